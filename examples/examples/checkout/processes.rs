@@ -1,0 +1,159 @@
+//! One run of the sale: in this process, or in several that this one starts.
+
+use std::io::{self, Read as _};
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::try_join_all;
+use tokio::process::{Child, ChildStdin, Command};
+use tokio::sync::oneshot;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use crate::clients::{Http, Way, buy_until_sold_out};
+use crate::shop::{Server, Shop, locked_service, unlocked_service};
+use crate::stock::{Buyer, Stock, Through};
+use crate::{Args, Failure, Stop};
+
+/// How long a process has to close its shop before it is killed: a little longer than it gives its locks.
+const CLOSING: Duration = Duration::from_secs(5);
+
+/// One process's share of a run.
+#[derive(Debug)]
+pub struct Share {
+    pub locked: bool,
+    pub folder: PathBuf,
+    /// From 1.
+    pub process: u32,
+    pub processes: u32,
+    /// Of all processes together.
+    pub clients: u32,
+}
+
+/// Opens a shop with its server, and sends this process's clients into it until all is sold or `closing`.
+pub async fn run_shop(share: &Share, closing: &CancellationToken) -> Result<(), Failure> {
+    let shop = Arc::new(Shop {
+        stock: Stock::open(&share.folder),
+        process: share.process,
+    });
+    let service = match share.locked {
+        true => locked_service(Arc::clone(&shop))?,
+        false => unlocked_service(Arc::clone(&shop)),
+    };
+    let closing = closing.child_token();
+    let server = Server::start(service, closing.clone()).await?;
+    let http = Http::new(server.address);
+
+    let mut clients = JoinSet::new();
+    for buyer in share.buyers() {
+        let way = match (buyer.through, share.locked) {
+            (Through::Layer, _) => Way::Http(http.clone()),
+            (Through::Function, true) => Way::Call(Arc::clone(&shop)),
+            (Through::Function, false) => Way::UnlockedCall(Arc::clone(&shop)),
+        };
+        clients.spawn(buy_until_sold_out(buyer, way, Arc::clone(&shop), closing.clone()));
+    }
+    while let Some(client) = clients.join_next().await {
+        client?;
+    }
+    closing.cancel();
+    Ok(server.ended().await?)
+}
+
+impl Share {
+    /// The clients are dealt out to the processes in turn, and in each process to the two ways in turn.
+    fn buyers(&self) -> impl Iterator<Item = Buyer> {
+        let (process, processes) = (self.process, self.processes);
+        (1..=self.clients)
+            .filter(move |client| (client - 1) % processes + 1 == process)
+            .map(move |client| Buyer {
+                process,
+                client,
+                through: match (client - 1) / processes % 2 {
+                    0 => Through::Layer,
+                    _ => Through::Function,
+                },
+            })
+    }
+}
+
+/// Runs a shop in each of several processes, all on one folder, until all is sold or `closing`.
+pub async fn run_shops(
+    args: &Args,
+    folder: &Path,
+    locked: bool,
+    closing: &CancellationToken,
+) -> Result<(), Failure> {
+    let mut children = (1..=args.processes)
+        .map(|process| ShopProcess::start(args, folder, locked, process))
+        .collect::<io::Result<Vec<_>>>()?;
+    let all_ended = try_join_all(children.iter_mut().map(ShopProcess::ended));
+    let outcome = closing.run_until_cancelled(all_ended).await;
+    for child in &mut children {
+        child.leash = None;
+    }
+    for child in children {
+        child.close().await;
+    }
+    match outcome {
+        Some(Err(failure)) => Err(failure),
+        Some(Ok(_)) | None => Ok(()),
+    }
+}
+
+#[derive(Debug)]
+struct ShopProcess {
+    process: u32,
+    child: Child,
+    /// The child's standard input, on which nothing is ever written: its end tells the child to close.
+    leash: Option<ChildStdin>,
+}
+
+impl ShopProcess {
+    /// Starts this program once more, with the hidden arguments that make it one shop of several.
+    fn start(args: &Args, folder: &Path, locked: bool, process: u32) -> io::Result<Self> {
+        let mut child = Command::new(std::env::current_exe()?)
+            .args(["--clients", &args.clients.to_string()])
+            .args(["--processes", &args.processes.to_string()])
+            .args(["--process", &process.to_string()])
+            .arg("--folder")
+            .arg(folder)
+            .args((!locked).then_some("--unlocked"))
+            .stdin(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()?;
+        let leash = child.stdin.take();
+        Ok(Self { process, child, leash })
+    }
+
+    async fn ended(&mut self) -> Result<(), Failure> {
+        let status = self.child.wait().await?;
+        if status.success() {
+            return Ok(());
+        }
+        // Ctrl-C goes to all processes of a terminal, and the child may be faster than we are.
+        let stopped = status.code().and_then(Stop::from_exit_code);
+        Err(stopped.map_or(Failure::Died(self.process, status), Failure::Stopped))
+    }
+
+    /// Waits for a child whose leash is gone, but not for ever.
+    async fn close(mut self) {
+        if tokio::time::timeout(CLOSING, self.child.wait()).await.is_err() {
+            let _ = self.child.kill().await;
+        }
+    }
+}
+
+/// Resolves when standard input ends. In a child that is a pipe which its parent closes to stop it, and the kernel
+/// closes when the parent is killed.
+pub async fn parent_gone() {
+    let (ended, end) = oneshot::channel();
+    // A plain thread, because `tokio::io::stdin` keeps the runtime from shutting down while it reads.
+    std::thread::spawn(move || {
+        let _ = io::copy(&mut io::stdin(), &mut io::sink());
+        let _ = ended.send(());
+    });
+    let _ = end.await;
+}

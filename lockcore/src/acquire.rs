@@ -1,0 +1,293 @@
+//! The acquire loop: take a ticket, stand in line, and give up cleanly. Keeping a lease alive is in
+//! `keeper`; what the user holds is in `guard`.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::backend::{Answer, Enqueued, Fault, Renewed, StoreError};
+use crate::clock::Instant;
+use crate::error::Error;
+use crate::guard::Guard;
+use crate::keeper::{Cleanup, Shared, Stage, jittered};
+use crate::lease::Lease;
+use crate::lock::{Order, Wait};
+use crate::request::{Id, Request};
+
+/// Takes the lock that `order` describes; `None` does not wait.
+///
+/// Dropping the future at any point leaves nothing behind: see [`Pending`].
+pub(crate) async fn acquire(order: &Order<'_>, wait: Option<Wait>) -> Result<Guard, Error> {
+    let shared = &order.client.shared;
+    let started = shared.clock.now();
+    let wait = wait.filter(|wait| *wait != Wait::For(Duration::ZERO));
+    let one_operation = started.after(shared.op_timeout);
+    let give_up = match wait {
+        None => one_operation,
+        Some(Wait::For(budget)) => started.after(budget),
+        Some(Wait::Forever) => Instant::FAR_FUTURE,
+    };
+    // A store that is down fails the first try within one operation timeout, so that callers do
+    // not pile up in front of it. Who stood in line already may use his whole budget to get back.
+    let mut enqueue_by = give_up.min(one_operation);
+    loop {
+        let mut pending = Pending::arm(order, wait.is_some())?;
+        let turn = match pending.enqueue(enqueue_by).await? {
+            Turn::Waits => pending.stand_in_line(give_up).await,
+            turn => turn,
+        };
+        match turn {
+            Turn::Granted => {
+                let guard = pending.into_guard(order);
+                let waited = started.until(shared.clock.now());
+                tracing::debug!(token = %guard.token(), ?waited, "lock granted");
+                return Ok(guard);
+            }
+            Turn::PlaceLost => {
+                tracing::debug!("place in line lost at the store, enqueueing again");
+                enqueue_by = give_up;
+            }
+            Turn::Waits => {
+                return Err(Error::timeout(started.until(shared.clock.now())));
+            }
+        }
+        if shared.clock.now() >= enqueue_by {
+            return Err(Error::timeout(started.until(shared.clock.now())));
+        }
+    }
+}
+
+/// How a ticket stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Turn {
+    Granted,
+    Waits,
+    /// The store does not know the ticket any more, or it ran out before it was of use.
+    PlaceLost,
+}
+
+/// A ticket that is not in the user's hands yet. Dropping it, at whatever await point, hands what
+/// may be at the store to the keeper:
+///
+/// - nothing sent: there is nothing to do;
+/// - sent, no reply yet: the keeper waits for the reply, then releases, so that the release cannot
+///   overtake the enqueue;
+/// - sent, and given up without a reply: the release leaves a mark that a late enqueue obeys;
+/// - in line or granted: the keeper releases.
+struct Pending {
+    shared: Arc<Shared>,
+    lease: Arc<Lease>,
+    /// The enqueue that is under way.
+    asking: Option<Answer<Enqueued>>,
+    /// The store has told of a ticket.
+    has_ticket: bool,
+    /// The guard has taken over.
+    handed_over: bool,
+}
+
+impl Pending {
+    fn arm(order: &Order<'_>, wait: bool) -> Result<Self, Error> {
+        let shared = &order.client.shared;
+        let request = Request {
+            name: order.name.clone(),
+            id: Id::draw()?,
+            permits: order.permits,
+            capacity: order.capacity,
+            ttl: order.ttl,
+            wait,
+            highest_seen: shared.highest_seen(),
+            owner: Arc::clone(&order.client.owner),
+        };
+        let lease = Arc::new(Lease::new(Arc::new(request), order.renew));
+        shared.arm(&lease)?;
+        Ok(Self {
+            shared: Arc::clone(shared),
+            lease,
+            asking: None,
+            has_ticket: false,
+            handed_over: false,
+        })
+    }
+
+    /// Asks until there is an answer, an error that asking again will not mend, or `by` has come.
+    /// The id stays the same, so that a request that was carried out without our knowing is found
+    /// instead of doubled.
+    async fn enqueue(&mut self, by: Instant) -> Result<Turn, Error> {
+        let shared = Arc::clone(&self.shared);
+        let mut pause = Duration::from_millis(5);
+        loop {
+            let link = shared.link();
+            let connection = match shared.by(by, link.connection()).await {
+                Some(Ok(connection)) => connection,
+                Some(Err(error)) => return Err(self.failed(error)),
+                None => {
+                    let error = link.trouble().unwrap_or_else(|| {
+                        StoreError::new(Fault::Retry, "the store could not be reached in time")
+                    });
+                    return Err(self.failed(error));
+                }
+            };
+            // P3: the lease counts from here, before the send.
+            let sent = shared.clock.now();
+            // Sent when polled; from then on it is the keeper's if this future is dropped. An
+            // earlier try that was not answered is dropped here: it is marked ambiguous.
+            let asking = self
+                .asking
+                .insert(connection.enqueue(Arc::clone(&self.lease.request)));
+            let answer = shared
+                .by(by.min(sent.after(shared.op_timeout)), asking)
+                .await;
+            let error = match answer {
+                Some(Ok(answer)) => {
+                    self.asking = None;
+                    return self.answered(answer, sent);
+                }
+                Some(Err(error)) => {
+                    self.asking = None;
+                    link.failed(&connection, &error);
+                    error
+                }
+                None => {
+                    link.timed_out();
+                    StoreError::new(Fault::Unknown, "the store did not answer in time")
+                }
+            };
+            match error.fault() {
+                Fault::Config | Fault::Refused => return Err(self.failed(error)),
+                // With the reply still to come (`asking` is set) it is not lost yet: if we give
+                // up now, the keeper may still see it, and needs no mark at the store then.
+                Fault::Unknown if self.asking.is_none() => self.lease.set_ambiguous(),
+                Fault::Unknown | Fault::Retry => {}
+            }
+            let again = shared.clock.now().after(jittered(pause));
+            if again >= by {
+                return Err(self.failed(error));
+            }
+            if self.asking.take().is_some() {
+                self.lease.set_ambiguous();
+            }
+            tracing::debug!(%error, "asking the store again");
+            shared.alarm(again).await;
+            pause = (pause * 2).min(Duration::from_millis(200));
+        }
+    }
+
+    fn answered(&mut self, answer: Enqueued, sent: Instant) -> Result<Turn, Error> {
+        let lease = &self.lease;
+        let (ticket, valid_for, recheck_in) = match answer {
+            Enqueued::Granted { ticket, valid_for } => (ticket, valid_for, None),
+            Enqueued::Waiting {
+                ticket,
+                valid_for,
+                recheck_in,
+            } => (ticket, valid_for, recheck_in),
+            Enqueued::Busy { retry_in } => return Err(Error::busy(retry_in)),
+            Enqueued::CapacityMismatch { in_use } => {
+                return Err(Error::capacity_mismatch(
+                    lease.request.capacity.get(),
+                    in_use,
+                ));
+            }
+            Enqueued::Gone => return Ok(Turn::PlaceLost),
+        };
+        self.has_ticket = true;
+        self.shared.saw_ticket(ticket);
+        lease.answered(ticket, sent, valid_for);
+        if lease.lost(self.shared.clock.now()).is_some() {
+            // The reply took longer than the lease.
+            return Ok(Turn::PlaceLost);
+        }
+        if let Enqueued::Granted { .. } = answer {
+            lease.grant(ticket);
+            return Ok(Turn::Granted);
+        }
+        tracing::debug!(ticket, "in line");
+        let due = Shared::renewal_time(lease, valid_for);
+        let due = recheck_in.map_or(due, |recheck| due.min(sent.after(recheck)));
+        self.shared
+            .schedule(lease.request.id, due, Some(Stage::Waiting));
+        Ok(Turn::Waits)
+    }
+
+    /// Waits for a wake-up, or for a renewal that says "granted". `Waits` means that time is up.
+    async fn stand_in_line(&mut self, give_up: Instant) -> Turn {
+        let shared = Arc::clone(&self.shared);
+        let lease = Arc::clone(&self.lease);
+        loop {
+            let changed = lease.changed.notified();
+            let mut changed = std::pin::pin!(changed);
+            // Registered before looking: what happens in between is not missed.
+            changed.as_mut().enable();
+            if lease.lost(shared.clock.now()).is_some() {
+                return Turn::PlaceLost;
+            }
+            if lease.is_granted() {
+                match self.freshen(give_up).await {
+                    Turn::Waits => continue,
+                    turn => return turn,
+                }
+            }
+            if shared.clock.now() >= give_up {
+                return Turn::Waits;
+            }
+            let _ = shared.by(give_up, changed).await;
+        }
+    }
+
+    /// Renews a grant that has aged in line, and one that nobody will renew later, before it is
+    /// handed out. Otherwise the wake-up alone is the hand-over.
+    async fn freshen(&mut self, give_up: Instant) -> Turn {
+        let (shared, lease) = (&self.shared, &self.lease);
+        let now = shared.clock.now();
+        if lease.renew && now.until(lease.deadline()) >= lease.request.ttl / 2 {
+            return Turn::Granted;
+        }
+        // A lock that is ours at the last moment is worth a moment more than the budget.
+        let by = give_up.max(now.after(Duration::from_millis(50)));
+        let renewed = shared.renew_now(lease, by).await;
+        if let Ok(Renewed::Waiting { .. }) = renewed {
+            lease.ungrant();
+            return Turn::Waits;
+        }
+        // An unknown outcome changes nothing: what is left of the lease is handed out.
+        match lease.lost(shared.clock.now()) {
+            Some(_) => Turn::PlaceLost,
+            None => Turn::Granted,
+        }
+    }
+
+    fn into_guard(mut self, order: &Order<'_>) -> Guard {
+        // Nothing can fail or be dropped between these two lines.
+        self.handed_over = true;
+        Guard::new(Arc::clone(&self.lease), order)
+    }
+
+    /// An error of the store as the caller sees it: if any try may have been carried out, its fate
+    /// is unknown, whatever the last one said.
+    fn failed(&self, error: StoreError) -> Error {
+        let perhaps_carried_out = self.lease.is_ambiguous() || self.asking.is_some();
+        match error.fault() {
+            Fault::Config => Error::from(error),
+            _ if perhaps_carried_out => Error::unknown(error.to_string()),
+            _ => Error::from(error),
+        }
+    }
+}
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        if self.handed_over {
+            return;
+        }
+        let ambiguous = self.lease.is_ambiguous();
+        let after = self.asking.take();
+        if after.is_some() || self.has_ticket || ambiguous {
+            self.shared.clean_up(Cleanup {
+                request: Arc::clone(&self.lease.request),
+                ambiguous,
+                after,
+            });
+        } else {
+            self.shared.disarm(self.lease.request.id);
+        }
+    }
+}

@@ -1,0 +1,337 @@
+//! `memory:`, the store inside the process: real exclusion between its tasks, for tests, examples
+//! and services of one process. Every connect is a store of its own; clones of its handle share it.
+//!
+//! It is the [pure rule](crate::queue) under a mutex. Time is the lease clock; the wall clock is
+//! only the source of ticket numbers, so that tokens rise over restarts of the process too.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use url::Url;
+
+use super::{
+    Answer, Backend, Capability, Connection, Departure, Enqueued, Events, Fault, Place, Released,
+    Renewed, StoreError, Wake,
+};
+use crate::clock::{Clock, Instant};
+use crate::error::Error;
+use crate::name::Name;
+use crate::queue::{NoTicket, Queue};
+use crate::request::Request;
+
+const DAY_MICROS: u64 = 86_400_000_000;
+
+/// Opens `memory:`.
+pub(crate) fn open(url: &Url) -> Result<Arc<dyn Backend>, Error> {
+    if !url.path().is_empty() || url.has_host() {
+        return Err(Error::config(
+            "the memory store takes no address: write \"memory:\"; each connect is a store of its own",
+        ));
+    }
+    Ok(Arc::new(Memory::new(Clock::BOOT)))
+}
+
+#[derive(Debug)]
+pub(crate) struct Memory {
+    store: Arc<Store>,
+}
+
+#[derive(Debug)]
+struct Store {
+    clock: Clock,
+    names: Mutex<Names>,
+}
+
+#[derive(Debug, Default)]
+struct Names {
+    queues: HashMap<Name, Queue<Holder>>,
+    /// The highest number ever drawn, over all names, so that a queue may be dropped when it is
+    /// empty and numbers rise all the same.
+    last: u64,
+}
+
+/// What a ticket says beside the rule.
+#[derive(Clone, Debug)]
+struct Holder {
+    owner: Arc<str>,
+    events: Weak<Events>,
+}
+
+#[derive(Debug)]
+struct MemoryConnection {
+    store: Arc<Store>,
+    events: Arc<Events>,
+}
+
+impl Memory {
+    pub(crate) fn new(clock: Clock) -> Self {
+        Self {
+            store: Arc::new(Store {
+                clock,
+                names: Mutex::default(),
+            }),
+        }
+    }
+}
+
+impl Backend for Memory {
+    fn capability(&self) -> Capability {
+        Capability::new()
+    }
+
+    fn connect(&self, events: Events) -> Answer<Arc<dyn Connection>> {
+        answer(Ok(Arc::new(MemoryConnection {
+            store: Arc::clone(&self.store),
+            events: Arc::new(events),
+        })))
+    }
+}
+
+impl Connection for MemoryConnection {
+    fn enqueue(&self, request: Arc<Request>) -> Answer<Enqueued> {
+        let outcome = self.store.enqueue(&request, &self.events);
+        answer(outcome)
+    }
+
+    fn renew(&self, tickets: Vec<Arc<Request>>) -> Answer<Vec<Renewed>> {
+        answer(Ok(tickets
+            .iter()
+            .map(|request| self.store.renew(request))
+            .collect()))
+    }
+
+    fn release(&self, tickets: Vec<Departure>) -> Answer<Vec<Released>> {
+        answer(Ok(tickets
+            .iter()
+            .map(|departure| self.store.release(&departure.request))
+            .collect()))
+    }
+
+    fn inspect(&self, name: Name) -> Answer<Vec<Place>> {
+        answer(Ok(self.store.inspect(&name)))
+    }
+
+    fn forget(&self, _name: Name) -> Answer<()> {
+        // Nothing remains of a name that nobody uses.
+        answer(Ok(()))
+    }
+
+    fn check(&self) -> Answer<Vec<String>> {
+        answer(Ok(Vec::new()))
+    }
+}
+
+fn answer<T: Send + 'static>(outcome: Result<T, StoreError>) -> Answer<T> {
+    Box::pin(std::future::ready(outcome))
+}
+
+impl Store {
+    fn enqueue(&self, request: &Request, events: &Arc<Events>) -> Result<Enqueued, StoreError> {
+        let now = self.clock.now();
+        let mut wakes = Wakes::default();
+        let mut names = self.names();
+        let names = &mut *names;
+        let queue = names.queues.entry(request.name.clone()).or_default();
+        wakes.collect(queue.expire(now.as_nanos()), queue);
+        if queue.find(request.id).is_some() {
+            return Ok(match renew(queue, request, now) {
+                Renewed::Granted { valid_for } => Enqueued::Granted {
+                    ticket: number(queue, request),
+                    valid_for,
+                },
+                Renewed::Waiting {
+                    valid_for,
+                    recheck_in,
+                } => Enqueued::Waiting {
+                    ticket: number(queue, request),
+                    valid_for,
+                    recheck_in,
+                },
+                Renewed::Lost => Enqueued::Gone,
+            });
+        }
+        let micros = wall_clock_micros();
+        let seen = Some(request.highest_seen).filter(|seen| *seen <= micros + DAY_MICROS);
+        let floor = micros
+            .max(names.last + 1)
+            .max(seen.map_or(0, |seen| seen + 1));
+        let holder = Holder {
+            owner: Arc::clone(&request.owner),
+            events: Arc::downgrade(events),
+        };
+        let outcome = queue.enqueue(
+            request.id,
+            request.permits.get(),
+            request.capacity.get(),
+            now.after(request.ttl).as_nanos(),
+            floor,
+            request.wait,
+            holder,
+        );
+        let valid_for = request.ttl;
+        match outcome {
+            Ok((ticket, true)) => {
+                names.last = ticket;
+                Ok(Enqueued::Granted { ticket, valid_for })
+            }
+            Ok((ticket, false)) => {
+                names.last = ticket;
+                Ok(Enqueued::Waiting {
+                    ticket,
+                    valid_for,
+                    recheck_in: recheck_in(queue, request, now),
+                })
+            }
+            Err(NoTicket::Busy) => Ok(Enqueued::Busy {
+                retry_in: first_expiry(queue, now),
+            }),
+            Err(NoTicket::CapacityMismatch(in_use)) => Ok(Enqueued::CapacityMismatch { in_use }),
+            Err(NoTicket::Exhausted) => Err(StoreError::new(
+                Fault::Refused,
+                "ticket numbers are exhausted",
+            )),
+        }
+    }
+
+    fn renew(&self, request: &Request) -> Renewed {
+        let now = self.clock.now();
+        let mut wakes = Wakes::default();
+        let mut names = self.names();
+        let Some(queue) = names.queues.get_mut(&request.name) else {
+            return Renewed::Lost;
+        };
+        wakes.collect(queue.expire(now.as_nanos()), queue);
+        let renewed = renew(queue, request, now);
+        names.drop_if_empty(&request.name);
+        renewed
+    }
+
+    fn release(&self, request: &Request) -> Released {
+        let now = self.clock.now();
+        // Declared before the lock, so that the wake-ups go out after it is released.
+        let mut wakes = Wakes::default();
+        let mut names = self.names();
+        let Some(queue) = names.queues.get_mut(&request.name) else {
+            return Released::NotFound;
+        };
+        let (found, newly) = queue.remove(request.id);
+        wakes.collect(newly, queue);
+        wakes.collect(queue.expire(now.as_nanos()), queue);
+        names.drop_if_empty(&request.name);
+        if found {
+            Released::Released
+        } else {
+            Released::NotFound
+        }
+    }
+
+    fn inspect(&self, name: &Name) -> Vec<Place> {
+        let now = self.clock.now();
+        let names = self.names();
+        let Some(queue) = names.queues.get(name) else {
+            return Vec::new();
+        };
+        queue
+            .tickets()
+            .filter(|(ticket, _)| ticket.expires_at > now.as_nanos())
+            .map(|(ticket, holds)| {
+                Place::new(
+                    ticket.number,
+                    holds,
+                    ticket.permits,
+                    ticket.capacity,
+                    now.until(Instant::from_nanos(ticket.expires_at)),
+                    ticket.payload.owner.to_string(),
+                )
+            })
+            .collect()
+    }
+
+    fn names(&self) -> MutexGuard<'_, Names> {
+        self.names.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Names {
+    fn drop_if_empty(&mut self, name: &Name) {
+        if let Entry::Occupied(entry) = self.queues.entry(name.clone())
+            && entry.get().is_empty()
+        {
+            entry.remove();
+        }
+    }
+}
+
+fn renew(queue: &mut Queue<Holder>, request: &Request, now: Instant) -> Renewed {
+    let Some((ticket, holds)) = queue.find(request.id) else {
+        return Renewed::Lost;
+    };
+    ticket.expires_at = now.after(request.ttl).as_nanos();
+    let valid_for = request.ttl;
+    if holds {
+        Renewed::Granted { valid_for }
+    } else {
+        Renewed::Waiting {
+            valid_for,
+            recheck_in: recheck_in(queue, request, now),
+        }
+    }
+}
+
+fn number(queue: &mut Queue<Holder>, request: &Request) -> u64 {
+    queue
+        .find(request.id)
+        .map_or(0, |(ticket, _)| ticket.number)
+}
+
+/// Only the first in line has to notice that a holder's time is over: whoever it removes, it wakes
+/// the others.
+fn recheck_in(queue: &Queue<Holder>, request: &Request, now: Instant) -> Option<Duration> {
+    queue
+        .is_first_in_line(request.id)
+        .then(|| first_expiry(queue, now))
+        .flatten()
+}
+
+fn first_expiry(queue: &Queue<Holder>, now: Instant) -> Option<Duration> {
+    let first = queue.holders().map(|ticket| ticket.expires_at).min()?;
+    Some(now.until(Instant::from_nanos(first)))
+}
+
+/// Wake-ups that go out when this is dropped: after the mutex, which was locked later.
+#[derive(Default)]
+struct Wakes(Vec<(Weak<Events>, Wake)>);
+
+impl Wakes {
+    /// Notes the last `newly` holders.
+    fn collect(&mut self, newly: usize, queue: &Queue<Holder>) {
+        let holders = queue.holders();
+        let known = holders.len() - newly;
+        self.0.extend(holders.skip(known).map(|ticket| {
+            let wake = Wake {
+                id: ticket.id,
+                ticket: ticket.number,
+            };
+            (Weak::clone(&ticket.payload.events), wake)
+        }));
+    }
+}
+
+impl Drop for Wakes {
+    fn drop(&mut self) {
+        for (events, wake) in self.0.drain(..) {
+            if let Some(events) = events.upgrade() {
+                events.granted(wake);
+            }
+        }
+    }
+}
+
+fn wall_clock_micros() -> u64 {
+    // Before 1970 the numbers simply count up from what they were.
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| u64::try_from(since.as_micros()).unwrap_or(0))
+}

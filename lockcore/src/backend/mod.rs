@@ -1,0 +1,288 @@
+//! The contract between the core and a store.
+//!
+//! A store keeps **tickets**: who asked for how many permits of a name, in which order, and until
+//! when. Holders and waiters are the same record. One rule decides who holds:
+//!
+//! > A ticket is granted when the permits of all older live tickets plus its own are at most the
+//! > capacity. A grant lasts until release or expiry; no later computation takes it back.
+//!
+//! [`Queue`](crate::queue::Queue) is that rule as plain code. A store adds a place to keep tickets
+//! and a way to wake clients, and owes three things beside the rule:
+//!
+//! - **Order is final.** Once a ticket is visible, none with a smaller number ever appears.
+//! - **Who removes, wakes.** Whoever removes a ticket, by release or because it expired, tells the
+//!   owner of every ticket that is thereby granted, in the same atomic step.
+//! - **Verbs are idempotent by id** and neither loop, retry nor sleep. Deadlines, repetition,
+//!   renewal, clean-up and reconnecting are the core's, once for all stores.
+//!
+//! The core may drop the future of a verb at any point, or move it to another thread and finish it
+//! there; it must therefore not depend on timers or tasks of the runtime that first polled it,
+//! except for the connection's own driver.
+
+pub(crate) mod memory;
+#[cfg(feature = "redis")]
+pub(crate) mod redis;
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+pub use crate::keeper::Events;
+use crate::name::Name;
+use crate::request::{Id, Request};
+
+/// A future that may be moved between threads.
+pub type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+
+/// What a verb answers.
+pub type Answer<T> = BoxFuture<Result<T, StoreError>>;
+
+/// Where tickets live. See the [module](self) for what an implementation owes.
+pub trait Backend: fmt::Debug + Send + Sync + 'static {
+    /// What this store can promise.
+    fn capability(&self) -> Capability;
+
+    /// Opens a connection, driven by the tokio runtime that polls this future.
+    ///
+    /// It is usable when the future resolves: wake-ups for tickets that are enqueued on it go to
+    /// `events` from then on. The store calls [`Events::gap`] when wake-ups may have been missed
+    /// and drops `events` when the connection is of no use any more; the core then opens another.
+    fn connect(&self, events: Events) -> Answer<Arc<dyn Connection>>;
+}
+
+/// A connection to a store: the verbs.
+///
+/// Requests are shared, not copied: what was enqueued is what is renewed and released.
+pub trait Connection: fmt::Debug + Send + Sync + 'static {
+    /// Takes a ticket, or finds the one that an earlier try with the same id left, and renews it.
+    fn enqueue(&self, request: Arc<Request>) -> Answer<Enqueued>;
+
+    /// Prolongs tickets to their ttl from now; one answer per ticket, in order. Never creates one.
+    fn renew(&self, tickets: Vec<Arc<Request>>) -> Answer<Vec<Renewed>>;
+
+    /// Removes tickets; one answer per ticket, in order.
+    fn release(&self, tickets: Vec<Departure>) -> Answer<Vec<Released>>;
+
+    /// The live tickets of a name, oldest first.
+    fn inspect(&self, name: Name) -> Answer<Vec<Place>>;
+
+    /// Forgets what remains of a name that nobody uses; does nothing while a ticket is there.
+    fn forget(&self, name: Name) -> Answer<()>;
+
+    /// Looks at the server's version and settings; returns what an operator should know.
+    ///
+    /// What may not be read is passed over.
+    fn check(&self) -> Answer<Vec<String>>;
+}
+
+/// What a store can promise; the behaviour suite runs the facts that apply.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Capability {
+    /// Other processes see the tickets.
+    pub cross_process: bool,
+    /// A release wakes the next in line; otherwise waiters learn by their renewals.
+    pub pushes: bool,
+    /// The longest ttl that a ticket may have.
+    pub longest_ttl: Duration,
+}
+
+impl Capability {
+    /// Pushes wake-ups, one process, and a ttl of any length.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self {
+            cross_process: false,
+            pushes: true,
+            longest_ttl: Duration::MAX,
+        }
+    }
+
+    /// Sets [`cross_process`](Self::cross_process).
+    #[must_use]
+    pub const fn cross_process(mut self, yes: bool) -> Self {
+        self.cross_process = yes;
+        self
+    }
+
+    /// Sets [`pushes`](Self::pushes).
+    #[must_use]
+    pub const fn pushes(mut self, yes: bool) -> Self {
+        self.pushes = yes;
+        self
+    }
+
+    /// Sets [`longest_ttl`](Self::longest_ttl).
+    #[must_use]
+    pub const fn longest_ttl(mut self, ttl: Duration) -> Self {
+        self.longest_ttl = ttl;
+        self
+    }
+}
+
+impl Default for Capability {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// The answer to [`Connection::enqueue`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Enqueued {
+    /// The permits are held, for this long from the moment that the request was sent.
+    Granted {
+        /// The number of the ticket, at most [`MAX_TICKET`](crate::token::MAX_TICKET).
+        ticket: u64,
+        /// The ttl that the store gave.
+        valid_for: Duration,
+    },
+    /// In line.
+    Waiting {
+        /// The number of the ticket.
+        ticket: u64,
+        /// The ttl that the store gave.
+        valid_for: Duration,
+        /// When the ticket may have moved up without a wake-up, because a holder's time is over
+        /// then. `None` leaves it to the ordinary renewals.
+        recheck_in: Option<Duration>,
+    },
+    /// Not free, and the request was not to wait: nothing was left behind.
+    Busy {
+        /// When the first of the holders' leases ends if it is not renewed.
+        retry_in: Option<Duration>,
+    },
+    /// The name is in use with this capacity: nothing was left behind.
+    CapacityMismatch {
+        /// The capacity of the oldest live ticket.
+        in_use: u32,
+    },
+    /// The ticket's release was here first: nothing was left behind.
+    Gone,
+}
+
+/// The answer to [`Connection::renew`], for one ticket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Renewed {
+    /// Holds.
+    Granted {
+        /// The ttl that the store gave, from the moment that the request was sent.
+        valid_for: Duration,
+    },
+    /// In line.
+    Waiting {
+        /// The ttl that the store gave, from the moment that the request was sent.
+        valid_for: Duration,
+        /// As in [`Enqueued::Waiting`].
+        recheck_in: Option<Duration>,
+    },
+    /// There is no such ticket.
+    Lost,
+}
+
+/// A ticket to be removed.
+#[derive(Clone, Debug)]
+pub struct Departure {
+    /// The request as it was enqueued.
+    pub request: Arc<Request>,
+    /// An enqueue of this id may still be on its way: leave a mark that makes it answer
+    /// [`Enqueued::Gone`].
+    pub enqueue_may_follow: bool,
+}
+
+/// The answer to [`Connection::release`], for one ticket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Released {
+    /// The ticket was there and is gone.
+    Released,
+    /// It was not there.
+    NotFound,
+}
+
+/// A ticket as [`Locks::inspect`](crate::Locks::inspect) shows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Place {
+    /// The number of the ticket.
+    pub ticket: u64,
+    /// Whether it holds its permits; otherwise it waits.
+    pub granted: bool,
+    /// How many permits.
+    pub permits: u32,
+    /// The capacity that it was asked with.
+    pub capacity: u32,
+    /// How long it lives without a renewal.
+    pub remaining: Duration,
+    /// Who asked: `host/pid/client`.
+    pub owner: String,
+}
+
+impl Place {
+    /// A ticket as a store found it.
+    #[must_use]
+    pub fn new(
+        ticket: u64,
+        granted: bool,
+        permits: u32,
+        capacity: u32,
+        remaining: Duration,
+        owner: String,
+    ) -> Self {
+        Self {
+            ticket,
+            granted,
+            permits,
+            capacity,
+            remaining,
+            owner,
+        }
+    }
+}
+
+/// What a store's failure did to the request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// It was not carried out; the same request may succeed in a moment.
+    Retry,
+    /// It was not carried out, and repeating it soon will not help.
+    Refused,
+    /// It may have been carried out.
+    Unknown,
+    /// It was not carried out, and will not be until somebody changes the configuration.
+    Config,
+}
+
+/// A verb's failure.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{message}")]
+pub struct StoreError {
+    fault: Fault,
+    message: String,
+}
+
+impl StoreError {
+    /// A failure with its effect, and a text that carries no secrets.
+    #[must_use]
+    pub fn new(fault: Fault, message: impl Into<String>) -> Self {
+        Self {
+            fault,
+            message: message.into(),
+        }
+    }
+
+    /// What it did to the request.
+    #[must_use]
+    pub fn fault(&self) -> Fault {
+        self.fault
+    }
+}
+
+/// The identity of a ticket together with its number, as a wake-up carries it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wake {
+    /// Whose turn it is.
+    pub id: Id,
+    /// Its number; a wake-up that does not know it grants nothing.
+    pub ticket: u64,
+}

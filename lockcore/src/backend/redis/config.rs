@@ -1,0 +1,145 @@
+//! From the URL to a client, and what an operator should know about the server.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::io::tcp::socket2::TcpKeepalive;
+use redis::{Client, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, ProtocolVersion};
+use url::Url;
+
+use super::{Redis, RedisConnection, tickets};
+use crate::backend::{Backend, Fault, StoreError};
+use crate::error::Error;
+
+/// Opens `redis://[user[:password]@]host[:port][/database]`.
+pub(crate) fn open(url: &Url) -> Result<Arc<dyn Backend>, Error> {
+    let info = connection_info(url)?;
+    // `redis`' own messages are not passed on: they may repeat the URL, which has the password.
+    let client = Client::open(info).map_err(|_| Error::config(FORM))?;
+    Ok(Arc::new(Redis { client }))
+}
+
+const FORM: &str =
+    "the URL is not of the form redis://[user[:password]@]host[:port][/database number]";
+
+fn connection_info(url: &Url) -> Result<ConnectionInfo, Error> {
+    if url.query().is_some() || url.fragment().is_some() {
+        return Err(Error::config(format!(
+            "{FORM}: nothing may follow the database number"
+        )));
+    }
+    if url.host_str().is_none_or(str::is_empty) {
+        return Err(Error::config(format!("{FORM}: the host is missing")));
+    }
+    let info = url
+        .clone()
+        .into_connection_info()
+        .map_err(|_| Error::config(FORM))?;
+    debug_assert!(matches!(info.addr(), ConnectionAddr::Tcp(..)));
+    let settings = info
+        .redis_settings()
+        .clone()
+        // Wake-ups come on the connection that the commands go out on.
+        .set_protocol(ProtocolVersion::RESP3)
+        .set_lib_name("lockcore", env!("CARGO_PKG_VERSION"));
+    let tcp = info
+        .tcp_settings()
+        .clone()
+        // Off by default in redis 1.x; a request is one small write that must not wait for more.
+        .set_nodelay(true)
+        // A peer that vanished without a word (a pulled cable, a dropped NAT entry) is noticed by
+        // the kernel within about ten seconds, at no cost for the server's command loop.
+        .set_keepalive(
+            TcpKeepalive::new()
+                .with_time(Duration::from_secs(5))
+                .with_interval(Duration::from_secs(2))
+                .with_retries(3),
+        );
+    Ok(info.set_redis_settings(settings).set_tcp_settings(tcp))
+}
+
+/// The oldest version with RESP3.
+const OLDEST: u32 = 6;
+
+/// Reads `INFO`; what the access list does not permit is passed over.
+pub(super) async fn check(connection: RedisConnection) -> Result<Vec<String>, StoreError> {
+    let mut connection = connection.connection;
+    let mut warnings = Vec::new();
+    let info: Result<String, _> = redis::cmd("INFO").query_async(&mut connection).await;
+    let info = match info.map_err(tickets::failed) {
+        Ok(info) => info,
+        Err(error) if error.fault() == Fault::Config => {
+            tracing::debug!(%error, "INFO is not permitted; the server's settings stay unchecked");
+            return Ok(warnings);
+        }
+        Err(error) => return Err(error),
+    };
+    let field = |name: &str| {
+        info.lines()
+            .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))
+            .map(str::trim)
+    };
+    if let Some(version) = field("redis_version")
+        && let Some(Ok(major)) = version.split('.').next().map(str::parse::<u32>)
+        && major < OLDEST
+    {
+        return Err(StoreError::new(
+            Fault::Config,
+            format!("Redis {version} is too old; {OLDEST} or later is needed"),
+        ));
+    }
+    if field("role") == Some("slave") {
+        return Err(StoreError::new(
+            Fault::Config,
+            "this Redis server is a replica and takes no locks; connect to its master",
+        ));
+    }
+    if let Some(policy) = field("maxmemory_policy")
+        && policy != "noeviction"
+    {
+        warnings.push(format!(
+            "Redis evicts keys when memory is short (maxmemory-policy {policy}), and locks with them; \
+             holders notice at their next renewal. Set maxmemory-policy noeviction"
+        ));
+    }
+    Ok(warnings)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn info(url: &str) -> Result<ConnectionInfo, Error> {
+        connection_info(&Url::parse(url).unwrap())
+    }
+
+    #[test]
+    fn user_password_and_database_are_taken_from_the_url() {
+        let info = info("redis://ann:p%40ss@example.com:6400/3").unwrap();
+
+        let settings = info.redis_settings();
+        assert_eq!(settings.username(), Some("ann"));
+        assert_eq!(settings.password(), Some("p@ss"));
+        assert_eq!(settings.db(), 3);
+        assert_eq!(info.addr().to_string(), "example.com:6400");
+    }
+
+    #[test]
+    fn a_form_that_would_be_misread_is_refused() {
+        for url in [
+            "redis:///0",
+            "redis://host/zero",
+            "redis://host/0?protocol=resp2",
+            "redis://host/0#insecure",
+        ] {
+            let error = info(url).expect_err(url);
+            assert!(error.to_string().contains("redis://[user"), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_password_does_not_show_in_debug() {
+        let backend = open(&Url::parse("redis://:hunter2@localhost").unwrap()).unwrap();
+        assert!(!format!("{backend:?}").contains("hunter2"));
+    }
+}

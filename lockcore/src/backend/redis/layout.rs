@@ -1,0 +1,67 @@
+//! How tickets are written: keys, channels and scripts. All of it is wire format.
+
+use std::sync::LazyLock;
+
+use crate::name::{Name, Namespace};
+use crate::request::Id;
+
+/// In every key and channel. Versions of the library that write differently have another number
+/// here, and so do not see each other; a change of it is a breaking release.
+const VERSION: u32 = 1;
+
+/// Bytes of a name that stay readable in a key.
+const READABLE: usize = 512;
+
+/// The keys of one name; what they hold is in `scripts/line.lua`.
+pub(super) struct Keys {
+    pub(super) tickets: String,
+    pub(super) queue: String,
+}
+
+impl Keys {
+    pub(super) fn of(name: &Name) -> Self {
+        let tickets = name.key(VERSION, READABLE);
+        let queue = format!("{tickets}:queue");
+        Self { tickets, queue }
+    }
+
+    /// The mark that an id was released before its enqueue arrived.
+    pub(super) fn mark(&self, id: Id) -> String {
+        format!("{}:gone:{id}", self.tickets)
+    }
+}
+
+/// What all wake-up channels of a namespace begin with.
+pub(super) fn wake_prefix(namespace: &Namespace) -> String {
+    format!("{}:{VERSION}:wake:", namespace.as_str())
+}
+
+/// The channel of one receiver.
+pub(super) fn wake_channel(namespace: &Namespace, receiver: &str) -> String {
+    wake_prefix(namespace) + receiver
+}
+
+/// A script and the hash that the server knows it by.
+pub(super) struct Script {
+    pub(super) source: &'static str,
+    pub(super) sha1: String,
+}
+
+macro_rules! script {
+    ($file:literal) => {
+        LazyLock::new(|| {
+            const SOURCE: &str =
+                concat!(include_str!("scripts/line.lua"), "\n", include_str!($file));
+            Script {
+                source: SOURCE,
+                sha1: redis::Script::new(SOURCE).get_hash().to_owned(),
+            }
+        })
+    };
+}
+
+pub(super) static ENQUEUE: LazyLock<Script> = script!("scripts/enqueue.lua");
+pub(super) static RENEW: LazyLock<Script> = script!("scripts/renew.lua");
+pub(super) static RELEASE: LazyLock<Script> = script!("scripts/release.lua");
+pub(super) static INSPECT: LazyLock<Script> = script!("scripts/inspect.lua");
+pub(super) static FORGET: LazyLock<Script> = script!("scripts/forget.lua");

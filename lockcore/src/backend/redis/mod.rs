@@ -1,0 +1,103 @@
+#![doc = include_str!("guide.md")]
+
+mod config;
+mod events;
+mod layout;
+mod tickets;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::aio::MultiplexedConnection;
+use redis::{AsyncConnectionConfig, Client};
+
+use super::{
+    Answer, Backend, Capability, Connection, Departure, Enqueued, Events, Place, Released, Renewed,
+};
+use crate::name::Name;
+use crate::request::Request;
+
+pub(crate) use config::open;
+
+/// Half of the day that keys outlive the clock by: no ticket can outlive its key, even if the
+/// server's clock jumps by hours.
+const LONGEST_TTL: Duration = Duration::from_secs(12 * 60 * 60);
+
+/// A single Redis server, or one that behaves like one.
+#[derive(Debug)]
+pub(crate) struct Redis {
+    client: Client,
+}
+
+/// One multiplexed connection: commands and wake-ups on the same socket (RESP3).
+#[derive(Clone, Debug)]
+pub(crate) struct RedisConnection {
+    connection: MultiplexedConnection,
+    /// Where wake-ups for tickets of this connection are published, without the prefix.
+    channel: Arc<str>,
+}
+
+impl Backend for Redis {
+    fn capability(&self) -> Capability {
+        Capability::new()
+            .cross_process(true)
+            .longest_ttl(LONGEST_TTL)
+    }
+
+    fn connect(&self, events: Events) -> Answer<Arc<dyn Connection>> {
+        let client = self.client.clone();
+        Box::pin(async move {
+            let channel: Arc<str> = format!("{:016x}", events.receiver()).into();
+            let channels = layout::wake_channel(events.namespace(), &channel);
+            let config = AsyncConnectionConfig::new()
+                // The core's deadlines hold, on the lease clock; timers of the user's runtime may
+                // be paused or off.
+                .set_connection_timeout(None)
+                .set_response_timeout(None)
+                // Requests beyond it wait for their turn to be written; the default of 50 is less
+                // than the tasks of one busy process.
+                .set_pipeline_buffer_size(1024)
+                .set_push_sender(events::sink(events));
+            let mut connection = client
+                .get_multiplexed_async_connection_with_config(&config)
+                .await
+                .map_err(tickets::not_connected)?;
+            // Resolves when the server has confirmed: no wake-up can precede the subscription.
+            connection
+                .subscribe(&channels)
+                .await
+                .map_err(tickets::not_connected)?;
+            let connection: Arc<dyn Connection> = Arc::new(RedisConnection {
+                connection,
+                channel,
+            });
+            Ok(connection)
+        })
+    }
+}
+
+impl Connection for RedisConnection {
+    fn enqueue(&self, request: Arc<Request>) -> Answer<Enqueued> {
+        Box::pin(tickets::enqueue(self.clone(), request))
+    }
+
+    fn renew(&self, tickets: Vec<Arc<Request>>) -> Answer<Vec<Renewed>> {
+        Box::pin(tickets::renew(self.clone(), tickets))
+    }
+
+    fn release(&self, tickets: Vec<Departure>) -> Answer<Vec<Released>> {
+        Box::pin(tickets::release(self.clone(), tickets))
+    }
+
+    fn inspect(&self, name: Name) -> Answer<Vec<Place>> {
+        Box::pin(tickets::inspect(self.clone(), name))
+    }
+
+    fn forget(&self, name: Name) -> Answer<()> {
+        Box::pin(tickets::forget(self.clone(), name))
+    }
+
+    fn check(&self) -> Answer<Vec<String>> {
+        Box::pin(config::check(self.clone()))
+    }
+}

@@ -1,0 +1,118 @@
+-- What the verbs share: reading the clock and walking the line of one name.
+--
+-- A name has two keys:
+--   tickets  hash    id -> 'expires_ms:permits:capacity:ttl_ms:channel:owner', and 'last' -> the
+--                    number drawn last
+--   queue    zset    id, scored by the ticket's number: the order
+-- A ticket counts only if it is in both.
+
+local DAY_MS = 86400000
+-- A waiter that no connection listens for is given this long to come back and renew.
+local UNHEARD_MS = 2000
+
+-- Server time in milliseconds and in microseconds.
+local function clock()
+  local time = redis.call('TIME')
+  local micros = time[1] * 1000000 + time[2]
+  return math.floor(micros / 1000), micros
+end
+
+-- Lets both keys live until a day after the clock has passed the last number. A ticket lives for 12
+-- hours at most, so that no request with a short ttl can end a key under a ticket with a long one.
+local function keep(tickets, queue, now, last)
+  local until_ms = math.max(now, math.floor(last / 1000)) + DAY_MS
+  redis.call('PEXPIREAT', tickets, until_ms)
+  redis.call('PEXPIREAT', queue, until_ms)
+end
+
+local function parse(record)
+  local expires, permits, capacity, ttl, channel =
+    string.match(record, '^(%d+):(%d+):(%d+):(%d+):(%x+):')
+  return tonumber(expires), tonumber(permits), tonumber(capacity), tonumber(ttl), channel
+end
+
+-- The record with another expiry; the rest of it never changes.
+local function with_expiry(record, expires)
+  return string.format('%.0f', expires) .. string.sub(record, string.find(record, ':', 1, true), -1)
+end
+
+-- Walks a name's tickets from the oldest on, for as long as they hold or newly hold.
+--
+-- `leaving` is the id of a ticket that is about to go, `asker` one that wants to know about itself.
+-- Nothing is written here: settle() does that.
+--
+-- Returns a table:
+--   used      permits of those that stay and hold
+--   blocked   id of the first that stays and does not hold; nil if all that stay hold
+--   capacity  of the oldest that stays; nil if none does
+--   soonest   when the first of the holders expires; nil if nobody holds
+--   asker     whether the asker holds
+--   dead      ids that have expired, or are in one key only
+--   granted   {id, record} of those that hold now and did not before
+local function walk(tickets, queue, now, leaving, asker)
+  local line = { used = 0, dead = {}, granted = {}, asker = false }
+  local before, at, page = 0, 0, 2
+  while true do
+    local ids = redis.call('ZRANGE', queue, at, at + page - 1)
+    if #ids == 0 then return line end
+    local records = redis.call('HMGET', tickets, unpack(ids))
+    for i, id in ipairs(ids) do
+      local record = records[i]
+      if not record then
+        line.dead[#line.dead + 1] = id
+      else
+        local expires, permits, capacity = parse(record)
+        local was_older = before
+        before = before + permits
+        if expires <= now then
+          line.dead[#line.dead + 1] = id
+        elseif id ~= leaving then
+          line.capacity = line.capacity or capacity
+          if line.used + permits > line.capacity then
+            line.blocked = id
+            return line
+          end
+          line.used = line.used + permits
+          if not line.soonest or expires < line.soonest then line.soonest = expires end
+          if was_older + permits > line.capacity then
+            line.granted[#line.granted + 1] = { id, record }
+          end
+          if id == asker then line.asker = true end
+          -- Nobody behind can hold; only an asker has to know who is first in line.
+          if leaving and line.used == line.capacity then return line end
+        end
+      end
+    end
+    if #ids < page then return line end
+    at, page = at + page, math.min(page * 4, 128)
+  end
+end
+
+-- Removes the dead and wakes whoever holds because of it. One message per grant, to the channel of
+-- its client; a grant that nobody hears is cut short, so that a dead waiter costs two seconds and
+-- not its whole ttl.
+local function settle(tickets, queue, now, line, prefix, asker)
+  if #line.dead > 0 then
+    redis.call('ZREM', queue, unpack(line.dead))
+    redis.call('HDEL', tickets, unpack(line.dead))
+  end
+  for _, grant in ipairs(line.granted) do
+    local id, record = grant[1], grant[2]
+    if id ~= asker then
+      local expires, _, _, _, channel = parse(record)
+      local number = string.format('%.0f', redis.call('ZSCORE', queue, id))
+      local heard = redis.call('PUBLISH', prefix .. channel, id .. ' ' .. number)
+      if heard == 0 and expires > now + UNHEARD_MS then
+        redis.call('HSET', tickets, id, with_expiry(record, now + UNHEARD_MS))
+      end
+    end
+  end
+end
+
+-- How long until a ticket may have moved up without a wake-up: -1 but for the first in line.
+local function recheck(line, id, now)
+  if (line.blocked == nil or line.blocked == id) and line.soonest then
+    return line.soonest - now
+  end
+  return -1
+end

@@ -1,0 +1,293 @@
+//! The verbs: one script each, and what its failures mean.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::{Cmd, ErrorKind, RedisError, Value};
+
+use super::RedisConnection;
+use super::layout::{self, Keys, Script};
+use crate::backend::{Departure, Enqueued, Fault, Place, Released, Renewed, StoreError};
+use crate::name::Name;
+use crate::request::Request;
+
+/// How long a mark of an early release stays: far longer than a request can sit in a socket's
+/// buffer before the server reads it or the connection is reset.
+const MARK: Duration = Duration::from_secs(60);
+
+pub(super) async fn enqueue(
+    connection: RedisConnection,
+    request: Arc<Request>,
+) -> Result<Enqueued, StoreError> {
+    let keys = Keys::of(&request.name);
+    let mut call = Call::new(&layout::ENQUEUE);
+    call.keys = vec![keys.mark(request.id)];
+    call.keys.insert(0, keys.queue);
+    call.keys.insert(0, keys.tickets);
+    call.args = vec![
+        layout::wake_prefix(request.name.namespace()),
+        request.id.to_string(),
+        request.permits.to_string(),
+        request.capacity.to_string(),
+        millis(request.ttl),
+        u8::from(request.wait).to_string(),
+        request.highest_seen.to_string(),
+        connection.channel.to_string(),
+        request.owner.to_string(),
+    ];
+    let reply = numbers(call.send(connection).await?)?;
+    match reply[..] {
+        [0, ticket, ttl] => Ok(Enqueued::Granted {
+            ticket: ticket.unsigned_abs(),
+            valid_for: duration(ttl),
+        }),
+        [1, ticket, ttl, recheck] => Ok(Enqueued::Waiting {
+            ticket: ticket.unsigned_abs(),
+            valid_for: duration(ttl),
+            recheck_in: known(recheck),
+        }),
+        [2, retry] => Ok(Enqueued::Busy {
+            retry_in: known(retry),
+        }),
+        [3, capacity] => Ok(Enqueued::CapacityMismatch {
+            in_use: u32::try_from(capacity).unwrap_or(u32::MAX),
+        }),
+        [4] => Ok(Enqueued::Gone),
+        [5] => Err(StoreError::new(
+            Fault::Refused,
+            "ticket numbers are exhausted for this name",
+        )),
+        _ => Err(unexpected(&reply)),
+    }
+}
+
+pub(super) async fn renew(
+    connection: RedisConnection,
+    tickets: Vec<Arc<Request>>,
+) -> Result<Vec<Renewed>, StoreError> {
+    let mut call = Call::new(&layout::RENEW);
+    call.prefix_of(tickets.first());
+    for request in &tickets {
+        let keys = Keys::of(&request.name);
+        call.keys.extend([keys.tickets, keys.queue]);
+        call.args.push(request.id.to_string());
+    }
+    let reply = numbers(call.send(connection).await?)?;
+    reply
+        .chunks(3)
+        .map(|answer| match *answer {
+            [0, ttl, _] => Ok(Renewed::Granted {
+                valid_for: duration(ttl),
+            }),
+            [1, ttl, recheck] => Ok(Renewed::Waiting {
+                valid_for: duration(ttl),
+                recheck_in: known(recheck),
+            }),
+            [2, ..] => Ok(Renewed::Lost),
+            _ => Err(unexpected(&reply)),
+        })
+        .collect()
+}
+
+pub(super) async fn release(
+    connection: RedisConnection,
+    tickets: Vec<Departure>,
+) -> Result<Vec<Released>, StoreError> {
+    let mut call = Call::new(&layout::RELEASE);
+    call.prefix_of(tickets.first().map(|departure| &departure.request));
+    for departure in &tickets {
+        let id = departure.request.id;
+        let keys = Keys::of(&departure.request.name);
+        let mark = keys.mark(id);
+        call.keys.extend([keys.tickets, keys.queue, mark]);
+        let keep_mark = if departure.enqueue_may_follow {
+            MARK
+        } else {
+            Duration::ZERO
+        };
+        call.args.extend([id.to_string(), millis(keep_mark)]);
+    }
+    let reply = numbers(call.send(connection).await?)?;
+    Ok(reply
+        .iter()
+        .map(|found| match found {
+            0 => Released::NotFound,
+            _ => Released::Released,
+        })
+        .collect())
+}
+
+pub(super) async fn inspect(
+    connection: RedisConnection,
+    name: Name,
+) -> Result<Vec<Place>, StoreError> {
+    let keys = Keys::of(&name);
+    let mut call = Call::new(&layout::INSPECT);
+    call.keys = vec![keys.tickets, keys.queue];
+    let reply: (u64, Vec<(String, String, String)>) = match call.send(connection).await? {
+        Value::Array(mut values) if !values.is_empty() => {
+            let rest = values.split_off(1);
+            let now = redis::from_redis_value(values.remove(0)).map_err(unreadable)?;
+            let triples = redis::from_redis_value(Value::Array(rest)).map_err(unreadable)?;
+            (now, triples)
+        }
+        other => return Err(unexpected(&other)),
+    };
+    let (now, records) = reply;
+    let mut older = 0u64;
+    let mut places = Vec::with_capacity(records.len());
+    for (_id, number, record) in records {
+        let fields: Vec<&str> = record.splitn(6, ':').collect();
+        let [expires, permits, capacity, _ttl, _channel, owner] = fields[..] else {
+            continue;
+        };
+        let (Ok(expires), Ok(permits), Ok(capacity), Ok(number)) = (
+            expires.parse::<u64>(),
+            permits.parse::<u32>(),
+            capacity.parse::<u32>(),
+            number.parse::<f64>(),
+        ) else {
+            continue;
+        };
+        if expires <= now {
+            continue;
+        }
+        older += u64::from(permits);
+        places.push(Place::new(
+            number as u64, // a score is a double; ticket numbers are exact in one
+            older <= u64::from(capacity),
+            permits,
+            capacity,
+            Duration::from_millis(expires - now),
+            owner.to_owned(),
+        ));
+    }
+    Ok(places)
+}
+
+pub(super) async fn forget(connection: RedisConnection, name: Name) -> Result<(), StoreError> {
+    let keys = Keys::of(&name);
+    let mut call = Call::new(&layout::FORGET);
+    call.keys = vec![keys.tickets, keys.queue];
+    call.send(connection).await.map(drop)
+}
+
+/// A script with its keys and arguments.
+struct Call {
+    script: &'static Script,
+    keys: Vec<String>,
+    args: Vec<String>,
+}
+
+impl Call {
+    fn new(script: &'static Script) -> Self {
+        Self {
+            script,
+            keys: Vec::new(),
+            args: Vec::new(),
+        }
+    }
+
+    /// The first argument of a batch. All tickets of a client are in one namespace.
+    fn prefix_of(&mut self, request: Option<&Arc<Request>>) {
+        if let Some(request) = request {
+            self.args
+                .push(layout::wake_prefix(request.name.namespace()));
+        }
+    }
+
+    /// Runs it by its hash. A server that does not know the script, because it is new or has
+    /// restarted, gets its text; that it does not know it is certain, so nothing is done twice.
+    async fn send(self, connection: RedisConnection) -> Result<Value, StoreError> {
+        let mut connection = connection.connection;
+        let by_hash = self.command("EVALSHA", &self.script.sha1);
+        match by_hash.query_async(&mut connection).await {
+            Err(error) if error.code() == Some("NOSCRIPT") => self
+                .command("EVAL", self.script.source)
+                .query_async(&mut connection)
+                .await
+                .map_err(failed),
+            outcome => outcome.map_err(failed),
+        }
+    }
+
+    fn command(&self, verb: &str, script: &str) -> Cmd {
+        let mut command = redis::cmd(verb);
+        command
+            .arg(script)
+            .arg(self.keys.len())
+            .arg(&self.keys)
+            .arg(&self.args);
+        command
+    }
+}
+
+/// What an error says about the request (H11).
+pub(super) fn failed(error: RedisError) -> StoreError {
+    let fault = match (error.kind(), error.code()) {
+        (ErrorKind::AuthenticationFailed | ErrorKind::InvalidClientConfig, _) => Fault::Config,
+        // Refused before anything ran; over in a moment.
+        (_, Some("BUSY" | "LOADING" | "TRYAGAIN" | "CLUSTERDOWN" | "MASTERDOWN")) => Fault::Retry,
+        // Refused before anything was written; needs an operator, or a failover.
+        (_, Some("OOM" | "READONLY" | "MISCONF" | "NOREPLICAS")) => Fault::Refused,
+        // These need another URL, password or access list.
+        (
+            _,
+            Some("NOAUTH" | "WRONGPASS" | "NOPERM" | "WRONGTYPE" | "MOVED" | "ASK" | "CROSSSLOT"),
+        ) => Fault::Config,
+        // A reset, a reply that makes no sense, a script that failed half-way.
+        _ => Fault::Unknown,
+    };
+    let hint = match error.code() {
+        Some("MOVED" | "ASK" | "CROSSSLOT") => {
+            " (this is a Redis Cluster; redis:// is for a single server)"
+        }
+        Some("READONLY") => " (this is a replica; connect to its master)",
+        Some("OOM") => " (the server is full; raise maxmemory)",
+        Some("NOPERM") => " (see the access list in the documentation of the Redis store)",
+        _ => "",
+    };
+    StoreError::new(fault, format!("Redis: {error}{hint}"))
+}
+
+/// As [`failed`], while connecting: nothing has been asked yet, so nothing can be unknown.
+pub(super) fn not_connected(error: RedisError) -> StoreError {
+    if error.kind() == ErrorKind::RESP3NotSupported {
+        return StoreError::new(
+            Fault::Config,
+            "Redis: the server does not speak RESP3; Redis 6 or Valkey is needed",
+        );
+    }
+    let failed = failed(error);
+    match failed.fault() {
+        Fault::Config => failed,
+        Fault::Retry | Fault::Refused | Fault::Unknown => {
+            StoreError::new(Fault::Retry, failed.to_string())
+        }
+    }
+}
+
+fn numbers(value: Value) -> Result<Vec<i64>, StoreError> {
+    redis::from_redis_value(value).map_err(unreadable)
+}
+
+fn unreadable(error: redis::ParsingError) -> StoreError {
+    StoreError::new(Fault::Unknown, format!("Redis: unreadable reply: {error}"))
+}
+
+fn unexpected(reply: &impl std::fmt::Debug) -> StoreError {
+    StoreError::new(Fault::Unknown, format!("Redis: unexpected reply {reply:?}"))
+}
+
+fn millis(duration: Duration) -> String {
+    duration.as_millis().to_string()
+}
+
+fn duration(millis: i64) -> Duration {
+    Duration::from_millis(u64::try_from(millis).unwrap_or(0))
+}
+
+/// Negative says "unknown".
+fn known(millis: i64) -> Option<Duration> {
+    u64::try_from(millis).ok().map(Duration::from_millis)
+}

@@ -1,0 +1,321 @@
+//! Configuration: builder, environment, and the reasons for the defaults.
+
+use std::ffi::OsString;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::backend::Backend;
+use crate::clock::Clock;
+use crate::connect;
+use crate::error::Error;
+use crate::lock::{SHORTEST_TTL, Wait};
+use crate::locks::Locks;
+use crate::name::Namespace;
+
+/// Every client in the world that sets nothing meets here, so that two services that share a store
+/// and a name exclude each other, which is what sharing a name means.
+const NAMESPACE: &str = "lock";
+/// Long enough that three renewals fit into it with room for a slow store or a restart of one,
+/// short enough that a dead holder is bearable.
+const TTL: Duration = Duration::from_secs(10);
+/// Longer than one lease, so that a waiter outlasts a holder that died the moment before; below the
+/// 30 s after which most clients and proxies give up.
+const WAIT: Wait = Wait::For(Duration::from_secs(15));
+/// A store on the same network answers in a millisecond; at a second something is wrong.
+const OP_TIMEOUT: Duration = Duration::from_secs(1);
+
+const VARIABLES: [&str; 5] = [
+    "LOCK_URL",
+    "LOCK_NAMESPACE",
+    "LOCK_TTL",
+    "LOCK_WAIT",
+    "LOCK_OP_TIMEOUT",
+];
+
+/// The configuration of a client.
+///
+/// | method | variable | meaning | default |
+/// |---|---|---|---|
+/// | [`url`](Self::url) | `LOCK_URL` | which store | none |
+/// | [`namespace`](Self::namespace) | `LOCK_NAMESPACE` | first part of all names | `lock` |
+/// | [`ttl`](Self::ttl) | `LOCK_TTL` | lease length when a lock does not say | `10s` |
+/// | [`wait`](Self::wait) | `LOCK_WAIT` | how long to wait when a lock does not say, or `forever` | `15s` |
+/// | [`op_timeout`](Self::op_timeout) | `LOCK_OP_TIMEOUT` | one operation at the store | `1s` |
+///
+/// ```
+/// use std::time::Duration;
+///
+/// let locks = lockcore::Locks::builder()
+///     .url("memory:")
+///     .namespace("shop")
+///     .ttl(Duration::from_secs(5))
+///     .build()?;
+/// # Ok::<_, lockcore::Error>(())
+/// ```
+#[derive(Clone)]
+#[must_use = "a builder does nothing until it is built"]
+pub struct Builder {
+    url: Option<String>,
+    namespace: String,
+    ttl: Duration,
+    wait: Wait,
+    op_timeout: Duration,
+}
+
+impl Default for Builder {
+    fn default() -> Self {
+        Self {
+            url: None,
+            namespace: NAMESPACE.into(),
+            ttl: TTL,
+            wait: WAIT,
+            op_timeout: OP_TIMEOUT,
+        }
+    }
+}
+
+impl Builder {
+    /// Reads the variables of the table above. Others are left alone, but a `LOCK_…` variable that
+    /// is within two letters of one of these is taken for a misspelt one.
+    ///
+    /// # Errors
+    ///
+    /// [`Config`](crate::ErrorKind::Config), naming the variable and what it accepts.
+    pub fn from_env() -> Result<Self, Error> {
+        Self::from_variables(std::env::vars_os())
+    }
+
+    fn from_variables(
+        variables: impl Iterator<Item = (OsString, OsString)>,
+    ) -> Result<Self, Error> {
+        let mut builder = Self::default();
+        for (variable, value) in variables {
+            let Some(variable) = variable.to_str().filter(|name| name.starts_with("LOCK_")) else {
+                continue;
+            };
+            if !VARIABLES.contains(&variable) {
+                if let Some(meant) = VARIABLES
+                    .iter()
+                    .find(|ours| strsim::levenshtein(ours, variable) <= 2)
+                {
+                    return Err(Error::config(format!(
+                        "the environment has {variable}, which means nothing here; did you mean {meant}?"
+                    )));
+                }
+                continue;
+            }
+            let value = value
+                .into_string()
+                .map_err(|_| Error::config(format!("{variable} is not UTF-8")))?;
+            builder = builder.set(variable, value)?;
+        }
+        if builder.url.is_none() {
+            return Err(Error::config(format!(
+                "LOCK_URL is not set: it says which store keeps the locks, as memory: or redis://host; {}",
+                connect::what_this_build_knows()
+            )));
+        }
+        Ok(builder)
+    }
+
+    fn set(self, variable: &str, value: String) -> Result<Self, Error> {
+        let duration = || {
+            humantime::parse_duration(&value).map_err(|error| {
+                Error::config(format!(
+                    "{variable}={value} is not a duration as 500ms, 10s or 2m: {error}"
+                ))
+            })
+        };
+        Ok(match variable {
+            "LOCK_URL" => self.url(value),
+            "LOCK_NAMESPACE" => self.namespace(value),
+            "LOCK_TTL" => self.ttl(duration()?),
+            "LOCK_WAIT" if value == "forever" => self.wait(Wait::Forever),
+            "LOCK_WAIT" => self.wait(duration()?),
+            _ => self.op_timeout(duration()?),
+        })
+    }
+
+    /// Which store: `memory:`, `redis://[user[:password]@]host[:port][/database]`.
+    pub fn url(mut self, url: impl Into<String>) -> Self {
+        self.url = Some(url.into());
+        self
+    }
+
+    /// The first part of all names; keeps applications on one store apart. 1 to 64 characters of
+    /// `a-z A-Z 0-9 . _ -`.
+    pub fn namespace(mut self, namespace: impl Into<String>) -> Self {
+        self.namespace = namespace.into();
+        self
+    }
+
+    /// The lease length of locks that do not set their own. At least 50 ms.
+    ///
+    /// It is how long a lock stays taken when its holder dies. The default of 10 s leaves room for
+    /// three renewals.
+    pub fn ttl(mut self, ttl: Duration) -> Self {
+        self.ttl = ttl;
+        self
+    }
+
+    /// How long locks that do not say otherwise wait. The default of 15 s outlasts the lease of a
+    /// holder that died the moment before.
+    pub fn wait(mut self, wait: impl Into<Wait>) -> Self {
+        self.wait = wait.into();
+        self
+    }
+
+    /// How long one operation at the store may take, connecting included. Greater than zero.
+    pub fn op_timeout(mut self, timeout: Duration) -> Self {
+        self.op_timeout = timeout;
+        self
+    }
+
+    /// Checks the configuration and makes the client. Nothing is connected yet.
+    ///
+    /// # Errors
+    ///
+    /// [`Config`](crate::ErrorKind::Config) for a value that is not usable;
+    /// [`Unavailable`](crate::ErrorKind::Unavailable) when no thread can be started.
+    pub fn build(self) -> Result<Locks, Error> {
+        let url = self.url.as_deref().ok_or_else(|| {
+            Error::config(format!(
+                "no store was named: call url(…) or set LOCK_URL; {}",
+                connect::what_this_build_knows()
+            ))
+        })?;
+        let backend = connect::open(url)?;
+        self.build_with(backend, Clock::BOOT)
+    }
+
+    pub(crate) fn build_with(
+        self,
+        backend: Arc<dyn Backend>,
+        clock: Clock,
+    ) -> Result<Locks, Error> {
+        let namespace = Namespace::new(&self.namespace)
+            .map_err(|error| Error::config(format!("LOCK_NAMESPACE: {error}")))?;
+        let longest = backend.capability().longest_ttl;
+        if self.ttl < SHORTEST_TTL || self.ttl > longest {
+            return Err(Error::config(format!(
+                "a ttl (LOCK_TTL) of {:?} is not usable: this store takes {SHORTEST_TTL:?} to {longest:?}",
+                self.ttl
+            )));
+        }
+        if self.op_timeout.is_zero() {
+            return Err(Error::config(
+                "an operation timeout (LOCK_OP_TIMEOUT) of zero would fail every operation",
+            ));
+        }
+        Locks::start(
+            backend,
+            clock,
+            namespace,
+            self.ttl,
+            self.wait,
+            self.op_timeout,
+        )
+    }
+}
+
+/// Without the URL, which may carry a password (P10).
+impl std::fmt::Debug for Builder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Builder")
+            .field("url", &self.url.as_ref().map(|_| "…"))
+            .field("namespace", &self.namespace)
+            .field("ttl", &self.ttl)
+            .field("wait", &self.wait)
+            .field("op_timeout", &self.op_timeout)
+            .finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::ErrorKind;
+
+    fn from(variables: &[(&str, &str)]) -> Result<Builder, Error> {
+        Builder::from_variables(variables.iter().map(|(k, v)| (k.into(), v.into())))
+    }
+
+    fn message(variables: &[(&str, &str)]) -> String {
+        let error = from(variables).expect_err("should be refused");
+        assert_eq!(error.kind(), ErrorKind::Config);
+        error.to_string()
+    }
+
+    #[test]
+    fn every_variable_is_read() {
+        let builder = from(&[
+            ("LOCK_URL", "memory:"),
+            ("LOCK_NAMESPACE", "shop"),
+            ("LOCK_TTL", "3s"),
+            ("LOCK_WAIT", "forever"),
+            ("LOCK_OP_TIMEOUT", "250ms"),
+        ])
+        .unwrap();
+
+        assert_eq!(builder.url.as_deref(), Some("memory:"));
+        assert_eq!(builder.namespace, "shop");
+        assert_eq!(builder.ttl, Duration::from_secs(3));
+        assert_eq!(builder.wait, Wait::Forever);
+        assert_eq!(builder.op_timeout, Duration::from_millis(250));
+    }
+
+    #[test]
+    fn a_misspelt_variable_is_named_with_what_was_meant() {
+        let message = message(&[("LOCK_URL", "memory:"), ("LOCK_WIAT", "1s")]);
+        assert!(
+            message.contains("LOCK_WIAT") && message.contains("did you mean LOCK_WAIT"),
+            "{message}"
+        );
+    }
+
+    #[test]
+    fn what_kubernetes_sets_is_left_alone() {
+        let builder = from(&[
+            ("LOCK_URL", "memory:"),
+            ("LOCK_PORT", "tcp://10.0.0.1:6379"),
+            ("LOCK_SERVICE_HOST", "10.0.0.1"),
+            ("LOCKED", "yes"),
+        ]);
+        assert!(builder.is_ok());
+    }
+
+    #[test]
+    fn a_bad_value_names_its_variable_and_what_is_accepted() {
+        let message = message(&[("LOCK_URL", "memory:"), ("LOCK_TTL", "ten")]);
+        assert!(
+            message.contains("LOCK_TTL=ten") && message.contains("10s"),
+            "{message}"
+        );
+    }
+
+    #[test]
+    fn a_missing_url_says_what_to_set() {
+        assert!(message(&[]).contains("LOCK_URL is not set"));
+        assert!(
+            Locks::builder()
+                .build()
+                .expect_err("no url")
+                .to_string()
+                .contains("LOCK_URL")
+        );
+    }
+
+    #[test]
+    fn unusable_durations_are_refused() {
+        let locks = || Locks::builder().url("memory:");
+        assert!(locks().ttl(Duration::ZERO).build().is_err());
+        assert!(locks().op_timeout(Duration::ZERO).build().is_err());
+        assert!(locks().namespace("a:b").build().is_err());
+    }
+
+    #[test]
+    fn the_url_does_not_show_in_debug() {
+        let builder = Locks::builder().url("redis://:hunter2@localhost");
+        assert!(!format!("{builder:?}").contains("hunter2"));
+    }
+}

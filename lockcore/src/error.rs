@@ -1,0 +1,182 @@
+//! The one error of the public API: few kinds, each saying what it did to the lock.
+
+use std::fmt;
+use std::time::Duration;
+
+use crate::backend::{Fault, StoreError};
+
+/// Why a lock was not taken, or was lost.
+#[derive(Clone)]
+pub struct Error(Box<Inner>);
+
+#[derive(Clone)]
+struct Inner {
+    kind: ErrorKind,
+    name: Option<String>,
+    message: String,
+    retry_after: Option<Duration>,
+}
+
+/// What happened, and with it what is known about the lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// Held by another, and the caller would not wait. Nothing is held, nothing is left behind.
+    Busy,
+    /// Waited as long as was allowed; the store's last answer was "in line". Nothing is held.
+    Timeout,
+    /// Was held, and is no more. Somebody else may hold it now.
+    Lost(LostReason),
+    /// The store is down or refuses. Nothing is held.
+    Unavailable,
+    /// Asked, and the answer never came: the lock may have been taken for a moment. Its release is
+    /// on the way and is tried until it is acknowledged or the lease has run out.
+    Unknown,
+    /// The name is in use with another capacity. Nothing is held.
+    CapacityMismatch,
+    /// A mistake in URL, credentials, name, or duration: trying again will not help.
+    Config,
+}
+
+/// Why a held lock was lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum LostReason {
+    /// No renewal was acknowledged in time: the lease ran out.
+    Expired,
+    /// The store does not know the ticket any more: it restarted, lost data, or somebody deleted it.
+    Taken,
+    /// [`Locks::shutdown`](crate::Locks::shutdown) released it.
+    Shutdown,
+}
+
+impl Error {
+    /// What happened.
+    #[must_use]
+    pub fn kind(&self) -> ErrorKind {
+        self.0.kind
+    }
+
+    /// The name of the lock, if the error is about one.
+    #[must_use]
+    pub fn name(&self) -> Option<&str> {
+        self.0.name.as_deref()
+    }
+
+    /// Whether this caller may hold the lock all the same: true for [`ErrorKind::Unknown`] only.
+    #[must_use]
+    pub fn may_hold(&self) -> bool {
+        self.0.kind == ErrorKind::Unknown
+    }
+
+    /// When it is sensible to ask again, if that is known: for [`ErrorKind::Busy`] the time after
+    /// which the lock is free if nobody renews it.
+    #[must_use]
+    pub fn retry_after(&self) -> Option<Duration> {
+        self.0.retry_after
+    }
+
+    fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
+        Self(Box::new(Inner {
+            kind,
+            name: None,
+            message: message.into(),
+            retry_after: None,
+        }))
+    }
+
+    pub(crate) fn config(message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Config, message)
+    }
+
+    pub(crate) fn unavailable(message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Unavailable, message)
+    }
+
+    pub(crate) fn unknown(message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Unknown, message)
+    }
+
+    pub(crate) fn busy(retry_in: Option<Duration>) -> Self {
+        let mut error = Self::new(ErrorKind::Busy, "held by another");
+        error.0.retry_after = retry_in;
+        error
+    }
+
+    pub(crate) fn timeout(waited: Duration) -> Self {
+        let waited = humantime::format_duration(Duration::from_millis(
+            waited.as_millis().try_into().unwrap_or(u64::MAX),
+        ));
+        Self::new(
+            ErrorKind::Timeout,
+            format!("still held by another after waiting {waited}"),
+        )
+    }
+
+    pub(crate) fn lost(reason: LostReason) -> Self {
+        let message = match reason {
+            LostReason::Expired => "lost: no renewal was acknowledged before the lease ran out",
+            LostReason::Taken => "lost: the store does not know the ticket any more",
+            LostReason::Shutdown => "lost: the client was shut down",
+        };
+        Self::new(ErrorKind::Lost(reason), message)
+    }
+
+    pub(crate) fn capacity_mismatch(asked: u32, in_use: u32) -> Self {
+        let meaning = |capacity: u32| {
+            if capacity == crate::request::FULL.get() {
+                "as a mutex or read/write lock".to_owned()
+            } else {
+                format!("as a semaphore of {capacity}")
+            }
+        };
+        Self::new(
+            ErrorKind::CapacityMismatch,
+            format!(
+                "asked for {}, but the name is in use {}; all callers must agree",
+                meaning(asked),
+                meaning(in_use)
+            ),
+        )
+    }
+
+    pub(crate) fn of_name(mut self, name: &str) -> Self {
+        self.0.name = Some(name.to_owned());
+        self
+    }
+}
+
+/// What a store's refusal means to the caller. An [`Fault::Unknown`] is passed on as it is: only
+/// the acquire loop knows whether a repetition has settled it.
+impl From<StoreError> for Error {
+    fn from(error: StoreError) -> Self {
+        let message = error.to_string();
+        match error.fault() {
+            Fault::Config => Self::config(message),
+            Fault::Retry | Fault::Refused => Self::unavailable(message),
+            Fault::Unknown => Self::unknown(message),
+        }
+    }
+}
+
+impl std::error::Error for Error {}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0.name {
+            Some(name) => write!(f, "lock \"{}\": {}", name.escape_debug(), self.0.message),
+            None => f.write_str(&self.0.message),
+        }
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Error")
+            .field("kind", &self.0.kind)
+            .field("name", &self.0.name)
+            .field("message", &self.0.message)
+            .field("retry_after", &self.0.retry_after)
+            .finish()
+    }
+}

@@ -1,0 +1,288 @@
+//! The lease record: what this process knows of one ticket, and until when it may believe in it.
+//! Who renews it is `keeper`; what the user sees of it is `guard`.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+
+use crate::clock::Instant;
+use crate::error::LostReason;
+use crate::request::Request;
+
+/// One ticket's state, shared by the acquire loop, the guard, the keeper and the wake-ups.
+#[derive(Debug)]
+pub(crate) struct Lease {
+    pub(crate) request: Arc<Request>,
+    /// Whether the keeper prolongs it once it is held. A waiting ticket is always renewed.
+    pub(crate) renew: bool,
+    /// P3 in one word: the deadline in nanoseconds of the lease clock, or [`LOST`]. It moves
+    /// forward only while it lies in the future, and nothing leaves [`LOST`].
+    deadline: AtomicU64,
+    /// Why, as [`reason_code`]; written before the word becomes [`LOST`].
+    reason: AtomicU8,
+    /// The number of the ticket once the store has told it, else 0.
+    ticket: AtomicU64,
+    /// The number that a wake-up or a renewal says is granted, else 0. A wake-up may overtake the
+    /// reply to its own enqueue; it is kept here and compared when the reply has come.
+    granted: AtomicU64,
+    /// An enqueue of this id was sent and never answered, so it may still arrive.
+    ambiguous: AtomicBool,
+    /// Fires when the ticket is granted or lost.
+    pub(crate) changed: Notify,
+}
+
+const LOST: u64 = 0;
+
+/// The word was final already.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct AlreadyLost;
+
+impl Lease {
+    /// A record for a request that has not been sent: it holds nothing, and cannot expire.
+    pub(crate) fn new(request: Arc<Request>, renew: bool) -> Self {
+        Self {
+            request,
+            renew,
+            deadline: AtomicU64::new(Instant::FAR_FUTURE.as_nanos()),
+            reason: AtomicU8::new(0),
+            ticket: AtomicU64::new(0),
+            granted: AtomicU64::new(0),
+            ambiguous: AtomicBool::new(false),
+            changed: Notify::new(),
+        }
+    }
+
+    /// The store has answered the enqueue: from here on the ticket has a number and a deadline.
+    ///
+    /// Called once per lease, by the acquire loop, before the keeper looks after it.
+    pub(crate) fn answered(&self, ticket: u64, sent: Instant, valid_for: Duration) {
+        self.ticket.store(ticket, Ordering::SeqCst);
+        let deadline = deadline(sent, valid_for).as_nanos().max(LOST + 1);
+        // Only from "not sent": a lease that shutdown has lost meanwhile stays lost.
+        let unsent = Instant::FAR_FUTURE.as_nanos();
+        let _ =
+            self.deadline
+                .compare_exchange(unsent, deadline, Ordering::SeqCst, Ordering::SeqCst);
+    }
+
+    /// An acknowledged renewal that was sent at `sent`. A deadline that has passed at `now` is
+    /// final even if nobody has noticed it yet.
+    pub(crate) fn extend(
+        &self,
+        sent: Instant,
+        valid_for: Duration,
+        now: Instant,
+    ) -> Result<(), AlreadyLost> {
+        let proposed = deadline(sent, valid_for).as_nanos();
+        self.deadline
+            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |current| {
+                (current != LOST && current > now.as_nanos()).then_some(current.max(proposed))
+            })
+            .map(drop)
+            .map_err(|_| AlreadyLost)
+    }
+
+    /// Makes the loss final. Returns whether it was this call that did.
+    pub(crate) fn lose(&self, reason: LostReason) -> bool {
+        // The first reason wins; it is in place before anybody can see LOST.
+        let _ = self.reason.compare_exchange(
+            0,
+            reason_code(reason),
+            Ordering::SeqCst,
+            Ordering::SeqCst,
+        );
+        let first = self.deadline.swap(LOST, Ordering::SeqCst) != LOST;
+        if first {
+            self.changed.notify_waiters();
+        }
+        first
+    }
+
+    /// Why the lease is lost, if it is; notices a deadline that has passed.
+    pub(crate) fn lost(&self, now: Instant) -> Option<LostReason> {
+        let deadline = self.deadline.load(Ordering::SeqCst);
+        if deadline != LOST && deadline > now.as_nanos() {
+            return None;
+        }
+        if deadline != LOST {
+            self.lose(LostReason::Expired);
+        }
+        Some(reason_of(self.reason.load(Ordering::SeqCst)))
+    }
+
+    /// The deadline; in the past of every clock when lost.
+    pub(crate) fn deadline(&self) -> Instant {
+        Instant::from_nanos(self.deadline.load(Ordering::SeqCst))
+    }
+
+    /// Notes a grant that a wake-up or a renewal told.
+    ///
+    /// One with a number that is not the ticket's, which only a forger could have sent, is ignored.
+    pub(crate) fn grant(&self, ticket: u64) {
+        let known = self.ticket();
+        if known != 0 && known != ticket {
+            return;
+        }
+        self.granted.store(ticket, Ordering::SeqCst);
+        self.changed.notify_waiters();
+    }
+
+    /// Whether the ticket that the store told us has been granted.
+    pub(crate) fn is_granted(&self) -> bool {
+        let ticket = self.ticket();
+        ticket != 0 && self.granted.load(Ordering::SeqCst) == ticket
+    }
+
+    /// Forgets a grant that turned out to be none.
+    pub(crate) fn ungrant(&self) {
+        self.granted.store(0, Ordering::SeqCst);
+    }
+
+    pub(crate) fn ticket(&self) -> u64 {
+        self.ticket.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn set_ambiguous(&self) {
+        self.ambiguous.store(true, Ordering::SeqCst);
+    }
+
+    pub(crate) fn is_ambiguous(&self) -> bool {
+        self.ambiguous.load(Ordering::SeqCst)
+    }
+}
+
+/// P3: counted from before the send, less what two clocks may drift apart over the ttl. A
+/// hundredth is far above what crystals do (100 ppm); the 5 ms are for rounding and scheduling at
+/// the store.
+fn deadline(sent: Instant, valid_for: Duration) -> Instant {
+    sent.after(valid_for)
+        .before(valid_for / 100 + Duration::from_millis(5))
+}
+
+const fn reason_code(reason: LostReason) -> u8 {
+    match reason {
+        LostReason::Expired => 1,
+        LostReason::Taken => 2,
+        LostReason::Shutdown => 3,
+    }
+}
+
+const fn reason_of(code: u8) -> LostReason {
+    match code {
+        2 => LostReason::Taken,
+        3 => LostReason::Shutdown,
+        _ => LostReason::Expired,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroU32;
+
+    use super::*;
+    use crate::name::{Name, Namespace};
+    use crate::request::Id;
+
+    const TTL: Duration = Duration::from_secs(10);
+
+    fn lease() -> Lease {
+        let namespace = Namespace::new("test").unwrap();
+        Lease::new(
+            Arc::new(Request {
+                name: Name::new(namespace, "n").unwrap(),
+                id: Id::draw().unwrap(),
+                permits: NonZeroU32::MIN,
+                capacity: NonZeroU32::MIN,
+                ttl: TTL,
+                wait: true,
+                highest_seen: 0,
+                owner: "test".into(),
+            }),
+            true,
+        )
+    }
+
+    fn at(seconds: u64) -> Instant {
+        Instant::from_nanos(seconds * 1_000_000_000)
+    }
+
+    #[test]
+    fn validity_counts_from_the_send_less_the_drift_allowance() {
+        let lease = lease();
+        lease.answered(7, at(100), TTL);
+
+        let allowance = Duration::from_millis(105);
+        assert_eq!(lease.deadline(), at(110).before(allowance));
+        assert_eq!(lease.lost(at(109)), None);
+        assert_eq!(lease.lost(at(110)), Some(LostReason::Expired));
+    }
+
+    #[test]
+    fn an_acknowledgement_that_comes_after_the_deadline_revives_nothing() {
+        let lease = lease();
+        lease.answered(7, at(100), TTL);
+
+        // Sent in time, acknowledged too late, and nobody had looked at the deadline before.
+        assert_eq!(lease.extend(at(109), TTL, at(111)), Err(AlreadyLost));
+        assert_eq!(lease.lost(at(111)), Some(LostReason::Expired));
+        assert_eq!(lease.extend(at(111), TTL, at(111)), Err(AlreadyLost));
+    }
+
+    #[test]
+    fn a_late_reply_to_an_early_renewal_does_not_move_the_deadline_back() {
+        let lease = lease();
+        lease.answered(7, at(100), TTL);
+        lease.extend(at(106), TTL, at(107)).unwrap();
+        let deadline = lease.deadline();
+
+        lease.extend(at(103), TTL, at(108)).unwrap();
+        assert_eq!(lease.deadline(), deadline);
+    }
+
+    #[test]
+    fn the_first_reason_of_a_loss_stays() {
+        let lease = lease();
+        lease.answered(7, at(100), TTL);
+
+        assert!(lease.lose(LostReason::Taken));
+        assert!(!lease.lose(LostReason::Shutdown));
+        assert_eq!(lease.lost(at(101)), Some(LostReason::Taken));
+    }
+
+    #[test]
+    fn a_lease_lost_before_its_answer_stays_lost() {
+        let lease = lease();
+        lease.lose(LostReason::Shutdown);
+        lease.answered(7, at(100), TTL);
+
+        assert_eq!(lease.lost(at(101)), Some(LostReason::Shutdown));
+    }
+
+    #[test]
+    fn a_wake_up_that_overtakes_its_reply_is_kept_and_a_forged_number_grants_nothing() {
+        let lease = lease();
+        lease.grant(7);
+        assert!(!lease.is_granted());
+        lease.answered(7, at(100), TTL);
+        assert!(lease.is_granted());
+
+        lease.grant(8);
+        assert!(
+            lease.is_granted(),
+            "a forged wake-up must not undo a true one"
+        );
+    }
+
+    #[test]
+    fn a_forged_number_grants_nothing() {
+        let lease = lease();
+        lease.grant(8);
+        lease.answered(7, at(100), TTL);
+        assert!(!lease.is_granted());
+
+        lease.grant(7);
+        assert!(lease.is_granted());
+    }
+}

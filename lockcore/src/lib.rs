@@ -1,0 +1,107 @@
+#![cfg_attr(docsrs, feature(doc_cfg))]
+#![warn(missing_docs, missing_debug_implementations, unreachable_pub)]
+//! Distributed locks: exclusion between processes, in a fair queue, with leases that are renewed
+//! while the work runs, work that stops when its lock is lost, and fencing tokens.
+//!
+//! ```
+//! use std::time::Duration;
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), lockcore::Error> {
+//! let locks = lockcore::Locks::connect("memory:")?; // or "redis://…", or Locks::from_env()
+//!
+//! let receipt = locks
+//!     .mutex("order:42")
+//!     .wait(Duration::from_secs(2))
+//!     .run(async |held| {
+//!         // Nobody else is here for order 42. Pass held.token() on with every write.
+//!         Ok::<_, lockcore::Error>(format!("settled under token {}", held.token()))
+//!     })
+//!     .await?;
+//! # drop(receipt);
+//! # Ok(()) }
+//! ```
+//!
+//! | to | use |
+//! |---|---|
+//! | annotate a function | `#[distributed_lock(key = "order:{id}")]` (feature `macros`) |
+//! | run a piece of work under a lock | [`Lock::run`] |
+//! | hold a lock over several steps | [`Lock::acquire`] → [`Guard`] |
+//! | exclude, share, count | [`Locks::mutex`], [`Locks::rwlock`], [`Locks::semaphore`] |
+//! | ask who holds it | [`Locks::inspect`] |
+//! | lock per HTTP request | the crate `lockcore-tower` |
+//! | write a store | [`backend`] |
+//!
+//! # What it promises, and what it cannot
+//!
+//! While a guard says [`is_valid`](Held::is_valid), nobody else was granted the lock by the store,
+//! as long as the store kept its data and its clock ran evenly. A process can be stopped for
+//! seconds between that look and its next write; then somebody else may hold the lock when the
+//! write arrives. [`FencingToken`] is for that: a resource that refuses tokens lower than the
+//! highest it has seen is safe even then.
+//!
+//! Work under [`Lock::run`] is stopped when the lock is lost: it is not polled again. Tasks that it
+//! *spawned*, and code that blocks without awaiting, are not stopped.
+//!
+//! The crate needs tokio.
+
+pub mod backend;
+pub mod queue;
+
+mod acquire;
+mod clock;
+mod config;
+mod connect;
+mod error;
+mod guard;
+mod keeper;
+mod lease;
+mod lock;
+mod locks;
+mod name;
+mod process_default;
+mod request;
+mod run;
+mod rwlock;
+mod semaphore;
+mod supervise;
+mod token;
+
+pub use backend::Place;
+pub use config::Builder;
+pub use error::{Error, ErrorKind, LostReason};
+pub use guard::{Guard, Held, Release};
+pub use lock::{Lock, OnLost, Wait};
+#[cfg(feature = "macros")]
+pub use lockmacro::distributed_lock;
+pub use locks::Locks;
+pub use name::{Name, Namespace};
+pub use process_default::{default_locks, init, shutdown};
+pub use request::{FULL, Id, Request};
+pub use rwlock::RwLock;
+pub use semaphore::Semaphore;
+pub use token::{FencingToken, MAX_TICKET};
+
+/// Futures of the public API can be spawned; a change that breaks this does not compile.
+#[cfg(test)]
+mod futures_are_send {
+    use crate::{Error, Guard, Locks};
+
+    fn spawnable<T: Send>(_: &T) {}
+
+    #[allow(dead_code)] // compiling it is the test
+    fn all(locks: &Locks, guard: Guard, other: Guard) {
+        let lock = locks.mutex("x");
+        spawnable(&lock.acquire());
+        spawnable(&lock.try_acquire());
+        spawnable(&lock.run(async |held| {
+            held.lost().await;
+            Ok::<_, Error>(())
+        }));
+        spawnable(&guard.ensure(std::time::Duration::ZERO));
+        spawnable(&guard.release());
+        spawnable(&other.run(async { Ok::<_, Error>(()) }));
+        spawnable(&locks.inspect("x"));
+        spawnable(&locks.shutdown(std::time::Duration::ZERO));
+    }
+}

@@ -1,0 +1,234 @@
+//! What to take and how: a lock as a value that can be kept, cloned and taken many times.
+
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tracing::Instrument;
+
+use crate::acquire;
+use crate::error::Error;
+use crate::guard::{Guard, Held};
+use crate::locks::Client;
+use crate::name::Name;
+
+/// Below this the drift allowance and one round trip leave nothing of the lease.
+pub(crate) const SHORTEST_TTL: Duration = Duration::from_millis(50);
+
+/// How long to wait for a lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wait {
+    /// Connecting, queueing and everything else together. Zero does not wait.
+    For(Duration),
+    /// Until it is granted.
+    Forever,
+}
+
+impl From<Duration> for Wait {
+    fn from(duration: Duration) -> Self {
+        Self::For(duration)
+    }
+}
+
+/// What happens to work that runs under a lock when the lock is lost.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnLost {
+    /// It is dropped where it stands, and the caller gets [`Lost`](crate::ErrorKind::Lost).
+    #[default]
+    Cancel,
+    /// It goes on; [`Held::lost`] and [`Held::is_valid`] tell. For work that must come to an end
+    /// once begun, and checks the fencing token where it writes.
+    Signal,
+}
+
+/// A lock that can be asked for: a name, a number of permits, and how to ask. Nothing happens at
+/// the store before [`acquire`](Self::acquire), [`try_acquire`](Self::try_acquire) or
+/// [`run`](Self::run).
+///
+/// ```
+/// use std::time::Duration;
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), lockcore::Error> {
+/// let locks = lockcore::Locks::connect("memory:")?;
+/// let lock = locks.mutex("order:42").wait(Duration::from_secs(2));
+/// lock.run(async |held| {
+///     println!("settling order 42, token {}", held.token());
+///     Ok::<_, lockcore::Error>(())
+/// })
+/// .await?;
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Debug)]
+#[must_use = "a lock does nothing until it is acquired"]
+pub struct Lock {
+    client: Arc<Client>,
+    /// Kept as it came: a mistake in it is reported by the first attempt to take the lock.
+    what: Result<What, Error>,
+    ttl: Duration,
+    wait: Wait,
+    renew: bool,
+    on_lost: OnLost,
+    label: Option<&'static str>,
+}
+
+#[derive(Clone, Debug)]
+struct What {
+    name: Name,
+    permits: NonZeroU32,
+    capacity: NonZeroU32,
+}
+
+/// A lock that has been checked: everything that a request is made of.
+pub(crate) struct Order<'a> {
+    pub(crate) client: &'a Arc<Client>,
+    pub(crate) name: &'a Name,
+    pub(crate) permits: NonZeroU32,
+    pub(crate) capacity: NonZeroU32,
+    pub(crate) ttl: Duration,
+    pub(crate) renew: bool,
+    pub(crate) on_lost: OnLost,
+}
+
+impl Lock {
+    pub(crate) fn new(
+        client: &Arc<Client>,
+        name: String,
+        share: Result<(NonZeroU32, NonZeroU32), Error>,
+    ) -> Self {
+        let what = share.and_then(|(permits, capacity)| {
+            let name = Name::new(client.shared.namespace.clone(), name)?;
+            Ok(What {
+                name,
+                permits,
+                capacity,
+            })
+        });
+        Self {
+            ttl: client.ttl,
+            wait: client.wait,
+            client: Arc::clone(client),
+            what,
+            renew: true,
+            on_lost: OnLost::default(),
+            label: None,
+        }
+    }
+
+    /// How long [`acquire`](Self::acquire) and [`run`](Self::run) wait. Connecting counts. Default:
+    /// the client's (`LOCK_WAIT`).
+    pub fn wait(mut self, wait: impl Into<Wait>) -> Self {
+        self.wait = wait.into();
+        self
+    }
+
+    /// The length of the lease: how long the lock stays taken if this process dies. At least 50 ms.
+    /// While the process lives the lease is renewed, unless [`renew`](Self::renew) says otherwise,
+    /// so this does not limit the work. Default: the client's (`LOCK_TTL`).
+    pub fn ttl(mut self, ttl: Duration) -> Self {
+        self.ttl = ttl;
+        self
+    }
+
+    /// Whether the lease is renewed while it is held. Without, it ends one ttl after the grant,
+    /// whatever happens. Default: true.
+    pub fn renew(mut self, on: bool) -> Self {
+        self.renew = on;
+        self
+    }
+
+    /// What happens to work under this lock when the lock is lost. Default: [`OnLost::Cancel`].
+    pub fn on_lost(mut self, policy: OnLost) -> Self {
+        self.on_lost = policy;
+        self
+    }
+
+    /// A name for traces that does not vary with the key, as `order:{id}`. The macro sets it.
+    pub fn label(mut self, label: &'static str) -> Self {
+        self.label = Some(label);
+        self
+    }
+
+    /// Takes the lock, waiting in line for as long as [`wait`](Self::wait) says.
+    ///
+    /// # Errors
+    ///
+    /// [`Timeout`](crate::ErrorKind::Timeout), [`Unavailable`](crate::ErrorKind::Unavailable),
+    /// [`Unknown`](crate::ErrorKind::Unknown),
+    /// [`CapacityMismatch`](crate::ErrorKind::CapacityMismatch),
+    /// [`Config`](crate::ErrorKind::Config). A store that cannot be reached is reported after one
+    /// operation timeout, not after the whole wait.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future leaves nothing behind: the client's keeper takes the ticket, or the lock
+    /// if it was just granted, out of the store.
+    pub async fn acquire(&self) -> Result<Guard, Error> {
+        self.take(Some(self.wait)).await
+    }
+
+    /// Takes the lock if it is free, in one round trip.
+    ///
+    /// # Errors
+    ///
+    /// [`Busy`](crate::ErrorKind::Busy) when it is not free or others wait for it, and those of
+    /// [`acquire`](Self::acquire) but `Timeout`.
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`acquire`](Self::acquire).
+    pub async fn try_acquire(&self) -> Result<Guard, Error> {
+        self.take(None).await
+    }
+
+    /// Takes the lock, runs `body` under it, and releases it. The body is stopped when the lock is
+    /// lost: see [`Guard::run`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`acquire`](Self::acquire) and of [`Guard::run`], turned into the body's error type.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future drops the body first, and then leaves nothing behind.
+    pub async fn run<T, E, F>(&self, body: F) -> Result<T, E>
+    where
+        F: AsyncFnOnce(Held) -> Result<T, E>,
+        E: From<Error>,
+    {
+        let guard = self.acquire().await?;
+        let held = guard.held();
+        guard.run(body(held)).await
+    }
+
+    async fn take(&self, wait: Option<Wait>) -> Result<Guard, Error> {
+        let order = self.order()?;
+        let name = order.name;
+        let span = tracing::debug_span!("acquire", lock = %name, label = self.label);
+        acquire::acquire(&order, wait)
+            .instrument(span)
+            .await
+            .map_err(|error| error.of_name(name.as_str()))
+    }
+
+    fn order(&self) -> Result<Order<'_>, Error> {
+        let what = self.what.as_ref().map_err(Clone::clone)?;
+        let longest = self.client.shared.backend.capability().longest_ttl;
+        if self.ttl < SHORTEST_TTL || self.ttl > longest {
+            return Err(Error::config(format!(
+                "a ttl of {:?} is not usable: this store takes {SHORTEST_TTL:?} to {longest:?}",
+                self.ttl
+            ))
+            .of_name(what.name.as_str()));
+        }
+        Ok(Order {
+            client: &self.client,
+            name: &what.name,
+            permits: what.permits,
+            capacity: what.capacity,
+            ttl: self.ttl,
+            renew: self.renew,
+            on_lost: self.on_lost,
+        })
+    }
+}

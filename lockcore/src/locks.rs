@@ -1,0 +1,234 @@
+//! The client: the handle that locks are made from, and what its clones share.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::backend::{Backend, Fault, Place, StoreError};
+use crate::clock::Clock;
+use crate::config::Builder;
+use crate::error::Error;
+use crate::keeper::{Keeper, Shared};
+use crate::lock::{Lock, Wait};
+use crate::name::{Name, Namespace};
+use crate::request::FULL;
+use crate::rwlock::RwLock;
+use crate::semaphore::Semaphore;
+
+/// A client of a lock store. Clones are the same client: one keeper thread per connect, not per
+/// clone.
+///
+/// It works from every tokio runtime of the process and outlives them. When the last clone, lock,
+/// guard and view of a client is gone, its keeper finishes what it has to release; dropping that
+/// last one blocks for as long as that takes, at most one operation timeout.
+///
+/// A client does not survive `fork` without `exec`: its keeper thread stays in the parent.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), lockcore::Error> {
+/// let locks = lockcore::Locks::connect("memory:")?;
+/// let guard = locks.mutex("order:42").acquire().await?;
+/// assert!(locks.mutex("order:42").try_acquire().await.is_err());
+/// guard.release().await?;
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Locks(Arc<Client>);
+
+/// What all handles of one client share.
+pub(crate) struct Client {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) ttl: Duration,
+    pub(crate) wait: Wait,
+    /// `host/pid/client`, for [`Locks::inspect`].
+    pub(crate) owner: Arc<str>,
+    /// Ends the thread when the last handle goes.
+    _keeper: Keeper,
+}
+
+impl Locks {
+    /// A client of the store at `url`, with defaults for everything else: see [`Builder`].
+    ///
+    /// Checks the configuration and returns at once; the connection is made at first use.
+    ///
+    /// # Errors
+    ///
+    /// [`Config`](crate::ErrorKind::Config) for a URL that this build does not know;
+    /// [`Unavailable`](crate::ErrorKind::Unavailable) when no thread can be started.
+    pub fn connect(url: &str) -> Result<Self, Error> {
+        Self::builder().url(url).build()
+    }
+
+    /// A client configured by `LOCK_URL` and the other variables that [`Builder::from_env`] lists.
+    ///
+    /// # Errors
+    ///
+    /// As [`connect`](Self::connect); the message names the variable and what it accepts.
+    pub fn from_env() -> Result<Self, Error> {
+        Builder::from_env()?.build()
+    }
+
+    /// Sets more than the URL.
+    pub fn builder() -> Builder {
+        Builder::default()
+    }
+
+    /// A client of a store of your own.
+    ///
+    /// # Errors
+    ///
+    /// [`Unavailable`](crate::ErrorKind::Unavailable) when no thread can be started.
+    pub fn with_backend(backend: Arc<dyn Backend>) -> Result<Self, Error> {
+        Self::builder().build_with(backend, Clock::BOOT)
+    }
+
+    pub(crate) fn start(
+        backend: Arc<dyn Backend>,
+        clock: Clock,
+        namespace: Namespace,
+        ttl: Duration,
+        wait: Wait,
+        op_timeout: Duration,
+    ) -> Result<Self, Error> {
+        let (keeper, shared) = Keeper::start(backend, clock, namespace, op_timeout)?;
+        Ok(Self(Arc::new(Client {
+            shared,
+            ttl,
+            wait,
+            owner: owner(),
+            _keeper: keeper,
+        })))
+    }
+
+    /// Connects now and looks at the server: its version, and the settings that can cost a lock.
+    /// What an operator should know is logged as a warning; what may not be read is passed over.
+    ///
+    /// # Errors
+    ///
+    /// [`Unavailable`](crate::ErrorKind::Unavailable) when the store cannot be reached `within`
+    /// the given time; [`Config`](crate::ErrorKind::Config) when it refuses the credentials or is
+    /// too old.
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe: nothing is taken.
+    pub async fn ready(&self, within: Duration) -> Result<(), Error> {
+        let shared = &self.0.shared;
+        let link = shared.link();
+        let check = async { link.connection().await?.check().await };
+        match shared.by(shared.clock.now().after(within), check).await {
+            Some(Ok(warnings)) => {
+                for warning in warnings {
+                    tracing::warn!("lock store: {warning}");
+                }
+                Ok(())
+            }
+            Some(Err(error)) => Err(error.into()),
+            None => Err(unreachable_store(link.trouble())),
+        }
+    }
+
+    /// An exclusive lock on a name: 1 to 4,096 bytes of any UTF-8. A name that is not usable is
+    /// reported when the lock is taken.
+    pub fn mutex(&self, name: impl Into<String>) -> Lock {
+        Lock::new(&self.0, name.into(), Ok((FULL, FULL)))
+    }
+
+    /// A read/write lock on a name; its write side is the mutex on that name.
+    pub fn rwlock(&self, name: impl Into<String>) -> RwLock {
+        RwLock::new(&self.0, name.into())
+    }
+
+    /// A semaphore on a name with so many permits: 1 to 2³⁰ − 1.
+    pub fn semaphore(&self, name: impl Into<String>, capacity: u32) -> Semaphore {
+        Semaphore::new(&self.0, name.into(), capacity)
+    }
+
+    /// Who holds a name and who waits for it, oldest first. A snapshot: it may be outdated when it
+    /// arrives, and is for people, not for decisions.
+    ///
+    /// # Errors
+    ///
+    /// [`Unavailable`](crate::ErrorKind::Unavailable) and [`Config`](crate::ErrorKind::Config).
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe: it only reads.
+    pub async fn inspect(&self, name: impl Into<String>) -> Result<Vec<Place>, Error> {
+        let name = Name::new(self.0.shared.namespace.clone(), name)?;
+        let shared = &self.0.shared;
+        let link = shared.link();
+        let look = async { link.connection().await?.inspect(name.clone()).await };
+        match shared
+            .by(shared.clock.now().after(shared.op_timeout), look)
+            .await
+        {
+            Some(outcome) => outcome.map_err(Error::from),
+            None => Err(unreachable_store(link.trouble())),
+        }
+        .map_err(|error| error.of_name(name.as_str()))
+    }
+
+    /// Ends this client's work in an orderly way, for every clone of it: nothing new is taken,
+    /// waiters are given up at once, and what is held may finish until `deadline` is nearly over.
+    /// Then it is lost (work under it is stopped) and released.
+    ///
+    /// Returns as soon as nothing is held any more.
+    ///
+    /// # Errors
+    ///
+    /// [`Unavailable`](crate::ErrorKind::Unavailable) when the store did not acknowledge all
+    /// releases in time: those leases run out by themselves.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future leaves the client refusing new work; what is held stays held.
+    pub async fn shutdown(&self, deadline: Duration) -> Result<(), Error> {
+        let shared = &self.0.shared;
+        let started = shared.clock.now();
+        let end = started.after(deadline);
+        // What is left for the releases themselves, once the work has been told to stop.
+        let reserve = shared.op_timeout.min(deadline / 2);
+        shared.refuse_new();
+        if shared.idle(end.before(reserve)).await == 0 {
+            return Ok(());
+        }
+        shared.lose_held();
+        // Bodies are dropped where they are polled next; that comes before their release.
+        if shared.idle(end.before(reserve / 2)).await == 0 {
+            return Ok(());
+        }
+        shared.release_held();
+        match shared.idle(end).await {
+            0 => Ok(()),
+            left => Err(Error::unavailable(format!(
+                "{left} locks could not be released within {deadline:?}; they end with their leases"
+            ))),
+        }
+    }
+}
+
+/// What tells clients apart; the rest is bookkeeping.
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Client")
+            .field("namespace", &self.shared.namespace.as_str())
+            .field("owner", &self.owner)
+            .finish_non_exhaustive()
+    }
+}
+
+fn unreachable_store(trouble: Option<StoreError>) -> Error {
+    trouble
+        .unwrap_or_else(|| StoreError::new(Fault::Retry, "the store did not answer in time"))
+        .into()
+}
+
+/// Says who holds a lock, to people: the machine, the process, and which client of it.
+fn owner() -> Arc<str> {
+    let uname = rustix::system::uname();
+    let host = uname.nodename().to_string_lossy();
+    let client = fastrand::u16(..);
+    format!("{host}/{}/{client:04x}", std::process::id()).into()
+}

@@ -1,0 +1,315 @@
+//! The rule as plain code: one name's tickets in order, and who of them holds. No clock and no
+//! I/O; time is a number that the caller passes in. The memory store runs on it, and it is the
+//! reference that random histories on every other store are checked against.
+
+use std::collections::VecDeque;
+
+use crate::request::Id;
+use crate::token::MAX_TICKET;
+
+/// One name's tickets. `T` is what the caller wants to find again on a ticket.
+#[derive(Clone, Debug)]
+pub struct Queue<T> {
+    /// Ascending ticket numbers. The first `granted` of them hold, the others wait.
+    tickets: VecDeque<Ticket<T>>,
+    granted: usize,
+    /// The permits of the granted.
+    permits_out: u64,
+    /// The number drawn last; survives an empty queue, so that numbers only rise.
+    last: u64,
+}
+
+/// A place in line.
+#[derive(Clone, Debug)]
+pub struct Ticket<T> {
+    /// Its number.
+    pub number: u64,
+    /// Its identity.
+    pub id: Id,
+    /// How many permits it takes.
+    pub permits: u32,
+    /// The capacity it was asked with.
+    pub capacity: u32,
+    /// When it ends without a renewal.
+    pub expires_at: u64,
+    /// The caller's.
+    pub payload: T,
+}
+
+/// Why [`Queue::enqueue`] took no ticket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NoTicket {
+    /// The permits are not free and the request was not to wait.
+    Busy,
+    /// The oldest ticket has this capacity.
+    CapacityMismatch(u32),
+    /// Ticket numbers have run out. They are never wrapped.
+    Exhausted,
+}
+
+impl<T> Default for Queue<T> {
+    fn default() -> Self {
+        Self {
+            tickets: VecDeque::new(),
+            granted: 0,
+            permits_out: 0,
+            last: 0,
+        }
+    }
+}
+
+impl<T> Queue<T> {
+    /// Adds a ticket at the end, with a number of at least `floor`. Returns the number and whether
+    /// it holds at once. Call [`expire`](Self::expire) first.
+    ///
+    /// # Errors
+    ///
+    /// [`NoTicket`]; the queue is then as it was.
+    #[allow(clippy::too_many_arguments)] // a ticket's fields; a struct would only rename them
+    pub fn enqueue(
+        &mut self,
+        id: Id,
+        permits: u32,
+        capacity: u32,
+        expires_at: u64,
+        floor: u64,
+        wait: bool,
+        payload: T,
+    ) -> Result<(u64, bool), NoTicket> {
+        if let Some(oldest) = self.tickets.front()
+            && oldest.capacity != capacity
+        {
+            return Err(NoTicket::CapacityMismatch(oldest.capacity));
+        }
+        let nobody_waits = self.granted == self.tickets.len();
+        let holds = nobody_waits && self.permits_out + u64::from(permits) <= u64::from(capacity);
+        if !holds && !wait {
+            return Err(NoTicket::Busy);
+        }
+        let number = (self.last + 1).max(floor);
+        if number > MAX_TICKET {
+            return Err(NoTicket::Exhausted);
+        }
+        self.last = number;
+        self.tickets.push_back(Ticket {
+            number,
+            id,
+            permits,
+            capacity,
+            expires_at,
+            payload,
+        });
+        if holds {
+            self.granted += 1;
+            self.permits_out += u64::from(permits);
+        }
+        Ok((number, holds))
+    }
+
+    /// Finds a ticket and whether it holds.
+    pub fn find(&mut self, id: Id) -> Option<(&mut Ticket<T>, bool)> {
+        let at = self.position(id)?;
+        Some((&mut self.tickets[at], at < self.granted))
+    }
+
+    /// Whether a ticket is the oldest of those that wait.
+    pub fn is_first_in_line(&self, id: Id) -> bool {
+        self.tickets
+            .get(self.granted)
+            .is_some_and(|first| first.id == id)
+    }
+
+    /// Removes a ticket. Returns whether it was there, and how many tickets hold newly because of
+    /// it: they are the last of [`holders`](Self::holders).
+    pub fn remove(&mut self, id: Id) -> (bool, usize) {
+        match self.position(id) {
+            Some(at) => {
+                self.take(at);
+                (true, self.grant())
+            }
+            None => (false, 0),
+        }
+    }
+
+    /// Removes every ticket that ended before or at `now`. Returns how many hold newly.
+    pub fn expire(&mut self, now: u64) -> usize {
+        let mut at = 0;
+        while at < self.tickets.len() {
+            if self.tickets[at].expires_at <= now {
+                self.take(at);
+            } else {
+                at += 1;
+            }
+        }
+        self.grant()
+    }
+
+    /// Those that hold, oldest first.
+    pub fn holders(&self) -> impl DoubleEndedIterator<Item = &Ticket<T>> + ExactSizeIterator {
+        self.tickets.range(..self.granted)
+    }
+
+    /// All tickets, oldest first, each with whether it holds.
+    pub fn tickets(&self) -> impl Iterator<Item = (&Ticket<T>, bool)> {
+        let granted = self.granted;
+        self.tickets
+            .iter()
+            .enumerate()
+            .map(move |(at, ticket)| (ticket, at < granted))
+    }
+
+    /// Whether nobody holds or waits.
+    pub fn is_empty(&self) -> bool {
+        self.tickets.is_empty()
+    }
+
+    /// The number drawn last.
+    pub fn last(&self) -> u64 {
+        self.last
+    }
+
+    fn position(&self, id: Id) -> Option<usize> {
+        self.tickets.iter().position(|ticket| ticket.id == id)
+    }
+
+    fn take(&mut self, at: usize) {
+        let Some(ticket) = self.tickets.remove(at) else {
+            return;
+        };
+        if at < self.granted {
+            self.granted -= 1;
+            self.permits_out -= u64::from(ticket.permits);
+        }
+    }
+
+    /// Grants from the front of the line as long as the permits suffice; nobody is passed over.
+    fn grant(&mut self) -> usize {
+        let mut newly = 0;
+        while let Some(next) = self.tickets.get(self.granted) {
+            let out = self.permits_out + u64::from(next.permits);
+            if out > u64::from(next.capacity) {
+                break;
+            }
+            self.permits_out = out;
+            self.granted += 1;
+            newly += 1;
+        }
+        newly
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The rule of the module's first sentence, computed afresh from the whole list.
+    fn rule(tickets: &[(u32, u32)]) -> Vec<bool> {
+        let mut older = 0u64;
+        tickets
+            .iter()
+            .map(|&(permits, capacity)| {
+                older += u64::from(permits);
+                older <= u64::from(capacity)
+            })
+            .collect()
+    }
+
+    fn granted(queue: &Queue<()>) -> Vec<bool> {
+        queue.tickets().map(|(_, holds)| holds).collect()
+    }
+
+    fn id() -> Id {
+        Id::draw().unwrap()
+    }
+
+    #[test]
+    fn a_small_request_does_not_pass_a_large_one_that_waits() {
+        let mut queue = Queue::default();
+        let first = id();
+        assert!(queue.enqueue(first, 3, 5, 10, 0, true, ()).unwrap().1);
+        assert!(!queue.enqueue(id(), 4, 5, 10, 0, true, ()).unwrap().1);
+
+        assert!(!queue.enqueue(id(), 1, 5, 10, 0, true, ()).unwrap().1);
+        assert_eq!(queue.remove(first), (true, 2));
+    }
+
+    #[test]
+    fn readers_come_in_together_when_the_writer_before_them_gives_up() {
+        const FULL: u32 = 1 << 30;
+        let mut queue = Queue::default();
+        let writer = id();
+        queue.enqueue(id(), 1, FULL, 10, 0, true, ()).unwrap();
+        queue.enqueue(writer, FULL, FULL, 10, 0, true, ()).unwrap();
+        queue.enqueue(id(), 1, FULL, 10, 0, true, ()).unwrap();
+        queue.enqueue(id(), 1, FULL, 10, 0, true, ()).unwrap();
+
+        assert_eq!(queue.remove(writer), (true, 2));
+        assert_eq!(granted(&queue), [true; 3]);
+    }
+
+    #[test]
+    fn a_dead_waiter_goes_away_as_a_dead_holder_does() {
+        let mut queue = Queue::default();
+        queue.enqueue(id(), 1, 1, 10, 0, true, ()).unwrap();
+        queue.enqueue(id(), 1, 1, 10, 0, true, ()).unwrap();
+        queue.enqueue(id(), 1, 1, 20, 0, true, ()).unwrap();
+
+        assert_eq!(queue.expire(10), 1);
+        assert_eq!(granted(&queue), [true]);
+    }
+
+    #[test]
+    fn numbers_rise_over_an_empty_queue_and_end_instead_of_wrapping() {
+        let mut queue = Queue::default();
+        let first = id();
+        let (number, _) = queue.enqueue(first, 1, 1, 10, 100, true, ()).unwrap();
+        queue.remove(first);
+        let (next, _) = queue.enqueue(id(), 1, 1, 10, 50, true, ()).unwrap();
+        assert!(next > number);
+
+        let beyond = queue.enqueue(id(), 1, 1, 10, MAX_TICKET + 1, true, ());
+        assert_eq!(beyond, Err(NoTicket::Exhausted));
+    }
+
+    #[test]
+    fn random_histories_keep_to_the_rule() {
+        for seed in 0..2_000 {
+            let mut random = fastrand::Rng::with_seed(seed);
+            let capacity = random.u32(1..6);
+            let mut queue = Queue::default();
+            let mut held_before: Vec<Id> = Vec::new();
+            for now in 0..40 {
+                match random.u8(0..4) {
+                    0 | 1 => {
+                        let permits = random.u32(1..=capacity);
+                        let expires_at = now + random.u64(1..20);
+                        let wait = random.bool();
+                        let _ = queue.enqueue(id(), permits, capacity, expires_at, 0, wait, ());
+                    }
+                    2 if !queue.is_empty() => {
+                        let at = random.usize(..queue.tickets.len());
+                        queue.remove(queue.tickets[at].id);
+                    }
+                    _ => {
+                        queue.expire(now);
+                    }
+                }
+                let list: Vec<_> = queue
+                    .tickets
+                    .iter()
+                    .map(|t| (t.permits, t.capacity))
+                    .collect();
+                assert_eq!(granted(&queue), rule(&list), "seed {seed}, step {now}");
+                let holds: Vec<Id> = queue.holders().map(|t| t.id).collect();
+                let taken_back = held_before
+                    .iter()
+                    .find(|id| queue.tickets.iter().any(|t| t.id == **id) && !holds.contains(id));
+                assert_eq!(
+                    taken_back, None,
+                    "seed {seed}, step {now}: a grant was taken back"
+                );
+                held_before = holds;
+            }
+        }
+    }
+}

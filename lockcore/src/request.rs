@@ -1,0 +1,73 @@
+//! What is asked of a store: a ticket of so many permits on a name.
+
+use std::fmt;
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::error::Error;
+use crate::name::Name;
+
+/// The capacity of a mutex and of a read/write lock: a writer takes all of it, a reader one permit.
+///
+/// It is wire format: versions that disagree about it would not exclude each other.
+pub const FULL: NonZeroU32 = NonZeroU32::new(1 << 30).expect("not zero");
+
+/// Names one ticket and proves its ownership: 128 bits from the operating system's generator,
+/// drawn before the first byte of the request is sent.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Id(u128);
+
+impl Id {
+    pub(crate) fn draw() -> Result<Self, Error> {
+        let mut bytes = [0; 16];
+        getrandom::fill(&mut bytes).map_err(|error| {
+            Error::unavailable(format!(
+                "the operating system has no random numbers: {error}"
+            ))
+        })?;
+        Ok(Self(u128::from_ne_bytes(bytes)))
+    }
+
+    /// Reads what `Display` wrote; `None` for anything else.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        let well_formed = text.len() == 32 && text.bytes().all(|b| b.is_ascii_hexdigit());
+        well_formed.then(|| u128::from_str_radix(text, 16).ok().map(Self))?
+    }
+}
+
+impl fmt::Display for Id {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", self.0)
+    }
+}
+
+/// Shows a part only: who knows the whole id can release the ticket, and logs are read by many.
+impl fmt::Debug for Id {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:08x}…", self.0 >> 96)
+    }
+}
+
+/// A request for a ticket, as a store sees it.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// What is locked.
+    pub name: Name,
+    /// The ticket's identity; the same request may be sent again with it, and means the same.
+    pub id: Id,
+    /// How many permits; at most `capacity`.
+    pub permits: NonZeroU32,
+    /// How many permits there are on this name.
+    pub capacity: NonZeroU32,
+    /// How long the ticket lives without a renewal, as holder and as waiter.
+    pub ttl: Duration,
+    /// Whether to queue when the permits are not free; otherwise nothing is left behind.
+    pub wait: bool,
+    /// The highest ticket number that this client has seen on any name. A store that lost its data
+    /// goes on above it, unless it lies more than a day ahead of the store's clock.
+    pub highest_seen: u64,
+    /// Who asks, for people: `host/pid/client`.
+    pub owner: Arc<str>,
+}

@@ -1,0 +1,178 @@
+//! Work bound to a lease: a body that is polled only while the lock is held.
+
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::task::Poll;
+
+use crate::error::{Error, LostReason};
+use crate::guard::{Guard, Held};
+use crate::lock::OnLost;
+
+impl Guard {
+    /// Runs `body` while the lock is held, then releases it and waits for that.
+    ///
+    /// Before each poll of the body the deadline is looked at; when the lock is lost the body is
+    /// dropped where it stands and the caller gets [`Lost`](crate::ErrorKind::Lost), unless the
+    /// lock was asked with [`OnLost::Signal`]. A body that has returned keeps its result, even if
+    /// the lock is found lost afterwards: an error then would make callers do the work twice.
+    ///
+    /// What the body has *spawned*, and what blocks without awaiting, is not stopped.
+    ///
+    /// # Errors
+    ///
+    /// The body's own, and `Lost`.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future drops the body, then hands the release to the keeper.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), lockcore::Error> {
+    /// # let locks = lockcore::Locks::connect("memory:")?;
+    /// let guard = locks.mutex("report").acquire().await?;
+    /// let pages = guard.run(async { Ok::<_, lockcore::Error>(3) }).await?;
+    /// assert_eq!(pages, 3);
+    /// # Ok(()) }
+    /// ```
+    pub async fn run<T, E>(self, body: impl Future<Output = Result<T, E>>) -> Result<T, E>
+    where
+        E: From<Error>,
+    {
+        match while_held(&self, body).await {
+            // The body is gone by now; the release must not come before that (P2).
+            Ok(result) => {
+                if let Err(error) = self.release().await {
+                    tracing::warn!(%error, "the work is done; its lock is released in the background");
+                }
+                result
+            }
+            // Nothing to wait for: the store may be what is gone.
+            Err(reason) => Err(E::from(Error::lost(reason).of_name(self.name()))),
+        }
+    }
+}
+
+/// Polls `body` as long as the lock is held.
+async fn while_held<F: Future>(held: &Held, body: F) -> Result<F::Output, LostReason> {
+    if held.on_lost() == OnLost::Signal {
+        return Ok(body.await);
+    }
+    // `body` is declared last, so that it is dropped first when this future is dropped.
+    let mut lost = pin!(held.lease().changed.notified());
+    let mut body = pin!(body);
+    poll_fn(|cx| {
+        // Registers for the loss before looking at it, so that one in between is not missed. It
+        // fires for other changes too, which there are none of once the lock is held.
+        while lost.as_mut().poll(cx).is_ready() {
+            lost.set(held.lease().changed.notified());
+        }
+        if let Some(reason) = held.lost_reason() {
+            return Poll::Ready(Err(reason));
+        }
+        body.as_mut().poll(cx).map(Ok)
+    })
+    .await
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::backend::memory::Memory;
+    use crate::clock::Clock;
+    use crate::error::ErrorKind;
+    use crate::locks::Locks;
+
+    const LOST: ErrorKind = ErrorKind::Lost(LostReason::Expired);
+
+    /// A client whose lease clock is turned by hand, and whose store has a clock of its own.
+    fn locks(clock: &Clock) -> Locks {
+        let store = Arc::new(Memory::new(Clock::BOOT));
+        Locks::builder()
+            .build_with(store, clock.clone())
+            .expect("a client")
+    }
+
+    /// H5: the machine was suspended for an hour. No timer of the process has moved; the clock has.
+    #[tokio::test]
+    async fn a_body_is_not_polled_after_the_machine_slept_beyond_the_lease() {
+        let clock = Clock::manual(1_000_000_000_000);
+        let lock = locks(&clock).mutex("laptop").renew(false);
+        let mut resumed = false;
+
+        let outcome: Result<(), Error> = lock
+            .run(async |held| {
+                assert!(held.is_valid());
+                clock.advance(Duration::from_secs(3600));
+                tokio::task::yield_now().await;
+                resumed = true;
+                Ok(())
+            })
+            .await;
+
+        assert_eq!(outcome.expect_err("lost").kind(), LOST);
+        assert!(!resumed, "the body went on after its lease had ended");
+    }
+
+    #[tokio::test]
+    async fn a_body_that_has_returned_keeps_its_result_although_the_lock_was_lost() {
+        let clock = Clock::manual(1_000_000_000_000);
+        let lock = locks(&clock).mutex("done").renew(false);
+
+        let outcome: Result<u8, Error> = lock
+            .run(async |_| {
+                clock.advance(Duration::from_secs(3600));
+                Ok(7)
+            })
+            .await;
+
+        assert_eq!(outcome.expect("the result"), 7);
+    }
+
+    #[tokio::test]
+    async fn a_body_that_asked_for_a_signal_goes_on_and_is_told() {
+        let clock = Clock::manual(1_000_000_000_000);
+        let lock = locks(&clock)
+            .mutex("signal")
+            .renew(false)
+            .on_lost(OnLost::Signal);
+
+        let outcome: Result<LostReason, Error> = lock
+            .run(async |held| {
+                clock.advance(Duration::from_secs(3600));
+                Ok(held.lost().await)
+            })
+            .await;
+
+        assert_eq!(outcome.expect("the result"), LostReason::Expired);
+    }
+
+    /// H35: lease truth comes from the OS clock, whatever a test does to tokio's.
+    #[tokio::test(start_paused = true)]
+    async fn a_paused_and_advanced_tokio_clock_ends_no_lease() {
+        let locks = Locks::connect("memory:").expect("a client");
+        let guard = locks.mutex("paused").acquire().await.expect("the lock");
+
+        tokio::time::advance(Duration::from_secs(3600)).await;
+
+        assert!(guard.is_valid());
+    }
+
+    /// The wait is real time too: a paused clock that jumps to the next timer must not end it.
+    #[tokio::test(start_paused = true)]
+    async fn a_paused_tokio_clock_does_not_shorten_a_wait() {
+        let locks = Locks::connect("memory:").expect("a client");
+        let held = locks.mutex("paused").acquire().await.expect("the lock");
+        let started = std::time::Instant::now();
+
+        let budget = Duration::from_millis(120);
+        let error = locks.mutex("paused").wait(budget).acquire().await;
+
+        assert_eq!(error.expect_err("held").kind(), ErrorKind::Timeout);
+        assert!(started.elapsed() >= budget);
+        drop(held);
+    }
+}

@@ -1,0 +1,49 @@
+//! The read/write lock: a reader takes one permit of [`FULL`], a writer all of them.
+
+use std::num::NonZeroU32;
+use std::sync::Arc;
+
+use crate::lock::Lock;
+use crate::locks::Client;
+use crate::request::FULL;
+
+/// A read/write lock on a name. Its write side *is* the mutex on that name.
+///
+/// Fair: a reader does not pass a writer that waits.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), lockcore::Error> {
+/// let locks = lockcore::Locks::connect("memory:")?;
+/// let catalog = locks.rwlock("catalog:7");
+/// let one = catalog.read().acquire().await?;
+/// let other = catalog.read().acquire().await?;
+/// assert!(catalog.write().try_acquire().await.is_err());
+/// # drop((one, other));
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Debug)]
+#[must_use = "a lock does nothing until it is acquired"]
+pub struct RwLock {
+    client: Arc<Client>,
+    name: String,
+}
+
+impl RwLock {
+    pub(crate) fn new(client: &Arc<Client>, name: String) -> Self {
+        Self {
+            client: Arc::clone(client),
+            name,
+        }
+    }
+
+    /// The shared side. Its token is an identity and does not fence.
+    pub fn read(&self) -> Lock {
+        Lock::new(&self.client, self.name.clone(), Ok((NonZeroU32::MIN, FULL)))
+    }
+
+    /// The exclusive side.
+    pub fn write(&self) -> Lock {
+        Lock::new(&self.client, self.name.clone(), Ok((FULL, FULL)))
+    }
+}

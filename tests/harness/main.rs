@@ -1,0 +1,28 @@
+//! The harness against real servers: each way of breaking one does what it says. What needs no server is tested beside
+//! the code, in tests/src.
+
+#![allow(clippy::unwrap_used, reason = "a panic is the report")]
+
+mod processes;
+mod proxy;
+mod redis_server;
+
+use libtest_mimic::{Arguments, Trial};
+
+fn main() {
+    let trials: Vec<Trial> = [redis_server::facts(), proxy::facts(), processes::facts()]
+        .into_iter()
+        .flatten()
+        .collect();
+    libtest_mimic::run(&Arguments::from_args(), trials).exit();
+}
+
+/// A list of facts that all need the same, each named as its function.
+#[macro_export]
+macro_rules! facts {
+    ($needs:expr; $($name:ident)*) => {{
+        let needs: Result<(), String> = $needs;
+        let group = module_path!().rsplit("::").next().unwrap();
+        vec![$(::tests::fact::fact(format!("{group}::{}", stringify!($name)), needs.clone(), $name)),*]
+    }};
+}

@@ -1,0 +1,104 @@
+//! A process that holds a lock and may be killed: told what to do by lines on standard input.
+//!
+//! ```text
+//! acquire   → HELD <token> | FAILED <kind>     waits as long as LOCK_WAIT says
+//! try       → HELD <token> | FAILED <kind>     does not wait
+//! release   → RELEASED Released | RELEASED AlreadyLost | FAILED <kind>
+//! valid     → VALID true | VALID false         the guard's own judgement, without asking the store
+//! lost      → LOST <reason>                    when the guard is lost
+//! ```
+//!
+//! Which store, namespace, ttl and wait come from the `LOCK_…` variables. The end of standard input ends it: a guard
+//! that it still has is dropped.
+
+use std::io::{self, BufRead as _};
+use std::time::Duration;
+
+use clap::{Parser, Subcommand};
+use lockcore::{Error, Guard, Lock, Locks};
+
+#[derive(Parser)]
+struct Arguments {
+    #[command(subcommand)]
+    lock: Which,
+    /// Does not keep the lease alive.
+    #[arg(long, global = true)]
+    no_renew: bool,
+}
+
+#[derive(Subcommand)]
+enum Which {
+    Mutex {
+        name: String,
+    },
+    Read {
+        name: String,
+    },
+    Write {
+        name: String,
+    },
+    Permits {
+        permits: u32,
+        capacity: u32,
+        name: String,
+    },
+}
+
+impl Arguments {
+    fn lock(self, locks: &Locks) -> Lock {
+        let lock = match self.lock {
+            Which::Mutex { name } => locks.mutex(name),
+            Which::Read { name } => locks.rwlock(name).read(),
+            Which::Write { name } => locks.rwlock(name).write(),
+            Which::Permits {
+                permits,
+                capacity,
+                name,
+            } => locks.semaphore(name, capacity).permits(permits),
+        };
+        lock.renew(!self.no_renew)
+    }
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let locks = Locks::from_env()?;
+    let lock = Arguments::parse().lock(&locks);
+    let mut guard = None;
+
+    // On the runtime's main thread, which drives nothing else: blocking it for the next line holds up nobody.
+    for line in io::stdin().lock().lines() {
+        match line?.as_str() {
+            "acquire" => guard = report(lock.acquire().await),
+            "try" => guard = report(lock.try_acquire().await),
+            "release" => match held(guard.take())?.release().await {
+                Ok(release) => println!("RELEASED {release:?}"),
+                Err(error) => println!("FAILED {:?}", error.kind()),
+            },
+            "valid" => println!("VALID {}", held(guard.as_ref())?.is_valid()),
+            "lost" => println!("LOST {:?}", held(guard.as_ref())?.lost().await),
+            other => return Err(format!("not a command: {other:?}").into()),
+        }
+    }
+
+    drop(guard);
+    Ok(locks.shutdown(Duration::from_secs(5)).await?)
+}
+
+fn report(acquired: Result<Guard, Error>) -> Option<Guard> {
+    match acquired {
+        Ok(guard) => {
+            println!("HELD {}", guard.token());
+            Some(guard)
+        }
+        Err(error) => {
+            eprintln!("holder: {error}");
+            println!("FAILED {:?}", error.kind());
+            None
+        }
+    }
+}
+
+fn held<G>(guard: Option<G>) -> Result<G, &'static str> {
+    guard.ok_or("nothing is held")
+}

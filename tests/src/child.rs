@@ -1,0 +1,207 @@
+//! A child process that never outlives its test: it is killed when its value is dropped (a panic drops it too), and by
+//! a watcher when the test process itself is killed and can drop nothing.
+//!
+//! The watcher is a shell whose standard input is a pipe from us. Whatever ends us closes the pipe, and the shell kills
+//! the child. (`PR_SET_PDEATHSIG` would need `unsafe` code between fork and exec, and fires when the *thread* ends that
+//! started the child, which in a test is too early.)
+
+use std::io::{self, Write as _};
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
+
+use crate::eventually::poll;
+
+/// `$1` the child, `$2` a folder of its own or nothing. A line says that the child was reaped and its number may
+/// belong to somebody else by now; the end of the input without one says that we are gone.
+const WATCH: &str = r#"read -r line && exit 0; kill -KILL "$1"; [ -z "$2" ] || rm -rf -- "$2""#;
+
+/// A running child, or one that has ended by itself and is not yet reaped.
+#[derive(Debug)]
+pub struct LeashedChild {
+    child: Child,
+    watcher: Child,
+}
+
+impl LeashedChild {
+    /// Starts the command. `litter` is a temporary folder that goes with the child when we are killed.
+    ///
+    /// Both get process groups of their own, so that Ctrl-C at a terminal ends only us, and we end them.
+    pub fn spawn(command: &mut Command, litter: Option<&Path>) -> io::Result<Self> {
+        let child = command.process_group(0).spawn()?;
+        let watcher = Command::new("sh")
+            .args(["-c", WATCH, "watcher", &child.id().to_string()])
+            .arg(litter.unwrap_or(Path::new("")))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .process_group(0)
+            .spawn();
+        match watcher {
+            Ok(watcher) => Ok(Self { child, watcher }),
+            Err(error) => {
+                kill_and_reap(child);
+                Err(error)
+            }
+        }
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// How it ended, when it has.
+    pub fn ended(&mut self) -> Option<ExitStatus> {
+        self.child.try_wait().unwrap()
+    }
+
+    /// SIGSTOP; returns when every thread of the child has stopped.
+    pub fn freeze(&mut self) {
+        self.signal(Signal::STOP);
+        waitid(WaitId::Pid(self.id()), WaitIdOptions::STOPPED).unwrap_or_else(|error| {
+            panic!("child {} did not stop: {error}", self.pid());
+        });
+    }
+
+    /// SIGCONT.
+    pub fn thaw(&mut self) {
+        self.signal(Signal::CONT);
+    }
+
+    /// SIGTERM, also to a frozen child; panics when it does not end within the time.
+    pub fn stop(mut self, within: Duration) -> ExitStatus {
+        self.signal(Signal::TERM);
+        // Past `signal`, because it may have ended in between; not reaped, it still owns its number.
+        kill_process(self.id(), Signal::CONT).unwrap();
+        let status = poll(within, || self.ended());
+        status.unwrap_or_else(|| {
+            panic!(
+                "child {} did not end within {within:?} of SIGTERM",
+                self.pid()
+            )
+        })
+    }
+
+    /// SIGKILL, and reaps. A frozen child dies of it too.
+    pub fn kill(self) {
+        drop(self);
+    }
+
+    pub(crate) fn std(&mut self) -> &mut Child {
+        &mut self.child
+    }
+
+    fn signal(&mut self, signal: Signal) {
+        // Asked first: the number of a child that was reaped may belong to somebody else.
+        if let Some(status) = self.ended() {
+            panic!("child {} has ended by itself: {status}", self.pid());
+        }
+        kill_process(self.id(), signal).unwrap();
+    }
+
+    fn id(&self) -> Pid {
+        Pid::from_child(&self.child)
+    }
+}
+
+impl Drop for LeashedChild {
+    fn drop(&mut self) {
+        // Nothing here may panic: the test may be panicking already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if let Some(mut pipe) = self.watcher.stdin.take() {
+            let _ = pipe.write_all(b"reaped\n");
+        }
+        let _ = self.watcher.wait();
+    }
+}
+
+fn kill_and_reap(mut child: Child) {
+    let _ = child.kill();
+    let _ = child.wait();
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::eventually::wait_until;
+
+    const SOON: Duration = Duration::from_secs(10);
+
+    fn sleeper() -> LeashedChild {
+        LeashedChild::spawn(Command::new("sleep").arg("600"), None).unwrap()
+    }
+
+    /// `None` when there is no such process, else its state letter (Z is a zombie that nobody reaped).
+    fn state(pid: u32) -> Option<char> {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        stat.rsplit_once(") ")?.1.chars().next()
+    }
+
+    #[test]
+    fn a_dropped_child_is_gone_also_when_it_was_frozen() {
+        let mut child = sleeper();
+        let pid = child.pid();
+
+        child.freeze();
+        assert_eq!(state(pid), Some('T'));
+        drop(child);
+
+        assert_eq!(state(pid), None);
+    }
+
+    #[test]
+    fn a_panic_takes_the_child_with_it() {
+        let child = sleeper();
+        let pid = child.pid();
+
+        let panicked = std::thread::spawn(move || {
+            let _child = child;
+            std::panic::resume_unwind(Box::new("as a failing test does"));
+        })
+        .join();
+
+        assert!(panicked.is_err());
+        assert_eq!(state(pid), None);
+    }
+
+    #[test]
+    fn a_thawed_child_runs_again_and_can_be_frozen_again() {
+        let mut child = sleeper();
+
+        child.freeze();
+        child.thaw();
+        wait_until("runs again", SOON, || state(child.pid()) == Some('S'));
+        child.freeze();
+
+        assert_eq!(state(child.pid()), Some('T'));
+    }
+
+    #[test]
+    fn the_watcher_kills_the_child_and_removes_its_folder_when_we_vanish() {
+        let litter = tempfile::tempdir().unwrap().keep();
+        let mut child =
+            LeashedChild::spawn(Command::new("sleep").arg("600"), Some(&litter)).unwrap();
+
+        drop(child.watcher.stdin.take()); // what the kernel does when we are killed
+
+        wait_until("child killed", SOON, || child.ended().is_some());
+        wait_until("folder removed", SOON, || !litter.exists());
+    }
+
+    #[test]
+    fn the_watcher_spares_the_folder_of_a_child_that_was_dropped() {
+        let litter = tempfile::tempdir().unwrap();
+        let child =
+            LeashedChild::spawn(Command::new("sleep").arg("600"), Some(litter.path())).unwrap();
+
+        drop(child);
+
+        assert!(litter.path().exists());
+    }
+}

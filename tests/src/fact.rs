@@ -1,0 +1,76 @@
+//! A fact of the suite as a libtest-mimic trial: it runs, or shows as ignored with the reason, or, when the runner
+//! demands every server (`tests/run` does), fails with that reason. Nothing passes because nothing was there.
+
+use libtest_mimic::{Failed, Trial};
+
+/// `needs` is the reason why it cannot run here, from for example [`RedisServer::available`](crate::redis_server::RedisServer::available).
+pub fn fact(
+    name: impl Into<String>,
+    needs: Result<(), String>,
+    body: impl FnOnce() + Send + 'static,
+) -> Trial {
+    judge(name.into(), needs, servers_required(), body)
+}
+
+/// Set by `tests/run`: what is missing is a failure there.
+pub fn servers_required() -> bool {
+    is_on("LOCKCORE_REQUIRE_SERVERS")
+}
+
+/// Set by `tests/run --long`: soaks and large histories run too.
+pub fn long() -> bool {
+    is_on("LOCKCORE_LONG")
+}
+
+fn judge(
+    name: String,
+    needs: Result<(), String>,
+    required: bool,
+    body: impl FnOnce() + Send + 'static,
+) -> Trial {
+    match needs {
+        Ok(()) => Trial::test(name, || {
+            body();
+            Ok(())
+        }),
+        Err(reason) if required => Trial::test(name, move || Err(Failed::from(reason))),
+        // The kind is printed in brackets before the name, also for what is ignored.
+        Err(reason) => Trial::test(name, || Ok(()))
+            .with_kind(reason)
+            .with_ignored_flag(true),
+    }
+}
+
+fn is_on(variable: &str) -> bool {
+    std::env::var(variable).is_ok_and(|value| value == "1")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cannot_run_is_ignored_and_says_why() {
+        let trial = judge(
+            "sleeps".into(),
+            Err("no bed".into()),
+            false,
+            || unreachable!(),
+        );
+
+        assert!(trial.has_ignored_flag());
+        assert_eq!(trial.kind(), "no bed");
+    }
+
+    #[test]
+    fn what_cannot_run_is_not_ignored_where_servers_are_required() {
+        let trial = judge(
+            "sleeps".into(),
+            Err("no bed".into()),
+            true,
+            || unreachable!(),
+        );
+
+        assert!(!trial.has_ignored_flag());
+    }
+}

@@ -1,0 +1,85 @@
+//! A wall clock of one server that can be made to jump, by libfaketime.
+//!
+//! The library is preloaded into the server and reads its offset from a file at each look at the clock, so that a jump
+//! takes effect at once. The monotonic clock stays true, as it does when an operator or NTP steps a machine's time.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+/// Where a server's wall clock stands beside the machine's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Clock {
+    Ahead(Duration),
+    True,
+    Behind(Duration),
+}
+
+/// The clock of one server.
+#[derive(Debug)]
+pub struct FakeClock {
+    library: PathBuf,
+    offset: PathBuf,
+}
+
+impl FakeClock {
+    /// A true clock at first; its offset is kept in the folder.
+    pub fn in_folder(folder: &Path) -> Result<Self, String> {
+        let clock = Self {
+            library: library()?,
+            offset: folder.join("clock-offset"),
+        };
+        clock.set(Clock::True);
+        Ok(clock)
+    }
+
+    /// Whether the library is there; the error says how to get it.
+    pub fn available() -> Result<(), String> {
+        library().map(drop)
+    }
+
+    /// The next look at the clock sees it.
+    pub fn set(&self, clock: Clock) {
+        let offset = match clock {
+            Clock::Ahead(by) => format!("+{}\n", by.as_secs_f64()),
+            Clock::True => "+0\n".into(),
+            Clock::Behind(by) => format!("-{}\n", by.as_secs_f64()),
+        };
+        // Renamed into place: the server must never read half an offset.
+        let draft = self.offset.with_extension("draft");
+        fs::write(&draft, offset).unwrap();
+        fs::rename(&draft, &self.offset).unwrap();
+    }
+
+    /// Makes the command's process live by this clock.
+    ///
+    /// The C library goes before the program's own libraries, so that its `malloc` is used: jemalloc, which Debian's
+    /// Redis links, looks at the clock while libfaketime still asks it for its first memory, and neither gets further.
+    pub fn preload_into(&self, command: &mut Command) {
+        command
+            .env(
+                "LD_PRELOAD",
+                format!("{} libc.so.6", self.library.display()),
+            )
+            .env("FAKETIME_TIMESTAMP_FILE", &self.offset)
+            .env("FAKETIME_NO_CACHE", "1") // else a jump is seen up to 10 s late
+            .env("FAKETIME_DONT_FAKE_MONOTONIC", "1")
+            .env("DONT_FAKE_MONOTONIC", "1"); // the name before libfaketime 0.9.9
+    }
+}
+
+fn library() -> Result<PathBuf, String> {
+    let multiarch = format!("/usr/lib/{}-linux-gnu/faketime", std::env::consts::ARCH);
+    // Debian and Ubuntu, Fedora, Arch.
+    let folders = [
+        multiarch.as_str(),
+        "/usr/lib64/faketime",
+        "/usr/lib/faketime",
+    ];
+    let found = folders
+        .map(|folder| Path::new(folder).join("libfaketime.so.1"))
+        .into_iter()
+        .find(|file| file.exists());
+    found.ok_or_else(|| "libfaketime is not installed: apt-get install libfaketime".into())
+}

@@ -1,0 +1,31 @@
+//! The harness of the behaviour suite: servers that it starts itself and can stop, freeze, kill and cut off, helper
+//! processes that may die, and witnesses that tell whether a lock really excluded.
+//!
+//! | module | what it gives |
+//! |---|---|
+//! | [`redis_server`] | a real Redis on a free port, with verbs for every way it can fail |
+//! | [`faketime`] | a wall clock of one server that can be made to jump |
+//! | [`proxy`] | a TCP proxy that cuts, freezes, delays and loses replies |
+//! | [`process`] | helper processes that are told what to do line by line, and the lock holder among them |
+//! | [`child`] | a child process that dies with us, even when we are killed |
+//! | [`witness`] | the protected resource: sees overlap without knowing the lock |
+//! | [`fact`] | a test case that shows as ignored, with the reason, when it cannot run |
+//! | [`eventually`] | waiting for something to become true, with a deadline |
+//! | [`ports`] | loopback ports that nobody else gets |
+//!
+//! Whatever goes wrong in the harness itself panics with what to do about it: its only callers are tests.
+
+#![allow(
+    clippy::unwrap_used,
+    reason = "all of this is test code, where a panic is the report"
+)]
+
+pub mod child;
+pub mod eventually;
+pub mod fact;
+pub mod faketime;
+pub mod ports;
+pub mod process;
+pub mod proxy;
+pub mod redis_server;
+pub mod witness;

@@ -1,0 +1,65 @@
+//! Loopback ports for servers and proxies.
+//!
+//! They are taken below the range from which the kernel gives local ports to outgoing connections: while a server is
+//! down, a client that keeps reconnecting could otherwise be given the server's own port, connect to itself, and keep
+//! the server from coming back.
+
+use std::fs;
+use std::net::{Ipv4Addr, TcpListener};
+use std::ops::Range;
+
+/// A listener on a port that nobody else listens on.
+pub fn listen() -> TcpListener {
+    let range = outside_the_ephemeral_range();
+    let free = (0..1_000)
+        .find_map(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, fastrand::u16(range.clone()))).ok());
+    free.unwrap_or_else(|| panic!("none of 1,000 loopback ports in {range:?} could be bound"))
+}
+
+/// A port that was free just now. Another process may take it before a server has bound it: be ready to ask again.
+pub fn free_port() -> u16 {
+    listen().local_addr().unwrap().port()
+}
+
+fn outside_the_ephemeral_range() -> Range<u16> {
+    // The kernel's default where it cannot be read.
+    let told = fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range")
+        .unwrap_or_else(|_| "32768 60999".into());
+    let mut bounds = told
+        .split_whitespace()
+        .map(|bound| bound.parse::<u16>().unwrap());
+    let (low, high) = (bounds.next().unwrap(), bounds.next().unwrap());
+
+    let below = 10_240..low.max(10_240);
+    let above = high.saturating_add(1)..u16::MAX;
+    if below.len() >= above.len() {
+        below
+    } else {
+        above
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_listeners_never_share_a_port() {
+        let (one, other) = (listen(), listen());
+
+        assert_ne!(
+            one.local_addr().unwrap().port(),
+            other.local_addr().unwrap().port()
+        );
+    }
+
+    #[test]
+    fn outgoing_connections_are_not_given_these_ports() {
+        let listener = listen();
+        let port = listener.local_addr().unwrap().port();
+
+        let outgoing = std::net::TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
+
+        assert!(!outside_the_ephemeral_range().contains(&outgoing.local_addr().unwrap().port()));
+    }
+}

@@ -1,0 +1,258 @@
+//! Helper processes: told what to do by lines on their standard input, answering by lines on their standard output.
+//! [`Holder`] speaks with the program `holder` of this package, which takes and releases locks through the public API.
+//!
+//! They are what may be killed or frozen while it holds something; what they print on standard error is passed through.
+
+use std::ffi::OsStr;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::process::{ChildStdin, Command, Stdio};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
+use std::time::Duration;
+
+use crate::child::LeashedChild;
+
+/// For answers that a busy machine may delay and nothing else should.
+const ANSWER: Duration = Duration::from_secs(20);
+
+/// A helper process; killed when dropped.
+#[derive(Debug)]
+pub struct Process {
+    child: LeashedChild,
+    input: ChildStdin,
+    lines: mpsc::Receiver<String>,
+}
+
+impl Process {
+    /// Starts the command with its standard input and output in our hands.
+    pub fn start(command: &mut Command) -> Self {
+        let child = LeashedChild::spawn(command.stdin(Stdio::piped()).stdout(Stdio::piped()), None);
+        let mut child = child.unwrap_or_else(|error| panic!("{command:?}: {error}"));
+        let input = child.std().stdin.take().unwrap();
+        let output = child.std().stdout.take().unwrap();
+        let (line, lines) = mpsc::channel();
+        // Ends with the child's output.
+        thread::spawn(move || {
+            for text in BufReader::new(output).lines().map_while(Result::ok) {
+                if line.send(text).is_err() {
+                    return;
+                }
+            }
+        });
+        Self {
+            child,
+            input,
+            lines,
+        }
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.pid()
+    }
+
+    /// Tells it a line.
+    pub fn say(&mut self, line: &str) {
+        writeln!(self.input, "{line}")
+            .unwrap_or_else(|error| panic!("told {line:?} to process {}: {error}", self.pid()));
+    }
+
+    /// Its next line; `None` when there was none within the time.
+    pub fn hear(&mut self, within: Duration) -> Option<String> {
+        match self.lines.recv_timeout(within) {
+            Ok(line) => Some(line),
+            Err(RecvTimeoutError::Timeout) => None,
+            Err(RecvTimeoutError::Disconnected) => panic!("process {} has ended", self.pid()),
+        }
+    }
+
+    /// The rest of its next line after `word`; panics when another line comes, or none within the time.
+    pub fn expect(&mut self, word: &str, within: Duration) -> String {
+        let line = self
+            .hear(within)
+            .unwrap_or_else(|| panic!("no {word} within {within:?}"));
+        match line.strip_prefix(word) {
+            Some(rest) => rest.trim_start().to_owned(),
+            None => panic!("expected {word}, heard {line:?}"),
+        }
+    }
+
+    /// SIGKILL.
+    pub fn kill(self) {
+        self.child.kill();
+    }
+
+    /// SIGSTOP; returns when it has stopped.
+    pub fn freeze(&mut self) {
+        self.child.freeze();
+    }
+
+    /// SIGCONT.
+    pub fn thaw(&mut self) {
+        self.child.thaw();
+    }
+
+    /// Ends its input, upon which it should end by itself.
+    pub fn finish(self, within: Duration) {
+        let Self {
+            mut child,
+            input,
+            lines: _lines,
+        } = self;
+        drop(input);
+        crate::eventually::wait_until("the process ends with its input", within, || {
+            child.ended().is_some()
+        });
+    }
+}
+
+/// A process with one client and one lock.
+#[derive(Debug)]
+pub struct Holder(Process);
+
+/// How a [`Holder`] is started.
+#[derive(Clone, Debug)]
+pub struct HolderOptions {
+    pub url: String,
+    /// The lock: `mutex NAME`, `read NAME`, `write NAME`, or `permits K N NAME`.
+    pub lock: String,
+    pub namespace: String,
+    pub ttl: Duration,
+    pub wait: Duration,
+    pub renew: bool,
+}
+
+impl HolderOptions {
+    /// A mutex with the defaults that suit most tests: renewed, and waited for longer than a test waits for it.
+    pub fn mutex(url: &str, name: &str) -> Self {
+        Self {
+            url: url.into(),
+            lock: format!("mutex {name}"),
+            namespace: "lock".into(),
+            ttl: Duration::from_secs(2),
+            wait: 3 * ANSWER,
+            renew: true,
+        }
+    }
+}
+
+impl Holder {
+    /// Starts the program; nothing is asked of the store yet. In a test of this package the program is
+    /// `env!("CARGO_BIN_EXE_holder")`.
+    pub fn start(program: impl AsRef<OsStr>, options: &HolderOptions) -> Self {
+        let mut command = Command::new(program);
+        command
+            .args(options.lock.split(' '))
+            .args((!options.renew).then_some("--no-renew"))
+            .env("LOCK_URL", &options.url)
+            .env("LOCK_NAMESPACE", &options.namespace)
+            .env("LOCK_TTL", format!("{}ms", options.ttl.as_millis()))
+            .env("LOCK_WAIT", format!("{}ms", options.wait.as_millis()));
+        Self(Process::start(&mut command))
+    }
+
+    /// Acquires and returns the token; panics when the lock is not granted.
+    pub fn acquire(&mut self) -> u64 {
+        self.ask_to_acquire();
+        self.held(ANSWER)
+    }
+
+    /// Makes it wait for the lock; [`held`](Self::held) tells when it has it.
+    pub fn ask_to_acquire(&mut self) {
+        self.0.say("acquire");
+    }
+
+    /// The token of the acquisition that was asked for.
+    pub fn held(&mut self, within: Duration) -> u64 {
+        self.0.expect("HELD", within).parse().unwrap()
+    }
+
+    /// Asks without waiting: the token, or the kind of the error.
+    pub fn try_acquire(&mut self) -> Result<u64, String> {
+        self.0.say("try");
+        let answer = self.0.hear(ANSWER).expect("no answer to `try`");
+        match answer.split_once(' ') {
+            Some(("HELD", token)) => Ok(token.parse().unwrap()),
+            Some(("FAILED", kind)) => Err(kind.into()),
+            _ => panic!("expected HELD or FAILED, heard {answer:?}"),
+        }
+    }
+
+    /// `Released` or `AlreadyLost`.
+    pub fn release(&mut self) -> String {
+        self.0.say("release");
+        self.0.expect("RELEASED", ANSWER)
+    }
+
+    /// Whether its guard is still valid by its own judgement.
+    pub fn is_valid(&mut self) -> bool {
+        self.0.say("valid");
+        self.0.expect("VALID", ANSWER).parse().unwrap()
+    }
+
+    /// Waits until its guard is lost, and why.
+    pub fn lost(&mut self, within: Duration) -> String {
+        self.0.say("lost");
+        self.0.expect("LOST", within)
+    }
+
+    pub fn process(&mut self) -> &mut Process {
+        &mut self.0
+    }
+
+    /// Ends its input, upon which it drops its guard, shuts its client down and ends.
+    pub fn finish(self, within: Duration) {
+        self.0.finish(within);
+    }
+
+    /// SIGKILL, whatever it holds or waits for.
+    pub fn kill(self) {
+        self.0.kill();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(script: &str) -> Process {
+        Process::start(Command::new("sh").args(["-c", script]))
+    }
+
+    #[test]
+    fn lines_go_in_and_come_out() {
+        let mut echo = shell("while read -r line; do echo \"GOT $line\"; done");
+
+        echo.say("a b");
+
+        assert_eq!(echo.expect("GOT", ANSWER), "a b");
+        echo.finish(ANSWER);
+    }
+
+    #[test]
+    fn a_frozen_process_answers_after_the_thaw() {
+        let mut echo = shell("while read -r line; do echo \"GOT $line\"; done");
+
+        echo.freeze();
+        echo.say("a");
+        assert_eq!(echo.hear(Duration::from_millis(50)), None);
+        echo.thaw();
+
+        assert_eq!(echo.expect("GOT", ANSWER), "a");
+    }
+
+    #[test]
+    #[should_panic(expected = "expected HELD, heard \"FAILED Busy\"")]
+    fn an_unexpected_line_is_shown() {
+        let mut process = shell("echo FAILED Busy; read -r line");
+
+        process.expect("HELD", ANSWER);
+    }
+
+    #[test]
+    #[should_panic(expected = "has ended")]
+    fn a_process_that_ended_is_not_waited_for() {
+        let mut process = shell("exit 1");
+
+        process.hear(ANSWER);
+    }
+}

@@ -1,0 +1,168 @@
+//! One connection of the proxy: each direction is a reader that stamps chunks with the time when they are due, and a
+//! writer that passes them on then, unless frozen. When a connection is opened, cut and counted is not decided here.
+
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+use tokio::net::tcp::{ReadHalf, WriteHalf};
+use tokio::sync::{mpsc, watch};
+use tokio::time::{Instant, sleep_until};
+
+use super::{Rules, Shared};
+
+const CHUNK: usize = 16 * 1024;
+
+/// Chunks on their way in one direction, before its reader waits: enough for a delay not to become a throttle.
+const ON_THE_WAY: usize = 1_024;
+
+/// Why nothing more goes through a connection whose sides have not both shut down.
+#[derive(Debug)]
+pub(super) enum Broken {
+    /// One side failed.
+    Failed,
+    /// The server has begun to answer a request of the trap.
+    ReplyLost,
+}
+
+/// A chunk and when it is due.
+type Chunk = (Instant, Vec<u8>);
+
+/// Passes bytes both ways until both sides have shut down.
+pub(super) async fn through(
+    client: &mut TcpStream,
+    server: &mut TcpStream,
+    rules: &watch::Receiver<Rules>,
+    shared: &Shared,
+) -> Result<(), Broken> {
+    let (from_client, to_client) = client.split();
+    let (from_server, to_server) = server.split();
+    let (queue_up, up) = mpsc::channel(ON_THE_WAY);
+    let (queue_down, down) = mpsc::channel(ON_THE_WAY);
+    let trapped = AtomicBool::new(false);
+
+    let read_up = read(from_client, queue_up, || {
+        shared.chunks_up.fetch_add(1, Ordering::Relaxed);
+        Ok(rules.borrow().delay_up)
+    });
+    let read_down = read(from_server, queue_down, || {
+        if trapped.load(Ordering::Relaxed) {
+            return Err(Broken::ReplyLost);
+        }
+        Ok(rules.borrow().delay_down)
+    });
+    let mut recent = Vec::new();
+    let write_up = write(to_server, up, rules.clone(), &shared.bytes_up, |chunk| {
+        // Before it is passed on, so that the reply cannot be quicker.
+        if !trapped.load(Ordering::Relaxed) && shared.springs_the_trap(&mut recent, chunk) {
+            trapped.store(true, Ordering::Relaxed);
+        }
+    });
+    let write_down = write(to_client, down, rules.clone(), &shared.bytes_down, |_| {});
+    tokio::try_join!(read_up, read_down, write_up, write_down).map(drop)
+}
+
+/// Lets the server read what it was sent, which a reset could overtake, and answer into the void.
+pub(super) async fn drain(mut server: TcpStream) {
+    let _ = server.shutdown().await;
+    let mut void = vec![0; CHUNK];
+    while server.read(&mut void).await.is_ok_and(|read| read > 0) {}
+}
+
+/// `on_chunk` says by how much what was just read is delayed.
+async fn read(
+    mut from: ReadHalf<'_>,
+    queue: mpsc::Sender<Chunk>,
+    on_chunk: impl Fn() -> Result<Duration, Broken>,
+) -> Result<(), Broken> {
+    let mut buffer = vec![0; CHUNK];
+    loop {
+        let read = from.read(&mut buffer).await?;
+        if read == 0 {
+            return Ok(()); // the queue's end is the writer's
+        }
+        let due = Instant::now() + on_chunk()?;
+        if queue.send((due, buffer[..read].to_vec())).await.is_err() {
+            return Ok(()); // its writer has failed and says so itself
+        }
+    }
+}
+
+async fn write(
+    mut to: WriteHalf<'_>,
+    mut queue: mpsc::Receiver<Chunk>,
+    mut rules: watch::Receiver<Rules>,
+    passed: &AtomicU64,
+    mut before: impl FnMut(&[u8]),
+) -> Result<(), Broken> {
+    while let Some((due, chunk)) = queue.recv().await {
+        sleep_until(due).await;
+        before(&chunk);
+        pass(&to, &chunk, &mut rules, passed).await?;
+    }
+    thawed(&mut rules).await?;
+    Ok(to.shutdown().await?)
+}
+
+async fn pass(
+    to: &WriteHalf<'_>,
+    mut chunk: &[u8],
+    rules: &mut watch::Receiver<Rules>,
+    passed: &AtomicU64,
+) -> io::Result<()> {
+    while !chunk.is_empty() {
+        thawed(rules).await?;
+        to.writable().await?;
+        // The rules stay borrowed over the write and its count: a `freeze` that has returned is never followed by one,
+        // and who asks for the traffic does not get a count that lags behind.
+        let rules = rules.borrow();
+        if rules.frozen {
+            continue;
+        }
+        match to.try_write(chunk) {
+            Ok(written) => {
+                passed.fetch_add(written as u64, Ordering::Relaxed);
+                chunk = &chunk[written..];
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+async fn thawed(rules: &mut watch::Receiver<Rules>) -> io::Result<()> {
+    let thawed = rules.wait_for(|rules| !rules.frozen).await;
+    thawed
+        .map(drop)
+        .map_err(|_| io::ErrorKind::ConnectionAborted.into()) // the proxy was dropped
+}
+
+impl Shared {
+    /// Whether the chunk completes a request that gets no reply. `recent` is what a marker may have begun in.
+    fn springs_the_trap(&self, recent: &mut Vec<u8>, chunk: &[u8]) -> bool {
+        let mut trap = self.trap();
+        let Some(trap) = trap.as_mut().filter(|trap| trap.remaining > 0) else {
+            recent.clear();
+            return false;
+        };
+        recent.extend_from_slice(chunk);
+        if recent
+            .windows(trap.marker.len())
+            .any(|window| window == trap.marker)
+        {
+            trap.remaining -= 1;
+            return true;
+        }
+        recent.drain(..recent.len().saturating_sub(trap.marker.len() - 1));
+        false
+    }
+}
+
+impl From<io::Error> for Broken {
+    fn from(_: io::Error) -> Self {
+        Self::Failed
+    }
+}

@@ -1,0 +1,357 @@
+//! A real Redis that the test owns: started on a free loopback port in a temporary folder, and stopped, killed, frozen,
+//! restarted or sent to another time at will. What goes over the network is cut by [`proxy`](crate::proxy), not here.
+//!
+//! The harness talks to the server over a Unix socket as a user of its own: whatever a test does to ports and
+//! passwords, its questions are answered, and by this very server.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use redis::{
+    ConnectionAddr, FromRedisValue, IntoConnectionInfo as _, RedisConnectionInfo, RedisResult,
+};
+use tempfile::TempDir;
+
+use crate::child::LeashedChild;
+use crate::eventually::poll;
+use crate::faketime::{Clock, FakeClock};
+use crate::ports::free_port;
+
+const PROGRAM: &str = "redis-server";
+
+/// The harness's own user at the server.
+const USER: &str = "harness";
+
+/// A start takes 10 ms; on two saturated cores, seconds.
+const START: Duration = Duration::from_secs(20);
+
+/// Longer than any answer takes, shorter than a test may hang on a server that it froze itself.
+const ANSWER: Duration = Duration::from_secs(5);
+
+/// Calls per command since the server started or `CONFIG RESETSTAT`; commands called by scripts count too.
+pub type CommandStats = BTreeMap<String, u64>;
+
+/// A running server; gone with its value.
+#[derive(Debug)]
+pub struct RedisServer {
+    port: u16,
+    extra: Vec<String>,
+    clock: Option<FakeClock>,
+    /// Before the folder, so that it is killed before the folder is removed.
+    child: Mutex<Option<LeashedChild>>,
+    folder: TempDir,
+}
+
+impl RedisServer {
+    /// A server without persistence.
+    pub fn start() -> Self {
+        Self::with(&[])
+    }
+
+    /// A server with more arguments, for example `&["--maxmemory", "1mb"]`; they outrank the harness's own.
+    pub fn with(extra: &[&str]) -> Self {
+        Self::launch(extra, |_| None)
+    }
+
+    /// A server whose wall clock [`set_clock`](Self::set_clock) can make jump.
+    pub fn with_clock(extra: &[&str]) -> Self {
+        Self::launch(extra, |folder| {
+            Some(FakeClock::in_folder(folder.path()).unwrap_or_else(|reason| panic!("{reason}")))
+        })
+    }
+
+    /// Whether there is a `redis-server` here; the error says how to get it.
+    pub fn available() -> Result<(), String> {
+        match Command::new(PROGRAM)
+            .arg("--version")
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .status()
+        {
+            Ok(status) if status.success() => Ok(()),
+            Ok(status) => Err(format!("`{PROGRAM} --version` failed: {status}")),
+            Err(error) => Err(format!(
+                "cannot run {PROGRAM} ({error}): apt-get install redis-server"
+            )),
+        }
+    }
+
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    pub fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}", self.port)
+    }
+
+    /// The URL with credentials, percent-encoded where they need it.
+    pub fn url_with_user(&self, user: &str, password: &str) -> String {
+        let mut url = url::Url::parse(&self.url()).unwrap();
+        url.set_username(user).unwrap();
+        url.set_password(Some(password)).unwrap();
+        url.into()
+    }
+
+    /// Of the process that runs now: a restart changes it.
+    pub fn pid(&self) -> u32 {
+        self.running()
+            .as_ref()
+            .unwrap_or_else(|| self.panic_not_running())
+            .pid()
+    }
+
+    /// SIGKILL: the server loses what it has not written. Nothing happens when it is down already.
+    pub fn kill(&self) {
+        if let Some(child) = self.running().take() {
+            child.kill();
+        }
+    }
+
+    /// SIGTERM: the server ends in good order, writing what it persists. Nothing happens when it is down already.
+    pub fn stop(&self) {
+        if let Some(child) = self.running().take() {
+            child.stop(ANSWER);
+        }
+    }
+
+    /// Starts it again on the same port in the same folder, stopping it first when it runs.
+    pub fn restart(&self) {
+        self.stop();
+        // Somebody may hold the port for a moment, but not for long: see `ports`.
+        let started = poll(START, || match self.spawn() {
+            Err(NotStarted::PortTaken) => None,
+            outcome => Some(outcome),
+        });
+        match started {
+            Some(Ok(())) => {}
+            Some(Err(NotStarted::Failed(why))) => panic!("{why}"),
+            Some(Err(NotStarted::PortTaken)) | None => panic!("port {} stayed taken", self.port),
+        }
+    }
+
+    /// SIGSTOP: connections stay and nothing is answered.
+    pub fn freeze(&self) {
+        self.running()
+            .as_mut()
+            .unwrap_or_else(|| self.panic_not_running())
+            .freeze();
+    }
+
+    /// SIGCONT.
+    pub fn thaw(&self) {
+        self.running()
+            .as_mut()
+            .unwrap_or_else(|| self.panic_not_running())
+            .thaw();
+    }
+
+    /// Makes the wall clock of a server from [`with_clock`](Self::with_clock) jump.
+    pub fn set_clock(&self, clock: Clock) {
+        self.clock
+            .as_ref()
+            .expect("the server was not started by `with_clock`")
+            .set(clock);
+    }
+
+    /// One command as the harness's own user, for example `command::<u64>(&["DBSIZE"])`; panics on an error.
+    pub fn command<T: FromRedisValue>(&self, arguments: &[&str]) -> T {
+        self.try_command(arguments)
+            .unwrap_or_else(|error| panic!("{arguments:?}: {error}"))
+    }
+
+    /// One command whose error is of interest.
+    pub fn try_command<T: FromRedisValue>(&self, arguments: &[&str]) -> RedisResult<T> {
+        let mut command = redis::Cmd::new();
+        for argument in arguments {
+            command.arg(argument);
+        }
+        command.query(&mut self.connection()?)
+    }
+
+    /// The keys that match a glob pattern, sorted.
+    pub fn keys(&self, pattern: &str) -> Vec<String> {
+        let mut keys: Vec<String> = self.command(&["KEYS", pattern]);
+        keys.sort();
+        keys
+    }
+
+    /// The harness's own commands count too, this one from the next reading on.
+    pub fn command_stats(&self) -> CommandStats {
+        parse_command_stats(&self.command::<String>(&["INFO", "commandstats"]))
+    }
+
+    /// What was called since an earlier reading, and how often; without the harness's own INFO and AUTH.
+    pub fn command_stats_since(&self, earlier: &CommandStats) -> CommandStats {
+        let mut since = self.command_stats();
+        for (command, calls) in &mut since {
+            *calls -= earlier.get(command).unwrap_or(&0);
+        }
+        since.retain(|command, calls| *calls > 0 && !matches!(command.as_str(), "info" | "auth"));
+        since
+    }
+
+    /// Removes every key. Scripts stay loaded.
+    pub fn flush(&self) {
+        self.command::<()>(&["FLUSHALL", "SYNC"]);
+    }
+
+    /// The end of what the server has logged, over all its starts.
+    pub fn log_tail(&self) -> String {
+        let log = fs::read(self.log()).unwrap_or_default();
+        let log = String::from_utf8_lossy(&log);
+        let lines: Vec<&str> = log.lines().collect();
+        lines[lines.len().saturating_sub(30)..].join("\n")
+    }
+
+    fn launch(extra: &[&str], clock: impl FnOnce(&TempDir) -> Option<FakeClock>) -> Self {
+        Self::available().unwrap_or_else(|reason| panic!("{reason}"));
+        // A short name: a Unix socket's path may have 107 bytes.
+        let folder = tempfile::Builder::new().prefix("redis-").tempdir().unwrap();
+        let mut server = Self {
+            port: 0,
+            extra: extra.iter().map(ToString::to_string).collect(),
+            clock: clock(&folder),
+            child: Mutex::new(None),
+            folder,
+        };
+        // Another process may take the port between our look and the server's bind; five times in a row it does not.
+        for _ in 0..5 {
+            server.port = free_port();
+            match server.spawn() {
+                Ok(()) => return server,
+                Err(NotStarted::PortTaken) => {}
+                Err(NotStarted::Failed(why)) => panic!("{why}"),
+            }
+        }
+        panic!(
+            "five free ports were taken before {PROGRAM} could bind them\n{}",
+            server.log_tail()
+        );
+    }
+
+    fn spawn(&self) -> Result<(), NotStarted> {
+        let logged_before = fs::metadata(self.log()).map_or(0, |log| log.len());
+        let child = LeashedChild::spawn(&mut self.command_line(), Some(self.folder.path()));
+        *self.running() =
+            Some(child.unwrap_or_else(|error| panic!("cannot run {PROGRAM}: {error}")));
+
+        // It listens on the Unix socket after the port is bound, and answers when it has read its data.
+        let ready = poll(START, || match self.ended() {
+            Some(status) => Some(Err(status)),
+            None => self.try_command::<()>(&["PING"]).is_ok().then_some(Ok(())),
+        });
+        let failure = match ready {
+            Some(Ok(())) => return Ok(()),
+            Some(Err(status)) => format!("{PROGRAM} ended at once: {status}"),
+            None => format!("{PROGRAM} did not answer within {START:?}"),
+        };
+        self.kill();
+        let log = fs::read(self.log()).unwrap_or_default();
+        if String::from_utf8_lossy(&log[logged_before as usize..])
+            .contains("Address already in use")
+        {
+            return Err(NotStarted::PortTaken);
+        }
+        Err(NotStarted::Failed(format!(
+            "{failure}\narguments: {:?}\n{}",
+            self.extra,
+            self.log_tail()
+        )))
+    }
+
+    fn command_line(&self) -> Command {
+        let log = File::options()
+            .create(true)
+            .append(true)
+            .open(self.log())
+            .unwrap();
+        let mut command = Command::new(PROGRAM);
+        command
+            .args(["--port", &self.port.to_string(), "--bind", "127.0.0.1"])
+            .args(["--dir".as_ref(), self.folder.path().as_os_str()])
+            .args(["--unixsocket".as_ref(), self.socket().as_os_str()])
+            .args(["--user", USER, "on", "nopass", "~*", "&*", "+@all"])
+            .args(["--save", "", "--appendonly", "no"])
+            .args(&self.extra)
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().unwrap())
+            .stderr(log);
+        if let Some(clock) = &self.clock {
+            clock.preload_into(&mut command);
+        }
+        command
+    }
+
+    fn connection(&self) -> RedisResult<redis::Connection> {
+        let user = RedisConnectionInfo::default()
+            .set_username(USER)
+            .set_password(USER)
+            .set_skip_set_lib_name();
+        let info = ConnectionAddr::Unix(self.socket())
+            .into_connection_info()?
+            .set_redis_settings(user);
+        let connection = redis::Client::open(info)?.get_connection_with_timeout(ANSWER)?;
+        connection.set_read_timeout(Some(ANSWER))?;
+        Ok(connection)
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.folder.path().join("socket")
+    }
+
+    fn log(&self) -> PathBuf {
+        self.folder.path().join("log")
+    }
+
+    fn ended(&self) -> Option<std::process::ExitStatus> {
+        self.running().as_mut().and_then(LeashedChild::ended)
+    }
+
+    fn running(&self) -> MutexGuard<'_, Option<LeashedChild>> {
+        self.child.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn panic_not_running(&self) -> ! {
+        panic!(
+            "the Redis on port {} is not running: `restart` it first",
+            self.port
+        )
+    }
+}
+
+/// Why a start did not succeed.
+enum NotStarted {
+    PortTaken,
+    Failed(String),
+}
+
+/// Of lines such as `cmdstat_config|set:calls=3,usec=17,…`.
+fn parse_command_stats(info: &str) -> CommandStats {
+    let calls = |line: &str| {
+        let (command, figures) = line.strip_prefix("cmdstat_")?.split_once(":calls=")?;
+        let calls = figures.split(',').next()?.parse().ok()?;
+        Some((command.to_owned(), calls))
+    };
+    info.lines().filter_map(calls).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn command_stats_are_read_with_subcommands_and_without_headings() {
+        let info = "# Commandstats\r\ncmdstat_evalsha:calls=12,usec=9,usec_per_call=0.7\r\ncmdstat_config|set:calls=1,usec=3\r\n";
+
+        let stats = parse_command_stats(info);
+
+        assert_eq!(
+            stats,
+            CommandStats::from([("config|set".into(), 1), ("evalsha".into(), 12)])
+        );
+    }
+}

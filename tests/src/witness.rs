@@ -1,0 +1,401 @@
+//! The protected resource: it sees whether visits overlap, and knows nothing of locks. Enter after the lock was granted
+//! and leave before it is released, and an overlap that it reports is one.
+//!
+//! [`Witness`] watches inside one process, [`FileWitness`] over several, and [`FencedResource`] is the resource that
+//! protects itself by tokens: the only one that may be asked about a holder that was *frozen* inside.
+
+use std::fs::{self, File, TryLockError};
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Sees overlap inside one process. The permits of all visits at one time may be at most the capacity.
+#[derive(Debug)]
+pub struct Witness {
+    capacity: u64,
+    seen: Mutex<Seen>,
+}
+
+/// What a witness has seen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Seen {
+    /// Visits that began.
+    pub visits: u64,
+    /// Visits that began although there was no room for them.
+    pub overlaps: u64,
+    /// Most visits at one time.
+    pub most_at_once: u64,
+    /// Most permits at one time.
+    pub most_permits: u64,
+    now: u64,
+    permits_now: u64,
+}
+
+/// Inside the resource until dropped.
+#[derive(Debug)]
+#[must_use = "the visit ends when this is dropped"]
+pub struct Visit<'a> {
+    witness: &'a Witness,
+    permits: u64,
+}
+
+impl Witness {
+    /// One at a time: enter with one permit.
+    pub fn exclusive() -> Self {
+        Self::of(1)
+    }
+
+    /// Many [`readers`](Self::read) or one [`writer`](Self::write).
+    pub fn readers_and_writers() -> Self {
+        Self::of(u32::MAX)
+    }
+
+    /// At most so many permits at one time.
+    pub fn of(capacity: u32) -> Self {
+        Self {
+            capacity: capacity.into(),
+            seen: Mutex::default(),
+        }
+    }
+
+    /// An overlap is recorded and does not panic: in a spawned task a panic might be seen by nobody.
+    pub fn enter(&self, permits: u32) -> Visit<'_> {
+        self.begin(permits.into())
+    }
+
+    pub fn read(&self) -> Visit<'_> {
+        self.begin(1)
+    }
+
+    pub fn write(&self) -> Visit<'_> {
+        self.begin(self.capacity)
+    }
+
+    pub fn seen(&self) -> Seen {
+        *self.lock()
+    }
+
+    /// Panics when anything overlapped; else what was seen.
+    pub fn assert_no_overlap(&self) -> Seen {
+        let seen = self.seen();
+        assert_eq!(
+            seen.overlaps, 0,
+            "visits overlapped at capacity {}: {seen:?}",
+            self.capacity
+        );
+        seen
+    }
+
+    fn begin(&self, permits: u64) -> Visit<'_> {
+        let mut seen = self.lock();
+        seen.visits += 1;
+        seen.now += 1;
+        seen.permits_now += permits;
+        seen.most_at_once = seen.most_at_once.max(seen.now);
+        seen.most_permits = seen.most_permits.max(seen.permits_now);
+        if seen.permits_now > self.capacity {
+            seen.overlaps += 1;
+        }
+        Visit {
+            witness: self,
+            permits,
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Seen> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Visit<'_> {
+    fn drop(&mut self) {
+        let mut seen = self.witness.lock();
+        seen.now -= 1;
+        seen.permits_now -= self.permits;
+    }
+}
+
+/// Sees overlap among processes of one machine: all open the same folder.
+///
+/// A visit holds `flock`s and enters only where it finds no conflicting one, so that no clock is compared, and a process
+/// that was killed inside has left. One that is *frozen* inside has not: ask a [`FencedResource`] about those.
+#[derive(Debug)]
+pub struct FileWitness {
+    folder: PathBuf,
+}
+
+/// Inside the resource until dropped, or until the process dies.
+#[derive(Debug)]
+#[must_use = "the visit ends when this is dropped"]
+pub struct FileVisit {
+    locked: Vec<File>,
+}
+
+impl Drop for FileVisit {
+    fn drop(&mut self) {
+        // Closing would leave the lock, for a moment, with a child that is just being started and has a copy of the
+        // open file.
+        for file in &self.locked {
+            let _ = file.unlock();
+        }
+    }
+}
+
+impl FileWitness {
+    /// All files are made in this folder, which must exist.
+    pub fn in_folder(folder: impl Into<PathBuf>) -> Self {
+        Self {
+            folder: folder.into(),
+        }
+    }
+
+    pub fn write(&self) -> FileVisit {
+        self.enter_with(|| {
+            let file = self.open("resource");
+            free(file.try_lock()).then_some(vec![file])
+        })
+    }
+
+    pub fn read(&self) -> FileVisit {
+        self.enter_with(|| {
+            let file = self.open("resource");
+            free(file.try_lock_shared()).then_some(vec![file])
+        })
+    }
+
+    /// Takes so many of the numbered slots; every visitor names the same capacity.
+    pub fn enter(&self, permits: u32, capacity: u32) -> FileVisit {
+        self.enter_with(|| {
+            let slots = (0..capacity).filter_map(|slot| {
+                let file = self.open(&format!("slot-{slot}"));
+                free(file.try_lock()).then_some(file)
+            });
+            let taken: Vec<File> = slots.take(permits as usize).collect();
+            (taken.len() == permits as usize).then_some(taken)
+        })
+    }
+
+    /// Visits that began, in all processes.
+    pub fn visits(&self) -> usize {
+        self.log().lines().count()
+    }
+
+    /// Visits that began although there was no room, as lines that name the process.
+    pub fn overlaps(&self) -> Vec<String> {
+        self.log()
+            .lines()
+            .filter(|line| line.starts_with("overlap"))
+            .map(ToOwned::to_owned)
+            .collect()
+    }
+
+    /// Panics when anything overlapped.
+    pub fn assert_no_overlap(&self) {
+        assert_eq!(self.overlaps(), Vec::<String>::new());
+    }
+
+    fn enter_with(&self, take: impl FnOnce() -> Option<Vec<File>>) -> FileVisit {
+        // One enters at a time: a slot that is found taken was then taken before this visit began, and so all that are
+        // found taken were taken at that one moment.
+        let door = self.open("door");
+        door.lock().unwrap();
+        let taken = take();
+        let what = if taken.is_some() { "visit" } else { "overlap" };
+        // One short write in append mode: lines of several processes do not mix.
+        let line = format!("{what} by process {}\n", std::process::id());
+        self.open("log").write_all(line.as_bytes()).unwrap();
+        FileVisit {
+            locked: taken.unwrap_or_default(),
+        }
+    }
+
+    fn log(&self) -> String {
+        fs::read_to_string(self.path("log")).unwrap_or_default()
+    }
+
+    fn open(&self, name: &str) -> File {
+        File::options()
+            .create(true)
+            .append(true)
+            .open(self.path(name))
+            .unwrap()
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        Path::new(&self.folder).join(name)
+    }
+}
+
+/// Only a lock that somebody has is an overlap; a file system that cannot lock is none.
+fn free(tried: Result<(), TryLockError>) -> bool {
+    match tried {
+        Ok(()) => true,
+        Err(TryLockError::WouldBlock) => false,
+        Err(TryLockError::Error(error)) => panic!("cannot lock a file of the witness: {error}"),
+    }
+}
+
+/// A resource that remembers the highest fencing token and refuses what comes with a lower one.
+#[derive(Debug, Default)]
+pub struct FencedResource {
+    log: Mutex<FenceLog>,
+}
+
+/// What a fenced resource has been asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FenceLog {
+    pub highest: u64,
+    pub accepted: u64,
+    pub refused: u64,
+}
+
+/// The write came with a token lower than one seen before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Refused {
+    pub token: u64,
+    pub highest: u64,
+}
+
+impl FencedResource {
+    /// One holder may write many times: an equal token passes.
+    pub fn write(&self, token: u64) -> Result<(), Refused> {
+        let mut log = self.lock();
+        if token < log.highest {
+            log.refused += 1;
+            return Err(Refused {
+                token,
+                highest: log.highest,
+            });
+        }
+        log.highest = token;
+        log.accepted += 1;
+        Ok(())
+    }
+
+    pub fn log(&self) -> FenceLog {
+        *self.lock()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, FenceLog> {
+        self.log.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn visits_one_after_the_other_do_not_overlap() {
+        let witness = Witness::exclusive();
+
+        drop(witness.enter(1));
+        drop(witness.enter(1));
+
+        let seen = witness.assert_no_overlap();
+        assert_eq!((seen.visits, seen.most_at_once), (2, 1));
+    }
+
+    #[test]
+    #[should_panic(expected = "visits overlapped at capacity 1")]
+    fn two_visits_at_once_to_an_exclusive_resource_overlap() {
+        let witness = Witness::exclusive();
+
+        let (_one, _other) = (witness.enter(1), witness.enter(1));
+
+        witness.assert_no_overlap();
+    }
+
+    #[test]
+    fn permits_up_to_the_capacity_fit_and_one_more_overlaps() {
+        let witness = Witness::of(10);
+
+        let (_five, _also_five) = (witness.enter(5), witness.enter(5));
+        assert_eq!(witness.assert_no_overlap().most_permits, 10);
+        let _one_more = witness.enter(1);
+
+        assert_eq!(witness.seen().overlaps, 1);
+    }
+
+    #[test]
+    fn readers_share_and_a_writer_among_them_overlaps() {
+        let witness = Witness::readers_and_writers();
+
+        let (_one, _other) = (witness.read(), witness.read());
+        assert_eq!(witness.assert_no_overlap().most_at_once, 2);
+        let _writer = witness.write();
+
+        assert_eq!(witness.seen().overlaps, 1);
+    }
+
+    // `flock` belongs to the open file, so that two values in one process behave as two processes do; a process that is
+    // killed inside is tried in tests/harness.
+
+    #[test]
+    fn file_visits_one_after_the_other_do_not_overlap() {
+        let folder = tempfile::tempdir().unwrap();
+        let (one, other) = (
+            FileWitness::in_folder(folder.path()),
+            FileWitness::in_folder(folder.path()),
+        );
+
+        drop(one.write());
+        drop(other.write());
+        drop((one.read(), other.read()));
+
+        assert_eq!(one.visits(), 4);
+        other.assert_no_overlap();
+    }
+
+    #[test]
+    fn a_file_writer_overlaps_with_a_reader_and_with_a_writer() {
+        let folder = tempfile::tempdir().unwrap();
+        let witness = FileWitness::in_folder(folder.path());
+
+        let _writer = witness.write();
+        let (_other, _reader) = (witness.write(), witness.read());
+
+        assert_eq!(witness.overlaps().len(), 2);
+        assert!(witness.overlaps()[0].contains(&std::process::id().to_string()));
+    }
+
+    #[test]
+    fn file_permits_up_to_the_capacity_fit_and_one_more_overlaps() {
+        let folder = tempfile::tempdir().unwrap();
+        let witness = FileWitness::in_folder(folder.path());
+
+        let (two, one) = (witness.enter(2, 3), witness.enter(1, 3));
+        witness.assert_no_overlap();
+        drop(witness.enter(1, 3));
+        assert_eq!(witness.overlaps().len(), 1);
+        drop((two, one));
+        let _three = witness.enter(3, 3);
+
+        assert_eq!(witness.overlaps().len(), 1);
+    }
+
+    #[test]
+    fn a_fenced_resource_refuses_lower_tokens_and_counts_them() {
+        let resource = FencedResource::default();
+
+        assert_eq!(resource.write(7), Ok(()));
+        assert_eq!(resource.write(7), Ok(()));
+        assert_eq!(resource.write(9), Ok(()));
+        assert_eq!(
+            resource.write(7),
+            Err(Refused {
+                token: 7,
+                highest: 9
+            })
+        );
+
+        assert_eq!(
+            resource.log(),
+            FenceLog {
+                highest: 9,
+                accepted: 3,
+                refused: 1
+            }
+        );
+    }
+}

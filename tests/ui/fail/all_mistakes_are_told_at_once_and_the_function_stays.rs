@@ -1,0 +1,17 @@
+use lockcore::distributed_lock;
+
+struct Shop;
+
+impl Shop {
+    #[distributed_lock(key = "{}:{a", wiat = "1s", try, wait = "soon", ttl = "0s", held = lock, shared = 1)]
+    fn settle(id: u64) {
+        // No error here, nor at the call: both `lock` and `settle` are known.
+        lock.token();
+    }
+
+    fn call() {
+        Shop::settle(7)
+    }
+}
+
+fn main() {}

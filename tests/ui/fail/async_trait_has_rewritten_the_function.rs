@@ -1,0 +1,19 @@
+use lockcore::{Error, distributed_lock};
+
+struct Shop;
+
+impl Shop {
+    // What `#[async_trait]` makes of `async fn settle(&self) -> Result<(), Error>`.
+    #[distributed_lock(key = "order")]
+    fn settle<'life0, 'async_trait>(
+        &'life0 self,
+    ) -> std::pin::Pin<Box<dyn Future<Output = Result<(), Error>> + Send + 'async_trait>>
+    where
+        'life0: 'async_trait,
+        Self: 'async_trait,
+    {
+        Box::pin(async move { Ok(()) })
+    }
+}
+
+fn main() {}

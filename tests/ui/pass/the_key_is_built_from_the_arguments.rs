@@ -1,0 +1,103 @@
+#![deny(warnings)]
+
+use lockcore::{Error, Locks, distributed_lock};
+
+struct Order {
+    id: u64,
+    lines: Vec<(u32, &'static str)>,
+}
+
+impl Order {
+    const KIND: &'static str = "order";
+
+    fn region(&self) -> &str {
+        "eu"
+    }
+
+    #[distributed_lock(key = "{Self::KIND}:{self.id:04}", held = lock)]
+    async fn path(&self) -> Result<String, Error> {
+        Ok(lock.name().to_owned())
+    }
+}
+
+const PREFIX: &str = "shop";
+
+fn key_of(order: &Order) -> String {
+    format!("made:{}", order.id)
+}
+
+#[distributed_lock(key = "nightly", held = lock)]
+async fn constant() -> Result<String, Error> {
+    Ok(lock.name().to_owned())
+}
+
+#[distributed_lock(key = "{{{id}}}:{id:04}:{name:?}:{name:>width$}", held = lock)]
+async fn plain(id: u64, name: &str, width: usize) -> Result<String, Error> {
+    Ok(lock.name().to_owned())
+}
+
+#[distributed_lock(key = "{PREFIX}:{r}:{type}", held = lock)]
+async fn constants_and_raw_names(r: u8, r#type: u8) -> Result<String, Error> {
+    Ok(lock.name().to_owned())
+}
+
+#[distributed_lock(key = r#"{order.id}:{order.region():?}:{order.lines[0].1}:{order.lines.len()}:{id}"#, held = lock)]
+async fn fields_and_calls(order: &Order, id: u64) -> Result<String, Error> {
+    Ok(lock.name().to_owned())
+}
+
+#[distributed_lock(key = "{key_of(&order)}", held = lock)]
+async fn the_body_may_consume(order: Order) -> Result<String, Error> {
+    drop(order);
+    Ok(lock.name().to_owned())
+}
+
+#[distributed_lock(key = key_of(order), held = lock)]
+async fn expression(order: &Order) -> Result<String, Error> {
+    Ok(lock.name().to_owned())
+}
+
+#[distributed_lock(key = name, held = lock)]
+async fn str_expression(name: &str) -> Result<String, Error> {
+    Ok(lock.name().to_owned())
+}
+
+#[distributed_lock(key = name.ok_or_else(|| std::io::Error::other("no name"))?, held = lock)]
+async fn fallible_expression(name: Option<&str>) -> Result<String, Box<dyn std::error::Error>> {
+    Ok(lock.name().to_owned())
+}
+
+macro_rules! locked {
+    ($name:ident, $key:expr) => {
+        #[distributed_lock(key = $key, held = lock)]
+        async fn $name() -> Result<String, Error> {
+            Ok(lock.name().to_owned())
+        }
+    };
+}
+locked!(in_a_macro, "a{{b");
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> Result<(), Error> {
+    lockcore::init(Locks::connect("memory:")?)?;
+    let order = || Order {
+        id: 7,
+        lines: vec![(1, "tea")],
+    };
+
+    assert_eq!(constant().await?, "nightly");
+    assert_eq!(plain(7, "x", 3).await?, "{7}:0007:\"x\":  x");
+    assert_eq!(constants_and_raw_names(1, 2).await?, "shop:1:2");
+    assert_eq!(fields_and_calls(&order(), 9).await?, "7:\"eu\":tea:1:9");
+    assert_eq!(order().path().await?, "order:0007");
+    assert_eq!(the_body_may_consume(order()).await?, "made:7");
+    assert_eq!(expression(&order()).await?, "made:7");
+    assert_eq!(str_expression("a b").await?, "a b");
+    assert_eq!(fallible_expression(Some("there")).await.unwrap(), "there");
+    assert_eq!(
+        fallible_expression(None).await.unwrap_err().to_string(),
+        "no name"
+    );
+    assert_eq!(in_a_macro().await?, "a{b");
+    Ok(())
+}

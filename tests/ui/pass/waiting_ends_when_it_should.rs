@@ -1,0 +1,70 @@
+#![deny(warnings)]
+
+use std::time::Duration;
+
+use lockcore::{Error, ErrorKind, Locks, Wait, distributed_lock};
+
+const BRIEFLY: Duration = Duration::from_millis(20);
+
+struct Settings {
+    wait: Duration,
+}
+
+#[distributed_lock(key = "a", try, locks = locks)]
+async fn not_at_all(locks: &Locks) -> Result<(), Error> {
+    Ok(())
+}
+
+#[distributed_lock(key = "a", wait = "20ms", ttl = "1m 30s", locks = locks)]
+async fn literals(locks: &Locks) -> Result<(), Error> {
+    Ok(())
+}
+
+#[distributed_lock(key = "a", wait = BRIEFLY, ttl = BRIEFLY * 1000, locks = locks)]
+async fn constants(locks: &Locks) -> Result<(), Error> {
+    Ok(())
+}
+
+#[distributed_lock(key = "a", wait = settings.wait / 2, locks = locks)]
+async fn arguments(locks: &Locks, settings: &Settings) -> Result<(), Error> {
+    Ok(())
+}
+
+#[distributed_lock(key = "a", wait = wait, locks = locks)]
+async fn wait_or_forever(locks: &Locks, wait: Wait) -> Result<(), Error> {
+    Ok(())
+}
+
+#[distributed_lock(key = "a", wait = "forever", locks = locks)]
+async fn forever(locks: &Locks) -> Result<(), Error> {
+    Ok(())
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> Result<(), Error> {
+    let locks = &Locks::connect("memory:")?;
+    let settings = &Settings { wait: BRIEFLY };
+    let kind = |refused: Result<(), Error>| refused.unwrap_err().kind();
+    let held = locks.mutex("a").acquire().await?;
+
+    assert_eq!(kind(not_at_all(locks).await), ErrorKind::Busy);
+    assert_eq!(kind(literals(locks).await), ErrorKind::Timeout);
+    assert_eq!(kind(constants(locks).await), ErrorKind::Timeout);
+    assert_eq!(kind(arguments(locks, settings).await), ErrorKind::Timeout);
+    assert_eq!(
+        kind(wait_or_forever(locks, Wait::For(BRIEFLY)).await),
+        ErrorKind::Timeout
+    );
+    tokio::time::timeout(BRIEFLY * 5, forever(locks))
+        .await
+        .expect_err("still in line");
+
+    held.release().await?;
+    // First of all, because the place of the one that was dropped is cleared up behind its back.
+    forever(locks).await?;
+    not_at_all(locks).await?;
+    literals(locks).await?;
+    constants(locks).await?;
+    arguments(locks, settings).await?;
+    wait_or_forever(locks, Wait::Forever).await
+}
