@@ -45,6 +45,9 @@
 //!
 //! The crate needs tokio.
 
+#[cfg(feature = "macros")]
+#[doc(hidden)]
+pub mod __private;
 pub mod backend;
 pub mod queue;
 

@@ -34,6 +34,8 @@ pub(crate) struct Link {
     receiver: u64,
     /// Asks the supervisor for another connection.
     replace: Notify,
+    /// Tells the supervisor that somebody waits for a connection.
+    asked: Notify,
 }
 
 #[derive(Clone, Debug)]
@@ -55,6 +57,7 @@ impl Links {
             state: watch::Sender::new(State::Connecting),
             receiver: fastrand::u64(..),
             replace: Notify::new(),
+            asked: Notify::new(),
         });
         list.push(Arc::clone(&link));
         drop(list);
@@ -94,6 +97,7 @@ impl Link {
             return Ok(connection);
         }
         let mut state = self.state.subscribe();
+        self.asked.notify_one();
         loop {
             match &*state.borrow_and_update() {
                 State::Up(connection) => return Ok(Arc::clone(connection)),
@@ -185,7 +189,13 @@ async fn supervise(shared: Arc<Shared>, link: Arc<Link>) {
                     return;
                 }
                 link.state.send_replace(State::Down(error));
-                tokio::time::sleep(jittered(pause)).await;
+                if link.is_wanted() {
+                    // Several attempts within the time that an operation has, so that it does not
+                    // fail on a server that is back already.
+                    tokio::time::sleep(jittered(pause.min(shared.op_timeout / 4))).await;
+                } else {
+                    let _ = tokio::time::timeout(jittered(pause), link.asked.notified()).await;
+                }
                 pause = (pause * 2).min(LONGEST_PAUSE);
             }
         }

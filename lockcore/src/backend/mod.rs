@@ -90,13 +90,13 @@ pub struct Capability {
 }
 
 impl Capability {
-    /// Pushes wake-ups, one process, and a ttl of any length.
+    /// Pushes wake-ups, one process, and a ttl of up to a year.
     #[must_use]
     pub const fn new() -> Self {
         Self {
             cross_process: false,
             pushes: true,
-            longest_ttl: Duration::MAX,
+            longest_ttl: Duration::from_secs(365 * 24 * 60 * 60),
         }
     }
 

@@ -17,7 +17,7 @@ impl Log {
 
 #[distributed_lock(
     key = "{log.note(\"key\", 1)}",
-    wait = log.note("wait", Duration::from_millis(20)),
+    wait = log.note("wait", Duration::from_millis(200)),
     ttl = log.note("ttl", Duration::from_secs(5)),
     locks = log.note("locks", locks.clone()),
 )]

@@ -1,0 +1,291 @@
+//! Dropped futures and guards: nothing stays behind (P2), and not for as long as a lease.
+
+#![allow(
+    clippy::async_yields_async,
+    reason = "the future that is made is what gets dropped half-way"
+)]
+
+use std::future::Future;
+use std::pin::pin;
+use std::task::Poll;
+use std::time::Duration;
+
+use libtest_mimic::Trial;
+use lockcore::{Error, ErrorKind, Locks};
+
+use crate::store::{Kind, SOON, Store, assert_nothing_left, give_back, kind, tickets};
+
+pub(crate) fn facts(store: Kind) -> Vec<Trial> {
+    crate::store_facts![store;
+        an_acquire_dropped_at_any_poll_leaves_nothing
+        a_waiter_dropped_at_any_poll_leaves_nothing
+        a_waiter_dropped_in_the_moment_of_the_grant_passes_the_lock_on
+        a_release_dropped_at_any_poll_still_releases
+        a_run_dropped_at_any_poll_leaves_nothing
+        two_hundred_acquires_polled_once_leave_nothing
+        a_panic_in_the_body_releases
+        a_guard_dropped_during_a_panic_releases
+        a_waiter_that_gives_up_does_not_hold_up_the_line
+        shutdown_ends_waiters_at_once_and_leaves_nothing
+        shutdown_lets_work_finish
+        shutdown_stops_what_does_not_finish
+    ]
+}
+
+/// Polls a future at most `polls` times, then drops it. `None` when it was dropped.
+async fn polled<F: Future>(future: F, polls: usize) -> Option<F::Output> {
+    let mut future = pin!(future);
+    let mut left = polls;
+    std::future::poll_fn(|cx| {
+        if left == 0 {
+            return Poll::Ready(None);
+        }
+        left -= 1;
+        match future.as_mut().poll(cx) {
+            Poll::Ready(output) => Poll::Ready(Some(output)),
+            // At its last poll it is dropped right away; before, it is woken as it asked.
+            Poll::Pending if left == 0 => Poll::Ready(None),
+            Poll::Pending => Poll::Pending,
+        }
+    })
+    .await
+}
+
+/// H30: for every k, drops at the k-th poll, until the future ends before that. Returns how many
+/// drops there were.
+async fn drop_at_every_poll<F: Future>(
+    mut make: impl AsyncFnMut() -> F,
+    mut after: impl AsyncFnMut(),
+) -> usize {
+    for polls in 1.. {
+        let future = make().await;
+        let ended = polled(future, polls).await;
+        let ended = ended.map(drop).is_some();
+        after().await;
+        if ended {
+            return polls - 1;
+        }
+    }
+    unreachable!()
+}
+
+async fn an_acquire_dropped_at_any_poll_leaves_nothing(store: Store) {
+    let locks = store.client();
+    for round in 0..20 {
+        // Also while connecting: every fifth round with a client that has not connected yet.
+        let fresh = if round % 5 == 0 {
+            store.client()
+        } else {
+            locks.clone()
+        };
+        drop_at_every_poll(
+            async || {
+                let lock = fresh.mutex("a");
+                async move { lock.acquire().await.map(drop) }
+            },
+            async || assert_nothing_left(&store, &locks, "a").await,
+        )
+        .await;
+    }
+}
+
+async fn a_waiter_dropped_at_any_poll_leaves_nothing(store: Store) {
+    let locks = store.client();
+    let guard = locks.mutex("a").acquire().await.unwrap();
+    for _ in 0..10 {
+        drop_at_every_poll(
+            async || {
+                // Ends by itself, so that the row of polls has an end.
+                let lock = locks.mutex("a").wait(Duration::from_millis(30));
+                async move { lock.acquire().await.map(drop) }
+            },
+            async || tickets(&locks, "a", 1).await,
+        )
+        .await;
+    }
+    give_back(guard).await;
+    assert_nothing_left(&store, &locks, "a").await;
+}
+
+/// H40: the wake-up is on its way, or has just arrived, when the waiter goes.
+async fn a_waiter_dropped_in_the_moment_of_the_grant_passes_the_lock_on(store: Store) {
+    let (locks, other) = (store.client(), store.client());
+    for round in 0..60 {
+        let guard = locks.mutex("a").acquire().await.unwrap();
+        let lock = other.mutex("a").wait(SOON);
+        let first = tokio::spawn(async move { lock.acquire().await.map(drop) });
+        tickets(&locks, "a", 2).await;
+        let lock = store.client().mutex("a").wait(SOON);
+        let second = tokio::spawn(async move { lock.acquire().await });
+        tickets(&locks, "a", 3).await;
+
+        let release = tokio::spawn(guard.release());
+        for _ in 0..round {
+            tokio::task::yield_now().await;
+        }
+        first.abort();
+
+        give_back(second.await.unwrap().unwrap()).await;
+        release.await.unwrap().unwrap();
+        let _ = first.await;
+    }
+    assert_nothing_left(&store, &locks, "a").await;
+}
+
+async fn a_release_dropped_at_any_poll_still_releases(store: Store) {
+    let locks = store.client();
+    drop_at_every_poll(
+        async || {
+            let guard = locks.mutex("a").acquire().await.unwrap();
+            guard.release()
+        },
+        async || assert_nothing_left(&store, &locks, "a").await,
+    )
+    .await;
+}
+
+async fn a_run_dropped_at_any_poll_leaves_nothing(store: Store) {
+    let locks = store.client();
+    for _ in 0..5 {
+        let drops = drop_at_every_poll(
+            async || {
+                let lock = locks.mutex("a");
+                async move {
+                    lock.run(async |_| {
+                        for _ in 0..3 {
+                            tokio::task::yield_now().await;
+                        }
+                        Ok::<_, Error>(())
+                    })
+                    .await
+                    .unwrap();
+                }
+            },
+            async || assert_nothing_left(&store, &locks, "a").await,
+        )
+        .await;
+        assert!(drops >= 3, "dropped only {drops} times");
+    }
+}
+
+/// H21: on Redis, 89 of 200 plain requests that were dropped after one poll ran anyway.
+async fn two_hundred_acquires_polled_once_leave_nothing(store: Store) {
+    let locks = store.client();
+    locks.ready(SOON).await.unwrap();
+    for round in 0..200 {
+        let lock = locks.mutex(format!("n{round}"));
+        let _ = polled(lock.acquire(), 1).await;
+    }
+    for round in 0..200 {
+        assert_nothing_left(&store, &locks, &format!("n{round}")).await;
+    }
+}
+
+async fn a_panic_in_the_body_releases(store: Store) {
+    let locks = store.client();
+    let lock = locks.mutex("a");
+    let task = tokio::spawn(async move {
+        lock.run(async |_| -> Result<(), Error> { panic!("on purpose") })
+            .await
+    });
+
+    assert!(task.await.unwrap_err().is_panic());
+    assert_nothing_left(&store, &locks, "a").await;
+}
+
+async fn a_guard_dropped_during_a_panic_releases(store: Store) {
+    let locks = store.client();
+    let guard = locks.mutex("a").acquire().await.unwrap();
+    let thread = std::thread::spawn(move || {
+        let _guard = guard;
+        panic!("on purpose");
+    });
+
+    assert!(thread.join().is_err());
+    assert_nothing_left(&store, &locks, "a").await;
+}
+
+async fn a_waiter_that_gives_up_does_not_hold_up_the_line(store: Store) {
+    let locks = store.client();
+    let guard = locks.mutex("a").acquire().await.unwrap();
+    let lock = locks.mutex("a").wait(SOON);
+    let quitter = tokio::spawn(async move { lock.acquire().await.map(drop) });
+    tickets(&locks, "a", 2).await;
+    let lock = store.client().mutex("a").wait(SOON);
+    let patient = tokio::spawn(async move { lock.acquire().await });
+    tickets(&locks, "a", 3).await;
+
+    quitter.abort();
+    tickets(&locks, "a", 2).await;
+    drop(guard);
+
+    give_back(patient.await.unwrap().unwrap()).await;
+}
+
+async fn shutdown_ends_waiters_at_once_and_leaves_nothing(store: Store) {
+    let locks = store.client();
+    let guard = locks.mutex("a").acquire().await.unwrap();
+    let lock = locks.mutex("a").wait(SOON);
+    let waiter = tokio::spawn(async move { lock.acquire().await });
+    tickets(&locks, "a", 2).await;
+
+    let closing = locks.clone();
+    let shutdown = tokio::spawn(async move { closing.shutdown(SOON).await });
+
+    let lost = ErrorKind::Lost(lockcore::LostReason::Shutdown);
+    assert_eq!(kind(waiter.await.unwrap()), lost);
+    assert_eq!(kind(locks.mutex("b").acquire().await), lost);
+    assert!(guard.is_valid());
+    give_back(guard).await;
+    shutdown.await.unwrap().unwrap();
+    assert_nothing_left(&store, &locks, "a").await;
+}
+
+async fn shutdown_lets_work_finish(store: Store) {
+    let locks = store.client();
+    let (finish, may_finish) = tokio::sync::oneshot::channel::<()>();
+    let task = run_until(&locks, may_finish).await;
+
+    let closing = locks.clone();
+    let shutdown = tokio::spawn(async move { closing.shutdown(SOON).await });
+    finish.send(()).unwrap();
+
+    task.await.unwrap().unwrap();
+    shutdown.await.unwrap().unwrap();
+    assert_nothing_left(&store, &locks, "a").await;
+}
+
+async fn shutdown_stops_what_does_not_finish(store: Store) {
+    let locks = store.client();
+    let (_never_sent, may_finish) = tokio::sync::oneshot::channel::<()>();
+    let task = run_until(&locks, may_finish).await;
+    let bare = locks.mutex("bare").acquire().await.unwrap();
+
+    locks.shutdown(Duration::from_millis(300)).await.unwrap();
+
+    let lost = ErrorKind::Lost(lockcore::LostReason::Shutdown);
+    assert_eq!(kind(task.await.unwrap()), lost);
+    assert!(!bare.is_valid());
+    for name in ["a", "bare"] {
+        assert_nothing_left(&store, &locks, name).await;
+    }
+}
+
+/// Work under the lock that goes on until it is told; returns when it has begun.
+async fn run_until(
+    locks: &Locks,
+    may_finish: tokio::sync::oneshot::Receiver<()>,
+) -> tokio::task::JoinHandle<Result<(), Error>> {
+    let (begun, has_begun) = tokio::sync::oneshot::channel();
+    let lock = locks.mutex("a");
+    let task = tokio::spawn(async move {
+        lock.run(async |_| {
+            begun.send(()).unwrap();
+            let _ = may_finish.await;
+            Ok(())
+        })
+        .await
+    });
+    has_begun.await.unwrap();
+    task
+}

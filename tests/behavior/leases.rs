@@ -1,0 +1,351 @@
+//! How long a lock is held, and what happens when it is not any more.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use libtest_mimic::Trial;
+use lockcore::{Error, ErrorKind, LostReason, OnLost, Release};
+
+use crate::store::{Kind, SOON, Store, assert_nothing_left, give_back, kind, tickets};
+
+pub(crate) fn facts(store: Kind) -> Vec<Trial> {
+    crate::store_facts![store;
+        a_stalled_holder_is_lost_before_its_next_step_and_cannot_take_the_lock_back
+        work_that_lasts_three_leases_keeps_the_lock
+        a_lease_without_renewal_ends_and_says_so
+        a_lease_without_renewal_is_handed_over_with_its_whole_ttl
+        a_lost_lock_stops_the_work_and_the_caller_is_told
+        the_body_is_gone_before_the_next_holder_gets_in
+        a_body_that_asked_for_a_signal_is_not_stopped
+        ensure_renews_when_less_remains
+        ensure_refuses_what_no_renewal_can_give
+        renewals_do_not_outlive_the_release
+        a_waiter_with_a_short_ttl_does_not_shorten_the_holder
+        a_waiter_outlives_many_of_its_own_leases_in_line
+        an_error_of_the_body_is_passed_on_and_the_lock_is_free
+    ]
+}
+
+/// S1.
+async fn a_stalled_holder_is_lost_before_its_next_step_and_cannot_take_the_lock_back(store: Store) {
+    let lease = Duration::from_millis(400);
+    let stalled = store
+        .client()
+        .mutex("a")
+        .ttl(lease)
+        .renew(false)
+        .acquire()
+        .await
+        .unwrap();
+    let started = Instant::now();
+
+    let next = store
+        .client()
+        .mutex("a")
+        .wait(SOON)
+        .acquire()
+        .await
+        .unwrap();
+
+    assert!(!stalled.is_valid(), "two valid holders");
+    assert!(
+        started.elapsed() >= lease - Duration::from_millis(20),
+        "{:?}",
+        started.elapsed()
+    );
+    assert!(
+        started.elapsed() < lease + SOON / 4,
+        "{:?}",
+        started.elapsed()
+    );
+    assert!(stalled.token() < next.token());
+    assert_eq!(stalled.release().await.unwrap(), Release::AlreadyLost);
+    assert!(next.is_valid());
+    give_back(next).await;
+}
+
+/// S2.
+async fn work_that_lasts_three_leases_keeps_the_lock(store: Store) {
+    let lease = Duration::from_millis(400);
+    let guard = store
+        .client()
+        .mutex("a")
+        .ttl(lease)
+        .acquire()
+        .await
+        .unwrap();
+    let started = Instant::now();
+    let other = store.client();
+
+    while started.elapsed() < 3 * lease {
+        assert_eq!(kind(other.mutex("a").try_acquire().await), ErrorKind::Busy);
+        assert!(guard.is_valid());
+        tokio::task::yield_now().await;
+    }
+
+    give_back(guard).await;
+    give_back(other.mutex("a").try_acquire().await.unwrap()).await;
+}
+
+async fn a_lease_without_renewal_ends_and_says_so(store: Store) {
+    let lease = Duration::from_millis(200);
+    let started = Instant::now();
+    let guard = store
+        .client()
+        .mutex("a")
+        .ttl(lease)
+        .renew(false)
+        .acquire()
+        .await
+        .unwrap();
+
+    assert_eq!(guard.lost().await, LostReason::Expired);
+
+    assert!(
+        started.elapsed() < lease + Duration::from_millis(300),
+        "{:?}",
+        started.elapsed()
+    );
+    assert_eq!(guard.remaining(), Duration::ZERO);
+    let error = guard.ensure(Duration::from_millis(1)).await;
+    assert_eq!(kind(error), ErrorKind::Lost(LostReason::Expired));
+}
+
+/// A waiter's ticket has aged in line; without renewal it must not be handed out with what is left.
+async fn a_lease_without_renewal_is_handed_over_with_its_whole_ttl(store: Store) {
+    let locks = store.client();
+    let guard = locks.mutex("a").acquire().await.unwrap();
+    let lock = locks
+        .mutex("a")
+        .ttl(Duration::from_secs(3))
+        .renew(false)
+        .wait(SOON);
+    let waiter = tokio::spawn(async move { lock.acquire().await });
+    tickets(&locks, "a", 2).await;
+    tokio::time::sleep(Duration::from_millis(500)).await; // the ticket ages; no event stands for that
+    drop(guard);
+
+    let guard = waiter.await.unwrap().unwrap();
+    assert!(
+        guard.remaining() > Duration::from_millis(2700),
+        "{:?}",
+        guard.remaining()
+    );
+}
+
+async fn a_lost_lock_stops_the_work_and_the_caller_is_told(store: Store) {
+    let lock = store
+        .client()
+        .mutex("a")
+        .ttl(Duration::from_millis(150))
+        .renew(false);
+    let went_on = AtomicBool::new(false);
+
+    let outcome: Result<(), Error> = lock
+        .run(async |held| {
+            held.lost().await;
+            went_on.store(true, Ordering::SeqCst);
+            Ok(())
+        })
+        .await;
+
+    assert_eq!(kind(outcome), ErrorKind::Lost(LostReason::Expired));
+    assert!(
+        !went_on.load(Ordering::SeqCst),
+        "the body was polled after the loss"
+    );
+}
+
+/// P2: the inner future is dropped before the release is queued.
+async fn the_body_is_gone_before_the_next_holder_gets_in(store: Store) {
+    struct InBody(Arc<AtomicBool>);
+    impl Drop for InBody {
+        fn drop(&mut self) {
+            self.0.store(false, Ordering::SeqCst);
+        }
+    }
+    let inside = Arc::new(AtomicBool::new(false));
+    let locks = store.client();
+    for _ in 0..20 {
+        let entered = Arc::new(tokio::sync::Notify::new());
+        let task = {
+            let (lock, inside, entered) =
+                (locks.mutex("a"), Arc::clone(&inside), Arc::clone(&entered));
+            tokio::spawn(async move {
+                lock.run(async |_| {
+                    inside.store(true, Ordering::SeqCst);
+                    let _in_body = InBody(Arc::clone(&inside));
+                    entered.notify_one();
+                    std::future::pending::<Result<(), Error>>().await
+                })
+                .await
+            })
+        };
+        entered.notified().await;
+        task.abort();
+
+        let next = locks.mutex("a").wait(SOON).acquire().await.unwrap();
+        assert!(
+            !inside.load(Ordering::SeqCst),
+            "the dropped body was still there"
+        );
+        give_back(next).await;
+        let _ = task.await;
+    }
+}
+
+async fn a_body_that_asked_for_a_signal_is_not_stopped(store: Store) {
+    let lock = store
+        .client()
+        .mutex("a")
+        .ttl(Duration::from_millis(150))
+        .renew(false);
+
+    let outcome: Result<_, Error> = lock
+        .on_lost(OnLost::Signal)
+        .run(async |held| Ok(held.lost().await))
+        .await;
+
+    assert_eq!(outcome.unwrap(), LostReason::Expired);
+}
+
+async fn ensure_renews_when_less_remains(store: Store) {
+    let lock = store
+        .client()
+        .mutex("a")
+        .ttl(Duration::from_secs(2))
+        .renew(false);
+    let guard = lock.acquire().await.unwrap();
+    while guard.remaining() > Duration::from_millis(1700) {
+        tokio::task::yield_now().await;
+    }
+
+    guard.ensure(Duration::from_millis(1900)).await.unwrap();
+
+    assert!(
+        guard.remaining() > Duration::from_millis(1850),
+        "{:?}",
+        guard.remaining()
+    );
+    give_back(guard).await;
+}
+
+async fn ensure_refuses_what_no_renewal_can_give(store: Store) {
+    let guard = store
+        .client()
+        .mutex("a")
+        .ttl(Duration::from_secs(2))
+        .acquire()
+        .await
+        .unwrap();
+
+    assert_eq!(
+        kind(guard.ensure(Duration::from_secs(3)).await),
+        ErrorKind::Config
+    );
+    give_back(guard).await;
+}
+
+/// H33: with leases this short a renewal is always due or under way when the release goes out.
+async fn renewals_do_not_outlive_the_release(store: Store) {
+    let locks = store.client();
+    let end = Instant::now() + Duration::from_secs(2);
+    let mut rounds = 0;
+    while Instant::now() < end {
+        let guard = locks
+            .mutex("a")
+            .ttl(Duration::from_millis(100))
+            .acquire()
+            .await
+            .unwrap();
+        tokio::time::sleep(Duration::from_millis(20 + rounds % 20)).await; // sweeps over the renewal's moment
+        guard.release().await.unwrap();
+        let free = store
+            .client()
+            .mutex("a")
+            .ttl(Duration::from_secs(60))
+            .try_acquire()
+            .await;
+        give_back(free.unwrap()).await;
+        rounds += 1;
+    }
+    assert_nothing_left(&store, &locks, "a").await;
+}
+
+/// H25.
+async fn a_waiter_with_a_short_ttl_does_not_shorten_the_holder(store: Store) {
+    let holder = store.client();
+    let guard = holder
+        .mutex("a")
+        .ttl(Duration::from_secs(30))
+        .acquire()
+        .await
+        .unwrap();
+    let impatient = store.client().mutex("a").ttl(Duration::from_millis(100));
+    assert_eq!(
+        kind(impatient.wait(Duration::from_millis(400)).acquire().await),
+        ErrorKind::Timeout
+    );
+
+    let places = holder.inspect("a").await.unwrap();
+
+    assert!(
+        places[0].granted && places[0].remaining > Duration::from_secs(25),
+        "{places:?}"
+    );
+    assert_eq!(
+        kind(store.client().mutex("a").try_acquire().await),
+        ErrorKind::Busy
+    );
+    give_back(guard).await;
+}
+
+async fn a_waiter_outlives_many_of_its_own_leases_in_line(store: Store) {
+    let locks = store.client();
+    let guard = locks.mutex("a").acquire().await.unwrap();
+    let lock = store
+        .client()
+        .mutex("a")
+        .ttl(Duration::from_millis(200))
+        .wait(SOON);
+    let waiter = tokio::spawn(async move { lock.acquire().await });
+    tickets(&locks, "a", 2).await;
+    let ticket = locks.inspect("a").await.unwrap()[1].ticket;
+    tokio::time::sleep(Duration::from_millis(1500)).await; // seven leases; no event stands for that
+
+    assert_eq!(
+        locks.inspect("a").await.unwrap()[1].ticket,
+        ticket,
+        "it lost its place"
+    );
+    drop(guard);
+    give_back(waiter.await.unwrap().unwrap()).await;
+}
+
+async fn an_error_of_the_body_is_passed_on_and_the_lock_is_free(store: Store) {
+    #[derive(Debug, PartialEq)]
+    enum Mine {
+        Body,
+        Lock,
+    }
+    impl From<Error> for Mine {
+        fn from(_: Error) -> Self {
+            Self::Lock
+        }
+    }
+    let locks = store.client();
+
+    let outcome: Result<(), Mine> = locks.mutex("a").run(async |_| Err(Mine::Body)).await;
+
+    assert_eq!(outcome, Err(Mine::Body));
+    // The release was awaited: no other can find it busy.
+    let guard = locks.mutex("a").try_acquire().await.unwrap();
+    let outcome: Result<(), Mine> = locks
+        .mutex("a")
+        .wait(Duration::ZERO)
+        .run(async |_| Ok(()))
+        .await;
+    assert_eq!(outcome, Err(Mine::Lock));
+    give_back(guard).await;
+}

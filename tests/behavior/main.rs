@@ -1,0 +1,28 @@
+//! The behaviour suite: facts as sentences, each run on every store that it applies to, each in a namespace of its own,
+//! on real servers that the harness starts. `store.rs` says what a fact gets; the other files are groups of facts.
+
+#![allow(clippy::unwrap_used, reason = "a panic is the report")]
+
+mod exclusion;
+mod giving_up;
+mod leases;
+mod processes;
+mod redis_faults;
+mod runtimes;
+mod store;
+
+use libtest_mimic::Arguments;
+use store::Kind;
+
+fn main() {
+    let mut trials = Vec::new();
+    for kind in [Kind::Memory, Kind::Redis] {
+        trials.extend(exclusion::facts(kind));
+        trials.extend(leases::facts(kind));
+        trials.extend(giving_up::facts(kind));
+        trials.extend(runtimes::facts(kind));
+    }
+    trials.extend(processes::facts(Kind::Redis));
+    trials.extend(redis_faults::facts(Kind::Redis));
+    libtest_mimic::run(&Arguments::from_args(), trials).exit();
+}

@@ -1,0 +1,690 @@
+//! Redis servers that are down, full, read-only, slow, restarted or lying. Each fact has a server to itself.
+
+use std::time::{Duration, Instant};
+
+use libtest_mimic::Trial;
+use lockcore::{Error, ErrorKind, Locks, LostReason, Release};
+use tests::eventually::eventually;
+use tests::faketime::Clock;
+use tests::proxy::Proxy;
+use tests::redis_server::RedisServer;
+
+use crate::store::{Kind, SOON, Store, give_back, kind, litter, tickets};
+
+pub(crate) fn facts(store: Kind) -> Vec<Trial> {
+    crate::store_facts![store;
+        a_server_that_is_down_is_unavailable_within_one_operation
+        a_client_that_was_idle_through_an_outage_works_again
+        a_lost_reply_is_asked_for_again_and_granted_once
+        giving_up_on_a_lost_reply_leaves_nothing
+        a_release_that_overtakes_its_enqueue_is_obeyed
+        a_slow_reply_counts_against_the_lease
+        a_lease_ends_on_time_while_its_renewal_hangs
+        a_cut_that_heals_before_the_deadline_loses_nothing
+        a_cut_that_outlasts_the_lease_stops_the_work
+        a_lost_release_is_repeated
+        wake_ups_that_were_cut_off_are_caught_up_on
+        a_forged_wake_up_grants_nothing
+        a_server_that_lost_its_data_takes_the_lock_and_tokens_still_rise
+        an_evicted_key_costs_the_lock_and_the_holder_learns_it
+        waiters_survive_a_server_that_restarts_empty
+        a_full_server_refuses_locks_but_renews_and_releases
+        a_read_only_server_is_unavailable
+        a_server_that_cannot_save_is_unavailable
+        a_server_busy_with_a_script_is_unavailable_and_comes_back
+        forgotten_scripts_are_loaded_again
+        a_wrong_password_is_a_mistake_and_does_not_show
+        a_user_with_the_documented_rights_can_do_everything
+        the_database_of_the_url_is_used
+        a_clock_that_jumps_forward_is_noticed_and_tokens_rise
+        a_clock_that_jumps_back_lets_no_second_holder_in
+        what_remains_of_a_name_is_gone_a_day_later
+        ready_reports_a_replica
+    ]
+}
+
+fn builder(url: String) -> lockcore::Builder {
+    Locks::builder().url(url).namespace("test")
+}
+
+fn client(server: &RedisServer) -> Locks {
+    builder(server.url()).build().unwrap()
+}
+
+fn through(proxy: &Proxy) -> Locks {
+    builder(proxy.url())
+        .op_timeout(Duration::from_millis(400))
+        .build()
+        .unwrap()
+}
+
+async fn nothing_left(server: &RedisServer) {
+    eventually("nothing is left", Duration::from_secs(3), async || {
+        litter(server, "test").is_empty()
+    })
+    .await;
+}
+
+async fn a_server_that_is_down_is_unavailable_within_one_operation(_: Store) {
+    let port = tests::ports::free_port();
+    let locks = builder(format!("redis://127.0.0.1:{port}"))
+        .build()
+        .unwrap();
+    for outcome in [
+        locks.mutex("a").acquire().await,
+        locks.mutex("a").try_acquire().await,
+    ] {
+        let started = Instant::now();
+        let error = outcome.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable);
+        assert!(!error.may_hold());
+        assert!(error.to_string().contains("refused"), "{error}");
+        assert!(started.elapsed() < Duration::from_secs(2));
+    }
+    assert_eq!(
+        kind(locks.ready(Duration::from_millis(200)).await),
+        ErrorKind::Unavailable
+    );
+}
+
+/// H20.
+async fn a_client_that_was_idle_through_an_outage_works_again(_: Store) {
+    let server = RedisServer::start();
+    let locks = client(&server);
+    give_back(locks.mutex("a").acquire().await.unwrap()).await;
+    server.kill();
+    assert_eq!(
+        kind(locks.mutex("a").try_acquire().await),
+        ErrorKind::Unavailable
+    );
+    server.restart();
+
+    give_back(locks.mutex("a").acquire().await.unwrap()).await;
+}
+
+/// H10, S29.
+async fn a_lost_reply_is_asked_for_again_and_granted_once(_: Store) {
+    let server = RedisServer::start();
+    let proxy = Proxy::to(server.port());
+    let locks = through(&proxy);
+    give_back(locks.mutex("warm").acquire().await.unwrap()).await;
+    for round in 0..10 {
+        proxy.lose_replies(b"EVALSHA", 1);
+
+        let name = format!("n{round}");
+        let guard = locks.mutex(&name).acquire().await.unwrap();
+
+        assert_eq!(client(&server).inspect(&name).await.unwrap().len(), 1);
+        assert_eq!(
+            kind(client(&server).mutex(&name).try_acquire().await),
+            ErrorKind::Busy
+        );
+        give_back(guard).await;
+        // The mark that a late repetition would obey stays for a minute; no ticket does.
+        assert!(client(&server).inspect(&name).await.unwrap().is_empty());
+    }
+}
+
+async fn giving_up_on_a_lost_reply_leaves_nothing(_: Store) {
+    let server = RedisServer::start();
+    let proxy = Proxy::to(server.port());
+    let locks = through(&proxy);
+    give_back(locks.mutex("warm").acquire().await.unwrap()).await;
+    proxy.lose_replies(b"EVALSHA", usize::MAX);
+
+    let error = locks
+        .mutex("a")
+        .wait(Duration::from_millis(300))
+        .acquire()
+        .await
+        .unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unknown);
+    assert!(error.may_hold());
+    proxy.restore();
+    proxy.lose_replies(b"EVALSHA", 0);
+
+    tickets(&client(&server), "a", 0).await;
+    give_back(client(&server).mutex("a").try_acquire().await.unwrap()).await;
+}
+
+/// H28: the requests of a client that gave up sit in a frozen network; when it thaws, enqueue and
+/// release arrive over different connections, in any order.
+async fn a_release_that_overtakes_its_enqueue_is_obeyed(_: Store) {
+    let server = RedisServer::start();
+    let proxy = Proxy::to(server.port());
+    let locks = through(&proxy);
+    give_back(locks.mutex("warm").acquire().await.unwrap()).await;
+    for round in 0..10 {
+        let name = format!("n{round}");
+        proxy.freeze();
+        let outcome = locks
+            .mutex(&name)
+            .wait(Duration::from_millis(50))
+            .acquire()
+            .await;
+        assert_eq!(kind(outcome), ErrorKind::Unknown);
+        proxy.thaw();
+
+        tickets(&client(&server), &name, 0).await;
+        // And nothing comes later: what was on its way has arrived when this has.
+        eventually("the client works again", SOON, async || {
+            match locks.mutex("after").try_acquire().await {
+                Ok(guard) => guard.release().await.is_ok(),
+                Err(_) => false,
+            }
+        })
+        .await;
+        assert!(client(&server).inspect(&name).await.unwrap().is_empty());
+    }
+}
+
+/// H2, P3.
+async fn a_slow_reply_counts_against_the_lease(_: Store) {
+    let server = RedisServer::start();
+    let proxy = Proxy::to(server.port());
+    let locks = builder(proxy.url()).op_timeout(SOON).build().unwrap();
+    give_back(locks.mutex("warm").acquire().await.unwrap()).await;
+    let late = Duration::from_millis(500);
+    proxy.delay(Duration::ZERO, late);
+
+    let ttl = Duration::from_secs(2);
+    let guard = locks
+        .mutex("a")
+        .ttl(ttl)
+        .renew(false)
+        .acquire()
+        .await
+        .unwrap();
+
+    assert!(guard.remaining() <= ttl - late, "{:?}", guard.remaining());
+    proxy.delay(Duration::ZERO, Duration::ZERO);
+    give_back(guard).await;
+}
+
+/// H3.
+async fn a_lease_ends_on_time_while_its_renewal_hangs(_: Store) {
+    let server = RedisServer::start();
+    let proxy = Proxy::to(server.port());
+    let locks = builder(proxy.url()).op_timeout(SOON).build().unwrap();
+    let ttl = Duration::from_millis(900);
+    let guard = locks.mutex("a").ttl(ttl).acquire().await.unwrap();
+    proxy.freeze();
+    let frozen = Instant::now();
+
+    let reason = guard.lost().await;
+
+    assert_eq!(reason, LostReason::Expired);
+    assert!(
+        frozen.elapsed() < ttl + Duration::from_millis(300),
+        "{:?}",
+        frozen.elapsed()
+    );
+    // The acknowledgement that comes now revives nothing.
+    proxy.thaw();
+    tickets(&client(&server), "a", 0).await;
+    assert!(!guard.is_valid());
+    assert_eq!(guard.release().await.unwrap(), Release::AlreadyLost);
+}
+
+/// S22, first half.
+async fn a_cut_that_heals_before_the_deadline_loses_nothing(_: Store) {
+    let server = RedisServer::start();
+    let proxy = Proxy::to(server.port());
+    let locks = through(&proxy);
+    let guard = locks
+        .mutex("a")
+        .ttl(Duration::from_secs(3))
+        .acquire()
+        .await
+        .unwrap();
+    let before = proxy.traffic().connections;
+    proxy.cut();
+    proxy.restore();
+
+    // Both connections come back by themselves, and the lease is renewed.
+    eventually("renewed on a new connection", SOON, async || {
+        proxy.traffic().connections > before && guard.remaining() > Duration::from_millis(2700)
+    })
+    .await;
+    assert!(guard.is_valid());
+    give_back(guard).await;
+}
+
+/// S22, second half.
+async fn a_cut_that_outlasts_the_lease_stops_the_work(_: Store) {
+    let server = RedisServer::start();
+    let proxy = Proxy::to(server.port());
+    let locks = through(&proxy);
+    let lock = locks.mutex("a").ttl(Duration::from_millis(800));
+    let (begun, has_begun) = tokio::sync::oneshot::channel();
+    let work = tokio::spawn(async move {
+        lock.run(async |_| {
+            begun.send(()).unwrap();
+            std::future::pending::<Result<(), Error>>().await
+        })
+        .await
+    });
+    has_begun.await.unwrap();
+    proxy.cut();
+
+    // The next holder waits at the store, past the cut; it must not get in while the work goes on.
+    let next = client(&server).mutex("a").acquire().await.unwrap();
+    assert!(work.is_finished(), "two at work");
+    assert_eq!(
+        kind(work.await.unwrap()),
+        ErrorKind::Lost(LostReason::Expired)
+    );
+    give_back(next).await;
+}
+
+async fn a_lost_release_is_repeated(_: Store) {
+    let server = RedisServer::start();
+    let proxy = Proxy::to(server.port());
+    let locks = through(&proxy);
+    let guard = locks.mutex("a").acquire().await.unwrap();
+    proxy.cut();
+
+    let failed = guard.release().await.unwrap_err();
+    assert!(matches!(
+        failed.kind(),
+        ErrorKind::Unknown | ErrorKind::Unavailable
+    ));
+    assert!(!client(&server).inspect("a").await.unwrap().is_empty());
+    proxy.restore();
+
+    nothing_left(&server).await;
+}
+
+/// H19.
+async fn wake_ups_that_were_cut_off_are_caught_up_on(_: Store) {
+    let server = RedisServer::start();
+    let proxy = Proxy::to(server.port());
+    let locks = through(&proxy);
+    for _ in 0..5 {
+        let guard = client(&server).mutex("a").acquire().await.unwrap();
+        let lock = locks.mutex("a").wait(SOON);
+        let waiter = tokio::spawn(async move { lock.acquire().await });
+        tickets(&client(&server), "a", 2).await;
+        proxy.cut();
+        give_back(guard).await; // its message reaches nobody
+        proxy.restore();
+
+        let healed = Instant::now();
+        give_back(waiter.await.unwrap().unwrap()).await;
+        // By the renewal after the reconnect, not by the ordinary one after 3.3 s.
+        assert!(
+            healed.elapsed() < Duration::from_millis(2500),
+            "{:?}",
+            healed.elapsed()
+        );
+    }
+}
+
+async fn a_forged_wake_up_grants_nothing(_: Store) {
+    let server = RedisServer::start();
+    let locks = client(&server);
+    let guard = locks.mutex("a").acquire().await.unwrap();
+    let lock = client(&server).mutex("a").wait(SOON);
+    let waiter = tokio::spawn(async move { lock.acquire().await });
+    tickets(&locks, "a", 2).await;
+    let channels: Vec<String> = server.command(&["PUBSUB", "CHANNELS", "test:1:wake:*"]);
+    assert!(channels.len() >= 2);
+    // What somebody can forge who may publish but not read: any id, any number, any garbage; and with
+    // a stolen id, any number but the right one.
+    let ids: Vec<String> = server.command(&["ZRANGE", "test:1:{a}:queue", "0", "-1"]);
+    for channel in &channels {
+        for message in [
+            String::new(),
+            "x".repeat(100_000),
+            "00000000000000000000000000000000 1".into(),
+            format!("{} 1", ids[1]),
+            format!("{} {}", ids[1], u64::MAX),
+        ] {
+            server.command::<i64>(&["PUBLISH", channel, &message]);
+        }
+    }
+    // All of it has arrived when a round trip on the same connection has come back.
+    tickets(&locks, "a", 2).await;
+
+    assert!(!waiter.is_finished(), "a forged wake-up granted the lock");
+    give_back(guard).await;
+    give_back(waiter.await.unwrap().unwrap()).await;
+}
+
+/// H13, H7.
+async fn a_server_that_lost_its_data_takes_the_lock_and_tokens_still_rise(_: Store) {
+    let server = RedisServer::start();
+    let locks = client(&server);
+    let lock = locks.mutex("a").ttl(Duration::from_millis(900));
+    let guard = lock.acquire().await.unwrap();
+    server.flush();
+
+    assert_eq!(guard.lost().await, LostReason::Taken);
+
+    let next = lock.acquire().await.unwrap();
+    assert!(next.token() > guard.token());
+    assert_eq!(guard.release().await.unwrap(), Release::AlreadyLost);
+    assert!(next.is_valid());
+    give_back(next).await;
+}
+
+/// H12: eviction takes keys one by one.
+async fn an_evicted_key_costs_the_lock_and_the_holder_learns_it(_: Store) {
+    let server = RedisServer::start();
+    for key in ["test:1:{a}", "test:1:{a}:queue"] {
+        let locks = client(&server);
+        let lock = locks.mutex("a").ttl(Duration::from_millis(900));
+        let guard = lock.acquire().await.unwrap();
+        assert_eq!(server.command::<i64>(&["DEL", key]), 1);
+
+        assert_eq!(guard.lost().await, LostReason::Taken, "{key}");
+        let next = client(&server).mutex("a").acquire().await.unwrap();
+        assert!(next.token() > guard.token(), "{key}");
+        drop(guard);
+        give_back(next).await;
+    }
+    nothing_left(&server).await;
+}
+
+async fn waiters_survive_a_server_that_restarts_empty(_: Store) {
+    let server = RedisServer::start();
+    let locks = client(&server);
+    let guard = locks
+        .mutex("a")
+        .ttl(Duration::from_secs(1))
+        .acquire()
+        .await
+        .unwrap();
+    let mut tasks = tokio::task::JoinSet::new();
+    for _ in 0..10 {
+        let lock = client(&server)
+            .mutex("a")
+            .ttl(Duration::from_secs(1))
+            .wait(3 * SOON);
+        tasks.spawn(async move { give_back(lock.acquire().await.unwrap()).await });
+    }
+    tickets(&locks, "a", 11).await;
+    server.kill();
+    server.restart();
+
+    guard.lost().await;
+    while let Some(done) = tasks.join_next().await {
+        done.unwrap();
+    }
+    nothing_left(&server).await;
+}
+
+/// H11: OOM.
+async fn a_full_server_refuses_locks_but_renews_and_releases(_: Store) {
+    let server = RedisServer::start();
+    let locks = client(&server);
+    let guard = locks
+        .mutex("a")
+        .ttl(Duration::from_millis(600))
+        .acquire()
+        .await
+        .unwrap();
+    server.command::<()>(&["CONFIG", "SET", "maxmemory", "1"]);
+
+    let error = locks.mutex("b").acquire().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert!(error.to_string().contains("maxmemory"), "{error}");
+    let until = Instant::now() + Duration::from_millis(1500);
+    while Instant::now() < until {
+        assert!(guard.is_valid(), "the renewal was refused");
+        tokio::task::yield_now().await;
+    }
+    give_back(guard).await;
+    nothing_left(&server).await;
+}
+
+/// H11: READONLY.
+async fn a_read_only_server_is_unavailable(_: Store) {
+    let server = RedisServer::start();
+    let locks = client(&server);
+    give_back(locks.mutex("a").acquire().await.unwrap()).await;
+    server.command::<()>(&["REPLICAOF", "127.0.0.1", "1"]);
+
+    let error = locks.mutex("a").acquire().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert!(error.to_string().contains("replica"), "{error}");
+    server.command::<()>(&["REPLICAOF", "NO", "ONE"]);
+    give_back(locks.mutex("a").acquire().await.unwrap()).await;
+}
+
+/// H11: MISCONF. A background save that cannot write its file.
+async fn a_server_that_cannot_save_is_unavailable(_: Store) {
+    let server = RedisServer::with(&["--dbfilename", "taken.rdb"]);
+    let locks = client(&server);
+    give_back(locks.mutex("a").acquire().await.unwrap()).await;
+    server.command::<()>(&["CONFIG", "SET", "save", "3600 1"]);
+    let folder: Vec<String> = server.command(&["CONFIG", "GET", "dir"]);
+    // The file's name is taken by a folder that is not empty, so that renaming onto it fails, for root too.
+    let taken = std::path::Path::new(&folder[1]).join("taken.rdb");
+    std::fs::create_dir_all(taken.join("x")).unwrap();
+    let _: Result<String, _> = server.try_command(&["BGSAVE"]);
+    eventually("the save has failed", SOON, async || {
+        let info: String = server.command(&["INFO", "persistence"]);
+        info.contains("rdb_last_bgsave_status:err")
+    })
+    .await;
+
+    let error = locks.mutex("a").acquire().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert!(error.to_string().contains("MISCONF"), "{error}");
+}
+
+/// H11: BUSY.
+async fn a_server_busy_with_a_script_is_unavailable_and_comes_back(_: Store) {
+    let server = RedisServer::with(&["--busy-reply-threshold", "50"]);
+    let locks = client(&server);
+    give_back(locks.mutex("a").acquire().await.unwrap()).await;
+    let url = server.url();
+    let busy = std::thread::spawn(move || {
+        let mut connection = redis::Client::open(url).unwrap().get_connection().unwrap();
+        let _: Result<(), _> = redis::cmd("EVAL")
+            .arg("while true do end")
+            .arg(0)
+            .query(&mut connection);
+    });
+    eventually("the server is busy", SOON, async || {
+        server
+            .try_command::<String>(&["PING"])
+            .is_err_and(|error| error.code() == Some("BUSY"))
+    })
+    .await;
+
+    let error = locks.mutex("a").try_acquire().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert!(!error.may_hold());
+    server.command::<()>(&["SCRIPT", "KILL"]);
+    busy.join().unwrap();
+    give_back(locks.mutex("a").acquire().await.unwrap()).await;
+}
+
+/// H11: NOSCRIPT.
+async fn forgotten_scripts_are_loaded_again(_: Store) {
+    let server = RedisServer::start();
+    let locks = client(&server);
+    for _ in 0..3 {
+        let guard = locks.mutex("a").acquire().await.unwrap();
+        server.command::<()>(&["SCRIPT", "FLUSH"]);
+        give_back(guard).await;
+        server.command::<()>(&["SCRIPT", "FLUSH"]);
+    }
+}
+
+/// P10 and H11: NOAUTH, WRONGPASS.
+async fn a_wrong_password_is_a_mistake_and_does_not_show(_: Store) {
+    let server = RedisServer::with(&["--requirepass", "open-sesame"]);
+    for url in [
+        server.url(),
+        server.url_with_user("default", "hunter2"),
+        server.url_with_user("nobody", "hunter2"),
+    ] {
+        let locks = builder(url).build().unwrap();
+        let started = Instant::now();
+        let error = locks.mutex("a").acquire().await.unwrap_err();
+
+        assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+        assert!(
+            started.elapsed() < Duration::from_millis(900),
+            "a mistake was tried again"
+        );
+        for text in [
+            format!("{error} {error:?}"),
+            format!("{locks:?} {:?}", locks.mutex("a")),
+        ] {
+            assert!(!text.contains("hunter2"), "{text}");
+        }
+        assert_eq!(kind(locks.ready(SOON).await), ErrorKind::Config);
+    }
+    let locks = builder(server.url_with_user("default", "open-sesame"))
+        .build()
+        .unwrap();
+    let guard = locks.mutex("a").acquire().await.unwrap();
+    assert!(!format!("{guard:?}").contains("sesame"));
+    give_back(guard).await;
+}
+
+/// The rights of the store's page, read from the page.
+async fn a_user_with_the_documented_rights_can_do_everything(_: Store) {
+    let page = include_str!("../../lockcore/src/backend/redis/guide.md");
+    let rights = page
+        .split("```text\n")
+        .nth(1)
+        .unwrap()
+        .split("```")
+        .next()
+        .unwrap();
+    let rights: Vec<&str> = rights.split_whitespace().collect();
+    let server = RedisServer::start();
+    server.command::<()>(&rights);
+    let url = server.url_with_user("locks", "secret");
+    // The namespace of the page.
+    let client = || Locks::builder().url(url.clone()).build().unwrap();
+    let locks = client();
+    locks.ready(SOON).await.unwrap();
+
+    let guard = locks
+        .mutex("a")
+        .ttl(Duration::from_millis(600))
+        .acquire()
+        .await
+        .unwrap();
+    let lock = client().mutex("a").wait(SOON);
+    let waiter = tokio::spawn(async move { lock.acquire().await });
+    tickets(&locks, "a", 2).await;
+    guard.ensure(Duration::from_millis(590)).await.unwrap_err(); // renews, and says that it is not enough
+    give_back(guard).await;
+    give_back(waiter.await.unwrap().unwrap()).await;
+    let dropped = locks.mutex("a").acquire().await.unwrap();
+    drop(dropped);
+    tickets(&locks, "a", 0).await;
+    let denied: Result<String, _> = redis::cmd("GET").arg("other").query(
+        &mut redis::Client::open(url.clone())
+            .unwrap()
+            .get_connection()
+            .unwrap(),
+    );
+    assert_eq!(
+        denied.unwrap_err().code(),
+        Some("NOPERM"),
+        "the rights are not the least"
+    );
+}
+
+async fn the_database_of_the_url_is_used(_: Store) {
+    let server = RedisServer::start();
+    let locks = builder(format!("{}/3", server.url().trim_end_matches('/')))
+        .build()
+        .unwrap();
+    let guard = locks.mutex("a").acquire().await.unwrap();
+
+    let keyspace: String = server.command(&["INFO", "keyspace"]);
+    assert!(
+        keyspace.contains("db3:") && !keyspace.contains("db0:"),
+        "{keyspace}"
+    );
+    give_back(guard).await;
+}
+
+/// H4.
+async fn a_clock_that_jumps_forward_is_noticed_and_tokens_rise(_: Store) {
+    let server = RedisServer::with_clock(&[]);
+    let guard = client(&server)
+        .mutex("a")
+        .ttl(Duration::from_secs(2))
+        .acquire()
+        .await
+        .unwrap();
+    server.set_clock(Clock::Ahead(Duration::from_secs(300)));
+
+    // To the server the lease is long over: another gets in, with a greater token …
+    let next = client(&server).mutex("a").acquire().await.unwrap();
+    assert!(next.token() > guard.token());
+    // … and the old holder learns it at its next renewal.
+    assert_eq!(guard.lost().await, LostReason::Taken);
+    give_back(next).await;
+}
+
+async fn a_clock_that_jumps_back_lets_no_second_holder_in(_: Store) {
+    let server = RedisServer::with_clock(&[]);
+    let locks = client(&server);
+    let guard = locks
+        .mutex("a")
+        .ttl(Duration::from_secs(2))
+        .acquire()
+        .await
+        .unwrap();
+    server.set_clock(Clock::Behind(Duration::from_secs(300)));
+
+    assert_eq!(
+        kind(client(&server).mutex("a").try_acquire().await),
+        ErrorKind::Busy
+    );
+    let token = guard.token();
+    give_back(guard).await;
+    // The clock is behind the last token; the next is greater all the same, also for a new client …
+    let next = client(&server).mutex("a").acquire().await.unwrap();
+    assert!(next.token() > token);
+    let token = next.token();
+    give_back(next).await;
+    // … and even without data, for a client that has seen it.
+    server.flush();
+    let next = locks.mutex("a").acquire().await.unwrap();
+    assert!(
+        next.token().as_u64() > token.as_u64() - (1 << 30),
+        "{:?} {token:?}",
+        next.token()
+    );
+    give_back(next).await;
+}
+
+/// H8.
+async fn what_remains_of_a_name_is_gone_a_day_later(_: Store) {
+    let server = RedisServer::start();
+    let locks = client(&server);
+    for number in 0..10 {
+        give_back(locks.mutex(format!("n{number}")).acquire().await.unwrap()).await;
+    }
+    let keys = server.keys("*");
+    assert_eq!(keys.len(), 10, "{keys:?}");
+    for key in keys {
+        let left: i64 = server.command(&["PTTL", &key]);
+        assert!(
+            left > 0 && left <= 86_400_000 + 1000,
+            "{key} lives for {left} ms"
+        );
+    }
+}
+
+async fn ready_reports_a_replica(_: Store) {
+    let server = RedisServer::start();
+    client(&server).ready(SOON).await.unwrap();
+    server.command::<()>(&["REPLICAOF", "127.0.0.1", "1"]);
+
+    let error = client(&server).ready(SOON).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Config);
+    assert!(error.to_string().contains("replica"), "{error}");
+}

@@ -1,0 +1,207 @@
+//! What users do to their runtimes: block them, end them, drop guards outside of them.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use libtest_mimic::Trial;
+
+use crate::store::{Kind, SOON, Store, assert_nothing_left, give_back, tickets};
+
+pub(crate) fn facts(store: Kind) -> Vec<Trial> {
+    crate::store_facts![store;
+        a_client_survives_the_runtime_that_connected_first
+        a_guard_dropped_when_its_runtime_shuts_down_releases
+        a_waiter_that_goes_down_with_its_runtime_leaves_nothing
+        a_guard_can_be_released_outside_of_any_runtime
+        a_current_thread_runtime_will_do
+        blocking_every_worker_for_ten_seconds_loses_no_lease
+        dropping_the_last_handle_finishes_the_release
+    ]
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .unwrap()
+}
+
+/// Runs a piece of a test where runtimes may be built and dropped.
+async fn outside<T: Send + 'static>(piece: impl FnOnce() -> T + Send + 'static) -> T {
+    tokio::task::spawn_blocking(piece).await.unwrap()
+}
+
+/// H38: every `#[tokio::test]` is a runtime of its own, and the client may be a static.
+async fn a_client_survives_the_runtime_that_connected_first(store: Store) {
+    let locks = store.client();
+    outside(move || {
+        for _ in 0..5 {
+            let runtime = runtime();
+            runtime.block_on(async {
+                let guard = locks.mutex("a").acquire().await.unwrap();
+                give_back(guard).await;
+            });
+        }
+    })
+    .await;
+}
+
+/// H31.
+async fn a_guard_dropped_when_its_runtime_shuts_down_releases(store: Store) {
+    let locks = store.client();
+    let users = locks.clone();
+    let held = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&held);
+    outside(move || {
+        let runtime = runtime();
+        for number in 0..100 {
+            let (lock, held) = (users.mutex(format!("n{number}")), Arc::clone(&held));
+            runtime.spawn(async move {
+                let _guard = lock.acquire().await.unwrap();
+                held.fetch_add(1, Ordering::SeqCst);
+                std::future::pending::<()>().await;
+            });
+        }
+        while held.load(Ordering::SeqCst) < 100 {
+            std::thread::yield_now();
+        }
+        drop(runtime);
+    })
+    .await;
+
+    assert_eq!(count.load(Ordering::SeqCst), 100);
+    for number in 0..100 {
+        assert_nothing_left(&store, &locks, &format!("n{number}")).await;
+    }
+}
+
+async fn a_waiter_that_goes_down_with_its_runtime_leaves_nothing(store: Store) {
+    let locks = store.client();
+    let guard = locks.mutex("a").acquire().await.unwrap();
+    let users = locks.clone();
+    let here = tokio::runtime::Handle::current();
+    outside(move || {
+        let runtime = runtime();
+        let lock = users.mutex("a").wait(SOON);
+        runtime.spawn(async move { lock.acquire().await.map(drop) });
+        here.block_on(tickets(&users, "a", 2));
+        drop(runtime);
+    })
+    .await;
+
+    tickets(&locks, "a", 1).await;
+    give_back(guard).await;
+}
+
+async fn a_guard_can_be_released_outside_of_any_runtime(store: Store) {
+    let locks = store.client();
+    let (dropped, released) = (locks.mutex("a"), locks.mutex("b"));
+    let dropped = dropped.acquire().await.unwrap();
+    let released = released.acquire().await.unwrap();
+    std::thread::spawn(move || {
+        drop(dropped);
+        futures_block_on(give_back(released));
+    })
+    .join()
+    .unwrap();
+
+    assert_nothing_left(&store, &locks, "a").await;
+    assert_nothing_left(&store, &locks, "b").await;
+}
+
+/// The smallest executor there is: not tokio.
+fn futures_block_on<T>(future: impl Future<Output = T>) -> T {
+    struct Unpark(std::thread::Thread);
+    impl std::task::Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+    let waker = Arc::new(Unpark(std::thread::current())).into();
+    let mut cx = std::task::Context::from_waker(&waker);
+    let mut future = std::pin::pin!(future);
+    loop {
+        match future.as_mut().poll(&mut cx) {
+            std::task::Poll::Ready(output) => return output,
+            std::task::Poll::Pending => std::thread::park(),
+        }
+    }
+}
+
+async fn a_current_thread_runtime_will_do(store: Store) {
+    let locks = store.client();
+    outside(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_io() // no time driver: the client has its own clock
+            .build()
+            .unwrap();
+        runtime.block_on(async {
+            let guard = locks.mutex("a").acquire().await.unwrap();
+            let late = locks
+                .mutex("a")
+                .wait(Duration::from_millis(50))
+                .acquire()
+                .await;
+            assert!(late.is_err());
+            give_back(guard).await;
+        });
+    })
+    .await;
+}
+
+/// H32, P4: a lease of 3 s, and no worker runs anything for 10 s.
+async fn blocking_every_worker_for_ten_seconds_loses_no_lease(store: Store) {
+    let locks = store.client();
+    let users = locks.clone();
+    let (least, remained) = (
+        Arc::new(AtomicUsize::new(usize::MAX)),
+        Duration::from_secs(3),
+    );
+    let lowest = Arc::clone(&least);
+    outside(move || {
+        let runtime = runtime();
+        let guard = runtime
+            .block_on(users.mutex("a").ttl(remained).acquire())
+            .unwrap();
+        let end = Instant::now() + Duration::from_secs(10);
+        let held = guard.held();
+        for _ in 0..2 {
+            // Blocks a worker, which is the mistake that is acted here.
+            runtime.spawn(async move { std::thread::sleep(end - Instant::now()) });
+        }
+        while Instant::now() < end {
+            let remaining = usize::try_from(held.remaining().as_millis()).unwrap();
+            lowest.fetch_min(remaining, Ordering::SeqCst);
+            std::thread::sleep(Duration::from_millis(5)); // the sampling interval
+        }
+        assert!(guard.is_valid());
+        runtime.block_on(give_back(guard));
+    })
+    .await;
+
+    // The longest gap between renewals is what the lease ran down to before the next one.
+    let least = Duration::from_millis(u64::try_from(least.load(Ordering::SeqCst)).unwrap());
+    println!(
+        "longest gap between renewals: about {:?} of a 3 s lease",
+        remained - least
+    );
+    assert!(least > Duration::from_millis(500), "{least:?} was left");
+    assert_nothing_left(&store, &locks, "a").await;
+}
+
+/// H39.
+async fn dropping_the_last_handle_finishes_the_release(store: Store) {
+    if store.is_memory() {
+        return; // its last handle takes the store along
+    }
+    for _ in 0..20 {
+        let locks = store.client();
+        let guard = locks.mutex("a").acquire().await.unwrap();
+        drop(locks);
+        drop(guard); // the last handle: returns when the keeper is done
+
+        assert_eq!(store.litter(), Vec::<String>::new());
+    }
+}

@@ -1,0 +1,158 @@
+//! What a fact gets: a store to itself, as far as it can tell.
+
+use std::fmt::Debug;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use libtest_mimic::Trial;
+use lockcore::{Error, ErrorKind, Guard, Locks};
+use tests::eventually::eventually;
+use tests::redis_server::RedisServer;
+
+/// The stores of this build.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Memory,
+    Redis,
+}
+
+/// A store in a namespace that no other fact uses.
+#[derive(Debug)]
+pub(crate) struct Store {
+    kind: Kind,
+    pub(crate) namespace: String,
+    /// The memory store is where its client is.
+    memory: Option<Locks>,
+}
+
+/// Long enough for a slow machine, short enough to notice a hang.
+pub(crate) const SOON: Duration = Duration::from_secs(10);
+
+/// No fact takes longer; one that does hangs.
+const LONGEST_FACT: Duration = Duration::from_secs(120);
+
+type Body = fn(Store) -> Pin<Box<dyn Future<Output = ()>>>;
+
+/// A fact for one store, run on a multi-threaded runtime of its own.
+pub(crate) fn fact(kind: Kind, group: &str, name: &str, body: Body) -> Trial {
+    let needs = match kind {
+        Kind::Memory => Ok(()),
+        Kind::Redis => RedisServer::available(),
+    };
+    let name = format!("{kind:?}::{group}::{name}").to_lowercase();
+    tests::fact::fact(name, needs, move || {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .enable_all()
+            .build()
+            .unwrap();
+        runtime.block_on(async {
+            tokio::time::timeout(LONGEST_FACT, body(Store::new(kind)))
+                .await
+                .expect("hangs");
+        });
+    })
+}
+
+/// The facts of a module, for one store.
+#[macro_export]
+macro_rules! store_facts {
+    ($kind:expr; $($name:ident)*) => {{
+        let group = module_path!().rsplit("::").next().unwrap();
+        vec![$($crate::store::fact($kind, group, stringify!($name), |store| Box::pin($name(store)))),*]
+    }};
+}
+
+impl Store {
+    fn new(kind: Kind) -> Self {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        Self {
+            kind,
+            namespace: format!("fact{number}"),
+            memory: (kind == Kind::Memory).then(|| Locks::connect("memory:").unwrap()),
+        }
+    }
+
+    /// A client; on stores that can be shared, another one each time.
+    pub(crate) fn client(&self) -> Locks {
+        match &self.memory {
+            Some(locks) => locks.clone(),
+            None => Locks::builder()
+                .url(self.url())
+                .namespace(&self.namespace)
+                .build()
+                .unwrap(),
+        }
+    }
+
+    pub(crate) fn url(&self) -> String {
+        match self.kind {
+            Kind::Memory => "memory:".into(),
+            Kind::Redis => shared_redis().url(),
+        }
+    }
+
+    pub(crate) fn is_memory(&self) -> bool {
+        self.kind == Kind::Memory
+    }
+
+    /// What is stored in the namespace that is neither the remembered number of a name nor a
+    /// ticket: on Redis, everything but hashes with the one field `last`.
+    pub(crate) fn litter(&self) -> Vec<String> {
+        match self.kind {
+            Kind::Memory => Vec::new(),
+            Kind::Redis => litter(shared_redis(), &self.namespace),
+        }
+    }
+}
+
+/// The server that facts share which do not break it.
+pub(crate) fn shared_redis() -> &'static RedisServer {
+    static SERVER: OnceLock<RedisServer> = OnceLock::new();
+    SERVER.get_or_init(RedisServer::start)
+}
+
+/// Keys of a namespace beyond what P6 keeps.
+pub(crate) fn litter(server: &RedisServer, namespace: &str) -> Vec<String> {
+    let mut keys = server.keys(&format!("{namespace}:*"));
+    keys.retain(|key| {
+        let is_hash: String = server.command(&["TYPE", key]);
+        if is_hash != "hash" {
+            return true;
+        }
+        let fields: Vec<String> = server.command(&["HKEYS", key]);
+        fields != ["last"]
+    });
+    keys
+}
+
+/// Waits until nobody holds or waits for a name and nothing else is left: by the clean-up, far
+/// before any lease ends.
+pub(crate) async fn assert_nothing_left(store: &Store, locks: &Locks, name: &str) {
+    eventually("nothing is left", Duration::from_secs(3), async || {
+        locks.inspect(name).await.unwrap().is_empty() && store.litter().is_empty()
+    })
+    .await;
+}
+
+/// The kind of an expected error.
+pub(crate) fn kind<T: Debug>(outcome: Result<T, Error>) -> ErrorKind {
+    outcome.expect_err("should have failed").kind()
+}
+
+/// Waits until so many tickets, holders and waiters together, are at a name.
+pub(crate) async fn tickets(locks: &Locks, name: &str, count: usize) {
+    eventually("the line has formed", SOON, async || {
+        locks.inspect(name).await.unwrap().len() == count
+    })
+    .await;
+}
+
+/// Releases and sees that it was held to the end.
+pub(crate) async fn give_back(guard: Guard) {
+    assert_eq!(guard.release().await.unwrap(), lockcore::Release::Released);
+}
