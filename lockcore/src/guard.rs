@@ -269,6 +269,7 @@ impl Drop for Guard {
             return;
         }
         let lease = &self.held.0.lease;
+        tracing::debug!(lock = %lease.request.name, token = %self.token(), "lock released in the background");
         self.held.shared().clean_up(Cleanup {
             request: Arc::clone(&lease.request),
             ambiguous: lease.is_ambiguous(),

@@ -23,6 +23,7 @@ use crate::lease::{AlreadyLost, Lease};
 use crate::name::Namespace;
 use crate::request::{Id, Request};
 use crate::supervise::{Link, Links};
+use crate::token::FencingToken;
 
 /// Tickets in one request: keeps a Redis script well below a millisecond.
 const BATCH: usize = 100;
@@ -108,7 +109,7 @@ pub(crate) struct Cleanup {
 #[derive(Default)]
 struct Round {
     renew: Vec<Arc<Lease>>,
-    expired: Vec<Arc<Lease>>,
+    expired: Vec<(Arc<Lease>, Stage)>,
     alarms: Vec<Waker>,
     cleanups: Vec<Cleanup>,
     end: bool,
@@ -198,10 +199,10 @@ async fn keep(shared: &Arc<Shared>) {
         for waker in round.alarms.drain(..) {
             waker.wake();
         }
-        for lease in round.expired.drain(..) {
+        for (lease, stage) in round.expired.drain(..) {
             // Marks the loss and fires its signal, also while a renewal hangs.
             if lease.lost(now) == Some(LostReason::Expired) {
-                tracing::warn!(lock = %lease.request.name, "lock lost: the lease ran out without an acknowledged renewal");
+                tell_loss(&lease, stage, LostReason::Expired);
             }
         }
         for batch in round.renew.chunks(BATCH) {
@@ -233,6 +234,15 @@ async fn keep(shared: &Arc<Shared>) {
                 let _ = tokio::time::timeout(nap, due_changed).await;
             }
         }
+    }
+}
+
+/// What an operator wants to know is a lock that was lost; a place in line is taken anew.
+fn tell_loss(lease: &Lease, stage: Stage, reason: LostReason) {
+    let (lock, token) = (&lease.request.name, FencingToken::of_ticket(lease.ticket()));
+    match stage {
+        Stage::Held => tracing::warn!(%lock, %token, ?reason, "lock lost"),
+        Stage::Asked | Stage::Waiting => tracing::debug!(%lock, ?reason, "place in line lost"),
     }
 }
 
@@ -445,8 +455,11 @@ impl Shared {
                 recheck_in,
             } => (valid_for, recheck_in),
             Renewed::Lost => {
-                if lease.lose(LostReason::Taken) {
-                    tracing::warn!(lock = %lease.request.name, "lock lost: the store does not know the ticket any more");
+                let stage = self.table().leases.get(&id).map(|tracked| tracked.stage);
+                if lease.lose(LostReason::Taken)
+                    && let Some(stage) = stage
+                {
+                    tell_loss(lease, stage, LostReason::Taken);
                 }
                 return;
             }
@@ -628,7 +641,7 @@ impl Shared {
         let held = self.table().leases_where(|stage| stage == Stage::Held);
         for lease in held {
             if lease.lose(LostReason::Shutdown) {
-                tracing::warn!(lock = %lease.request.name, "lock lost: the client was shut down");
+                tell_loss(&lease, Stage::Held, LostReason::Shutdown);
             }
         }
     }
@@ -726,7 +739,9 @@ impl Table {
         tracked.due = None;
         let deadline = tracked.lease.deadline();
         if deadline <= now {
-            round.expired.push(Arc::clone(&tracked.lease));
+            round
+                .expired
+                .push((Arc::clone(&tracked.lease), tracked.stage));
             return;
         }
         if !tracked.renewing && (tracked.stage == Stage::Waiting || tracked.lease.renew) {

@@ -53,6 +53,25 @@ impl Guard {
     }
 }
 
+impl Held {
+    /// Runs `body` while the lock is held, and does not release: [`Guard::run`] for work that is
+    /// one of several parts under the same guard.
+    ///
+    /// # Errors
+    ///
+    /// [`Lost`](crate::ErrorKind::Lost), with the body dropped where it stood. With
+    /// [`OnLost::Signal`] there is none.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future drops the body; the lock stays with its guard.
+    pub async fn while_held<T>(&self, body: impl Future<Output = T>) -> Result<T, Error> {
+        while_held(self, body)
+            .await
+            .map_err(|reason| Error::lost(reason).of_name(self.name()))
+    }
+}
+
 /// Polls `body` as long as the lock is held.
 async fn while_held<F: Future>(held: &Held, body: F) -> Result<F::Output, LostReason> {
     if held.on_lost() == OnLost::Signal {

@@ -5,11 +5,6 @@ async fn literal(id: u64) -> Result<(), Error> {
     Ok(())
 }
 
-#[distributed_lock(key = id + 1)]
-async fn expression(id: u64) -> Result<(), Error> {
-    Ok(())
-}
-
 struct Order;
 
 #[distributed_lock(key = "order:{order}")]
