@@ -48,6 +48,8 @@ pub enum LostReason {
     Taken,
     /// [`Locks::shutdown`](crate::Locks::shutdown) released it.
     Shutdown,
+    /// It was held as long as [`Lock::max_hold`](crate::Lock::max_hold) allows.
+    MaxHold,
 }
 
 impl Error {
@@ -118,6 +120,7 @@ impl Error {
             LostReason::Expired => "lost: no renewal was acknowledged before the lease ran out",
             LostReason::Taken => "lost: the store does not know the ticket any more",
             LostReason::Shutdown => "lost: the client was shut down",
+            LostReason::MaxHold => "lost: held as long as max_hold allows",
         };
         Self::new(ErrorKind::Lost(reason), message)
     }

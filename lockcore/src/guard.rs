@@ -176,15 +176,16 @@ pub enum Release {
 
 impl Guard {
     pub(crate) fn new(lease: Arc<Lease>, order: &Order<'_>) -> Self {
-        let due = if lease.renew {
+        let shared = &order.client.shared;
+        if let Some(limit) = order.max_hold {
+            lease.end_at(shared.clock.now().after(limit));
+        }
+        let due = if lease.wants_renewal() {
             Shared::renewal_time(&lease, lease.request.ttl)
         } else {
             Instant::FAR_FUTURE // the keeper only watches the deadline
         };
-        order
-            .client
-            .shared
-            .schedule(lease.request.id, due, Some(Stage::Held));
+        shared.schedule(lease.request.id, due, Some(Stage::Held));
         let held = Held(Arc::new(Inner {
             lease,
             client: Arc::clone(order.client),

@@ -201,8 +201,8 @@ async fn keep(shared: &Arc<Shared>) {
         }
         for (lease, stage) in round.expired.drain(..) {
             // Marks the loss and fires its signal, also while a renewal hangs.
-            if lease.lost(now) == Some(LostReason::Expired) {
-                tell_loss(&lease, stage, LostReason::Expired);
+            if let Some(reason @ (LostReason::Expired | LostReason::MaxHold)) = lease.lost(now) {
+                tell_loss(&lease, stage, reason);
             }
         }
         for batch in round.renew.chunks(BATCH) {
@@ -473,7 +473,11 @@ impl Shared {
                 after: None,
             });
         }
-        let due = Self::renewal_time(lease, valid_for);
+        let due = if lease.deadline() < lease.hold_until() {
+            Self::renewal_time(lease, valid_for)
+        } else {
+            Instant::FAR_FUTURE
+        };
         self.schedule(
             id,
             recheck_in.map_or(due, |recheck| due.min(sent.after(recheck))),
@@ -744,7 +748,7 @@ impl Table {
                 .push((Arc::clone(&tracked.lease), tracked.stage));
             return;
         }
-        if !tracked.renewing && (tracked.stage == Stage::Waiting || tracked.lease.renew) {
+        if !tracked.renewing && (tracked.stage == Stage::Waiting || tracked.lease.wants_renewal()) {
             tracked.renewing = true;
             round.renew.push(Arc::clone(&tracked.lease));
         }

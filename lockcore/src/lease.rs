@@ -20,6 +20,8 @@ pub(crate) struct Lease {
     /// P3 in one word: the deadline in nanoseconds of the lease clock, or [`LOST`]. It moves
     /// forward only while it lies in the future, and nothing leaves [`LOST`].
     deadline: AtomicU64,
+    /// The deadline never lies beyond this (`max_hold`).
+    hold_until: AtomicU64,
     /// Why, as [`reason_code`]; written before the word becomes [`LOST`].
     reason: AtomicU8,
     /// The number of the ticket once the store has told it, else 0.
@@ -46,6 +48,7 @@ impl Lease {
             request,
             renew,
             deadline: AtomicU64::new(Instant::FAR_FUTURE.as_nanos()),
+            hold_until: AtomicU64::new(Instant::FAR_FUTURE.as_nanos()),
             reason: AtomicU8::new(0),
             ticket: AtomicU64::new(0),
             granted: AtomicU64::new(0),
@@ -75,13 +78,31 @@ impl Lease {
         valid_for: Duration,
         now: Instant,
     ) -> Result<(), AlreadyLost> {
-        let proposed = deadline(sent, valid_for).as_nanos();
+        let proposed = deadline(sent, valid_for).min(self.hold_until()).as_nanos();
         self.deadline
             .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |current| {
                 (current != LOST && current > now.as_nanos()).then_some(current.max(proposed))
             })
             .map(drop)
             .map_err(|_| AlreadyLost)
+    }
+
+    /// Ends the lease at `until`, whatever renewals say. Called once, when it is handed out.
+    pub(crate) fn end_at(&self, until: Instant) {
+        let until = until.as_nanos();
+        self.hold_until.store(until, Ordering::SeqCst);
+        // Only forward in time is refused by the word's rule; LOST, which is 0, stays.
+        self.deadline.fetch_min(until, Ordering::SeqCst);
+    }
+
+    /// The time that no renewal moves the deadline beyond.
+    pub(crate) fn hold_until(&self) -> Instant {
+        Instant::from_nanos(self.hold_until.load(Ordering::SeqCst))
+    }
+
+    /// Whether a renewal would be of any use.
+    pub(crate) fn wants_renewal(&self) -> bool {
+        self.renew && self.deadline() < self.hold_until()
     }
 
     /// Makes the loss final. Returns whether it was this call that did.
@@ -107,7 +128,11 @@ impl Lease {
             return None;
         }
         if deadline != LOST {
-            self.lose(LostReason::Expired);
+            self.lose(if deadline >= self.hold_until().as_nanos() {
+                LostReason::MaxHold
+            } else {
+                LostReason::Expired
+            });
         }
         Some(reason_of(self.reason.load(Ordering::SeqCst)))
     }
@@ -166,6 +191,7 @@ const fn reason_code(reason: LostReason) -> u8 {
         LostReason::Expired => 1,
         LostReason::Taken => 2,
         LostReason::Shutdown => 3,
+        LostReason::MaxHold => 4,
     }
 }
 
@@ -173,6 +199,7 @@ const fn reason_of(code: u8) -> LostReason {
     match code {
         2 => LostReason::Taken,
         3 => LostReason::Shutdown,
+        4 => LostReason::MaxHold,
         _ => LostReason::Expired,
     }
 }
@@ -249,6 +276,18 @@ mod tests {
         assert!(lease.lose(LostReason::Taken));
         assert!(!lease.lose(LostReason::Shutdown));
         assert_eq!(lease.lost(at(101)), Some(LostReason::Taken));
+    }
+
+    #[test]
+    fn no_renewal_holds_a_lease_beyond_its_end() {
+        let lease = lease();
+        lease.answered(7, at(100), TTL);
+        lease.end_at(at(115));
+        lease.extend(at(106), TTL, at(107)).unwrap();
+
+        assert_eq!(lease.deadline(), at(115));
+        assert!(!lease.wants_renewal());
+        assert_eq!(lease.lost(at(115)), Some(LostReason::MaxHold));
     }
 
     #[test]

@@ -68,6 +68,7 @@ pub struct Lock {
     ttl: Duration,
     wait: Wait,
     renew: bool,
+    max_hold: Option<Duration>,
     on_lost: OnLost,
     label: Option<&'static str>,
 }
@@ -87,6 +88,7 @@ pub(crate) struct Order<'a> {
     pub(crate) capacity: NonZeroU32,
     pub(crate) ttl: Duration,
     pub(crate) renew: bool,
+    pub(crate) max_hold: Option<Duration>,
     pub(crate) on_lost: OnLost,
 }
 
@@ -110,6 +112,7 @@ impl Lock {
             client: Arc::clone(client),
             what,
             renew: true,
+            max_hold: None,
             on_lost: OnLost::default(),
             label: None,
         }
@@ -134,6 +137,15 @@ impl Lock {
     /// whatever happens. Default: true.
     pub fn renew(mut self, on: bool) -> Self {
         self.renew = on;
+        self
+    }
+
+    /// The longest time that the lock is held from the grant on, renewals or not; then it is
+    /// [lost](crate::LostReason::MaxHold), and free when the rest of its lease has run out, one ttl
+    /// later at most. A guard that is leaked would otherwise be renewed as long as the process
+    /// lives. Default: no limit.
+    pub fn max_hold(mut self, limit: Duration) -> Self {
+        self.max_hold = Some(limit);
         self
     }
 
@@ -228,6 +240,7 @@ impl Lock {
             capacity: what.capacity,
             ttl: self.ttl,
             renew: self.renew,
+            max_hold: self.max_hold,
             on_lost: self.on_lost,
         })
     }

@@ -23,6 +23,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         renewals_do_not_outlive_the_release
         a_waiter_with_a_short_ttl_does_not_shorten_the_holder
         a_waiter_outlives_many_of_its_own_leases_in_line
+        a_leaked_guard_is_not_renewed_beyond_its_limit
         an_error_of_the_body_is_passed_on_and_the_lock_is_free
     ]
 }
@@ -321,6 +322,32 @@ async fn a_waiter_outlives_many_of_its_own_leases_in_line(store: Store) {
     );
     drop(guard);
     give_back(waiter.await.unwrap().unwrap()).await;
+}
+
+/// H34.
+async fn a_leaked_guard_is_not_renewed_beyond_its_limit(store: Store) {
+    let (ttl, limit) = (Duration::from_millis(300), Duration::from_millis(700));
+    let lock = store.client().mutex("a").ttl(ttl).max_hold(limit);
+    let leaked: &'static lockcore::Guard = Box::leak(Box::new(lock.acquire().await.unwrap()));
+    let started = Instant::now();
+
+    assert_eq!(leaked.lost().await, LostReason::MaxHold);
+    assert!(started.elapsed() >= limit - Duration::from_millis(20));
+    let next = store
+        .client()
+        .mutex("a")
+        .wait(SOON)
+        .acquire()
+        .await
+        .unwrap();
+
+    assert!(
+        started.elapsed() < limit + ttl + Duration::from_secs(2),
+        "{:?}",
+        started.elapsed()
+    );
+    assert!(next.token() > leaked.token());
+    give_back(next).await;
 }
 
 async fn an_error_of_the_body_is_passed_on_and_the_lock_is_free(store: Store) {
