@@ -222,6 +222,8 @@ impl Call {
     }
 }
 
+const ACCESS: &str = " (see the access list in the guide of the Redis store)";
+
 /// What an error says about the request (H11).
 pub(super) fn failed(error: RedisError) -> StoreError {
     let fault = match (error.kind(), error.code()) {
@@ -244,7 +246,9 @@ pub(super) fn failed(error: RedisError) -> StoreError {
         }
         Some("READONLY") => " (this is a replica; connect to its master)",
         Some("OOM") => " (the server is full; raise maxmemory)",
-        Some("NOPERM") => " (see the access list in the documentation of the Redis store)",
+        Some("NOPERM") => ACCESS,
+        // How Redis 7 reports it from inside a script.
+        _ if error.to_string().contains("can't run this command") => ACCESS,
         _ => "",
     };
     StoreError::new(fault, format!("Redis: {error}{hint}"))

@@ -16,18 +16,24 @@
 -- Atomic as every script. The first write is one that a full server refuses (HSET), so that an
 -- enqueue under OOM is refused whole.
 
-local tickets, queue, id = KEYS[1], KEYS[2], ARGV[2]
+local tickets, queue, mark, id = KEYS[1], KEYS[2], KEYS[3], ARGV[2]
 local permits, capacity, ttl = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
 local MAX_TICKET = 9007199254740991
 
 local now, micros = clock()
-if redis.call('EXISTS', KEYS[3]) == 1 then return {4} end
-
-local line = walk(tickets, queue, now, nil, id)
+local line
+local known = { false, false }
+-- One look tells the common case: nobody is here, and no release came first.
+if redis.call('EXISTS', queue, mark) == 0 then
+  known[2] = redis.call('HGET', tickets, 'last')
+else
+  if redis.call('EXISTS', mark) == 1 then return {4} end
+  line = walk(tickets, queue, now, nil, id)
+  known = redis.call('HMGET', tickets, id, 'last')
+end
 
 -- A repeated request.
-local known = redis.call('HMGET', tickets, id, 'last')
-if known[1] then
+if line and known[1] then
   local number = redis.call('ZSCORE', queue, id)
   if number and parse(known[1]) > now then
     redis.call('HSET', tickets, id, with_expiry(known[1], now + ttl))
@@ -38,14 +44,17 @@ if known[1] then
   end
 end
 
-if line.capacity and line.capacity ~= capacity then
-  settle(tickets, queue, now, line, ARGV[1], nil)
-  return {3, line.capacity}
-end
-local granted = not line.blocked and line.used + permits <= capacity
-if not granted and ARGV[6] == '0' then
-  settle(tickets, queue, now, line, ARGV[1], nil)
-  return {2, line.soonest and line.soonest - now or -1}
+local granted = true
+if line then
+  if line.capacity and line.capacity ~= capacity then
+    settle(tickets, queue, now, line, ARGV[1], nil)
+    return {3, line.capacity}
+  end
+  granted = not line.blocked and line.used + permits <= capacity
+  if not granted and ARGV[6] == '0' then
+    settle(tickets, queue, now, line, ARGV[1], nil)
+    return {2, line.soonest and line.soonest - now or -1}
+  end
 end
 
 -- Numbers only rise: over the last one drawn, over the server's clock, and over what the client has
@@ -56,10 +65,10 @@ if seen >= number and seen <= micros + DAY_MS * 1000 then number = seen + 1 end
 if number > MAX_TICKET then return {5} end
 local text = string.format('%.0f', number)
 
-redis.call('HSET', tickets, 'last', text, id,
-  string.format('%.0f:%.0f:%.0f:%.0f:%s:%s', now + ttl, permits, capacity, ttl, ARGV[8], ARGV[9]))
+redis.call('HSET', tickets, 'last', text, id, string.format('%.0f', now + ttl) .. ':' ..
+  ARGV[3] .. ':' .. ARGV[4] .. ':' .. ARGV[5] .. ':' .. ARGV[8] .. ':' .. ARGV[9])
 redis.call('ZADD', queue, text, id)
 keep(tickets, queue, now, number)
-settle(tickets, queue, now, line, ARGV[1], nil)
+if line then settle(tickets, queue, now, line, ARGV[1], nil) end
 if granted then return {0, number, ttl} end
 return {1, number, ttl, recheck(line, nil, now)}

@@ -26,9 +26,13 @@ local function keep(tickets, queue, now, last)
 end
 
 local function parse(record)
-  local expires, permits, capacity, ttl, channel =
-    string.match(record, '^(%d+):(%d+):(%d+):(%d+):(%x+):')
-  return tonumber(expires), tonumber(permits), tonumber(capacity), tonumber(ttl), channel
+  local expires, permits, capacity = string.match(record, '^(%d+):(%d+):(%d+):')
+  return tonumber(expires), tonumber(permits), tonumber(capacity)
+end
+
+local function parse_rest(record)
+  local ttl, channel = string.match(record, '^%d+:%d+:%d+:(%d+):(%x+):')
+  return tonumber(ttl), channel
 end
 
 -- The record with another expiry; the rest of it never changes.
@@ -99,7 +103,8 @@ local function settle(tickets, queue, now, line, prefix, asker)
   for _, grant in ipairs(line.granted) do
     local id, record = grant[1], grant[2]
     if id ~= asker then
-      local expires, _, _, _, channel = parse(record)
+      local expires = parse(record)
+      local _, channel = parse_rest(record)
       local number = string.format('%.0f', redis.call('ZSCORE', queue, id))
       local heard = redis.call('PUBLISH', prefix .. channel, id .. ' ' .. number)
       if heard == 0 and expires > now + UNHEARD_MS then

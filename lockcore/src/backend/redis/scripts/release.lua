@@ -8,15 +8,18 @@
 -- write removes, so that the script passes on a full server.
 
 local reply = {}
-local now = clock()
 for i = 2, #ARGV, 2 do
   local k = 3 * (i / 2 - 1)
   local id, tickets, queue = ARGV[i], KEYS[k + 1], KEYS[k + 2]
-  local line = walk(tickets, queue, now, id, nil)
-  local found = redis.call('ZREM', queue, id)
+  local now, line
+  -- Alone there is nobody to hand over to.
+  if redis.call('ZCARD', queue) > 1 then
+    now = clock()
+    line = walk(tickets, queue, now, id, nil)
+  end
+  reply[#reply + 1] = redis.call('ZREM', queue, id)
   redis.call('HDEL', tickets, id)
-  settle(tickets, queue, now, line, ARGV[1], nil)
+  if line then settle(tickets, queue, now, line, ARGV[1], nil) end
   if ARGV[i + 1] ~= '0' then redis.call('SET', KEYS[k + 3], '', 'PX', ARGV[i + 1]) end
-  reply[#reply + 1] = found
 end
 return reply

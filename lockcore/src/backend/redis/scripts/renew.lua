@@ -19,8 +19,8 @@ for i = 2, #ARGV do
   local record = known[1]
   if record and redis.call('ZSCORE', queue, id) then
     keep(tickets, queue, now, tonumber(known[2] or '0'))
-    local expires, _, _, own_ttl = parse(record)
-    if expires > now then
+    if parse(record) > now then
+      local own_ttl = parse_rest(record)
       redis.call('HSET', tickets, id, with_expiry(record, now + own_ttl))
       status, ttl = 1, own_ttl
     end
