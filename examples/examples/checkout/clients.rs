@@ -13,10 +13,10 @@ use tokio_util::sync::CancellationToken;
 
 use crate::print;
 use crate::shop::{self, BuyError, ITEM, Shop};
-use crate::stock::{Buyer, Through};
+use crate::stock::Buyer;
 
 /// A client tries again after this, if it was not told when.
-const PAUSE: Duration = Duration::from_millis(100);
+const PAUSE: Duration = Duration::from_millis(500);
 /// And after this at the latest, whatever it was told: the example shall not seem to hang.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
@@ -39,7 +39,12 @@ struct Refusal {
 }
 
 /// Buys until everything is sold or the shop is `closing`.
-pub async fn buy_until_sold_out(buyer: Buyer, way: Way, shop: Arc<Shop>, closing: CancellationToken) {
+pub async fn buy_until_sold_out(
+    buyer: Buyer,
+    way: Way,
+    shop: Arc<Shop>,
+    closing: CancellationToken,
+) {
     loop {
         // A purchase is never dropped half-way: when the shop closes it is refused, or comes to its end.
         let pause = match way.buy(buyer.client).await {
@@ -53,7 +58,11 @@ pub async fn buy_until_sold_out(buyer: Buyer, way: Way, shop: Arc<Shop>, closing
                 refusal.retry_in
             }
         };
-        if closing.run_until_cancelled(tokio::time::sleep(pause)).await.is_none() {
+        if closing
+            .run_until_cancelled(tokio::time::sleep(pause))
+            .await
+            .is_none()
+        {
             return;
         }
     }
@@ -94,7 +103,9 @@ impl Http {
         let response = self.client.request(request).await.map_err(Refusal::of)?;
         let status = response.status();
         let retry_in = retry_after(&response);
-        let body = to_bytes(Body::new(response.into_body()), 64 * 1024).await.map_err(Refusal::of)?;
+        let body = to_bytes(Body::new(response.into_body()), 64 * 1024)
+            .await
+            .map_err(Refusal::of)?;
         let body = String::from_utf8_lossy(&body);
         match status {
             StatusCode::OK => Ok(Some(body.parse().map_err(Refusal::of)?)),
@@ -111,13 +122,17 @@ impl Http {
 fn retry_after<B>(response: &Response<B>) -> Duration {
     let seconds = response.headers().get(header::RETRY_AFTER);
     let seconds = seconds.and_then(|value| value.to_str().ok()?.parse().ok());
-    seconds.map_or(PAUSE, Duration::from_secs).min(LONGEST_PAUSE)
+    seconds
+        .map_or(PAUSE, Duration::from_secs)
+        .min(LONGEST_PAUSE)
 }
 
 /// What a problem of `application/problem+json` says in words; any other body as it is.
 fn detail(body: &str) -> String {
     let problem: Option<serde_json::Value> = serde_json::from_str(body).ok();
-    let detail = problem.as_ref().and_then(|problem| problem.get("detail")?.as_str());
+    let detail = problem
+        .as_ref()
+        .and_then(|problem| problem.get("detail")?.as_str());
     detail.unwrap_or(body).to_owned()
 }
 

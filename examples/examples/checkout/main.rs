@@ -1,7 +1,7 @@
 //! A shop that sells each ticket once, because it locks; and the same shop without the lock.
 //!
 //! ```text
-//! cargo run --release --example checkout                                      # one process, nothing to set up
+//! cargo run --release --example checkout          # one process, nothing to set up
 //! LOCK_URL=redis://127.0.0.1/ cargo run --release --example checkout -- --processes 4
 //! ```
 //!
@@ -11,27 +11,32 @@
 //! | `stock.rs` | what they protect: a count in a file, and the log that the verdict is read from |
 //! | `clients.rs` | the customers |
 //! | `processes.rs` | one run, in this process or in several |
-//! | `main.rs` | which store, both runs, the verdict; and how to stop: Ctrl-C and SIGTERM leave no lock |
+//! | `verdict.rs` | what was sold, and whether that is right |
+//! | `stop.rs` | Ctrl-C, SIGTERM and other reasons to stop |
+//! | `main.rs` | which store, both runs, and an end that leaves no lock behind |
 
 mod clients;
 mod print;
 mod processes;
 mod shop;
 mod stock;
+mod stop;
+mod verdict;
 
 use std::io;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::process::{ExitCode, ExitStatus};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use clap::{CommandFactory, Parser};
+use clap::{CommandFactory as _, Parser};
 use lockcore::Locks;
-use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
+use tracing_subscriber::filter::{EnvFilter, LevelFilter};
 
-use processes::{Share, parent_gone, run_shop, run_shops};
-use stock::{Sale, Stock, Through};
+use processes::{Share, run_shop};
+use stop::{Signals, Stop};
+use verdict::Run;
 
 /// How long a store may take to answer for the first time.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -42,7 +47,7 @@ const GRACE: Duration = Duration::from_secs(2);
 ///
 /// The locks are kept where LOCK_URL says, as in LOCK_URL=redis://127.0.0.1/; without it in the memory of this process.
 #[derive(Debug, Parser)]
-#[command(name = "checkout")]
+#[command(name = "checkout", allow_negative_numbers = true)]
 struct Args {
     /// How many tickets there are
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
@@ -69,7 +74,9 @@ struct Args {
 /// Why there is no good end.
 #[derive(Debug, thiserror::Error)]
 enum Failure {
-    #[error("{} processes need a store that they share, and the memory store is in one process: set LOCK_URL, as in LOCK_URL=redis://127.0.0.1/", .0)]
+    #[error(
+        "{0} processes need a store that they share, and memory is not shared: set LOCK_URL, as in LOCK_URL=redis://127.0.0.1/"
+    )]
     NothingShared(u32),
     #[error(transparent)]
     Lock(#[from] lockcore::Error),
@@ -77,69 +84,92 @@ enum Failure {
     Io(#[from] io::Error),
     #[error(transparent)]
     Panicked(#[from] tokio::task::JoinError),
-    #[error("process {0} died ({1})")]
-    Died(u32, ExitStatus),
+    #[error("process {0} failed ({1})")]
+    Failed(u32, ExitStatus),
+    #[error(
+        "process {0} did not end when it was told to, and was killed; a lock of its own lasts until its lease ends"
+    )]
+    Stuck(u32),
     #[error("the lock did not do its job: {0}")]
     NotExact(String),
     #[error("{0}")]
     Stopped(Stop),
+    /// The shop closed before all was sold.
+    #[error("closed early")]
+    Closed,
 }
 
 #[tokio::main]
 async fn main() -> ExitCode {
     let args = Args::parse();
     args.check();
-    let child = args.process;
-    match checkout(args).await {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => {
-            match (child, &failure) {
-                // The parent says it once for all.
-                (Some(_), Failure::Stopped(_)) => {}
-                (Some(process), _) => eprintln!("checkout: process {process}: {failure}"),
-                (None, _) => eprintln!("checkout: {failure}"),
-            }
-            failure.exit_code()
-        }
+    tracing_subscriber::fmt()
+        .with_writer(io::stderr)
+        .with_env_filter(
+            EnvFilter::builder()
+                .with_default_directive(LevelFilter::WARN.into())
+                .from_env_lossy(),
+        )
+        .init();
+    let Err(failure) = checkout(&args).await else {
+        return ExitCode::SUCCESS;
+    };
+    match (args.process, &failure) {
+        // The parent says it once for all.
+        (Some(_), Failure::Stopped(_)) => {}
+        (Some(process), _) => eprintln!("checkout: process {process}: {failure}"),
+        (None, _) => eprintln!("checkout: {failure}"),
     }
+    failure.exit_code()
 }
 
-/// A service's frame: connect, work, and whatever ends the work, give the locks back.
-async fn checkout(args: Args) -> Result<(), Failure> {
+/// The frame of a service: connect, work, and give the locks back, whatever ends the work.
+async fn checkout(args: &Args) -> Result<(), Failure> {
     let mut signals = Signals::listen()?;
-    let locks = connect(&args)?;
-    locks.ready(PATIENCE).await?;
-    // From here on the annotated functions find it, and the layer is given it.
-    lockcore::init(locks)?;
+    // From here on the annotated function finds it, without being given it.
+    lockcore::init(connect(args)?)?;
 
     let closing = CancellationToken::new();
-    let mut work = pin!(work(&args, &closing));
-    tokio::select! {
+    let mut work = pin!(work(args, &closing));
+    let reason = tokio::select! {
         outcome = &mut work => {
             lockcore::shutdown(GRACE).await?;
-            outcome
+            return outcome;
         }
-        reason = signals.stop(&args) => {
-            // The servers take no new requests, the clients ask for nothing more …
-            closing.cancel();
-            // … who waits for a lock is refused at once, and who holds one may finish.
-            let (_, released) = tokio::join!(work, lockcore::shutdown(GRACE));
-            released?;
-            Err(Failure::Stopped(reason))
-        }
+        reason = stop::asked(&mut signals, args) => reason,
+    };
+    // The server takes no new requests, and the clients buy no more …
+    closing.cancel();
+    // … who waits for a lock is refused at once, and who holds one may finish.
+    let (outcome, released) = tokio::join!(work, lockcore::shutdown(GRACE));
+    released?;
+    match outcome {
+        Ok(()) | Err(Failure::Closed | Failure::Stopped(_)) => Err(Failure::Stopped(reason)),
+        Err(failure) => Err(failure),
     }
 }
 
 fn connect(args: &Args) -> Result<Locks, Failure> {
-    let url = std::env::var_os("LOCK_URL");
-    let shared = url.as_ref().is_some_and(|url| !url.to_string_lossy().starts_with("memory:"));
-    if args.processes > 1 && !shared {
+    let store = store();
+    if args.processes > 1 && matches!(store.as_deref(), None | Some("memory")) {
         return Err(Failure::NothingShared(args.processes));
     }
-    Ok(match url {
+    Ok(match store {
         Some(_) => Locks::from_env()?,
-        None => Locks::connect("memory:")?,
+        None => Locks::connect("memory:")?, // needs nothing: it is inside this process
     })
+}
+
+/// What kind of store LOCK_URL names, if it is set. Not the rest of it: that may contain a password.
+fn store() -> Option<String> {
+    let url = std::env::var_os("LOCK_URL")?;
+    let scheme = url
+        .to_string_lossy()
+        .split(':')
+        .next()?
+        .trim()
+        .to_lowercase();
+    Some(scheme)
 }
 
 async fn work(args: &Args, closing: &CancellationToken) -> Result<(), Failure> {
@@ -148,7 +178,13 @@ async fn work(args: &Args, closing: &CancellationToken) -> Result<(), Failure> {
             let share = args.share(!args.unlocked, process, folder);
             run_shop(&share, closing).await
         }
-        _ => compare(args, closing).await,
+        _ => {
+            // Not needed, but better than finding out at the first sale; it also warns of settings that cost locks.
+            let locks = lockcore::default_locks()?;
+            let ready = closing.run_until_cancelled(locks.ready(PATIENCE)).await;
+            ready.ok_or(Failure::Closed)??;
+            compare(args, closing).await
+        }
     }
 }
 
@@ -172,44 +208,51 @@ async fn compare(args: &Args, closing: &CancellationToken) -> Result<(), Failure
     with.check()
 }
 
-/// What came of one run.
-struct Run {
-    stock: u32,
-    sales: Vec<Sale>,
-    failures: Vec<String>,
-    took: Duration,
+impl Args {
+    /// What clap cannot check by itself.
+    fn check(&self) {
+        if self.processes > self.clients {
+            let (processes, clients) = (self.processes, self.clients);
+            let message = format!(
+                "{clients} clients are not enough for {processes} processes: each needs one at least"
+            );
+            Self::command()
+                .error(clap::error::ErrorKind::ValueValidation, message)
+                .exit();
+        }
+    }
+
+    fn headline(&self) -> String {
+        let Self {
+            stock,
+            clients,
+            processes,
+            ..
+        } = self;
+        let in_processes = match processes {
+            1 => "one process".to_owned(),
+            _ => format!("{processes} processes"),
+        };
+        let store = store().unwrap_or_else(|| "memory".to_owned());
+        format!("{stock} tickets, {clients} clients in {in_processes}, locks in {store}")
+    }
+
+    fn share(&self, locked: bool, process: u32, folder: &Path) -> Share {
+        Share {
+            locked,
+            folder: folder.to_owned(),
+            process,
+            processes: self.processes,
+            clients: self.clients,
+        }
+    }
 }
 
-impl Run {
-    /// Sells a full stock in a folder of its own, which is gone afterwards.
-    async fn of(args: &Args, locked: bool, closing: &CancellationToken) -> Result<Self, Failure> {
-        let folder = tempfile::Builder::new().prefix("checkout-").tempdir()?;
-        let stock = Stock::open(folder.path());
-        stock.fill(args.stock)?;
-        let started = Instant::now();
-        if args.processes == 1 {
-            run_shop(&args.share(locked, 1, folder.path()), closing).await?;
-        } else {
-            run_shops(args, folder.path(), locked, closing).await?;
+impl Failure {
+    fn exit_code(&self) -> ExitCode {
+        match self {
+            Self::Stopped(stop) => stop.exit_code(),
+            _ => ExitCode::FAILURE,
         }
-        Ok(Self {
-            stock: args.stock,
-            took: started.elapsed(),
-            sales: stock.sales()?,
-            failures: stock.failures()?,
-        })
-    }
-
-    /// With a lock that works the log says 100, 99, … 1: each ticket once, and in this order.
-    fn check(&self) -> Result<(), Failure> {
-        let sold = self.sales.iter().map(|sale| sale.ticket);
-        if sold.eq((1..=self.stock).rev()) {
-            return Ok(());
-        }
-        Err(Failure::NotExact(self.most_sold()))
-    }
-
-    fn summary(&self) -> String {
-        todo!()
     }
 }

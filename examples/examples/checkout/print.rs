@@ -17,15 +17,27 @@ pub fn heading() {
 
 /// Who got the lock. Printed while it is held, so the lines of all processes come in the order of the grants.
 pub fn sale(buyer: Buyer, ticket: u32, token: FencingToken, waited: Duration) {
-    let Buyer { process, client, through } = buyer;
+    let Buyer {
+        process,
+        client,
+        through,
+    } = buyer;
     let token = token.as_u64();
     let waited = millis(waited);
-    line(format_args!("{process:>7}  {client:>6}  {through:<8}  {ticket:>6}  {token:>19}  {waited:>10}"));
+    line(format_args!(
+        "{process:>7}  {client:>6}  {through:<8}  {ticket:>6}  {token:>19}  {waited:>10}"
+    ));
 }
 
 pub fn refusal(buyer: Buyer, why: &str) {
-    let Buyer { process, client, through } = buyer;
-    line(format_args!("{process:>7}  {client:>6}  {through:<8}  refused, tries again: {why}"));
+    let Buyer {
+        process,
+        client,
+        through,
+    } = buyer;
+    line(format_args!(
+        "{process:>7}  {client:>6}  {through:<8}  refused, tries again: {why}"
+    ));
 }
 
 /// Unlike `println!` it goes on without a word when nobody reads, as in `checkout | head`.

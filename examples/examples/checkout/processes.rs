@@ -1,6 +1,6 @@
 //! One run of the sale: in this process, or in several that this one starts.
 
-use std::io::{self, Read as _};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::Arc;
@@ -8,16 +8,16 @@ use std::time::Duration;
 
 use futures_util::future::try_join_all;
 use tokio::process::{Child, ChildStdin, Command};
-use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::clients::{Http, Way, buy_until_sold_out};
 use crate::shop::{Server, Shop, locked_service, unlocked_service};
 use crate::stock::{Buyer, Stock, Through};
-use crate::{Args, Failure, Stop};
+use crate::stop::Stop;
+use crate::{Args, Failure};
 
-/// How long a process has to close its shop before it is killed: a little longer than it gives its locks.
+/// How long a process has to close its shop before it is killed: longer than it gives its locks.
 const CLOSING: Duration = Duration::from_secs(5);
 
 /// One process's share of a run.
@@ -53,7 +53,12 @@ pub async fn run_shop(share: &Share, closing: &CancellationToken) -> Result<(), 
             (Through::Function, true) => Way::Call(Arc::clone(&shop)),
             (Through::Function, false) => Way::UnlockedCall(Arc::clone(&shop)),
         };
-        clients.spawn(buy_until_sold_out(buyer, way, Arc::clone(&shop), closing.clone()));
+        clients.spawn(buy_until_sold_out(
+            buyer,
+            way,
+            Arc::clone(&shop),
+            closing.clone(),
+        ));
     }
     while let Some(client) = clients.join_next().await {
         client?;
@@ -71,8 +76,8 @@ impl Share {
             .map(move |client| Buyer {
                 process,
                 client,
-                through: match (client - 1) / processes % 2 {
-                    0 => Through::Layer,
+                through: match ((client - 1) / processes + process) % 2 {
+                    1 => Through::Layer,
                     _ => Through::Function,
                 },
             })
@@ -90,17 +95,21 @@ pub async fn run_shops(
         .map(|process| ShopProcess::start(args, folder, locked, process))
         .collect::<io::Result<Vec<_>>>()?;
     let all_ended = try_join_all(children.iter_mut().map(ShopProcess::ended));
-    let outcome = closing.run_until_cancelled(all_ended).await;
+    let mut outcome = closing
+        .run_until_cancelled(all_ended)
+        .await
+        .map_or(Ok(()), |all| all.map(drop));
     for child in &mut children {
         child.leash = None;
     }
-    for child in children {
-        child.close().await;
+    for mut child in children {
+        outcome = match (outcome, child.closed().await) {
+            // A child that failed to close says more than one that was stopped.
+            (Ok(()) | Err(Failure::Stopped(_)), Err(failure)) => Err(failure),
+            (outcome, _) => outcome,
+        };
     }
-    match outcome {
-        Some(Err(failure)) => Err(failure),
-        Some(Ok(_)) | None => Ok(()),
-    }
+    outcome
 }
 
 #[derive(Debug)]
@@ -125,7 +134,11 @@ impl ShopProcess {
             .kill_on_drop(true)
             .spawn()?;
         let leash = child.stdin.take();
-        Ok(Self { process, child, leash })
+        Ok(Self {
+            process,
+            child,
+            leash,
+        })
     }
 
     async fn ended(&mut self) -> Result<(), Failure> {
@@ -134,26 +147,17 @@ impl ShopProcess {
             return Ok(());
         }
         // Ctrl-C goes to all processes of a terminal, and the child may be faster than we are.
-        let stopped = status.code().and_then(Stop::from_exit_code);
-        Err(stopped.map_or(Failure::Died(self.process, status), Failure::Stopped))
+        Err(Stop::of_child(status).map_or(Failure::Failed(self.process, status), Failure::Stopped))
     }
 
     /// Waits for a child whose leash is gone, but not for ever.
-    async fn close(mut self) {
-        if tokio::time::timeout(CLOSING, self.child.wait()).await.is_err() {
-            let _ = self.child.kill().await;
+    async fn closed(&mut self) -> Result<(), Failure> {
+        match tokio::time::timeout(CLOSING, self.ended()).await {
+            Ok(ended) => ended,
+            Err(_) => {
+                self.child.kill().await?;
+                Err(Failure::Stuck(self.process))
+            }
         }
     }
-}
-
-/// Resolves when standard input ends. In a child that is a pipe which its parent closes to stop it, and the kernel
-/// closes when the parent is killed.
-pub async fn parent_gone() {
-    let (ended, end) = oneshot::channel();
-    // A plain thread, because `tokio::io::stdin` keeps the runtime from shutting down while it reads.
-    std::thread::spawn(move || {
-        let _ = io::copy(&mut io::stdin(), &mut io::sink());
-        let _ = ended.send(());
-    });
-    let _ = end.await;
 }

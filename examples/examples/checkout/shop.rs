@@ -12,7 +12,7 @@ use axum::middleware::map_request;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{Router, post};
 use lockcore::distributed_lock;
-use lockcore_tower::{LockLayer, key};
+use lockcore_tower::{Held, Key, LockLayer};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -22,6 +22,9 @@ use crate::stock::{Buyer, Stock, Through};
 
 /// What is for sale. Both ways to buy lock `stock:concert`, and so exclude each other.
 pub const ITEM: &str = "concert";
+/// How long the layer lets a request stand in line before it answers 409. The function says the same where it is
+/// annotated.
+const WAIT: Duration = Duration::from_secs(30);
 
 #[derive(Debug)]
 pub struct Shop {
@@ -45,7 +48,12 @@ pub enum BuyError {
 /// The lock is taken before the body and released after it, whichever way the body is left; if the lock is lost, the
 /// body is stopped at its next `.await`.
 #[distributed_lock(key = "stock:{item}", wait = "30s", held = held)]
-pub async fn buy(shop: &Shop, item: &str, client: u32, asked: Instant) -> Result<Option<u32>, BuyError> {
+pub async fn buy(
+    shop: &Shop,
+    item: &str,
+    client: u32,
+    asked: Instant,
+) -> Result<Option<u32>, BuyError> {
     let waited = asked.elapsed();
     let buyer = shop.buyer(client, Through::Function);
     let ticket = shop.stock.sell(buyer, waited).await?;
@@ -55,13 +63,14 @@ pub async fn buy(shop: &Shop, item: &str, client: u32, asked: Instant) -> Result
     Ok(ticket)
 }
 
-/// The other way: a service whose route is locked by a layer. Its handlers know nothing of it.
+/// The other way: a route that is locked by a layer. Its handler runs while the lock is held, and the lock is kept until
+/// the response has been sent.
 pub fn locked_service(shop: Arc<Shop>) -> Result<Router, lockcore::Error> {
-    let locks = lockcore::default_locks()?; // what `main` gave to lockcore::init
-    let lock = LockLayer::new(locks, key::template("stock:{path.item}"));
+    let locks = lockcore::default_locks()?; // what `main` gave to `lockcore::init`
+    let one_at_a_time = LockLayer::new(locks, Key::path("item").prefix("stock:")).wait(WAIT);
     Ok(Router::new()
         .route("/buy/{item}/{client}", post(sell_locked))
-        .route_layer(lock)
+        .route_layer(one_at_a_time)
         .layer(map_request(note_arrival))
         .with_state(shop))
 }
@@ -70,7 +79,7 @@ async fn sell_locked(
     State(shop): State<Arc<Shop>>,
     Path((item, client)): Path<(String, u32)>,
     Extension(Arrived(arrived)): Extension<Arrived>,
-    held: lockcore_tower::Held,
+    held: Held,
 ) -> Result<Response, BuyError> {
     let waited = arrived.elapsed();
     let buyer = shop.buyer(client, Through::Layer);
@@ -126,7 +135,8 @@ impl Server {
     pub async fn start(service: Router, closing: CancellationToken) -> io::Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let address = listener.local_addr()?;
-        let server = axum::serve(listener, service).with_graceful_shutdown(closing.cancelled_owned());
+        let server =
+            axum::serve(listener, service).with_graceful_shutdown(closing.cancelled_owned());
         Ok(Self {
             address,
             task: tokio::spawn(server.into_future()),

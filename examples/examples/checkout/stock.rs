@@ -59,7 +59,15 @@ impl Stock {
         tokio::time::sleep(Duration::from_micros(fastrand::u64(1_000..2_000))).await;
         // No `.await` from here on: a purchase that is cancelled has either happened or not.
         self.write_count(ticket - 1)?;
-        self.append("sold", &Sale { ticket, buyer, waited }.to_string())?;
+        self.append(
+            "sold",
+            &Sale {
+                ticket,
+                buyer,
+                waited,
+            }
+            .to_string(),
+        )?;
         Ok(Some(ticket))
     }
 
@@ -72,7 +80,10 @@ impl Stock {
     pub fn sales(&self) -> io::Result<Vec<Sale>> {
         self.lines("sold")?
             .iter()
-            .map(|line| line.parse().map_err(|()| io::Error::other(format!("bad line in the log: {line}"))))
+            .map(|line| {
+                line.parse()
+                    .map_err(|()| io::Error::other(format!("bad line in the log: {line}")))
+            })
             .collect()
     }
 
@@ -88,14 +99,19 @@ impl Stock {
     /// Written beside the file and moved into place: without the lock tickets shall be sold twice, not files torn.
     fn write_count(&self, tickets: u32) -> io::Result<()> {
         let write = self.writes.fetch_add(1, Ordering::Relaxed);
-        let draft = self.folder.join(format!("stock.{}.{write}", std::process::id()));
+        let draft = self
+            .folder
+            .join(format!("stock.{}.{write}", std::process::id()));
         fs::write(&draft, format!("{tickets}\n"))?;
         fs::rename(draft, self.count())
     }
 
     /// One write in append mode per line: lines of several processes do not mix.
     fn append(&self, log: &str, line: &str) -> io::Result<()> {
-        let mut log = OpenOptions::new().create(true).append(true).open(self.folder.join(log))?;
+        let mut log = OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(self.folder.join(log))?;
         log.write_all(format!("{line}\n").as_bytes())
     }
 
@@ -119,8 +135,17 @@ pub struct Sale {
 
 impl fmt::Display for Sale {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Buyer { process, client, through } = self.buyer;
-        write!(f, "{} {process} {client} {through} {}", self.ticket, self.waited.as_micros())
+        let Buyer {
+            process,
+            client,
+            through,
+        } = self.buyer;
+        write!(
+            f,
+            "{} {process} {client} {through} {}",
+            self.ticket,
+            self.waited.as_micros()
+        )
     }
 }
 
@@ -128,7 +153,8 @@ impl FromStr for Sale {
     type Err = ();
 
     fn from_str(line: &str) -> Result<Self, ()> {
-        let [ticket, process, client, through, micros] = line.split(' ').collect::<Vec<_>>()[..] else {
+        let [ticket, process, client, through, micros] = line.split(' ').collect::<Vec<_>>()[..]
+        else {
             return Err(());
         };
         let through = match through {

@@ -1,0 +1,250 @@
+//! The response body that keeps the lock until it ends.
+
+use std::convert::Infallible;
+use std::fmt;
+use std::future::{Future, pending};
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use bytes::{Buf, Bytes};
+use http_body::{Body, Frame, SizeHint};
+use lockcore::{Guard, Held};
+use pin_project_lite::pin_project;
+
+use crate::future::release;
+
+/// What a body's error becomes, so that a lost lock ([`lockcore::Error`]) can be one too.
+pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+type Part = Result<Frame<Bytes>, BoxError>;
+
+pin_project! {
+    /// A response body that keeps the lock until it ends.
+    ///
+    /// The lock is released, and the release awaited, *before* the client can see the end: its next
+    /// request must not find the key taken by its last one. So whatever the client takes for the
+    /// end is held back until then: the last frame, if the inner body knows that it is the last
+    /// ([`is_end_stream`](Body::is_end_stream)); the frame that completes the `Content-Length`;
+    /// trailers; the end itself; an error. The inner body is gone before the lock is.
+    ///
+    /// When the lock is lost, the inner body is dropped and this one ends in the
+    /// [`lockcore::Error`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping it drops the inner body, then hands the release to the client's keeper.
+    pub struct LockBody<B> {
+        #[pin]
+        state: State<B>,
+        next: Option<Part>,
+        then: Option<Part>,
+    }
+}
+
+pin_project! {
+    #[project = StateProj]
+    enum State<B> {
+        // Fields are dropped in this order: the inner body goes before the lock.
+        Holding { #[pin] inner: B, hold: Hold },
+        Releasing { release: Pin<Box<dyn Future<Output = ()> + Send>> },
+        // With the size that a server asks for, although it sends nothing: the answer to HEAD.
+        Ended { size: SizeHint },
+        PassThrough { #[pin] inner: B },
+    }
+}
+
+/// The lock as long as the inner body lives.
+struct Hold {
+    /// `None` only between two states.
+    guard: Option<Guard>,
+    held: Held,
+    /// Made when the inner body makes us wait for the first time: many bodies never do.
+    lost: Option<Pin<Box<dyn Future<Output = lockcore::Error> + Send>>>,
+    /// How many bytes the client still waits for, if it was told; at zero it has seen the end.
+    owed: Option<u64>,
+}
+
+impl<B> LockBody<B> {
+    /// `owed` is how many bytes the client is told to expect; not zero.
+    pub(crate) fn holding(inner: B, guard: Guard, owed: Option<u64>) -> Self {
+        let hold = Hold {
+            held: guard.held(),
+            guard: Some(guard),
+            lost: None,
+            owed,
+        };
+        Self::new(State::Holding { inner, hold }, None)
+    }
+
+    /// A body whose lock is gone, with what is left to hand out.
+    pub(crate) fn ended(size: SizeHint, rest: Option<Part>) -> Self {
+        Self::new(State::Ended { size }, rest)
+    }
+
+    pub(crate) fn pass_through(inner: B) -> Self {
+        Self::new(State::PassThrough { inner }, None)
+    }
+
+    /// A body of ours.
+    pub(crate) fn full(text: String) -> Self {
+        Self::ended(SizeHint::with_exact(0), Some(Ok(Frame::data(text.into()))))
+    }
+
+    fn new(state: State<B>, next: Option<Part>) -> Self {
+        Self {
+            state,
+            next,
+            then: None,
+        }
+    }
+}
+
+impl<B> State<B> {
+    fn ended() -> Self {
+        Self::Ended {
+            size: SizeHint::with_exact(0),
+        }
+    }
+}
+
+impl<B> Body for LockBody<B>
+where
+    B: Body,
+    B::Error: Into<BoxError>,
+{
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Part>> {
+        let mut this = self.project();
+        loop {
+            let (mut inner, hold) = match this.state.as_mut().project() {
+                StateProj::Holding { inner, hold } => (inner, hold),
+                StateProj::Releasing { release } => {
+                    ready!(release.as_mut().poll(cx));
+                    this.state.set(State::ended());
+                    continue;
+                }
+                StateProj::Ended { .. } => {
+                    return Poll::Ready(this.next.take().or_else(|| this.then.take()));
+                }
+                StateProj::PassThrough { inner } => {
+                    return inner
+                        .poll_frame(cx)
+                        .map(|part| part.map(|part| part.map(in_bytes).map_err(Into::into)));
+                }
+            };
+            let looking_ahead = hold.owed == Some(0);
+            if !looking_ahead && let Some(part) = this.next.take().or_else(|| this.then.take()) {
+                return Poll::Ready(Some(part));
+            }
+            // The deadline is looked at before each poll.
+            let polled = match hold.held.is_valid() {
+                true => inner.as_mut().poll_frame(cx),
+                false => Poll::Pending,
+            };
+            let Poll::Ready(part) = polled else {
+                let lost = ready!(hold.poll_lost(cx));
+                tracing::debug!(error = %lost, "response stopped");
+                // What was held back would pass for a complete response.
+                *this.next = Some(Err(lost.into()));
+                *this.then = None;
+                // Nothing to wait for, as in `Guard::run`: the store may be what is gone.
+                this.state.set(State::ended());
+                continue;
+            };
+            let part = part.map(|part| part.map(in_bytes).map_err(Into::into));
+            let ends = match &part {
+                // Servers send trailers and do not ask again.
+                Some(Ok(frame)) => frame.is_trailers() || inner.is_end_stream(),
+                Some(Err(_)) | None => true,
+            };
+            if let Some(Ok(frame)) = &part {
+                let length = frame.data_ref().map_or(0, |data| data.len() as u64);
+                if looking_ahead && length == 0 && !ends {
+                    continue;
+                }
+                // More than was declared: the declaration is worth nothing, and nothing is held
+                // back for it any more, which also bounds what is.
+                hold.owed = hold.owed.and_then(|owed| owed.checked_sub(length));
+            }
+            match &this.next {
+                None => *this.next = part,
+                Some(_) => *this.then = part,
+            }
+            if ends {
+                let release = hold.guard.take().map(release);
+                this.state.set(match release {
+                    Some(release) => State::Releasing {
+                        release: Box::pin(release),
+                    },
+                    None => State::ended(),
+                });
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &self.state {
+            State::Ended { size } => {
+                size.exact() == Some(0) && self.next.is_none() && self.then.is_none()
+            }
+            State::PassThrough { inner } => inner.is_end_stream(),
+            // Not before the lock is released.
+            State::Holding { .. } | State::Releasing { .. } => false,
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        let rest = match &self.state {
+            State::Holding { inner, .. } | State::PassThrough { inner } => &inner.size_hint(),
+            State::Releasing { .. } => &SizeHint::with_exact(0),
+            State::Ended { size } => size,
+        };
+        let held_back = [&self.next, &self.then]
+            .into_iter()
+            .filter_map(|part| part.as_ref()?.as_ref().ok()?.data_ref())
+            .map(|data| data.len() as u64)
+            .sum::<u64>();
+        let mut hint = SizeHint::new();
+        hint.set_lower(rest.lower().saturating_add(held_back));
+        if let Some(upper) = rest.upper().and_then(|upper| upper.checked_add(held_back)) {
+            hint.set_upper(upper);
+        }
+        hint
+    }
+}
+
+impl Hold {
+    /// Ready when the lock is lost, and for certain when it is already; otherwise wakes the task
+    /// when it happens.
+    fn poll_lost(&mut self, cx: &mut Context<'_>) -> Poll<lockcore::Error> {
+        self.lost
+            .get_or_insert_with(|| Box::pin(lost(self.held.clone())))
+            .as_mut()
+            .poll(cx)
+    }
+}
+
+async fn lost(held: Held) -> lockcore::Error {
+    match held.while_held(pending::<Infallible>()).await {
+        Err(error) => error,
+    }
+}
+
+/// The same frame in the one kind of buffer that all servers take. Free of charge for [`Bytes`].
+pub(crate) fn in_bytes<D: Buf>(frame: Frame<D>) -> Frame<Bytes> {
+    frame.map_data(|mut data| data.copy_to_bytes(data.remaining()))
+}
+
+impl<B> fmt::Debug for LockBody<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = match &self.state {
+            State::Holding { .. } => "holding the lock",
+            State::Releasing { .. } => "releasing the lock",
+            State::Ended { .. } => "ended",
+            State::PassThrough { .. } => "without a lock",
+        };
+        f.debug_tuple("LockBody").field(&state).finish()
+    }
+}

@@ -1,0 +1,201 @@
+//! A request under its lock: wait for it, run the handler while it is held, and see that it lasts
+//! until the body ends. How a body that is sent later keeps the lock is in `body`.
+
+use std::fmt;
+use std::future::{Future, poll_fn};
+use std::pin::{Pin, pin};
+use std::task::{Context, Poll, ready};
+
+use bytes::Bytes;
+use http::header::CONTENT_LENGTH;
+use http::response::Parts;
+use http::{Method, Request, Response, StatusCode};
+use http_body::{Body, Frame};
+use lockcore::{Guard, Lock};
+use pin_project_lite::pin_project;
+use tower_service::Service;
+
+use crate::body::{BoxError, LockBody, in_bytes};
+use crate::response::Problem;
+
+pin_project! {
+    /// The future of a [`LockService`](crate::LockService).
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping it drops the inner service's future first and leaves nothing behind: a request that
+    /// waits leaves the line, one that holds the lock releases it.
+    #[must_use = "futures do nothing unless polled"]
+    pub struct ResponseFuture<F, B, E> {
+        #[pin]
+        way: Way<F, B, E>,
+    }
+}
+
+pin_project! {
+    #[project = WayProj]
+    enum Way<F, B, E> {
+        PassThrough { #[pin] inner: F },
+        Locked { work: Work<B, E> },
+    }
+}
+
+/// Boxed, because the futures of the core have no name; this is the one allocation per request.
+type Work<B, E> = Pin<Box<dyn Future<Output = Result<Response<LockBody<B>>, E>> + Send>>;
+
+impl<F, B, E> ResponseFuture<F, B, E> {
+    pub(crate) fn pass_through(inner: F) -> Self {
+        Self {
+            way: Way::PassThrough { inner },
+        }
+    }
+
+    pub(crate) fn locked(
+        work: impl Future<Output = Result<Response<LockBody<B>>, E>> + Send + 'static,
+    ) -> Self {
+        Self {
+            way: Way::Locked {
+                work: Box::pin(work),
+            },
+        }
+    }
+}
+
+impl<F, B: 'static, E: 'static> ResponseFuture<F, B, E> {
+    pub(crate) fn refused(problem: Problem) -> Self {
+        Self::locked(async { Ok(problem.into_response()) })
+    }
+}
+
+impl<F, B, E> Future for ResponseFuture<F, B, E>
+where
+    F: Future<Output = Result<Response<B>, E>>,
+{
+    type Output = Result<Response<LockBody<B>>, E>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        match self.project().way.project() {
+            WayProj::PassThrough { inner } => {
+                let response = ready!(inner.poll(cx))?;
+                Poll::Ready(Ok(response.map(LockBody::pass_through)))
+            }
+            WayProj::Locked { work } => work.as_mut().poll(cx),
+        }
+    }
+}
+
+impl<F, B, E> fmt::Debug for ResponseFuture<F, B, E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ResponseFuture").finish_non_exhaustive()
+    }
+}
+
+/// Takes the lock and calls the service, which was made ready before.
+///
+/// Dropped at any point, this drops the inner future before the guard: the inner future lives
+/// inside [`while_held`](lockcore::Held::while_held), and the guard was there first.
+pub(crate) async fn under_lock<S, B, RB>(
+    lock: Lock,
+    mut service: S,
+    mut request: Request<B>,
+) -> Result<Response<LockBody<RB>>, S::Error>
+where
+    S: Service<Request<B>, Response = Response<RB>>,
+    RB: Body,
+    RB::Error: Into<BoxError>,
+{
+    let guard = match lock.acquire().await {
+        Ok(guard) => guard,
+        Err(error) => {
+            tracing::debug!(%error, "request refused");
+            return Ok(Problem::not_taken(&error).into_response());
+        }
+    };
+    request.extensions_mut().insert(guard.held());
+    let head = request.method() == Method::HEAD;
+    let inner = service.call(request);
+    // Whatever it still holds is let go before the lock is.
+    drop(service);
+    let response = match guard.while_held(inner).await {
+        Ok(Ok(response)) => response,
+        Ok(Err(error)) => {
+            release(guard).await;
+            return Err(error);
+        }
+        Err(lost) => {
+            // Nothing to wait for, as in `Guard::run`: the store may be what is gone.
+            drop(guard);
+            tracing::debug!(error = %lost, "request stopped");
+            return Ok(Problem::lost(&lost).into_response());
+        }
+    };
+    let (parts, body) = response.into_parts();
+    let body = hold_until_end(guard, head, &parts, body).await;
+    Ok(Response::from_parts(parts, body))
+}
+
+/// Binds the lock to the body, or releases it here and now if the client will have seen the end of
+/// the response before, or without, the server's asking the body for it.
+async fn hold_until_end<B>(guard: Guard, head: bool, parts: &Parts, body: B) -> LockBody<B>
+where
+    B: Body,
+    B::Error: Into<BoxError>,
+{
+    let size = body.size_hint();
+    if body.is_end_stream() || is_never_sent(head, parts.status) {
+        // A server only asks such a body for its size.
+        drop(body);
+        release(guard).await;
+        return LockBody::ended(size, None);
+    }
+    let declared = parts
+        .headers
+        .get(CONTENT_LENGTH)
+        .and_then(|length| length.to_str().ok()?.parse().ok());
+    let owed = declared.or(size.exact());
+    if owed == Some(0) {
+        // Over HTTP/1 the headers are the end, and the body is dropped without a look; over HTTP/2
+        // there may be trailers. So its end is awaited here.
+        return match guard.while_held(after_the_data(body)).await {
+            Ok(rest) => {
+                release(guard).await;
+                LockBody::ended(size, rest)
+            }
+            Err(lost) => LockBody::ended(size, Some(Err(lost.into()))),
+        };
+    }
+    LockBody::holding(body, guard, owed)
+}
+
+/// The head is all there is of such a response (RFC 9110, section 6.4.1), whatever its body says.
+fn is_never_sent(head: bool, status: StatusCode) -> bool {
+    head || status.is_informational()
+        || status == StatusCode::NO_CONTENT
+        || status == StatusCode::NOT_MODIFIED
+}
+
+/// Waits for the end of a body that has no data to send: its trailers or its error, if any.
+async fn after_the_data<B>(body: B) -> Option<Result<Frame<Bytes>, BoxError>>
+where
+    B: Body,
+    B::Error: Into<BoxError>,
+{
+    let mut body = pin!(body);
+    loop {
+        match poll_fn(|cx| body.as_mut().poll_frame(cx)).await? {
+            Ok(frame) if frame.is_trailers() => return Some(Ok(in_bytes(frame))),
+            // Beyond the declared length: the server would cut it off.
+            Ok(_) if body.is_end_stream() => return None,
+            Ok(_) => {}
+            Err(error) => return Some(Err(error.into())),
+        }
+    }
+}
+
+/// Releases and waits for it, so that a client's next request finds the key free. A store that does
+/// not answer does not spoil the response: the keeper goes on trying.
+pub(crate) async fn release(guard: Guard) {
+    if let Err(error) = guard.release().await {
+        tracing::debug!(%error, "the response is done; its lock is released in the background");
+    }
+}

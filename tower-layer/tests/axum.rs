@@ -1,0 +1,407 @@
+//! The layer in axum, over real connections.
+
+#![allow(clippy::unwrap_used, reason = "a panic is the report")]
+
+mod common;
+
+use std::convert::Infallible;
+use std::future::pending;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::Path;
+use axum::http::{Method, Request, Response, StatusCode};
+use axum::routing::{any, get};
+use bytes::Bytes;
+use common::{SOON, Witness, hold, in_time, memory, nothing_is_left, problem, tickets};
+use futures_util::stream;
+use http_body_util::{BodyExt, Empty};
+use hyper::client::conn::http1::SendRequest;
+use hyper_util::rt::TokioIo;
+use lockcore::Locks;
+use lockcore_tower::{Held, Key, LockLayer};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Notify;
+use tower::ServiceExt;
+
+const NAME: &str = "order:42";
+
+fn by_id(locks: &Locks) -> LockLayer {
+    LockLayer::new(locks.clone(), Key::path("id").prefix("order:"))
+}
+
+async fn serve(app: Router) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async { axum::serve(listener, app).await });
+    address
+}
+
+/// One connection that is kept alive; it closes when this is dropped.
+async fn connect(address: SocketAddr) -> SendRequest<Empty<Bytes>> {
+    let stream = TcpStream::connect(address).await.unwrap();
+    let (client, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
+        .await
+        .unwrap();
+    tokio::spawn(connection);
+    client
+}
+
+fn request(method: Method, path: &str) -> Request<Empty<Bytes>> {
+    Request::builder()
+        .method(method)
+        .uri(path)
+        .body(Empty::new())
+        .unwrap()
+}
+
+/// One request without a connection.
+async fn ask(app: Router, path: &str) -> Response<Body> {
+    in_time(app.oneshot(Request::get(path).body(Body::empty()).unwrap()))
+        .await
+        .unwrap()
+}
+
+fn chunks() -> impl stream::Stream<Item = Result<&'static str, Infallible>> {
+    stream::iter(["a", "b", "c"].map(Ok))
+}
+
+/// A client that reads to the end and asks again at once must find the key free, however the end
+/// of a response is told on the wire.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_key_is_free_for_the_next_request_on_the_same_connection() {
+    let locks = memory();
+    let app = Router::new()
+        .route("/full/{id}", get(async || "abc"))
+        .route("/empty/{id}", get(async || ()))
+        .route("/nothing/{id}", get(async || StatusCode::NO_CONTENT))
+        .route("/chunked/{id}", get(async || Body::from_stream(chunks())))
+        .route(
+            "/declared/{id}",
+            get(async || ([("content-length", "3")], Body::from_stream(chunks()))),
+        )
+        .route(
+            "/zero/{id}",
+            get(async || {
+                let no_chunks = stream::iter(Vec::<Result<&str, Infallible>>::new());
+                ([("content-length", "0")], Body::from_stream(no_chunks))
+            }),
+        )
+        .route_layer(by_id(&locks).try_only());
+    let mut client = connect(serve(app).await).await;
+
+    let cases = [
+        (Method::GET, "/full/42", "abc"),
+        (Method::HEAD, "/full/42", ""),
+        (Method::GET, "/empty/42", ""),
+        (Method::GET, "/nothing/42", ""),
+        (Method::GET, "/chunked/42", "abc"),
+        (Method::HEAD, "/chunked/42", ""),
+        (Method::GET, "/declared/42", "abc"),
+        (Method::HEAD, "/declared/42", ""),
+        (Method::GET, "/zero/42", ""),
+    ];
+    for (method, path, expected) in cases {
+        for round in 0..200 {
+            in_time(client.ready()).await.unwrap();
+            let response = in_time(client.send_request(request(method.clone(), path)))
+                .await
+                .unwrap();
+            assert!(
+                response.status().is_success(),
+                "{method} {path}, {round}: {}",
+                response.status()
+            );
+            if method == Method::HEAD && !path.starts_with("/chunked") {
+                assert_eq!(response.headers()["content-length"], "3", "{path}");
+            }
+            let body = in_time(response.into_body().collect())
+                .await
+                .unwrap()
+                .to_bytes();
+            assert_eq!(body, expected, "{method} {path}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_path_parameter_names_the_lock_as_the_handler_sees_it() {
+    let locks = memory();
+    let _other = hold(&locks, "order:4 2").await;
+    let app = Router::new()
+        .route("/orders/{id}", get(async |Path(id): Path<String>| id))
+        .route_layer(by_id(&locks).try_only());
+
+    let taken = ask(app.clone(), "/orders/4%202").await;
+    let free = ask(app, "/orders/42").await;
+
+    assert_eq!(taken.status(), StatusCode::CONFLICT);
+    assert_eq!(problem(taken).await["key"], "order:4 2");
+    assert_eq!(free.status(), StatusCode::OK);
+}
+
+#[tokio::test]
+async fn every_place_that_axum_has_for_a_layer_knows_the_parameter() {
+    let locks = memory();
+    let _other = hold(&locks, NAME).await;
+    let layer = by_id(&locks).try_only();
+    let route = || Router::new().route("/orders/{id}", get(async || "done"));
+
+    let apps = [
+        route().route_layer(layer.clone()),
+        route().layer(layer.clone()),
+        Router::new().route("/orders/{id}", get(async || "done").layer(layer.clone())),
+        Router::new().nest(
+            "/orders/{id}",
+            Router::new()
+                .route("/", get(async || "done"))
+                .route_layer(layer.clone()),
+        ),
+        Router::new()
+            .nest(
+                "/orders",
+                Router::new().route("/{id}", get(async || "done")),
+            )
+            .route_layer(layer),
+    ];
+    for (place, app) in apps.into_iter().enumerate() {
+        assert_eq!(
+            ask(app, "/orders/42").await.status(),
+            StatusCode::CONFLICT,
+            "{place}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_route_without_the_parameter_is_refused_unless_the_key_is_optional() {
+    let locks = memory();
+    let route = || {
+        Router::new().route(
+            "/orders",
+            get(async |held: Option<Held>| held.is_none().to_string()),
+        )
+    };
+
+    let refused = ask(route().route_layer(by_id(&locks)), "/orders").await;
+    let fallback = ask(route().layer(by_id(&locks)), "/nowhere").await;
+    let optional = LockLayer::new(locks, Key::path("id").optional());
+    let passed = ask(route().route_layer(optional), "/orders").await;
+
+    assert_eq!(refused.status(), StatusCode::INTERNAL_SERVER_ERROR);
+    assert!(
+        problem(refused).await["detail"]
+            .as_str()
+            .unwrap()
+            .contains("\"id\"")
+    );
+    assert_eq!(fallback.status(), StatusCode::INTERNAL_SERVER_ERROR);
+    assert_eq!(
+        passed.into_body().collect().await.unwrap().to_bytes(),
+        "true"
+    );
+}
+
+#[tokio::test]
+async fn a_parameter_that_cannot_be_a_name_is_answered_with_400() {
+    let app = Router::new()
+        .route("/orders/{id}", get(async || "done"))
+        .route_layer(by_id(&memory()));
+    let long = format!("/orders/{}", "x".repeat(5_000));
+
+    for path in ["/orders/%ff", &long] {
+        assert_eq!(
+            ask(app.clone(), path).await.status(),
+            StatusCode::BAD_REQUEST,
+            "{path}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn the_extractor_gives_the_lock_to_the_handler() {
+    let locks = memory();
+    let app = Router::new()
+        .route(
+            "/orders/{id}",
+            get(async |held: Held| format!("{} {}", held.name(), held.token())),
+        )
+        .route_layer(by_id(&locks));
+
+    let body = ask(app, "/orders/42")
+        .await
+        .into_body()
+        .collect()
+        .await
+        .unwrap()
+        .to_bytes();
+
+    let (name, token) = str::from_utf8(&body).unwrap().split_once(' ').unwrap();
+    assert_eq!(name, NAME);
+    assert_ne!(token.parse::<u64>().unwrap(), 0);
+}
+
+#[tokio::test]
+async fn the_extractor_without_a_layer_is_answered_with_500_that_says_so() {
+    let app = Router::new().route("/", get(async |_: Held| ()));
+
+    let response = ask(app, "/").await;
+
+    assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
+    let text = response.into_body().collect().await.unwrap().to_bytes();
+    assert!(str::from_utf8(&text).unwrap().contains("LockLayer"));
+}
+
+#[tokio::test]
+async fn a_connection_that_closes_while_the_handler_runs_leaves_nothing_behind() {
+    let locks = memory();
+    let entered = Arc::new(Notify::new());
+    let witness = Witness::of(&locks, NAME);
+    let app = Router::new()
+        .route(
+            "/orders/{id}",
+            any({
+                let (entered, witness) = (Arc::clone(&entered), witness.clone());
+                async move || {
+                    let _inside = witness.inside();
+                    entered.notify_one();
+                    pending::<()>().await;
+                }
+            }),
+        )
+        .route_layer(by_id(&locks));
+    let mut client = connect(serve(app).await).await;
+
+    let response = tokio::spawn(async move {
+        client
+            .send_request(request(Method::POST, "/orders/42"))
+            .await
+            .map(drop)
+    });
+    in_time(entered.notified()).await;
+    response.abort();
+
+    nothing_is_left(&locks, NAME).await;
+    assert!(
+        witness.saw_tickets() >= Some(1),
+        "the handler goes before the lock"
+    );
+}
+
+#[tokio::test]
+async fn a_connection_that_closes_while_streaming_leaves_nothing_behind() {
+    let locks = memory();
+    let app = Router::new()
+        .route(
+            "/orders/{id}",
+            get(async || {
+                let endless = stream::unfold((), async |()| {
+                    tokio::task::yield_now().await;
+                    Some((Ok::<_, Infallible>(Bytes::from_static(&[0; 1024])), ()))
+                });
+                Body::from_stream(endless)
+            }),
+        )
+        .route_layer(by_id(&locks));
+    let mut client = connect(serve(app).await).await;
+
+    let response = in_time(client.send_request(request(Method::GET, "/orders/42")))
+        .await
+        .unwrap();
+    let mut body = response.into_body();
+    assert!(in_time(body.frame()).await.unwrap().is_ok());
+    assert_eq!(tickets(&locks, NAME).await, 1);
+    drop((body, client));
+
+    nothing_is_left(&locks, NAME).await;
+}
+
+#[tokio::test]
+async fn a_lock_that_is_lost_while_streaming_breaks_the_response_off() {
+    let locks = memory();
+    let app = Router::new()
+        .route(
+            "/orders/{id}",
+            get(async || {
+                let parts = stream::unfold(true, async |first| {
+                    if !first {
+                        pending::<()>().await;
+                    }
+                    Some((Ok::<_, Infallible>("part"), false))
+                });
+                Body::from_stream(parts)
+            }),
+        )
+        .route_layer(by_id(&locks));
+    let mut client = connect(serve(app).await).await;
+
+    let mut body = in_time(client.send_request(request(Method::GET, "/orders/42")))
+        .await
+        .unwrap()
+        .into_body();
+    assert!(in_time(body.frame()).await.unwrap().is_ok());
+    locks
+        .shutdown(std::time::Duration::from_millis(100))
+        .await
+        .unwrap();
+
+    assert!(
+        in_time(body.frame()).await.unwrap().is_err(),
+        "not the end of the chunks"
+    );
+}
+
+#[tokio::test]
+async fn a_handler_that_panics_releases() {
+    let locks = memory();
+    let app = Router::new()
+        .route(
+            "/orders/{id}",
+            get(async || {
+                if true {
+                    panic!("on purpose")
+                }
+            }),
+        )
+        .route_layer(by_id(&locks));
+    let mut client = connect(serve(app).await).await;
+
+    assert!(
+        in_time(client.send_request(request(Method::GET, "/orders/42")))
+            .await
+            .is_err()
+    );
+
+    nothing_is_left(&locks, NAME).await;
+}
+
+#[tokio::test]
+async fn a_second_request_waits_for_the_first() {
+    let locks = memory();
+    let (entered, leave) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let app = Router::new()
+        .route(
+            "/orders/{id}",
+            get({
+                let (entered, leave) = (Arc::clone(&entered), Arc::clone(&leave));
+                async move || {
+                    entered.notify_one();
+                    leave.notified().await;
+                }
+            }),
+        )
+        .route_layer(by_id(&locks).wait(SOON));
+
+    let first = tokio::spawn(ask(app.clone(), "/orders/42"));
+    in_time(entered.notified()).await;
+    let second = tokio::spawn(ask(app, "/orders/42"));
+    common::until_tickets(&locks, NAME, 2).await;
+    leave.notify_one();
+    assert_eq!(in_time(first).await.unwrap().status(), StatusCode::OK);
+    in_time(entered.notified()).await;
+    leave.notify_one();
+
+    assert_eq!(in_time(second).await.unwrap().status(), StatusCode::OK);
+}

@@ -1,0 +1,124 @@
+//! What the tests share: a store, requests, and ways to look at a lock without sleeping.
+#![allow(dead_code, reason = "each test file uses a part")]
+#![allow(clippy::unwrap_used, reason = "a panic is the report")]
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::FutureExt;
+use http::{Request, Response};
+use http_body::Body;
+use http_body_util::{BodyExt, Empty};
+use lockcore::{Guard, Locks};
+use lockcore_tower::{Key, LockLayer};
+
+/// Longer than anything here takes, shorter than a lease that nobody renews any more.
+pub const SOON: Duration = Duration::from_secs(5);
+
+pub fn memory() -> Locks {
+    Locks::connect("memory:").unwrap()
+}
+
+/// Locks the path of the request without its slash; `/` passes through.
+pub fn by_path(locks: &Locks) -> LockLayer {
+    let key = Key::from_fn(|request| {
+        Some(request.uri.path()[1..].to_owned()).filter(|name| !name.is_empty())
+    });
+    LockLayer::new(locks.clone(), key)
+}
+
+pub fn get(path: &str) -> Request<Empty<Bytes>> {
+    Request::get(path).body(Empty::new()).unwrap()
+}
+
+pub async fn hold(locks: &Locks, name: &str) -> Guard {
+    locks.mutex(name).try_acquire().await.unwrap()
+}
+
+pub async fn in_time<F: Future>(future: F) -> F::Output {
+    tokio::time::timeout(SOON, future)
+        .await
+        .expect("should not take so long")
+}
+
+/// How many tickets there are on a name: holders and waiters.
+pub async fn tickets(locks: &Locks, name: &str) -> usize {
+    locks.inspect(name).await.unwrap().len()
+}
+
+/// Waits until there are so many tickets. The store has no event for it, so this looks again.
+pub async fn until_tickets(locks: &Locks, name: &str, count: usize) {
+    in_time(async {
+        while tickets(locks, name).await != count {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+}
+
+/// Waits in line for the lock: what was left behind would stand before us for a whole lease.
+pub async fn nothing_is_left(locks: &Locks, name: &str) {
+    let guard = locks
+        .mutex(name)
+        .wait(SOON)
+        .acquire()
+        .await
+        .expect("something was left behind");
+    guard.release().await.unwrap();
+    assert_eq!(tickets(locks, name).await, 0);
+}
+
+pub async fn problem<B>(response: Response<B>) -> serde_json::Value
+where
+    B: Body,
+    B::Error: std::fmt::Debug,
+{
+    assert_eq!(
+        response.headers()["content-type"],
+        "application/problem+json"
+    );
+    let body = response.into_body().collect().await.unwrap().to_bytes();
+    let problem: serde_json::Value = serde_json::from_slice(&body).unwrap();
+    for member in ["type", "title", "detail"] {
+        assert!(problem[member].is_string(), "{member}: {problem}");
+    }
+    problem
+}
+
+/// Dropped with what it is put into; notes how many tickets the store had at that moment.
+#[derive(Clone)]
+pub struct Witness {
+    locks: Locks,
+    name: String,
+    seen: Arc<Mutex<Option<usize>>>,
+}
+
+pub struct Inside(Witness);
+
+impl Witness {
+    pub fn of(locks: &Locks, name: &str) -> Self {
+        Self {
+            locks: locks.clone(),
+            name: name.to_owned(),
+            seen: Arc::default(),
+        }
+    }
+
+    pub fn inside(&self) -> Inside {
+        Inside(self.clone())
+    }
+
+    /// `None` if nothing was dropped yet.
+    pub fn saw_tickets(&self) -> Option<usize> {
+        *self.seen.lock().unwrap()
+    }
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        // The memory store answers at once on a connection that is up.
+        let places = self.0.locks.inspect(self.0.name.as_str()).now_or_never();
+        *self.0.seen.lock().unwrap() = Some(places.expect("connected").unwrap().len());
+    }
+}

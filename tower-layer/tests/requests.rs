@@ -1,0 +1,581 @@
+//! From the request to the head of the response. Bodies are in `bodies`, axum and real connections
+//! in `axum`.
+
+#![allow(clippy::unwrap_used, reason = "a panic is the report")]
+
+mod common;
+
+use std::convert::Infallible;
+use std::future::pending;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use common::*;
+use futures_util::FutureExt;
+use http::{HeaderValue, Request, Response, StatusCode};
+use http_body_util::{BodyExt, Empty, Full};
+use lockcore::Locks;
+use lockcore::backend::{
+    Answer, Backend, Capability, Connection, Departure, Enqueued, Events, Fault, Place, Released,
+    Renewed, StoreError,
+};
+use lockcore_tower::{Key, LockLayer};
+use tokio::sync::{Barrier, Notify};
+use tower::{Layer, Service, ServiceExt, service_fn};
+use tower_test::mock;
+
+type In = Request<Empty<Bytes>>;
+type Out = Response<Full<Bytes>>;
+
+fn ok() -> Out {
+    Out::new("done".into())
+}
+
+/// A handler that counts its calls.
+fn counting(
+    calls: &Arc<AtomicUsize>,
+) -> impl Service<In, Response = Out, Error = Infallible, Future: Send> + Clone + Send + use<> {
+    let calls = Arc::clone(calls);
+    service_fn(move |_: In| {
+        calls.fetch_add(1, Ordering::SeqCst);
+        async { Ok(ok()) }
+    })
+}
+
+async fn unreached(_: In) -> Result<Out, Infallible> {
+    panic!("the handler should not be called")
+}
+
+#[tokio::test]
+async fn a_held_key_is_answered_with_409_and_retry_after() {
+    let locks = memory();
+    let _other = hold(&locks, "order:42").await;
+
+    let service = by_path(&locks)
+        .wait(Duration::from_millis(20))
+        .layer(service_fn(unreached));
+    let response = in_time(service.oneshot(get("/order:42"))).await.unwrap();
+
+    assert_eq!(response.status(), StatusCode::CONFLICT);
+    assert_eq!(response.headers()["retry-after"], "1");
+    let problem = problem(response).await;
+    assert_eq!(problem["status"], 409);
+    assert_eq!(problem["key"], "order:42");
+    assert!(problem["type"].as_str().unwrap().ends_with("#lock-held"));
+    // The waiter leaves the line, on the keeper.
+    until_tickets(&locks, "order:42", 1).await;
+}
+
+#[tokio::test]
+async fn try_only_does_not_wait() {
+    let locks = memory();
+    let _other = hold(&locks, "order:42").await;
+
+    // The client's own wait is longer than `in_time` allows.
+    let service = by_path(&locks).try_only().layer(service_fn(unreached));
+    let response = in_time(service.oneshot(get("/order:42"))).await.unwrap();
+
+    assert_eq!(response.status(), StatusCode::CONFLICT);
+    assert_eq!(response.headers()["retry-after"], "1");
+}
+
+#[tokio::test]
+async fn a_request_waits_until_the_key_is_free() {
+    let locks = memory();
+    let other = hold(&locks, "order:42").await;
+    let (service, mut handle) = mock::pair::<In, Out>();
+    let service = by_path(&locks).wait(SOON).layer(service);
+
+    let response = tokio::spawn(service.oneshot(get("/order:42")));
+    until_tickets(&locks, "order:42", 2).await;
+    assert!(handle.next_request().now_or_never().is_none());
+
+    other.release().await.unwrap();
+    let (_, respond) = in_time(handle.next_request()).await.unwrap();
+    respond.send_response(ok());
+    assert_eq!(response.await.unwrap().unwrap().status(), StatusCode::OK);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_for_one_key_never_overlap() {
+    let locks = memory();
+    let inside = Arc::new(AtomicUsize::new(0));
+    let service = by_path(&locks).layer(service_fn(move |_: In| {
+        let inside = Arc::clone(&inside);
+        async move {
+            let others = inside.fetch_add(1, Ordering::SeqCst);
+            tokio::task::yield_now().await;
+            inside.fetch_sub(1, Ordering::SeqCst);
+            Ok::<_, Infallible>(Out::new(others.to_string().into()))
+        }
+    }));
+
+    let requests = (0..50).map(|_| {
+        let service = service.clone();
+        tokio::spawn(async move {
+            let response = service.oneshot(get("/order:42")).await.unwrap();
+            assert_eq!(response.status(), StatusCode::OK);
+            response.into_body().collect().await.unwrap().to_bytes()
+        })
+    });
+    for others in in_time(futures_util::future::join_all(requests)).await {
+        assert_eq!(others.unwrap(), "0");
+    }
+}
+
+#[tokio::test]
+async fn requests_for_two_keys_overlap() {
+    let locks = memory();
+    let both_inside = Arc::new(Barrier::new(2));
+    let service = by_path(&locks).layer(service_fn(move |_: In| {
+        let both_inside = Arc::clone(&both_inside);
+        async move {
+            both_inside.wait().await;
+            Ok::<_, Infallible>(ok())
+        }
+    }));
+
+    let (one, two) = in_time(async {
+        tokio::join!(
+            service.clone().oneshot(get("/order:1")),
+            service.clone().oneshot(get("/order:2"))
+        )
+    })
+    .await;
+
+    assert_eq!(one.unwrap().status(), StatusCode::OK);
+    assert_eq!(two.unwrap().status(), StatusCode::OK);
+}
+
+#[tokio::test]
+async fn a_request_without_a_key_passes_through() {
+    // A store that fails every request shows that it was not asked.
+    let locks = Locks::with_backend(Arc::new(Broken(Fault::Refused))).unwrap();
+    let service = by_path(&locks).layer(service_fn(|request: In| async move {
+        assert!(request.extensions().get::<lockcore::Held>().is_none());
+        Ok::<_, Infallible>(ok())
+    }));
+
+    let response = service.oneshot(get("/")).await.unwrap();
+
+    assert_eq!(response.status(), StatusCode::OK);
+    assert_eq!(http_body::Body::size_hint(response.body()).exact(), Some(4));
+    assert_eq!(
+        response.into_body().collect().await.unwrap().to_bytes(),
+        "done"
+    );
+}
+
+#[tokio::test]
+async fn the_handler_finds_the_lock_in_the_extensions() {
+    let locks = memory();
+    let service = by_path(&locks).layer(service_fn(|request: In| async move {
+        let held = request.extensions().get::<lockcore::Held>().unwrap();
+        assert!(held.is_valid());
+        Ok::<_, Infallible>(Out::new(held.name().to_owned().into()))
+    }));
+
+    let response = service.oneshot(get("/order:42")).await.unwrap();
+
+    assert_eq!(
+        response.into_body().collect().await.unwrap().to_bytes(),
+        "order:42"
+    );
+}
+
+#[tokio::test]
+async fn the_lock_is_not_taken_before_the_call() {
+    let locks = memory();
+    let mut service = by_path(&locks).layer(service_fn(unreached));
+
+    service.ready().await.unwrap();
+    assert_eq!(tickets(&locks, "order:42").await, 0);
+
+    // Nor by a future that is not polled.
+    let response = service.call(get("/order:42"));
+    assert_eq!(tickets(&locks, "order:42").await, 0);
+    drop(response);
+}
+
+#[tokio::test]
+async fn the_service_that_was_made_ready_is_the_one_that_is_called() {
+    let locks = memory();
+    let (service, mut handle) = mock::pair::<In, Out>();
+    let mut service = by_path(&locks).layer(service);
+    handle.allow(1);
+
+    service.ready().await.unwrap();
+    // The mock panics when a clone that is not ready is called.
+    let response = tokio::spawn(service.call(get("/order:42")));
+    let (_, respond) = in_time(handle.next_request()).await.unwrap();
+    respond.send_response(ok());
+
+    assert_eq!(response.await.unwrap().unwrap().status(), StatusCode::OK);
+}
+
+#[tokio::test]
+async fn an_error_of_the_service_comes_out_as_it_is_with_the_lock_released() {
+    let locks = memory();
+    let service = by_path(&locks).layer(service_fn(|_: In| async { Err::<Out, _>("broken") }));
+
+    let error = service.oneshot(get("/order:42")).await.unwrap_err();
+
+    assert_eq!(error, "broken");
+    assert_eq!(tickets(&locks, "order:42").await, 0);
+}
+
+#[tokio::test]
+async fn a_client_that_goes_away_while_waiting_leaves_the_line() {
+    let locks = memory();
+    let other = hold(&locks, "order:42").await;
+    let service = by_path(&locks).layer(service_fn(unreached));
+
+    let request = tokio::spawn(service.oneshot(get("/order:42")));
+    until_tickets(&locks, "order:42", 2).await;
+    request.abort();
+
+    until_tickets(&locks, "order:42", 1).await;
+    other.release().await.unwrap();
+    nothing_is_left(&locks, "order:42").await;
+}
+
+#[tokio::test]
+async fn a_client_that_goes_away_takes_the_handler_along_and_then_the_lock() {
+    let locks = memory();
+    let witness = Witness::of(&locks, "order:42");
+    let entered = Arc::new(Notify::new());
+    let service = by_path(&locks).layer(service_fn({
+        let (witness, entered) = (witness.clone(), Arc::clone(&entered));
+        move |_: In| {
+            let (inside, entered) = (witness.inside(), Arc::clone(&entered));
+            async move {
+                entered.notify_one();
+                pending::<()>().await;
+                drop(inside);
+                Ok::<_, Infallible>(ok())
+            }
+        }
+    }));
+
+    let request = tokio::spawn(service.oneshot(get("/order:42")));
+    in_time(entered.notified()).await;
+    request.abort();
+    assert!(request.await.unwrap_err().is_cancelled());
+
+    nothing_is_left(&locks, "order:42").await;
+    assert_eq!(
+        witness.saw_tickets(),
+        Some(1),
+        "the handler goes before the lock"
+    );
+}
+
+#[tokio::test]
+async fn a_handler_that_panics_releases() {
+    let locks = memory();
+    let service = by_path(&locks).layer(service_fn(|_: In| async {
+        panic!("on purpose");
+        #[allow(unreachable_code)]
+        Ok::<_, Infallible>(ok())
+    }));
+
+    let outcome = tokio::spawn(service.oneshot(get("/order:42"))).await;
+
+    assert!(outcome.unwrap_err().is_panic());
+    nothing_is_left(&locks, "order:42").await;
+}
+
+#[tokio::test]
+async fn a_handler_that_loses_its_lock_is_dropped_and_answered_with_503() {
+    let locks = memory();
+    let witness = Witness::of(&locks, "order:42");
+    let entered = Arc::new(Notify::new());
+    let service = by_path(&locks).layer(service_fn({
+        let (witness, entered) = (witness.clone(), Arc::clone(&entered));
+        move |_: In| {
+            let (inside, entered) = (witness.inside(), Arc::clone(&entered));
+            async move {
+                entered.notify_one();
+                pending::<()>().await;
+                drop(inside);
+                Ok::<_, Infallible>(ok())
+            }
+        }
+    }));
+
+    let request = tokio::spawn(service.oneshot(get("/order:42")));
+    in_time(entered.notified()).await;
+    locks.shutdown(Duration::from_millis(100)).await.unwrap();
+
+    let response = in_time(request).await.unwrap().unwrap();
+    assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(response.headers()["retry-after"], "1");
+    assert_eq!(
+        witness.saw_tickets(),
+        Some(1),
+        "the handler goes before the lock"
+    );
+    let problem = problem(response).await;
+    assert!(problem["type"].as_str().unwrap().ends_with("#lock-lost"));
+    assert_eq!(problem["key"], "order:42");
+}
+
+#[tokio::test]
+async fn a_handler_is_not_polled_again_once_the_lock_is_lost() {
+    let locks = memory();
+    let (entered, polled_after) = (Arc::new(Notify::new()), Arc::new(AtomicUsize::new(0)));
+    let service = by_path(&locks).layer(service_fn({
+        let (entered, polled_after) = (Arc::clone(&entered), Arc::clone(&polled_after));
+        move |request: In| {
+            let (entered, polled_after) = (Arc::clone(&entered), Arc::clone(&polled_after));
+            let held = request
+                .extensions()
+                .get::<lockcore::Held>()
+                .unwrap()
+                .clone();
+            async move {
+                // Always ready for the next step: only a look before each poll can stop it.
+                loop {
+                    if !held.is_valid() {
+                        polled_after.fetch_add(1, Ordering::SeqCst);
+                        return Ok::<_, Infallible>(ok());
+                    }
+                    entered.notify_one();
+                    tokio::task::yield_now().await;
+                }
+            }
+        }
+    }));
+
+    let request = tokio::spawn(service.oneshot(get("/order:42")));
+    in_time(entered.notified()).await;
+    locks.shutdown(Duration::from_millis(100)).await.unwrap();
+
+    let response = in_time(request).await.unwrap().unwrap();
+    assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(polled_after.load(Ordering::SeqCst), 0);
+}
+
+#[tokio::test]
+async fn a_client_that_is_shut_down_is_answered_with_503() {
+    let locks = memory();
+    locks.shutdown(SOON).await.unwrap();
+
+    let service = by_path(&locks).layer(service_fn(unreached));
+    let response = service.oneshot(get("/order:42")).await.unwrap();
+
+    assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
+    assert!(
+        problem(response).await["type"]
+            .as_str()
+            .unwrap()
+            .ends_with("#lock-unavailable")
+    );
+}
+
+#[tokio::test]
+async fn a_store_that_refuses_is_answered_with_503_and_its_words_stay_inside() {
+    let locks = Locks::with_backend(Arc::new(Broken(Fault::Refused))).unwrap();
+
+    let service = by_path(&locks).layer(service_fn(unreached));
+    let response = service.oneshot(get("/order:42")).await.unwrap();
+
+    assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(response.headers()["retry-after"], "1");
+    let problem = problem(response).await;
+    assert!(
+        problem["type"]
+            .as_str()
+            .unwrap()
+            .ends_with("#lock-unavailable")
+    );
+    assert_eq!(problem["key"], "order:42");
+    assert!(!problem.to_string().contains("hunter2"), "{problem}");
+}
+
+#[tokio::test]
+async fn a_store_that_does_not_answer_is_answered_with_503() {
+    let locks = Locks::with_backend(Arc::new(Broken(Fault::Unknown))).unwrap();
+
+    let service = by_path(&locks)
+        .wait(Duration::from_millis(50))
+        .layer(service_fn(unreached));
+    let response = in_time(service.oneshot(get("/order:42"))).await.unwrap();
+
+    assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
+}
+
+#[tokio::test]
+async fn a_mistake_in_the_configuration_is_answered_with_500() {
+    let locks = memory();
+    let bad_ttl = by_path(&locks).ttl(Duration::ZERO);
+    let empty_name = LockLayer::new(locks, Key::from_fn(|_| Some(String::new())));
+    let bad_store = by_path(&Locks::with_backend(Arc::new(Broken(Fault::Config))).unwrap());
+
+    for layer in [bad_ttl, empty_name, bad_store] {
+        let response = layer
+            .layer(service_fn(unreached))
+            .oneshot(get("/order:42"))
+            .await
+            .unwrap();
+
+        assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
+        assert!(response.headers().get("retry-after").is_none());
+        assert!(
+            problem(response).await["type"]
+                .as_str()
+                .unwrap()
+                .ends_with("#lock-misconfigured")
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_name_in_use_as_a_semaphore_is_answered_with_500() {
+    let locks = memory();
+    let _permit = locks
+        .semaphore("order:42", 3)
+        .permits(1)
+        .acquire()
+        .await
+        .unwrap();
+
+    let service = by_path(&locks).layer(service_fn(unreached));
+    let response = in_time(service.oneshot(get("/order:42"))).await.unwrap();
+
+    assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
+}
+
+#[tokio::test]
+async fn a_header_names_the_lock() {
+    let locks = memory();
+    let _other = hold(&locks, "payment:ä 1").await;
+    let layer = LockLayer::new(locks, Key::header("Idempotency-Key").prefix("payment:")).try_only();
+    let calls = Arc::default();
+
+    let mut request = get("/");
+    let value = HeaderValue::from_bytes("ä 1".as_bytes()).unwrap();
+    request.headers_mut().insert("idempotency-key", value);
+    let held = layer
+        .layer(counting(&calls))
+        .oneshot(request)
+        .await
+        .unwrap();
+    let mut request = get("/");
+    request
+        .headers_mut()
+        .insert("idempotency-key", HeaderValue::from_static("2"));
+    let free = layer
+        .layer(counting(&calls))
+        .oneshot(request)
+        .await
+        .unwrap();
+
+    assert_eq!(held.status(), StatusCode::CONFLICT);
+    assert_eq!(problem(held).await["key"], "payment:ä 1");
+    assert_eq!(free.status(), StatusCode::OK);
+    assert_eq!(calls.load(Ordering::SeqCst), 1);
+}
+
+#[tokio::test]
+async fn a_header_that_does_not_name_one_lock_is_answered_with_400() {
+    let layer = LockLayer::new(memory(), Key::header("key"));
+    let long = "x".repeat(5_000);
+    let cases: [&[&[u8]]; 5] = [&[], &[b""], &[b"\xff"], &[b"a", b"b"], &[long.as_bytes()]];
+
+    for values in cases {
+        let mut request = get("/");
+        for value in values {
+            request
+                .headers_mut()
+                .append("key", HeaderValue::from_bytes(value).unwrap());
+        }
+        // With `optional`, only the missing one passes.
+        let calls = Arc::default();
+        let optional = LockLayer::new(memory(), Key::header("key").optional());
+        let passed = optional
+            .layer(counting(&calls))
+            .oneshot(request.clone())
+            .await
+            .unwrap();
+        let refused = layer
+            .layer(service_fn(unreached))
+            .oneshot(request)
+            .await
+            .unwrap();
+
+        assert_eq!(refused.status(), StatusCode::BAD_REQUEST, "{values:?}");
+        assert!(
+            problem(refused).await["type"]
+                .as_str()
+                .unwrap()
+                .ends_with("#lock-key")
+        );
+        assert_eq!(
+            passed.status() == StatusCode::OK,
+            values.is_empty(),
+            "{values:?}"
+        );
+        assert_eq!(calls.load(Ordering::SeqCst), usize::from(values.is_empty()));
+    }
+}
+
+#[test]
+#[should_panic(expected = "not the name of a header")]
+fn a_bad_header_name_is_seen_at_the_start() {
+    let _ = Key::header("idempotency key");
+}
+
+/// A store that fails every enqueue in one way, with a password in its words.
+#[derive(Clone, Copy, Debug)]
+struct Broken(Fault);
+
+impl Broken {
+    fn fail<T>(self) -> Answer<T>
+    where
+        T: Send + 'static,
+    {
+        let error = StoreError::new(self.0, "no such user: redis://:hunter2@10.0.0.1");
+        Box::pin(async { Err(error) })
+    }
+}
+
+impl Backend for Broken {
+    fn capability(&self) -> Capability {
+        Capability::new()
+    }
+
+    fn connect(&self, _events: Events) -> Answer<Arc<dyn Connection>> {
+        let connection: Arc<dyn Connection> = Arc::new(*self);
+        // `Events` is dropped: such a store pushes nothing.
+        Box::pin(async { Ok(connection) })
+    }
+}
+
+impl Connection for Broken {
+    fn enqueue(&self, _request: Arc<lockcore::Request>) -> Answer<Enqueued> {
+        self.fail()
+    }
+
+    fn renew(&self, _tickets: Vec<Arc<lockcore::Request>>) -> Answer<Vec<Renewed>> {
+        self.fail()
+    }
+
+    fn release(&self, tickets: Vec<Departure>) -> Answer<Vec<Released>> {
+        Box::pin(async move { Ok(vec![Released::NotFound; tickets.len()]) })
+    }
+
+    fn inspect(&self, _name: lockcore::Name) -> Answer<Vec<Place>> {
+        self.fail()
+    }
+
+    fn forget(&self, _name: lockcore::Name) -> Answer<()> {
+        self.fail()
+    }
+
+    fn check(&self) -> Answer<Vec<String>> {
+        self.fail()
+    }
+}
