@@ -43,7 +43,6 @@ pub(crate) async fn acquire(order: &Order<'_>, wait: Option<Wait>) -> Result<Gua
                 return Ok(guard);
             }
             Turn::PlaceLost => {
-                tracing::debug!("place in line lost at the store, enqueueing again");
                 enqueue_by = give_up;
             }
             Turn::Waits => {

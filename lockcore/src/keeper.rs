@@ -32,6 +32,9 @@ const BATCH: usize = 100;
 /// the lease clock does not; after a resume the keeper catches up within this time.
 const LONGEST_NAP: Duration = Duration::from_secs(1);
 
+/// A store that does not answer for longer than this is taken for gone, with what it was sent.
+const LONGEST_STALL: Duration = Duration::from_secs(60);
+
 /// What handles, guards, connections and the keeper's thread have in common.
 pub(crate) struct Shared {
     pub(crate) backend: Arc<dyn Backend>,
@@ -324,11 +327,13 @@ async fn finish_asking(shared: Arc<Shared>, mut cleanup: Cleanup) {
 /// there by themselves.
 async fn depart(shared: Arc<Shared>, batch: Vec<Cleanup>) {
     let count = batch.len();
-    let longest = batch
-        .iter()
-        .map(|cleanup| cleanup.request.ttl)
-        .max()
-        .unwrap_or_default();
+    // A ticket that is at the store ends there with its lease. An enqueue that may still be on its
+    // way does not: a server that was stopped reads it when it goes on.
+    let patience = |cleanup: &Cleanup| match cleanup.ambiguous {
+        true => cleanup.request.ttl.max(LONGEST_STALL),
+        false => cleanup.request.ttl,
+    };
+    let longest = batch.iter().map(patience).max().unwrap_or_default();
     let give_up = shared.clock.now().after(longest).after(shared.op_timeout);
     let mut pause = Duration::from_millis(20);
     loop {
@@ -358,7 +363,7 @@ async fn depart(shared: Arc<Shared>, batch: Vec<Cleanup>) {
         if shared.clock.now() >= give_up {
             tracing::warn!(
                 tickets = count,
-                "could not release at the store; the leases have run out there by now"
+                "could not release at the store; what is left there ends with its lease"
             );
             break;
         }

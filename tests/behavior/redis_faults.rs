@@ -18,6 +18,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         a_lost_reply_is_asked_for_again_and_granted_once
         giving_up_on_a_lost_reply_leaves_nothing
         a_release_that_overtakes_its_enqueue_is_obeyed
+        a_server_stopped_for_longer_than_a_lease_still_gets_the_release
         a_slow_reply_counts_against_the_lease
         a_lease_ends_on_time_while_its_renewal_hangs
         a_cut_that_heals_before_the_deadline_loses_nothing
@@ -176,6 +177,29 @@ async fn a_release_that_overtakes_its_enqueue_is_obeyed(_: Store) {
         .await;
         assert!(client(&server).inspect(&name).await.unwrap().is_empty());
     }
+}
+
+/// What was sent to a stopped server runs when it goes on, however long ago its sender gave up.
+async fn a_server_stopped_for_longer_than_a_lease_still_gets_the_release(_: Store) {
+    let server = RedisServer::start();
+    let locks = builder(server.url())
+        .op_timeout(Duration::from_millis(200))
+        .build()
+        .unwrap();
+    give_back(locks.mutex("warm").acquire().await.unwrap()).await;
+    server.freeze();
+    let lease = Duration::from_millis(300);
+    let lock = locks.mutex("a").ttl(lease).wait(Duration::from_millis(100));
+    assert_eq!(kind(lock.acquire().await), ErrorKind::Unknown);
+    tokio::time::sleep(4 * lease).await; // the stop outlasts lease and operation; no event stands for that
+    server.thaw();
+
+    // The release leaves its mark, which an enqueue that comes even later obeys.
+    eventually("the release has come", SOON, async || {
+        !server.keys("test:1:{a}:gone:*").is_empty()
+    })
+    .await;
+    tickets(&client(&server), "a", 0).await;
 }
 
 /// H2, P3.

@@ -46,6 +46,8 @@ impl Backend for Redis {
 
     fn connect(&self, events: Events) -> Answer<Arc<dyn Connection>> {
         let client = self.client.clone();
+        // Host and port; neither user nor password.
+        let server = client.get_connection_info().addr().to_string();
         Box::pin(async move {
             let channel: Arc<str> = format!("{:016x}", events.receiver()).into();
             let channels = layout::wake_channel(events.namespace(), &channel);
@@ -61,12 +63,12 @@ impl Backend for Redis {
             let mut connection = client
                 .get_multiplexed_async_connection_with_config(&config)
                 .await
-                .map_err(tickets::not_connected)?;
+                .map_err(|error| tickets::not_connected(&server, error))?;
             // Resolves when the server has confirmed: no wake-up can precede the subscription.
             connection
                 .subscribe(&channels)
                 .await
-                .map_err(tickets::not_connected)?;
+                .map_err(|error| tickets::not_connected(&server, error))?;
             let connection: Arc<dyn Connection> = Arc::new(RedisConnection {
                 connection,
                 channel,

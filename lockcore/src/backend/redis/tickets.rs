@@ -255,7 +255,7 @@ pub(super) fn failed(error: RedisError) -> StoreError {
 }
 
 /// As [`failed`], while connecting: nothing has been asked yet, so nothing can be unknown.
-pub(super) fn not_connected(error: RedisError) -> StoreError {
+pub(super) fn not_connected(server: &str, error: RedisError) -> StoreError {
     if error.kind() == ErrorKind::RESP3NotSupported {
         return StoreError::new(
             Fault::Config,
@@ -263,12 +263,11 @@ pub(super) fn not_connected(error: RedisError) -> StoreError {
         );
     }
     let failed = failed(error);
-    match failed.fault() {
-        Fault::Config => failed,
-        Fault::Retry | Fault::Refused | Fault::Unknown => {
-            StoreError::new(Fault::Retry, failed.to_string())
-        }
-    }
+    let fault = match failed.fault() {
+        Fault::Config => Fault::Config,
+        Fault::Retry | Fault::Refused | Fault::Unknown => Fault::Retry,
+    };
+    StoreError::new(fault, format!("cannot connect to {server}: {failed}"))
 }
 
 fn numbers(value: Value) -> Result<Vec<i64>, StoreError> {
