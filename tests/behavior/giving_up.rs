@@ -23,6 +23,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         a_release_dropped_at_any_poll_still_releases
         a_run_dropped_at_any_poll_leaves_nothing
         two_hundred_acquires_polled_once_leave_nothing
+        tasks_aborted_at_random_moments_leave_nothing
         a_panic_in_the_body_releases
         a_guard_dropped_during_a_panic_releases
         a_waiter_that_gives_up_does_not_hold_up_the_line
@@ -71,6 +72,7 @@ async fn drop_at_every_poll<F: Future>(
 
 async fn an_acquire_dropped_at_any_poll_leaves_nothing(store: Store) {
     let locks = store.client();
+    let mut drops = 0;
     for round in 0..20 {
         // Also while connecting: every fifth round with a client that has not connected yet.
         let fresh = if round % 5 == 0 {
@@ -78,7 +80,7 @@ async fn an_acquire_dropped_at_any_poll_leaves_nothing(store: Store) {
         } else {
             locks.clone()
         };
-        drop_at_every_poll(
+        drops += drop_at_every_poll(
             async || {
                 let lock = fresh.mutex("a");
                 async move { lock.acquire().await.map(drop) }
@@ -87,13 +89,15 @@ async fn an_acquire_dropped_at_any_poll_leaves_nothing(store: Store) {
         )
         .await;
     }
+    println!("{drops} drops of an acquire that was being answered");
 }
 
 async fn a_waiter_dropped_at_any_poll_leaves_nothing(store: Store) {
     let locks = store.client();
     let guard = locks.mutex("a").acquire().await.unwrap();
+    let mut drops = 0;
     for _ in 0..10 {
-        drop_at_every_poll(
+        drops += drop_at_every_poll(
             async || {
                 // Ends by itself, so that the row of polls has an end.
                 let lock = locks.mutex("a").wait(Duration::from_millis(30));
@@ -103,6 +107,7 @@ async fn a_waiter_dropped_at_any_poll_leaves_nothing(store: Store) {
         )
         .await;
     }
+    println!("{drops} drops of an acquire in line");
     give_back(guard).await;
     assert_nothing_left(&store, &locks, "a").await;
 }
@@ -134,7 +139,7 @@ async fn a_waiter_dropped_in_the_moment_of_the_grant_passes_the_lock_on(store: S
 
 async fn a_release_dropped_at_any_poll_still_releases(store: Store) {
     let locks = store.client();
-    drop_at_every_poll(
+    let drops = drop_at_every_poll(
         async || {
             let guard = locks.mutex("a").acquire().await.unwrap();
             guard.release()
@@ -142,6 +147,7 @@ async fn a_release_dropped_at_any_poll_still_releases(store: Store) {
         async || assert_nothing_left(&store, &locks, "a").await,
     )
     .await;
+    println!("{drops} drops of a release");
 }
 
 async fn a_run_dropped_at_any_poll_leaves_nothing(store: Store) {
@@ -164,6 +170,7 @@ async fn a_run_dropped_at_any_poll_leaves_nothing(store: Store) {
             async || assert_nothing_left(&store, &locks, "a").await,
         )
         .await;
+        println!("{drops} drops of a run");
         assert!(drops >= 3, "dropped only {drops} times");
     }
 }
@@ -178,6 +185,45 @@ async fn two_hundred_acquires_polled_once_leave_nothing(store: Store) {
     }
     for round in 0..200 {
         assert_nothing_left(&store, &locks, &format!("n{round}")).await;
+    }
+}
+
+/// Cancellation while connecting, asking, waiting, being woken, working and releasing, in every mix.
+async fn tasks_aborted_at_random_moments_leave_nothing(store: Store) {
+    let mut random = fastrand::Rng::with_seed(11);
+    for round in 0..10 {
+        let locks = store.client();
+        let mut tasks = Vec::new();
+        for number in 0..60 {
+            let lock = locks.rwlock(format!("n{}", number % 3));
+            let lock = if number % 4 == 0 {
+                lock.read()
+            } else {
+                lock.write()
+            };
+            tasks.push(tokio::spawn(async move {
+                lock.wait(SOON)
+                    .run(async |_| {
+                        tokio::task::yield_now().await;
+                        Ok::<_, Error>(())
+                    })
+                    .await
+            }));
+        }
+        random.shuffle(&mut tasks);
+        for task in tasks {
+            for _ in 0..random.u32(..40) {
+                tokio::task::yield_now().await;
+            }
+            task.abort();
+            // Either it was cancelled, or it had got the lock and done its work.
+            if let Ok(done) = task.await {
+                done.unwrap_or_else(|error| panic!("round {round}: {error}"));
+            }
+        }
+        for name in ["n0", "n1", "n2"] {
+            assert_nothing_left(&store, &locks, name).await;
+        }
     }
 }
 

@@ -129,31 +129,26 @@ where
                     return Poll::Ready(this.next.take().or_else(|| this.then.take()));
                 }
                 StateProj::PassThrough { inner } => {
-                    return inner
-                        .poll_frame(cx)
-                        .map(|part| part.map(|part| part.map(in_bytes).map_err(Into::into)));
+                    return inner.poll_frame(cx).map(of_ours);
                 }
             };
-            let looking_ahead = hold.owed == Some(0);
-            if !looking_ahead && let Some(part) = this.next.take().or_else(|| this.then.take()) {
+            if hold.owed != Some(0)
+                && let Some(part) = this.next.take().or_else(|| this.then.take())
+            {
                 return Poll::Ready(Some(part));
             }
-            // The deadline is looked at before each poll.
-            let polled = match hold.held.is_valid() {
-                true => inner.as_mut().poll_frame(cx),
-                false => Poll::Pending,
+            let part = match ready!(hold.poll_part(inner.as_mut(), cx)) {
+                Ok(part) => part,
+                Err(lost) => {
+                    tracing::debug!(error = %lost, "response stopped");
+                    // What was held back would pass for a complete response.
+                    *this.next = Some(Err(lost.into()));
+                    *this.then = None;
+                    // Nothing to wait for, as in `Guard::run`: the store may be what is gone.
+                    this.state.set(State::ended());
+                    continue;
+                }
             };
-            let Poll::Ready(part) = polled else {
-                let lost = ready!(hold.poll_lost(cx));
-                tracing::debug!(error = %lost, "response stopped");
-                // What was held back would pass for a complete response.
-                *this.next = Some(Err(lost.into()));
-                *this.then = None;
-                // Nothing to wait for, as in `Guard::run`: the store may be what is gone.
-                this.state.set(State::ended());
-                continue;
-            };
-            let part = part.map(|part| part.map(in_bytes).map_err(Into::into));
             let ends = match &part {
                 // Servers send trailers and do not ask again.
                 Some(Ok(frame)) => frame.is_trailers() || inner.is_end_stream(),
@@ -161,15 +156,13 @@ where
             };
             if let Some(Ok(frame)) = &part {
                 let length = frame.data_ref().map_or(0, |data| data.len() as u64);
-                if looking_ahead && length == 0 && !ends {
-                    continue;
-                }
                 // More than was declared: the declaration is worth nothing, and nothing is held
                 // back for it any more, which also bounds what is.
                 hold.owed = hold.owed.and_then(|owed| owed.checked_sub(length));
             }
             match &this.next {
                 None => *this.next = part,
+                // All that this can overwrite is an empty frame: after data, nothing is held back.
                 Some(_) => *this.then = part,
             }
             if ends {
@@ -216,6 +209,24 @@ where
 }
 
 impl Hold {
+    /// Polls the inner body while the lock is held: the deadline is looked at before each poll.
+    fn poll_part<B>(
+        &mut self,
+        inner: Pin<&mut B>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<Option<Part>, lockcore::Error>>
+    where
+        B: Body,
+        B::Error: Into<BoxError>,
+    {
+        if self.held.is_valid()
+            && let Poll::Ready(part) = inner.poll_frame(cx)
+        {
+            return Poll::Ready(Ok(of_ours(part)));
+        }
+        self.poll_lost(cx).map(Err)
+    }
+
     /// Ready when the lock is lost, and for certain when it is already; otherwise wakes the task
     /// when it happens.
     fn poll_lost(&mut self, cx: &mut Context<'_>) -> Poll<lockcore::Error> {
@@ -230,6 +241,10 @@ async fn lost(held: Held) -> lockcore::Error {
     match held.while_held(pending::<Infallible>()).await {
         Err(error) => error,
     }
+}
+
+fn of_ours<D: Buf, E: Into<BoxError>>(part: Option<Result<Frame<D>, E>>) -> Option<Part> {
+    part.map(|part| part.map(in_bytes).map_err(Into::into))
 }
 
 /// The same frame in the one kind of buffer that all servers take. Free of charge for [`Bytes`].

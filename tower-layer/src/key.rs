@@ -21,7 +21,7 @@ const LONGEST_NAME: usize = 4096;
 /// |---|---|---|
 /// | [`header`](Self::header) | without it | 400; with [`optional`](Self::optional) no lock |
 /// | | it is empty, not UTF-8, too long, or there more than once | 400 |
-/// | [`path`](Self::path) | its route has no such parameter | 500; with [`optional`](Self::optional) no lock |
+/// | `path` (feature `axum`) | its route has no such parameter | 500; with [`optional`](Self::optional) no lock |
 /// | | the parameter is not UTF-8, or too long | 400 |
 /// | [`from_fn`](Self::from_fn) | `None` | no lock |
 ///

@@ -1,6 +1,8 @@
 //! The layer in axum, over real connections.
-
-#![allow(clippy::unwrap_used, reason = "a panic is the report")]
+#![allow(
+    clippy::unwrap_used,
+    reason = "clippy.toml lets tests unwrap, but not their helpers"
+)]
 
 mod common;
 
@@ -15,7 +17,7 @@ use axum::extract::Path;
 use axum::http::{Method, Request, Response, StatusCode};
 use axum::routing::{any, get};
 use bytes::Bytes;
-use common::{SOON, Witness, hold, in_time, memory, nothing_is_left, problem, tickets};
+use common::{SOON, Witness, hold, in_time, lose, memory, nothing_is_left, problem, tickets};
 use futures_util::stream;
 use http_body_util::{BodyExt, Empty};
 use hyper::client::conn::http1::SendRequest;
@@ -140,6 +142,27 @@ async fn the_path_parameter_names_the_lock_as_the_handler_sees_it() {
     assert_eq!(taken.status(), StatusCode::CONFLICT);
     assert_eq!(problem(taken).await["key"], "order:4 2");
     assert_eq!(free.status(), StatusCode::OK);
+}
+
+#[tokio::test]
+async fn one_parameter_of_several_names_the_lock() {
+    let locks = memory();
+    let _other = hold(&locks, "shop:1").await;
+    let app = |parameter| {
+        let key = Key::path(parameter).prefix("shop:");
+        Router::new()
+            .route("/shops/{shop}/orders/{id}", get(async || "done"))
+            .route_layer(LockLayer::new(locks.clone(), key).try_only())
+    };
+
+    assert_eq!(
+        ask(app("shop"), "/shops/1/orders/2").await.status(),
+        StatusCode::CONFLICT
+    );
+    assert_eq!(
+        ask(app("id"), "/shops/1/orders/2").await.status(),
+        StatusCode::OK
+    );
 }
 
 #[tokio::test]
@@ -342,10 +365,7 @@ async fn a_lock_that_is_lost_while_streaming_breaks_the_response_off() {
         .unwrap()
         .into_body();
     assert!(in_time(body.frame()).await.unwrap().is_ok());
-    locks
-        .shutdown(std::time::Duration::from_millis(100))
-        .await
-        .unwrap();
+    lose(&locks).await;
 
     assert!(
         in_time(body.frame()).await.unwrap().is_err(),

@@ -1,6 +1,8 @@
 //! From the head of the response to its end: how long the lock is kept, and what ends it.
-
-#![allow(clippy::unwrap_used, reason = "a panic is the report")]
+#![allow(
+    clippy::unwrap_used,
+    reason = "clippy.toml lets tests unwrap, but not their helpers"
+)]
 
 mod common;
 
@@ -8,7 +10,6 @@ use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
-use std::time::Duration;
 
 use bytes::Bytes;
 use common::*;
@@ -16,9 +17,12 @@ use futures_util::FutureExt;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::{BodyExt, Empty, Full};
+use lockcore::backend::{
+    Answer, Backend, Capability, Connection, Departure, Enqueued, Events, Place, Released, Renewed,
+};
 use lockcore::{ErrorKind, Locks, LostReason};
 use lockcore_tower::{BoxError, LockBody};
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 use tower::{Layer, ServiceExt, service_fn};
 
 const NAME: &str = "order:42";
@@ -48,6 +52,7 @@ where
 struct Scripted {
     parts: mpsc::UnboundedReceiver<Result<Frame<Bytes>, &'static str>>,
     size: SizeHint,
+    knows_its_end: bool,
     _inside: Option<Inside>,
 }
 
@@ -59,6 +64,7 @@ impl Scripted {
         let body = Self {
             parts,
             size: SizeHint::new(),
+            knows_its_end: false,
             _inside: None,
         };
         (Script(script), body)
@@ -66,6 +72,11 @@ impl Scripted {
 
     fn of_size(mut self, bytes: u64) -> Self {
         self.size = SizeHint::with_exact(bytes);
+        self
+    }
+
+    fn knowing_its_end(mut self) -> Self {
+        self.knows_its_end = true;
         self
     }
 
@@ -104,6 +115,10 @@ impl Body for Scripted {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, &'static str>>> {
         self.parts.poll_recv(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.knows_its_end && self.parts.is_closed() && self.parts.is_empty()
     }
 
     fn size_hint(&self) -> SizeHint {
@@ -164,6 +179,25 @@ async fn the_last_frame_of_a_body_that_knows_its_end_comes_when_the_lock_is_free
     assert_eq!(data(&mut body).await, "all");
     assert_eq!(tickets(&locks, NAME).await, 0);
     assert!(body.is_end_stream(), "a server does not ask again");
+}
+
+#[tokio::test]
+async fn a_body_of_unknown_size_may_know_its_last_frame() {
+    let locks = memory();
+    let (script, body) = Scripted::new();
+    script.data("one");
+    script.data("two");
+    script.end();
+
+    let mut body = respond(&locks, request(), Response::new(body.knowing_its_end()))
+        .await
+        .into_body();
+    assert_eq!(data(&mut body).await, "one");
+    assert_eq!(tickets(&locks, NAME).await, 1);
+
+    assert_eq!(data(&mut body).await, "two");
+    assert_eq!(tickets(&locks, NAME).await, 0);
+    assert!(body.is_end_stream());
 }
 
 #[tokio::test]
@@ -380,6 +414,130 @@ async fn the_body_goes_before_the_lock_at_its_end_too() {
     assert_eq!(witness.saw_tickets(), Some(1));
 }
 
+/// A store that grants everything and keeps its answers to releases back.
+#[derive(Clone, Debug, Default)]
+struct Slow {
+    asked: Arc<Notify>,
+    acknowledge: Arc<Notify>,
+}
+
+impl Backend for Slow {
+    fn capability(&self) -> Capability {
+        Capability::new()
+    }
+
+    fn connect(&self, events: Events) -> Answer<Arc<dyn Connection>> {
+        let connection: Arc<dyn Connection> = Arc::new(SlowConnection(self.clone(), events));
+        Box::pin(async { Ok(connection) })
+    }
+}
+
+#[derive(Debug)]
+struct SlowConnection(
+    Slow,
+    #[expect(dead_code, reason = "the connection lives as long")] Events,
+);
+
+impl Connection for SlowConnection {
+    fn enqueue(&self, request: Arc<lockcore::Request>) -> Answer<Enqueued> {
+        let valid_for = request.ttl;
+        Box::pin(async move {
+            Ok(Enqueued::Granted {
+                ticket: 1,
+                valid_for,
+            })
+        })
+    }
+
+    fn renew(&self, tickets: Vec<Arc<lockcore::Request>>) -> Answer<Vec<Renewed>> {
+        let renewed = tickets
+            .iter()
+            .map(|ticket| Renewed::Granted {
+                valid_for: ticket.ttl,
+            })
+            .collect();
+        Box::pin(async { Ok(renewed) })
+    }
+
+    fn release(&self, tickets: Vec<Departure>) -> Answer<Vec<Released>> {
+        let Slow { asked, acknowledge } = self.0.clone();
+        Box::pin(async move {
+            asked.notify_one();
+            acknowledge.notified().await;
+            Ok(vec![Released::Released; tickets.len()])
+        })
+    }
+
+    fn inspect(&self, _name: lockcore::Name) -> Answer<Vec<Place>> {
+        Box::pin(async { Ok(Vec::new()) })
+    }
+
+    fn forget(&self, _name: lockcore::Name) -> Answer<()> {
+        Box::pin(async { Ok(()) })
+    }
+
+    fn check(&self) -> Answer<Vec<String>> {
+        Box::pin(async { Ok(Vec::new()) })
+    }
+}
+
+#[tokio::test]
+async fn the_end_waits_for_the_stores_answer_to_the_release() {
+    let store = Slow::default();
+    let locks = Locks::with_backend(Arc::new(store.clone())).unwrap();
+    let (script, body) = Scripted::new();
+
+    let mut body = respond(&locks, request(), Response::new(body))
+        .await
+        .into_body();
+    script.end();
+    assert!(body.frame().now_or_never().is_none());
+    in_time(store.asked.notified()).await;
+    assert!(body.frame().now_or_never().is_none());
+    assert!(!body.is_end_stream());
+
+    store.acknowledge.notify_one();
+    assert!(in_time(body.frame()).await.is_none());
+}
+
+#[tokio::test]
+async fn the_head_of_an_empty_response_waits_for_the_stores_answer_to_the_release() {
+    let store = Slow::default();
+    let locks = Locks::with_backend(Arc::new(store.clone())).unwrap();
+
+    let response = tokio::spawn(async move {
+        respond(&locks, request(), Response::new(Empty::<Bytes>::new())).await
+    });
+    in_time(store.asked.notified()).await;
+    assert!(!response.is_finished());
+
+    store.acknowledge.notify_one();
+    assert!(in_time(response).await.unwrap().body().is_end_stream());
+}
+
+#[tokio::test]
+async fn a_store_that_does_not_answer_the_release_does_not_spoil_the_response() {
+    let store = Slow::default();
+    let locks = Locks::with_backend(Arc::new(store.clone())).unwrap();
+
+    let response = respond(
+        &locks,
+        request(),
+        Response::new(Full::new(Bytes::from("all"))),
+    )
+    .await;
+
+    // After one operation timeout, a second.
+    assert_eq!(
+        in_time(response.into_body().collect())
+            .await
+            .unwrap()
+            .to_bytes(),
+        "all"
+    );
+    store.acknowledge.notify_one();
+}
+
 fn is_lost(error: &BoxError) -> bool {
     let error = error
         .downcast_ref::<lockcore::Error>()
@@ -401,7 +559,7 @@ async fn a_body_that_loses_its_lock_while_it_waits_ends_in_an_error() {
         (part, body.frame().await.is_none())
     });
     // Returns when the reader has been woken, has dropped the body and then the guard.
-    locks.shutdown(Duration::from_millis(200)).await.unwrap();
+    lose(&locks).await;
 
     let (part, ends_there) = in_time(reader).await.unwrap();
     assert!(is_lost(&part.unwrap().unwrap_err()));
@@ -423,7 +581,7 @@ async fn a_body_that_is_always_ready_is_not_polled_again_once_the_lock_is_lost()
         .into_body();
     script.data("one");
     assert_eq!(data(&mut body).await, "one");
-    locks.shutdown(Duration::from_millis(100)).await.unwrap();
+    lose(&locks).await;
     script.data("two");
 
     assert!(is_lost(&in_time(body.frame()).await.unwrap().unwrap_err()));
@@ -439,7 +597,7 @@ async fn a_frame_that_was_held_back_does_not_pass_for_the_end_when_the_lock_is_l
         .into_body();
     script.data("ab");
     assert!(body.frame().now_or_never().is_none());
-    locks.shutdown(Duration::from_millis(100)).await.unwrap();
+    lose(&locks).await;
 
     assert!(is_lost(&in_time(body.frame()).await.unwrap().unwrap_err()));
     assert!(in_time(body.frame()).await.is_none());

@@ -1,8 +1,6 @@
 //! From the request to the head of the response. Bodies are in `bodies`, axum and real connections
 //! in `axum`.
 
-#![allow(clippy::unwrap_used, reason = "a panic is the report")]
-
 mod common;
 
 use std::convert::Infallible;
@@ -307,7 +305,7 @@ async fn a_handler_that_loses_its_lock_is_dropped_and_answered_with_503() {
 
     let request = tokio::spawn(service.oneshot(get("/order:42")));
     in_time(entered.notified()).await;
-    locks.shutdown(Duration::from_millis(100)).await.unwrap();
+    lose(&locks).await;
 
     let response = in_time(request).await.unwrap().unwrap();
     assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
@@ -351,7 +349,7 @@ async fn a_handler_is_not_polled_again_once_the_lock_is_lost() {
 
     let request = tokio::spawn(service.oneshot(get("/order:42")));
     in_time(entered.notified()).await;
-    locks.shutdown(Duration::from_millis(100)).await.unwrap();
+    lose(&locks).await;
 
     let response = in_time(request).await.unwrap().unwrap();
     assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
