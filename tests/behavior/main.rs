@@ -8,6 +8,7 @@ mod giving_up;
 mod leases;
 mod processes;
 mod redis_faults;
+mod redis_scripts;
 mod runtimes;
 mod store;
 
@@ -24,5 +25,6 @@ fn main() {
     }
     trials.extend(processes::facts(Kind::Redis));
     trials.extend(redis_faults::facts(Kind::Redis));
+    trials.extend(redis_scripts::facts(Kind::Redis));
     libtest_mimic::run(&Arguments::from_args(), trials).exit();
 }

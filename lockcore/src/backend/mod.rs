@@ -158,7 +158,8 @@ pub enum Enqueued {
         /// The capacity of the oldest live ticket.
         in_use: u32,
     },
-    /// The ticket's release was here first: nothing was left behind.
+    /// The ticket's release was here first, or an earlier request took the ticket and it has
+    /// expired since: nothing was left behind.
     Gone,
 }
 

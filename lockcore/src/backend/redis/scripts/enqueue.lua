@@ -10,7 +10,7 @@
 --       {1, ticket, ttl in ms, recheck in ms}     waiting; -1: no recheck
 --       {2, ms until the first holder expires}    busy; -1: unknown
 --       {3, capacity in use}                      another capacity is in use
---       {4}                                       this id was released before
+--       {4}                                       this id was released before, or has expired
 --       {5}                                       ticket numbers are exhausted
 --
 -- Atomic as every script. The first write is one that a full server refuses (HSET), so that an
@@ -30,6 +30,11 @@ else
   if redis.call('EXISTS', mark) == 1 then return {4} end
   line = walk(tickets, queue, now, nil, id)
   known = redis.call('HMGET', tickets, id, 'last')
+  -- A repetition that comes after the lease is over: what settle() removes must not be taken anew.
+  if line.expired then
+    settle(tickets, queue, now, line, ARGV[1], nil)
+    return {4}
+  end
 end
 
 -- A repeated request.

@@ -51,6 +51,7 @@ end
 --   capacity  of the oldest that stays; nil if none does
 --   soonest   when the first of the holders expires; nil if nobody holds
 --   asker     whether the asker holds
+--   expired   whether the asker is among the dead
 --   dead      ids that have expired, or are in one key only
 --   granted   {id, record} of those that hold now and did not before
 local function walk(tickets, queue, now, leaving, asker)
@@ -64,12 +65,14 @@ local function walk(tickets, queue, now, leaving, asker)
       local record = records[i]
       if not record then
         line.dead[#line.dead + 1] = id
+        line.expired = line.expired or id == asker
       else
         local expires, permits, capacity = parse(record)
         local was_older = before
         before = before + permits
         if expires <= now then
           line.dead[#line.dead + 1] = id
+          line.expired = line.expired or id == asker
         elseif id ~= leaving then
           line.capacity = line.capacity or capacity
           if line.used + permits > line.capacity then
