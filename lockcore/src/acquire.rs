@@ -8,7 +8,7 @@ use crate::backend::{Answer, Enqueued, Fault, Renewed, StoreError};
 use crate::clock::Instant;
 use crate::error::Error;
 use crate::guard::Guard;
-use crate::keeper::{Cleanup, Shared, Stage, jittered};
+use crate::keeper::{Cleanup, Shared, Stage, Where, jittered};
 use crate::lease::Lease;
 use crate::lock::{Order, Wait};
 use crate::request::{Id, Request};
@@ -111,30 +111,31 @@ impl Pending {
     /// The id stays the same, so that a request that was carried out without our knowing is found
     /// instead of doubled.
     async fn enqueue(&mut self, by: Instant) -> Result<Turn, Error> {
-        let shared = Arc::clone(&self.shared);
+        let (shared, lease) = (Arc::clone(&self.shared), Arc::clone(&self.lease));
+        // Only a shutdown loses a lease that has no ticket yet.
+        let given_up = lease.until_lost(&shared.clock);
+        let mut given_up = std::pin::pin!(given_up);
         let mut pause = Duration::from_millis(5);
         loop {
-            let link = shared.link();
-            let connection = match shared.by(by, link.connection()).await {
-                Some(Ok(connection)) => connection,
-                Some(Err(error)) => return Err(self.failed(error)),
-                None => {
-                    let error = link.trouble().unwrap_or_else(|| {
-                        StoreError::new(Fault::Retry, "the store could not be reached in time")
-                    });
-                    return Err(self.failed(error));
-                }
+            let connection = tokio::select! {
+                biased;
+                connection = shared.connection(Where::Here, by) => connection,
+                reason = &mut given_up => return Err(Error::lost(reason)),
             };
+            let (link, connection) = connection.map_err(|error| self.failed(error))?;
             // P3: the lease counts from here, before the send.
             let sent = shared.clock.now();
             // Sent when polled; from then on it is the keeper's if this future is dropped. An
-            // earlier try that was not answered is dropped here: it is marked ambiguous.
+            // earlier try that was not answered has been marked ambiguous.
             let asking = self
                 .asking
-                .insert(connection.enqueue(Arc::clone(&self.lease.request)));
-            let answer = shared
-                .by(by.min(sent.after(shared.op_timeout)), asking)
-                .await;
+                .insert(connection.enqueue(Arc::clone(&lease.request)));
+            let one_operation = by.min(sent.after(shared.op_timeout));
+            let answer = tokio::select! {
+                biased;
+                answer = shared.by(one_operation, asking) => answer,
+                reason = &mut given_up => return Err(Error::lost(reason)),
+            };
             let error = match answer {
                 Some(Ok(answer)) => {
                     self.asking = None;
@@ -146,26 +147,29 @@ impl Pending {
                     error
                 }
                 None => {
-                    link.timed_out();
+                    shared.unanswered(&link, &connection, sent);
                     StoreError::new(Fault::Unknown, "the store did not answer in time")
                 }
             };
             match error.fault() {
-                Fault::Config | Fault::Refused => return Err(self.failed(error)),
                 // With the reply still to come (`asking` is set) it is not lost yet: if we give
                 // up now, the keeper may still see it, and needs no mark at the store then.
-                Fault::Unknown if self.asking.is_none() => self.lease.set_ambiguous(),
+                Fault::Unknown if self.asking.is_none() => lease.set_ambiguous(),
                 Fault::Unknown | Fault::Retry => {}
+                Fault::Config | Fault::Refused => return Err(self.failed(error)),
             }
             let again = shared.clock.now().after(jittered(pause));
             if again >= by {
                 return Err(self.failed(error));
             }
             if self.asking.take().is_some() {
-                self.lease.set_ambiguous();
+                lease.set_ambiguous();
             }
             tracing::debug!(%error, "asking the store again");
-            shared.alarm(again).await;
+            tokio::select! {
+                () = shared.alarm(again) => {}
+                reason = &mut given_up => return Err(Error::lost(reason)),
+            }
             pause = (pause * 2).min(Duration::from_millis(200));
         }
     }
@@ -264,10 +268,10 @@ impl Pending {
     /// is unknown, whatever the last one said.
     fn failed(&self, error: StoreError) -> Error {
         let perhaps_carried_out = self.lease.is_ambiguous() || self.asking.is_some();
-        match error.fault() {
-            Fault::Config => Error::from(error),
-            _ if perhaps_carried_out => Error::unknown(error.to_string()),
-            _ => Error::from(error),
+        if perhaps_carried_out {
+            Error::unknown(error.to_string())
+        } else {
+            Error::from(error)
         }
     }
 }

@@ -143,6 +143,14 @@ impl Error {
         )
     }
 
+    /// The failure of a request that takes nothing.
+    pub(crate) fn unavailable_unless_config(error: StoreError) -> Self {
+        match error.fault() {
+            Fault::Config => Self::config(error.to_string()),
+            Fault::Retry | Fault::Refused | Fault::Unknown => Self::unavailable(error.to_string()),
+        }
+    }
+
     pub(crate) fn of_name(mut self, name: &str) -> Self {
         self.0.name = Some(name.to_owned());
         self

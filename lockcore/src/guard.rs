@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use crate::backend::{Departure, Released};
 use crate::clock::Instant;
-use crate::error::{Error, ErrorKind, LostReason};
-use crate::keeper::{Cleanup, Shared, Stage};
+use crate::error::{Error, LostReason};
+use crate::keeper::{Cleanup, Shared, Stage, Where};
 use crate::lease::Lease;
 use crate::lock::{OnLost, Order};
 use crate::locks::Client;
@@ -63,16 +63,7 @@ impl Held {
     ///
     /// Safe: it only waits.
     pub async fn lost(&self) -> LostReason {
-        loop {
-            let changed = self.0.lease.changed.notified();
-            let mut changed = std::pin::pin!(changed);
-            changed.as_mut().enable();
-            if let Some(reason) = self.lost_reason() {
-                return reason;
-            }
-            // The keeper fires it at the deadline, also while a renewal hangs.
-            changed.await;
-        }
+        self.0.lease.until_lost(&self.shared().clock).await
     }
 
     /// Makes sure that the lock is held for `duration` from now on, renewing it if less remains:
@@ -80,10 +71,10 @@ impl Held {
     ///
     /// # Errors
     ///
-    /// [`Lost`](ErrorKind::Lost); [`Unknown`](ErrorKind::Unknown) or
-    /// [`Unavailable`](ErrorKind::Unavailable) when the renewal was not acknowledged, in which case
+    /// [`Lost`](crate::ErrorKind::Lost); [`Unknown`](crate::ErrorKind::Unknown) or
+    /// [`Unavailable`](crate::ErrorKind::Unavailable) when the renewal was not acknowledged, in which case
     /// the lock is held for [`remaining`](Self::remaining) all the same;
-    /// [`Config`](ErrorKind::Config) when `duration` is longer than the lock's ttl allows.
+    /// [`Config`](crate::ErrorKind::Config) when `duration` is longer than the lock's ttl allows.
     ///
     /// # Cancel safety
     ///
@@ -204,7 +195,7 @@ impl Guard {
     ///
     /// # Errors
     ///
-    /// [`Unavailable`](ErrorKind::Unavailable) or [`Unknown`](ErrorKind::Unknown) when the store
+    /// [`Unavailable`](crate::ErrorKind::Unavailable) or [`Unknown`](crate::ErrorKind::Unknown) when the store
     /// did not answer. The keeper goes on trying until it is acknowledged or the lease has run out.
     ///
     /// # Cancel safety
@@ -216,43 +207,34 @@ impl Guard {
         let lost_before = self.held.lost_reason().is_some();
         // No later batch renews it. Until the answer is here, `self` is what is responsible: if
         // this future is dropped, its drop releases once more, which finds nothing.
-        shared.disarm(lease.request.id);
-        let link = shared.link();
-        let operation = async {
-            let connection = link.connection().await?;
-            let departure = Departure {
-                request: Arc::clone(&lease.request),
-                enqueue_may_follow: lease.is_ambiguous(),
-            };
-            let outcome = connection.release(vec![departure]).await;
-            if let Err(error) = &outcome {
-                link.failed(&connection, error);
-            }
-            outcome
+        shared.schedule(lease.request.id, Instant::FAR_FUTURE, Some(Stage::Leaving));
+        let departure = Departure {
+            request: Arc::clone(&lease.request),
+            enqueue_may_follow: lease.is_ambiguous(),
         };
         let by = shared.clock.now().after(shared.op_timeout);
-        let error = match shared.by(by, operation).await {
-            Some(Ok(answers)) => {
-                self.gone = true;
-                let found = answers.first() == Some(&Released::Released);
-                tracing::debug!(lock = %lease.request.name, token = %self.token(), found, "lock released");
-                return Ok(if found && !lost_before {
-                    Release::Released
-                } else {
-                    Release::AlreadyLost
-                });
+        let answer = shared
+            .operate(Where::Here, by, |connection| {
+                connection.release(vec![departure])
+            })
+            .await;
+        let found = match answer.map(|(_, answers)| answers.first().copied()) {
+            Ok(Some(Released::Released)) => true,
+            Ok(Some(Released::NotFound)) => false,
+            Ok(Some(Released::Failed) | None) => {
+                let error = Error::unknown("the store could not say whether the lock is released");
+                return Err(error.of_name(self.held.name()));
             }
-            Some(Err(error)) => Error::from(error),
-            None => {
-                link.timed_out();
-                Error::unknown("the store did not acknowledge the release in time")
-            }
+            Err(error) => return Err(Error::from(error).of_name(self.held.name())),
         };
-        debug_assert!(!matches!(
-            error.kind(),
-            ErrorKind::Busy | ErrorKind::Timeout
-        ));
-        Err(error.of_name(self.held.name()))
+        self.gone = true;
+        shared.disarm(lease.request.id);
+        tracing::debug!(lock = %lease.request.name, token = %self.token(), found, "lock released");
+        Ok(if found && !lost_before {
+            Release::Released
+        } else {
+            Release::AlreadyLost
+        })
     }
 }
 

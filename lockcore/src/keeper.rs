@@ -10,19 +10,22 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak, mpsc};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak, mpsc};
 use std::task::{Context, Poll, Waker};
+use std::thread::ThreadId;
 use std::time::Duration;
 
 use tokio::sync::{Notify, oneshot};
 
-use crate::backend::{Answer, Backend, Departure, Enqueued, Fault, Renewed, StoreError, Wake};
+use crate::backend::{
+    Answer, Backend, Connection, Departure, Enqueued, Fault, Released, Renewed, StoreError, Wake,
+};
 use crate::clock::{Clock, Instant};
 use crate::error::{Error, LostReason};
 use crate::lease::{AlreadyLost, Lease};
 use crate::name::Namespace;
 use crate::request::{Id, Request};
-use crate::supervise::{Link, Links};
+use crate::supervise::{Link, Links, NotConnected};
 use crate::token::FencingToken;
 
 /// Tickets in one request: keeps a Redis script well below a millisecond.
@@ -52,6 +55,19 @@ pub(crate) struct Shared {
     due_changed: Notify,
     /// Fires when the last lease and the last clean-up are gone.
     idle: Notify,
+    /// Fires when the last handle is gone.
+    ends: Notify,
+    /// The keeper's own thread.
+    thread: OnceLock<ThreadId>,
+}
+
+/// Whose connection an operation goes out on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Where {
+    /// That of the runtime that the caller runs in.
+    Here,
+    /// The keeper's.
+    Keeper,
 }
 
 struct Table {
@@ -85,6 +101,8 @@ struct Tracked {
     stage: Stage,
     /// A renewal is under way; its answer sets the next due time.
     renewing: bool,
+    /// Its answer may be older than what is asked now: renew again when it is here.
+    again: bool,
 }
 
 /// How far a ticket has come.
@@ -96,6 +114,8 @@ pub(crate) enum Stage {
     Waiting,
     /// In the user's hands.
     Held,
+    /// Being released by the user: no later batch renews it, and it is not gone yet.
+    Leaving,
 }
 
 /// A ticket that nobody wants any more and that may be at the store.
@@ -158,12 +178,16 @@ impl Keeper {
             }),
             due_changed: Notify::new(),
             idle: Notify::new(),
+            ends: Notify::new(),
+            thread: OnceLock::new(),
         });
         let (end, ended) = mpsc::channel();
         let for_thread = Arc::clone(&shared);
         std::thread::Builder::new()
             .name("lockcore-keeper".into())
             .spawn(move || {
+                // Nobody else sets it.
+                let _ = for_thread.thread.set(std::thread::current().id());
                 runtime.block_on(keep(&for_thread));
                 for_thread.links.clear();
                 drop(runtime);
@@ -187,11 +211,16 @@ impl Drop for Keeper {
             let mut table = self.shared.table();
             table.phase = Phase::Ending(self.shared.clock.now().after(patience));
         }
+        self.shared.ends.notify_waiters();
         self.shared.due_changed.notify_one();
+        // A waker may drop the last handle on the very thread that would be waited for.
+        if self.shared.thread.get() == Some(&std::thread::current().id()) {
+            return;
+        }
         // The thread drops its end of the channel as its last act; a little more than its own
         // patience lets it say so.
         let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
-        let _ = ended.recv_timeout(patience + Duration::from_millis(50));
+        let _ = ended.recv_timeout(patience.saturating_add(Duration::from_millis(50)));
     }
 }
 
@@ -245,7 +274,9 @@ fn tell_loss(lease: &Lease, stage: Stage, reason: LostReason) {
     let (lock, token) = (&lease.request.name, FencingToken::of_ticket(lease.ticket()));
     match stage {
         Stage::Held => tracing::warn!(%lock, %token, ?reason, "lock lost"),
-        Stage::Asked | Stage::Waiting => tracing::debug!(%lock, ?reason, "place in line lost"),
+        Stage::Asked | Stage::Waiting | Stage::Leaving => {
+            tracing::debug!(%lock, ?reason, "ticket lost")
+        }
     }
 }
 
@@ -255,44 +286,27 @@ async fn renew(shared: Arc<Shared>, leases: Vec<Arc<Lease>>) {
         .iter()
         .map(|lease| Arc::clone(&lease.request))
         .collect();
-    let link = shared.keeper_link();
-    let operation = async {
-        let connection = link.connection().await?;
-        // P3: taken before the send.
-        let sent = shared.clock.now();
-        match connection.renew(requests).await {
-            Ok(answers) => Ok((sent, answers)),
-            Err(error) => {
-                link.failed(&connection, &error);
-                Err(error)
-            }
-        }
-    };
-    let outcome = match tokio::time::timeout(shared.op_timeout, operation).await {
-        Ok(outcome) => outcome,
-        Err(_) => {
-            link.timed_out();
-            Err(StoreError::new(
-                Fault::Unknown,
-                "no answer within the operation timeout",
-            ))
-        }
-    };
+    let shortest = leases.iter().map(|lease| lease.request.ttl).min();
+    let shortest = shortest.unwrap_or_default();
+    // Begun after a third of the ttl, there is time for three attempts of a quarter each.
+    let patience = shared.op_timeout.min(shortest / 4);
+    let by = shared.clock.now().after(patience);
+    let outcome = shared
+        .operate(Where::Keeper, by, |connection| connection.renew(requests))
+        .await;
+    // The supervisor paces the reconnecting; this only keeps a refusing store from being asked in a
+    // tight loop.
+    let pause = Duration::from_millis(200).min(shortest / 10);
     match outcome {
         Ok((sent, answers)) => {
             for (lease, answer) in leases.iter().zip(answers) {
-                shared.renewed(lease, sent, answer);
+                shared.renewed(lease, sent, answer, pause);
             }
         }
         Err(error) => {
             tracing::debug!(%error, tickets = leases.len(), "renewal not acknowledged, trying again");
-            // The supervisor paces the reconnecting; this only keeps a refusing store from
-            // being asked in a tight loop.
-            let again = shared
-                .clock
-                .now()
-                .after(jittered(Duration::from_millis(200)));
             for lease in &leases {
+                let again = shared.clock.now().after(jittered(pause));
                 shared.schedule(lease.request.id, again, None);
             }
         }
@@ -304,14 +318,23 @@ async fn finish_asking(shared: Arc<Shared>, mut cleanup: Cleanup) {
     let Some(enqueue) = cleanup.after.take() else {
         return;
     };
-    let left_behind = match tokio::time::timeout(shared.op_timeout, enqueue).await {
-        Ok(Ok(Enqueued::Granted { .. } | Enqueued::Waiting { .. })) => true,
+    let answer = async {
+        tokio::select! {
+            biased;
+            answer = tokio::time::timeout(shared.op_timeout, enqueue) => answer.ok(),
+            // Who waits for the end may be what drives the connection that the reply comes on; a
+            // mark at the store is better than a lock that stays.
+            () = shared.ending() => None,
+        }
+    };
+    let left_behind = match answer.await {
+        Some(Ok(Enqueued::Granted { .. } | Enqueued::Waiting { .. })) => true,
         // An earlier try with the same id may still be on its way even so.
-        Ok(Ok(Enqueued::Busy { .. } | Enqueued::CapacityMismatch { .. } | Enqueued::Gone)) => {
+        Some(Ok(Enqueued::Busy { .. } | Enqueued::CapacityMismatch { .. } | Enqueued::Gone)) => {
             cleanup.ambiguous
         }
-        Ok(Err(error)) if error.fault() != Fault::Unknown => cleanup.ambiguous,
-        Ok(Err(_)) | Err(_) => {
+        Some(Err(error)) if error.fault() != Fault::Unknown => cleanup.ambiguous,
+        Some(Err(_)) | None => {
             cleanup.ambiguous = true;
             true
         }
@@ -325,8 +348,7 @@ async fn finish_asking(shared: Arc<Shared>, mut cleanup: Cleanup) {
 
 /// Releases on the keeper's connection until the store acknowledges, or the tickets have run out
 /// there by themselves.
-async fn depart(shared: Arc<Shared>, batch: Vec<Cleanup>) {
-    let count = batch.len();
+async fn depart(shared: Arc<Shared>, mut batch: Vec<Cleanup>) {
     // A ticket that is at the store ends there with its lease. An enqueue that may still be on its
     // way does not: a server that was stopped reads it when it goes on.
     let patience = |cleanup: &Cleanup| match cleanup.ambiguous {
@@ -344,33 +366,36 @@ async fn depart(shared: Arc<Shared>, batch: Vec<Cleanup>) {
                 enqueue_may_follow: cleanup.ambiguous,
             })
             .collect();
-        let link = shared.keeper_link();
-        let operation = async {
-            let connection = link.connection().await?;
-            let outcome = connection.release(departures).await;
-            if let Err(error) = &outcome {
-                link.failed(&connection, error);
+        let by = shared.clock.now().after(shared.op_timeout);
+        let outcome = shared
+            .operate(Where::Keeper, by, |connection| {
+                connection.release(departures)
+            })
+            .await;
+        match outcome {
+            Ok((_, answers)) => {
+                let before = batch.len();
+                let mut answers = answers.into_iter();
+                batch.retain(|_| answers.next() == Some(Released::Failed));
+                shared.cleaned_up(before - batch.len());
+                if batch.is_empty() {
+                    return;
+                }
             }
-            outcome
-        };
-        match tokio::time::timeout(shared.op_timeout, operation).await {
-            Ok(Ok(_)) => break,
-            Ok(Err(error)) => {
-                tracing::debug!(%error, tickets = count, "release not acknowledged, trying again")
+            Err(error) => {
+                tracing::debug!(%error, tickets = batch.len(), "release not acknowledged, trying again");
             }
-            Err(_) => link.timed_out(),
         }
         if shared.clock.now() >= give_up {
             tracing::warn!(
-                tickets = count,
+                tickets = batch.len(),
                 "could not release at the store; what is left there ends with its lease"
             );
-            break;
+            return shared.cleaned_up(batch.len());
         }
         tokio::time::sleep(jittered(pause)).await;
         pause = (pause * 2).min(Duration::from_secs(1));
     }
-    shared.cleaned_up(count);
 }
 
 impl Shared {
@@ -390,6 +415,7 @@ impl Shared {
             due: None,
             stage: Stage::Asked,
             renewing: false,
+            again: false,
         };
         table.leases.insert(lease.request.id, tracked);
         Ok(())
@@ -406,7 +432,10 @@ impl Shared {
         } else {
             tracked.renewing = false;
         }
-        let due = due.min(tracked.lease.deadline());
+        let due = match std::mem::take(&mut tracked.again) {
+            true => Instant::from_nanos(0),
+            false => due.min(tracked.lease.deadline()),
+        };
         let before = tracked.due.replace(due);
         if let Some(before) = before {
             table.due.remove(&(before, id));
@@ -447,11 +476,11 @@ impl Shared {
     /// stay together.
     pub(crate) fn renewal_time(lease: &Lease, valid_for: Duration) -> Instant {
         let jitter = (valid_for / 30).mul_f64(fastrand::f64());
-        lease.deadline().before(valid_for * 2 / 3 + jitter)
+        lease.deadline().before(valid_for / 3 * 2 + jitter)
     }
 
     /// Works an acknowledged renewal into the lease.
-    fn renewed(&self, lease: &Arc<Lease>, sent: Instant, answer: Renewed) {
+    fn renewed(&self, lease: &Arc<Lease>, sent: Instant, answer: Renewed, pause: Duration) {
         let id = lease.request.id;
         let (valid_for, recheck_in) = match answer {
             Renewed::Granted { valid_for } => (valid_for, None),
@@ -459,6 +488,10 @@ impl Shared {
                 valid_for,
                 recheck_in,
             } => (valid_for, recheck_in),
+            Renewed::Failed => {
+                tracing::warn!(lock = %lease.request.name, "the store cannot renew this ticket, trying again");
+                return self.schedule(id, self.clock.now().after(jittered(pause)), None);
+            }
             Renewed::Lost => {
                 let stage = self.table().leases.get(&id).map(|tracked| tracked.stage);
                 if lease.lose(LostReason::Taken)
@@ -500,26 +533,14 @@ impl Shared {
         lease: &Lease,
         by: Instant,
     ) -> Result<Renewed, StoreError> {
-        let link = self.link();
-        let operation = async {
-            let connection = link.connection().await?;
-            // P3: taken before the send.
-            let sent = self.clock.now();
-            let outcome = connection.renew(vec![Arc::clone(&lease.request)]).await;
-            if let Err(error) = &outcome {
-                link.failed(&connection, error);
-            }
-            outcome.map(|answers| (sent, answers.first().copied().unwrap_or(Renewed::Lost)))
-        };
         let by = by.min(self.clock.now().after(self.op_timeout));
-        let Some(outcome) = self.by(by, operation).await else {
-            link.timed_out();
-            return Err(StoreError::new(
-                Fault::Unknown,
-                "the renewal was not acknowledged in time",
-            ));
-        };
-        let (sent, renewed) = outcome?;
+        let request = Arc::clone(&lease.request);
+        let (sent, answers) = self
+            .operate(Where::Here, by, |connection| {
+                connection.renew(vec![request])
+            })
+            .await?;
+        let renewed = answers.first().copied().unwrap_or(Renewed::Failed);
         match renewed {
             Renewed::Granted { valid_for } | Renewed::Waiting { valid_for, .. } => {
                 // An `Err` is a lease that ran out meanwhile; whoever looks at it next finds that.
@@ -527,6 +548,10 @@ impl Shared {
             }
             Renewed::Lost => {
                 lease.lose(LostReason::Taken);
+            }
+            Renewed::Failed => {
+                let text = "the store could not renew the ticket";
+                return Err(StoreError::new(Fault::Unknown, text));
             }
         }
         Ok(renewed)
@@ -563,12 +588,14 @@ impl Shared {
     pub(crate) fn renew_everything(&self) {
         let now = self.clock.now();
         let mut table = self.table();
-        let ids: Vec<Id> = table
-            .leases
-            .iter()
-            .filter(|(_, tracked)| tracked.stage != Stage::Asked && !tracked.renewing)
-            .map(|(id, _)| *id)
-            .collect();
+        let mut ids = Vec::new();
+        for (id, tracked) in &mut table.leases {
+            match tracked.stage {
+                Stage::Waiting | Stage::Held if tracked.renewing => tracked.again = true,
+                Stage::Waiting | Stage::Held => ids.push(*id),
+                Stage::Asked | Stage::Leaving => {}
+            }
+        }
         for id in ids {
             if let Some(before) = table
                 .leases
@@ -605,17 +632,78 @@ impl Shared {
         }
     }
 
-    /// The link of the runtime that this is called in. Outside of any, the keeper's serves: slower
-    /// by a change of threads, and good enough for a release in an odd place.
-    pub(crate) fn link(self: &Arc<Self>) -> Arc<Link> {
-        match tokio::runtime::Handle::try_current() {
-            Ok(runtime) => self.links.of(self, &runtime),
-            Err(_) => self.keeper_link(),
+    /// One operation, and the moment before it was sent (P3). Fails when it has not been answered
+    /// by `by`, connecting included.
+    pub(crate) async fn operate<T>(
+        self: &Arc<Self>,
+        whose: Where,
+        by: Instant,
+        verb: impl FnOnce(&dyn Connection) -> Answer<T>,
+    ) -> Result<(Instant, T), StoreError> {
+        let (link, connection) = self.connection(whose, by).await?;
+        let sent = self.clock.now();
+        match self.by(by, verb(&*connection)).await {
+            Some(Ok(answer)) => Ok((sent, answer)),
+            Some(Err(error)) => {
+                link.failed(&connection, &error);
+                Err(error)
+            }
+            None => {
+                self.unanswered(&link, &connection, sent);
+                let text = "the store did not answer in time";
+                Err(StoreError::new(Fault::Unknown, text))
+            }
         }
     }
 
-    fn keeper_link(self: &Arc<Self>) -> Arc<Link> {
-        self.links.of(self, &self.keeper)
+    /// A connection that is up, and the link that it is of.
+    pub(crate) async fn connection(
+        self: &Arc<Self>,
+        whose: Where,
+        by: Instant,
+    ) -> Result<(Arc<Link>, Arc<dyn Connection>), StoreError> {
+        loop {
+            // Outside of any runtime the keeper's connection serves: slower by a change of threads,
+            // and good enough for a release in an odd place.
+            let link = match (whose, tokio::runtime::Handle::try_current()) {
+                (Where::Here, Ok(runtime)) => self.links.of(self, &runtime),
+                (Where::Here, Err(_)) | (Where::Keeper, _) => self.links.of(self, &self.keeper),
+            };
+            match self.by(by, link.connection()).await {
+                Some(Ok(connection)) => return Ok((link, connection)),
+                Some(Err(NotConnected::Failed(error))) => return Err(error),
+                // Nobody looks after it any more; the next one is another.
+                Some(Err(NotConnected::Closed)) => {}
+                None => {
+                    return Err(link.trouble().unwrap_or_else(|| {
+                        let text = "the store could not be reached in time";
+                        StoreError::new(Fault::Retry, text)
+                    }));
+                }
+            }
+        }
+    }
+
+    /// No reply to what was sent at `sent`. Only after a whole operation timeout is that the
+    /// connection's fault; a caller's budget may be shorter than what a sound one needs.
+    pub(crate) fn unanswered(&self, link: &Link, connection: &Arc<dyn Connection>, sent: Instant) {
+        if sent.until(self.clock.now()) >= self.op_timeout {
+            link.replace(connection);
+        }
+    }
+
+    /// Resolves when the last handle is gone.
+    async fn ending(&self) {
+        loop {
+            let ends = self.ends.notified();
+            let mut ends = std::pin::pin!(ends);
+            // Registered before looking.
+            ends.as_mut().enable();
+            if let Phase::Ending(_) = self.table().phase {
+                return;
+            }
+            ends.await;
+        }
     }
 
     pub(crate) fn highest_seen(&self) -> u64 {
@@ -629,7 +717,8 @@ impl Shared {
     /// Whether anything depends on a connection, so that a broken one must be replaced unasked.
     pub(crate) fn is_busy(&self) -> bool {
         let table = self.table();
-        !table.leases.is_empty() || table.cleanups_open > 0
+        let asked = |tracked: &Tracked| tracked.stage == Stage::Asked;
+        table.cleanups_open > 0 || !table.leases.values().all(asked)
     }
 
     /// Refuses what is new and gives up what waits; held leases stay.
@@ -638,7 +727,7 @@ impl Shared {
         if table.phase == Phase::Open {
             table.phase = Phase::ShutDown;
         }
-        let waiting = table.leases_where(|stage| stage != Stage::Held);
+        let waiting = table.leases_where(|stage| matches!(stage, Stage::Asked | Stage::Waiting));
         drop(table);
         for lease in waiting {
             lease.lose(LostReason::Shutdown);

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
-use crate::clock::Instant;
+use crate::clock::{Clock, Instant};
 use crate::error::LostReason;
 use crate::request::Request;
 
@@ -83,8 +83,11 @@ impl Lease {
             .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |current| {
                 (current != LOST && current > now.as_nanos()).then_some(current.max(proposed))
             })
-            .map(drop)
-            .map_err(|_| AlreadyLost)
+            .map_err(|_| AlreadyLost)?;
+        // If the end was set between the two looks at it.
+        self.deadline
+            .fetch_min(self.hold_until().as_nanos(), Ordering::SeqCst);
+        Ok(())
     }
 
     /// Ends the lease at `until`, whatever renewals say. Called once, when it is handed out.
@@ -135,6 +138,21 @@ impl Lease {
             });
         }
         Some(reason_of(self.reason.load(Ordering::SeqCst)))
+    }
+
+    /// Resolves when the lease is lost, and says why.
+    pub(crate) async fn until_lost(&self, clock: &Clock) -> LostReason {
+        loop {
+            let changed = self.changed.notified();
+            let mut changed = std::pin::pin!(changed);
+            // Registered before looking: what happens in between is not missed.
+            changed.as_mut().enable();
+            if let Some(reason) = self.lost(clock.now()) {
+                return reason;
+            }
+            // The keeper fires it at the deadline, also while a renewal hangs.
+            changed.await;
+        }
     }
 
     /// The deadline; in the past of every clock when lost.

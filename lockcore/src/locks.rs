@@ -4,11 +4,11 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::backend::{Backend, Fault, Place, StoreError};
+use crate::backend::{Backend, Place};
 use crate::clock::Clock;
 use crate::config::Builder;
 use crate::error::Error;
-use crate::keeper::{Keeper, Shared};
+use crate::keeper::{Keeper, Shared, Where};
 use crate::lock::{Lock, Wait};
 use crate::name::{Name, Namespace};
 use crate::request::FULL;
@@ -115,18 +115,15 @@ impl Locks {
     /// Safe: nothing is taken.
     pub async fn ready(&self, within: Duration) -> Result<(), Error> {
         let shared = &self.0.shared;
-        let link = shared.link();
-        let check = async { link.connection().await?.check().await };
-        match shared.by(shared.clock.now().after(within), check).await {
-            Some(Ok(warnings)) => {
-                for warning in warnings {
-                    tracing::warn!("lock store: {warning}");
-                }
-                Ok(())
-            }
-            Some(Err(error)) => Err(error.into()),
-            None => Err(unreachable_store(link.trouble())),
+        let by = shared.clock.now().after(within);
+        let (_, warnings) = shared
+            .operate(Where::Here, by, |connection| connection.check())
+            .await
+            .map_err(Error::unavailable_unless_config)?;
+        for warning in warnings {
+            tracing::warn!("lock store: {warning}");
         }
+        Ok(())
     }
 
     /// An exclusive lock on a name: 1 to 4,096 bytes of any UTF-8. A name that is not usable is
@@ -158,16 +155,14 @@ impl Locks {
     pub async fn inspect(&self, name: impl Into<String>) -> Result<Vec<Place>, Error> {
         let name = Name::new(self.0.shared.namespace.clone(), name)?;
         let shared = &self.0.shared;
-        let link = shared.link();
-        let look = async { link.connection().await?.inspect(name.clone()).await };
-        match shared
-            .by(shared.clock.now().after(shared.op_timeout), look)
+        let by = shared.clock.now().after(shared.op_timeout);
+        let looked_at = name.clone();
+        shared
+            .operate(Where::Here, by, |connection| connection.inspect(looked_at))
             .await
-        {
-            Some(outcome) => outcome.map_err(Error::from),
-            None => Err(unreachable_store(link.trouble())),
-        }
-        .map_err(|error| error.of_name(name.as_str()))
+            .map(|(_, places)| places)
+            // Nothing was asked that could have an unknown fate.
+            .map_err(|error| Error::unavailable_unless_config(error).of_name(name.as_str()))
     }
 
     /// Ends this client's work in an orderly way, for every clone of it: nothing new is taken,
@@ -217,12 +212,6 @@ impl fmt::Debug for Client {
             .field("owner", &self.owner)
             .finish_non_exhaustive()
     }
-}
-
-fn unreachable_store(trouble: Option<StoreError>) -> Error {
-    trouble
-        .unwrap_or_else(|| StoreError::new(Fault::Retry, "the store did not answer in time"))
-        .into()
 }
 
 /// Says who holds a lock, to people: the machine, the process, and which client of it.

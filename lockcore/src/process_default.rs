@@ -7,22 +7,31 @@ use std::time::Duration;
 use crate::error::Error;
 use crate::locks::Locks;
 
-static DEFAULT: Mutex<Option<Locks>> = Mutex::new(None);
+static DEFAULT: Mutex<Default> = Mutex::new(Default::Unset);
+
+enum Default {
+    Unset,
+    Set(Locks),
+    /// Stays, and refuses: a request that comes while the process ends must not make a new client,
+    /// whose releases nobody would wait for.
+    ShutDown(Locks),
+}
 
 /// Makes `locks` the process-wide default. Call it once, early in `main`.
 ///
 /// # Errors
 ///
 /// [`Config`](crate::ErrorKind::Config) when there is a default already, by an earlier call or
-/// because one was used: two defaults would not exclude each other.
+/// because one was used: two defaults would not exclude each other. One that was shut down may be
+/// followed by another.
 pub fn init(locks: Locks) -> Result<(), Error> {
     let mut default = lock();
-    if default.is_some() {
+    if let Default::Set(_) = *default {
         return Err(Error::config(
             "the default client is set already; call lockcore::init before the first annotated function runs, and once",
         ));
     }
-    *default = Some(locks);
+    *default = Default::Set(locks);
     Ok(())
 }
 
@@ -34,7 +43,7 @@ pub fn init(locks: Locks) -> Result<(), Error> {
 /// Those of [`Locks::from_env`].
 pub fn default_locks() -> Result<Locks, Error> {
     let mut default = lock();
-    if let Some(locks) = &*default {
+    if let Default::Set(locks) | Default::ShutDown(locks) = &*default {
         return Ok(locks.clone());
     }
     let locks = Locks::from_env().map_err(|error| {
@@ -42,11 +51,12 @@ pub fn default_locks() -> Result<Locks, Error> {
             "there is no default client ({error}); call lockcore::init(…) in main, or set LOCK_URL"
         ))
     })?;
-    *default = Some(locks.clone());
+    *default = Default::Set(locks.clone());
     Ok(locks)
 }
 
-/// [Shuts down](Locks::shutdown) the process-wide default, if there is one, and forgets it.
+/// [Shuts down](Locks::shutdown) the process-wide default, if there is one. What asks for it from
+/// then on is refused.
 ///
 /// A static is not dropped when `main` returns, so without this call what a guard gave to its
 /// keeper in the last moment may not leave the process, and its lock ends with its lease only.
@@ -68,15 +78,20 @@ pub fn default_locks() -> Result<Locks, Error> {
 ///
 /// # Cancel safety
 ///
-/// As [`Locks::shutdown`]; the default is forgotten all the same.
+/// As [`Locks::shutdown`].
 pub async fn shutdown(deadline: Duration) -> Result<(), Error> {
-    let locks = lock().take();
-    match locks {
-        Some(locks) => locks.shutdown(deadline).await,
-        None => Ok(()),
-    }
+    let locks = {
+        let mut default = lock();
+        let (Default::Set(locks) | Default::ShutDown(locks)) = &*default else {
+            return Ok(());
+        };
+        let locks = locks.clone();
+        *default = Default::ShutDown(locks.clone());
+        locks
+    };
+    locks.shutdown(deadline).await
 }
 
-fn lock() -> MutexGuard<'static, Option<Locks>> {
+fn lock() -> MutexGuard<'static, Default> {
     DEFAULT.lock().unwrap_or_else(PoisonError::into_inner)
 }

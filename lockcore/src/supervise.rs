@@ -17,6 +17,8 @@ use crate::keeper::{Events, Shared, jittered};
 /// Between two attempts; the pauses double up to this, and each is jittered in full.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
+/// A connection that broke before this was no good; the pauses go on growing.
+const SETTLED: Duration = Duration::from_secs(1);
 
 /// The connections of one client.
 #[derive(Debug, Default)]
@@ -33,7 +35,7 @@ pub(crate) struct Link {
     /// See [`Events::receiver`].
     receiver: u64,
     /// Asks the supervisor for another connection.
-    replace: Notify,
+    replaced: Notify,
     /// Tells the supervisor that somebody waits for a connection.
     asked: Notify,
 }
@@ -43,6 +45,15 @@ enum State {
     Connecting,
     Up(Arc<dyn Connection>),
     Down(StoreError),
+    /// No supervisor looks after it any more.
+    Closed,
+}
+
+/// Why a link gave no connection.
+pub(crate) enum NotConnected {
+    Failed(StoreError),
+    /// The link is over; there may be another by now.
+    Closed,
 }
 
 impl Links {
@@ -56,7 +67,7 @@ impl Links {
             runtime: runtime.clone(),
             state: watch::Sender::new(State::Connecting),
             receiver: fastrand::u64(..),
-            replace: Notify::new(),
+            replaced: Notify::new(),
             asked: Notify::new(),
         });
         list.push(Arc::clone(&link));
@@ -83,25 +94,20 @@ impl Links {
 }
 
 impl Link {
-    /// The connection if it is up.
-    pub(crate) fn now(&self) -> Option<Arc<dyn Connection>> {
-        match &*self.state.borrow() {
-            State::Up(connection) => Some(Arc::clone(connection)),
-            State::Connecting | State::Down(_) => None,
-        }
-    }
-
     /// Waits for the connection. Fails at once only for what waiting cannot mend.
-    pub(crate) async fn connection(&self) -> Result<Arc<dyn Connection>, StoreError> {
-        if let Some(connection) = self.now() {
-            return Ok(connection);
+    pub(crate) async fn connection(&self) -> Result<Arc<dyn Connection>, NotConnected> {
+        if let State::Up(connection) = &*self.state.borrow() {
+            return Ok(Arc::clone(connection));
         }
         let mut state = self.state.subscribe();
         self.asked.notify_one();
         loop {
             match &*state.borrow_and_update() {
                 State::Up(connection) => return Ok(Arc::clone(connection)),
-                State::Down(error) if error.fault() == Fault::Config => return Err(error.clone()),
+                State::Down(error) if error.fault() == Fault::Config => {
+                    return Err(NotConnected::Failed(error.clone()));
+                }
+                State::Closed => return Err(NotConnected::Closed),
                 State::Connecting | State::Down(_) => {}
             }
             // The sender lives in `self`, so this cannot fail.
@@ -113,33 +119,28 @@ impl Link {
     pub(crate) fn trouble(&self) -> Option<StoreError> {
         match &*self.state.borrow() {
             State::Down(error) => Some(error.clone()),
-            State::Connecting | State::Up(_) => None,
+            State::Connecting | State::Up(_) | State::Closed => None,
         }
     }
 
-    /// An operation failed: if its fate is unknown the connection is broken and is replaced.
+    /// An operation failed: if that broke the connection, it is replaced.
     pub(crate) fn failed(&self, connection: &Arc<dyn Connection>, error: &StoreError) {
-        if error.fault() == Fault::Unknown {
-            self.replace_if(|up| Arc::ptr_eq(up, connection));
+        if error.is_broken() {
+            self.replace(connection);
         }
     }
 
-    /// An operation got no answer in time: the server may be slow, but the connection may as well
-    /// be dead without anybody having told us.
-    pub(crate) fn timed_out(&self) {
-        self.replace_if(|_| true);
-    }
-
-    fn replace_if(&self, which: impl Fn(&Arc<dyn Connection>) -> bool) {
+    /// The connection is broken, or dead without anybody having told us.
+    pub(crate) fn replace(&self, connection: &Arc<dyn Connection>) {
         let replaced = self.state.send_if_modified(|state| match state {
-            State::Up(up) if which(up) => {
+            State::Up(up) if Arc::ptr_eq(up, connection) => {
                 *state = State::Connecting;
                 true
             }
             _ => false,
         });
         if replaced {
-            self.replace.notify_one();
+            self.replaced.notify_one();
         }
     }
 
@@ -164,48 +165,46 @@ async fn supervise(shared: Arc<Shared>, link: Arc<Link>) {
         match attempt(&shared, &link, events).await {
             Ok(connection) => {
                 link.state.send_replace(State::Up(connection));
-                pause = FIRST_PAUSE;
                 if reconnecting {
                     tracing::info!("connected to the lock store again");
                     shared.renew_everything();
                 }
                 reconnecting = true;
+                let up_since = shared.clock.now();
                 tokio::select! {
                     _ = closed => tracing::info!("connection to the lock store lost"),
-                    () = link.replace.notified() => {}
+                    () = link.replaced.notified() => {}
                     _ = &mut runtime_ended => break,
                 }
                 link.state.send_replace(State::Connecting);
+                if up_since.until(shared.clock.now()) > SETTLED {
+                    pause = FIRST_PAUSE;
+                }
             }
             Err(Attempt::RuntimeEnded) => break,
             Err(Attempt::Failed(error)) => {
                 tracing::info!(%error, "cannot connect to the lock store");
-                let hopeless = error.fault() == Fault::Config;
-                let unwanted = !link.is_wanted() && !shared.is_busy();
-                if hopeless || unwanted {
-                    // Nobody needs it, or nothing will mend it: the next who asks starts afresh.
-                    shared.links.remove(&link);
-                    link.state.send_replace(State::Down(error));
-                    return;
+                if !link.is_wanted() && !shared.is_busy() {
+                    // The next who asks starts afresh.
+                    break;
                 }
                 link.state.send_replace(State::Down(error));
-                if link.is_wanted() {
-                    // Several attempts within the time that an operation has, so that it does not
-                    // fail on a server that is back already.
-                    tokio::time::sleep(jittered(pause.min(shared.op_timeout / 4))).await;
-                } else {
-                    let _ = tokio::time::timeout(jittered(pause), link.asked.notified()).await;
-                }
-                pause = (pause * 2).min(LONGEST_PAUSE);
             }
         }
+        // Jittered also at first: all clients of a server that restarts come at once.
+        if link.is_wanted() {
+            // Several attempts within the time that an operation has, so that it does not fail on a
+            // server that is back already.
+            tokio::time::sleep(jittered(pause.min(shared.op_timeout / 4))).await;
+        } else {
+            let _ = tokio::time::timeout(jittered(pause), link.asked.notified()).await;
+        }
+        pause = (pause * 2).min(LONGEST_PAUSE);
     }
+    // Off the list before anybody is told, so that who is told finds another.
     shared.links.remove(&link);
     drop(sentinel);
-    link.state.send_replace(State::Down(StoreError::new(
-        Fault::Retry,
-        "the runtime of this connection has ended",
-    )));
+    link.state.send_replace(State::Closed);
 }
 
 enum Attempt {

@@ -1,7 +1,9 @@
 //! Redis servers that are down, full, read-only, slow, restarted or lying. Each fact has a server to itself.
 
+use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
@@ -23,6 +25,12 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         a_server_stopped_for_longer_than_a_lease_still_gets_the_release
         a_slow_reply_counts_against_the_lease
         a_lease_ends_on_time_while_its_renewal_hangs
+        a_budget_shorter_than_a_round_trip_does_not_cost_the_connection
+        one_bad_name_does_not_cost_the_other_leases
+        a_line_of_thousands_that_died_at_once_is_cleared
+        a_handle_dropped_in_mid_acquire_leaves_no_lock_on_a_runtime_of_one_thread
+        shutdown_waits_for_a_release_that_is_under_way
+        shutdown_gives_up_waiters_while_the_server_is_down
         a_cut_that_heals_before_the_deadline_loses_nothing
         a_cut_that_outlasts_the_lease_stops_the_work
         a_lost_release_is_repeated
@@ -252,6 +260,130 @@ async fn a_lease_ends_on_time_while_its_renewal_hangs(_: Store) {
     tickets(&client(&server), "a", 0).await;
     assert!(!guard.is_valid());
     assert_eq!(guard.release().await.unwrap(), Release::AlreadyLost);
+}
+
+async fn a_budget_shorter_than_a_round_trip_does_not_cost_the_connection(_: Store) {
+    let server = RedisServer::start();
+    let proxy = Proxy::to(server.port());
+    let locks = builder(proxy.url()).op_timeout(SOON).build().unwrap();
+    give_back(locks.mutex("warm").acquire().await.unwrap()).await;
+    proxy.delay(Duration::ZERO, Duration::from_millis(50));
+    let before = proxy.traffic().connections;
+    for _ in 0..20 {
+        let hasty = locks.mutex("a").wait(Duration::from_millis(1));
+        assert_eq!(kind(hasty.acquire().await), ErrorKind::Unknown);
+    }
+    proxy.delay(Duration::ZERO, Duration::ZERO);
+
+    nothing_left(&server).await;
+    // The keeper's own, which the clean-up needed.
+    assert!(proxy.traffic().connections <= before + 1);
+}
+
+async fn one_bad_name_does_not_cost_the_other_leases(_: Store) {
+    let server = RedisServer::start();
+    let locks = client(&server);
+    let ttl = Duration::from_secs(1);
+    let good = locks.mutex("good").ttl(ttl).acquire().await.unwrap();
+    let bad = locks.mutex("bad").ttl(ttl).acquire().await.unwrap();
+    // Somebody else's key in the place of ours.
+    server.command::<i64>(&["DEL", "test:1:{bad}:queue"]);
+    server.command::<()>(&["SET", "test:1:{bad}:queue", "foreign"]);
+
+    bad.lost().await;
+
+    let also_lost = tokio::time::timeout(2 * ttl, good.lost()).await;
+    assert!(also_lost.is_err(), "the good lease went with the bad one");
+    server.command::<i64>(&["DEL", "test:1:{bad}:queue"]);
+    drop(bad);
+    give_back(good).await;
+}
+
+async fn a_line_of_thousands_that_died_at_once_is_cleared(_: Store) {
+    let server = RedisServer::start();
+    let dead = "for i = 1, 20000 do \
+        redis.call('ZADD', KEYS[1], i, i) \
+        redis.call('HSET', KEYS[2], i, '1:1073741824:1073741824:1:00:me') end";
+    server.command::<()>(&["EVAL", dead, "2", "test:1:{a}:queue", "test:1:{a}"]);
+
+    let guard = client(&server).mutex("a").acquire().await.unwrap();
+
+    assert_eq!(server.command::<usize>(&["ZCARD", "test:1:{a}:queue"]), 1);
+    give_back(guard).await;
+    nothing_left(&server).await;
+}
+
+/// The dropping thread is the one that would have to read the reply.
+async fn a_handle_dropped_in_mid_acquire_leaves_no_lock_on_a_runtime_of_one_thread(_: Store) {
+    let server = RedisServer::start();
+    let locks = client(&server);
+    let dropped = tokio::task::spawn_blocking(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        runtime.block_on(async {
+            locks.ready(SOON).await.unwrap();
+            let lock = locks.mutex("a");
+            let mut acquire = Box::pin(async move { lock.acquire().await.map(drop) });
+            // Sent, and not answered.
+            let sent = std::future::poll_fn(|cx| Poll::Ready(acquire.as_mut().poll(cx))).await;
+            assert!(sent.is_pending());
+            tokio::task::yield_now().await;
+            drop(acquire);
+            drop(locks);
+        });
+    });
+    dropped.await.unwrap();
+
+    tickets(&client(&server), "a", 0).await;
+    assert!(client(&server).mutex("a").try_acquire().await.is_ok());
+}
+
+async fn shutdown_waits_for_a_release_that_is_under_way(_: Store) {
+    let server = RedisServer::start();
+    let proxy = Proxy::to(server.port());
+    let locks = builder(proxy.url()).op_timeout(SOON).build().unwrap();
+    let guard = locks.mutex("a").acquire().await.unwrap();
+    proxy.freeze();
+    let mut release = Box::pin(guard.release());
+    let sent = std::future::poll_fn(|cx| Poll::Ready(release.as_mut().poll(cx))).await;
+    assert!(sent.is_pending());
+
+    let closing = locks.clone();
+    let mut shutdown = Box::pin(async move { closing.shutdown(SOON).await });
+    let early = std::future::poll_fn(|cx| Poll::Ready(shutdown.as_mut().poll(cx))).await;
+    assert!(early.is_pending(), "shut down with a release under way");
+    proxy.thaw();
+
+    assert_eq!(release.await.unwrap(), Release::Released);
+    shutdown.await.unwrap();
+}
+
+async fn shutdown_gives_up_waiters_while_the_server_is_down(_: Store) {
+    let server = RedisServer::start();
+    let locks = client(&server);
+    let guard = client(&server).mutex("a").acquire().await.unwrap();
+    let lock = locks
+        .mutex("a")
+        .ttl(Duration::from_millis(300))
+        .wait(lockcore::Wait::Forever);
+    let waiter = tokio::spawn(async move { lock.acquire().await });
+    tickets(&client(&server), "a", 2).await;
+    server.kill();
+    // Its ticket runs out, and it asks a server that is not there, for ever.
+    drop(guard);
+    tokio::time::sleep(Duration::from_millis(600)).await; // past its ttl; no event stands for that
+
+    locks.shutdown(Duration::from_secs(2)).await.unwrap();
+
+    let outcome = tokio::time::timeout(SOON, waiter)
+        .await
+        .expect("the waiter hangs");
+    assert_eq!(
+        kind(outcome.unwrap()),
+        ErrorKind::Lost(LostReason::Shutdown)
+    );
 }
 
 /// S22, first half.

@@ -180,6 +180,8 @@ pub enum Renewed {
     },
     /// There is no such ticket.
     Lost,
+    /// Something is wrong with this ticket alone; whether it was renewed is unknown.
+    Failed,
 }
 
 /// A ticket to be removed.
@@ -199,6 +201,8 @@ pub enum Released {
     Released,
     /// It was not there.
     NotFound,
+    /// Something is wrong with this ticket alone; whether it is gone is unknown.
+    Failed,
 }
 
 /// A ticket as [`Locks::inspect`](crate::Locks::inspect) shows it.
@@ -260,6 +264,7 @@ pub enum Fault {
 pub struct StoreError {
     fault: Fault,
     message: String,
+    broken: bool,
 }
 
 impl StoreError {
@@ -269,6 +274,16 @@ impl StoreError {
         Self {
             fault,
             message: message.into(),
+            broken: false,
+        }
+    }
+
+    /// The connection broke under the request, whose fate is unknown; the core opens another.
+    #[must_use]
+    pub fn broken(message: impl Into<String>) -> Self {
+        Self {
+            broken: true,
+            ..Self::new(Fault::Unknown, message)
         }
     }
 
@@ -276,6 +291,12 @@ impl StoreError {
     #[must_use]
     pub fn fault(&self) -> Fault {
         self.fault
+    }
+
+    /// Whether the connection is of no use any more.
+    #[must_use]
+    pub fn is_broken(&self) -> bool {
+        self.broken
     }
 }
 

@@ -149,7 +149,7 @@ impl Store {
                     valid_for,
                     recheck_in,
                 },
-                Renewed::Lost => Enqueued::Gone,
+                Renewed::Lost | Renewed::Failed => Enqueued::Gone,
             });
         }
         let micros = wall_clock_micros();

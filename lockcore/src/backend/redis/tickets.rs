@@ -84,6 +84,7 @@ pub(super) async fn renew(
                 recheck_in: known(recheck),
             }),
             [2, ..] => Ok(Renewed::Lost),
+            [3, ..] => Ok(Renewed::Failed),
             _ => Err(unexpected(&reply)),
         })
         .collect()
@@ -112,7 +113,8 @@ pub(super) async fn release(
         .iter()
         .map(|found| match found {
             0 => Released::NotFound,
-            _ => Released::Released,
+            1 => Released::Released,
+            _ => Released::Failed,
         })
         .collect())
 }
@@ -226,7 +228,18 @@ const ACCESS: &str = " (see the access list in the guide of the Redis store)";
 
 /// What an error says about the request (H11).
 pub(super) fn failed(error: RedisError) -> StoreError {
-    let fault = match (error.kind(), error.code()) {
+    let text = error.to_string();
+    // Redis 6 reports what stopped a command of a script as "ERR … -OOM …".
+    let code = error.code().filter(|code| *code != "ERR").or_else(|| {
+        let inner = ["OOM", "READONLY", "MISCONF", "NOREPLICAS"];
+        inner
+            .into_iter()
+            .find(|code| text.contains(&format!("-{code} ")))
+    });
+    if error.is_io_error() || error.is_unrecoverable_error() {
+        return StoreError::broken(format!("Redis: {text}"));
+    }
+    let fault = match (error.kind(), code) {
         (ErrorKind::AuthenticationFailed | ErrorKind::InvalidClientConfig, _) => Fault::Config,
         // Refused before anything ran; over in a moment.
         (_, Some("BUSY" | "LOADING" | "TRYAGAIN" | "CLUSTERDOWN" | "MASTERDOWN")) => Fault::Retry,
@@ -237,21 +250,21 @@ pub(super) fn failed(error: RedisError) -> StoreError {
             _,
             Some("NOAUTH" | "WRONGPASS" | "NOPERM" | "WRONGTYPE" | "MOVED" | "ASK" | "CROSSSLOT"),
         ) => Fault::Config,
-        // A reset, a reply that makes no sense, a script that failed half-way.
+        // A reply that makes no sense, a script that failed half-way.
         _ => Fault::Unknown,
     };
-    let hint = match error.code() {
+    let hint = match code {
         Some("MOVED" | "ASK" | "CROSSSLOT") => {
             " (this is a Redis Cluster; redis:// is for a single server)"
         }
         Some("READONLY") => " (this is a replica; connect to its master)",
         Some("OOM") => " (the server is full; raise maxmemory)",
         Some("NOPERM") => ACCESS,
-        // How Redis 7 reports it from inside a script.
-        _ if error.to_string().contains("can't run this command") => ACCESS,
+        // How Redis 7 reports it from inside a script, which may have written by then.
+        _ if text.contains("can't run this command") => ACCESS,
         _ => "",
     };
-    StoreError::new(fault, format!("Redis: {error}{hint}"))
+    StoreError::new(fault, format!("Redis: {text}{hint}"))
 }
 
 /// As [`failed`], while connecting: nothing has been asked yet, so nothing can be unknown.

@@ -99,9 +99,11 @@ end
 -- its client; a grant that nobody hears is cut short, so that a dead waiter costs two seconds and
 -- not its whole ttl.
 local function settle(tickets, queue, now, line, prefix, asker)
-  if #line.dead > 0 then
-    redis.call('ZREM', queue, unpack(line.dead))
-    redis.call('HDEL', tickets, unpack(line.dead))
+  -- In slices: Lua 5.1 cannot pass more than some 8,000 arguments.
+  for from = 1, #line.dead, 1000 do
+    local to = math.min(from + 999, #line.dead)
+    redis.call('ZREM', queue, unpack(line.dead, from, to))
+    redis.call('HDEL', tickets, unpack(line.dead, from, to))
   end
   for _, grant in ipairs(line.granted) do
     local id, record = grant[1], grant[2]

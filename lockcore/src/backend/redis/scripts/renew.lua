@@ -7,31 +7,36 @@
 --       0, ttl in ms, -1              holds
 --       1, ttl in ms, recheck in ms   waits; -1: no recheck
 --       2, -1, -1                     lost
+--       3, -1, -1                     failed for this ticket, it may be half done
 --
 -- Each ticket begins with a PEXPIREAT, after which the rest of the script passes on a full server.
 
-local reply = {}
 local now = clock()
-for i = 2, #ARGV do
-  local id, tickets, queue = ARGV[i], KEYS[2 * i - 3], KEYS[2 * i - 2]
-  local status, ttl, again = 2, -1, -1
+
+local function renew(tickets, queue, id)
   local known = redis.call('HMGET', tickets, id, 'last')
   local record = known[1]
-  if record and redis.call('ZSCORE', queue, id) then
-    keep(tickets, queue, now, tonumber(known[2] or '0'))
-    if parse(record) > now then
-      local own_ttl = parse_rest(record)
-      redis.call('HSET', tickets, id, with_expiry(record, now + own_ttl))
-      status, ttl = 1, own_ttl
-    end
-    local line = walk(tickets, queue, now, nil, id)
-    settle(tickets, queue, now, line, ARGV[1], id)
-    if status == 1 then
-      if line.asker then status = 0 else again = recheck(line, id, now) end
-    end
-  elseif record then
+  if not record then return 2, -1, -1 end
+  if not redis.call('ZSCORE', queue, id) then
     redis.call('HDEL', tickets, id)
+    return 2, -1, -1
   end
+  keep(tickets, queue, now, tonumber(known[2] or '0'))
+  local lives = parse(record) > now
+  local ttl = parse_rest(record)
+  if lives then redis.call('HSET', tickets, id, with_expiry(record, now + ttl)) end
+  local line = walk(tickets, queue, now, nil, id)
+  settle(tickets, queue, now, line, ARGV[1], id)
+  if not lives then return 2, -1, -1 end
+  if line.asker then return 0, ttl, -1 end
+  return 1, ttl, recheck(line, id, now)
+end
+
+local reply = {}
+for i = 2, #ARGV do
+  -- Whatever is wrong with one name must not cost the others their leases.
+  local done, status, ttl, again = pcall(renew, KEYS[2 * i - 3], KEYS[2 * i - 2], ARGV[i])
+  if not done then status, ttl, again = 3, -1, -1 end
   reply[#reply + 1], reply[#reply + 2], reply[#reply + 3] = status, ttl, again
 end
 return reply
