@@ -8,10 +8,11 @@ use crate::backend::{Answer, Enqueued, Fault, Renewed, StoreError};
 use crate::clock::Instant;
 use crate::error::Error;
 use crate::guard::Guard;
-use crate::keeper::{Cleanup, Shared, Stage, Where, jittered};
 use crate::lease::Lease;
 use crate::lock::{Order, Wait};
 use crate::request::{Id, Request};
+use crate::shared::{Shared, Where, jittered};
+use crate::table::{Cleanup, Stage};
 
 /// Takes the lock that `order` describes; `None` does not wait.
 ///

@@ -8,10 +8,11 @@ use std::time::Duration;
 use crate::backend::{Departure, Released};
 use crate::clock::Instant;
 use crate::error::{Error, LostReason};
-use crate::keeper::{Cleanup, Shared, Stage, Where};
 use crate::lease::Lease;
 use crate::lock::{OnLost, Order};
 use crate::locks::Client;
+use crate::shared::{Shared, Where};
+use crate::table::{Cleanup, Stage};
 use crate::token::FencingToken;
 
 /// A view of a held lock: its token, whether it is still held, and a signal when it is lost.

@@ -67,7 +67,9 @@ mod request;
 mod run;
 mod rwlock;
 mod semaphore;
+mod shared;
 mod supervise;
+mod table;
 mod token;
 
 pub use backend::Place;

@@ -8,12 +8,13 @@ use crate::backend::{Backend, Place};
 use crate::clock::Clock;
 use crate::config::Builder;
 use crate::error::Error;
-use crate::keeper::{Keeper, Shared, Where};
+use crate::keeper::Keeper;
 use crate::lock::{Lock, Wait};
 use crate::name::{Name, Namespace};
 use crate::request::FULL;
 use crate::rwlock::RwLock;
 use crate::semaphore::Semaphore;
+use crate::shared::{Shared, Where};
 
 /// A client of a lock store. Clones are the same client: one keeper thread per connect, not per
 /// clone.

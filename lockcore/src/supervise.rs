@@ -11,8 +11,8 @@ use tokio::runtime::Handle;
 use tokio::sync::{Notify, oneshot, watch};
 use tokio::task::JoinHandle;
 
-use crate::backend::{Connection, Fault, StoreError};
-use crate::keeper::{Events, Shared, jittered};
+use crate::backend::{Connection, Events, Fault, StoreError};
+use crate::shared::{Shared, jittered};
 
 /// Between two attempts; the pauses double up to this, and each is jittered in full.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);

@@ -19,6 +19,7 @@
 //! there; it must therefore not depend on timers or tasks of the runtime that first polled it,
 //! except for the connection's own driver.
 
+mod events;
 pub(crate) mod memory;
 #[cfg(feature = "redis")]
 pub(crate) mod redis;
@@ -29,9 +30,9 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-pub use crate::keeper::Events;
 use crate::name::Name;
 use crate::request::{Id, Request};
+pub use events::Events;
 
 /// A future that may be moved between threads.
 pub type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;

@@ -1,0 +1,529 @@
+//! What handles, guards, connections and the keeper's thread have in common: the table under its
+//! mutex, which is held for a few map operations and never across an await, and operations at the
+//! store with their deadlines.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+
+use crate::backend::{Answer, Backend, Connection, Fault, Renewed, StoreError, Wake};
+use crate::clock::{Clock, Instant};
+use crate::error::{Error, LostReason};
+use crate::lease::{AlreadyLost, Lease};
+use crate::name::Namespace;
+use crate::request::Id;
+use crate::supervise::{Link, Links, NotConnected};
+use crate::table::{Cleanup, Phase, Stage, Table, Tracked};
+use crate::token::FencingToken;
+
+/// What handles, guards, connections and the keeper's thread have in common.
+pub(crate) struct Shared {
+    pub(crate) backend: Arc<dyn Backend>,
+    pub(crate) clock: Clock,
+    pub(crate) namespace: Namespace,
+    /// The time that one operation at the store may take, connecting included.
+    pub(crate) op_timeout: Duration,
+    /// Where the keeper's tasks run.
+    pub(crate) keeper: tokio::runtime::Handle,
+    pub(crate) links: Links,
+    /// The highest ticket number that this client was told, on any name (P6).
+    highest_seen: AtomicU64,
+    table: Mutex<Table>,
+    /// Wakes the keeper before its time.
+    pub(crate) due_changed: Notify,
+    /// Fires when the last lease and the last clean-up are gone.
+    idle: Notify,
+    /// Fires when the last handle is gone.
+    pub(crate) ends: Notify,
+}
+
+/// Whose connection an operation goes out on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Where {
+    /// That of the runtime that the caller runs in.
+    Here,
+    /// The keeper's.
+    Keeper,
+}
+impl Shared {
+    pub(crate) fn new(
+        backend: Arc<dyn Backend>,
+        clock: Clock,
+        namespace: Namespace,
+        op_timeout: Duration,
+        keeper: tokio::runtime::Handle,
+    ) -> Self {
+        Self {
+            backend,
+            clock,
+            namespace,
+            op_timeout,
+            keeper,
+            links: Links::default(),
+            highest_seen: AtomicU64::new(0),
+            table: Mutex::default(),
+            due_changed: Notify::new(),
+            idle: Notify::new(),
+            ends: Notify::new(),
+        }
+    }
+
+    /// Enters a lease before its first request is sent (P2), so that a wake-up that overtakes the
+    /// reply finds it.
+    ///
+    /// # Errors
+    ///
+    /// [`LostReason::Shutdown`] once the client is shut down.
+    pub(crate) fn arm(&self, lease: &Arc<Lease>) -> Result<(), Error> {
+        let mut table = self.table();
+        if table.phase != Phase::Open {
+            return Err(Error::lost(LostReason::Shutdown));
+        }
+        let tracked = Tracked {
+            lease: Arc::clone(lease),
+            due: None,
+            stage: Stage::Asked,
+            renewing: false,
+            again: false,
+        };
+        table.leases.insert(lease.request.id, tracked);
+        Ok(())
+    }
+
+    /// Puts a lease into the keeper's care: it is looked at again at `due`.
+    pub(crate) fn schedule(&self, id: Id, due: Instant, stage: Option<Stage>) {
+        let mut table = self.table();
+        let Some(tracked) = table.leases.get_mut(&id) else {
+            return;
+        };
+        if let Some(stage) = stage {
+            tracked.stage = stage;
+        } else {
+            tracked.renewing = false;
+        }
+        let due = match std::mem::take(&mut tracked.again) {
+            true => Instant::from_nanos(0),
+            false => due.min(tracked.lease.deadline()),
+        };
+        let before = tracked.due.replace(due);
+        if let Some(before) = before {
+            table.due.remove(&(before, id));
+        }
+        table.due.insert((due, id));
+        self.wake_keeper_at(&mut table, due);
+    }
+
+    /// Takes a lease out of the keeper's care; no later batch renews it.
+    pub(crate) fn disarm(&self, id: Id) {
+        let mut table = self.table();
+        table.remove(id);
+        self.tell_if_idle(&table);
+    }
+
+    /// Hands a ticket to the keeper for removal, and takes it out of its care in the same step, so
+    /// that there is no moment in which nobody is responsible for it.
+    pub(crate) fn clean_up(&self, cleanup: Cleanup) {
+        let mut table = self.table();
+        table.remove(cleanup.request.id);
+        table.cleanups.push(cleanup);
+        table.cleanups_open += 1;
+        drop(table);
+        self.due_changed.notify_one();
+    }
+
+    pub(crate) fn cleaned_up(&self, count: usize) {
+        let mut table = self.table();
+        table.cleanups_open -= count;
+        self.tell_if_idle(&table);
+        if let Phase::Ending(_) = table.phase {
+            self.due_changed.notify_one();
+        }
+    }
+
+    /// When to renew a lease: after a third of its ttl, so that two renewals may fail before the
+    /// lease is at risk, less up to a tenth of that as jitter, so that leases taken together do not
+    /// stay together.
+    pub(crate) fn renewal_time(lease: &Lease, valid_for: Duration) -> Instant {
+        let jitter = (valid_for / 30).mul_f64(fastrand::f64());
+        lease.deadline().before(valid_for / 3 * 2 + jitter)
+    }
+
+    /// Works an acknowledged renewal into the lease.
+    pub(crate) fn renewed(
+        &self,
+        lease: &Arc<Lease>,
+        sent: Instant,
+        answer: Renewed,
+        pause: Duration,
+    ) {
+        let id = lease.request.id;
+        let (valid_for, recheck_in) = match answer {
+            Renewed::Granted { valid_for } => (valid_for, None),
+            Renewed::Waiting {
+                valid_for,
+                recheck_in,
+            } => (valid_for, recheck_in),
+            Renewed::Failed => {
+                tracing::warn!(lock = %lease.request.name, "the store cannot renew this ticket, trying again");
+                return self.schedule(id, self.clock.now().after(jittered(pause)), None);
+            }
+            Renewed::Lost => {
+                let stage = self.table().leases.get(&id).map(|tracked| tracked.stage);
+                if lease.lose(LostReason::Taken)
+                    && let Some(stage) = stage
+                {
+                    tell_loss(lease, stage, LostReason::Taken);
+                }
+                return;
+            }
+        };
+        if lease.extend(sent, valid_for, self.clock.now()) == Err(AlreadyLost) {
+            // P3: an acknowledgement that comes too late leads to a release, never to a revival.
+            // A guard that still holds this lease releases again when it goes; that finds nothing.
+            return self.clean_up(Cleanup {
+                request: Arc::clone(&lease.request),
+                ambiguous: false,
+                after: None,
+            });
+        }
+        let due = if lease.deadline() < lease.hold_until() {
+            Self::renewal_time(lease, valid_for)
+        } else {
+            Instant::FAR_FUTURE
+        };
+        self.schedule(
+            id,
+            recheck_in.map_or(due, |recheck| due.min(sent.after(recheck))),
+            None,
+        );
+        if let Renewed::Granted { .. } = answer {
+            self.grant_if_waiting(id);
+        }
+    }
+
+    /// Renews one ticket on the caller's own connection, at once, and works the answer into the
+    /// lease: a grant moves its deadline, a loss is final, an error changes nothing.
+    pub(crate) async fn renew_now(
+        self: &Arc<Self>,
+        lease: &Lease,
+        by: Instant,
+    ) -> Result<Renewed, StoreError> {
+        let by = by.min(self.clock.now().after(self.op_timeout));
+        let request = Arc::clone(&lease.request);
+        let (sent, answers) = self
+            .operate(Where::Here, by, |connection| {
+                connection.renew(vec![request])
+            })
+            .await?;
+        let renewed = answers.first().copied().unwrap_or(Renewed::Failed);
+        match renewed {
+            Renewed::Granted { valid_for } | Renewed::Waiting { valid_for, .. } => {
+                // An `Err` is a lease that ran out meanwhile; whoever looks at it next finds that.
+                let _ = lease.extend(sent, valid_for, self.clock.now());
+            }
+            Renewed::Lost => {
+                lease.lose(LostReason::Taken);
+            }
+            Renewed::Failed => {
+                let text = "the store could not renew the ticket";
+                return Err(StoreError::new(Fault::Unknown, text));
+            }
+        }
+        Ok(renewed)
+    }
+
+    /// Tells a waiter that its renewal says "granted": its wake-up was lost or is on its way.
+    fn grant_if_waiting(&self, id: Id) {
+        let table = self.table();
+        let Some(tracked) = table.leases.get(&id) else {
+            return;
+        };
+        if tracked.stage != Stage::Waiting {
+            return;
+        }
+        let lease = Arc::clone(&tracked.lease);
+        drop(table);
+        lease.grant(lease.ticket());
+    }
+
+    /// A wake-up. One for a ticket that is not ours, or not any more, grants nothing.
+    pub(crate) fn granted(&self, wake: Wake) {
+        let lease = self
+            .table()
+            .leases
+            .get(&wake.id)
+            .map(|tracked| Arc::clone(&tracked.lease));
+        if let Some(lease) = lease {
+            lease.grant(wake.ticket);
+        }
+    }
+
+    /// Wake-ups may have been missed, or the server may have been another for a while: asks after
+    /// everything.
+    pub(crate) fn renew_everything(&self) {
+        let now = self.clock.now();
+        let mut table = self.table();
+        let mut ids = Vec::new();
+        for (id, tracked) in &mut table.leases {
+            match tracked.stage {
+                Stage::Waiting | Stage::Held if tracked.renewing => tracked.again = true,
+                Stage::Waiting | Stage::Held => ids.push(*id),
+                Stage::Asked | Stage::Leaving => {}
+            }
+        }
+        for id in ids {
+            if let Some(before) = table
+                .leases
+                .get_mut(&id)
+                .and_then(|tracked| tracked.due.replace(now))
+            {
+                table.due.remove(&(before, id));
+            }
+            table.due.insert((now, id));
+        }
+        self.wake_keeper_at(&mut table, now);
+    }
+
+    /// A timer on the lease clock that needs nothing of the caller's runtime: neither its time
+    /// driver, which may be off, nor its clock, which a test may have paused.
+    pub(crate) fn alarm(self: &Arc<Self>, at: Instant) -> Alarm {
+        Alarm {
+            shared: Arc::clone(self),
+            at,
+            set: None,
+        }
+    }
+
+    /// The result of a future, or `None` when the lease clock has reached `at` first.
+    pub(crate) async fn by<T>(
+        self: &Arc<Self>,
+        at: Instant,
+        future: impl Future<Output = T>,
+    ) -> Option<T> {
+        tokio::select! {
+            biased;
+            result = future => Some(result),
+            () = self.alarm(at) => None,
+        }
+    }
+
+    /// One operation, and the moment before it was sent (P3). Fails when it has not been answered
+    /// by `by`, connecting included.
+    pub(crate) async fn operate<T>(
+        self: &Arc<Self>,
+        whose: Where,
+        by: Instant,
+        verb: impl FnOnce(&dyn Connection) -> Answer<T>,
+    ) -> Result<(Instant, T), StoreError> {
+        let (link, connection) = self.connection(whose, by).await?;
+        let sent = self.clock.now();
+        match self.by(by, verb(&*connection)).await {
+            Some(Ok(answer)) => Ok((sent, answer)),
+            Some(Err(error)) => {
+                link.failed(&connection, &error);
+                Err(error)
+            }
+            None => {
+                self.unanswered(&link, &connection, sent);
+                let text = "the store did not answer in time";
+                Err(StoreError::new(Fault::Unknown, text))
+            }
+        }
+    }
+
+    /// A connection that is up, and the link that it is of.
+    pub(crate) async fn connection(
+        self: &Arc<Self>,
+        whose: Where,
+        by: Instant,
+    ) -> Result<(Arc<Link>, Arc<dyn Connection>), StoreError> {
+        loop {
+            // Outside of any runtime the keeper's connection serves: slower by a change of threads,
+            // and good enough for a release in an odd place.
+            let link = match (whose, tokio::runtime::Handle::try_current()) {
+                (Where::Here, Ok(runtime)) => self.links.of(self, &runtime),
+                (Where::Here, Err(_)) | (Where::Keeper, _) => self.links.of(self, &self.keeper),
+            };
+            match self.by(by, link.connection()).await {
+                Some(Ok(connection)) => return Ok((link, connection)),
+                Some(Err(NotConnected::Failed(error))) => return Err(error),
+                // Nobody looks after it any more; the next one is another.
+                Some(Err(NotConnected::Closed)) => {}
+                None => {
+                    return Err(link.trouble().unwrap_or_else(|| {
+                        let text = "the store could not be reached in time";
+                        StoreError::new(Fault::Retry, text)
+                    }));
+                }
+            }
+        }
+    }
+
+    /// No reply to what was sent at `sent`. Only after a whole operation timeout is that the
+    /// connection's fault; a caller's budget may be shorter than what a sound one needs.
+    pub(crate) fn unanswered(&self, link: &Link, connection: &Arc<dyn Connection>, sent: Instant) {
+        if sent.until(self.clock.now()) >= self.op_timeout {
+            link.replace(connection);
+        }
+    }
+
+    /// Resolves when the last handle is gone.
+    pub(crate) async fn ending(&self) {
+        loop {
+            let ends = self.ends.notified();
+            let mut ends = std::pin::pin!(ends);
+            // Registered before looking.
+            ends.as_mut().enable();
+            if let Phase::Ending(_) = self.table().phase {
+                return;
+            }
+            ends.await;
+        }
+    }
+
+    pub(crate) fn highest_seen(&self) -> u64 {
+        self.highest_seen.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn saw_ticket(&self, ticket: u64) {
+        self.highest_seen.fetch_max(ticket, Ordering::Relaxed);
+    }
+
+    /// Whether anything depends on a connection, so that a broken one must be replaced unasked.
+    pub(crate) fn is_busy(&self) -> bool {
+        let table = self.table();
+        let asked = |tracked: &Tracked| tracked.stage == Stage::Asked;
+        table.cleanups_open > 0 || !table.leases.values().all(asked)
+    }
+
+    /// Refuses what is new and gives up what waits; held leases stay.
+    pub(crate) fn refuse_new(&self) {
+        let mut table = self.table();
+        if table.phase == Phase::Open {
+            table.phase = Phase::ShutDown;
+        }
+        let waiting = table.leases_where(|stage| matches!(stage, Stage::Asked | Stage::Waiting));
+        drop(table);
+        for lease in waiting {
+            lease.lose(LostReason::Shutdown);
+        }
+    }
+
+    /// Marks what is still held as lost, so that the work on it stops.
+    pub(crate) fn lose_held(&self) {
+        let held = self.table().leases_where(|stage| stage == Stage::Held);
+        for lease in held {
+            if lease.lose(LostReason::Shutdown) {
+                tell_loss(&lease, Stage::Held, LostReason::Shutdown);
+            }
+        }
+    }
+
+    /// Releases what is still held, whoever has the guard.
+    pub(crate) fn release_held(&self) {
+        let held = self.table().leases_where(|stage| stage == Stage::Held);
+        for lease in held {
+            self.clean_up(Cleanup {
+                request: Arc::clone(&lease.request),
+                ambiguous: lease.is_ambiguous(),
+                after: None,
+            });
+        }
+    }
+
+    /// Waits until nothing is held, waited for, or being cleaned up. Returns how many are left when
+    /// `until` has passed.
+    pub(crate) async fn idle(self: &Arc<Self>, until: Instant) -> usize {
+        loop {
+            let idle = self.idle.notified();
+            let mut idle = std::pin::pin!(idle);
+            // Registered before looking, so that no change is missed in between.
+            idle.as_mut().enable();
+            let left = {
+                let table = self.table();
+                table.leases.len() + table.cleanups_open
+            };
+            if left == 0 || self.clock.now() >= until {
+                return left;
+            }
+            tokio::select! {
+                () = idle => {}
+                () = self.alarm(until) => {}
+            }
+        }
+    }
+
+    fn tell_if_idle(&self, table: &Table) {
+        if table.leases.is_empty() && table.cleanups_open == 0 {
+            self.idle.notify_waiters();
+        }
+    }
+
+    fn wake_keeper_at(&self, table: &mut Table, at: Instant) {
+        if at < table.next_wake {
+            table.next_wake = at;
+            self.due_changed.notify_one();
+        }
+    }
+
+    pub(crate) fn table(&self) -> MutexGuard<'_, Table> {
+        // No code that can panic runs under the mutex; should that change, the maps are still whole.
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Resolves when the lease clock has reached a time; rung by the keeper.
+pub(crate) struct Alarm {
+    shared: Arc<Shared>,
+    at: Instant,
+    /// The entry in the table, from the first poll on that finds the time not reached.
+    set: Option<u64>,
+}
+
+impl Future for Alarm {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        if self.shared.clock.now() >= self.at {
+            return Poll::Ready(());
+        }
+        let this = &mut *self;
+        let mut table = this.shared.table();
+        let number = *this.set.get_or_insert_with(|| {
+            table.alarms_set += 1;
+            table.alarms_set
+        });
+        table.alarms.insert((this.at, number), cx.waker().clone());
+        this.shared.wake_keeper_at(&mut table, this.at);
+        Poll::Pending
+    }
+}
+
+impl Drop for Alarm {
+    fn drop(&mut self) {
+        if let Some(number) = self.set {
+            self.shared.table().alarms.remove(&(self.at, number));
+        }
+    }
+}
+
+/// What an operator wants to know is a lock that was lost; a place in line is taken anew.
+pub(crate) fn tell_loss(lease: &Lease, stage: Stage, reason: LostReason) {
+    let (lock, token) = (&lease.request.name, FencingToken::of_ticket(lease.ticket()));
+    match stage {
+        Stage::Held => tracing::warn!(%lock, %token, ?reason, "lock lost"),
+        Stage::Asked | Stage::Waiting | Stage::Leaving => {
+            tracing::debug!(%lock, ?reason, "ticket lost")
+        }
+    }
+}
+
+/// Full jitter: anything up to `pause`, but not nothing.
+pub(crate) fn jittered(pause: Duration) -> Duration {
+    pause.mul_f64(0.1 + 0.9 * fastrand::f64())
+}

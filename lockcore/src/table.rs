@@ -1,0 +1,190 @@
+//! The table: every ticket that this process has asked for and not finished with, when the keeper
+//! must look at it, the alarms, and what is to be cleaned up. Plain data: it sends nothing and wakes
+//! nobody.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+use std::task::Waker;
+
+use crate::backend::{Answer, Enqueued};
+use crate::clock::Instant;
+use crate::lease::Lease;
+use crate::request::{Id, Request};
+
+/// Tickets in one request: keeps a Redis script well below a millisecond.
+pub(crate) const BATCH: usize = 100;
+
+pub(crate) struct Table {
+    /// Every ticket that this process has asked for and not finished with.
+    pub(crate) leases: HashMap<Id, Tracked>,
+    /// When the keeper must look at a lease: never later than its renewal or its deadline.
+    pub(crate) due: BTreeSet<(Instant, Id)>,
+    pub(crate) alarms: BTreeMap<(Instant, u64), Waker>,
+    pub(crate) alarms_set: u64,
+    /// Tickets to be removed that no request carries yet.
+    pub(crate) cleanups: Vec<Cleanup>,
+    /// Clean-ups that are not finished, queued or under way.
+    pub(crate) cleanups_open: usize,
+    /// When the keeper will wake by itself; whoever puts in something earlier wakes it.
+    pub(crate) next_wake: Instant,
+    pub(crate) phase: Phase,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Phase {
+    Open,
+    /// `shutdown` was called: nothing new is taken.
+    ShutDown,
+    /// The last handle is gone: the keeper ends when the clean-up is done, at this time at the latest.
+    Ending(Instant),
+}
+
+pub(crate) struct Tracked {
+    pub(crate) lease: Arc<Lease>,
+    pub(crate) due: Option<Instant>,
+    pub(crate) stage: Stage,
+    /// A renewal is under way; its answer sets the next due time.
+    pub(crate) renewing: bool,
+    /// Its answer may be older than what is asked now: renew again when it is here.
+    pub(crate) again: bool,
+}
+
+/// How far a ticket has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stage {
+    /// Asked for; the acquire loop looks after it alone.
+    Asked,
+    /// In line: renewed whatever the lease says, else it would lose its place.
+    Waiting,
+    /// In the user's hands.
+    Held,
+    /// Being released by the user: no later batch renews it, and it is not gone yet.
+    Leaving,
+}
+
+/// A ticket that nobody wants any more and that may be at the store.
+pub(crate) struct Cleanup {
+    pub(crate) request: Arc<Request>,
+    /// See [`Departure::enqueue_may_follow`].
+    pub(crate) ambiguous: bool,
+    /// The enqueue whose reply nobody waits for any more. The release must not overtake it: the
+    /// keeper finishes it first.
+    pub(crate) after: Option<Answer<Enqueued>>,
+}
+
+/// What was due when the keeper looked.
+#[derive(Default)]
+pub(crate) struct Round {
+    pub(crate) renew: Vec<Arc<Lease>>,
+    pub(crate) expired: Vec<(Arc<Lease>, Stage)>,
+    pub(crate) alarms: Vec<Waker>,
+    pub(crate) cleanups: Vec<Cleanup>,
+    pub(crate) end: bool,
+    pub(crate) next: Option<Instant>,
+}
+
+impl Default for Table {
+    fn default() -> Self {
+        Self {
+            leases: HashMap::new(),
+            due: BTreeSet::new(),
+            alarms: BTreeMap::new(),
+            alarms_set: 0,
+            cleanups: Vec::new(),
+            cleanups_open: 0,
+            next_wake: Instant::FAR_FUTURE,
+            phase: Phase::Open,
+        }
+    }
+}
+
+impl Table {
+    /// Everything that is due at `now`, and when to look next.
+    pub(crate) fn take_round(&mut self, now: Instant) -> Round {
+        let mut round = Round {
+            cleanups: std::mem::take(&mut self.cleanups),
+            ..Round::default()
+        };
+        while let Some(entry) = self.alarms.first_entry()
+            && entry.key().0 <= now
+        {
+            round.alarms.push(entry.remove());
+        }
+        while let Some(&(due, id)) = self.due.first()
+            && due <= now
+        {
+            self.due.remove(&(due, id));
+            self.look_at(id, now, &mut round);
+        }
+        self.fill_batch(now, &mut round);
+        let next = [
+            self.due.first().map(|due| due.0),
+            self.alarms.keys().next().map(|key| key.0),
+        ];
+        let mut next = next.into_iter().flatten().min();
+        if let Phase::Ending(at_the_latest) = self.phase {
+            round.end = self.cleanups_open == 0 || now >= at_the_latest;
+            next = Some(next.map_or(at_the_latest, |next| next.min(at_the_latest)));
+        }
+        self.next_wake = next.unwrap_or(Instant::FAR_FUTURE);
+        round.next = next;
+        round
+    }
+
+    fn look_at(&mut self, id: Id, now: Instant, round: &mut Round) {
+        let Some(tracked) = self.leases.get_mut(&id) else {
+            return;
+        };
+        tracked.due = None;
+        let deadline = tracked.lease.deadline();
+        if deadline <= now {
+            round
+                .expired
+                .push((Arc::clone(&tracked.lease), tracked.stage));
+            return;
+        }
+        if !tracked.renewing && (tracked.stage == Stage::Waiting || tracked.lease.wants_renewal()) {
+            tracked.renewing = true;
+            round.renew.push(Arc::clone(&tracked.lease));
+        }
+        // The deadline is watched while the renewal is under way.
+        tracked.due = Some(deadline);
+        self.due.insert((deadline, id));
+    }
+
+    /// Takes leases along whose renewal is near, so that the last batch goes out full: fewer, fuller
+    /// requests when many leases are held.
+    fn fill_batch(&mut self, now: Instant, round: &mut Round) {
+        let room = round.renew.len().next_multiple_of(BATCH) - round.renew.len();
+        let soon: Vec<(Instant, Id)> = self
+            .due
+            .iter()
+            .take(room)
+            .filter(|(due, id)| {
+                self.leases.get(id).is_some_and(|tracked| {
+                    let near = now.after(tracked.lease.request.ttl / 10);
+                    !tracked.renewing && *due <= near && *due < tracked.lease.deadline()
+                })
+            })
+            .copied()
+            .collect();
+        for entry in soon {
+            self.due.remove(&entry);
+            self.look_at(entry.1, now, round);
+        }
+    }
+
+    pub(crate) fn remove(&mut self, id: Id) {
+        if let Some(Tracked { due: Some(due), .. }) = self.leases.remove(&id) {
+            self.due.remove(&(due, id));
+        }
+    }
+
+    pub(crate) fn leases_where(&self, wanted: impl Fn(Stage) -> bool) -> Vec<Arc<Lease>> {
+        self.leases
+            .values()
+            .filter(|tracked| wanted(tracked.stage))
+            .map(|tracked| Arc::clone(&tracked.lease))
+            .collect()
+    }
+}
