@@ -207,8 +207,7 @@ impl Pending {
         tracing::debug!(ticket, "in line");
         let due = Shared::renewal_time(lease, valid_for);
         let due = recheck_in.map_or(due, |recheck| due.min(sent.after(recheck)));
-        self.shared
-            .schedule(lease.request.id, due, Some(Stage::Waiting));
+        self.shared.entrust(lease.request.id, Stage::Waiting, due);
         Ok(Turn::Waits)
     }
 

@@ -177,7 +177,7 @@ impl Guard {
         } else {
             Instant::FAR_FUTURE // the keeper only watches the deadline
         };
-        shared.schedule(lease.request.id, due, Some(Stage::Held));
+        shared.entrust(lease.request.id, Stage::Held, due);
         let held = Held(Arc::new(Inner {
             lease,
             client: Arc::clone(order.client),
@@ -208,7 +208,7 @@ impl Guard {
         let lost_before = self.held.lost_reason().is_some();
         // No later batch renews it. Until the answer is here, `self` is what is responsible: if
         // this future is dropped, its drop releases once more, which finds nothing.
-        shared.schedule(lease.request.id, Instant::FAR_FUTURE, Some(Stage::Leaving));
+        shared.entrust(lease.request.id, Stage::Leaving, Instant::FAR_FUTURE);
         let departure = Departure {
             request: Arc::clone(&lease.request),
             enqueue_may_follow: lease.is_ambiguous(),

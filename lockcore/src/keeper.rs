@@ -161,7 +161,7 @@ async fn renew(shared: Arc<Shared>, leases: Vec<Arc<Lease>>) {
             tracing::debug!(%error, tickets = leases.len(), "renewal not acknowledged, trying again");
             for lease in &leases {
                 let again = shared.clock.now().after(jittered(pause));
-                shared.schedule(lease.request.id, again, None);
+                shared.renewal_over(lease.request.id, again);
             }
         }
     }

@@ -95,27 +95,31 @@ impl Shared {
         Ok(())
     }
 
-    /// Puts a lease into the keeper's care: it is looked at again at `due`.
-    pub(crate) fn schedule(&self, id: Id, due: Instant, stage: Option<Stage>) {
+    /// Puts a lease into the keeper's care at a stage: it is looked at again at `due`.
+    pub(crate) fn entrust(&self, id: Id, stage: Stage, due: Instant) {
         let mut table = self.table();
-        let Some(tracked) = table.leases.get_mut(&id) else {
-            return;
-        };
-        if let Some(stage) = stage {
+        if let Some(tracked) = table.leases.get_mut(&id) {
             tracked.stage = stage;
-        } else {
+            self.look_again_at(&mut table, id, due);
+        }
+    }
+
+    /// A renewal has come to its end, whichever; the next look is at `due`.
+    pub(crate) fn renewal_over(&self, id: Id, due: Instant) {
+        let mut table = self.table();
+        if let Some(tracked) = table.leases.get_mut(&id) {
             tracked.renewing = false;
+            let due = match std::mem::take(&mut tracked.again) {
+                true => self.clock.now(),
+                false => due,
+            };
+            self.look_again_at(&mut table, id, due);
         }
-        let due = match std::mem::take(&mut tracked.again) {
-            true => Instant::from_nanos(0),
-            false => due.min(tracked.lease.deadline()),
-        };
-        let before = tracked.due.replace(due);
-        if let Some(before) = before {
-            table.due.remove(&(before, id));
-        }
-        table.due.insert((due, id));
-        self.wake_keeper_at(&mut table, due);
+    }
+
+    fn look_again_at(&self, table: &mut Table, id: Id, due: Instant) {
+        let due = table.look_again_at(id, due);
+        self.wake_keeper_at(table, due);
     }
 
     /// Takes a lease out of the keeper's care; no later batch renews it.
@@ -170,7 +174,7 @@ impl Shared {
             } => (valid_for, recheck_in),
             Renewed::Failed => {
                 tracing::warn!(lock = %lease.request.name, "the store cannot renew this ticket, trying again");
-                return self.schedule(id, self.clock.now().after(jittered(pause)), None);
+                return self.renewal_over(id, self.clock.now().after(jittered(pause)));
             }
             Renewed::Lost => {
                 let stage = self.table().leases.get(&id).map(|tracked| tracked.stage);
@@ -196,10 +200,9 @@ impl Shared {
         } else {
             Instant::FAR_FUTURE
         };
-        self.schedule(
+        self.renewal_over(
             id,
             recheck_in.map_or(due, |recheck| due.min(sent.after(recheck))),
-            None,
         );
         if let Renewed::Granted { .. } = answer {
             self.grant_if_waiting(id);
@@ -277,16 +280,8 @@ impl Shared {
             }
         }
         for id in ids {
-            if let Some(before) = table
-                .leases
-                .get_mut(&id)
-                .and_then(|tracked| tracked.due.replace(now))
-            {
-                table.due.remove(&(before, id));
-            }
-            table.due.insert((now, id));
+            self.look_again_at(&mut table, id, now);
         }
-        self.wake_keeper_at(&mut table, now);
     }
 
     /// A timer on the lease clock that needs nothing of the caller's runtime: neither its time

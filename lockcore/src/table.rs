@@ -174,6 +174,20 @@ impl Table {
         }
     }
 
+    /// Sets when a lease is looked at next: at `due`, or at its deadline if that comes first. Returns
+    /// which.
+    pub(crate) fn look_again_at(&mut self, id: Id, due: Instant) -> Instant {
+        let Some(tracked) = self.leases.get_mut(&id) else {
+            return Instant::FAR_FUTURE;
+        };
+        let due = due.min(tracked.lease.deadline());
+        if let Some(before) = tracked.due.replace(due) {
+            self.due.remove(&(before, id));
+        }
+        self.due.insert((due, id));
+        due
+    }
+
     pub(crate) fn remove(&mut self, id: Id) {
         if let Some(Tracked { due: Some(due), .. }) = self.leases.remove(&id) {
             self.due.remove(&(due, id));

@@ -748,6 +748,9 @@ async fn a_user_with_the_documented_rights_can_do_everything(_: Store) {
     let dropped = locks.mutex("a").acquire().await.unwrap();
     drop(dropped);
     tickets(&locks, "a", 0).await;
+    // What may not be read is passed over.
+    server.command::<()>(&["ACL", "SETUSER", "locks", "-info"]);
+    locks.ready(SOON).await.unwrap();
     let denied: Result<String, _> = redis::cmd("GET").arg("other").query(
         &mut redis::Client::open(url.clone())
             .unwrap()
