@@ -104,6 +104,10 @@ mod tests {
             "redos://u:hunter2@host",
             "//u:hunter2@host",
             "redis://u:hunter2@host:notaport",
+            #[cfg(feature = "redis")]
+            "redis://u:hunter2@host/zero",
+            #[cfg(feature = "redis")]
+            "redis://u:hunter2@host/0?protocol=resp2",
         ] {
             assert!(!message(url).contains("hunter2"), "{url}");
         }

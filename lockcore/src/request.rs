@@ -71,3 +71,17 @@ pub struct Request {
     /// Who asks, for people: `host/pid/client`.
     pub owner: Arc<str>,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_id_can_be_read_back_and_its_debug_form_gives_it_not_away() {
+        let id = Id::draw().unwrap();
+        let text = id.to_string();
+
+        assert_eq!(Id::parse(&text), Some(id));
+        assert!(!format!("{id:?}").contains(&text[8..]));
+    }
+}

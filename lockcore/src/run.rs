@@ -136,6 +136,22 @@ mod tests {
         assert!(!resumed, "the body went on after its lease had ended");
     }
 
+    /// H5: nobody looks at the clock, so the keeper has to notice by itself that it has jumped.
+    #[tokio::test]
+    async fn a_loss_during_the_machines_sleep_is_told_soon_after_it() {
+        let clock = Clock::manual(1_000_000_000_000);
+        let lock = locks(&clock).mutex("laptop").renew(false);
+        let guard = lock.acquire().await.expect("the lock");
+        let mut lost = pin!(guard.lost());
+        // Waits before the clock jumps.
+        assert!(poll_fn(|cx| Poll::Ready(lost.as_mut().poll(cx).is_pending())).await);
+
+        clock.advance(Duration::from_secs(3600));
+
+        let told = tokio::time::timeout(Duration::from_secs(5), lost).await;
+        assert_eq!(told.expect("told soon"), LostReason::Expired);
+    }
+
     #[tokio::test]
     async fn a_body_that_has_returned_keeps_its_result_although_the_lock_was_lost() {
         let clock = Clock::manual(1_000_000_000_000);

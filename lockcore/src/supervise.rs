@@ -242,3 +242,39 @@ impl<T> Drop for AbortOnDrop<T> {
         self.0.abort();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::memory::Memory;
+    use crate::clock::{Clock, Instant};
+    use crate::keeper::Keeper;
+    use crate::name::Namespace;
+    use crate::shared::Where;
+
+    /// A service that builds a runtime per request must not collect their connections.
+    #[test]
+    fn a_link_goes_when_its_runtime_has_ended() {
+        let (_keeper, shared) = Keeper::start(
+            Arc::new(Memory::new(Clock::BOOT)),
+            Clock::BOOT,
+            Namespace::new("test").unwrap(),
+            Duration::from_secs(1),
+        )
+        .unwrap();
+        for _ in 0..3 {
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .build()
+                .unwrap();
+            runtime
+                .block_on(shared.connection(Where::Here, Instant::FAR_FUTURE))
+                .unwrap();
+        }
+
+        let deadline = std::time::Instant::now() + Duration::from_secs(10);
+        while !shared.links.list.lock().unwrap().is_empty() {
+            assert!(std::time::Instant::now() < deadline, "links are left");
+            std::thread::yield_now();
+        }
+    }
+}

@@ -8,7 +8,7 @@
 use std::future::Future;
 use std::pin::pin;
 use std::task::Poll;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
 use lockcore::{Error, ErrorKind, Locks};
@@ -295,9 +295,15 @@ async fn shutdown_lets_work_finish(store: Store) {
     let closing = locks.clone();
     let shutdown = tokio::spawn(async move { closing.shutdown(SOON).await });
     finish.send(()).unwrap();
-
     task.await.unwrap().unwrap();
+    let finished = Instant::now();
     shutdown.await.unwrap().unwrap();
+
+    assert!(
+        finished.elapsed() < SOON / 10,
+        "nothing was held any more: {:?}",
+        finished.elapsed()
+    );
     assert_nothing_left(&store, &locks, "a").await;
 }
 

@@ -1,11 +1,14 @@
 //! How long a lock is held, and what happens when it is not any more.
 
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
-use lockcore::{Error, ErrorKind, LostReason, OnLost, Release};
+use lockcore::{Error, ErrorKind, Guard, Locks, LostReason, OnLost, Release};
 
 use crate::store::{Kind, SOON, Store, assert_nothing_left, give_back, kind, tickets};
 
@@ -17,6 +20,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         a_lease_without_renewal_is_handed_over_with_its_whole_ttl
         a_lost_lock_stops_the_work_and_the_caller_is_told
         the_body_is_gone_before_the_next_holder_gets_in
+        the_lock_is_held_until_the_last_of_the_body_is_gone
         a_body_that_asked_for_a_signal_is_not_stopped
         ensure_renews_when_less_remains
         ensure_refuses_what_no_renewal_can_give
@@ -196,6 +200,68 @@ async fn the_body_is_gone_before_the_next_holder_gets_in(store: Store) {
     }
 }
 
+/// P2, exactly: while the body is being dropped, nobody has asked for the release yet. Cancelled half-way, and
+/// returned but with something of it still there.
+async fn the_lock_is_held_until_the_last_of_the_body_is_gone(store: Store) {
+    /// Looks at the lock as the last of the body goes.
+    struct Last {
+        locks: Locks,
+        fence: Option<Guard>,
+        held: Arc<AtomicBool>,
+    }
+    impl Drop for Last {
+        fn drop(&mut self) {
+            tokio::task::block_in_place(|| {
+                tokio::runtime::Handle::current().block_on(async {
+                    // The keeper cleans up in order: when this is gone, so is what was dropped before it.
+                    drop(self.fence.take());
+                    tickets(&self.locks, "fence", 0).await;
+                    let held = !self.locks.inspect("a").await.unwrap().is_empty();
+                    self.held.store(held, Ordering::SeqCst);
+                });
+            });
+        }
+    }
+    /// Returns at once; what it owns goes when it is dropped.
+    struct Returned(#[expect(dead_code, reason = "dropping it is what counts")] Last);
+    impl Future for Returned {
+        type Output = Result<(), Error>;
+        fn poll(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Self::Output> {
+            Poll::Ready(Ok(()))
+        }
+    }
+    let locks = store.client();
+    drop(locks.mutex("warm").acquire().await.unwrap());
+    tickets(&locks, "warm", 0).await; // the keeper is connected
+    for cancelled in [true, false] {
+        let held = Arc::new(AtomicBool::new(false));
+        let last = Last {
+            locks: locks.clone(),
+            fence: Some(locks.mutex("fence").acquire().await.unwrap()),
+            held: Arc::clone(&held),
+        };
+        let guard = locks.mutex("a").acquire().await.unwrap();
+        if cancelled {
+            let mut work = Box::pin(guard.run(async move {
+                let _last = last;
+                std::future::pending::<Result<(), Error>>().await
+            }));
+            assert!(
+                std::future::poll_fn(|cx| Poll::Ready(work.as_mut().poll(cx).is_pending())).await
+            );
+            drop(work);
+        } else {
+            guard.run(Returned(last)).await.unwrap();
+        }
+
+        assert!(
+            held.load(Ordering::SeqCst),
+            "released under its body; cancelled: {cancelled}"
+        );
+        assert_nothing_left(&store, &locks, "a").await;
+    }
+}
+
 async fn a_body_that_asked_for_a_signal_is_not_stopped(store: Store) {
     let lock = store
         .client()
@@ -305,23 +371,28 @@ async fn a_waiter_with_a_short_ttl_does_not_shorten_the_holder(store: Store) {
 async fn a_waiter_outlives_many_of_its_own_leases_in_line(store: Store) {
     let locks = store.client();
     let guard = locks.mutex("a").acquire().await.unwrap();
-    let lock = store
-        .client()
-        .mutex("a")
-        .ttl(Duration::from_millis(200))
-        .wait(SOON);
-    let waiter = tokio::spawn(async move { lock.acquire().await });
-    tickets(&locks, "a", 2).await;
-    let ticket = locks.inspect("a").await.unwrap()[1].ticket;
+    // Its place in line is renewed, also where the lease that it will get is not.
+    let (mut waiters, mut places) = (Vec::new(), Vec::new());
+    for renew in [true, false] {
+        let lock = store
+            .client()
+            .mutex("a")
+            .ttl(Duration::from_millis(200))
+            .renew(renew)
+            .wait(SOON);
+        waiters.push(tokio::spawn(async move { lock.acquire().await }));
+        tickets(&locks, "a", waiters.len() + 1).await;
+        places.push(locks.inspect("a").await.unwrap()[waiters.len()].ticket);
+    }
     tokio::time::sleep(Duration::from_millis(1500)).await; // seven leases; no event stands for that
 
-    assert_eq!(
-        locks.inspect("a").await.unwrap()[1].ticket,
-        ticket,
-        "it lost its place"
-    );
+    let line = locks.inspect("a").await.unwrap();
+    let line: Vec<u64> = line[1..].iter().map(|place| place.ticket).collect();
+    assert_eq!(line, places, "a place was lost");
     drop(guard);
-    give_back(waiter.await.unwrap().unwrap()).await;
+    for waiter in waiters {
+        give_back(waiter.await.unwrap().unwrap()).await;
+    }
 }
 
 /// H34.

@@ -7,10 +7,12 @@ mod exclusion;
 mod giving_up;
 mod leases;
 mod processes;
+mod protocol;
 mod redis_faults;
 mod redis_scripts;
 mod runtimes;
 mod store;
+mod traces;
 
 use libtest_mimic::Arguments;
 use store::Kind;
@@ -23,6 +25,7 @@ fn main() {
         trials.extend(giving_up::facts(kind));
         trials.extend(runtimes::facts(kind));
     }
+    trials.extend(protocol::facts(Kind::Memory));
     trials.extend(processes::facts(Kind::Redis));
     trials.extend(redis_faults::facts(Kind::Redis));
     trials.extend(redis_scripts::facts(Kind::Redis));

@@ -335,3 +335,63 @@ fn wall_clock_micros() -> u64 {
         .duration_since(UNIX_EPOCH)
         .map_or(0, |since| u64::try_from(since.as_micros()).unwrap_or(0))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::guard::Release;
+    use crate::locks::Locks;
+
+    /// Asks for every ticket twice, as after a lost reply.
+    #[derive(Debug)]
+    struct Twice<T>(T);
+
+    impl Backend for Twice<Memory> {
+        fn capability(&self) -> Capability {
+            self.0.capability()
+        }
+
+        fn connect(&self, events: Events) -> Answer<Arc<dyn Connection>> {
+            let connecting = self.0.connect(events);
+            Box::pin(async { Ok(Arc::new(Twice(connecting.await?)) as Arc<dyn Connection>) })
+        }
+    }
+
+    impl Connection for Twice<Arc<dyn Connection>> {
+        fn enqueue(&self, request: Arc<Request>) -> Answer<Enqueued> {
+            drop(self.0.enqueue(Arc::clone(&request)));
+            self.0.enqueue(request)
+        }
+
+        fn renew(&self, tickets: Vec<Arc<Request>>) -> Answer<Vec<Renewed>> {
+            self.0.renew(tickets)
+        }
+
+        fn release(&self, tickets: Vec<Departure>) -> Answer<Vec<Released>> {
+            self.0.release(tickets)
+        }
+
+        fn inspect(&self, name: Name) -> Answer<Vec<Place>> {
+            self.0.inspect(name)
+        }
+
+        fn forget(&self, name: Name) -> Answer<()> {
+            self.0.forget(name)
+        }
+
+        fn check(&self) -> Answer<Vec<String>> {
+            self.0.check()
+        }
+    }
+
+    #[tokio::test]
+    async fn a_request_that_is_repeated_finds_its_ticket() {
+        let locks = Locks::with_backend(Arc::new(Twice(Memory::new(Clock::BOOT)))).unwrap();
+
+        let guard = locks.mutex("a").acquire().await.unwrap();
+
+        assert_eq!(locks.inspect("a").await.unwrap().len(), 1);
+        assert_eq!(guard.release().await.unwrap(), Release::Released);
+        assert!(locks.inspect("a").await.unwrap().is_empty());
+    }
+}

@@ -307,3 +307,43 @@ fn duration(millis: i64) -> Duration {
 fn known(millis: i64) -> Option<Duration> {
     u64::try_from(millis).ok().map(Duration::from_millis)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fault(reply: &str) -> Fault {
+        let reply = redis::parse_redis_value(format!("-{reply} said the server\r\n").as_bytes());
+        let Ok(Value::ServerError(error)) = reply else {
+            panic!("{reply:?} is not an error");
+        };
+        failed(error.into()).fault()
+    }
+
+    /// H11.
+    #[test]
+    fn each_error_says_what_became_of_the_request() {
+        for code in ["BUSY", "LOADING", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN"] {
+            assert_eq!(fault(code), Fault::Retry, "{code}");
+        }
+        for code in ["OOM", "READONLY", "MISCONF", "NOREPLICAS"] {
+            assert_eq!(fault(code), Fault::Refused, "{code}");
+        }
+        for code in [
+            "NOAUTH",
+            "WRONGPASS",
+            "NOPERM",
+            "WRONGTYPE",
+            "MOVED 1 h:1",
+            "ASK 1 h:1",
+            "CROSSSLOT",
+        ] {
+            assert_eq!(fault(code), Fault::Config, "{code}");
+        }
+        for code in ["ERR", "EXECABORT", "UNKILLABLE"] {
+            assert_eq!(fault(code), Fault::Unknown, "{code}");
+        }
+        let reset = std::io::Error::from(std::io::ErrorKind::ConnectionReset);
+        assert_eq!(failed(reset.into()).fault(), Fault::Unknown);
+    }
+}

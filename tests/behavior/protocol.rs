@@ -1,0 +1,529 @@
+//! What the core says to a store, in which order, and what it makes of each answer. The store is played by the test, so
+//! that a reply comes exactly when the fact needs it: late, never, or after its caller has gone.
+
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use libtest_mimic::Trial;
+use lockcore::backend::{
+    Answer, Backend, Capability, Connection, Departure, Enqueued, Events, Fault, Place, Released,
+    Renewed, StoreError, Wake,
+};
+use lockcore::{ErrorKind, Guard, Locks, LostReason, Name, Release, Request};
+use tests::eventually::eventually;
+use tokio::sync::{mpsc, oneshot};
+
+use crate::store::{Kind, SOON, Store, kind};
+
+pub(crate) fn facts(store: Kind) -> Vec<Trial> {
+    crate::store_facts![store;
+        an_abandoned_request_is_released_after_its_reply_and_not_before
+        an_abandoned_request_that_is_never_answered_leaves_a_mark
+        a_refusal_does_not_settle_an_earlier_try_of_an_abandoned_request
+        a_release_leaves_a_mark_when_an_earlier_try_is_still_under_way
+        an_unanswered_try_makes_the_outcome_unknown_whatever_the_next_answer_is
+        a_grant_that_arrives_after_its_end_is_not_handed_out
+        a_renewed_lease_counts_from_the_send_of_the_renewal
+        an_ensured_lease_counts_from_the_send_of_the_renewal
+        a_renewal_goes_out_after_a_third_of_the_lease
+        a_place_in_line_that_has_aged_is_renewed_before_it_is_handed_out
+        a_waiter_asks_again_each_time_the_holders_lease_may_be_over
+        a_mistake_is_not_asked_for_again
+        a_lease_that_is_being_released_is_not_renewed
+        an_acknowledgement_that_comes_after_the_deadline_leads_to_a_release
+        after_a_gap_everything_is_asked_after_a_hundred_at_a_time
+    ]
+}
+
+const TTL: Duration = Duration::from_secs(1);
+
+/// A store without memory or mind. As on a network, what was sent stays sent when its future is dropped.
+#[derive(Clone, Debug)]
+struct Wire {
+    asked: mpsc::UnboundedSender<Asked>,
+    events: Arc<Mutex<Vec<Arc<Events>>>>,
+}
+
+/// The player's side. An answer that is dropped is a connection that broke before the reply.
+struct Player {
+    asked: mpsc::UnboundedReceiver<Asked>,
+    events: Arc<Mutex<Vec<Arc<Events>>>>,
+}
+
+#[derive(Debug)]
+enum Asked {
+    Enqueue(Arc<Request>, Reply<Enqueued>),
+    Renew(Vec<Arc<Request>>, Reply<Vec<Renewed>>),
+    Release(Vec<Departure>, Reply<Vec<Released>>),
+}
+
+type Reply<T> = oneshot::Sender<Result<T, StoreError>>;
+
+fn played() -> (Locks, Player) {
+    let (sender, asked) = mpsc::unbounded_channel();
+    let events = Arc::default();
+    let wire = Wire {
+        asked: sender,
+        events: Arc::clone(&events),
+    };
+    (
+        Locks::with_backend(Arc::new(wire)).unwrap(),
+        Player { asked, events },
+    )
+}
+
+impl Wire {
+    /// Sends when it is first polled.
+    fn ask<T: Send + 'static>(
+        &self,
+        question: impl FnOnce(Reply<T>) -> Asked + Send + 'static,
+    ) -> Answer<T> {
+        let asked = self.asked.clone();
+        Box::pin(async move {
+            let (reply, answer) = oneshot::channel();
+            let _ = asked.send(question(reply));
+            answer
+                .await
+                .unwrap_or_else(|_| Err(StoreError::new(Fault::Unknown, "the connection broke")))
+        })
+    }
+}
+
+impl Backend for Wire {
+    fn capability(&self) -> Capability {
+        Capability::new()
+    }
+
+    fn connect(&self, events: Events) -> Answer<Arc<dyn Connection>> {
+        self.events.lock().unwrap().push(Arc::new(events));
+        let connection: Arc<dyn Connection> = Arc::new(self.clone());
+        Box::pin(std::future::ready(Ok(connection)))
+    }
+}
+
+impl Connection for Wire {
+    fn enqueue(&self, request: Arc<Request>) -> Answer<Enqueued> {
+        self.ask(|reply| Asked::Enqueue(request, reply))
+    }
+
+    fn renew(&self, tickets: Vec<Arc<Request>>) -> Answer<Vec<Renewed>> {
+        self.ask(|reply| Asked::Renew(tickets, reply))
+    }
+
+    fn release(&self, tickets: Vec<Departure>) -> Answer<Vec<Released>> {
+        self.ask(|reply| Asked::Release(tickets, reply))
+    }
+
+    fn inspect(&self, _: Name) -> Answer<Vec<Place>> {
+        Box::pin(std::future::ready(Ok(Vec::new())))
+    }
+
+    fn forget(&self, _: Name) -> Answer<()> {
+        Box::pin(std::future::ready(Ok(())))
+    }
+
+    fn check(&self) -> Answer<Vec<String>> {
+        Box::pin(std::future::ready(Ok(Vec::new())))
+    }
+}
+
+impl Player {
+    async fn next(&mut self) -> Asked {
+        tokio::time::timeout(SOON, self.asked.recv())
+            .await
+            .expect("nothing was asked")
+            .unwrap()
+    }
+
+    async fn enqueue(&mut self) -> (Arc<Request>, Reply<Enqueued>) {
+        match self.next().await {
+            Asked::Enqueue(request, reply) => (request, reply),
+            other => panic!("not an enqueue: {other:?}"),
+        }
+    }
+
+    async fn renewal(&mut self) -> (Vec<Arc<Request>>, Reply<Vec<Renewed>>) {
+        match self.next().await {
+            Asked::Renew(tickets, reply) => (tickets, reply),
+            other => panic!("not a renewal: {other:?}"),
+        }
+    }
+
+    /// A release of one ticket, acknowledged.
+    async fn release(&mut self) -> Departure {
+        match self.next().await {
+            Asked::Release(mut tickets, reply) => {
+                reply
+                    .send(Ok(vec![Released::Released; tickets.len()]))
+                    .unwrap();
+                assert_eq!(tickets.len(), 1, "{tickets:?}");
+                tickets.remove(0)
+            }
+            other => panic!("not a release: {other:?}"),
+        }
+    }
+
+    /// Takes a lock while the player grants it.
+    async fn grant(&mut self, lock: &lockcore::Lock) -> Guard {
+        let (guard, ()) = tokio::join!(lock.acquire(), async {
+            let (request, reply) = self.enqueue().await;
+            reply.send(Ok(granted(request.ttl))).unwrap();
+        });
+        guard.unwrap()
+    }
+}
+
+const fn granted(valid_for: Duration) -> Enqueued {
+    Enqueued::Granted {
+        ticket: 7,
+        valid_for,
+    }
+}
+
+const fn waiting(valid_for: Duration, recheck_in: Option<Duration>) -> Enqueued {
+    Enqueued::Waiting {
+        ticket: 7,
+        valid_for,
+        recheck_in,
+    }
+}
+
+/// Begins to take a lock; what comes of it is the task's.
+fn begin(locks: &Locks, name: &str) -> tokio::task::JoinHandle<Result<Guard, lockcore::Error>> {
+    let lock = locks.mutex(name);
+    tokio::spawn(async move { lock.acquire().await })
+}
+
+async fn abandon<T>(task: tokio::task::JoinHandle<T>) {
+    task.abort();
+    assert!(task.await.is_err_and(|ended| ended.is_cancelled()));
+}
+
+/// H28: a release that overtook its enqueue would leave a lock that nobody has.
+async fn an_abandoned_request_is_released_after_its_reply_and_not_before(_: Store) {
+    let (locks, mut store) = played();
+    drop(store.grant(&locks.mutex("warm")).await);
+    store.release().await; // the keeper is connected
+    let other = store.grant(&locks.mutex("other")).await;
+    let task = begin(&locks, "a");
+    let (request, reply) = store.enqueue().await;
+
+    abandon(task).await;
+    // The keeper takes clean-ups in order: had it sent a release for the first, that came before this one.
+    drop(other);
+    assert_eq!(store.release().await.request.name.as_str(), "other");
+    reply.send(Ok(granted(TTL))).unwrap();
+
+    let departure = store.release().await;
+    assert_eq!(departure.request.id, request.id);
+    assert!(
+        !departure.enqueue_may_follow,
+        "the reply was here: no mark is needed"
+    );
+}
+
+async fn an_abandoned_request_that_is_never_answered_leaves_a_mark(_: Store) {
+    let (locks, mut store) = played();
+    let task = begin(&locks, "a");
+    let (request, _never_answered) = store.enqueue().await;
+
+    abandon(task).await;
+
+    let departure = store.release().await;
+    assert_eq!(departure.request.id, request.id);
+    assert!(departure.enqueue_may_follow);
+}
+
+async fn a_refusal_does_not_settle_an_earlier_try_of_an_abandoned_request(_: Store) {
+    let refusals = [
+        Ok(Enqueued::Busy { retry_in: None }),
+        Err(StoreError::new(Fault::Refused, "full")),
+    ];
+    for refusal in refusals {
+        let (locks, mut store) = played();
+        let task = begin(&locks, "a");
+        let (request, lost) = store.enqueue().await;
+        drop(lost);
+        let (again, reply) = store.enqueue().await;
+        assert_eq!(again.id, request.id);
+
+        abandon(task).await;
+        reply.send(refusal).unwrap();
+
+        let departure = store.release().await;
+        assert_eq!(departure.request.id, request.id);
+        assert!(departure.enqueue_may_follow);
+    }
+}
+
+async fn a_release_leaves_a_mark_when_an_earlier_try_is_still_under_way(_: Store) {
+    for dropped in [false, true] {
+        let (locks, mut store) = played();
+        let task = begin(&locks, "a");
+        drop(store.enqueue().await); // the first try breaks off
+        let (request, reply) = store.enqueue().await;
+        reply.send(Ok(granted(request.ttl))).unwrap();
+        let guard = task.await.unwrap().unwrap();
+
+        let departure = if dropped {
+            drop(guard);
+            store.release().await
+        } else {
+            let (released, departure) = tokio::join!(guard.release(), store.release());
+            assert_eq!(released.unwrap(), Release::Released);
+            departure
+        };
+
+        assert!(departure.enqueue_may_follow, "dropped: {dropped}");
+    }
+}
+
+async fn an_unanswered_try_makes_the_outcome_unknown_whatever_the_next_answer_is(_: Store) {
+    let (locks, mut store) = played();
+    let task = begin(&locks, "a");
+    drop(store.enqueue().await); // the first try breaks off
+    let (_, reply) = store.enqueue().await;
+    reply
+        .send(Err(StoreError::new(Fault::Refused, "full")))
+        .unwrap();
+
+    let error = task.await.unwrap().unwrap_err();
+
+    assert_eq!(error.kind(), ErrorKind::Unknown);
+    assert!(error.may_hold());
+    assert!(store.release().await.enqueue_may_follow);
+}
+
+/// P3.
+async fn a_grant_that_arrives_after_its_end_is_not_handed_out(_: Store) {
+    let (locks, mut store) = played();
+    let task = begin(&locks, "a");
+    let (late, reply) = store.enqueue().await;
+    let ttl = Duration::from_millis(100);
+    tokio::time::sleep(ttl).await; // the reply is late; no event stands for that
+    reply.send(Ok(granted(ttl))).unwrap();
+
+    // The old ticket is released and a new one is taken, in whatever order.
+    let (mut released, mut asked_again) = (false, false);
+    while !(released && asked_again) {
+        match store.next().await {
+            Asked::Release(tickets, reply) => {
+                assert_eq!(tickets[0].request.id, late.id);
+                reply.send(Ok(vec![Released::Released])).unwrap();
+                released = true;
+            }
+            Asked::Enqueue(request, reply) => {
+                assert_ne!(request.id, late.id);
+                reply.send(Ok(granted(request.ttl))).unwrap();
+                asked_again = true;
+            }
+            other @ Asked::Renew(..) => panic!("{other:?}"),
+        }
+    }
+    assert!(task.await.unwrap().unwrap().is_valid());
+}
+
+/// H2, H3.
+async fn a_renewed_lease_counts_from_the_send_of_the_renewal(_: Store) {
+    let (locks, mut store) = played();
+    let guard = store.grant(&locks.mutex("a").ttl(TTL)).await;
+    let (_, reply) = store.renewal().await;
+    let late = Duration::from_millis(120); // an attempt is given a quarter of the ttl
+    tokio::time::sleep(late).await; // the reply is late; no event stands for that
+    let before = guard.remaining();
+    reply
+        .send(Ok(vec![Renewed::Granted { valid_for: TTL }]))
+        .unwrap();
+
+    eventually("the renewal is worked in", SOON, async || {
+        guard.remaining() > before
+    })
+    .await;
+
+    assert!(guard.remaining() <= TTL - late, "{:?}", guard.remaining());
+}
+
+/// H2, for the renewal that the caller asks for.
+async fn an_ensured_lease_counts_from_the_send_of_the_renewal(_: Store) {
+    let (locks, mut store) = played();
+    let guard = store.grant(&locks.mutex("a").ttl(TTL).renew(false)).await;
+    let late = Duration::from_millis(400);
+
+    // No renewal gives the whole ttl, because of the drift allowance: this always asks.
+    let (outcome, ()) = tokio::join!(guard.ensure(TTL), async {
+        let (_, reply) = store.renewal().await;
+        tokio::time::sleep(late).await; // the reply is late; no event stands for that
+        reply
+            .send(Ok(vec![Renewed::Granted { valid_for: TTL }]))
+            .unwrap();
+    });
+
+    assert_eq!(kind(outcome), ErrorKind::Config);
+    assert!(guard.remaining() <= TTL - late, "{:?}", guard.remaining());
+}
+
+/// P4: so that two renewals may fail before the lease is at risk.
+async fn a_renewal_goes_out_after_a_third_of_the_lease(_: Store) {
+    let (locks, mut store) = played();
+    let ttl = 3 * TTL;
+    let guard = store.grant(&locks.mutex("a").ttl(ttl)).await;
+    for _ in 0..2 {
+        let (_, reply) = store.renewal().await;
+        let left = guard.remaining();
+        // 2 s by the rule, jitter and drift aside.
+        assert!(
+            left > Duration::from_millis(1500) && left < Duration::from_millis(2200),
+            "{left:?}"
+        );
+        reply
+            .send(Ok(vec![Renewed::Granted { valid_for: ttl }]))
+            .unwrap();
+    }
+}
+
+/// Section 4: the wake-up alone is the hand-over, if enough of the ticket's own lease is left.
+async fn a_place_in_line_that_has_aged_is_renewed_before_it_is_handed_out(_: Store) {
+    let (locks, mut store) = played();
+    let lock = locks.mutex("a").ttl(TTL);
+    let mut task = tokio::spawn(async move { lock.acquire().await });
+    let (request, reply) = store.enqueue().await;
+    reply.send(Ok(waiting(TTL, None))).unwrap();
+    let (_, _never_answered) = store.renewal().await;
+    tokio::time::sleep(TTL * 3 / 10).await; // the ticket ages; no event stands for that
+    let events = Arc::clone(&store.events.lock().unwrap()[0]);
+    events.granted(Wake {
+        id: request.id,
+        ticket: 7,
+    });
+
+    // Handed out as it was, it would have a third of its ttl left.
+    let guard = loop {
+        tokio::select! {
+            handed_out = &mut task => break handed_out.unwrap().unwrap(),
+            (_, reply) = store.renewal() => {
+                // Nobody may want the answer any more.
+                let _ = reply.send(Ok(vec![Renewed::Granted { valid_for: TTL }]));
+            }
+        }
+    };
+
+    assert!(guard.remaining() > TTL / 2, "{:?}", guard.remaining());
+}
+
+/// S3: a holder that died says nothing; who waits looks when its lease is over, also if it was renewed in between.
+async fn a_waiter_asks_again_each_time_the_holders_lease_may_be_over(_: Store) {
+    let (locks, mut store) = played();
+    let lock = locks.mutex("a").ttl(60 * TTL).wait(SOON);
+    let _task = tokio::spawn(async move { lock.acquire().await });
+    let recheck_in = Duration::from_millis(200);
+    let (_, reply) = store.enqueue().await;
+    let mut told = Instant::now();
+    reply.send(Ok(waiting(60 * TTL, Some(recheck_in)))).unwrap();
+    for _ in 0..3 {
+        let (_, reply) = store.renewal().await;
+        // The ordinary renewals are 20 s apart.
+        let after = told.elapsed();
+        assert!(
+            after >= recheck_in * 9 / 10 && after < recheck_in + TTL,
+            "{after:?}"
+        );
+        told = Instant::now();
+        reply
+            .send(Ok(vec![Renewed::Waiting {
+                valid_for: 60 * TTL,
+                recheck_in: Some(recheck_in),
+            }]))
+            .unwrap();
+    }
+}
+
+/// P8: `Config` says that trying again will not help.
+async fn a_mistake_is_not_asked_for_again(_: Store) {
+    let (locks, mut store) = played();
+    let task = begin(&locks, "a");
+    let (_, reply) = store.enqueue().await;
+    reply
+        .send(Err(StoreError::new(Fault::Config, "no rights")))
+        .unwrap();
+
+    assert_eq!(kind(task.await.unwrap()), ErrorKind::Config);
+    assert!(store.asked.try_recv().is_err(), "asked again");
+}
+
+/// H33: release takes a lease out of later batches first.
+async fn a_lease_that_is_being_released_is_not_renewed(_: Store) {
+    for dropped in [true, false] {
+        let (locks, mut store) = played();
+        let leaving = store.grant(&locks.mutex("leaving").ttl(TTL)).await;
+        // Its renewal is due with the other's.
+        let _staying = store.grant(&locks.mutex("staying").ttl(TTL)).await;
+        if dropped {
+            drop(leaving);
+        } else {
+            tokio::spawn(leaving.release());
+        }
+        let Asked::Release(_, _not_answered_yet) = store.next().await else {
+            panic!("not a release");
+        };
+
+        let (tickets, _) = store.renewal().await;
+
+        let renewed: Vec<&str> = tickets
+            .iter()
+            .map(|request| request.name.as_str())
+            .collect();
+        assert_eq!(renewed, ["staying"], "dropped: {dropped}");
+    }
+}
+
+/// P3.
+async fn an_acknowledgement_that_comes_after_the_deadline_leads_to_a_release(_: Store) {
+    let (locks, mut store) = played();
+    for _ in 0..20 {
+        let guard = store.grant(&locks.mutex("a").ttl(TTL)).await;
+        let (_, mut last_asked) = store.renewal().await;
+        loop {
+            tokio::select! {
+                biased;
+                (_, reply) = store.renewal() => last_asked = reply,
+                reason = guard.lost() => break assert_eq!(reason, LostReason::Expired),
+            }
+        }
+        let late = last_asked.send(Ok(vec![Renewed::Granted {
+            valid_for: 10 * TTL,
+        }]));
+        if late.is_ok() {
+            assert_eq!(store.release().await.request.name.as_str(), "a");
+            assert!(!guard.is_valid());
+            return;
+        }
+        // The attempt was over before the lease was; its successor would have come after.
+        drop(guard);
+        store.release().await;
+    }
+    panic!("no attempt was under way at the deadline");
+}
+
+/// P4: a script of the store's must stay short.
+async fn after_a_gap_everything_is_asked_after_a_hundred_at_a_time(_: Store) {
+    let (locks, mut store) = played();
+    let mut guards = Vec::new();
+    for number in 0..250 {
+        guards.push(store.grant(&locks.mutex(format!("n{number}"))).await);
+    }
+    let events = Arc::clone(&store.events.lock().unwrap()[0]);
+
+    events.gap();
+
+    let mut sizes = Vec::new();
+    while sizes.iter().sum::<usize>() < guards.len() {
+        let (tickets, reply) = store.renewal().await;
+        sizes.push(tickets.len());
+        let answers = tickets.iter().map(|request| Renewed::Granted {
+            valid_for: request.ttl,
+        });
+        reply.send(Ok(answers.collect())).unwrap();
+    }
+    sizes.sort_unstable(); // the order in which they go out is nobody's business
+    assert_eq!(sizes, [50, 100, 100]);
+}
