@@ -73,7 +73,7 @@ mod table;
 mod token;
 
 pub use backend::Place;
-pub use config::Builder;
+pub use config::{Builder, Fair};
 pub use error::{Error, ErrorKind, LostReason};
 pub use guard::{Guard, Held, Release};
 pub use lock::{Lock, OnLost, Wait};

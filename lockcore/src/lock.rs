@@ -107,8 +107,8 @@ impl Lock {
             })
         });
         Self {
-            ttl: client.ttl,
-            wait: client.wait,
+            ttl: client.defaults.ttl,
+            wait: client.defaults.wait,
             client: Arc::clone(client),
             what,
             renew: true,

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::backend::{Backend, Place};
 use crate::clock::Clock;
-use crate::config::Builder;
+use crate::config::{Builder, Fair};
 use crate::error::Error;
 use crate::keeper::Keeper;
 use crate::lock::{Lock, Wait};
@@ -40,12 +40,19 @@ pub struct Locks(Arc<Client>);
 /// What all handles of one client share.
 pub(crate) struct Client {
     pub(crate) shared: Arc<Shared>,
-    pub(crate) ttl: Duration,
-    pub(crate) wait: Wait,
+    pub(crate) defaults: Defaults,
     /// `host/pid/client`, for [`Locks::inspect`].
     pub(crate) owner: Arc<str>,
     /// Ends the thread when the last handle goes.
     _keeper: Keeper,
+}
+
+/// What a lock does that does not say otherwise.
+#[derive(Debug)]
+pub(crate) struct Defaults {
+    pub(crate) ttl: Duration,
+    pub(crate) wait: Wait,
+    pub(crate) fair: Fair,
 }
 
 impl Locks {
@@ -88,15 +95,13 @@ impl Locks {
         backend: Arc<dyn Backend>,
         clock: Clock,
         namespace: Namespace,
-        ttl: Duration,
-        wait: Wait,
+        defaults: Defaults,
         op_timeout: Duration,
     ) -> Result<Self, Error> {
         let (keeper, shared) = Keeper::start(backend, clock, namespace, op_timeout)?;
         Ok(Self(Arc::new(Client {
             shared,
-            ttl,
-            wait,
+            defaults,
             owner: owner(),
             _keeper: keeper,
         })))
@@ -211,6 +216,7 @@ impl fmt::Debug for Client {
         f.debug_struct("Client")
             .field("namespace", &self.shared.namespace.as_str())
             .field("owner", &self.owner)
+            .field("fair", &self.defaults.fair)
             .finish_non_exhaustive()
     }
 }

@@ -30,6 +30,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::error::Error;
 use crate::name::Name;
 use crate::request::{Id, Request};
 pub use events::Events;
@@ -76,6 +77,16 @@ pub trait Connection: fmt::Debug + Send + Sync + 'static {
     ///
     /// What may not be read is passed over.
     fn check(&self) -> Answer<Vec<String>>;
+}
+
+/// The store that a URL names, to be wrapped in one of your own: see
+/// [`Locks::with_backend`](crate::Locks::with_backend). Nothing is connected yet.
+///
+/// # Errors
+///
+/// As [`Locks::connect`](crate::Locks::connect).
+pub fn open(url: &str) -> Result<Arc<dyn Backend>, Error> {
+    crate::connect::open(url)
 }
 
 /// What a store can promise; the behaviour suite runs the facts that apply.
