@@ -1,5 +1,6 @@
-//! The acquire loop: take a ticket, stand in line, and give up cleanly. Keeping a lease alive is in
-//! `keeper`; what the user holds is in `guard`.
+//! The acquire loop: take a ticket, stand in line, and give up cleanly. Who of this process's tasks
+//! goes through it is in `local`; keeping a lease alive is in `keeper`; what the user holds is in
+//! `guard`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,49 +10,128 @@ use crate::clock::Instant;
 use crate::error::Error;
 use crate::guard::Guard;
 use crate::lease::Lease;
+use crate::local::{Arrived, Baton};
 use crate::lock::{Order, Wait};
 use crate::request::{Id, Request};
 use crate::shared::{Shared, Where, jittered};
 use crate::table::{Cleanup, Stage};
 
-/// Takes the lock that `order` describes; `None` does not wait.
+/// Takes the lock that `order` describes.
 ///
-/// Dropping the future at any point leaves nothing behind: see [`Pending`].
-pub(crate) async fn acquire(order: &Order<'_>, wait: Option<Wait>) -> Result<Guard, Error> {
+/// Dropping the future at any point leaves nothing behind: see [`Pending`], and [`local`] for who
+/// waits in memory.
+///
+/// [`local`]: crate::local
+pub(crate) async fn acquire(order: &Order<'_>, budget: &Budget) -> Result<Guard, Error> {
     let shared = &order.client.shared;
-    let started = shared.clock.now();
-    let wait = wait.filter(|wait| *wait != Wait::For(Duration::ZERO));
-    let one_operation = started.after(shared.op_timeout);
-    let give_up = match wait {
-        None => one_operation,
-        Some(Wait::For(budget)) => started.after(budget),
-        Some(Wait::Forever) => Instant::FAR_FUTURE,
+    let guard = match in_this_process(order, budget).await? {
+        Some(Baton::Share(share)) => Guard::of_share(share, order),
+        Some(Baton::Errand(mut errand)) => {
+            match at_the_store(order, budget, &mut errand.pending).await {
+                Ok(lease) => Guard::of_share(errand.granted(lease), order),
+                Err(error) => {
+                    errand.failed(&error);
+                    return Err(error);
+                }
+            }
+        }
+        Some(Baton::Refused(error)) => return Err(error),
+        None => Guard::of_ticket(at_the_store(order, budget, &mut None).await?, order),
     };
+    let waited = budget.started.until(shared.clock.now());
+    tracing::debug!(token = %guard.token(), ?waited, "lock granted");
+    Ok(guard)
+}
+
+/// The time that a caller gives.
+pub(crate) struct Budget {
+    started: Instant,
+    pub(crate) give_up: Instant,
+    pub(crate) waits: bool,
+}
+
+impl Budget {
+    /// From now on; `None` does not wait.
+    pub(crate) fn new(order: &Order<'_>, wait: Option<Wait>) -> Self {
+        let shared = &order.client.shared;
+        let started = shared.clock.now();
+        let wait = wait.filter(|wait| *wait != Wait::For(Duration::ZERO));
+        Self {
+            started,
+            give_up: match wait {
+                None => started.after(shared.op_timeout),
+                Some(Wait::For(budget)) => started.after(budget),
+                Some(Wait::Forever) => Instant::FAR_FUTURE,
+            },
+            waits: wait.is_some(),
+        }
+    }
+
+    pub(crate) fn timeout(&self, order: &Order<'_>) -> Error {
+        Error::timeout(self.started.until(order.client.shared.clock.now()))
+    }
+}
+
+/// Queues with the tasks of this process. `None`: this one takes a ticket of its own.
+async fn in_this_process(order: &Order<'_>, budget: &Budget) -> Result<Option<Baton>, Error> {
+    if !order.is_shareable() {
+        return Ok(None);
+    }
+    let shared = &order.client.shared;
+    let exclusive = order.is_exclusive();
+    let arrived = shared
+        .lanes
+        .arrive(shared, order.name, order.ttl, exclusive, budget.waits);
+    match arrived {
+        Arrived::Given(baton) => Ok(Some(baton)),
+        Arrived::Stranger => Ok(None),
+        Arrived::Busy(remaining) => Err(Error::busy(remaining)),
+        // Dropped here, or late: the place in line goes, and what it was given passes itself on.
+        Arrived::Waits(waiting) => match shared.by(budget.give_up, waiting).await {
+            Some(baton) => Ok(Some(baton)),
+            None => Err(budget.timeout(order)),
+        },
+    }
+}
+
+/// Takes a ticket at the store, or goes on with the one in `place`, and waits until it is granted.
+/// What is in `place` when this ends without a lease is given up when it is dropped.
+async fn at_the_store(
+    order: &Order<'_>,
+    budget: &Budget,
+    place: &mut Option<Pending>,
+) -> Result<Arc<Lease>, Error> {
+    let shared = &order.client.shared;
     // A store that is down fails the first try within one operation timeout, so that callers do
     // not pile up in front of it. Who stood in line already may use his whole budget to get back.
-    let mut enqueue_by = give_up.min(one_operation);
+    let one_operation = shared.clock.now().after(shared.op_timeout);
+    let mut enqueue_by = budget.give_up.min(one_operation);
     loop {
-        let mut pending = Pending::arm(order, wait.is_some())?;
-        let turn = match pending.enqueue(enqueue_by).await? {
-            Turn::Waits => pending.stand_in_line(give_up).await,
-            turn => turn,
+        let turn = match place {
+            Some(pending) => pending.stand_in_line(budget.give_up).await,
+            None => {
+                let pending = place.insert(Pending::arm(order, budget.waits)?);
+                pending.enqueue(enqueue_by).await?
+            }
         };
         match turn {
             Turn::Granted => {
-                let guard = pending.into_guard(order);
-                let waited = started.until(shared.clock.now());
-                tracing::debug!(token = %guard.token(), ?waited, "lock granted");
-                return Ok(guard);
+                // The slot is full: `turn` came from it.
+                if let Some(pending) = place.take() {
+                    return Ok(pending.into_lease());
+                }
             }
+            Turn::Waits if shared.clock.now() >= budget.give_up => {
+                return Err(budget.timeout(order));
+            }
+            Turn::Waits => {}
             Turn::PlaceLost => {
-                enqueue_by = give_up;
+                *place = None;
+                enqueue_by = budget.give_up;
+                if shared.clock.now() >= enqueue_by {
+                    return Err(budget.timeout(order));
+                }
             }
-            Turn::Waits => {
-                return Err(Error::timeout(started.until(shared.clock.now())));
-            }
-        }
-        if shared.clock.now() >= enqueue_by {
-            return Err(Error::timeout(started.until(shared.clock.now())));
         }
     }
 }
@@ -73,7 +153,7 @@ enum Turn {
 ///   overtake the enqueue;
 /// - sent, and given up without a reply: the release leaves a mark that a late enqueue obeys;
 /// - in line or granted: the keeper releases.
-struct Pending {
+pub(crate) struct Pending {
     shared: Arc<Shared>,
     lease: Arc<Lease>,
     /// The enqueue that is under way.
@@ -258,10 +338,16 @@ impl Pending {
         }
     }
 
-    fn into_guard(mut self, order: &Order<'_>) -> Guard {
-        // Nothing can fail or be dropped between these two lines.
+    /// Whether this is a place in the store's line that somebody else can stand in.
+    pub(crate) fn is_in_line(&self) -> bool {
+        let lost = self.lease.lost(self.shared.clock.now());
+        self.has_ticket && self.asking.is_none() && lost.is_none()
+    }
+
+    /// The caller is responsible for the lease from here on; the keeper goes on with its care.
+    fn into_lease(mut self) -> Arc<Lease> {
         self.handed_over = true;
-        Guard::new(Arc::clone(&self.lease), order)
+        Arc::clone(&self.lease)
     }
 
     /// An error of the store as the caller sees it: if any try may have been carried out, its fate

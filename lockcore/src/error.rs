@@ -34,6 +34,10 @@ pub enum ErrorKind {
     Unknown,
     /// The name is in use with another capacity. Nothing is held.
     CapacityMismatch,
+    /// The caller himself is what stands in the way: he asks for the write side while he holds the
+    /// read side, or again for a lock that is not [reentrant](crate::Lock::reentrant). What he held
+    /// he still holds.
+    WouldDeadlock,
     /// A mistake in URL, credentials, name, or duration: trying again will not help.
     Config,
 }
@@ -50,6 +54,8 @@ pub enum LostReason {
     Shutdown,
     /// It was held as long as [`Lock::max_hold`](crate::Lock::max_hold) allows.
     MaxHold,
+    /// It was released: this is a [`Held`](crate::Held) that has outlived its guard.
+    Released,
 }
 
 impl Error {
@@ -121,8 +127,13 @@ impl Error {
             LostReason::Taken => "lost: the store does not know the ticket any more",
             LostReason::Shutdown => "lost: the client was shut down",
             LostReason::MaxHold => "lost: held as long as max_hold allows",
+            LostReason::Released => "released: this is a view that has outlived its guard",
         };
         Self::new(ErrorKind::Lost(reason), message)
+    }
+
+    pub(crate) fn would_deadlock(message: &str) -> Self {
+        Self::new(ErrorKind::WouldDeadlock, message)
     }
 
     pub(crate) fn capacity_mismatch(asked: u32, in_use: u32) -> Self {
@@ -141,6 +152,19 @@ impl Error {
                 meaning(in_use)
             ),
         )
+    }
+
+    /// The same trouble as it is for somebody who has not asked yet; `None` if it is not the store's.
+    pub(crate) fn as_refusal(&self) -> Option<Self> {
+        match self.0.kind {
+            ErrorKind::Unavailable | ErrorKind::Config => Some(self.clone()),
+            ErrorKind::Unknown => Some(Self::unavailable(self.0.message.clone())),
+            ErrorKind::Busy
+            | ErrorKind::Timeout
+            | ErrorKind::Lost(_)
+            | ErrorKind::CapacityMismatch
+            | ErrorKind::WouldDeadlock => None,
+        }
     }
 
     /// The failure of a request that takes nothing.

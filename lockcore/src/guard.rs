@@ -2,15 +2,21 @@
 
 use std::fmt;
 use std::ops::Deref;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::backend::{Departure, Released};
 use crate::clock::Instant;
 use crate::error::{Error, LostReason};
 use crate::lease::Lease;
+use crate::local::Share;
 use crate::lock::{OnLost, Order};
 use crate::locks::Client;
+use crate::name::Name;
+use crate::request::FULL;
 use crate::shared::{Shared, Where};
 use crate::table::{Cleanup, Stage};
 use crate::token::FencingToken;
@@ -19,13 +25,35 @@ use crate::token::FencingToken;
 ///
 /// Clones are views of the same lock. A view never releases; it may outlive the lock, and says so.
 #[derive(Clone)]
-pub struct Held(Arc<Inner>);
+pub struct Held(Arc<Hold>);
 
-struct Inner {
+/// One hold of a lock: the guards that share it, and what is given back when the last is gone.
+struct Hold {
     lease: Arc<Lease>,
+    token: FencingToken,
+    exclusive: bool,
     client: Arc<Client>,
     on_lost: OnLost,
+    /// Zero is final.
+    guards: AtomicU32,
+    /// `None` once it has been given back.
+    source: Mutex<Option<Source>>,
+    /// Made by the first inner hold; as many permits as the lock has.
+    turns: OnceLock<Arc<Semaphore>>,
 }
+
+/// Where a hold comes from, and so what its end means.
+enum Source {
+    /// A ticket of its own.
+    Ticket,
+    /// A ticket that others in this process may use after it, or with it.
+    Share(Share),
+    /// Another hold of the same lock, whose scope this was taken in.
+    Outer(Guard, Option<Turn>),
+}
+
+/// Inner holds that exclude each other have one at a time.
+pub(crate) type Turn = OwnedSemaphorePermit;
 
 impl Held {
     /// The name of the lock, as it was given.
@@ -37,7 +65,7 @@ impl Held {
     /// The fencing token: pass it on with every write, and let the resource refuse lower ones.
     #[must_use]
     pub fn token(&self) -> FencingToken {
-        FencingToken::of_ticket(self.0.lease.ticket())
+        self.0.token
     }
 
     /// Whether the lock is held at this moment, by the local deadline.
@@ -54,6 +82,9 @@ impl Held {
     /// With renewal on this rises again at every renewal.
     #[must_use]
     pub fn remaining(&self) -> Duration {
+        if self.is_over() {
+            return Duration::ZERO;
+        }
         let now = self.shared().clock.now();
         now.until(self.0.lease.deadline())
     }
@@ -64,7 +95,12 @@ impl Held {
     ///
     /// Safe: it only waits.
     pub async fn lost(&self) -> LostReason {
-        self.0.lease.until_lost(&self.shared().clock).await
+        let reason = self.0.lease.until_lost(&self.shared().clock).await;
+        if self.is_over() {
+            // Lost by somebody else, whom the ticket was passed on to.
+            return std::future::pending().await;
+        }
+        reason
     }
 
     /// Makes sure that the lock is held for `duration` from now on, renewing it if less remains:
@@ -110,7 +146,42 @@ impl Held {
     }
 
     pub(crate) fn lost_reason(&self) -> Option<LostReason> {
+        if self.is_over() {
+            return Some(LostReason::Released);
+        }
         self.0.lease.lost(self.shared().clock.now())
+    }
+
+    /// Whether the last guard is gone.
+    fn is_over(&self) -> bool {
+        self.0.guards.load(Ordering::SeqCst) == 0
+    }
+
+    /// Another guard of the same hold, while there is one.
+    pub(crate) fn guard(&self) -> Option<Guard> {
+        let one_more = |guards: u32| (guards > 0).then(|| guards.checked_add(1))?;
+        self.0
+            .guards
+            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, one_more)
+            .ok()?;
+        Some(Guard {
+            held: self.clone(),
+            over: false,
+        })
+    }
+
+    pub(crate) fn is_exclusive(&self) -> bool {
+        self.0.exclusive
+    }
+
+    pub(crate) fn is_of(&self, client: &Arc<Client>, name: &Name) -> bool {
+        Arc::ptr_eq(&self.0.client, client) && self.0.lease.request.name == *name
+    }
+
+    /// What inner holds wait for before they begin.
+    pub(crate) fn turns(&self) -> Arc<Semaphore> {
+        let all = || Arc::new(Semaphore::new(FULL.get() as usize));
+        Arc::clone(self.0.turns.get_or_init(all))
     }
 
     pub(crate) fn on_lost(&self) -> OnLost {
@@ -153,8 +224,8 @@ impl fmt::Debug for Held {
 #[must_use = "the lock is released as soon as the guard is dropped; bind it to a variable"]
 pub struct Guard {
     held: Held,
-    /// The store has confirmed that the ticket is gone.
-    gone: bool,
+    /// It does not count any more.
+    over: bool,
 }
 
 /// What [`Guard::release`] found.
@@ -167,23 +238,45 @@ pub enum Release {
 }
 
 impl Guard {
-    pub(crate) fn new(lease: Arc<Lease>, order: &Order<'_>) -> Self {
+    /// Of a ticket that the store has just granted, and that nobody else uses.
+    pub(crate) fn of_ticket(lease: Arc<Lease>, order: &Order<'_>) -> Self {
         let shared = &order.client.shared;
         if let Some(limit) = order.max_hold {
             lease.end_at(shared.clock.now().after(limit));
         }
-        let due = if lease.wants_renewal() {
-            Shared::renewal_time(&lease, lease.request.ttl)
-        } else {
-            Instant::FAR_FUTURE // the keeper only watches the deadline
-        };
-        shared.entrust(lease.request.id, Stage::Held, due);
-        let held = Held(Arc::new(Inner {
+        shared.entrust_held(&lease);
+        let token = FencingToken::of_ticket(lease.ticket(), 0);
+        Self::new(lease, token, Source::Ticket, order)
+    }
+
+    /// Of a ticket that others of this process may have used before.
+    pub(crate) fn of_share(share: Share, order: &Order<'_>) -> Self {
+        let lease = Arc::clone(share.lease());
+        let token = FencingToken::of_ticket(lease.ticket(), share.hand_overs());
+        Self::new(lease, token, Source::Share(share), order)
+    }
+
+    /// Of a lock that `outer` holds already.
+    pub(crate) fn inside(outer: Guard, turn: Option<Turn>, order: &Order<'_>) -> Self {
+        let (lease, token) = (Arc::clone(&outer.0.lease), outer.token());
+        Self::new(lease, token, Source::Outer(outer, turn), order)
+    }
+
+    fn new(lease: Arc<Lease>, token: FencingToken, source: Source, order: &Order<'_>) -> Self {
+        let hold = Hold {
             lease,
+            token,
+            exclusive: order.is_exclusive(),
             client: Arc::clone(order.client),
             on_lost: order.on_lost,
-        }));
-        Self { held, gone: false }
+            guards: AtomicU32::new(1),
+            source: Mutex::new(Some(source)),
+            turns: OnceLock::new(),
+        };
+        Self {
+            held: Held(Arc::new(hold)),
+            over: false,
+        }
     }
 
     /// A view that can be cloned and passed on.
@@ -192,7 +285,23 @@ impl Guard {
         self.held.clone()
     }
 
-    /// Releases the lock and waits for the store's answer, at most one operation timeout.
+    /// A second guard of the same hold, without asking anybody: the lock is given back when the
+    /// last of them is gone. For work that is split up; it does not keep the parts apart.
+    ///
+    /// # Errors
+    ///
+    /// [`Lost`](crate::ErrorKind::Lost).
+    pub fn reenter(&self) -> Result<Guard, Error> {
+        if let Some(reason) = self.lost_reason() {
+            return Err(Error::lost(reason).of_name(self.name()));
+        }
+        let released = || Error::lost(LostReason::Released).of_name(self.name());
+        self.held.guard().ok_or_else(released)
+    }
+
+    /// Releases the lock and waits for the store's answer, at most one operation timeout. There is
+    /// nothing to wait for where the lock is passed on inside this process, and where another guard
+    /// of the same hold is left.
     ///
     /// # Errors
     ///
@@ -203,39 +312,41 @@ impl Guard {
     ///
     /// Dropping the future hands the release to the keeper, as dropping the guard does.
     pub async fn release(mut self) -> Result<Release, Error> {
-        let shared = Arc::clone(self.held.shared());
-        let lease = Arc::clone(&self.held.0.lease);
-        let lost_before = self.held.lost_reason().is_some();
-        // No later batch renews it. Until the answer is here, `self` is what is responsible: if
-        // this future is dropped, its drop releases once more, which finds nothing.
-        shared.entrust(lease.request.id, Stage::Leaving, Instant::FAR_FUTURE);
-        let departure = Departure {
-            request: Arc::clone(&lease.request),
-            enqueue_may_follow: lease.is_ambiguous(),
-        };
-        let by = shared.clock.now().after(shared.op_timeout);
-        let answer = shared
-            .operate(Where::Here, by, |connection| {
-                connection.release(vec![departure])
-            })
-            .await;
-        let found = match answer.map(|(_, answers)| answers.first().copied()) {
-            Ok(Some(Released::Released)) => true,
-            Ok(Some(Released::NotFound)) => false,
-            Ok(Some(Released::Failed) | None) => {
-                let error = Error::unknown("the store could not say whether the lock is released");
-                return Err(error.of_name(self.held.name()));
+        let lost_before = self.lost_reason().is_some();
+        let at_the_store = match self.end() {
+            None => false,
+            Some(Source::Ticket) => true,
+            Some(Source::Share(share)) => share.leave(),
+            Some(Source::Outer(outer, turn)) => {
+                drop(turn);
+                // Boxed, or this future would contain itself.
+                return Box::pin(outer.release()).await;
             }
-            Err(error) => return Err(Error::from(error).of_name(self.held.name())),
         };
-        self.gone = true;
-        shared.disarm(lease.request.id);
-        tracing::debug!(lock = %lease.request.name, token = %self.token(), found, "lock released");
+        let (lock, token) = (self.name(), self.token());
+        let mut found = true;
+        if at_the_store {
+            found = Departing::of(&self.held).release().await?;
+        }
+        tracing::debug!(lock, %token, found, at_the_store, "lock released");
         Ok(if found && !lost_before {
             Release::Released
         } else {
             Release::AlreadyLost
         })
+    }
+
+    /// Ends this guard. Returns what is to be given back if it was the last of its hold.
+    fn end(&mut self) -> Option<Source> {
+        if std::mem::replace(&mut self.over, true) {
+            return None;
+        }
+        let hold = &self.held.0;
+        if hold.guards.fetch_sub(1, Ordering::SeqCst) > 1 {
+            return None;
+        }
+        let mut source = hold.source.lock().unwrap_or_else(PoisonError::into_inner);
+        source.take()
     }
 }
 
@@ -249,15 +360,72 @@ impl Deref for Guard {
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        if self.gone {
+        let Some(source) = self.end() else {
             return;
+        };
+        tracing::debug!(lock = self.name(), token = %self.token(), "lock released in the background");
+        match source {
+            Source::Ticket => self.shared().clean_up(Cleanup::of(self.lease())),
+            // Their drops give back.
+            Source::Share(share) => drop(share),
+            Source::Outer(outer, turn) => drop((turn, outer)),
         }
-        let lease = &self.held.0.lease;
-        tracing::debug!(lock = %lease.request.name, token = %self.token(), "lock released in the background");
-        self.held.shared().clean_up(Cleanup {
+    }
+}
+
+/// A ticket that its last user is releasing at the store. If that is not acknowledged, for whatever
+/// reason, its drop hands the ticket to the keeper.
+struct Departing<'a> {
+    held: &'a Held,
+    acknowledged: bool,
+}
+
+impl<'a> Departing<'a> {
+    fn of(held: &'a Held) -> Self {
+        let lease = &held.0.lease;
+        // No later batch renews it.
+        held.shared()
+            .entrust(lease.request.id, Stage::Leaving, Instant::FAR_FUTURE);
+        Self {
+            held,
+            acknowledged: false,
+        }
+    }
+
+    /// Returns whether the ticket was there.
+    async fn release(mut self) -> Result<bool, Error> {
+        let (shared, lease) = (self.held.shared(), &self.held.0.lease);
+        let departure = Departure {
             request: Arc::clone(&lease.request),
-            ambiguous: lease.is_ambiguous(),
-            after: None,
-        });
+            enqueue_may_follow: lease.is_ambiguous(),
+        };
+        let by = shared.clock.now().after(shared.op_timeout);
+        let answer = shared
+            .operate(Where::Here, by, |connection| {
+                connection.release(vec![departure])
+            })
+            .await;
+        let error = match answer.map(|(_, answers)| answers.first().copied()) {
+            Ok(Some(released @ (Released::Released | Released::NotFound))) => {
+                self.acknowledged = true;
+                shared.disarm(lease.request.id);
+                return Ok(released == Released::Released);
+            }
+            Ok(Some(Released::Failed) | None) => {
+                Error::unknown("the store could not say whether the lock is released")
+            }
+            Err(error) => Error::from(error),
+        };
+        Err(error.of_name(self.held.name()))
+    }
+}
+
+impl Drop for Departing<'_> {
+    fn drop(&mut self) {
+        if !self.acknowledged {
+            // Releases once more if the first request has arrived, which finds nothing.
+            let lease = &self.held.0.lease;
+            self.held.shared().clean_up(Cleanup::of(lease));
+        }
     }
 }

@@ -15,7 +15,7 @@ use crate::clock::Clock;
 use crate::error::{Error, LostReason};
 use crate::lease::Lease;
 use crate::name::Namespace;
-use crate::shared::{Shared, Where, jittered, tell_loss};
+use crate::shared::{Shared, Where, jittered};
 use crate::table::{BATCH, Cleanup, Phase};
 
 /// The longest sleep while something is due. Timers stand still while the machine is suspended and
@@ -38,6 +38,7 @@ impl Keeper {
         clock: Clock,
         namespace: Namespace,
         op_timeout: Duration,
+        own_for: Duration,
     ) -> Result<(Self, Arc<Shared>), Error> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -46,7 +47,9 @@ impl Keeper {
                 Error::unavailable(format!("cannot start the keeper's runtime: {error}"))
             })?;
         let keeper = runtime.handle().clone();
-        let shared = Arc::new(Shared::new(backend, clock, namespace, op_timeout, keeper));
+        let shared = Arc::new(Shared::new(
+            backend, clock, namespace, op_timeout, own_for, keeper,
+        ));
         let (end, ended) = mpsc::channel();
         let for_thread = Arc::clone(&shared);
         let thread = std::thread::Builder::new()
@@ -99,7 +102,7 @@ async fn keep(shared: &Arc<Shared>) {
         for (lease, stage) in round.expired.drain(..) {
             // Marks the loss and fires its signal, also while a renewal hangs.
             if let Some(reason @ (LostReason::Expired | LostReason::MaxHold)) = lease.lost(now) {
-                tell_loss(&lease, stage, reason);
+                shared.lost(&lease, stage, reason);
             }
         }
         for batch in round.renew.chunks(BATCH) {

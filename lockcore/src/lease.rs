@@ -210,6 +210,7 @@ const fn reason_code(reason: LostReason) -> u8 {
         LostReason::Taken => 2,
         LostReason::Shutdown => 3,
         LostReason::MaxHold => 4,
+        LostReason::Released => 5, // a view finds it, no lease is lost by it
     }
 }
 

@@ -6,11 +6,14 @@ use std::time::Duration;
 
 use tracing::Instrument;
 
-use crate::acquire;
+use crate::acquire::{self, Budget};
+use crate::config::Fair;
 use crate::error::Error;
 use crate::guard::{Guard, Held};
 use crate::locks::Client;
 use crate::name::Name;
+use crate::request::FULL;
+use crate::scope;
 
 /// Below this the drift allowance and one round trip leave nothing of the lease.
 pub(crate) const SHORTEST_TTL: Duration = Duration::from_millis(50);
@@ -69,6 +72,7 @@ pub struct Lock {
     wait: Wait,
     renew: bool,
     max_hold: Option<Duration>,
+    reentrant: bool,
     on_lost: OnLost,
     label: Option<&'static str>,
 }
@@ -89,7 +93,22 @@ pub(crate) struct Order<'a> {
     pub(crate) ttl: Duration,
     pub(crate) renew: bool,
     pub(crate) max_hold: Option<Duration>,
+    pub(crate) reentrant: bool,
     pub(crate) on_lost: OnLost,
+}
+
+impl Order<'_> {
+    /// A mutex, or the write side of a read/write lock.
+    pub(crate) fn is_exclusive(&self) -> bool {
+        self.permits == FULL
+    }
+
+    /// Whether it can be passed on between the tasks of this process. A lease of its own length, or
+    /// with an end of its own, cannot; and permits of a semaphore are counted at the store.
+    pub(crate) fn is_shareable(&self) -> bool {
+        let local = matches!(self.client.defaults.fair, Fair::Local(_));
+        local && self.capacity == FULL && self.renew && self.max_hold.is_none()
+    }
 }
 
 impl Lock {
@@ -113,6 +132,7 @@ impl Lock {
             what,
             renew: true,
             max_hold: None,
+            reentrant: true,
             on_lost: OnLost::default(),
             label: None,
         }
@@ -149,6 +169,19 @@ impl Lock {
         self
     }
 
+    /// Whether code that runs under this lock may take it again. It is then held by both, with the
+    /// same token, and the store is not asked; several parts that do so at once, as in a `join!`,
+    /// take turns. If not, asking again is [`WouldDeadlock`](crate::ErrorKind::WouldDeadlock) at
+    /// once. Default: true.
+    ///
+    /// "Runs under" means inside [`run`](Self::run), [`Held::while_held`] or [`Held::scope`]; a bare
+    /// [`Guard`] is taken again by [`Guard::reenter`] only. Semaphores are not re-entered: each
+    /// request takes permits.
+    pub fn reentrant(mut self, yes: bool) -> Self {
+        self.reentrant = yes;
+        self
+    }
+
     /// What happens to work under this lock when the lock is lost. Default: [`OnLost::Cancel`].
     pub fn on_lost(mut self, policy: OnLost) -> Self {
         self.on_lost = policy;
@@ -168,6 +201,7 @@ impl Lock {
     /// [`Timeout`](crate::ErrorKind::Timeout), [`Unavailable`](crate::ErrorKind::Unavailable),
     /// [`Unknown`](crate::ErrorKind::Unknown),
     /// [`CapacityMismatch`](crate::ErrorKind::CapacityMismatch),
+    /// [`WouldDeadlock`](crate::ErrorKind::WouldDeadlock),
     /// [`Config`](crate::ErrorKind::Config). A store that cannot be reached is reported after one
     /// operation timeout, not after the whole wait.
     ///
@@ -217,7 +251,18 @@ impl Lock {
         let order = self.order()?;
         let name = order.name;
         let span = tracing::debug_span!("acquire", lock = %name, label = self.label);
-        acquire::acquire(&order, wait)
+        let budget = Budget::new(&order, wait);
+        let outer = order
+            .can_reenter()
+            .then(|| scope::find(&self.client, name))
+            .flatten();
+        let guard = async {
+            match outer {
+                Some(outer) => scope::reenter(&order, outer, &budget).await,
+                None => acquire::acquire(&order, &budget).await,
+            }
+        };
+        guard
             .instrument(span)
             .await
             .map_err(|error| error.of_name(name.as_str()))
@@ -241,6 +286,7 @@ impl Lock {
             ttl: self.ttl,
             renew: self.renew,
             max_hold: self.max_hold,
+            reentrant: self.reentrant,
             on_lost: self.on_lost,
         })
     }

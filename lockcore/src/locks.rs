@@ -98,7 +98,11 @@ impl Locks {
         defaults: Defaults,
         op_timeout: Duration,
     ) -> Result<Self, Error> {
-        let (keeper, shared) = Keeper::start(backend, clock, namespace, op_timeout)?;
+        let own_for = match defaults.fair {
+            Fair::Local(bound) => bound,
+            Fair::Strict => Duration::ZERO,
+        };
+        let (keeper, shared) = Keeper::start(backend, clock, namespace, op_timeout, own_for)?;
         Ok(Self(Arc::new(Client {
             shared,
             defaults,
@@ -163,12 +167,16 @@ impl Locks {
         let shared = &self.0.shared;
         let by = shared.clock.now().after(shared.op_timeout);
         let looked_at = name.clone();
-        shared
+        let (_, mut places) = shared
             .operate(Where::Here, by, |connection| connection.inspect(looked_at))
             .await
-            .map(|(_, places)| places)
             // Nothing was asked that could have an unknown fate.
-            .map_err(|error| Error::unavailable_unless_config(error).of_name(name.as_str()))
+            .map_err(|error| Error::unavailable_unless_config(error).of_name(name.as_str()))?;
+        let ours = |place: &&mut Place| *place.owner == *self.0.owner;
+        if let Some(youngest) = places.iter_mut().rev().find(ours) {
+            youngest.local_waiters = shared.lanes.waiting(&name);
+        }
+        Ok(places)
     }
 
     /// Ends this client's work in an orderly way, for every clone of it: nothing new is taken,

@@ -72,6 +72,13 @@ pub struct Request {
     pub owner: Arc<str>,
 }
 
+impl Request {
+    /// Whether nobody else can hold the name: a mutex, or the write side of a read/write lock.
+    pub(crate) fn is_exclusive(&self) -> bool {
+        self.permits == FULL
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

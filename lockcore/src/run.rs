@@ -7,6 +7,7 @@ use std::task::Poll;
 use crate::error::{Error, LostReason};
 use crate::guard::{Guard, Held};
 use crate::lock::OnLost;
+use crate::scope;
 
 impl Guard {
     /// Runs `body` while the lock is held, then releases it and waits for that.
@@ -16,7 +17,10 @@ impl Guard {
     /// lock was asked with [`OnLost::Signal`]. A body that has returned keeps its result, even if
     /// the lock is found lost afterwards: an error then would make callers do the work twice.
     ///
-    /// What the body has *spawned*, and what blocks without awaiting, is not stopped.
+    /// Inside, asking for the same lock again re-enters it: see [`Lock::reentrant`](crate::Lock::reentrant).
+    ///
+    /// What the body has *spawned*, and what blocks without awaiting, is not stopped; but see
+    /// [`Held::scope`].
     ///
     /// # Errors
     ///
@@ -74,6 +78,7 @@ impl Held {
 
 /// Polls `body` as long as the lock is held.
 async fn while_held<F: Future>(held: &Held, body: F) -> Result<F::Output, LostReason> {
+    let body = scope::inside(held, body);
     if held.on_lost() == OnLost::Signal {
         return Ok(body.await);
     }

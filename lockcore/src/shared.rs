@@ -15,11 +15,11 @@ use crate::backend::{Answer, Backend, Connection, Fault, Renewed, StoreError, Wa
 use crate::clock::{Clock, Instant};
 use crate::error::{Error, LostReason};
 use crate::lease::{AlreadyLost, Lease};
+use crate::local::Lanes;
 use crate::name::Namespace;
 use crate::request::Id;
 use crate::supervise::{Link, Links, NotConnected};
 use crate::table::{Cleanup, Phase, Stage, Table, Tracked};
-use crate::token::FencingToken;
 
 /// What handles, guards, connections and the keeper's thread have in common.
 pub(crate) struct Shared {
@@ -31,6 +31,7 @@ pub(crate) struct Shared {
     /// Where the keeper's tasks run.
     pub(crate) keeper: tokio::runtime::Handle,
     pub(crate) links: Links,
+    pub(crate) lanes: Lanes,
     /// The highest ticket number that this client was told, on any name (P6).
     highest_seen: AtomicU64,
     table: Mutex<Table>,
@@ -56,6 +57,7 @@ impl Shared {
         clock: Clock,
         namespace: Namespace,
         op_timeout: Duration,
+        own_for: Duration,
         keeper: tokio::runtime::Handle,
     ) -> Self {
         Self {
@@ -65,6 +67,7 @@ impl Shared {
             op_timeout,
             keeper,
             links: Links::default(),
+            lanes: Lanes::new(own_for),
             highest_seen: AtomicU64::new(0),
             table: Mutex::default(),
             due_changed: Notify::new(),
@@ -102,6 +105,16 @@ impl Shared {
             tracked.stage = stage;
             self.look_again_at(&mut table, id, due);
         }
+    }
+
+    /// Puts a lease that was just granted into the keeper's care.
+    pub(crate) fn entrust_held(&self, lease: &Lease) {
+        let due = if lease.wants_renewal() {
+            Self::renewal_time(lease, lease.request.ttl)
+        } else {
+            Instant::FAR_FUTURE // the keeper only watches the deadline
+        };
+        self.entrust(lease.request.id, Stage::Held, due);
     }
 
     /// A renewal has come to its end, whichever; the next look is at `due`.
@@ -159,7 +172,7 @@ impl Shared {
 
     /// Works an acknowledged renewal into the lease.
     pub(crate) fn renewed(
-        &self,
+        self: &Arc<Self>,
         lease: &Arc<Lease>,
         sent: Instant,
         answer: Renewed,
@@ -181,7 +194,7 @@ impl Shared {
                 if lease.lose(LostReason::Taken)
                     && let Some(stage) = stage
                 {
-                    tell_loss(lease, stage, LostReason::Taken);
+                    self.lost(lease, stage, LostReason::Taken);
                 }
                 return;
             }
@@ -189,11 +202,8 @@ impl Shared {
         if lease.extend(sent, valid_for, self.clock.now()) == Err(AlreadyLost) {
             // P3: an acknowledgement that comes too late leads to a release, never to a revival.
             // A guard that still holds this lease releases again when it goes; that finds nothing.
-            return self.clean_up(Cleanup {
-                request: Arc::clone(&lease.request),
-                ambiguous: false,
-                after: None,
-            });
+            self.lanes.lost(self, lease);
+            return self.clean_up(Cleanup::of(lease));
         }
         let due = if lease.deadline() < lease.hold_until() {
             Self::renewal_time(lease, valid_for)
@@ -213,7 +223,7 @@ impl Shared {
     /// lease: a grant moves its deadline, a loss is final, an error changes nothing.
     pub(crate) async fn renew_now(
         self: &Arc<Self>,
-        lease: &Lease,
+        lease: &Arc<Lease>,
         by: Instant,
     ) -> Result<Renewed, StoreError> {
         let by = by.min(self.clock.now().after(self.op_timeout));
@@ -230,7 +240,9 @@ impl Shared {
                 let _ = lease.extend(sent, valid_for, self.clock.now());
             }
             Renewed::Lost => {
-                lease.lose(LostReason::Taken);
+                if lease.lose(LostReason::Taken) {
+                    self.lanes.lost(self, lease);
+                }
             }
             Renewed::Failed => {
                 let text = "the store could not renew the ticket";
@@ -407,14 +419,28 @@ impl Shared {
         for lease in waiting {
             lease.lose(LostReason::Shutdown);
         }
+        self.lanes.close();
+    }
+
+    /// A lease has been found lost. What an operator wants to know is a lock that was lost; a place
+    /// in line is taken anew.
+    pub(crate) fn lost(self: &Arc<Self>, lease: &Arc<Lease>, stage: Stage, reason: LostReason) {
+        let (lock, ticket) = (&lease.request.name, lease.ticket());
+        match stage {
+            Stage::Held => tracing::warn!(%lock, ticket, ?reason, "lock lost"),
+            Stage::Asked | Stage::Waiting | Stage::Leaving => {
+                tracing::debug!(%lock, ticket, ?reason, "ticket lost");
+            }
+        }
+        self.lanes.lost(self, lease);
     }
 
     /// Marks what is still held as lost, so that the work on it stops.
-    pub(crate) fn lose_held(&self) {
+    pub(crate) fn lose_held(self: &Arc<Self>) {
         let held = self.table().leases_where(|stage| stage == Stage::Held);
         for lease in held {
             if lease.lose(LostReason::Shutdown) {
-                tell_loss(&lease, Stage::Held, LostReason::Shutdown);
+                self.lost(&lease, Stage::Held, LostReason::Shutdown);
             }
         }
     }
@@ -423,11 +449,7 @@ impl Shared {
     pub(crate) fn release_held(&self) {
         let held = self.table().leases_where(|stage| stage == Stage::Held);
         for lease in held {
-            self.clean_up(Cleanup {
-                request: Arc::clone(&lease.request),
-                ambiguous: lease.is_ambiguous(),
-                after: None,
-            });
+            self.clean_up(Cleanup::of(&lease));
         }
     }
 
@@ -503,17 +525,6 @@ impl Drop for Alarm {
     fn drop(&mut self) {
         if let Some(number) = self.set {
             self.shared.table().alarms.remove(&(self.at, number));
-        }
-    }
-}
-
-/// What an operator wants to know is a lock that was lost; a place in line is taken anew.
-pub(crate) fn tell_loss(lease: &Lease, stage: Stage, reason: LostReason) {
-    let (lock, token) = (&lease.request.name, FencingToken::of_ticket(lease.ticket()));
-    match stage {
-        Stage::Held => tracing::warn!(%lock, %token, ?reason, "lock lost"),
-        Stage::Asked | Stage::Waiting | Stage::Leaving => {
-            tracing::debug!(%lock, ?reason, "ticket lost")
         }
     }
 }

@@ -260,6 +260,7 @@ mod tests {
             Clock::BOOT,
             Namespace::new("test").unwrap(),
             Duration::from_secs(1),
+            Duration::ZERO,
         )
         .unwrap();
         for _ in 0..3 {

@@ -72,6 +72,17 @@ pub(crate) struct Cleanup {
     pub(crate) after: Option<Answer<Enqueued>>,
 }
 
+impl Cleanup {
+    /// Of a ticket that the store has told of.
+    pub(crate) fn of(lease: &Lease) -> Self {
+        Self {
+            request: Arc::clone(&lease.request),
+            ambiguous: lease.is_ambiguous(),
+            after: None,
+        }
+    }
+}
+
 /// What was due when the keeper looked.
 #[derive(Default)]
 pub(crate) struct Round {

@@ -24,9 +24,10 @@ const HAND_OVER_BITS: u32 = 10;
 pub const MAX_TICKET: u64 = (1 << 53) - 1;
 
 impl FencingToken {
-    /// The token of a ticket's first holder; `ticket` is at most [`MAX_TICKET`].
-    pub(crate) const fn of_ticket(ticket: u64) -> Self {
-        Self(ticket << HAND_OVER_BITS)
+    /// The token of who holds a ticket after so many hand-overs inside the process: fewer than
+    /// 1,024. `ticket` is at most [`MAX_TICKET`].
+    pub(crate) const fn of_ticket(ticket: u64, hand_overs: u16) -> Self {
+        Self((ticket << HAND_OVER_BITS) | hand_overs as u64)
     }
 
     /// The token as a number.
@@ -55,7 +56,7 @@ mod tests {
 
     #[test]
     fn the_largest_token_fits_a_signed_column() {
-        let token = FencingToken::of_ticket(MAX_TICKET);
+        let token = FencingToken::of_ticket(MAX_TICKET, 1_000);
 
         assert!(token.as_i64() > 0);
         assert_eq!(token.as_i64().unsigned_abs(), token.as_u64());

@@ -118,17 +118,15 @@ async fn a_wait_of_zero_does_not_wait(store: Store) {
 async fn waiters_are_served_in_the_order_they_came(store: Store) {
     let locks = store.client();
     let guard = locks.mutex("a").acquire().await.unwrap();
-    // On shared stores not the client that waits.
-    let observer = store.client();
     let (served, mut order) = tokio::sync::mpsc::unbounded_channel();
     for number in 0..20 {
-        let (locks, served) = (locks.clone(), served.clone());
+        let (lock, served) = (locks.mutex("a").wait(SOON), served.clone());
         tokio::spawn(async move {
-            let guard = locks.mutex("a").wait(SOON).acquire().await.unwrap();
+            let guard = lock.acquire().await.unwrap();
             served.send((number, guard.token())).unwrap();
             give_back(guard).await;
         });
-        tickets(&observer, "a", number + 2).await;
+        tickets(&locks, "a", number + 2).await;
     }
     drop((guard, served));
 

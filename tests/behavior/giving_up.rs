@@ -120,9 +120,10 @@ async fn a_waiter_dropped_in_the_moment_of_the_grant_passes_the_lock_on(store: S
         let lock = other.mutex("a").wait(SOON);
         let first = tokio::spawn(async move { lock.acquire().await.map(drop) });
         tickets(&locks, "a", 2).await;
-        let lock = store.client().mutex("a").wait(SOON);
+        // On a shared store behind the first in its process.
+        let lock = other.mutex("a").wait(SOON);
         let second = tokio::spawn(async move { lock.acquire().await });
-        tickets(&locks, "a", 3).await;
+        tickets(&other, "a", 3).await;
 
         let release = tokio::spawn(guard.release());
         for _ in 0..round {

@@ -29,5 +29,8 @@ fn main() {
     trials.extend(processes::facts(Kind::Redis));
     trials.extend(redis_faults::facts(Kind::Redis));
     trials.extend(redis_scripts::facts(Kind::Redis));
-    libtest_mimic::run(&Arguments::from_args(), trials).exit();
+    let mut arguments = Arguments::from_args();
+    // Facts wait more than they work.
+    arguments.test_threads.get_or_insert(4);
+    libtest_mimic::run(&arguments, trials).exit();
 }

@@ -9,7 +9,7 @@ use tests::witness::FencedResource;
 use crate::store::{Kind, SOON, Store, assert_nothing_left, give_back, tickets};
 
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
-    crate::store_facts![store;
+    crate::store_facts![store, crate::store::DEFAULT;
         a_killed_holder_is_followed_when_its_lease_is_over
         a_killed_waiter_holds_up_the_line_for_two_seconds_at_most
         a_frozen_holder_is_followed_and_its_late_write_is_refused
@@ -130,6 +130,7 @@ async fn one_hand_over_costs_two_scripts_and_one_message_whatever_the_number_of_
             lockcore::Locks::builder()
                 .url(server.url())
                 .namespace(&store.namespace)
+                .fair(lockcore::Fair::Strict)
                 .ttl(Duration::from_secs(120)) // no renewal falls into the count
                 .wait(3 * SOON)
                 .build()

@@ -16,7 +16,7 @@ use tokio::sync::{mpsc, oneshot};
 use crate::store::{Kind, SOON, Store, kind};
 
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
-    crate::store_facts![store;
+    crate::store_facts![store, crate::store::DEFAULT;
         an_abandoned_request_is_released_after_its_reply_and_not_before
         an_abandoned_request_that_is_never_answered_leaves_a_mark
         a_refusal_does_not_settle_an_earlier_try_of_an_abandoned_request

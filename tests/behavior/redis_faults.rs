@@ -16,7 +16,7 @@ use tests::redis_server::RedisServer;
 use crate::store::{Kind, SOON, Store, give_back, kind, litter, tickets};
 
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
-    crate::store_facts![store;
+    crate::store_facts![store, crate::store::DEFAULT;
         a_server_that_is_down_is_unavailable_within_one_operation
         the_wait_bounds_connecting_and_asking_too
         a_client_that_was_idle_through_an_outage_works_again

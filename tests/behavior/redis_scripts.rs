@@ -7,7 +7,7 @@ use tests::redis_server::RedisServer;
 use crate::store::{Kind, SOON, Store};
 
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
-    crate::store_facts![store;
+    crate::store_facts![store, crate::store::DEFAULT;
         an_enqueue_repeated_after_its_lease_does_not_hold
         an_enqueue_repeated_in_time_is_the_same_ticket
         an_enqueue_after_its_release_is_refused_while_the_mark_is_there

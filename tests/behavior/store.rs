@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use libtest_mimic::Trial;
-use lockcore::{Error, ErrorKind, Guard, Locks};
+use lockcore::{Error, ErrorKind, Fair, Guard, Locks};
 use tests::eventually::eventually;
 use tests::redis_server::RedisServer;
 
@@ -23,6 +23,7 @@ pub(crate) enum Kind {
 #[derive(Debug)]
 pub(crate) struct Store {
     kind: Kind,
+    fair: Fair,
     pub(crate) namespace: String,
     /// The memory store is where its client is.
     memory: Option<Locks>,
@@ -36,13 +37,17 @@ const LONGEST_FACT: Duration = Duration::from_secs(120);
 
 type Body = fn(Store) -> Pin<Box<dyn Future<Output = ()>>>;
 
+/// The policies that facts hold under: the default, and one ticket per request.
+pub(crate) const DEFAULT: Fair = Fair::Local(Duration::from_millis(50));
+
 /// A fact for one store, run on a multi-threaded runtime of its own.
-pub(crate) fn fact(kind: Kind, group: &str, name: &str, body: Body) -> Trial {
+pub(crate) fn fact(kind: Kind, fair: Fair, group: &str, name: &str, body: Body) -> Trial {
     let needs = match kind {
         Kind::Memory => Ok(()),
         Kind::Redis => RedisServer::available(),
     };
-    let name = format!("{kind:?}::{group}::{name}").to_lowercase();
+    let strict = if fair == Fair::Strict { "::strict" } else { "" };
+    let name = format!("{kind:?}{strict}::{group}::{name}").to_lowercase();
     tests::fact::fact(name, needs, move || {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
@@ -50,30 +55,40 @@ pub(crate) fn fact(kind: Kind, group: &str, name: &str, body: Body) -> Trial {
             .build()
             .unwrap();
         runtime.block_on(async {
-            tokio::time::timeout(LONGEST_FACT, body(Store::new(kind)))
+            tokio::time::timeout(LONGEST_FACT, body(Store::new(kind, fair)))
                 .await
                 .expect("hangs");
         });
     })
 }
 
-/// The facts of a module, for one store.
+/// The facts of a module, for one store, under one policy or (when none is given) under both.
 #[macro_export]
 macro_rules! store_facts {
     ($kind:expr; $($name:ident)*) => {{
+        let mut trials = $crate::store_facts![$kind, $crate::store::DEFAULT; $($name)*];
+        trials.extend($crate::store_facts![$kind, lockcore::Fair::Strict; $($name)*]);
+        trials
+    }};
+    ($kind:expr, $fair:expr; $($name:ident)*) => {{
         let group = module_path!().rsplit("::").next().unwrap();
-        vec![$($crate::store::fact($kind, group, stringify!($name), |store| Box::pin($name(store)))),*]
+        vec![$($crate::store::fact($kind, $fair, group, stringify!($name), |store| Box::pin($name(store)))),*]
     }};
 }
 
 impl Store {
-    fn new(kind: Kind) -> Self {
+    fn new(kind: Kind, fair: Fair) -> Self {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let memory = || {
+            let locks = Locks::builder().url("memory:").fair(fair);
+            locks.build().unwrap()
+        };
         Self {
             kind,
+            fair,
             namespace: format!("fact{number}"),
-            memory: (kind == Kind::Memory).then(|| Locks::connect("memory:").unwrap()),
+            memory: (kind == Kind::Memory).then(memory),
         }
     }
 
@@ -84,6 +99,7 @@ impl Store {
             None => Locks::builder()
                 .url(self.url())
                 .namespace(&self.namespace)
+                .fair(self.fair)
                 .build()
                 .unwrap(),
         }
@@ -144,10 +160,13 @@ pub(crate) fn kind<T: Debug>(outcome: Result<T, Error>) -> ErrorKind {
     outcome.expect_err("should have failed").kind()
 }
 
-/// Waits until so many tickets, holders and waiters together, are at a name.
+/// Waits until so many, holders and waiters together, are at a name: tickets at the store, and who
+/// waits inside this client.
 pub(crate) async fn tickets(locks: &Locks, name: &str, count: usize) {
     eventually("the line has formed", SOON, async || {
-        locks.inspect(name).await.unwrap().len() == count
+        let places = locks.inspect(name).await.unwrap();
+        let local: u32 = places.iter().map(|place| place.local_waiters).sum();
+        places.len() + local as usize == count
     })
     .await;
 }

@@ -233,6 +233,9 @@ pub struct Place {
     pub remaining: Duration,
     /// Who asked: `host/pid/client`.
     pub owner: String,
+    /// How many wait in memory for this ticket to be passed on to them, where that is known: by the
+    /// client that looks.
+    pub local_waiters: u32,
 }
 
 impl Place {
@@ -253,6 +256,7 @@ impl Place {
             capacity,
             remaining,
             owner,
+            local_waiters: 0,
         }
     }
 }

@@ -1,0 +1,639 @@
+//! The queue inside one process: who of its tasks uses the ticket that the process holds, who waits
+//! for it, and who goes to the store for the next one. How to ask there is in `acquire`.
+//!
+//! Per name there is a [`Lane`]. Its front goes to the store (it has the *errand*), the others wait
+//! in memory. Who leaves a ticket passes it on, as long as the bound of [`Fair::Local`] allows; at
+//! the bound the next in line is sent to the store, so that other processes get their turn.
+//!
+//! What is passed on, a [`Share`] of a ticket or an [`Errand`], is a value, and its drop passes it
+//! on again. So it does not matter when a waiter is dropped: before it is given anything, the send
+//! fails and the next is tried; after that, the value goes with the waiter and passes itself on.
+//!
+//! [`Fair::Local`]: crate::Fair::Local
+
+use std::collections::{HashMap, VecDeque};
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+
+use crate::acquire::Pending;
+use crate::clock::Instant;
+use crate::error::{Error, LostReason};
+use crate::lease::Lease;
+use crate::name::Name;
+use crate::shared::{Alarm, Shared};
+use crate::table::Cleanup;
+
+/// Hand-overs of one ticket: the low 10 bits of a fencing token count them.
+const MOST_HAND_OVERS: u16 = 1_000;
+
+/// The lanes of one client.
+pub(crate) struct Lanes {
+    bound: Duration,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    lanes: HashMap<Name, Lane>,
+    /// The client is shut down: nobody joins and nobody waits.
+    closed: bool,
+}
+
+/// One name's queue. Plain data: it reads no clock and wakes nobody.
+///
+/// Nobody in `line` is served while somebody has the errand, who was here before: first come, first
+/// served inside the process.
+struct Lane {
+    /// Of everybody in it: a ticket is passed on between equals only.
+    ttl: Duration,
+    /// The ticket that who comes next may use.
+    current: Option<Tenure>,
+    /// Tickets that nobody joins any more, until their last user leaves.
+    draining: Vec<Tenure>,
+    /// Somebody is at the store for the next ticket.
+    errand: bool,
+    line: VecDeque<Waiter>,
+    /// How many of `line` have gone since they were last counted out.
+    gone: usize,
+}
+
+/// A ticket that the process holds.
+struct Tenure {
+    lease: Arc<Lease>,
+    since: Instant,
+    users: u32,
+    /// The users let other readers in.
+    shared: bool,
+    hand_overs: u16,
+    /// Rings at the bound, if somebody waits.
+    alarm: Option<Alarm>,
+}
+
+struct Waiter {
+    exclusive: bool,
+    since: Instant,
+    baton: oneshot::Sender<Baton>,
+}
+
+/// What a waiter is given.
+pub(crate) enum Baton {
+    /// The lock.
+    Share(Share),
+    /// The store is to be asked.
+    Errand(Errand),
+    /// The store is in trouble; who asked before has found out.
+    Refused(Error),
+}
+
+/// What happened to who came.
+pub(crate) enum Arrived {
+    Given(Baton),
+    Waits(Waiting),
+    /// Held by this process, for so long at most if nobody renews it.
+    Busy(Option<Duration>),
+    /// Unlike those in the lane: takes a ticket of its own.
+    Stranger,
+}
+
+impl Lanes {
+    pub(crate) fn new(bound: Duration) -> Self {
+        Self {
+            bound,
+            state: Mutex::default(),
+        }
+    }
+
+    /// Joins the ticket that the process holds, goes to the store, or stands in line.
+    pub(crate) fn arrive(
+        &self,
+        shared: &Arc<Shared>,
+        name: &Name,
+        ttl: Duration,
+        exclusive: bool,
+        wait: bool,
+    ) -> Arrived {
+        let mut state = self.state();
+        if state.closed {
+            return Arrived::Given(Baton::Refused(Error::lost(LostReason::Shutdown)));
+        }
+        let Some(lane) = state.lanes.get_mut(name) else {
+            state.lanes.insert(name.clone(), Lane::with_errand(ttl));
+            return Arrived::Given(Baton::Errand(Errand::new(shared, name, exclusive)));
+        };
+        if lane.ttl != ttl {
+            return Arrived::Stranger;
+        }
+        let now = shared.clock.now();
+        lane.count_out();
+        if lane.line.is_empty() && !lane.errand {
+            if let Some((lease, hand_overs)) = lane.serve(exclusive, now, self.bound) {
+                let share = Share::new(shared, lease, hand_overs);
+                return Arrived::Given(Baton::Share(share));
+            }
+            if !lane.is_worth_waiting_for(now, self.bound) {
+                // What the process itself is known to keep from us need not be asked for.
+                if !wait && let Some(remaining) = lane.excludes(exclusive, now) {
+                    return Arrived::Busy(Some(remaining));
+                }
+                lane.errand = true;
+                return Arrived::Given(Baton::Errand(Errand::new(shared, name, exclusive)));
+            }
+        }
+        if !wait {
+            let holder = lane.current.as_ref();
+            return Arrived::Busy(holder.map(|tenure| now.until(tenure.lease.deadline())));
+        }
+        let (baton, given) = oneshot::channel();
+        lane.line.push_back(Waiter {
+            exclusive,
+            since: now,
+            baton,
+        });
+        if !lane.set_alarm(shared, self.bound) {
+            // The bound has just been reached.
+            drop(state);
+            self.change(shared, name, |_| ());
+        }
+        Arrived::Waits(Waiting {
+            shared: Arc::clone(shared),
+            name: name.clone(),
+            given,
+            over: false,
+        })
+    }
+
+    /// How many wait in memory for a name.
+    pub(crate) fn waiting(&self, name: &Name) -> u32 {
+        self.state().lanes.get(name).map_or(0, |lane| {
+            let waits = |waiter: &&Waiter| !waiter.baton.is_closed();
+            lane.line.iter().filter(waits).count() as u32 // far fewer than 2³²
+        })
+    }
+
+    /// The client is shut down: who waits is told so, and nobody comes any more.
+    pub(crate) fn close(&self) {
+        let mut state = self.state();
+        state.closed = true;
+        let lines: Vec<_> = state
+            .lanes
+            .values_mut()
+            .map(|lane| std::mem::take(&mut lane.line))
+            .collect();
+        drop(state);
+        // Their ends of the channels; dropped outside of the mutex, because that runs wakers.
+        drop(lines);
+    }
+
+    /// A lease of this process is over: who waits for it need not wait for its user.
+    pub(crate) fn lost(&self, shared: &Arc<Shared>, lease: &Arc<Lease>) {
+        self.change(shared, &lease.request.name, |lane| lane.retire(lease));
+    }
+
+    /// One use of a ticket is over. Returns whether the ticket has no users any more and is to be
+    /// released at the store.
+    fn leave(&self, shared: &Arc<Shared>, lease: &Arc<Lease>) -> bool {
+        self.advance_after(shared, &lease.request.name, |lane| lane.leave(lease))
+            .is_some()
+    }
+
+    /// Changes a lane and gives whoever is next what that makes free.
+    fn change(&self, shared: &Arc<Shared>, name: &Name, change: impl FnOnce(&mut Lane)) {
+        // A ticket whose last user has left while it was offered to somebody who had gone.
+        if let Some(lease) = self.advance_after(shared, name, change) {
+            shared.clean_up(Cleanup::of(&lease));
+        }
+    }
+
+    /// As [`change`](Self::change); returns the ticket that nobody uses any more, if there is one.
+    ///
+    /// A loop, however many of those in line have gone: a chain of drops would recurse (H40).
+    fn advance_after(
+        &self,
+        shared: &Arc<Shared>,
+        name: &Name,
+        change: impl FnOnce(&mut Lane),
+    ) -> Option<Arc<Lease>> {
+        let mut released = None;
+        let mut given = {
+            let mut state = self.state();
+            let lane = state.lanes.get_mut(name)?;
+            change(lane);
+            self.advance(shared, &mut state, name, &mut released)
+        };
+        while let Some((waiter, gift)) = given.pop() {
+            let baton = match gift {
+                Gift::Share(lease, hand_overs) => {
+                    Baton::Share(Share::new(shared, lease, hand_overs))
+                }
+                Gift::Errand => Baton::Errand(Errand::new(shared, name, waiter.exclusive)),
+            };
+            // Outside of the mutex: this runs wakers.
+            let Err(baton) = waiter.baton.send(baton) else {
+                continue;
+            };
+            let mut state = self.state();
+            if let Some(lane) = state.lanes.get_mut(name) {
+                match baton {
+                    Baton::Share(mut share) => {
+                        share.open = false;
+                        lane.leave(&share.lease);
+                    }
+                    Baton::Errand(mut errand) => {
+                        errand.open = false;
+                        lane.errand = false;
+                    }
+                    Baton::Refused(_) => {}
+                }
+                given.extend(self.advance(shared, &mut state, name, &mut released));
+            }
+        }
+        released
+    }
+
+    /// Serves those in front who can be served, and takes out what nobody uses.
+    fn advance(
+        &self,
+        shared: &Arc<Shared>,
+        state: &mut State,
+        name: &Name,
+        released: &mut Option<Arc<Lease>>,
+    ) -> Vec<(Waiter, Gift)> {
+        let mut given = Vec::new();
+        let Some(lane) = state.lanes.get_mut(name) else {
+            return given;
+        };
+        loop {
+            lane.advance(shared.clock.now(), self.bound, &mut given);
+            if lane.set_alarm(shared, self.bound) {
+                break;
+            }
+        }
+        if let Some(unused) = lane.take_unused() {
+            *released = Some(unused);
+        }
+        if lane.is_idle() {
+            state.lanes.remove(name);
+        }
+        given
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // No code that can panic runs under the mutex; should that change, the lanes are still whole.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What [`Lane::advance`] has for a waiter.
+enum Gift {
+    Share(Arc<Lease>, u16),
+    Errand,
+}
+
+impl Lane {
+    fn with_errand(ttl: Duration) -> Self {
+        Self {
+            ttl,
+            current: None,
+            draining: Vec::new(),
+            errand: true,
+            line: VecDeque::new(),
+            gone: 0,
+        }
+    }
+
+    /// Serves from the front of the line.
+    fn advance(&mut self, now: Instant, bound: Duration, given: &mut Vec<(Waiter, Gift)>) {
+        while !self.errand {
+            while self.line.front().is_some_and(|w| w.baton.is_closed()) {
+                self.line.pop_front();
+            }
+            let Some(front) = self.line.front() else {
+                return;
+            };
+            let gift = match self.serve(front.exclusive, now, bound) {
+                Some((lease, hand_overs)) => Gift::Share(lease, hand_overs),
+                None if self.is_worth_waiting_for(now, bound) => return,
+                None => {
+                    self.errand = true;
+                    Gift::Errand
+                }
+            };
+            given.extend(self.line.pop_front().map(|waiter| (waiter, gift)));
+        }
+    }
+
+    /// Lets one more use the ticket that the process holds, if that is possible and fair.
+    fn serve(
+        &mut self,
+        exclusive: bool,
+        now: Instant,
+        bound: Duration,
+    ) -> Option<(Arc<Lease>, u16)> {
+        let ttl = self.ttl;
+        let tenure = self.current.as_mut()?;
+        let free = tenure.users == 0;
+        let fits = if exclusive {
+            free && tenure.lease.request.is_exclusive()
+        } else {
+            free || tenure.shared
+        };
+        // Half of the ttl is what a renewal that is due now, and one more, may still save.
+        let fresh = now.until(tenure.lease.deadline()) >= ttl / 2;
+        if !fits || !fresh || !tenure.is_within(now, bound) {
+            return None;
+        }
+        tenure.users += 1;
+        tenure.shared = !exclusive;
+        tenure.hand_overs += 1;
+        Some((Arc::clone(&tenure.lease), tenure.hand_overs))
+    }
+
+    /// Whether who cannot be served now will probably be passed the present ticket: it is exclusive
+    /// and in use, and the bound is not reached.
+    fn is_worth_waiting_for(&self, now: Instant, bound: Duration) -> bool {
+        self.current.as_ref().is_some_and(|tenure| {
+            tenure.users > 0
+                && tenure.lease.request.is_exclusive()
+                && tenure.lease.deadline() > now
+                && tenure.is_within(now, bound)
+        })
+    }
+
+    /// For how long the process itself keeps a request out, if it does.
+    fn excludes(&self, exclusive: bool, now: Instant) -> Option<Duration> {
+        let tenure = self.current.as_ref().filter(|tenure| tenure.users > 0)?;
+        let excludes = exclusive || tenure.lease.request.is_exclusive();
+        let remaining = now.until(tenure.lease.deadline());
+        (excludes && !remaining.is_zero()).then_some(remaining)
+    }
+
+    /// The store has granted a ticket to who had the errand.
+    fn begin(&mut self, lease: &Arc<Lease>, now: Instant) {
+        self.errand = false;
+        let tenure = Tenure {
+            lease: Arc::clone(lease),
+            since: now,
+            users: 1,
+            shared: !lease.request.is_exclusive(),
+            hand_overs: 0,
+            alarm: None,
+        };
+        self.draining.extend(self.current.replace(tenure));
+    }
+
+    fn leave(&mut self, lease: &Arc<Lease>) {
+        let tenures = self.draining.iter_mut().chain(&mut self.current);
+        for tenure in tenures {
+            if Arc::ptr_eq(&tenure.lease, lease) {
+                tenure.users -= 1;
+            }
+        }
+    }
+
+    /// Nobody joins this ticket any more.
+    fn retire(&mut self, lease: &Arc<Lease>) {
+        let is_it = |tenure: &mut Tenure| Arc::ptr_eq(&tenure.lease, lease);
+        self.draining.extend(self.current.take_if(is_it));
+    }
+
+    /// A ticket without users; there is one at most, because every change is followed by this.
+    fn take_unused(&mut self) -> Option<Arc<Lease>> {
+        let current = self.current.take_if(|tenure| tenure.users == 0);
+        let unused = current.or_else(|| {
+            let at = self.draining.iter().position(|tenure| tenure.users == 0)?;
+            Some(self.draining.swap_remove(at))
+        });
+        unused.map(|tenure| tenure.lease)
+    }
+
+    fn is_idle(&self) -> bool {
+        let tickets = self.current.is_some() || !self.draining.is_empty();
+        !tickets && !self.errand && self.line.is_empty()
+    }
+
+    /// Sees to it that the front does not wait beyond the bound. False when that is reached already.
+    fn set_alarm(&mut self, shared: &Arc<Shared>, bound: Duration) -> bool {
+        if self.line.is_empty() || self.errand {
+            return true;
+        }
+        let Some(tenure) = self.current.as_mut().filter(|t| t.alarm.is_none()) else {
+            return true;
+        };
+        let mut alarm = shared.alarm(tenure.since.after(bound));
+        let waker = Waker::from(Arc::new(AtBound {
+            shared: Arc::downgrade(shared),
+            name: tenure.lease.request.name.clone(),
+        }));
+        let reached = Pin::new(&mut alarm).poll(&mut Context::from_waker(&waker));
+        tenure.alarm = Some(alarm);
+        reached.is_pending()
+    }
+
+    /// Forgets those of the line who have gone, now and then: a lock that is held for hours must not
+    /// collect all who have given up meanwhile.
+    fn count_out(&mut self) {
+        if self.gone * 2 > self.line.len() {
+            self.line.retain(|waiter| !waiter.baton.is_closed());
+            self.gone = 0;
+        }
+    }
+}
+
+impl Tenure {
+    fn is_within(&self, now: Instant, bound: Duration) -> bool {
+        self.hand_overs < MOST_HAND_OVERS && now < self.since.after(bound)
+    }
+}
+
+/// Rung by the keeper when a ticket has been in this process for as long as is fair.
+struct AtBound {
+    shared: Weak<Shared>,
+    name: Name,
+}
+
+impl Wake for AtBound {
+    fn wake(self: Arc<Self>) {
+        if let Some(shared) = self.shared.upgrade() {
+            shared.lanes.change(&shared, &self.name, |_| ());
+        }
+    }
+}
+
+/// The use of a ticket that this process holds. Dropping it passes the ticket on, or hands it to the
+/// keeper for release.
+pub(crate) struct Share {
+    shared: Arc<Shared>,
+    lease: Arc<Lease>,
+    hand_overs: u16,
+    /// It is not over yet.
+    open: bool,
+}
+
+impl Share {
+    fn new(shared: &Arc<Shared>, lease: Arc<Lease>, hand_overs: u16) -> Self {
+        Self {
+            shared: Arc::clone(shared),
+            lease,
+            hand_overs,
+            open: true,
+        }
+    }
+
+    pub(crate) fn lease(&self) -> &Arc<Lease> {
+        &self.lease
+    }
+
+    /// Which use of the ticket this is, from 0.
+    pub(crate) fn hand_overs(&self) -> u16 {
+        self.hand_overs
+    }
+
+    /// Ends the use. Returns whether the ticket is to be released at the store, which is the
+    /// caller's to do then.
+    pub(crate) fn leave(mut self) -> bool {
+        self.open = false;
+        self.shared.lanes.leave(&self.shared, &self.lease)
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        if self.open && self.shared.lanes.leave(&self.shared, &self.lease) {
+            self.shared.clean_up(Cleanup::of(&self.lease));
+        }
+    }
+}
+
+/// The task of asking the store on behalf of a lane. Dropping it passes it on to the next in line,
+/// with the place in the store's line if there is one.
+pub(crate) struct Errand {
+    shared: Arc<Shared>,
+    name: Name,
+    exclusive: bool,
+    /// The ticket that it is about, as soon as there is one.
+    pub(crate) pending: Option<Pending>,
+    /// It is neither done nor passed on.
+    open: bool,
+}
+
+impl Errand {
+    fn new(shared: &Arc<Shared>, name: &Name, exclusive: bool) -> Self {
+        Self {
+            shared: Arc::clone(shared),
+            name: name.clone(),
+            exclusive,
+            pending: None,
+            open: true,
+        }
+    }
+
+    /// It has succeeded: from here on others may join the ticket.
+    pub(crate) fn granted(mut self, lease: Arc<Lease>) -> Share {
+        self.open = false;
+        self.shared.entrust_held(&lease);
+        let now = self.shared.clock.now();
+        let share = Share::new(&self.shared, Arc::clone(&lease), 0);
+        self.shared
+            .lanes
+            .change(&self.shared, &self.name, |lane| lane.begin(&lease, now));
+        share
+    }
+
+    /// The store is in trouble. Who has been waiting for as long as an operation may take gets the
+    /// same error, as he would have by himself; the others try.
+    pub(crate) fn failed(mut self, error: &Error) {
+        let Some(error) = error.as_refusal() else {
+            return;
+        };
+        let long_ago = self.shared.clock.now().before(self.shared.op_timeout);
+        let mut refused = VecDeque::new();
+        self.open = false;
+        self.shared.lanes.change(&self.shared, &self.name, |lane| {
+            let (old, young) = lane.line.drain(..).partition(|w| w.since <= long_ago);
+            (refused, lane.line) = (old, young);
+            lane.errand = false;
+        });
+        for waiter in refused {
+            let _ = waiter.baton.send(Baton::Refused(error.clone()));
+        }
+    }
+}
+
+impl Drop for Errand {
+    fn drop(&mut self) {
+        if !self.open {
+            return;
+        }
+        self.open = false;
+        // A place in line is worth keeping: who is next would have to begin at its end.
+        let mut pending = self.pending.take().filter(Pending::is_in_line);
+        let lanes = &self.shared.lanes;
+        while let Some(place) = pending.take() {
+            let mut state = lanes.state();
+            let Some(lane) = state.lanes.get_mut(&self.name) else {
+                break;
+            };
+            // Only for its like; a writer cannot do with a reader's ticket.
+            let heir = lane
+                .line
+                .front()
+                .is_some_and(|heir| heir.exclusive == self.exclusive);
+            let Some(heir) = heir.then(|| lane.line.pop_front()).flatten() else {
+                break;
+            };
+            drop(state);
+            let mut errand = Errand::new(&self.shared, &self.name, self.exclusive);
+            errand.pending = Some(place);
+            match heir.baton.send(Baton::Errand(errand)) {
+                Ok(()) => return,
+                Err(Baton::Errand(mut errand)) => {
+                    errand.open = false;
+                    pending = errand.pending.take();
+                }
+                Err(Baton::Share(_) | Baton::Refused(_)) => {}
+            }
+        }
+        lanes.change(&self.shared, &self.name, |lane| lane.errand = false);
+    }
+}
+
+/// A place in the line of this process. Resolves to what it is given.
+///
+/// Dropped before that, it leaves the line; with what it was given, that passes itself on.
+pub(crate) struct Waiting {
+    shared: Arc<Shared>,
+    name: Name,
+    given: oneshot::Receiver<Baton>,
+    over: bool,
+}
+
+impl Future for Waiting {
+    type Output = Baton;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Baton> {
+        let given = Pin::new(&mut self.given).poll(cx);
+        given.map(|given| {
+            self.over = true;
+            // The other end goes without a word when the client is shut down.
+            given.unwrap_or_else(|_| Baton::Refused(Error::lost(LostReason::Shutdown)))
+        })
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        if self.over {
+            return;
+        }
+        self.given.close();
+        if let Some(lane) = self.shared.lanes.state().lanes.get_mut(&self.name) {
+            lane.gone += 1;
+            lane.count_out();
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! Re-entry: what the running code holds already, and asking for it again inside.
+//!
+//! `run`, the macro and the layer poll their work in a task-local scope. It is keyed by client and
+//! name, so that a lock of the same name on another store is another lock (H41).
+
+use std::future::Future;
+use std::sync::Arc;
+
+use crate::acquire::Budget;
+use crate::error::{Error, LostReason};
+use crate::guard::{Guard, Held, Turn};
+use crate::lock::Order;
+use crate::locks::Client;
+use crate::name::Name;
+use crate::request::FULL;
+
+tokio::task_local! {
+    static SCOPE: Arc<Scope>;
+}
+
+/// A held lock, and what was held around it.
+struct Scope {
+    held: Held,
+    outer: Option<Arc<Scope>>,
+}
+
+impl Scope {
+    fn of(held: &Held) -> Arc<Self> {
+        Arc::new(Self {
+            held: held.clone(),
+            outer: SCOPE.try_with(Arc::clone).ok(),
+        })
+    }
+}
+
+/// Runs `body` in the scope of a lock that it is run under.
+pub(crate) fn inside<F: Future>(held: &Held, body: F) -> impl Future<Output = F::Output> {
+    SCOPE.scope(Scope::of(held), body)
+}
+
+/// The innermost hold of a name that the running code is inside of and that is not over.
+pub(crate) fn find(client: &Arc<Client>, name: &Name) -> Option<Guard> {
+    SCOPE
+        .try_with(|innermost| {
+            std::iter::successors(Some(innermost), |scope| scope.outer.as_ref())
+                .filter(|scope| scope.held.is_of(client, name))
+                .find_map(|scope| scope.held.guard())
+        })
+        .ok()?
+}
+
+/// Takes a lock that the caller holds already, as `outer`: same ticket, same token, no request.
+///
+/// # Cancel safety
+///
+/// The turn that is waited for is a place in a queue of tokio's, which goes with the future.
+pub(crate) async fn reenter(
+    order: &Order<'_>,
+    outer: Guard,
+    budget: &Budget,
+) -> Result<Guard, Error> {
+    if !order.reentrant {
+        return Err(Error::would_deadlock(
+            "held already by the caller, and not to be taken again (reentrant = false)",
+        ));
+    }
+    if order.is_exclusive() && !outer.is_exclusive() {
+        return Err(Error::would_deadlock(
+            "the caller holds the read side and would wait for himself; take the write side first",
+        ));
+    }
+    if let Some(reason) = outer.lost_reason() {
+        return Err(Error::lost(reason));
+    }
+    let turn = match outer.is_exclusive() {
+        true => Some(turn(order, &outer, budget).await?),
+        // Readers do not keep each other out.
+        false => None,
+    };
+    Ok(Guard::inside(outer, turn, order))
+}
+
+/// Two branches of a `join!` that both take the lock again exclude each other as strangers would.
+async fn turn(order: &Order<'_>, outer: &Guard, budget: &Budget) -> Result<Turn, Error> {
+    let (turns, permits) = (outer.turns(), order.permits.get());
+    if !budget.waits {
+        let turn = turns.try_acquire_many_owned(permits);
+        return turn.map_err(|_| Error::busy(None));
+    }
+    let shared = &order.client.shared;
+    let turn = shared.by(budget.give_up, turns.acquire_many_owned(permits));
+    match turn.await {
+        Some(Ok(turn)) => Ok(turn),
+        // It is never closed.
+        Some(Err(_)) => Err(Error::lost(LostReason::Released)),
+        None => Err(budget.timeout(order)),
+    }
+}
+
+impl Held {
+    /// Carries the lock into work that runs elsewhere, as in a spawned task: inside, asking for it
+    /// again re-enters, and it stays held until that work has ended. The work is stopped when the
+    /// lock is lost, unless it was asked with [`OnLost::Signal`](crate::OnLost::Signal).
+    ///
+    /// Without this a spawned task is a stranger: it waits until the lock is released.
+    ///
+    /// # Errors
+    ///
+    /// [`Lost`](crate::ErrorKind::Lost), also when the lock had been released before the call.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future drops the work; if nobody else holds the lock then, it is released.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), lockcore::Error> {
+    /// let locks = lockcore::Locks::connect("memory:")?;
+    /// let lock = locks.mutex("album:9");
+    /// let outer = lock.clone();
+    /// outer
+    ///     .run(async |held| {
+    ///         let job = tokio::spawn(held.scope(async move {
+    ///             let inner = lock.acquire().await?; // at once: it is held already
+    ///             inner.release().await
+    ///         }));
+    ///         job.await.expect("no panic")??;
+    ///         Ok::<_, lockcore::Error>(())
+    ///     })
+    ///     .await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn scope<F: Future>(
+        &self,
+        work: F,
+    ) -> impl Future<Output = Result<F::Output, Error>> + use<F> {
+        // Now, and not when the future is polled first: the lock may be released before that.
+        let guard = self.guard();
+        let around = SCOPE.try_with(Arc::clone).ok();
+        let name = self.name().to_owned();
+        async move {
+            let Some(guard) = guard else {
+                return Err(Error::lost(LostReason::Released).of_name(&name));
+            };
+            let result = match around {
+                Some(around) => SCOPE.scope(around, guard.while_held(work)).await?,
+                None => guard.while_held(work).await?,
+            };
+            if let Err(error) = guard.release().await {
+                tracing::warn!(%error, "the work is done; its lock is released in the background");
+            }
+            Ok(result)
+        }
+    }
+
+    /// Runs a piece of code in the scope of this lock, as [`while_held`](Self::while_held) does with
+    /// every poll of its work: for futures and streams that are polled by hand.
+    pub fn enter<T>(&self, code: impl FnOnce() -> T) -> T {
+        SCOPE.sync_scope(Scope::of(self), code)
+    }
+}
+
+impl Order<'_> {
+    /// Whether the lock has a scope to be found in: semaphores count, they are not re-entered.
+    pub(crate) fn can_reenter(&self) -> bool {
+        self.capacity == FULL
+    }
+}
