@@ -78,6 +78,7 @@ pub enum Fair {
 #[must_use = "a builder does nothing until it is built"]
 pub struct Builder {
     url: Option<String>,
+    backend: Option<Arc<dyn Backend>>,
     namespace: String,
     ttl: Duration,
     wait: Wait,
@@ -89,6 +90,7 @@ impl Default for Builder {
     fn default() -> Self {
         Self {
             url: None,
+            backend: None,
             namespace: NAMESPACE.into(),
             ttl: TTL,
             wait: WAIT,
@@ -168,6 +170,12 @@ impl Builder {
         self
     }
 
+    /// A store of your own, or one that is wrapped; it outranks [`url`](Self::url).
+    pub fn backend(mut self, backend: Arc<dyn Backend>) -> Self {
+        self.backend = Some(backend);
+        self
+    }
+
     /// The first part of all names; keeps applications on one store apart. 1 to 64 characters of
     /// `a-z A-Z 0-9 . _ -`.
     pub fn namespace(mut self, namespace: impl Into<String>) -> Self {
@@ -211,7 +219,10 @@ impl Builder {
     ///
     /// [`Config`](crate::ErrorKind::Config) for a value that is not usable;
     /// [`Unavailable`](crate::ErrorKind::Unavailable) when no thread can be started.
-    pub fn build(self) -> Result<Locks, Error> {
+    pub fn build(mut self) -> Result<Locks, Error> {
+        if let Some(backend) = self.backend.take() {
+            return self.build_with(backend, Clock::BOOT);
+        }
         let url = self.url.as_deref().ok_or_else(|| {
             Error::config(format!(
                 "no store was named: call url(…) or set LOCK_URL; {}",

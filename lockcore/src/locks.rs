@@ -88,7 +88,7 @@ impl Locks {
     ///
     /// [`Unavailable`](crate::ErrorKind::Unavailable) when no thread can be started.
     pub fn with_backend(backend: Arc<dyn Backend>) -> Result<Self, Error> {
-        Self::builder().build_with(backend, Clock::BOOT)
+        Self::builder().backend(backend).build()
     }
 
     pub(crate) fn start(

@@ -3,13 +3,16 @@
 
 #![allow(clippy::unwrap_used, reason = "a panic is the report")]
 
+mod counted;
 mod exclusion;
 mod giving_up;
 mod leases;
+mod local;
 mod processes;
 mod protocol;
 mod redis_faults;
 mod redis_scripts;
+mod reentry;
 mod runtimes;
 mod store;
 mod traces;
@@ -24,6 +27,8 @@ fn main() {
         trials.extend(leases::facts(kind));
         trials.extend(giving_up::facts(kind));
         trials.extend(runtimes::facts(kind));
+        trials.extend(local::facts(kind));
+        trials.extend(reentry::facts(kind));
     }
     trials.extend(protocol::facts(Kind::Memory));
     trials.extend(processes::facts(Kind::Redis));

@@ -3,14 +3,16 @@
 use std::fmt::Debug;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use libtest_mimic::Trial;
 use lockcore::{Error, ErrorKind, Fair, Guard, Locks};
 use tests::eventually::eventually;
 use tests::redis_server::RedisServer;
+
+use crate::counted::{Counted, Counts};
 
 /// The stores of this build.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,6 +105,16 @@ impl Store {
                 .build()
                 .unwrap(),
         }
+    }
+
+    /// A client whose store counts what it is asked. On memory that is a store of its own.
+    pub(crate) fn counted(&self, fair: Fair) -> (Locks, Arc<Counts>) {
+        let (counted, counts) = Counted::open(&self.url());
+        let locks = Locks::builder()
+            .namespace(&self.namespace)
+            .fair(fair)
+            .backend(counted);
+        (locks.build().unwrap(), counts)
     }
 
     pub(crate) fn url(&self) -> String {

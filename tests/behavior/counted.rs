@@ -1,0 +1,107 @@
+//! A store around any other that counts what it is asked, which is exact where seconds are noisy,
+//! and can be made to refuse renewals.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use lockcore::backend::{
+    self, Answer, Backend, Capability, Connection, Departure, Enqueued, Events, Fault, Place,
+    Released, Renewed, StoreError,
+};
+use lockcore::{Name, Request};
+
+/// How often each verb was called.
+#[derive(Debug, Default)]
+pub(crate) struct Counts {
+    enqueued: AtomicUsize,
+    released: AtomicUsize,
+    refuses_renewals: AtomicBool,
+}
+
+impl Counts {
+    pub(crate) fn enqueued(&self) -> usize {
+        self.enqueued.load(Ordering::SeqCst)
+    }
+
+    /// As a store that is in trouble for a while.
+    pub(crate) fn refuse_renewals(&self, yes: bool) {
+        self.refuses_renewals.store(yes, Ordering::SeqCst);
+    }
+
+    /// Tickets that were taken or given back.
+    pub(crate) fn all(&self) -> usize {
+        self.enqueued() + self.released.load(Ordering::SeqCst)
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Counted {
+    store: Arc<dyn Backend>,
+    counts: Arc<Counts>,
+}
+
+#[derive(Debug)]
+struct CountedConnection {
+    connection: Arc<dyn Connection>,
+    counts: Arc<Counts>,
+}
+
+impl Counted {
+    pub(crate) fn open(url: &str) -> (Arc<dyn Backend>, Arc<Counts>) {
+        let counts = Arc::new(Counts::default());
+        let counted = Self {
+            store: backend::open(url).unwrap(),
+            counts: Arc::clone(&counts),
+        };
+        (Arc::new(counted), counts)
+    }
+}
+
+impl Backend for Counted {
+    fn capability(&self) -> Capability {
+        self.store.capability()
+    }
+
+    fn connect(&self, events: Events) -> Answer<Arc<dyn Connection>> {
+        let (connecting, counts) = (self.store.connect(events), Arc::clone(&self.counts));
+        Box::pin(async move {
+            let connection = connecting.await?;
+            let counted: Arc<dyn Connection> = Arc::new(CountedConnection { connection, counts });
+            Ok(counted)
+        })
+    }
+}
+
+impl Connection for CountedConnection {
+    fn enqueue(&self, request: Arc<Request>) -> Answer<Enqueued> {
+        self.counts.enqueued.fetch_add(1, Ordering::SeqCst);
+        self.connection.enqueue(request)
+    }
+
+    fn renew(&self, tickets: Vec<Arc<Request>>) -> Answer<Vec<Renewed>> {
+        if self.counts.refuses_renewals.load(Ordering::SeqCst) {
+            let error = StoreError::new(Fault::Retry, "not now");
+            return Box::pin(std::future::ready(Err(error)));
+        }
+        self.connection.renew(tickets)
+    }
+
+    fn release(&self, tickets: Vec<Departure>) -> Answer<Vec<Released>> {
+        self.counts
+            .released
+            .fetch_add(tickets.len(), Ordering::SeqCst);
+        self.connection.release(tickets)
+    }
+
+    fn inspect(&self, name: Name) -> Answer<Vec<Place>> {
+        self.connection.inspect(name)
+    }
+
+    fn forget(&self, name: Name) -> Answer<()> {
+        self.connection.forget(name)
+    }
+
+    fn check(&self) -> Answer<Vec<String>> {
+        self.connection.check()
+    }
+}

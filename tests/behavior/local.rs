@@ -1,0 +1,443 @@
+//! The queue inside one process: what is passed on in memory, in which order, and when it must not be.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Waker};
+use std::time::Duration;
+
+use libtest_mimic::Trial;
+use lockcore::{ErrorKind, Fair, Locks};
+use tests::eventually::eventually;
+use tests::witness::Witness;
+use tokio::task::JoinSet;
+
+use crate::store::{Kind, SOON, Store, assert_nothing_left, give_back, kind, tickets};
+
+pub(crate) fn facts(store: Kind) -> Vec<Trial> {
+    crate::store_facts![store, crate::store::DEFAULT;
+        a_contended_lock_is_passed_on_without_asking_the_store
+        a_ticket_is_passed_on_a_thousand_times_at_most
+        tokens_rise_over_hand_overs_of_both_kinds
+        a_holder_of_many_tasks_lets_other_processes_in
+        at_the_bound_the_next_stands_in_line_at_the_store
+        a_bound_of_zero_passes_nothing_on
+        a_long_chain_of_dropped_waiters_ends_without_recursion
+        a_waiter_dropped_with_the_lock_in_its_hands_passes_it_on
+        who_gives_up_leaves_its_place_in_the_stores_line_to_the_next
+        a_lost_lock_that_its_holder_keeps_does_not_keep_the_line
+        readers_of_a_process_share_one_ticket
+        a_reader_does_not_join_past_a_local_writer
+        a_writer_passes_to_all_readers_in_front_at_once
+        try_asks_nobody_when_the_process_itself_holds_the_lock
+        another_ttl_is_another_ticket
+        a_view_of_a_lock_that_was_passed_on_is_over
+    ]
+}
+
+/// H41 and the point of it all: many tasks, few requests.
+async fn a_contended_lock_is_passed_on_without_asking_the_store(store: Store) {
+    let (locks, counts) = store.counted(Fair::Local(Duration::from_secs(60)));
+    let witness = Arc::new(Witness::exclusive());
+    let guard = locks.mutex("hot").acquire().await.unwrap();
+    let mut tasks = JoinSet::new();
+    for _ in 0..64 {
+        let (lock, witness) = (locks.mutex("hot").wait(SOON), Arc::clone(&witness));
+        tasks.spawn(async move {
+            for _ in 0..10 {
+                let guard = lock.acquire().await.unwrap();
+                let visit = witness.enter(1);
+                tokio::task::yield_now().await;
+                drop(visit);
+                give_back(guard).await;
+            }
+        });
+    }
+    tickets(&locks, "hot", 65).await;
+    let before = counts.all();
+    drop(guard);
+    while let Some(done) = tasks.join_next().await {
+        done.unwrap();
+    }
+
+    assert_eq!(witness.assert_no_overlap().visits, 640);
+    // The last task alone finds nobody to pass it on to, and may ask for each of its rounds.
+    let asked = counts.all() - before;
+    assert!(asked <= 2 * 10 + 1, "{asked} requests for 640 hand-overs");
+}
+
+/// The low 10 bits of a token have room for no more.
+async fn a_ticket_is_passed_on_a_thousand_times_at_most(store: Store) {
+    let (locks, _) = store.counted(Fair::Local(Duration::from_secs(3600)));
+    let mut tasks = JoinSet::new();
+    for _ in 0..4 {
+        let lock = locks.mutex("hot").wait(3 * SOON);
+        tasks.spawn(async move {
+            let mut tokens = Vec::new();
+            for _ in 0..600 {
+                let guard = lock.acquire().await.unwrap();
+                tokens.push(guard.token().as_u64());
+                tokio::task::yield_now().await;
+                give_back(guard).await;
+            }
+            tokens
+        });
+    }
+    let mut tokens = tasks.join_all().await.concat();
+    let all = tokens.len();
+    tokens.sort_unstable();
+    tokens.dedup();
+
+    assert_eq!(tokens.len(), all, "a token was given twice");
+    let most = tokens.iter().map(|token| token & 1023).max();
+    assert_eq!(most, Some(1000));
+}
+
+async fn tokens_rise_over_hand_overs_of_both_kinds(store: Store) {
+    let highest = Arc::new(std::sync::Mutex::new(0));
+    let mut tasks = JoinSet::new();
+    for locks in [store.client(), store.client()] {
+        for _ in 0..8 {
+            let (lock, highest) = (locks.mutex("hot").wait(SOON), Arc::clone(&highest));
+            tasks.spawn(async move {
+                for _ in 0..25 {
+                    let guard = lock.acquire().await.unwrap();
+                    let token = guard.token();
+                    {
+                        let mut highest = highest.lock().unwrap();
+                        assert!(token.as_u64() > *highest, "{token} after {highest}");
+                        *highest = token.as_u64();
+                    }
+                    tokio::task::yield_now().await;
+                    give_back(guard).await;
+                }
+            });
+        }
+    }
+    while let Some(done) = tasks.join_next().await {
+        done.unwrap();
+    }
+}
+
+/// S20. Judged by turns and not by time.
+async fn a_holder_of_many_tasks_lets_other_processes_in(store: Store) {
+    if store.is_memory() {
+        return assert_memory_is_one_process(&store);
+    }
+    let stop = Arc::new(AtomicBool::new(false));
+    let busy = store.client();
+    let mut tasks = JoinSet::new();
+    for _ in 0..64 {
+        let (lock, stop) = (busy.mutex("hot").wait(SOON), Arc::clone(&stop));
+        tasks.spawn(async move {
+            let mut turns = Vec::new();
+            while !stop.load(Ordering::SeqCst) {
+                let guard = lock.acquire().await.unwrap();
+                turns.push(guard.token().as_u64() >> 10);
+                tokio::task::yield_now().await;
+                give_back(guard).await;
+            }
+            turns
+        });
+    }
+    let mut others = JoinSet::new();
+    for _ in 0..3 {
+        let lock = store.client().mutex("hot").wait(SOON);
+        others.spawn(async move {
+            for _ in 0..20 {
+                give_back(lock.acquire().await.unwrap()).await;
+            }
+        });
+    }
+    while let Some(done) = others.join_next().await {
+        done.unwrap();
+    }
+    stop.store(true, Ordering::SeqCst);
+
+    let mut turns = tasks.join_all().await.concat();
+    turns.sort_unstable();
+    turns.dedup();
+    // Each of the three had 20 turns, and they got them within their wait. Between two of them lie
+    // one or two of the busy client, and a few before they have begun and after the first has ended.
+    assert!((3..=80).contains(&turns.len()), "{} turns", turns.len());
+}
+
+/// On the memory store clones of one client are all there is.
+fn assert_memory_is_one_process(store: &Store) {
+    let (one, other) = (store.client(), store.client());
+    assert_eq!(format!("{one:?}"), format!("{other:?}"));
+}
+
+/// The holder works for longer than the bound: who waits in its process must not fall behind those
+/// who come later elsewhere.
+async fn at_the_bound_the_next_stands_in_line_at_the_store(store: Store) {
+    let locks = store.client();
+    let guard = locks.mutex("a").acquire().await.unwrap();
+    let lock = locks.mutex("a").wait(SOON);
+    let waiter = tokio::spawn(async move { lock.acquire().await });
+    tickets(&locks, "a", 2).await;
+
+    eventually("the waiter is in line at the store", SOON, async || {
+        locks.inspect("a").await.unwrap().len() == 2
+    })
+    .await;
+    let first = guard.token();
+    give_back(guard).await;
+
+    let second = waiter.await.unwrap().unwrap();
+    assert!(second.token() > first);
+    assert_eq!(second.token().as_u64() & 1023, 0, "a ticket of its own");
+    give_back(second).await;
+}
+
+async fn a_bound_of_zero_passes_nothing_on(store: Store) {
+    let (locks, counts) = store.counted(Fair::Local(Duration::ZERO));
+    let mut tasks = JoinSet::new();
+    for _ in 0..10 {
+        let lock = locks.mutex("a").wait(SOON);
+        tasks.spawn(async move { give_back(lock.acquire().await.unwrap()).await });
+    }
+    while let Some(done) = tasks.join_next().await {
+        done.unwrap();
+    }
+    assert_eq!(counts.enqueued(), 10);
+}
+
+/// H40: on a thread with little stack, so that a recursion would be seen.
+async fn a_long_chain_of_dropped_waiters_ends_without_recursion(store: Store) {
+    let locks = store.client();
+    let chain = {
+        let locks = locks.clone();
+        move || {
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .unwrap();
+            runtime.block_on(async {
+                for reversed in [false, true] {
+                    let guard = locks.mutex("a").acquire().await.unwrap();
+                    let mut waiters: Vec<Pin<Box<dyn Future<Output = ()> + Send>>> = Vec::new();
+                    for _ in 0..1_000 {
+                        let lock = locks.mutex("a").wait(SOON);
+                        waiters.push(Box::pin(async move {
+                            drop(lock.acquire().await);
+                        }));
+                    }
+                    for waiter in &mut waiters {
+                        let mut cx = Context::from_waker(Waker::noop());
+                        assert!(waiter.as_mut().poll(&mut cx).is_pending());
+                    }
+                    // The first is handed the lock and does not know it yet; then all go.
+                    give_back(guard).await;
+                    if reversed {
+                        waiters.reverse();
+                    }
+                    drop(waiters);
+                    give_back(locks.mutex("a").wait(SOON).acquire().await.unwrap()).await;
+                }
+            });
+        }
+    };
+    let thread = std::thread::Builder::new().stack_size(256 * 1024);
+    let joined = tokio::task::spawn_blocking(move || thread.spawn(chain).unwrap().join());
+    joined.await.unwrap().expect("no panic");
+    assert_nothing_left(&store, &locks, "a").await;
+}
+
+async fn a_waiter_dropped_with_the_lock_in_its_hands_passes_it_on(store: Store) {
+    let locks = store.client();
+    let guard = locks.mutex("a").acquire().await.unwrap();
+    let lock = locks.mutex("a").wait(SOON);
+    let mut first = Box::pin(async { lock.acquire().await.map(drop) });
+    let mut cx = Context::from_waker(Waker::noop());
+    assert!(first.as_mut().poll(&mut cx).is_pending());
+    let second = locks.mutex("a").wait(SOON);
+    let second = tokio::spawn(async move { second.acquire().await });
+    tickets(&locks, "a", 3).await;
+
+    let ticket = guard.token().as_u64() >> 10;
+    give_back(guard).await;
+    assert!(!second.is_finished(), "the first was before it");
+    drop(first);
+
+    let second = second.await.unwrap().unwrap();
+    if second.token().as_u64() >> 10 == ticket {
+        assert_eq!(second.token().as_u64() & 1023, 2, "passed on twice");
+    } // else the machine was so slow that the bound was reached
+    give_back(second).await;
+}
+
+/// The one who stands in line for the process gives up; the next must not begin at the end.
+async fn who_gives_up_leaves_its_place_in_the_stores_line_to_the_next(store: Store) {
+    if store.is_memory() {
+        return assert_memory_is_one_process(&store);
+    }
+    let (holding, ours, theirs) = (store.client(), store.client(), store.client());
+    let guard = holding.mutex("a").acquire().await.unwrap();
+    let lock = ours.mutex("a").wait(SOON);
+    let quitter = tokio::spawn(async move { lock.acquire().await.map(drop) });
+    tickets(&holding, "a", 2).await;
+    let (served, mut order) = tokio::sync::mpsc::unbounded_channel();
+    let wait = |locks: &Locks, who: &'static str| {
+        let (lock, served) = (locks.mutex("a").wait(SOON), served.clone());
+        tokio::spawn(async move {
+            let guard = lock.acquire().await.unwrap();
+            served.send(who).unwrap();
+            give_back(guard).await;
+        })
+    };
+    let heir = wait(&ours, "heir");
+    tickets(&ours, "a", 3).await;
+    let later = wait(&theirs, "later");
+    tickets(&ours, "a", 4).await;
+
+    quitter.abort();
+    tickets(&ours, "a", 3).await;
+    give_back(guard).await;
+
+    assert_eq!(order.recv().await, Some("heir"));
+    assert_eq!(order.recv().await, Some("later"));
+    heir.await.unwrap();
+    later.await.unwrap();
+}
+
+/// The ticket is gone, the guard is not: those behind it go to the store.
+async fn a_lost_lock_that_its_holder_keeps_does_not_keep_the_line(store: Store) {
+    let (locks, counts) = store.counted(Fair::Local(Duration::from_secs(60)));
+    let lock = locks.mutex("a").ttl(Duration::from_secs(2)).wait(SOON);
+    let guard = lock.acquire().await.unwrap();
+    let waiter = tokio::spawn(async move { lock.acquire().await });
+    tickets(&locks, "a", 2).await;
+
+    counts.refuse_renewals(true);
+    let reason = guard.lost().await;
+    assert_eq!(reason, lockcore::LostReason::Expired);
+    counts.refuse_renewals(false);
+
+    let next = waiter.await.unwrap().unwrap();
+    assert!(next.is_valid() && !guard.is_valid());
+    assert!(next.token() > guard.token());
+    assert_eq!(
+        guard.release().await.unwrap(),
+        lockcore::Release::AlreadyLost
+    );
+    assert!(next.is_valid(), "the late release took the next one's lock");
+    give_back(next).await;
+}
+
+async fn readers_of_a_process_share_one_ticket(store: Store) {
+    let (locks, counts) = store.counted(Fair::Local(Duration::from_secs(60)));
+    let catalog = locks.rwlock("c");
+    let mut readers = Vec::new();
+    for _ in 0..20 {
+        readers.push(catalog.read().acquire().await.unwrap());
+    }
+
+    assert_eq!(counts.enqueued(), 1);
+    assert_eq!(locks.inspect("c").await.unwrap().len(), 1);
+    let last = readers.pop().unwrap();
+    drop(readers);
+    assert_eq!(kind(catalog.write().try_acquire().await), ErrorKind::Busy);
+    give_back(last).await;
+    give_back(catalog.write().try_acquire().await.unwrap()).await;
+}
+
+async fn a_reader_does_not_join_past_a_local_writer(store: Store) {
+    let (locks, _) = store.counted(Fair::Local(Duration::from_secs(60)));
+    let catalog = locks.rwlock("c");
+    let reader = catalog.read().acquire().await.unwrap();
+    let write = catalog.write().wait(SOON);
+    let writer = tokio::spawn(async move { write.acquire().await });
+    tickets(&locks, "c", 2).await;
+
+    assert_eq!(kind(catalog.read().try_acquire().await), ErrorKind::Busy);
+    writer.abort();
+    let _ = writer.await;
+
+    // With the writer gone, the next reader joins the ticket again.
+    eventually("a reader joins", SOON, async || {
+        catalog.read().try_acquire().await.is_ok()
+    })
+    .await;
+    give_back(reader).await;
+}
+
+async fn a_writer_passes_to_all_readers_in_front_at_once(store: Store) {
+    let (locks, counts) = store.counted(Fair::Local(Duration::from_secs(60)));
+    let catalog = locks.rwlock("c");
+    let writer = catalog.write().acquire().await.unwrap();
+    // Only together do they get on.
+    let inside = Arc::new(tokio::sync::Barrier::new(10));
+    let mut readers = JoinSet::new();
+    for _ in 0..10 {
+        let (read, inside) = (catalog.read().wait(SOON), Arc::clone(&inside));
+        readers.spawn(async move {
+            let guard = read.acquire().await.unwrap();
+            inside.wait().await;
+            give_back(guard).await;
+        });
+    }
+    tickets(&locks, "c", 11).await;
+    let write = catalog.write().wait(SOON);
+    let next = tokio::spawn(async move { write.acquire().await });
+    tickets(&locks, "c", 12).await;
+
+    give_back(writer).await;
+    while let Some(done) = readers.join_next().await {
+        done.unwrap();
+    }
+    give_back(next.await.unwrap().unwrap()).await;
+    assert_eq!(counts.enqueued(), 1, "one ticket for all of them");
+}
+
+async fn try_asks_nobody_when_the_process_itself_holds_the_lock(store: Store) {
+    let (locks, counts) = store.counted(Fair::Local(Duration::from_secs(60)));
+    let guard = locks.mutex("a").acquire().await.unwrap();
+
+    let error = locks.mutex("a").try_acquire().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Busy);
+    assert!(error.retry_after().unwrap() > Duration::from_secs(8));
+    assert_eq!(
+        kind(locks.rwlock("a").read().try_acquire().await),
+        ErrorKind::Busy
+    );
+
+    assert_eq!(counts.enqueued(), 1);
+    give_back(guard).await;
+    give_back(locks.mutex("a").try_acquire().await.unwrap()).await;
+}
+
+/// Who asks that the lock stay taken for 30 s if the process dies must not be passed one of 10 s.
+async fn another_ttl_is_another_ticket(store: Store) {
+    let (locks, counts) = store.counted(Fair::Local(Duration::from_secs(60)));
+    let guard = locks.mutex("a").acquire().await.unwrap();
+    let lock = locks.mutex("a").ttl(Duration::from_secs(30)).wait(SOON);
+    let waiter = tokio::spawn(async move { lock.acquire().await });
+    tickets(&locks, "a", 2).await;
+    assert_eq!(counts.enqueued(), 2);
+
+    give_back(guard).await;
+    let guard = waiter.await.unwrap().unwrap();
+    assert!(guard.remaining() > Duration::from_secs(20));
+    give_back(guard).await;
+}
+
+async fn a_view_of_a_lock_that_was_passed_on_is_over(store: Store) {
+    let (locks, _) = store.counted(Fair::Local(Duration::from_secs(60)));
+    let guard = locks.mutex("a").acquire().await.unwrap();
+    let view = guard.held();
+    let lock = locks.mutex("a").wait(SOON);
+    let waiter = tokio::spawn(async move { lock.acquire().await });
+    tickets(&locks, "a", 2).await;
+
+    give_back(guard).await;
+    let next = waiter.await.unwrap().unwrap();
+
+    assert!(next.is_valid() && !view.is_valid());
+    assert!(view.remaining().is_zero());
+    assert!(view.token() < next.token());
+    let released = ErrorKind::Lost(lockcore::LostReason::Released);
+    assert_eq!(kind(view.ensure(Duration::ZERO).await), released);
+    assert_eq!(kind(view.scope(async {}).await), released);
+    give_back(next).await;
+}
