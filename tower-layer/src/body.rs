@@ -220,7 +220,8 @@ impl Hold {
         B::Error: Into<BoxError>,
     {
         if self.held.is_valid()
-            && let Poll::Ready(part) = inner.poll_frame(cx)
+            // What the body asks for while it is sent is asked for under the lock.
+            && let Poll::Ready(part) = self.held.enter(|| inner.poll_frame(cx))
         {
             return Poll::Ready(Ok(of_ours(part)));
         }

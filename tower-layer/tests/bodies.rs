@@ -48,6 +48,41 @@ where
     in_time(service.oneshot(request)).await.unwrap()
 }
 
+/// A handler that takes the lock of its own request again, and a body that does so while it is sent.
+#[tokio::test]
+async fn handler_and_body_re_enter_the_lock_of_their_request() {
+    struct Again(Locks);
+
+    impl Body for Again {
+        type Data = Bytes;
+        type Error = BoxError;
+
+        fn poll_frame(
+            self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+        ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+            let lock = self.0.mutex(NAME);
+            let again = lock.try_acquire().now_or_never().expect("no round trip");
+            Poll::Ready(again.err().map(|error| Err(error.into())))
+        }
+    }
+
+    let locks = memory();
+    let inside = locks.clone();
+    let service = by_path(&locks).layer(service_fn(move |_| {
+        let locks = inside.clone();
+        async move {
+            let guard = locks.mutex(NAME).try_acquire().await.expect("re-entered");
+            guard.release().await.expect("released");
+            Ok::<_, Infallible>(Response::new(Again(locks)))
+        }
+    }));
+
+    let response = in_time(service.oneshot(request())).await.unwrap();
+    response.into_body().collect().await.expect("re-entered");
+    nothing_is_left(&locks, NAME).await;
+}
+
 /// A body that sends what the test tells it, and knows of no end before it comes.
 struct Scripted {
     parts: mpsc::UnboundedReceiver<Result<Frame<Bytes>, &'static str>>,

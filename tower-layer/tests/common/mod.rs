@@ -51,9 +51,11 @@ pub async fn in_time<F: Future>(future: F) -> F::Output {
         .expect("should not take so long")
 }
 
-/// How many tickets there are on a name: holders and waiters.
+/// How many hold a name or wait for it, at the store and inside this client.
 pub async fn tickets(locks: &Locks, name: &str) -> usize {
-    locks.inspect(name).await.unwrap().len()
+    let places = locks.inspect(name).await.unwrap();
+    let local: u32 = places.iter().map(|place| place.local_waiters).sum();
+    places.len() + local as usize
 }
 
 /// Waits until there are so many tickets. The store has no event for it, so this looks again.
