@@ -103,6 +103,32 @@ impl Held {
         reason
     }
 
+    /// Resolves when the lock is likely to be lost soon: a third of its ttl is left, which with
+    /// renewal on means that two renewals have failed. Returns what is [left](Self::remaining) then.
+    /// It may still be renewed after that; ask again to be warned again. It stays pending after a
+    /// release.
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe: it only waits.
+    pub async fn in_danger(&self) -> Duration {
+        let (shared, lease) = (self.shared(), &self.0.lease);
+        loop {
+            let changed = lease.changed.notified();
+            let deadline = lease.deadline();
+            let remaining = shared.clock.now().until(deadline);
+            if self.is_over() {
+                return std::future::pending().await;
+            }
+            if remaining <= lease.request.ttl / 3 {
+                return remaining;
+            }
+            // Renewals move the deadline without a word; the alarm then looks again. A loss is told.
+            let danger = deadline.before(lease.request.ttl / 3);
+            let _ = shared.by(danger, changed).await;
+        }
+    }
+
     /// Makes sure that the lock is held for `duration` from now on, renewing it if less remains:
     /// call it before a step that must not be cut short.
     ///
@@ -342,6 +368,10 @@ impl Guard {
             return None;
         }
         let hold = &self.held.0;
+        let shared = self.shared();
+        if let Some(reason) = hold.lease.lost(shared.clock.now()) {
+            shared.lost(&hold.lease, Stage::Held, reason);
+        }
         if hold.guards.fetch_sub(1, Ordering::SeqCst) > 1 {
             return None;
         }

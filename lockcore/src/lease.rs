@@ -2,7 +2,7 @@
 //! Who renews it is `keeper`; what the user sees of it is `guard`.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::sync::Notify;
@@ -10,6 +10,7 @@ use tokio::sync::Notify;
 use crate::clock::{Clock, Instant};
 use crate::error::LostReason;
 use crate::request::Request;
+use crate::token::FencingToken;
 
 /// One ticket's state, shared by the acquire loop, the guard, the keeper and the wake-ups.
 #[derive(Debug)]
@@ -26,9 +27,13 @@ pub(crate) struct Lease {
     reason: AtomicU8,
     /// The number of the ticket once the store has told it, else 0.
     ticket: AtomicU64,
+    /// How often the ticket was passed on inside this process.
+    hand_overs: AtomicU16,
     /// The number that a wake-up or a renewal says is granted, else 0. A wake-up may overtake the
     /// reply to its own enqueue; it is kept here and compared when the reply has come.
     granted: AtomicU64,
+    /// Its loss has been told to those who watch the client.
+    told: AtomicBool,
     /// An enqueue of this id was sent and never answered, so it may still arrive.
     ambiguous: AtomicBool,
     /// Fires when the ticket is granted or lost.
@@ -51,7 +56,9 @@ impl Lease {
             hold_until: AtomicU64::new(Instant::FAR_FUTURE.as_nanos()),
             reason: AtomicU8::new(0),
             ticket: AtomicU64::new(0),
+            hand_overs: AtomicU16::new(0),
             granted: AtomicU64::new(0),
+            told: AtomicBool::new(false),
             ambiguous: AtomicBool::new(false),
             changed: Notify::new(),
         }
@@ -124,6 +131,11 @@ impl Lease {
         first
     }
 
+    /// Whether this is the first to tell of the loss.
+    pub(crate) fn tell_loss(&self) -> bool {
+        !self.told.swap(true, Ordering::SeqCst)
+    }
+
     /// Why the lease is lost, if it is; notices a deadline that has passed.
     pub(crate) fn lost(&self, now: Instant) -> Option<LostReason> {
         let deadline = self.deadline.load(Ordering::SeqCst);
@@ -185,6 +197,20 @@ impl Lease {
 
     pub(crate) fn ticket(&self) -> u64 {
         self.ticket.load(Ordering::SeqCst)
+    }
+
+    /// Counts a hand-over; called under the mutex of the lanes.
+    pub(crate) fn pass_on(&self) -> u16 {
+        self.hand_overs.fetch_add(1, Ordering::SeqCst) + 1
+    }
+
+    pub(crate) fn hand_overs(&self) -> u16 {
+        self.hand_overs.load(Ordering::SeqCst)
+    }
+
+    /// The token of the latest who got it.
+    pub(crate) fn token(&self) -> FencingToken {
+        FencingToken::of_ticket(self.ticket(), self.hand_overs())
     }
 
     pub(crate) fn set_ambiguous(&self) {

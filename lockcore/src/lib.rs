@@ -56,6 +56,7 @@ mod clock;
 mod config;
 mod connect;
 mod error;
+mod events;
 mod guard;
 mod keeper;
 mod lease;
@@ -77,6 +78,7 @@ mod token;
 pub use backend::Place;
 pub use config::{Builder, Fair};
 pub use error::{Error, ErrorKind, LostReason};
+pub use events::{Event, EventListener};
 pub use guard::{Guard, Held, Release};
 pub use lock::{Lock, OnLost, Wait};
 #[cfg(feature = "macros")]
@@ -106,6 +108,9 @@ mod futures_are_send {
             Ok::<_, Error>(())
         }));
         spawnable(&guard.ensure(std::time::Duration::ZERO));
+        spawnable(&guard.in_danger());
+        spawnable(&guard.scope(async {}));
+        spawnable(&locks.events().next());
         spawnable(&guard.release());
         spawnable(&other.run(async { Ok::<_, Error>(()) }));
         spawnable(&locks.inspect("x"));

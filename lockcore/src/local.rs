@@ -69,7 +69,6 @@ struct Tenure {
     users: u32,
     /// The users let other readers in.
     shared: bool,
-    hand_overs: u16,
     /// Rings at the bound, if somebody waits.
     alarm: Option<Alarm>,
 }
@@ -349,8 +348,8 @@ impl Lane {
         }
         tenure.users += 1;
         tenure.shared = !exclusive;
-        tenure.hand_overs += 1;
-        Some((Arc::clone(&tenure.lease), tenure.hand_overs))
+        let hand_overs = tenure.lease.pass_on();
+        Some((Arc::clone(&tenure.lease), hand_overs))
     }
 
     /// Whether who cannot be served now will probably be passed the present ticket: it is exclusive
@@ -380,7 +379,6 @@ impl Lane {
             since: now,
             users: 1,
             shared: !lease.request.is_exclusive(),
-            hand_overs: 0,
             alarm: None,
         };
         self.draining.extend(self.current.replace(tenure));
@@ -446,7 +444,7 @@ impl Lane {
 
 impl Tenure {
     fn is_within(&self, now: Instant, bound: Duration) -> bool {
-        self.hand_overs < MOST_HAND_OVERS && now < self.since.after(bound)
+        self.lease.hand_overs() < MOST_HAND_OVERS && now < self.since.after(bound)
     }
 }
 

@@ -8,6 +8,7 @@ use crate::backend::{Backend, Place};
 use crate::clock::Clock;
 use crate::config::{Builder, Fair};
 use crate::error::Error;
+use crate::events::EventListener;
 use crate::keeper::Keeper;
 use crate::lock::{Lock, Wait};
 use crate::name::{Name, Namespace};
@@ -177,6 +178,25 @@ impl Locks {
             youngest.local_waiters = shared.lanes.waiting(&name);
         }
         Ok(places)
+    }
+
+    /// Listens to what this client has to tell from now on: that the store is in trouble, that it is
+    /// back, that a lock was lost. For logs, metrics and readiness probes; work under a lock need not
+    /// listen, it is stopped by itself.
+    ///
+    /// ```
+    /// # fn example(locks: &lockcore::Locks) {
+    /// let mut events = locks.events();
+    /// tokio::spawn(async move {
+    ///     while let Some(event) = events.next().await {
+    ///         eprintln!("locks: {event:?}");
+    ///     }
+    /// });
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn events(&self) -> EventListener {
+        self.0.shared.teller.listen()
     }
 
     /// Ends this client's work in an orderly way, for every clone of it: nothing new is taken,

@@ -14,6 +14,7 @@ use tokio::sync::Notify;
 use crate::backend::{Answer, Backend, Connection, Fault, Renewed, StoreError, Wake};
 use crate::clock::{Clock, Instant};
 use crate::error::{Error, LostReason};
+use crate::events::{Event, Teller};
 use crate::lease::{AlreadyLost, Lease};
 use crate::local::Lanes;
 use crate::name::Namespace;
@@ -41,6 +42,7 @@ pub(crate) struct Shared {
     idle: Notify,
     /// Fires when the last handle is gone.
     pub(crate) ends: Notify,
+    pub(crate) teller: Teller,
 }
 
 /// Whose connection an operation goes out on.
@@ -73,6 +75,7 @@ impl Shared {
             due_changed: Notify::new(),
             idle: Notify::new(),
             ends: Notify::new(),
+            teller: Teller::default(),
         }
     }
 
@@ -189,15 +192,7 @@ impl Shared {
                 tracing::warn!(lock = %lease.request.name, "the store cannot renew this ticket, trying again");
                 return self.renewal_over(id, self.clock.now().after(jittered(pause)));
             }
-            Renewed::Lost => {
-                let stage = self.table().leases.get(&id).map(|tracked| tracked.stage);
-                if lease.lose(LostReason::Taken)
-                    && let Some(stage) = stage
-                {
-                    self.lost(lease, stage, LostReason::Taken);
-                }
-                return;
-            }
+            Renewed::Lost => return self.taken(lease),
         };
         if lease.extend(sent, valid_for, self.clock.now()) == Err(AlreadyLost) {
             // P3: an acknowledgement that comes too late leads to a release, never to a revival.
@@ -239,11 +234,7 @@ impl Shared {
                 // An `Err` is a lease that ran out meanwhile; whoever looks at it next finds that.
                 let _ = lease.extend(sent, valid_for, self.clock.now());
             }
-            Renewed::Lost => {
-                if lease.lose(LostReason::Taken) {
-                    self.lanes.lost(self, lease);
-                }
-            }
+            Renewed::Lost => self.taken(lease),
             Renewed::Failed => {
                 let text = "the store could not renew the ticket";
                 return Err(StoreError::new(Fault::Unknown, text));
@@ -422,14 +413,35 @@ impl Shared {
         self.lanes.close();
     }
 
-    /// A lease has been found lost. What an operator wants to know is a lock that was lost; a place
-    /// in line is taken anew.
+    /// The store does not know the ticket.
+    fn taken(self: &Arc<Self>, lease: &Arc<Lease>) {
+        let id = lease.request.id;
+        let stage = self.table().leases.get(&id).map(|tracked| tracked.stage);
+        if lease.lose(LostReason::Taken)
+            && let Some(stage) = stage
+        {
+            self.lost(lease, stage, LostReason::Taken);
+        }
+    }
+
+    /// A lease has been found lost: by the keeper, or by its user, who may be faster. What an operator
+    /// wants to know is a lock that was lost; a place in line is taken anew.
     pub(crate) fn lost(self: &Arc<Self>, lease: &Arc<Lease>, stage: Stage, reason: LostReason) {
-        let (lock, ticket) = (&lease.request.name, lease.ticket());
+        if !lease.tell_loss() {
+            return;
+        }
+        let (lock, token) = (&lease.request.name, lease.token());
         match stage {
-            Stage::Held => tracing::warn!(%lock, ticket, ?reason, "lock lost"),
+            Stage::Held => {
+                tracing::warn!(%lock, %token, ?reason, "lock lost");
+                self.teller.tell(|| Event::Lost {
+                    name: lock.as_str().to_owned(),
+                    token,
+                    reason,
+                });
+            }
             Stage::Asked | Stage::Waiting | Stage::Leaving => {
-                tracing::debug!(%lock, ticket, ?reason, "ticket lost");
+                tracing::debug!(%lock, ?reason, "ticket lost");
             }
         }
         self.lanes.lost(self, lease);

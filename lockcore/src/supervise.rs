@@ -165,6 +165,7 @@ async fn supervise(shared: Arc<Shared>, link: Arc<Link>) {
         match attempt(&shared, &link, events).await {
             Ok(connection) => {
                 link.state.send_replace(State::Up(connection));
+                shared.teller.restored();
                 if reconnecting {
                     tracing::info!("connected to the lock store again");
                     shared.renew_everything();
@@ -176,6 +177,7 @@ async fn supervise(shared: Arc<Shared>, link: Arc<Link>) {
                     () = link.replaced.notified() => {}
                     _ = &mut runtime_ended => break,
                 }
+                shared.teller.suspended();
                 link.state.send_replace(State::Connecting);
                 if up_since.until(shared.clock.now()) > SETTLED {
                     pause = FIRST_PAUSE;
@@ -184,6 +186,7 @@ async fn supervise(shared: Arc<Shared>, link: Arc<Link>) {
             Err(Attempt::RuntimeEnded) => break,
             Err(Attempt::Failed(error)) => {
                 tracing::info!(%error, "cannot connect to the lock store");
+                shared.teller.suspended();
                 if !link.is_wanted() && !shared.is_busy() {
                     // The next who asks starts afresh.
                     break;

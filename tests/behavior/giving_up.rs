@@ -7,11 +7,13 @@
 
 use std::future::Future;
 use std::pin::pin;
+use std::sync::Arc;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
 use lockcore::{Error, ErrorKind, Locks};
+use tests::witness::Witness;
 
 use crate::store::{Kind, SOON, Store, assert_nothing_left, give_back, kind, tickets};
 
@@ -30,6 +32,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         shutdown_ends_waiters_at_once_and_leaves_nothing
         shutdown_lets_work_finish
         shutdown_stops_what_does_not_finish
+        shutdown_under_load_leaves_nothing
     ]
 }
 
@@ -341,4 +344,47 @@ async fn run_until(
     });
     has_begun.await.unwrap();
     task
+}
+
+/// S2 with everything in motion: held, waited for, passed on, asked for, given up.
+async fn shutdown_under_load_leaves_nothing(store: Store) {
+    let locks = store.client();
+    let witness = Arc::new(Witness::exclusive());
+    let mut tasks = tokio::task::JoinSet::new();
+    let (working, mut at_work) = tokio::sync::mpsc::channel(1);
+    for task in 0..64 {
+        let lock = match task % 4 {
+            0 => locks.mutex(format!("own{task}")),
+            1 => locks.rwlock("hot").read(),
+            _ => locks.mutex("hot"),
+        };
+        let (lock, working, witness) = (lock.wait(SOON), working.clone(), Arc::clone(&witness));
+        tasks.spawn(async move {
+            loop {
+                let ran = lock.run(async |_| {
+                    let _visit = (task % 4 > 1).then(|| witness.enter(1));
+                    let _ = working.try_send(());
+                    tokio::task::yield_now().await;
+                    Ok::<_, Error>(())
+                });
+                if let Err(error) = ran.await {
+                    return error.kind();
+                }
+            }
+        });
+    }
+    for _ in 0..100 {
+        at_work.recv().await.unwrap();
+    }
+
+    locks.shutdown(SOON).await.unwrap();
+
+    for error in tasks.join_all().await {
+        let lost = ErrorKind::Lost(lockcore::LostReason::Shutdown);
+        assert_eq!(error, lost);
+    }
+    witness.assert_no_overlap();
+    if !store.is_memory() {
+        assert_nothing_left(&store, &store.client(), "hot").await;
+    }
 }

@@ -8,7 +8,7 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
-use lockcore::{Error, ErrorKind, Guard, Locks, LostReason, OnLost, Release};
+use lockcore::{Error, ErrorKind, Event, Fair, Guard, Locks, LostReason, OnLost, Release};
 
 use crate::store::{Kind, SOON, Store, assert_nothing_left, give_back, kind, tickets};
 
@@ -28,6 +28,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         a_waiter_with_a_short_ttl_does_not_shorten_the_holder
         a_waiter_outlives_many_of_its_own_leases_in_line
         a_leaked_guard_is_not_renewed_beyond_its_limit
+        danger_is_told_before_the_loss_and_not_without_need
         an_error_of_the_body_is_passed_on_and_the_lock_is_free
     ]
 }
@@ -419,6 +420,34 @@ async fn a_leaked_guard_is_not_renewed_beyond_its_limit(store: Store) {
     );
     assert!(next.token() > leaked.token());
     give_back(next).await;
+}
+
+async fn danger_is_told_before_the_loss_and_not_without_need(store: Store) {
+    let (locks, counts) = store.counted(Fair::Strict);
+    let mut events = locks.events();
+    let ttl = Duration::from_millis(900);
+    let guard = locks.mutex("a").ttl(ttl).acquire().await.unwrap();
+
+    // Renewed as it should be, for two leases.
+    let calm = tokio::time::timeout(2 * ttl, guard.in_danger()).await;
+    assert!(calm.is_err(), "in danger with {calm:?} left");
+
+    counts.refuse_renewals(true);
+    let left = guard.in_danger().await;
+    assert!(guard.is_valid() && left <= ttl / 3);
+    assert_eq!(guard.lost().await, LostReason::Expired);
+    assert_eq!(guard.in_danger().await, Duration::ZERO);
+    let lost = Event::Lost {
+        name: "a".into(),
+        token: guard.token(),
+        reason: LostReason::Expired,
+    };
+    assert_eq!(events.next().await, Some(lost));
+    // The guard holds its client, so that the next is awaited, and there is none.
+    let none = tokio::time::timeout(Duration::from_millis(50), events.next()).await;
+    assert!(none.is_err(), "{none:?}");
+    drop((guard, locks));
+    assert_eq!(events.next().await, None);
 }
 
 async fn an_error_of_the_body_is_passed_on_and_the_lock_is_free(store: Store) {

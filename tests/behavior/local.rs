@@ -26,6 +26,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         a_waiter_dropped_with_the_lock_in_its_hands_passes_it_on
         who_gives_up_leaves_its_place_in_the_stores_line_to_the_next
         a_lost_lock_that_its_holder_keeps_does_not_keep_the_line
+        an_aged_ticket_is_not_passed_on
         readers_of_a_process_share_one_ticket
         a_reader_does_not_join_past_a_local_writer
         a_writer_passes_to_all_readers_in_front_at_once
@@ -325,6 +326,24 @@ async fn a_lost_lock_that_its_holder_keeps_does_not_keep_the_line(store: Store) 
     give_back(next).await;
 }
 
+/// Who gets a lock gets at least half of its ttl.
+async fn an_aged_ticket_is_not_passed_on(store: Store) {
+    let (locks, counts) = store.counted(Fair::Local(Duration::from_secs(60)));
+    let lock = locks.mutex("a").ttl(Duration::from_secs(3)).wait(SOON);
+    let guard = lock.acquire().await.unwrap();
+    let waiter = tokio::spawn(async move { lock.acquire().await });
+    tickets(&locks, "a", 2).await;
+
+    counts.refuse_renewals(true);
+    guard.in_danger().await;
+    give_back(guard).await;
+    counts.refuse_renewals(false);
+
+    let next = waiter.await.unwrap().unwrap();
+    assert_eq!(counts.enqueued(), 2);
+    give_back(next).await;
+}
+
 async fn readers_of_a_process_share_one_ticket(store: Store) {
     let (locks, counts) = store.counted(Fair::Local(Duration::from_secs(60)));
     let catalog = locks.rwlock("c");
@@ -367,12 +386,13 @@ async fn a_writer_passes_to_all_readers_in_front_at_once(store: Store) {
     let catalog = locks.rwlock("c");
     let writer = catalog.write().acquire().await.unwrap();
     // Only together do they get on.
-    let inside = Arc::new(tokio::sync::Barrier::new(10));
+    let inside = Arc::new(tokio::sync::Barrier::new(11));
     let mut readers = JoinSet::new();
     for _ in 0..10 {
         let (read, inside) = (catalog.read().wait(SOON), Arc::clone(&inside));
         readers.spawn(async move {
             let guard = read.acquire().await.unwrap();
+            inside.wait().await;
             inside.wait().await;
             give_back(guard).await;
         });
@@ -383,6 +403,10 @@ async fn a_writer_passes_to_all_readers_in_front_at_once(store: Store) {
     tickets(&locks, "c", 12).await;
 
     give_back(writer).await;
+    inside.wait().await;
+    // The exclusive ticket has room for readers, but the next writer was here before.
+    assert_eq!(kind(catalog.read().try_acquire().await), ErrorKind::Busy);
+    inside.wait().await;
     while let Some(done) = readers.join_next().await {
         done.unwrap();
     }

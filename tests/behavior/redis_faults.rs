@@ -7,7 +7,7 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
-use lockcore::{Error, ErrorKind, Locks, LostReason, Release};
+use lockcore::{Error, ErrorKind, Event, Locks, LostReason, Release};
 use tests::eventually::eventually;
 use tests::faketime::Clock;
 use tests::proxy::Proxy;
@@ -19,6 +19,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT;
         a_server_that_is_down_is_unavailable_within_one_operation
         the_wait_bounds_connecting_and_asking_too
+        tasks_in_line_behind_one_another_learn_together_that_the_store_is_down
         a_client_that_was_idle_through_an_outage_works_again
         a_lost_reply_is_asked_for_again_and_granted_once
         giving_up_on_a_lost_reply_leaves_nothing
@@ -464,6 +465,27 @@ async fn shutdown_gives_up_waiters_while_the_server_is_down(_: Store) {
     );
 }
 
+/// One of them asks; the others must not find out one after the other.
+async fn tasks_in_line_behind_one_another_learn_together_that_the_store_is_down(_: Store) {
+    let server = RedisServer::start();
+    let locks = builder(server.url())
+        .op_timeout(Duration::from_millis(300))
+        .build()
+        .unwrap();
+    server.kill();
+    let started = Instant::now();
+    let mut tasks = tokio::task::JoinSet::new();
+    for _ in 0..50 {
+        let lock = locks.mutex("a").wait(6 * SOON);
+        tasks.spawn(async move { kind(lock.acquire().await) });
+    }
+    for error in tasks.join_all().await {
+        assert_eq!(error, ErrorKind::Unavailable);
+    }
+    // One after the other would be 15 s.
+    assert!(started.elapsed() < Duration::from_secs(5));
+}
+
 /// S22, first half.
 async fn a_cut_that_heals_before_the_deadline_loses_nothing(_: Store) {
     let server = RedisServer::start();
@@ -476,8 +498,11 @@ async fn a_cut_that_heals_before_the_deadline_loses_nothing(_: Store) {
         .await
         .unwrap();
     let before = proxy.traffic().connections;
+    let mut events = locks.events();
     proxy.cut();
+    assert_eq!(events.next().await, Some(Event::Suspended));
     proxy.restore();
+    assert_eq!(events.next().await, Some(Event::Restored));
 
     // Both connections come back by themselves, and the lease is renewed.
     eventually("renewed on a new connection", SOON, async || {
@@ -494,6 +519,7 @@ async fn a_cut_that_outlasts_the_lease_stops_the_work(_: Store) {
     let proxy = Proxy::to(server.port());
     let locks = through(&proxy);
     let lock = locks.mutex("a").ttl(Duration::from_secs(2));
+    let mut events = locks.events();
     let (begun, has_begun) = tokio::sync::oneshot::channel();
     let next_is_in = Arc::new(AtomicBool::new(false));
     let seen = Arc::clone(&next_is_in);
@@ -519,6 +545,12 @@ async fn a_cut_that_outlasts_the_lease_stops_the_work(_: Store) {
         kind(work.await.unwrap()),
         ErrorKind::Lost(LostReason::Expired)
     );
+    assert_eq!(events.next().await, Some(Event::Suspended));
+    let lost = events.next().await;
+    let Some(Event::Lost { name, reason, .. }) = &lost else {
+        panic!("{lost:?}");
+    };
+    assert_eq!((name.as_str(), *reason), ("a", LostReason::Expired));
     give_back(next).await;
 }
 

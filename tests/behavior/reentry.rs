@@ -24,6 +24,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         another_client_does_not_re_enter
         a_spawned_task_is_a_stranger
         a_scope_carries_the_lock_into_a_spawned_task
+        a_scope_carries_what_is_held_around_it_too
         an_inner_guard_that_outlives_the_outer_keeps_the_lock
         the_lock_lasts_until_the_last_of_several_guards
         a_semaphore_is_not_re_entered
@@ -269,6 +270,20 @@ async fn a_scope_carries_the_lock_into_a_spawned_task(store: Store) {
     go.send(()).unwrap();
     assert!(task.await.unwrap().unwrap());
     give_back(locks.mutex("a").try_acquire().await.unwrap()).await;
+}
+
+async fn a_scope_carries_what_is_held_around_it_too(store: Store) {
+    let locks = store.client();
+    let (a, b, again) = (locks.mutex("a"), locks.mutex("b"), locks.mutex("a"));
+    a.run(async |_| {
+        b.run(async |held| {
+            let task = held.scope(async move { again.try_acquire().await.map(drop) });
+            tokio::spawn(task).await.unwrap()?
+        })
+        .await
+    })
+    .await
+    .unwrap();
 }
 
 async fn an_inner_guard_that_outlives_the_outer_keeps_the_lock(store: Store) {

@@ -1,0 +1,96 @@
+//! What a client tells of itself: trouble with the store, and locks that were lost. What one lock
+//! tells is in `guard`.
+
+use std::fmt;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use tokio::sync::broadcast;
+
+use crate::error::LostReason;
+use crate::token::FencingToken;
+
+/// More than one client has to tell between two looks of a listener, unless very many locks are lost
+/// at once; then it is told how many it has missed.
+const KEPT: usize = 256;
+
+/// What a client has to tell: see [`Locks::events`](crate::Locks::events).
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Event {
+    /// The store does not answer, or a connection to it broke. What is held stays held until its
+    /// lease has run out; the client reconnects by itself.
+    Suspended,
+    /// The store answers again. Everything that is held or waited for is asked after at once.
+    Restored,
+    /// A held lock was lost. Work under it is stopped by [`Lock::run`](crate::Lock::run).
+    Lost {
+        /// The name of the lock.
+        name: String,
+        /// The token of its last holder in this process.
+        token: FencingToken,
+        /// Why.
+        reason: LostReason,
+    },
+    /// The listener was slow, and so many events were dropped.
+    Missed(u64),
+}
+
+/// A listener for what a client has to tell, from the moment that it was made.
+pub struct EventListener(broadcast::Receiver<Event>);
+
+impl EventListener {
+    /// The next event; `None` when the client is gone.
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe: an event that was not returned is returned by the next call.
+    pub async fn next(&mut self) -> Option<Event> {
+        match self.0.recv().await {
+            Ok(event) => Some(event),
+            Err(broadcast::error::RecvError::Lagged(missed)) => Some(Event::Missed(missed)),
+            Err(broadcast::error::RecvError::Closed) => None,
+        }
+    }
+}
+
+impl fmt::Debug for EventListener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EventListener").finish_non_exhaustive()
+    }
+}
+
+/// The telling side.
+#[derive(Default)]
+pub(crate) struct Teller {
+    /// Made for the first listener.
+    listeners: OnceLock<broadcast::Sender<Event>>,
+    suspended: AtomicBool,
+}
+
+impl Teller {
+    pub(crate) fn listen(&self) -> EventListener {
+        let listeners = self.listeners.get_or_init(|| broadcast::Sender::new(KEPT));
+        EventListener(listeners.subscribe())
+    }
+
+    pub(crate) fn tell(&self, event: impl FnOnce() -> Event) {
+        if let Some(listeners) = self.listeners.get() {
+            // That nobody listens any more is no error.
+            let _ = listeners.send(event());
+        }
+    }
+
+    /// Told once, however many connections break and however often they are tried.
+    pub(crate) fn suspended(&self) {
+        if !self.suspended.swap(true, Ordering::SeqCst) {
+            self.tell(|| Event::Suspended);
+        }
+    }
+
+    pub(crate) fn restored(&self) {
+        if self.suspended.swap(false, Ordering::SeqCst) {
+            self.tell(|| Event::Restored);
+        }
+    }
+}
