@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a panic is the report")]
 
+mod load;
 mod processes;
 mod proxy;
 mod redis_server;
@@ -10,10 +11,13 @@ mod redis_server;
 use libtest_mimic::{Arguments, Trial};
 
 fn main() {
-    let trials: Vec<Trial> = [redis_server::facts(), proxy::facts(), processes::facts()]
-        .into_iter()
-        .flatten()
-        .collect();
+    let groups = [
+        redis_server::facts(),
+        proxy::facts(),
+        processes::facts(),
+        load::facts(),
+    ];
+    let trials: Vec<Trial> = groups.into_iter().flatten().collect();
     libtest_mimic::run(&Arguments::from_args(), trials).exit();
 }
 

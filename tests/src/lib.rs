@@ -12,6 +12,7 @@
 //! | [`fact`] | a test case that shows as ignored, with the reason, when it cannot run |
 //! | [`eventually`] | waiting for something to become true, with a deadline |
 //! | [`ports`] | loopback ports that nobody else gets |
+//! | [`measure`], [`turns`] | what the programs `load` and `bench` measure with, and the record of who held a lock when |
 //!
 //! Whatever goes wrong in the harness itself panics with what to do about it: its only callers are tests.
 
@@ -24,8 +25,10 @@ pub mod child;
 pub mod eventually;
 pub mod fact;
 pub mod faketime;
+pub mod measure;
 pub mod ports;
 pub mod process;
 pub mod proxy;
 pub mod redis_server;
+pub mod turns;
 pub mod witness;

@@ -19,7 +19,8 @@ const ANSWER: Duration = Duration::from_secs(20);
 #[derive(Debug)]
 pub struct Process {
     child: LeashedChild,
-    input: ChildStdin,
+    /// `None` once it was closed.
+    input: Option<ChildStdin>,
     lines: mpsc::Receiver<String>,
 }
 
@@ -28,7 +29,7 @@ impl Process {
     pub fn start(command: &mut Command) -> Self {
         let child = LeashedChild::spawn(command.stdin(Stdio::piped()).stdout(Stdio::piped()), None);
         let mut child = child.unwrap_or_else(|error| panic!("{command:?}: {error}"));
-        let input = child.std().stdin.take().unwrap();
+        let input = child.std().stdin.take();
         let output = child.std().stdout.take().unwrap();
         let (line, lines) = mpsc::channel();
         // Ends with the child's output.
@@ -52,8 +53,15 @@ impl Process {
 
     /// Tells it a line.
     pub fn say(&mut self, line: &str) {
-        writeln!(self.input, "{line}")
-            .unwrap_or_else(|error| panic!("told {line:?} to process {}: {error}", self.pid()));
+        let input = self.input.as_mut().expect("its input is closed");
+        if let Err(error) = writeln!(input, "{line}") {
+            panic!("told {line:?} to process {}: {error}", self.pid());
+        }
+    }
+
+    /// Ends its input; what it says upon that can still be heard.
+    pub fn close_input(&mut self) {
+        self.input = None;
     }
 
     /// Its next line; `None` when there was none within the time.

@@ -1,0 +1,119 @@
+//! What all modes use: locks with the lease that is agreed on, failures, the report, and words from and to the driver.
+
+use std::fmt::Display;
+use std::io::{self, BufRead as _, Write as _};
+use std::time::Duration;
+
+use lockcore::{Error, Lock, Locks, Release, Wait};
+use serde_json::{Value, json};
+use tokio::sync::mpsc;
+
+/// The same in all programs that are compared.
+const LEASE: Duration = Duration::from_secs(30);
+
+/// A client of the store, and what the report begins with.
+pub(crate) struct Client {
+    pub(crate) locks: Locks,
+    mode: &'static str,
+    store: String,
+}
+
+impl Client {
+    pub(crate) fn new(locks: &Locks, mode: &'static str, store: String) -> Self {
+        Self {
+            locks: locks.clone(),
+            mode,
+            store,
+        }
+    }
+
+    pub(crate) fn lock(&self, key: impl Into<String>) -> Lock {
+        self.locks.mutex(key).ttl(LEASE).wait(Wait::Forever)
+    }
+
+    /// One untimed pair on a name of this process's own: the first contact (scripts to load, code to page in) is no
+    /// part of any figure.
+    pub(crate) async fn warm_up(&self, failures: &mut Failures) {
+        let lock = self.lock(format!("warm-up-{}", std::process::id()));
+        if let Some(guard) = failures.note(lock.acquire().await) {
+            failures.note_release(guard.release().await);
+        }
+    }
+
+    /// The last line. `figures` is an object.
+    pub(crate) fn report(&self, failures: &Failures, figures: Value) {
+        let mut report = json!({"mode": self.mode, "store": self.store, "errors": failures.0});
+        if let (Value::Object(report), Value::Object(figures)) = (&mut report, figures) {
+            report.extend(figures);
+        }
+        say(&report.to_string());
+    }
+}
+
+/// Counts what failed, and tells of the first on standard error.
+#[derive(Default)]
+pub(crate) struct Failures(u64);
+
+impl Failures {
+    pub(crate) fn note<T>(&mut self, outcome: Result<T, Error>) -> Option<T> {
+        outcome.map_err(|error| self.add(&error)).ok()
+    }
+
+    /// A lock that was lost under its holder has failed as well.
+    pub(crate) fn note_release(&mut self, outcome: Result<Release, Error>) {
+        match outcome {
+            Ok(Release::Released) => {}
+            Ok(Release::AlreadyLost) => self.add(&"the lock was lost before its release"),
+            Err(error) => self.add(&error),
+        }
+    }
+
+    pub(crate) fn merge(&mut self, other: Self) {
+        self.0 += other.0;
+    }
+
+    fn add(&mut self, failure: &dyn Display) {
+        if self.0 == 0 {
+            eprintln!("load: {failure}");
+        }
+        self.0 += 1;
+    }
+}
+
+/// After a failure: a store that is down is not asked without a pause.
+pub(crate) async fn pause() {
+    tokio::time::sleep(Duration::from_millis(10)).await;
+}
+
+/// A line to the driver, at once.
+pub(crate) fn say(line: &str) {
+    let mut out = io::stdout().lock();
+    // A driver that is gone does not hear it, and that is all.
+    let _ = writeln!(out, "{line}").and_then(|()| out.flush());
+}
+
+/// The lines of standard input, read by a thread that nobody has to wait for at the end.
+pub(crate) struct Driver(mpsc::UnboundedReceiver<String>);
+
+impl Driver {
+    pub(crate) fn listen() -> Self {
+        let (line, lines) = mpsc::unbounded_channel();
+        std::thread::spawn(move || {
+            for text in io::stdin().lock().lines().map_while(Result::ok) {
+                if line.send(text.trim().to_owned()).is_err() {
+                    return;
+                }
+            }
+        });
+        Self(lines)
+    }
+
+    /// The next line; `None` when standard input has closed.
+    pub(crate) async fn hear(&mut self) -> Option<String> {
+        self.0.recv().await
+    }
+
+    pub(crate) async fn until_closed(&mut self) {
+        while self.hear().await.is_some() {}
+    }
+}

@@ -1,0 +1,44 @@
+//! `w5`: acquires and releases when told so, and says when it did. Two of these show how long it takes from the release
+//! in one process to the waiter in another.
+
+use serde_json::json;
+use tests::measure::now;
+
+use crate::client::{Client, Driver, Failures, say};
+
+/// `a` → `A <acquired>`, `r` → `R <before the release> <after>`; a failure answers `E`.
+pub(crate) async fn obey(client: &Client, key: &str) {
+    let mut failures = Failures::default();
+    client.warm_up(&mut failures).await;
+    let lock = client.lock(key);
+    let mut held = None;
+    let mut acquisitions = 0;
+    let mut driver = Driver::listen();
+    while let Some(word) = driver.hear().await {
+        match (word.as_str(), held.take()) {
+            ("a", None) => {
+                let acquired = lock.acquire().await;
+                let time = now();
+                held = failures.note(acquired);
+                acquisitions += u64::from(held.is_some());
+                match &held {
+                    Some(_) => say(&format!("A {time}")),
+                    None => say("E"),
+                }
+            }
+            ("r", Some(guard)) => {
+                let before = now();
+                let released = guard.release().await;
+                let after = now();
+                failures.note_release(released);
+                say(&format!("R {before} {after}"));
+            }
+            (_, still) => {
+                held = still;
+                eprintln!("load: {word:?} is not possible now: `a` acquires, then `r` releases");
+                say("E");
+            }
+        }
+    }
+    client.report(&failures, json!({"acquisitions": acquisitions}));
+}

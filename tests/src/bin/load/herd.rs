@@ -1,0 +1,126 @@
+//! `w6`: one holder and a line of waiters; what does it cost to hand over when many wait, and to wait?
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use lockcore::{Error, Guard, Lock, Release};
+use serde_json::json;
+use tests::measure::{now, seconds};
+use tokio::sync::{Semaphore, mpsc};
+use tokio::time::{sleep, timeout};
+
+use crate::Failed;
+use crate::client::{Client, Driver, Failures, pause, say};
+
+/// The line stands when this has passed without anybody joining it.
+const SETTLED: Duration = Duration::from_millis(500);
+const LOOK: Duration = Duration::from_millis(100);
+
+/// After the report, for a driver to count what the store was asked before the rest of the line leaves it.
+const LINGER: Duration = Duration::from_secs(1);
+
+pub(crate) async fn run(
+    client: &Client,
+    n: usize,
+    hold: Duration,
+    k: usize,
+    key: &str,
+) -> Result<(), Failed> {
+    if k == 0 {
+        return Err("K counts releases: at least 1".into());
+    }
+    let mut failures = Failures::default();
+    let lock = client.lock(key);
+    let first = lock.acquire().await?;
+    let (told, mut outcomes) = mpsc::unbounded_channel();
+    let herd = Arc::new(Herd {
+        turns: Semaphore::new(k - 1),
+        again: Semaphore::new(k.saturating_sub(n + 1)),
+        told,
+    });
+    for _ in 0..n {
+        tokio::spawn(Arc::clone(&herd).wait_in_line(lock.clone(), hold));
+    }
+    line_stands(client, key, n + 1).await?;
+
+    say("READY");
+    let mut driver = Driver::listen();
+    while driver
+        .hear()
+        .await
+        .ok_or("standard input closed before `go`")?
+        != "go"
+    {}
+    let began = now();
+    failures.note_release(first.release().await);
+    let mut releases = 1;
+    while releases < k {
+        match outcomes.recv().await.ok_or("nobody is left in the line")? {
+            Ok(release) => {
+                failures.note_release(Ok(release));
+                releases += 1;
+            }
+            Err(error) => failures.note_release(Err(error)),
+        }
+    }
+    let took = now() - began;
+    say("DONE");
+    let figures = json!({"waiters": n, "releases": releases, "seconds": seconds(took)});
+    client.report(&failures, figures);
+    let _ = timeout(LINGER, driver.until_closed()).await;
+    Ok(())
+}
+
+/// Until everybody has joined, or nobody joins any more: tasks that queue inside the process do not show at the store.
+async fn line_stands(client: &Client, key: &str, all: usize) -> Result<(), Error> {
+    let (mut length, mut since) = (0, now());
+    while length < all && now() - since < SETTLED.as_nanos() as u64 {
+        sleep(LOOK).await;
+        let places = client.locks.inspect(key).await?.len();
+        if places != length {
+            (length, since) = (places, now());
+        }
+    }
+    Ok(())
+}
+
+struct Herd {
+    /// A winner takes one before it releases; without one it stays, so that nothing happens at the store after DONE.
+    turns: Semaphore,
+    /// A waiter takes one to queue again. There are none unless the line is too short for so many releases.
+    again: Semaphore,
+    told: mpsc::UnboundedSender<Result<Release, Error>>,
+}
+
+impl Herd {
+    async fn wait_in_line(self: Arc<Self>, lock: Lock, hold: Duration) {
+        loop {
+            match lock.acquire().await {
+                Ok(guard) => {
+                    self.take_turn(guard, hold).await;
+                    match self.again.try_acquire() {
+                        Ok(again) => again.forget(),
+                        Err(_) => return,
+                    }
+                }
+                Err(error) => {
+                    let _ = self.told.send(Err(error));
+                    pause().await;
+                }
+            }
+        }
+    }
+
+    async fn take_turn(&self, guard: Guard, hold: Duration) {
+        let Ok(turn) = self.turns.try_acquire() else {
+            return std::future::pending().await;
+        };
+        turn.forget();
+        if !hold.is_zero() {
+            sleep(hold).await;
+        }
+        let released = guard.release().await;
+        // Nobody listens any more: the last release has been told, or Ctrl-C has come.
+        let _ = self.told.send(released);
+    }
+}

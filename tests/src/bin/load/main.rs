@@ -1,0 +1,218 @@
+//! The load program: drives one store in one way and says what it took. Programs of other lock libraries can be driven
+//! and judged the same way, so it uses the public API only.
+//!
+//! ```text
+//! cargo build --release -p tests --bin load
+//! load redis://127.0.0.1/ w1 20000          LOCK_FAIR=strict load redis://127.0.0.1/ w3 64 2.5 key 0 rows
+//! ```
+//!
+//! The last line of standard output is one JSON object. All times are nanoseconds of `CLOCK_MONOTONIC`, which processes
+//! of one machine share; the lease is 30 s. The program `bench` runs all of it and judges.
+//!
+//! | file | modes |
+//! |---|---|
+//! | `pairs.rs` | `w1`, `w2`: acquire and release, nobody else there |
+//! | `contention.rs` | `w3`: many tasks at one lock |
+//! | `handover.rs` | `w5`: from the release in one process to the waiter in another |
+//! | `herd.rs` | `w6`: what a release costs with many waiting |
+//! | `leases.rs` | `w7`: many leases kept alive |
+//! | `client.rs` | what all of them use: locks, failures, the driver's words |
+
+#![allow(
+    clippy::unwrap_used,
+    reason = "a panic is the report, as in the harness"
+)]
+
+mod client;
+mod contention;
+mod handover;
+mod herd;
+mod leases;
+mod pairs;
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{Parser, Subcommand, ValueEnum};
+use lockcore::{Fair, Locks};
+
+use client::Client;
+
+type Failed = Box<dyn std::error::Error + Send + Sync>;
+
+/// How long a store may take to answer for the first time.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// How long the end may take: what was held when Ctrl-C came is given back.
+const END: Duration = Duration::from_secs(10);
+/// What a shell reports of a program that Ctrl-C ended.
+const INTERRUPTED: u8 = 130;
+
+/// Drives a lock store in one way; the last line of the output is one JSON object with what it took.
+#[derive(Parser)]
+#[command(name = "load")]
+struct Arguments {
+    /// Which store, as memory: or redis://host
+    url: String,
+    #[command(subcommand)]
+    mode: Mode,
+    /// strict, or how long a process may serve its own, as 50ms
+    #[arg(long, env = "LOCK_FAIR", value_parser = fair)]
+    fair: Option<Fair>,
+    /// The first part of all names
+    #[arg(long, env = "LOCK_NAMESPACE")]
+    namespace: Option<String>,
+    /// How long one operation at the store may take
+    #[arg(long, env = "LOCK_OP_TIMEOUT", value_parser = humantime::parse_duration)]
+    op_timeout: Option<Duration>,
+    /// Threads of the runtime; one a core when not given
+    #[arg(long)]
+    threads: Option<usize>,
+}
+
+impl Arguments {
+    fn locks(&self) -> Result<Locks, lockcore::Error> {
+        let mut builder = Locks::builder().url(&self.url);
+        if let Some(fair) = self.fair {
+            builder = builder.fair(fair);
+        }
+        if let Some(namespace) = &self.namespace {
+            builder = builder.namespace(namespace);
+        }
+        if let Some(timeout) = self.op_timeout {
+            builder = builder.op_timeout(timeout);
+        }
+        builder.build()
+    }
+}
+
+#[derive(Subcommand)]
+enum Mode {
+    /// One task: acquire and release, over 256 keys
+    W1 {
+        /// How many pairs
+        n: usize,
+        /// Every key once
+        cold: Option<Cold>,
+    },
+    /// Many tasks, each with a key of its own
+    W2 { tasks: usize, secs: f64 },
+    /// Many tasks at one key
+    W3 {
+        tasks: usize,
+        secs: f64,
+        key: String,
+        /// The common start, in nanoseconds of CLOCK_MONOTONIC; 0 reads it from standard input after READY
+        start: u64,
+        /// Where the rows go: four little-endian u64 each: t_start, t_acquired, t_release_call, task; - for nowhere
+        out: String,
+    },
+    /// Acquires and releases when told so: lines `a` and `r` on standard input
+    W5 { key: String },
+    /// A line of waiters behind one holder; begins at the line `go` on standard input
+    W6 {
+        /// How many wait
+        n: usize,
+        /// How long each winner keeps the lock
+        hold_ms: u64,
+        /// Releases until DONE; what is more than N + 1 is made up by waiters that queue again
+        k: usize,
+        key: String,
+    },
+    /// Many leases, kept alive until standard input closes
+    W7 { n: usize },
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Cold {
+    Cold,
+}
+
+impl Mode {
+    fn name(&self) -> &'static str {
+        match self {
+            Self::W1 { .. } => "w1",
+            Self::W2 { .. } => "w2",
+            Self::W3 { .. } => "w3",
+            Self::W5 { .. } => "w5",
+            Self::W6 { .. } => "w6",
+            Self::W7 { .. } => "w7",
+        }
+    }
+
+    async fn run(self, client: Client) -> Result<(), Failed> {
+        match self {
+            Self::W1 { n, cold } => pairs::one_client(&client, n, cold.is_some()).await,
+            Self::W2 { tasks, secs } => pairs::many_clients(&client, tasks, secs).await,
+            Self::W3 {
+                tasks,
+                secs,
+                key,
+                start,
+                out,
+            } => contention::contend(&client, tasks, secs, &key, start, &out).await?,
+            Self::W5 { key } => handover::obey(&client, &key).await,
+            Self::W6 { n, hold_ms, k, key } => {
+                herd::run(&client, n, Duration::from_millis(hold_ms), k, &key).await?
+            }
+            Self::W7 { n } => leases::hold(&client, n).await,
+        }
+        Ok(())
+    }
+}
+
+/// As the library reads `LOCK_FAIR`.
+fn fair(text: &str) -> Result<Fair, humantime::DurationError> {
+    match text {
+        "strict" => Ok(Fair::Strict),
+        _ => humantime::parse_duration(text).map(Fair::Local),
+    }
+}
+
+/// Scheme and host: what else is in the URL may be secret.
+fn redacted(url: &str) -> String {
+    match url::Url::parse(url) {
+        Ok(url) => match url.host_str() {
+            Some(host) => format!("{}://{host}", url.scheme()),
+            None => format!("{}:", url.scheme()),
+        },
+        Err(_) => "?".into(),
+    }
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    if let Some(threads) = arguments.threads {
+        runtime.worker_threads(threads.max(1));
+    }
+    let runtime = runtime.enable_all().build().unwrap();
+    let outcome = runtime.block_on(run(arguments));
+    // What Ctrl-C left unfinished is not waited for.
+    runtime.shutdown_background();
+    outcome.unwrap_or_else(|error| {
+        eprintln!("load: {error}");
+        ExitCode::FAILURE
+    })
+}
+
+async fn run(arguments: Arguments) -> Result<ExitCode, Failed> {
+    let locks = arguments.locks()?;
+    locks.ready(PATIENCE).await?;
+
+    let client = Client::new(&locks, arguments.mode.name(), redacted(&arguments.url));
+    // On the runtime's own threads: beside them, each answer of the store would cost a change of threads.
+    let mut work = tokio::spawn(arguments.mode.run(client));
+    let code = tokio::select! {
+        outcome = &mut work => {
+            outcome??;
+            ExitCode::SUCCESS
+        }
+        interrupted = tokio::signal::ctrl_c() => {
+            interrupted?;
+            work.abort();
+            ExitCode::from(INTERRUPTED)
+        }
+    };
+    locks.shutdown(END).await?;
+    Ok(code)
+}
