@@ -161,7 +161,7 @@ async fn supervise(shared: Arc<Shared>, link: Arc<Link>) {
     let mut pause = FIRST_PAUSE;
     let mut reconnecting = false;
     loop {
-        let (events, closed) = Events::new(&shared, link.receiver);
+        let (events, closed) = Events::of_client(&shared, link.receiver);
         match attempt(&shared, &link, events).await {
             Ok(connection) => {
                 link.state.send_replace(State::Up(connection));

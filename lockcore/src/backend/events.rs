@@ -1,6 +1,6 @@
 //! The sink that a store's connection tells its news to.
 
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use tokio::sync::oneshot;
 
@@ -11,10 +11,19 @@ use crate::shared::Shared;
 /// Where a connection tells what the store says unasked. Dropping it says that the connection is
 /// of no use any more.
 pub struct Events {
-    shared: Weak<Shared>,
     receiver: u64,
     namespace: Namespace,
-    _closed: oneshot::Sender<()>,
+    tell: Box<dyn Fn(News) + Send + Sync>,
+}
+
+/// What a store says unasked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum News {
+    /// A ticket is granted.
+    Granted(Wake),
+    /// Wake-ups may have been missed.
+    Gap,
 }
 
 impl std::fmt::Debug for Events {
@@ -26,15 +35,52 @@ impl std::fmt::Debug for Events {
 }
 
 impl Events {
-    /// A sink, and what resolves when it has been dropped.
-    pub(crate) fn new(shared: &Arc<Shared>, receiver: u64) -> (Self, oneshot::Receiver<()>) {
-        let (closed, when_closed) = oneshot::channel();
-        let events = Self {
-            shared: Arc::downgrade(shared),
+    /// A sink of your own, which is dropped with the connection: for a test that speaks with a store
+    /// directly, or for a store that is wrapped around another.
+    ///
+    /// ```
+    /// use std::sync::mpsc;
+    ///
+    /// use lockcore::Namespace;
+    /// use lockcore::backend::{self, Events};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let (tell, told) = mpsc::channel();
+    /// let events = Events::new(1, Namespace::new("test")?, move |news| {
+    ///     let _ = tell.send(news);
+    /// });
+    /// let connection = backend::open("memory:")?.connect(events).await?;
+    /// // … enqueue, release, and see who is told …
+    /// # drop((connection, told));
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn new(
+        receiver: u64,
+        namespace: Namespace,
+        tell: impl Fn(News) + Send + Sync + 'static,
+    ) -> Self {
+        Self {
             receiver,
-            namespace: shared.namespace.clone(),
-            _closed: closed,
-        };
+            namespace,
+            tell: Box::new(tell),
+        }
+    }
+
+    /// The sink of a client, and what resolves when it has been dropped.
+    pub(crate) fn of_client(shared: &Arc<Shared>, receiver: u64) -> (Self, oneshot::Receiver<()>) {
+        let (closed, when_closed) = oneshot::channel::<()>();
+        let client = Arc::downgrade(shared);
+        let events = Self::new(receiver, shared.namespace.clone(), move |news| {
+            let _goes_with_the_sink = &closed;
+            if let Some(client) = client.upgrade() {
+                match news {
+                    News::Granted(wake) => client.granted(wake),
+                    News::Gap => client.renew_everything(),
+                }
+            }
+        });
         (events, when_closed)
     }
 
@@ -53,15 +99,15 @@ impl Events {
 
     /// A ticket is granted. Callable from any thread; wakes the waiter without blocking.
     pub fn granted(&self, wake: Wake) {
-        if let Some(shared) = self.shared.upgrade() {
-            shared.granted(wake);
-        }
+        self.tell(News::Granted(wake));
     }
 
     /// Wake-ups may have been missed: everything is asked after.
     pub fn gap(&self) {
-        if let Some(shared) = self.shared.upgrade() {
-            shared.renew_everything();
-        }
+        self.tell(News::Gap);
+    }
+
+    pub(crate) fn tell(&self, news: News) {
+        (self.tell)(news);
     }
 }

@@ -33,7 +33,7 @@ use std::time::Duration;
 use crate::error::Error;
 use crate::name::Name;
 use crate::request::{Id, Request};
-pub use events::Events;
+pub use events::{Events, News};
 
 /// A future that may be moved between threads.
 pub type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;

@@ -19,9 +19,13 @@ use crate::clock::{Clock, Instant};
 use crate::error::Error;
 use crate::name::Name;
 use crate::queue::{NoTicket, Queue};
-use crate::request::Request;
+use crate::request::{Id, Request};
 
 const DAY_MICROS: u64 = 86_400_000_000;
+
+/// How long a release that came first is remembered: as on a server, where a request may sit in a
+/// socket. Here nothing is late, unless a test wants it so.
+const MARK: Duration = Duration::from_secs(60);
 
 /// Opens `memory:`.
 pub(crate) fn open(url: &Url) -> Result<Arc<dyn Backend>, Error> {
@@ -38,8 +42,9 @@ pub(crate) struct Memory {
     store: Arc<Store>,
 }
 
+/// The tickets, and who is told of grants. Answers at once.
 #[derive(Debug)]
-struct Store {
+pub(crate) struct Store {
     clock: Clock,
     names: Mutex<Names>,
 }
@@ -50,13 +55,17 @@ struct Names {
     /// The highest number ever drawn, over all names, so that a queue may be dropped when it is
     /// empty and numbers rise all the same.
     last: u64,
+    /// Ids whose release came before their enqueue, and until when that is remembered.
+    marks: HashMap<Id, Instant>,
+    /// Where the tickets of a receiver are told: its latest connection.
+    receivers: HashMap<u64, Weak<Events>>,
 }
 
 /// What a ticket says beside the rule.
 #[derive(Clone, Debug)]
 struct Holder {
     owner: Arc<str>,
-    events: Weak<Events>,
+    receiver: u64,
 }
 
 #[derive(Debug)]
@@ -68,10 +77,7 @@ struct MemoryConnection {
 impl Memory {
     pub(crate) fn new(clock: Clock) -> Self {
         Self {
-            store: Arc::new(Store {
-                clock,
-                names: Mutex::default(),
-            }),
+            store: Arc::new(Store::new(clock)),
         }
     }
 }
@@ -82,17 +88,18 @@ impl Backend for Memory {
     }
 
     fn connect(&self, events: Events) -> Answer<Arc<dyn Connection>> {
+        let events = Arc::new(events);
+        self.store.listen(&events);
         answer(Ok(Arc::new(MemoryConnection {
             store: Arc::clone(&self.store),
-            events: Arc::new(events),
+            events,
         })))
     }
 }
 
 impl Connection for MemoryConnection {
     fn enqueue(&self, request: Arc<Request>) -> Answer<Enqueued> {
-        let outcome = self.store.enqueue(&request, &self.events);
-        answer(outcome)
+        answer(self.store.enqueue(&request, self.events.receiver()))
     }
 
     fn renew(&self, tickets: Vec<Arc<Request>>) -> Answer<Vec<Renewed>> {
@@ -105,7 +112,7 @@ impl Connection for MemoryConnection {
     fn release(&self, tickets: Vec<Departure>) -> Answer<Vec<Released>> {
         answer(Ok(tickets
             .iter()
-            .map(|departure| self.store.release(&departure.request))
+            .map(|departure| self.store.release(departure))
             .collect()))
     }
 
@@ -128,13 +135,39 @@ fn answer<T: Send + 'static>(outcome: Result<T, StoreError>) -> Answer<T> {
 }
 
 impl Store {
-    fn enqueue(&self, request: &Request, events: &Arc<Events>) -> Result<Enqueued, StoreError> {
-        let now = self.clock.now();
-        let mut wakes = Wakes::default();
+    pub(crate) fn new(clock: Clock) -> Self {
+        Self {
+            clock,
+            names: Mutex::default(),
+        }
+    }
+
+    /// From now on the grants of this receiver are told here.
+    pub(crate) fn listen(&self, events: &Arc<Events>) {
         let mut names = self.names();
-        let names = &mut *names;
-        let queue = names.queues.entry(request.name.clone()).or_default();
-        wakes.collect(queue.expire(now.as_nanos()), queue);
+        names
+            .receivers
+            .retain(|_, connection| connection.strong_count() > 0);
+        names
+            .receivers
+            .insert(events.receiver(), Arc::downgrade(events));
+    }
+
+    pub(crate) fn enqueue(&self, request: &Request, receiver: u64) -> Result<Enqueued, StoreError> {
+        let now = self.clock.now();
+        let mut wakes = Wakes::but(request.id);
+        let mut names = self.names();
+        if names.marks.get(&request.id).is_some_and(|end| *end > now) {
+            return Ok(Enqueued::Gone);
+        }
+        let Names {
+            queues,
+            last,
+            receivers,
+            ..
+        } = &mut *names;
+        let queue = queues.entry(request.name.clone()).or_default();
+        wakes.collect(queue.expire(now.as_nanos()), queue, receivers);
         if queue.find(request.id).is_some() {
             return Ok(match renew(queue, request, now) {
                 Renewed::Granted { valid_for } => Enqueued::Granted {
@@ -154,12 +187,10 @@ impl Store {
         }
         let micros = wall_clock_micros();
         let seen = Some(request.highest_seen).filter(|seen| *seen <= micros + DAY_MICROS);
-        let floor = micros
-            .max(names.last + 1)
-            .max(seen.map_or(0, |seen| seen + 1));
+        let floor = micros.max(*last + 1).max(seen.map_or(0, |seen| seen + 1));
         let holder = Holder {
             owner: Arc::clone(&request.owner),
-            events: Arc::downgrade(events),
+            receiver,
         };
         let outcome = queue.enqueue(
             request.id,
@@ -173,11 +204,11 @@ impl Store {
         let valid_for = request.ttl;
         match outcome {
             Ok((ticket, true)) => {
-                names.last = ticket;
+                *last = ticket;
                 Ok(Enqueued::Granted { ticket, valid_for })
             }
             Ok((ticket, false)) => {
-                names.last = ticket;
+                *last = ticket;
                 Ok(Enqueued::Waiting {
                     ticket,
                     valid_for,
@@ -195,30 +226,44 @@ impl Store {
         }
     }
 
-    fn renew(&self, request: &Request) -> Renewed {
+    pub(crate) fn renew(&self, request: &Request) -> Renewed {
         let now = self.clock.now();
-        let mut wakes = Wakes::default();
+        let mut wakes = Wakes::but(request.id);
         let mut names = self.names();
-        let Some(queue) = names.queues.get_mut(&request.name) else {
+        let Names {
+            queues, receivers, ..
+        } = &mut *names;
+        let Some(queue) = queues.get_mut(&request.name) else {
             return Renewed::Lost;
         };
-        wakes.collect(queue.expire(now.as_nanos()), queue);
+        wakes.collect(queue.expire(now.as_nanos()), queue, receivers);
         let renewed = renew(queue, request, now);
         names.drop_if_empty(&request.name);
         renewed
     }
 
-    fn release(&self, request: &Request) -> Released {
+    pub(crate) fn release(&self, departure: &Departure) -> Released {
+        let request = &departure.request;
         let now = self.clock.now();
         // Declared before the lock, so that the wake-ups go out after it is released.
-        let mut wakes = Wakes::default();
+        let mut wakes = Wakes::but(request.id);
         let mut names = self.names();
-        let Some(queue) = names.queues.get_mut(&request.name) else {
+        let Names {
+            queues,
+            receivers,
+            marks,
+            ..
+        } = &mut *names;
+        if departure.enqueue_may_follow {
+            marks.retain(|_, end| *end > now);
+            marks.insert(request.id, now.after(MARK));
+        }
+        let Some(queue) = queues.get_mut(&request.name) else {
             return Released::NotFound;
         };
         let (found, newly) = queue.remove(request.id);
-        wakes.collect(newly, queue);
-        wakes.collect(queue.expire(now.as_nanos()), queue);
+        wakes.collect(newly, queue, receivers);
+        wakes.collect(queue.expire(now.as_nanos()), queue, receivers);
         names.drop_if_empty(&request.name);
         if found {
             Released::Released
@@ -227,19 +272,22 @@ impl Store {
         }
     }
 
-    fn inspect(&self, name: &Name) -> Vec<Place> {
+    pub(crate) fn inspect(&self, name: &Name) -> Vec<Place> {
         let now = self.clock.now();
         let names = self.names();
         let Some(queue) = names.queues.get(name) else {
             return Vec::new();
         };
+        // Whom the expired have made room for holds, whether or not somebody has noticed yet.
+        let mut older = 0u64;
         queue
             .tickets()
             .filter(|(ticket, _)| ticket.expires_at > now.as_nanos())
-            .map(|(ticket, holds)| {
+            .map(|(ticket, _)| {
+                older += u64::from(ticket.permits);
                 Place::new(
                     ticket.number,
-                    holds,
+                    older <= u64::from(ticket.capacity),
                     ticket.permits,
                     ticket.capacity,
                     now.until(Instant::from_nanos(ticket.expires_at)),
@@ -301,27 +349,46 @@ fn first_expiry(queue: &Queue<Holder>, now: Instant) -> Option<Duration> {
 }
 
 /// Wake-ups that go out when this is dropped: after the mutex, which was locked later.
-#[derive(Default)]
-struct Wakes(Vec<(Weak<Events>, Wake)>);
+struct Wakes {
+    to: Vec<(Weak<Events>, Wake)>,
+    /// Is told by the answer to its own request.
+    asker: Id,
+}
 
 impl Wakes {
+    fn but(asker: Id) -> Self {
+        Self {
+            to: Vec::new(),
+            asker,
+        }
+    }
+
     /// Notes the last `newly` holders.
-    fn collect(&mut self, newly: usize, queue: &Queue<Holder>) {
+    fn collect(
+        &mut self,
+        newly: usize,
+        queue: &Queue<Holder>,
+        receivers: &HashMap<u64, Weak<Events>>,
+    ) {
         let holders = queue.holders();
         let known = holders.len() - newly;
-        self.0.extend(holders.skip(known).map(|ticket| {
-            let wake = Wake {
-                id: ticket.id,
-                ticket: ticket.number,
-            };
-            (Weak::clone(&ticket.payload.events), wake)
-        }));
+        for ticket in holders.skip(known) {
+            if let Some(events) = receivers.get(&ticket.payload.receiver)
+                && ticket.id != self.asker
+            {
+                let wake = Wake {
+                    id: ticket.id,
+                    ticket: ticket.number,
+                };
+                self.to.push((Weak::clone(events), wake));
+            }
+        }
     }
 }
 
 impl Drop for Wakes {
     fn drop(&mut self) {
-        for (events, wake) in self.0.drain(..) {
+        for (events, wake) in self.to.drain(..) {
             if let Some(events) = events.upgrade() {
                 events.granted(wake);
             }
