@@ -30,6 +30,7 @@
 //! | exclude, share, count | [`Locks::mutex`], [`Locks::rwlock`], [`Locks::semaphore`] |
 //! | ask who holds it | [`Locks::inspect`] |
 //! | lock per HTTP request | the crate `lockcore-tower` |
+//! | test annotated code with a client of its own | [`with_default`] |
 //! | write a store | [`backend`] |
 //!
 //! # What it promises, and what it cannot
@@ -85,7 +86,7 @@ pub use lock::{Lock, OnLost, Wait};
 pub use lockmacro::distributed_lock;
 pub use locks::Locks;
 pub use name::{Name, Namespace};
-pub use process_default::{default_locks, init, shutdown};
+pub use process_default::{default_locks, init, shutdown, with_default};
 pub use request::{FULL, Id, Request};
 pub use rwlock::RwLock;
 pub use semaphore::Semaphore;

@@ -7,6 +7,11 @@ use std::time::Duration;
 use crate::error::Error;
 use crate::locks::Locks;
 
+tokio::task_local! {
+    /// What [`with_default`] set, of the innermost.
+    static SCOPED: Locks;
+}
+
 static DEFAULT: Mutex<Default> = Mutex::new(Default::Unset);
 
 enum Default {
@@ -35,13 +40,47 @@ pub fn init(locks: Locks) -> Result<(), Error> {
     Ok(())
 }
 
-/// The process-wide default: what [`init`] set, else [`Locks::from_env`] at first use. A failure is
-/// not remembered.
+/// Runs a future for which `locks` is the default, whatever the process has: so that a test of
+/// annotated code has a client to itself.
+///
+/// Nests; the innermost counts. What the future *spawns* is outside of it, as with every task-local.
+///
+/// ```
+/// use lockcore::{Error, Locks, distributed_lock};
+///
+/// #[distributed_lock(key = "report", try)]
+/// async fn report() -> Result<&'static str, Error> {
+///     Ok("written")
+/// }
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Error> {
+/// let locks = Locks::connect("memory:")?;
+/// let written = lockcore::with_default(locks.clone(), report()).await?;
+/// assert_eq!(written, "written");
+///
+/// let _guard = locks.mutex("report").acquire().await?;
+/// assert!(lockcore::with_default(locks, report()).await.is_err());
+/// # Ok(()) }
+/// ```
+///
+/// # Cancel safety
+///
+/// That of the future.
+pub async fn with_default<F: Future>(locks: Locks, future: F) -> F::Output {
+    SCOPED.scope(locks, future).await
+}
+
+/// The default: what the innermost [`with_default`] says, else the process-wide one: what [`init`]
+/// set, else [`Locks::from_env`] at first use. A failure is not remembered.
 ///
 /// # Errors
 ///
 /// Those of [`Locks::from_env`].
 pub fn default_locks() -> Result<Locks, Error> {
+    if let Ok(locks) = SCOPED.try_with(Locks::clone) {
+        return Ok(locks);
+    }
     let mut default = lock();
     if let Default::Set(locks) | Default::ShutDown(locks) = &*default {
         return Ok(locks.clone());
