@@ -4,7 +4,10 @@
 //! and nobody can set it. `std::time::Instant` stops during suspend on Linux, so a laptop that
 //! slept an hour would still believe in a ten-second lease.
 
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+
+use tokio::sync::Notify;
 
 /// A point on the lease clock, in nanoseconds since some fixed point of this boot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -48,18 +51,107 @@ pub(crate) struct Clock(Source);
 #[derive(Clone, Debug)]
 enum Source {
     Boot,
-    #[cfg(test)]
-    Manual(std::sync::Arc<std::sync::atomic::AtomicU64>),
+    Hand(Arc<Hand>),
+}
+
+/// A clock that a test turns.
+#[derive(Debug)]
+struct Hand {
+    reading: Mutex<Reading>,
+    turned: Notify,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Reading {
+    Ahead(Duration),
+    StandsAt(Instant),
 }
 
 impl Clock {
     pub(crate) const BOOT: Self = Self(Source::Boot);
 
+    /// A clock that runs, and that [`turn`](Self::turn) moves ahead.
+    pub(crate) fn by_hand() -> Self {
+        Self(Source::Hand(Arc::new(Hand {
+            reading: Mutex::new(Reading::Ahead(Duration::ZERO)),
+            turned: Notify::new(),
+        })))
+    }
+
     pub(crate) fn now(&self) -> Instant {
         match &self.0 {
             Source::Boot => boot_time(),
-            #[cfg(test)]
-            Source::Manual(nanos) => Instant(nanos.load(std::sync::atomic::Ordering::SeqCst)),
+            Source::Hand(hand) => hand.reading().now(),
+        }
+    }
+
+    /// How long a timer has to run until this clock shows `at`, if nobody turns it.
+    pub(crate) fn time_to(&self, at: Instant) -> Duration {
+        match &self.0 {
+            Source::Hand(hand) if matches!(*hand.reading(), Reading::StandsAt(_)) => Duration::MAX,
+            _ => self.now().until(at),
+        }
+    }
+
+    /// Resolves when somebody has turned the clock since this call. A turn is told, so that whoever
+    /// sleeps until some time on this clock can look again; a machine that was suspended tells nobody.
+    pub(crate) fn turned(&self) -> impl Future<Output = ()> + Send {
+        // Registered by this call, not by the first poll.
+        let turned = match &self.0 {
+            Source::Boot => None,
+            Source::Hand(hand) => Some(hand.turned.notified()),
+        };
+        async {
+            match turned {
+                Some(turned) => turned.await,
+                None => std::future::pending().await,
+            }
+        }
+    }
+
+    /// Moves a clock from [`by_hand`](Self::by_hand) ahead and tells it; other clocks do not move.
+    pub(crate) fn turn(&self, by: Duration) {
+        if let Source::Hand(hand) = &self.0 {
+            hand.reading().turn(by);
+            hand.turned.notify_waiters();
+        }
+    }
+
+    /// Makes a clock from [`by_hand`](Self::by_hand) stand still but for its turns.
+    pub(crate) fn stop(&self) {
+        if let Source::Hand(hand) = &self.0 {
+            let mut reading = hand.reading();
+            *reading = Reading::StandsAt(reading.now());
+        }
+    }
+
+    /// As the machine's suspend moves it: nobody is told.
+    #[cfg(test)]
+    pub(crate) fn suspend(&self, by: Duration) {
+        if let Source::Hand(hand) = &self.0 {
+            hand.reading().turn(by);
+        }
+    }
+}
+
+impl Hand {
+    fn reading(&self) -> MutexGuard<'_, Reading> {
+        self.reading.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Reading {
+    fn now(self) -> Instant {
+        match self {
+            Self::Ahead(by) => boot_time().after(by),
+            Self::StandsAt(now) => now,
+        }
+    }
+
+    fn turn(&mut self, by: Duration) {
+        match self {
+            Self::Ahead(ahead) => *ahead = ahead.saturating_add(by),
+            Self::StandsAt(now) => *now = now.after(by),
         }
     }
 }
@@ -76,23 +168,6 @@ fn boot_time() -> Instant {
 }
 
 #[cfg(test)]
-impl Clock {
-    /// A clock that starts at `nanos` and moves only through [`Clock::advance`].
-    pub(crate) fn manual(nanos: u64) -> Self {
-        Self(Source::Manual(std::sync::Arc::new(nanos.into())))
-    }
-
-    pub(crate) fn advance(&self, by: Duration) {
-        match &self.0 {
-            Source::Boot => panic!("only a manual clock can be turned"),
-            Source::Manual(now) => {
-                now.fetch_add(nanos(by), std::sync::atomic::Ordering::SeqCst);
-            }
-        }
-    }
-}
-
-#[cfg(test)]
 mod tests {
     use super::*;
 
@@ -103,5 +178,34 @@ mod tests {
         assert_eq!(now.after(Duration::MAX), Instant::FAR_FUTURE);
         assert_eq!(now.before(Duration::MAX), Instant(0));
         assert_eq!(now.after(Duration::MAX).until(now), Duration::ZERO);
+    }
+
+    #[test]
+    fn a_clock_that_stands_moves_by_its_turns_alone() {
+        let clock = Clock::by_hand();
+        clock.stop();
+        let stopped_at = clock.now();
+        assert_eq!(
+            clock.time_to(stopped_at.after(Duration::from_nanos(1))),
+            Duration::MAX
+        );
+
+        clock.turn(Duration::from_secs(7));
+
+        assert_eq!(clock.now(), stopped_at.after(Duration::from_secs(7)));
+    }
+
+    #[test]
+    fn a_clock_that_runs_is_ahead_by_its_turns() {
+        let clock = Clock::by_hand();
+        let before = Clock::BOOT.now();
+
+        clock.turn(Duration::from_secs(7));
+
+        let ahead = before.until(clock.now());
+        assert!(
+            ahead >= Duration::from_secs(7) && ahead < Duration::from_secs(12),
+            "{ahead:?}"
+        );
     }
 }

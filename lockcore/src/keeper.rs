@@ -94,6 +94,8 @@ impl Drop for Keeper {
 
 async fn keep(shared: &Arc<Shared>) {
     loop {
+        // Before the clock is looked at, so that no turn of it is missed.
+        let turned = shared.clock.turned();
         let now = shared.clock.now();
         let mut round = shared.table().take_round(now);
         for waker in round.alarms.drain(..) {
@@ -130,8 +132,12 @@ async fn keep(shared: &Arc<Shared>) {
         match round.next {
             None => due_changed.await,
             Some(next) => {
-                let nap = shared.clock.now().until(next).min(LONGEST_NAP);
-                let _ = tokio::time::timeout(nap, due_changed).await;
+                let nap = shared.clock.time_to(next).min(LONGEST_NAP);
+                tokio::select! {
+                    () = due_changed => {}
+                    () = turned => {}
+                    () = tokio::time::sleep(nap) => {}
+                }
             }
         }
     }
@@ -175,10 +181,11 @@ async fn finish_asking(shared: Arc<Shared>, mut cleanup: Cleanup) {
     let Some(enqueue) = cleanup.after.take() else {
         return;
     };
+    let by = shared.clock.now().after(shared.op_timeout);
     let answer = async {
         tokio::select! {
             biased;
-            answer = tokio::time::timeout(shared.op_timeout, enqueue) => answer.ok(),
+            answer = shared.by(by, enqueue) => answer,
             // Who waits for the end may be what drives the connection that the reply comes on; a
             // mark at the store is better than a lock that stays.
             () = shared.ending() => None,
@@ -250,7 +257,8 @@ async fn depart(shared: Arc<Shared>, mut batch: Vec<Cleanup>) {
             );
             return shared.cleaned_up(batch.len());
         }
-        tokio::time::sleep(jittered(pause)).await;
+        let again = shared.clock.now().after(jittered(pause));
+        shared.alarm(again).await;
         pause = (pause * 2).min(Duration::from_secs(1));
     }
 }

@@ -30,7 +30,7 @@
 //! | exclude, share, count | [`Locks::mutex`], [`Locks::rwlock`], [`Locks::semaphore`] |
 //! | ask who holds it | [`Locks::inspect`] |
 //! | lock per HTTP request | the crate `lockcore-tower` |
-//! | test annotated code with a client of its own | [`with_default`] |
+//! | test what your code does without its lock | [`testing`], [`with_default`] |
 //! | write a store | [`backend`] |
 //!
 //! # What it promises, and what it cannot
@@ -51,6 +51,7 @@
 pub mod __private;
 pub mod backend;
 pub mod queue;
+pub mod testing;
 
 mod acquire;
 mod clock;

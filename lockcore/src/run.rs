@@ -123,14 +123,14 @@ mod tests {
     /// H5: the machine was suspended for an hour. No timer of the process has moved; the clock has.
     #[tokio::test]
     async fn a_body_is_not_polled_after_the_machine_slept_beyond_the_lease() {
-        let clock = Clock::manual(1_000_000_000_000);
+        let clock = Clock::by_hand();
         let lock = locks(&clock).mutex("laptop").renew(false);
         let mut resumed = false;
 
         let outcome: Result<(), Error> = lock
             .run(async |held| {
                 assert!(held.is_valid());
-                clock.advance(Duration::from_secs(3600));
+                clock.suspend(Duration::from_secs(3600));
                 tokio::task::yield_now().await;
                 resumed = true;
                 Ok(())
@@ -144,14 +144,14 @@ mod tests {
     /// H5: nobody looks at the clock, so the keeper has to notice by itself that it has jumped.
     #[tokio::test]
     async fn a_loss_during_the_machines_sleep_is_told_soon_after_it() {
-        let clock = Clock::manual(1_000_000_000_000);
+        let clock = Clock::by_hand();
         let lock = locks(&clock).mutex("laptop").renew(false);
         let guard = lock.acquire().await.expect("the lock");
         let mut lost = pin!(guard.lost());
         // Waits before the clock jumps.
         assert!(poll_fn(|cx| Poll::Ready(lost.as_mut().poll(cx).is_pending())).await);
 
-        clock.advance(Duration::from_secs(3600));
+        clock.suspend(Duration::from_secs(3600));
 
         let told = tokio::time::timeout(Duration::from_secs(5), lost).await;
         assert_eq!(told.expect("told soon"), LostReason::Expired);
@@ -159,12 +159,12 @@ mod tests {
 
     #[tokio::test]
     async fn a_body_that_has_returned_keeps_its_result_although_the_lock_was_lost() {
-        let clock = Clock::manual(1_000_000_000_000);
+        let clock = Clock::by_hand();
         let lock = locks(&clock).mutex("done").renew(false);
 
         let outcome: Result<u8, Error> = lock
             .run(async |_| {
-                clock.advance(Duration::from_secs(3600));
+                clock.suspend(Duration::from_secs(3600));
                 Ok(7)
             })
             .await;
@@ -174,7 +174,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_body_that_asked_for_a_signal_goes_on_and_is_told() {
-        let clock = Clock::manual(1_000_000_000_000);
+        let clock = Clock::by_hand();
         let lock = locks(&clock)
             .mutex("signal")
             .renew(false)
@@ -182,7 +182,7 @@ mod tests {
 
         let outcome: Result<LostReason, Error> = lock
             .run(async |held| {
-                clock.advance(Duration::from_secs(3600));
+                clock.suspend(Duration::from_secs(3600));
                 Ok(held.lost().await)
             })
             .await;

@@ -198,9 +198,11 @@ async fn supervise(shared: Arc<Shared>, link: Arc<Link>) {
         if link.is_wanted() {
             // Several attempts within the time that an operation has, so that it does not fail on a
             // server that is back already.
-            tokio::time::sleep(jittered(pause.min(shared.op_timeout / 4))).await;
+            let again = jittered(pause.min(shared.op_timeout / 4));
+            shared.alarm(shared.clock.now().after(again)).await;
         } else {
-            let _ = tokio::time::timeout(jittered(pause), link.asked.notified()).await;
+            let again = shared.clock.now().after(jittered(pause));
+            let _ = shared.by(again, link.asked.notified()).await;
         }
         pause = (pause * 2).min(LONGEST_PAUSE);
     }
@@ -221,14 +223,15 @@ async fn attempt(
     events: Events,
 ) -> Result<Arc<dyn Connection>, Attempt> {
     let mut opening = AbortOnDrop(link.runtime.spawn(shared.backend.connect(events)));
-    match tokio::time::timeout(shared.op_timeout, &mut opening.0).await {
-        Ok(Ok(outcome)) => outcome.map_err(Attempt::Failed),
-        Ok(Err(ended)) if ended.is_cancelled() => Err(Attempt::RuntimeEnded),
-        Ok(Err(_panic)) => Err(Attempt::Failed(StoreError::new(
+    let by = shared.clock.now().after(shared.op_timeout);
+    match shared.by(by, &mut opening.0).await {
+        Some(Ok(outcome)) => outcome.map_err(Attempt::Failed),
+        Some(Err(ended)) if ended.is_cancelled() => Err(Attempt::RuntimeEnded),
+        Some(Err(_panic)) => Err(Attempt::Failed(StoreError::new(
             Fault::Config,
             "opening a connection panicked; does the runtime have its I/O driver on (enable_all)?",
         ))),
-        Err(_) => Err(Attempt::Failed(StoreError::new(
+        None => Err(Attempt::Failed(StoreError::new(
             Fault::Retry,
             format!(
                 "no connection within {}",

@@ -6,6 +6,7 @@
 mod counted;
 mod exclusion;
 mod giving_up;
+mod kit;
 mod leases;
 mod local;
 mod processes;
@@ -30,6 +31,7 @@ fn main() {
         trials.extend(local::facts(kind));
         trials.extend(reentry::facts(kind));
     }
+    trials.extend(kit::facts(Kind::Memory));
     trials.extend(protocol::facts(Kind::Memory));
     trials.extend(processes::facts(Kind::Redis));
     trials.extend(redis_faults::facts(Kind::Redis));

@@ -297,6 +297,15 @@ impl Store {
             .collect()
     }
 
+    /// Forgets everything, as a server that restarts without its data.
+    pub(crate) fn lose_data(&self) {
+        let mut names = self.names();
+        *names = Names {
+            receivers: std::mem::take(&mut names.receivers),
+            ..Names::default()
+        };
+    }
+
     fn names(&self) -> MutexGuard<'_, Names> {
         self.names.lock().unwrap_or_else(PoisonError::into_inner)
     }

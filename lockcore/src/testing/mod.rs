@@ -1,0 +1,304 @@
+//! A store for tests of code that uses locks: what does it do when its lock is lost, or not to be had?
+//!
+//! [`Store`] is the memory store with a clock that a test turns and with faults that it asks for. The
+//! client in front of it is the real one: it renews, retries, reconnects, gives up and cleans up as it
+//! would in front of a server. Together with [`with_default`](crate::with_default) it serves code that
+//! uses the process-wide default, as annotated functions do.
+//!
+//! ```
+//! use std::time::Duration;
+//!
+//! use lockcore::testing::{Store, Verb};
+//! use lockcore::{Error, ErrorKind, LostReason, distributed_lock};
+//!
+//! #[distributed_lock(key = "order:{id}")]
+//! async fn settle(id: u64, charge: impl Future<Output = ()>) -> Result<(), Error> {
+//!     charge.await;
+//!     Ok(())
+//! }
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Error> {
+//! // In a test of yours this is the body of a `#[tokio::test]`.
+//! let store = Store::new();
+//! let locks = store.client()?;
+//!
+//! // The store hangs while the card is being charged, until the lease has run out.
+//! let mut charged = false;
+//! let charge = async {
+//!     store.freeze();
+//!     store.clock().advance(Duration::from_secs(10));
+//!     tokio::task::yield_now().await;
+//!     charged = true;
+//! };
+//! let outcome = lockcore::with_default(locks.clone(), settle(42, charge)).await;
+//!
+//! assert_eq!(outcome.unwrap_err().kind(), ErrorKind::Lost(LostReason::Expired));
+//! assert!(!charged, "the body was stopped where it stood");
+//!
+//! // The next one gets the lock, although the reply to its first request is lost.
+//! store.thaw();
+//! store.lose_next_reply(Verb::Enqueue);
+//! lockcore::with_default(locks, settle(42, async {})).await?;
+//! # Ok(()) }
+//! ```
+//!
+//! # Playing another process
+//!
+//! Every [`client`](Store::client) is a client of its own, which excludes the others as one in another
+//! process does. [`another_process`](Store::another_process) gives it a way to the store of its own
+//! too, so that one of them can be cut off while the other works:
+//!
+//! ```
+//! use std::time::Duration;
+//!
+//! use lockcore::testing::Store;
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), lockcore::Error> {
+//! let store = Store::new();
+//! let there = store.another_process();
+//! let theirs = there.client()?.mutex("leader").acquire().await?;
+//! assert!(store.client()?.mutex("leader").try_acquire().await.is_err());
+//!
+//! // As good as killed.
+//! there.freeze();
+//! store.clock().advance(Duration::from_secs(10));
+//!
+//! assert!(!theirs.is_valid());
+//! let ours = store.client()?.mutex("leader").try_acquire().await?;
+//! assert!(ours.token() > theirs.token());
+//! # Ok(()) }
+//! ```
+
+mod wire;
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+
+use crate::backend::memory;
+use crate::backend::{Answer, Backend, Capability, Connection, Events, Fault};
+use crate::clock;
+use crate::config::Builder;
+use crate::error::Error;
+use crate::locks::Locks;
+use wire::{Fate, Parcel, Wire};
+
+/// A store inside the test, with a clock and faults in its hands. Clones are the same.
+///
+/// Faults that are asked for befall the next requests of their kind in the order in which they were
+/// asked for, each one request. See the [module](self) for examples.
+#[derive(Clone)]
+pub struct Store {
+    tickets: Arc<memory::Store>,
+    clock: Clock,
+    wire: Arc<Wire>,
+}
+
+/// What clients ask of a store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Verb {
+    /// A connection. Clients make one at first use and after each that broke.
+    Connect,
+    /// A ticket: a lock, or a place in line.
+    Enqueue,
+    /// The renewal of all tickets of a client that are due.
+    Renew,
+    /// The removal of tickets.
+    Release,
+}
+
+impl Store {
+    /// An empty store, whose clock runs.
+    #[must_use]
+    pub fn new() -> Self {
+        let clock = clock::Clock::by_hand();
+        let tickets = Arc::new(memory::Store::new(clock.clone()));
+        Self {
+            wire: Arc::new(Wire::to(&tickets)),
+            tickets,
+            clock: Clock(clock),
+        }
+    }
+
+    /// The same store as another process would reach it: tickets and clock are shared, faults are not.
+    #[must_use]
+    pub fn another_process(&self) -> Self {
+        Self {
+            wire: Arc::new(Wire::to(&self.tickets)),
+            ..self.clone()
+        }
+    }
+
+    /// A client with the default configuration; another one each time.
+    ///
+    /// # Errors
+    ///
+    /// [`Unavailable`](crate::ErrorKind::Unavailable) when no thread can be started.
+    pub fn client(&self) -> Result<Locks, Error> {
+        self.client_with(Locks::builder())
+    }
+
+    /// A client with a configuration of its own; its URL is not used.
+    ///
+    /// # Errors
+    ///
+    /// As [`Builder::build`].
+    pub fn client_with(&self, builder: Builder) -> Result<Locks, Error> {
+        builder.build_with(Arc::new(self.clone()), self.clock.0.clone())
+    }
+
+    /// The clock of this store, and of the leases of its clients.
+    #[must_use]
+    pub fn clock(&self) -> &Clock {
+        &self.clock
+    }
+
+    /// The next request is carried out, and the connection breaks before the reply.
+    pub fn lose_next_reply(&self, verb: Verb) {
+        self.wire.next(verb, Fate::LoseReply);
+    }
+
+    /// The connection breaks before the next request arrives.
+    pub fn lose_next_request(&self, verb: Verb) {
+        self.wire.next(verb, Fate::LoseRequest);
+    }
+
+    /// The next request is not carried out, and is answered with an error.
+    pub fn fail_next(&self, verb: Verb, fault: Fault) {
+        self.wire.next(verb, Fate::Fail(fault));
+    }
+
+    /// The next request is under way until the test lets it go. Who sent it may have given up by then;
+    /// it is carried out all the same.
+    #[must_use = "the request is let go when this is dropped"]
+    pub fn hold_next(&self, verb: Verb) -> Hold {
+        let (gate, request) = oneshot::channel();
+        self.wire.next(verb, Fate::Hold(gate));
+        Hold {
+            wire: Arc::clone(&self.wire),
+            request,
+            arrived: None,
+        }
+    }
+
+    /// The next wake-up does not arrive: the waiter that it was for learns of its lock by its renewal.
+    pub fn lose_next_wake_up(&self) {
+        self.wire.lose_next_wake_up();
+    }
+
+    /// From now on nothing is answered, and nobody is woken. What is sent meanwhile is kept.
+    pub fn freeze(&self) {
+        self.wire.freeze();
+    }
+
+    /// Ends a [`freeze`](Self::freeze): what was sent meanwhile is carried out, in order, whether or
+    /// not anybody waits for the answer.
+    pub fn thaw(&self) {
+        self.wire.thaw();
+    }
+
+    /// Breaks all connections. What is under way has no answer; clients connect again, and ask after
+    /// everything that they hold.
+    pub fn break_connections(&self) {
+        self.wire.break_connections();
+    }
+
+    /// Forgets all tickets, of every process. Who held one learns that at its next renewal; together
+    /// with [`break_connections`](Self::break_connections), which is what a restart of a server without
+    /// its data looks like, that is at once.
+    pub fn lose_data(&self) {
+        self.tickets.lose_data();
+    }
+}
+
+impl Default for Store {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// To speak with it directly, or to put it into a store of your own. A client from
+/// [`Locks::with_backend`] has a clock that this one's turns do not reach.
+impl Backend for Store {
+    fn capability(&self) -> Capability {
+        Capability::new()
+    }
+
+    fn connect(&self, events: Events) -> Answer<Arc<dyn Connection>> {
+        self.wire.connect(events)
+    }
+}
+
+impl fmt::Debug for Store {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Store").finish_non_exhaustive()
+    }
+}
+
+/// The clock that a [`Store`] and its clients judge leases by. It has nothing to do with tokio's, which
+/// a test may pause or not.
+#[derive(Clone, Debug)]
+pub struct Clock(clock::Clock);
+
+impl Clock {
+    /// Moves the clock ahead, at once, as when the machine was suspended: what became due is done after
+    /// it, and a lease whose end lies in between is lost, renewals or not. By a third of a ttl at a time,
+    /// renewals keep up.
+    pub fn advance(&self, by: Duration) {
+        self.0.turn(by);
+    }
+
+    /// From now on the clock moves by [`advance`](Self::advance) alone, for tests that depend on exact
+    /// times. Whatever waits for time to pass then waits for the test, also the pauses before a client
+    /// asks or connects again, and its operation timeouts.
+    pub fn stop(&self) {
+        self.0.stop();
+    }
+}
+
+/// A request that is under way until this is dropped.
+pub struct Hold {
+    wire: Arc<Wire>,
+    request: oneshot::Receiver<Parcel>,
+    arrived: Option<Parcel>,
+}
+
+impl Hold {
+    /// Waits until there is such a request.
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe: it only waits.
+    pub async fn arrived(&mut self) {
+        if self.arrived.is_none() {
+            // The other end goes only with a request in it, or with the store.
+            self.arrived = (&mut self.request).await.ok();
+        }
+    }
+
+    /// Lets the request go, or the next one if there was none yet.
+    pub fn let_go(self) {}
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        // A request that comes from now on finds the gate closed, and passes.
+        self.request.close();
+        if let Some(request) = self.arrived.take().or_else(|| self.request.try_recv().ok()) {
+            self.wire.deliver(request);
+        }
+    }
+}
+
+impl fmt::Debug for Hold {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Hold")
+            .field("arrived", &self.arrived.is_some())
+            .finish_non_exhaustive()
+    }
+}

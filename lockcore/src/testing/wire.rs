@@ -1,0 +1,270 @@
+//! The way from the clients of one process to the store: what is sent on it arrives at once, or has
+//! the fate that the test has asked for. What is done on arrival is the memory store's.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use tokio::sync::{oneshot, watch};
+
+use super::Verb;
+use crate::backend::memory;
+use crate::backend::{
+    Answer, Connection, Departure, Enqueued, Events, Fault, News, Place, Released, Renewed,
+    StoreError,
+};
+use crate::name::Name;
+use crate::request::Request;
+
+/// Something that is sent, as what happens on its arrival.
+pub(super) type Parcel = Box<dyn FnOnce() + Send>;
+
+pub(super) enum Fate {
+    LoseRequest,
+    LoseReply,
+    Fail(Fault),
+    Hold(oneshot::Sender<Parcel>),
+}
+
+pub(super) struct Wire {
+    tickets: Arc<memory::Store>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    fates: Vec<(Verb, Fate)>,
+    wake_ups_to_lose: usize,
+    /// What has been sent since the freeze, in order.
+    frozen: Option<VecDeque<Parcel>>,
+    connections: Vec<Weak<WireConnection>>,
+}
+
+struct WireConnection {
+    wire: Arc<Wire>,
+    receiver: u64,
+    /// `None` once it is broken.
+    events: Mutex<Option<Arc<Events>>>,
+    broken: watch::Sender<bool>,
+}
+
+impl Wire {
+    pub(super) fn to(tickets: &Arc<memory::Store>) -> Self {
+        Self {
+            tickets: Arc::clone(tickets),
+            state: Mutex::default(),
+        }
+    }
+
+    pub(super) fn next(&self, verb: Verb, fate: Fate) {
+        self.state().fates.push((verb, fate));
+    }
+
+    pub(super) fn lose_next_wake_up(&self) {
+        self.state().wake_ups_to_lose += 1;
+    }
+
+    pub(super) fn freeze(&self) {
+        self.state().frozen.get_or_insert_default();
+    }
+
+    pub(super) fn thaw(&self) {
+        loop {
+            let mut state = self.state();
+            let next = state.frozen.as_mut().and_then(VecDeque::pop_front);
+            let Some(parcel) = next else {
+                // Nothing overtakes what was sent before.
+                state.frozen = None;
+                return;
+            };
+            drop(state);
+            parcel();
+        }
+    }
+
+    pub(super) fn break_connections(&self) {
+        let connections = std::mem::take(&mut self.state().connections);
+        for connection in connections.iter().filter_map(Weak::upgrade) {
+            connection.broken.send_replace(true);
+            drop(connection.events().take());
+        }
+    }
+
+    pub(super) fn connect(self: &Arc<Self>, events: Events) -> Answer<Arc<dyn Connection>> {
+        let wire = Arc::clone(self);
+        let answer = self.send(Some(Verb::Connect), move |tickets| {
+            let receiver = events.receiver();
+            let news_of = Arc::clone(&wire);
+            let client = Arc::new(events);
+            let events = Events::new(receiver, client.namespace().clone(), move |news| {
+                news_of.tell(&client, news);
+            });
+            let events = Arc::new(events);
+            tickets.listen(&events);
+            let connection = Arc::new(WireConnection {
+                wire: Arc::clone(&wire),
+                receiver,
+                events: Mutex::new(Some(events)),
+                broken: watch::Sender::new(false),
+            });
+            let mut state = wire.state();
+            state.connections.retain(|known| known.strong_count() > 0);
+            state.connections.push(Arc::downgrade(&connection));
+            Ok(connection as Arc<dyn Connection>)
+        });
+        Box::pin(async { answer.await.unwrap_or_else(|_| Err(broke())) })
+    }
+
+    /// Something arrives.
+    pub(super) fn deliver(&self, parcel: Parcel) {
+        let mut state = self.state();
+        match &mut state.frozen {
+            Some(kept) => kept.push_back(parcel),
+            None => {
+                drop(state);
+                parcel();
+            }
+        }
+    }
+
+    /// A request goes out; `arrive` is what it does at the store. The reply is dropped when there is
+    /// none.
+    fn send<T: Send + 'static>(
+        &self,
+        verb: Option<Verb>,
+        arrive: impl FnOnce(&memory::Store) -> Result<T, StoreError> + Send + 'static,
+    ) -> oneshot::Receiver<Result<T, StoreError>> {
+        let (reply, answer) = oneshot::channel();
+        let tickets = Arc::clone(&self.tickets);
+        let carry_out = move || {
+            let _ = reply.send(arrive(&tickets));
+        };
+        match verb.and_then(|verb| self.fate(verb)) {
+            None => self.deliver(Box::new(carry_out)),
+            Some(Fate::LoseRequest) => drop(carry_out),
+            Some(Fate::LoseReply) => {
+                let (_, nobody_hears) = oneshot::channel();
+                self.deliver(Box::new(carry_out));
+                return nobody_hears;
+            }
+            Some(Fate::Fail(fault)) => {
+                let (reply, answer) = oneshot::channel();
+                self.deliver(Box::new(move || {
+                    let error = StoreError::new(fault, "the test asked for this error");
+                    let _ = reply.send(Err(error));
+                }));
+                return answer;
+            }
+            Some(Fate::Hold(gate)) => {
+                // A hold that was dropped meanwhile holds nothing.
+                if let Err(request) = gate.send(Box::new(carry_out)) {
+                    self.deliver(request);
+                }
+            }
+        }
+        answer
+    }
+
+    fn fate(&self, verb: Verb) -> Option<Fate> {
+        let fates = &mut self.state().fates;
+        let next = fates.iter().position(|(of, _)| *of == verb)?;
+        Some(fates.remove(next).1)
+    }
+
+    /// The store has something to say.
+    fn tell(&self, client: &Arc<Events>, news: News) {
+        let mut state = self.state();
+        if let (News::Granted(_), 1..) = (news, state.wake_ups_to_lose) {
+            state.wake_ups_to_lose -= 1;
+            return;
+        }
+        drop(state);
+        let client = Arc::downgrade(client);
+        self.deliver(Box::new(move || {
+            if let Some(client) = client.upgrade() {
+                client.tell(news);
+            }
+        }));
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl WireConnection {
+    /// Sends when it is first polled. As on a network, what was sent stays sent when its future is
+    /// dropped.
+    fn ask<T: Send + 'static>(
+        &self,
+        verb: Option<Verb>,
+        arrive: impl FnOnce(&memory::Store) -> Result<T, StoreError> + Send + 'static,
+    ) -> Answer<T> {
+        let wire = Arc::clone(&self.wire);
+        let mut broken = self.broken.subscribe();
+        Box::pin(async move {
+            if *broken.borrow() {
+                return Err(broke());
+            }
+            let answer = wire.send(verb, arrive);
+            tokio::select! {
+                biased;
+                answer = answer => answer.unwrap_or_else(|_| Err(broke())),
+                Ok(()) = broken.changed() => Err(broke()),
+            }
+        })
+    }
+
+    fn events(&self) -> MutexGuard<'_, Option<Arc<Events>>> {
+        self.events.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Connection for WireConnection {
+    fn enqueue(&self, request: Arc<Request>) -> Answer<Enqueued> {
+        let receiver = self.receiver;
+        self.ask(Some(Verb::Enqueue), move |tickets| {
+            tickets.enqueue(&request, receiver)
+        })
+    }
+
+    fn renew(&self, requests: Vec<Arc<Request>>) -> Answer<Vec<Renewed>> {
+        self.ask(Some(Verb::Renew), move |tickets| {
+            Ok(requests
+                .iter()
+                .map(|request| tickets.renew(request))
+                .collect())
+        })
+    }
+
+    fn release(&self, departures: Vec<Departure>) -> Answer<Vec<Released>> {
+        self.ask(Some(Verb::Release), move |tickets| {
+            Ok(departures
+                .iter()
+                .map(|departure| tickets.release(departure))
+                .collect())
+        })
+    }
+
+    fn inspect(&self, name: Name) -> Answer<Vec<Place>> {
+        self.ask(None, move |tickets| Ok(tickets.inspect(&name)))
+    }
+
+    fn forget(&self, _name: Name) -> Answer<()> {
+        self.ask(None, |_| Ok(()))
+    }
+
+    fn check(&self) -> Answer<Vec<String>> {
+        self.ask(None, |_| Ok(Vec::new()))
+    }
+}
+
+impl fmt::Debug for WireConnection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WireConnection").finish_non_exhaustive()
+    }
+}
+
+fn broke() -> StoreError {
+    StoreError::broken("the connection broke, as the test asked")
+}

@@ -1,0 +1,372 @@
+//! The store for users' tests: each fault is what its name says, and the clock is in the test's hands. What the core makes
+//! of answers is in `protocol`.
+
+use std::time::{Duration, Instant};
+
+use libtest_mimic::Trial;
+use lockcore::backend::Fault;
+use lockcore::testing::{Store as Kit, Verb};
+use lockcore::{Error, ErrorKind, Guard, Locks, LostReason, Release, distributed_lock};
+use tests::eventually::eventually;
+use tokio::task::JoinHandle;
+
+use crate::store::{Kind, SOON, Store, give_back, kind, tickets};
+
+pub(crate) fn facts(store: Kind) -> Vec<Trial> {
+    crate::store_facts![store;
+        a_lock_lost_in_a_frozen_store_stops_the_work
+        a_restart_without_data_is_learnt_at_once
+        lost_data_is_learnt_at_the_next_renewal
+        a_turn_of_the_clock_is_acted_on_at_once
+        a_stopped_clock_ends_a_lease_at_its_exact_time
+        a_jump_over_the_whole_lease_loses_it
+        a_lost_request_and_a_lost_reply_are_asked_again_and_granted_once
+        an_error_of_each_fault_is_passed_on_or_tried_again
+        a_connection_that_fails_is_tried_again_unless_it_is_a_mistake
+        a_lost_request_has_not_arrived_and_a_lost_reply_comes_after_the_deed
+        an_enqueue_let_go_after_its_caller_gave_up_leaves_nothing
+        an_enqueue_that_arrives_after_its_release_takes_nothing
+        a_hold_that_is_dropped_holds_nothing
+        a_lost_wake_up_is_made_up_for_by_a_renewal
+        a_waiter_of_before_a_break_is_woken_after_it
+        what_was_sent_into_a_freeze_is_carried_out_in_order_after_it
+        one_process_is_cut_off_while_another_works
+        the_innermost_default_counts_and_tasks_are_outside
+    ]
+}
+
+fn kit() -> (Kit, Locks) {
+    let kit = Kit::new();
+    let locks = kit.client().unwrap();
+    (kit, locks)
+}
+
+fn begin(locks: &Locks, name: &str) -> JoinHandle<Result<Guard, Error>> {
+    let lock = locks.mutex(name).wait(SOON);
+    tokio::spawn(async move { lock.acquire().await })
+}
+
+async fn soon<T>(future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(SOON, future).await.expect("hangs")
+}
+
+async fn a_lock_lost_in_a_frozen_store_stops_the_work(_: Store) {
+    let (kit, locks) = kit();
+    let mut went_on = false;
+
+    let outcome: Result<(), Error> = locks
+        .mutex("a")
+        .run(async |_| {
+            kit.freeze();
+            kit.clock().advance(Duration::from_secs(10));
+            tokio::task::yield_now().await;
+            went_on = true;
+            Ok(())
+        })
+        .await;
+
+    assert_eq!(kind(outcome), ErrorKind::Lost(LostReason::Expired));
+    assert!(!went_on);
+}
+
+async fn a_restart_without_data_is_learnt_at_once(_: Store) {
+    let (kit, locks) = kit();
+    let lock = locks.mutex("a").ttl(Duration::from_secs(3600));
+    let guard = lock.acquire().await.unwrap();
+
+    kit.lose_data();
+    kit.break_connections();
+
+    assert_eq!(soon(guard.lost()).await, LostReason::Taken);
+    let next = locks.mutex("a").try_acquire().await.unwrap();
+    assert!(next.token() > guard.token());
+}
+
+async fn lost_data_is_learnt_at_the_next_renewal(_: Store) {
+    let (kit, locks) = kit();
+    let guard = locks.mutex("a").acquire().await.unwrap();
+
+    kit.lose_data();
+    tickets(&locks, "a", 0).await;
+    assert!(guard.is_valid());
+    kit.clock().advance(Duration::from_secs(4));
+
+    assert_eq!(soon(guard.lost()).await, LostReason::Taken);
+}
+
+/// A keeper that slept on until its nap was over would need up to a second each time.
+async fn a_turn_of_the_clock_is_acted_on_at_once(_: Store) {
+    let (kit, locks) = kit();
+    kit.clock().stop();
+    let hour = Duration::from_secs(3600);
+    let guard = locks.mutex("a").ttl(hour).acquire().await.unwrap();
+    let began = Instant::now();
+
+    for _ in 0..30 {
+        let mut renewal = kit.hold_next(Verb::Renew);
+        kit.clock().advance(hour / 3);
+        soon(renewal.arrived()).await;
+        let before = guard.remaining();
+        renewal.let_go();
+        eventually("it is renewed", SOON, async || guard.remaining() > before).await;
+    }
+
+    assert!(began.elapsed() < SOON, "{:?}", began.elapsed());
+    give_back(guard).await;
+}
+
+async fn a_stopped_clock_ends_a_lease_at_its_exact_time(_: Store) {
+    let (kit, locks) = kit();
+    kit.clock().stop();
+    let lock = locks.mutex("a").ttl(Duration::from_secs(10)).renew(false);
+    let guard = lock.acquire().await.unwrap();
+    // P3: a hundredth of the ttl and 5 ms.
+    let usable = Duration::from_millis(10_000 - 105);
+    assert_eq!(guard.remaining(), usable);
+
+    kit.clock().advance(usable - Duration::from_nanos(1));
+    assert!(guard.is_valid());
+    kit.clock().advance(Duration::from_nanos(1));
+    assert!(!guard.is_valid());
+
+    // At the store it ends later.
+    assert_eq!(kind(lock.try_acquire().await), ErrorKind::Busy);
+    kit.clock().advance(Duration::from_millis(105));
+    give_back(lock.try_acquire().await.unwrap()).await;
+}
+
+async fn a_jump_over_the_whole_lease_loses_it(_: Store) {
+    let (kit, locks) = kit();
+    let guard = locks.mutex("a").acquire().await.unwrap();
+
+    kit.clock().advance(Duration::from_secs(11));
+
+    assert_eq!(soon(guard.lost()).await, LostReason::Expired);
+    assert_eq!(guard.release().await.unwrap(), Release::AlreadyLost);
+}
+
+async fn a_lost_request_and_a_lost_reply_are_asked_again_and_granted_once(_: Store) {
+    let (kit, locks) = kit();
+    kit.lose_next_request(Verb::Enqueue);
+    kit.lose_next_reply(Verb::Enqueue);
+    kit.lose_next_reply(Verb::Enqueue);
+
+    let guard = soon(locks.mutex("a").acquire()).await.unwrap();
+
+    assert_eq!(locks.inspect("a").await.unwrap().len(), 1);
+    give_back(guard).await;
+    tickets(&locks, "a", 0).await;
+}
+
+async fn an_error_of_each_fault_is_passed_on_or_tried_again(_: Store) {
+    let (kit, locks) = kit();
+    for fault in [Fault::Retry, Fault::Unknown] {
+        kit.fail_next(Verb::Enqueue, fault);
+        give_back(soon(locks.mutex("a").acquire()).await.unwrap()).await;
+    }
+    for (fault, expected) in [
+        (Fault::Refused, ErrorKind::Unavailable),
+        (Fault::Config, ErrorKind::Config),
+    ] {
+        kit.fail_next(Verb::Enqueue, fault);
+        assert_eq!(kind(locks.mutex("a").acquire().await), expected);
+    }
+
+    // A renewal changes nothing when it fails, and is tried again.
+    let guard = locks.mutex("a").acquire().await.unwrap();
+    for fault in [Fault::Retry, Fault::Refused, Fault::Unknown, Fault::Config] {
+        kit.fail_next(Verb::Renew, fault);
+        kit.clock().advance(Duration::from_secs(4));
+        eventually("it is renewed", SOON, async || {
+            guard.remaining() > Duration::from_secs(9)
+        })
+        .await;
+    }
+}
+
+async fn a_connection_that_fails_is_tried_again_unless_it_is_a_mistake(_: Store) {
+    let (kit, locks) = kit();
+    kit.lose_next_request(Verb::Connect);
+    kit.lose_next_reply(Verb::Connect);
+    kit.fail_next(Verb::Connect, Fault::Retry);
+    give_back(soon(locks.mutex("a").acquire()).await.unwrap()).await;
+
+    let locks = kit.client().unwrap();
+    kit.fail_next(Verb::Connect, Fault::Config);
+    assert_eq!(kind(locks.mutex("a").acquire().await), ErrorKind::Config);
+}
+
+async fn a_lost_request_has_not_arrived_and_a_lost_reply_comes_after_the_deed(_: Store) {
+    let (kit, locks) = kit();
+    for arrived in [false, true] {
+        let guard = locks.mutex("a").acquire().await.unwrap();
+        if arrived {
+            kit.lose_next_reply(Verb::Release);
+        } else {
+            kit.lose_next_request(Verb::Release);
+        }
+        let mut repeated = kit.hold_next(Verb::Release);
+
+        assert_eq!(kind(guard.release().await), ErrorKind::Unknown);
+
+        soon(repeated.arrived()).await;
+        assert_eq!(locks.inspect("a").await.unwrap().is_empty(), arrived);
+        repeated.let_go();
+        tickets(&locks, "a", 0).await;
+    }
+}
+
+/// H28.
+async fn an_enqueue_let_go_after_its_caller_gave_up_leaves_nothing(_: Store) {
+    let (kit, locks) = kit();
+    let mut enqueue = kit.hold_next(Verb::Enqueue);
+    let mut release = kit.hold_next(Verb::Release);
+    let task = begin(&locks, "a");
+    soon(enqueue.arrived()).await;
+
+    task.abort();
+    enqueue.let_go();
+
+    soon(release.arrived()).await;
+    tickets(&locks, "a", 1).await;
+    release.let_go();
+    tickets(&locks, "a", 0).await;
+}
+
+/// H28: the mark of a release obliges an enqueue that is later than every operation timeout.
+async fn an_enqueue_that_arrives_after_its_release_takes_nothing(_: Store) {
+    let (kit, locks) = kit();
+    locks.ready(SOON).await.unwrap();
+    let mut enqueue = kit.hold_next(Verb::Enqueue);
+    let mut release = kit.hold_next(Verb::Release);
+    let task = begin(&locks, "a");
+    soon(enqueue.arrived()).await;
+    task.abort();
+    assert!(task.await.is_err());
+    // Until the keeper has given up waiting for the reply.
+    let released = async {
+        loop {
+            kit.clock().advance(Duration::from_millis(100));
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::select! {
+        () = release.arrived() => {}
+        () = released => {}
+    }
+
+    release.let_go();
+    enqueue.let_go();
+
+    assert!(locks.inspect("a").await.unwrap().is_empty());
+    give_back(locks.mutex("a").try_acquire().await.unwrap()).await;
+}
+
+async fn a_hold_that_is_dropped_holds_nothing(_: Store) {
+    let (kit, locks) = kit();
+    drop(kit.hold_next(Verb::Enqueue));
+
+    give_back(soon(locks.mutex("a").acquire()).await.unwrap()).await;
+}
+
+async fn a_lost_wake_up_is_made_up_for_by_a_renewal(_: Store) {
+    let (kit, locks) = kit();
+    kit.clock().stop();
+    for _ in 0..20 {
+        let guard = locks.mutex("a").acquire().await.unwrap();
+        let waiter = begin(&locks, "a");
+        tickets(&locks, "a", 2).await;
+
+        kit.lose_next_wake_up();
+        give_back(guard).await;
+        // A wake-up would have arrived with the release.
+        give_back(locks.mutex("other").acquire().await.unwrap()).await;
+        assert!(locks.inspect("a").await.unwrap()[0].granted);
+        assert!(!waiter.is_finished());
+        kit.clock().advance(Duration::from_secs(4));
+
+        give_back(soon(waiter).await.unwrap().unwrap()).await;
+    }
+}
+
+async fn a_waiter_of_before_a_break_is_woken_after_it(_: Store) {
+    let (kit, locks) = kit();
+    let guard = locks.mutex("a").acquire().await.unwrap();
+    let theirs = kit.another_process();
+    let waiter = begin(&theirs.client().unwrap(), "a");
+    tickets(&locks, "a", 2).await;
+    // Whoever reconnects asks after everything; what tells him here is to be the wake-up.
+    let _no_renewal = [(); 30].map(|()| theirs.hold_next(Verb::Renew));
+    let mut again = theirs.hold_next(Verb::Connect);
+
+    theirs.break_connections();
+    soon(again.arrived()).await;
+    again.let_go();
+    give_back(guard).await;
+
+    give_back(soon(waiter).await.unwrap().unwrap()).await;
+}
+
+async fn what_was_sent_into_a_freeze_is_carried_out_in_order_after_it(_: Store) {
+    let (kit, locks) = kit();
+    let elsewhere = kit.another_process().client().unwrap();
+    locks.ready(SOON).await.unwrap();
+    let first = locks.mutex("a").acquire().await.unwrap();
+    kit.freeze();
+    let release = tokio::spawn(first.release());
+    let waiter = begin(&locks, "a");
+    for _ in 0..20 {
+        give_back(elsewhere.mutex("b").acquire().await.unwrap()).await;
+    }
+    assert!(!release.is_finished() && !waiter.is_finished());
+    tickets(&elsewhere, "a", 1).await;
+
+    kit.thaw();
+
+    assert_eq!(soon(release).await.unwrap().unwrap(), Release::Released);
+    give_back(soon(waiter).await.unwrap().unwrap()).await;
+    tickets(&locks, "a", 0).await;
+}
+
+async fn one_process_is_cut_off_while_another_works(_: Store) {
+    let (kit, locks) = kit();
+    let elsewhere = kit.another_process();
+    let theirs = elsewhere.client().unwrap();
+    let cut_off = theirs.mutex("a").acquire().await.unwrap();
+    assert_eq!(kind(locks.mutex("a").try_acquire().await), ErrorKind::Busy);
+
+    elsewhere.freeze();
+    kit.clock().advance(Duration::from_secs(10));
+
+    assert!(!cut_off.is_valid());
+    let next = locks.mutex("a").try_acquire().await.unwrap();
+    assert!(next.token() > cut_off.token());
+    elsewhere.thaw();
+    assert_eq!(cut_off.release().await.unwrap(), Release::AlreadyLost);
+    give_back(next).await;
+}
+
+#[distributed_lock(key = "a", try)]
+async fn once() -> Result<(), Error> {
+    Ok(())
+}
+
+async fn the_innermost_default_counts_and_tasks_are_outside(_: Store) {
+    let (one, other) = (kit().1, kit().1);
+    let _guard = one.mutex("a").acquire().await.unwrap();
+
+    lockcore::with_default(one, async {
+        assert_eq!(kind(once().await), ErrorKind::Busy);
+        lockcore::with_default(other.clone(), once()).await.unwrap();
+        assert_eq!(kind(once().await), ErrorKind::Busy);
+        // There is no default of the process here, and no LOCK_URL.
+        let spawned = tokio::spawn(once()).await.unwrap();
+        assert_eq!(kind(spawned), ErrorKind::Config);
+        tokio::spawn(lockcore::with_default(other, once()))
+            .await
+            .unwrap()
+            .unwrap();
+    })
+    .await;
+    assert_eq!(kind(once().await), ErrorKind::Config);
+}
