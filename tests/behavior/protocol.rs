@@ -1,5 +1,5 @@
-//! What the core says to a store, in which order, and what it makes of each answer. The store is played by the test, so
-//! that a reply comes exactly when the fact needs it: late, never, or after its caller has gone.
+//! What the core says to a store, in which order, and what it makes of each answer. Where the words themselves matter the
+//! store is played by the test; where only their time does, it is the library's own store for tests with its clock stopped.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -7,13 +7,14 @@ use std::time::{Duration, Instant};
 use libtest_mimic::Trial;
 use lockcore::backend::{
     Answer, Backend, Capability, Connection, Departure, Enqueued, Events, Fault, Place, Released,
-    Renewed, StoreError, Wake,
+    Renewed, StoreError,
 };
-use lockcore::{ErrorKind, Guard, Locks, LostReason, Name, Release, Request};
+use lockcore::testing::{Store as Kit, Verb};
+use lockcore::{ErrorKind, Guard, Locks, LostReason, Name, Release, Request, Wait};
 use tests::eventually::eventually;
 use tokio::sync::{mpsc, oneshot};
 
-use crate::store::{Kind, SOON, Store, kind};
+use crate::store::{Kind, SOON, Store, give_back, kind, tickets};
 
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT;
@@ -28,7 +29,6 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         a_renewal_goes_out_after_a_third_of_the_lease
         a_place_in_line_that_has_aged_is_renewed_before_it_is_handed_out
         a_waiter_asks_again_each_time_the_holders_lease_may_be_over
-        a_mistake_is_not_asked_for_again
         a_lease_that_is_being_released_is_not_renewed
         an_acknowledgement_that_comes_after_the_deadline_leads_to_a_release
         after_a_gap_everything_is_asked_after_a_hundred_at_a_time
@@ -36,6 +36,14 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
 }
 
 const TTL: Duration = Duration::from_secs(1);
+
+/// A client of a store whose clock stands still.
+fn kit() -> (Kit, Locks) {
+    let kit = Kit::new();
+    kit.clock().stop();
+    let locks = kit.client().unwrap();
+    (kit, locks)
+}
 
 /// A store without memory or mind. As on a network, what was sent stays sent when its future is dropped.
 #[derive(Clone, Debug)]
@@ -296,118 +304,105 @@ async fn an_unanswered_try_makes_the_outcome_unknown_whatever_the_next_answer_is
 
 /// P3.
 async fn a_grant_that_arrives_after_its_end_is_not_handed_out(_: Store) {
-    let (locks, mut store) = played();
-    let task = begin(&locks, "a");
-    let (late, reply) = store.enqueue().await;
-    let ttl = Duration::from_millis(100);
-    tokio::time::sleep(ttl).await; // the reply is late; no event stands for that
-    reply.send(Ok(granted(ttl))).unwrap();
+    let (kit, locks) = kit();
+    let mut late = kit.hold_next(Verb::Enqueue);
+    let lock = locks.mutex("a").ttl(Duration::from_millis(100));
+    let task = tokio::spawn(async move { lock.acquire().await });
+    late.arrived().await;
+
+    kit.clock().advance(Duration::from_millis(100));
+    late.let_go();
 
     // The old ticket is released and a new one is taken, in whatever order.
-    let (mut released, mut asked_again) = (false, false);
-    while !(released && asked_again) {
-        match store.next().await {
-            Asked::Release(tickets, reply) => {
-                assert_eq!(tickets[0].request.id, late.id);
-                reply.send(Ok(vec![Released::Released])).unwrap();
-                released = true;
-            }
-            Asked::Enqueue(request, reply) => {
-                assert_ne!(request.id, late.id);
-                reply.send(Ok(granted(request.ttl))).unwrap();
-                asked_again = true;
-            }
-            other @ Asked::Renew(..) => panic!("{other:?}"),
-        }
-    }
-    assert!(task.await.unwrap().unwrap().is_valid());
+    let guard = task.await.unwrap().unwrap();
+    assert!(guard.is_valid());
+    tickets(&locks, "a", 1).await;
+    give_back(guard).await;
 }
 
 /// H2, H3.
 async fn a_renewed_lease_counts_from_the_send_of_the_renewal(_: Store) {
-    let (locks, mut store) = played();
-    let guard = store.grant(&locks.mutex("a").ttl(TTL)).await;
-    let (_, reply) = store.renewal().await;
-    let late = Duration::from_millis(120); // an attempt is given a quarter of the ttl
-    tokio::time::sleep(late).await; // the reply is late; no event stands for that
+    let (kit, locks) = kit();
+    let guard = locks.mutex("a").ttl(10 * TTL).acquire().await.unwrap();
+    let whole = guard.remaining();
+    let mut renewal = kit.hold_next(Verb::Renew);
+    kit.clock().advance(5 * TTL);
+    renewal.arrived().await;
+
+    let late = Duration::from_millis(900);
+    kit.clock().advance(late);
     let before = guard.remaining();
-    reply
-        .send(Ok(vec![Renewed::Granted { valid_for: TTL }]))
-        .unwrap();
+    renewal.let_go();
 
     eventually("the renewal is worked in", SOON, async || {
         guard.remaining() > before
     })
     .await;
-
-    assert!(guard.remaining() <= TTL - late, "{:?}", guard.remaining());
+    assert_eq!(guard.remaining(), whole - late);
 }
 
 /// H2, for the renewal that the caller asks for.
 async fn an_ensured_lease_counts_from_the_send_of_the_renewal(_: Store) {
-    let (locks, mut store) = played();
-    let guard = store.grant(&locks.mutex("a").ttl(TTL).renew(false)).await;
-    let late = Duration::from_millis(400);
+    let (kit, locks) = kit();
+    let lock = locks.mutex("a").ttl(10 * TTL).renew(false);
+    let guard = lock.acquire().await.unwrap();
+    let whole = guard.remaining();
+    kit.clock().advance(5 * TTL);
+    let mut renewal = kit.hold_next(Verb::Renew);
+    let late = Duration::from_millis(900);
 
-    // No renewal gives the whole ttl, because of the drift allowance: this always asks.
-    let (outcome, ()) = tokio::join!(guard.ensure(TTL), async {
-        let (_, reply) = store.renewal().await;
-        tokio::time::sleep(late).await; // the reply is late; no event stands for that
-        reply
-            .send(Ok(vec![Renewed::Granted { valid_for: TTL }]))
-            .unwrap();
+    let (outcome, ()) = tokio::join!(guard.ensure(whole), async {
+        renewal.arrived().await;
+        kit.clock().advance(late);
+        renewal.let_go();
     });
 
     assert_eq!(kind(outcome), ErrorKind::Config);
-    assert!(guard.remaining() <= TTL - late, "{:?}", guard.remaining());
+    assert_eq!(guard.remaining(), whole - late);
 }
 
 /// P4: so that two renewals may fail before the lease is at risk.
 async fn a_renewal_goes_out_after_a_third_of_the_lease(_: Store) {
-    let (locks, mut store) = played();
-    let ttl = 3 * TTL;
-    let guard = store.grant(&locks.mutex("a").ttl(ttl)).await;
+    let (kit, locks) = kit();
+    let guard = locks.mutex("a").ttl(30 * TTL).acquire().await.unwrap();
     for _ in 0..2 {
-        let (_, reply) = store.renewal().await;
-        let left = guard.remaining();
-        // 2 s by the rule, jitter and drift aside.
-        assert!(
-            left > Duration::from_millis(1500) && left < Duration::from_millis(2200),
-            "{left:?}"
-        );
-        reply
-            .send(Ok(vec![Renewed::Granted { valid_for: ttl }]))
-            .unwrap();
+        let mut renewal = kit.hold_next(Verb::Renew);
+        // A third is 10 s; drift allowance and jitter are 1.3 s at most.
+        kit.clock().advance(Duration::from_millis(8600));
+        // The keeper has looked at the time when this has been released.
+        drop(locks.mutex("other").acquire().await.unwrap());
+        tickets(&locks, "other", 0).await;
+        tokio::select! {
+            biased;
+            () = renewal.arrived() => panic!("renewed with {:?} left", guard.remaining()),
+            () = std::future::ready(()) => {}
+        }
+
+        kit.clock().advance(Duration::from_millis(1400));
+        renewal.arrived().await;
+        let before = guard.remaining();
+        renewal.let_go();
+        eventually("it is renewed", SOON, async || guard.remaining() > before).await;
     }
 }
 
 /// Section 4: the wake-up alone is the hand-over, if enough of the ticket's own lease is left.
 async fn a_place_in_line_that_has_aged_is_renewed_before_it_is_handed_out(_: Store) {
-    let (locks, mut store) = played();
-    let lock = locks.mutex("a").ttl(TTL);
-    let mut task = tokio::spawn(async move { lock.acquire().await });
-    let (request, reply) = store.enqueue().await;
-    reply.send(Ok(waiting(TTL, None))).unwrap();
-    let (_, _never_answered) = store.renewal().await;
-    tokio::time::sleep(TTL * 3 / 10).await; // the ticket ages; no event stands for that
-    let events = Arc::clone(&store.events.lock().unwrap()[0]);
-    events.granted(Wake {
-        id: request.id,
-        ticket: 7,
-    });
+    let (kit, locks) = kit();
+    let holder = locks.mutex("a").ttl(100 * TTL).acquire().await.unwrap();
+    let theirs = kit.another_process();
+    let lock = theirs.client().unwrap().mutex("a").ttl(10 * TTL);
+    let waiter = tokio::spawn(async move { lock.wait(Wait::Forever).acquire().await });
+    tickets(&locks, "a", 2).await;
+    let mut unanswered = theirs.hold_next(Verb::Renew);
+    kit.clock().advance(6 * TTL);
+    unanswered.arrived().await;
 
-    // Handed out as it was, it would have a third of its ttl left.
-    let guard = loop {
-        tokio::select! {
-            handed_out = &mut task => break handed_out.unwrap().unwrap(),
-            (_, reply) = store.renewal() => {
-                // Nobody may want the answer any more.
-                let _ = reply.send(Ok(vec![Renewed::Granted { valid_for: TTL }]));
-            }
-        }
-    };
+    give_back(holder).await;
 
-    assert!(guard.remaining() > TTL / 2, "{:?}", guard.remaining());
+    // Handed out as it was, it would have two fifths left.
+    let guard = waiter.await.unwrap().unwrap();
+    assert!(guard.remaining() > 9 * TTL, "{:?}", guard.remaining());
 }
 
 /// S3: a holder that died says nothing; who waits looks when its lease is over, also if it was renewed in between.
@@ -435,19 +430,6 @@ async fn a_waiter_asks_again_each_time_the_holders_lease_may_be_over(_: Store) {
             }]))
             .unwrap();
     }
-}
-
-/// P8: `Config` says that trying again will not help.
-async fn a_mistake_is_not_asked_for_again(_: Store) {
-    let (locks, mut store) = played();
-    let task = begin(&locks, "a");
-    let (_, reply) = store.enqueue().await;
-    reply
-        .send(Err(StoreError::new(Fault::Config, "no rights")))
-        .unwrap();
-
-    assert_eq!(kind(task.await.unwrap()), ErrorKind::Config);
-    assert!(store.asked.try_recv().is_err(), "asked again");
 }
 
 /// H33: release takes a lease out of later batches first.
@@ -478,30 +460,20 @@ async fn a_lease_that_is_being_released_is_not_renewed(_: Store) {
 
 /// P3.
 async fn an_acknowledgement_that_comes_after_the_deadline_leads_to_a_release(_: Store) {
-    let (locks, mut store) = played();
-    for _ in 0..20 {
-        let guard = store.grant(&locks.mutex("a").ttl(TTL)).await;
-        let (_, mut last_asked) = store.renewal().await;
-        loop {
-            tokio::select! {
-                biased;
-                (_, reply) = store.renewal() => last_asked = reply,
-                reason = guard.lost() => break assert_eq!(reason, LostReason::Expired),
-            }
-        }
-        let late = last_asked.send(Ok(vec![Renewed::Granted {
-            valid_for: 10 * TTL,
-        }]));
-        if late.is_ok() {
-            assert_eq!(store.release().await.request.name.as_str(), "a");
-            assert!(!guard.is_valid());
-            return;
-        }
-        // The attempt was over before the lease was; its successor would have come after.
-        drop(guard);
-        store.release().await;
-    }
-    panic!("no attempt was under way at the deadline");
+    let (kit, locks) = kit();
+    let guard = locks.mutex("a").ttl(10 * TTL).acquire().await.unwrap();
+    let end = guard.remaining();
+    // Under way at the end, and to be answered before the ticket's end at the store, which is later.
+    let mut renewal = kit.hold_next(Verb::Renew);
+    kit.clock().advance(end - Duration::from_millis(500));
+    renewal.arrived().await;
+    kit.clock().advance(Duration::from_millis(500));
+    assert_eq!(guard.lost().await, LostReason::Expired);
+
+    renewal.let_go();
+
+    tickets(&locks, "a", 0).await;
+    assert!(!guard.is_valid());
 }
 
 /// P4: a script of the store's must stay short.
