@@ -12,7 +12,7 @@ use crate::guard::Guard;
 use crate::lease::Lease;
 use crate::local::{Arrived, Baton};
 use crate::lock::{Order, Wait};
-use crate::request::{Id, Request};
+use crate::request::Request;
 use crate::shared::{Shared, Where, jittered};
 use crate::table::{Cleanup, Stage};
 
@@ -25,9 +25,9 @@ use crate::table::{Cleanup, Stage};
 pub(crate) async fn acquire(order: &Order<'_>, budget: &Budget) -> Result<Guard, Error> {
     let shared = &order.client.shared;
     let guard = match in_this_process(order, budget).await? {
-        Some(Baton::Share(share)) => Guard::of_share(share, order),
-        Some(Baton::Errand(mut errand)) => {
-            match at_the_store(order, budget, &mut errand.pending).await {
+        (Some(Baton::Share(share)), _) => Guard::of_share(share, order),
+        (Some(Baton::Errand(mut errand)), began) => {
+            match at_the_store(order, budget, began, &mut errand.pending).await {
                 Ok(lease) => Guard::of_share(errand.granted(lease), order),
                 Err(error) => {
                     errand.failed(&error);
@@ -35,11 +35,17 @@ pub(crate) async fn acquire(order: &Order<'_>, budget: &Budget) -> Result<Guard,
                 }
             }
         }
-        Some(Baton::Refused(error)) => return Err(error),
-        None => Guard::of_ticket(at_the_store(order, budget, &mut None).await?, order),
+        (Some(Baton::Refused(error)), _) => return Err(error),
+        (None, began) => {
+            let lease = at_the_store(order, budget, began, &mut None).await?;
+            Guard::of_ticket(lease, order)
+        }
     };
-    let waited = budget.started.until(shared.clock.now());
-    tracing::debug!(token = %guard.token(), ?waited, "lock granted");
+    tracing::debug!(
+        token = %guard.token(),
+        waited = ?budget.started.until(shared.clock.now()),
+        "lock granted"
+    );
     Ok(guard)
 }
 
@@ -72,10 +78,14 @@ impl Budget {
     }
 }
 
-/// Queues with the tasks of this process. `None`: this one takes a ticket of its own.
-async fn in_this_process(order: &Order<'_>, budget: &Budget) -> Result<Option<Baton>, Error> {
+/// Queues with the tasks of this process. Returns what it was given, and when; `None`: this one takes
+/// a ticket of its own.
+async fn in_this_process(
+    order: &Order<'_>,
+    budget: &Budget,
+) -> Result<(Option<Baton>, Instant), Error> {
     if !order.is_shareable() {
-        return Ok(None);
+        return Ok((None, budget.started));
     }
     let shared = &order.client.shared;
     let exclusive = order.is_exclusive();
@@ -83,12 +93,12 @@ async fn in_this_process(order: &Order<'_>, budget: &Budget) -> Result<Option<Ba
         .lanes
         .arrive(shared, order.name, order.ttl, exclusive, budget.waits);
     match arrived {
-        Arrived::Given(baton) => Ok(Some(baton)),
-        Arrived::Stranger => Ok(None),
+        Arrived::Given(baton) => Ok((Some(baton), budget.started)),
+        Arrived::Stranger => Ok((None, budget.started)),
         Arrived::Busy(remaining) => Err(Error::busy(remaining)),
         // Dropped here, or late: the place in line goes, and what it was given passes itself on.
         Arrived::Waits(waiting) => match shared.by(budget.give_up, waiting).await {
-            Some(baton) => Ok(Some(baton)),
+            Some(baton) => Ok((Some(baton), shared.clock.now())),
             None => Err(budget.timeout(order)),
         },
     }
@@ -99,13 +109,13 @@ async fn in_this_process(order: &Order<'_>, budget: &Budget) -> Result<Option<Ba
 async fn at_the_store(
     order: &Order<'_>,
     budget: &Budget,
+    began: Instant,
     place: &mut Option<Pending>,
 ) -> Result<Arc<Lease>, Error> {
     let shared = &order.client.shared;
     // A store that is down fails the first try within one operation timeout, so that callers do
     // not pile up in front of it. Who stood in line already may use his whole budget to get back.
-    let one_operation = shared.clock.now().after(shared.op_timeout);
-    let mut enqueue_by = budget.give_up.min(one_operation);
+    let mut enqueue_by = budget.give_up.min(began.after(shared.op_timeout));
     loop {
         let turn = match place {
             Some(pending) => pending.stand_in_line(budget.give_up).await,
@@ -169,7 +179,7 @@ impl Pending {
         let shared = &order.client.shared;
         let request = Request {
             name: order.name.clone(),
-            id: Id::draw()?,
+            id: shared.ids.draw()?,
             permits: order.permits,
             capacity: order.capacity,
             ttl: order.ttl,

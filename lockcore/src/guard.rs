@@ -172,10 +172,14 @@ impl Held {
     }
 
     pub(crate) fn lost_reason(&self) -> Option<LostReason> {
+        self.lost_at(self.shared().clock.now())
+    }
+
+    fn lost_at(&self, now: Instant) -> Option<LostReason> {
         if self.is_over() {
             return Some(LostReason::Released);
         }
-        self.0.lease.lost(self.shared().clock.now())
+        self.0.lease.lost(now)
     }
 
     /// Whether the last guard is gone.
@@ -338,8 +342,9 @@ impl Guard {
     ///
     /// Dropping the future hands the release to the keeper, as dropping the guard does.
     pub async fn release(mut self) -> Result<Release, Error> {
-        let lost_before = self.lost_reason().is_some();
-        let at_the_store = match self.end() {
+        let now = self.shared().clock.now();
+        let lost_before = self.lost_at(now).is_some();
+        let at_the_store = match self.end(now) {
             None => false,
             Some(Source::Ticket) => true,
             Some(Source::Share(share)) => share.leave(),
@@ -352,7 +357,7 @@ impl Guard {
         let (lock, token) = (self.name(), self.token());
         let mut found = true;
         if at_the_store {
-            found = Departing::of(&self.held).release().await?;
+            found = Departing::of(&self.held).release(now).await?;
         }
         tracing::debug!(lock, %token, found, at_the_store, "lock released");
         Ok(if found && !lost_before {
@@ -363,13 +368,13 @@ impl Guard {
     }
 
     /// Ends this guard. Returns what is to be given back if it was the last of its hold.
-    fn end(&mut self) -> Option<Source> {
+    fn end(&mut self, now: Instant) -> Option<Source> {
         if std::mem::replace(&mut self.over, true) {
             return None;
         }
         let hold = &self.held.0;
         let shared = self.shared();
-        if let Some(reason) = hold.lease.lost(shared.clock.now()) {
+        if let Some(reason) = hold.lease.lost(now) {
             shared.lost(&hold.lease, Stage::Held, reason);
         }
         if hold.guards.fetch_sub(1, Ordering::SeqCst) > 1 {
@@ -390,7 +395,10 @@ impl Deref for Guard {
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        let Some(source) = self.end() else {
+        if self.over {
+            return;
+        }
+        let Some(source) = self.end(self.shared().clock.now()) else {
             return;
         };
         tracing::debug!(lock = self.name(), token = %self.token(), "lock released in the background");
@@ -423,13 +431,13 @@ impl<'a> Departing<'a> {
     }
 
     /// Returns whether the ticket was there.
-    async fn release(mut self) -> Result<bool, Error> {
+    async fn release(mut self, now: Instant) -> Result<bool, Error> {
         let (shared, lease) = (self.held.shared(), &self.held.0.lease);
         let departure = Departure {
             request: Arc::clone(&lease.request),
             enqueue_may_follow: lease.is_ambiguous(),
         };
-        let by = shared.clock.now().after(shared.op_timeout);
+        let by = now.after(shared.op_timeout);
         let answer = shared
             .operate(Where::Here, by, |connection| {
                 connection.release(vec![departure])

@@ -60,6 +60,7 @@ mod connect;
 mod error;
 mod events;
 mod guard;
+mod hash;
 mod keeper;
 mod lease;
 mod local;

@@ -11,7 +11,7 @@
 //!
 //! [`Fair::Local`]: crate::Fair::Local
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -23,6 +23,7 @@ use tokio::sync::oneshot;
 use crate::acquire::Pending;
 use crate::clock::Instant;
 use crate::error::{Error, LostReason};
+use crate::hash::Prehashed;
 use crate::lease::Lease;
 use crate::name::Name;
 use crate::shared::{Alarm, Shared};
@@ -39,7 +40,7 @@ pub(crate) struct Lanes {
 
 #[derive(Default)]
 struct State {
-    lanes: HashMap<Name, Lane>,
+    lanes: Prehashed<Name, Lane>,
     /// The client is shut down: nobody joins and nobody waits.
     closed: bool,
 }
@@ -266,7 +267,7 @@ impl Lanes {
         let Some(lane) = state.lanes.get_mut(name) else {
             return given;
         };
-        loop {
+        while !lane.line.is_empty() {
             lane.advance(shared.clock.now(), self.bound, &mut given);
             if lane.set_alarm(shared, self.bound) {
                 break;

@@ -1,7 +1,8 @@
 //! The name of a lock, and how it is written where a store has an alphabet and a limit of its own.
 
 use std::fmt;
-use std::sync::Arc;
+use std::hash::{BuildHasher, Hash, Hasher, RandomState};
+use std::sync::{Arc, LazyLock};
 
 use sha2::{Digest, Sha256};
 
@@ -46,10 +47,18 @@ impl Namespace {
 }
 
 /// The name of one lock inside a namespace: any UTF-8 of 1 to 4,096 bytes.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Name {
+    /// Keyed, because names come from outside; computed once, because maps ask for it often.
+    hash: u64,
     namespace: Namespace,
     name: Arc<str>,
+}
+
+impl Hash for Name {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write_u64(self.hash);
+    }
 }
 
 impl Name {
@@ -71,7 +80,9 @@ impl Name {
                 name.len()
             )));
         }
+        static KEY: LazyLock<RandomState> = LazyLock::new(RandomState::new);
         Ok(Self {
+            hash: KEY.hash_one((namespace.as_str(), &name)),
             namespace,
             name: name.into(),
         })

@@ -1,8 +1,9 @@
 //! What is asked of a store: a ticket of so many permits on a name.
 
 use std::fmt;
+use std::hash::{Hash, Hasher};
 use std::num::NonZeroU32;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::error::Error;
@@ -15,18 +16,46 @@ pub const FULL: NonZeroU32 = NonZeroU32::new(1 << 30).expect("not zero");
 
 /// Names one ticket and proves its ownership: 128 bits from the operating system's generator,
 /// drawn before the first byte of the request is sent.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Id(u128);
 
-impl Id {
-    pub(crate) fn draw() -> Result<Self, Error> {
-        let mut bytes = [0; 16];
-        getrandom::fill(&mut bytes).map_err(|error| {
+impl Hash for Id {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write_u64(self.0 as u64); // half of it is random enough
+    }
+}
+
+/// Identities of one client, fetched from the operating system some at a time: that is a system call,
+/// and would be a quarter of the time that the memory store takes.
+#[derive(Debug, Default)]
+pub(crate) struct Ids(Mutex<Vec<Id>>);
+
+/// In one fetch; the kernel does not block or fail for so little.
+const FETCHED: usize = 16;
+
+impl Ids {
+    pub(crate) fn draw(&self) -> Result<Id, Error> {
+        // Nothing can panic in between that would leave an identity to be drawn twice.
+        let mut ids = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(id) = ids.pop() {
+            return Ok(id);
+        }
+        let mut bytes = [[0; 16]; FETCHED];
+        getrandom::fill(bytes.as_flattened_mut()).map_err(|error| {
             Error::unavailable(format!(
                 "the operating system has no random numbers: {error}"
             ))
         })?;
-        Ok(Self(u128::from_ne_bytes(bytes)))
+        let [first, rest @ ..] = bytes.map(|bytes| Id(u128::from_ne_bytes(bytes)));
+        ids.extend(rest);
+        Ok(first)
+    }
+}
+
+impl Id {
+    #[cfg(test)]
+    pub(crate) fn draw() -> Result<Self, Error> {
+        Ids::default().draw()
     }
 
     /// Reads what `Display` wrote; `None` for anything else.
@@ -82,6 +111,16 @@ impl Request {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn no_id_is_drawn_twice() {
+        let ids = Ids::default();
+        let mut drawn: Vec<Id> = (0..10 * FETCHED).map(|_| ids.draw().unwrap()).collect();
+        drawn.sort_unstable();
+        drawn.dedup();
+
+        assert_eq!(drawn.len(), 10 * FETCHED);
+    }
 
     #[test]
     fn an_id_can_be_read_back_and_its_debug_form_gives_it_not_away() {

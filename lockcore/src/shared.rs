@@ -18,7 +18,7 @@ use crate::events::{Event, Teller};
 use crate::lease::{AlreadyLost, Lease};
 use crate::local::Lanes;
 use crate::name::Namespace;
-use crate::request::Id;
+use crate::request::{Id, Ids};
 use crate::supervise::{Link, Links, NotConnected};
 use crate::table::{Cleanup, Phase, Stage, Table, Tracked};
 
@@ -33,6 +33,9 @@ pub(crate) struct Shared {
     pub(crate) keeper: tokio::runtime::Handle,
     pub(crate) links: Links,
     pub(crate) lanes: Lanes,
+    pub(crate) ids: Ids,
+    /// The process that the client was made in.
+    pid: u32,
     /// The highest ticket number that this client was told, on any name (P6).
     highest_seen: AtomicU64,
     table: Mutex<Table>,
@@ -70,6 +73,8 @@ impl Shared {
             keeper,
             links: Links::default(),
             lanes: Lanes::new(own_for),
+            ids: Ids::default(),
+            pid: std::process::id(),
             highest_seen: AtomicU64::new(0),
             table: Mutex::default(),
             due_changed: Notify::new(),
@@ -84,8 +89,14 @@ impl Shared {
     ///
     /// # Errors
     ///
-    /// [`LostReason::Shutdown`] once the client is shut down.
+    /// [`LostReason::Shutdown`] once the client is shut down; `Config` in a forked child, which has
+    /// neither the keeper's thread nor connections of its own, but the same random numbers (H43).
     pub(crate) fn arm(&self, lease: &Arc<Lease>) -> Result<(), Error> {
+        if std::process::id() != self.pid {
+            return Err(Error::config(
+                "this client was made before a fork, in the parent process; make another in the child",
+            ));
+        }
         let mut table = self.table();
         if table.phase != Phase::Open {
             return Err(Error::lost(LostReason::Shutdown));
@@ -488,7 +499,8 @@ impl Shared {
     }
 
     fn tell_if_idle(&self, table: &Table) {
-        if table.leases.is_empty() && table.cleanups_open == 0 {
+        // Before a shutdown nobody asks.
+        if table.phase != Phase::Open && table.leases.is_empty() && table.cleanups_open == 0 {
             self.idle.notify_waiters();
         }
     }

@@ -2,12 +2,13 @@
 //! must look at it, the alarms, and what is to be cleaned up. Plain data: it sends nothing and wakes
 //! nobody.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::task::Waker;
 
 use crate::backend::{Answer, Enqueued};
 use crate::clock::Instant;
+use crate::hash::Prehashed;
 use crate::lease::Lease;
 use crate::request::{Id, Request};
 
@@ -16,7 +17,7 @@ pub(crate) const BATCH: usize = 100;
 
 pub(crate) struct Table {
     /// Every ticket that this process has asked for and not finished with.
-    pub(crate) leases: HashMap<Id, Tracked>,
+    pub(crate) leases: Prehashed<Id, Tracked>,
     /// When the keeper must look at a lease: never later than its renewal or its deadline.
     pub(crate) due: BTreeSet<(Instant, Id)>,
     pub(crate) alarms: BTreeMap<(Instant, u64), Waker>,
@@ -97,7 +98,7 @@ pub(crate) struct Round {
 impl Default for Table {
     fn default() -> Self {
         Self {
-            leases: HashMap::new(),
+            leases: Prehashed::default(),
             due: BTreeSet::new(),
             alarms: BTreeMap::new(),
             alarms_set: 0,
@@ -136,6 +137,11 @@ impl Table {
         if let Phase::Ending(at_the_latest) = self.phase {
             round.end = self.cleanups_open == 0 || now >= at_the_latest;
             next = Some(next.map_or(at_the_latest, |next| next.min(at_the_latest)));
+        }
+        // A time that is given up is slept until all the same: else a lease that comes and goes
+        // would wake the keeper each time, who finds nothing, and forgets when he would have looked.
+        if self.next_wake > now && self.next_wake < Instant::FAR_FUTURE {
+            next = Some(next.map_or(self.next_wake, |next| next.min(self.next_wake)));
         }
         self.next_wake = next.unwrap_or(Instant::FAR_FUTURE);
         round.next = next;

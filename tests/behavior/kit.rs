@@ -6,14 +6,14 @@ use std::time::{Duration, Instant};
 use libtest_mimic::Trial;
 use lockcore::backend::Fault;
 use lockcore::testing::{Store as Kit, Verb};
-use lockcore::{Error, ErrorKind, Guard, Locks, LostReason, Release, distributed_lock};
+use lockcore::{Error, ErrorKind, Fair, Guard, Locks, LostReason, Release, distributed_lock};
 use tests::eventually::eventually;
 use tokio::task::JoinHandle;
 
 use crate::store::{Kind, SOON, Store, give_back, kind, tickets};
 
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
-    crate::store_facts![store;
+    crate::store_facts![store, Fair::Strict;
         a_lock_lost_in_a_frozen_store_stops_the_work
         a_restart_without_data_is_learnt_at_once
         lost_data_is_learnt_at_the_next_renewal
@@ -35,9 +35,11 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
+/// What is looked at here is what goes over the wire, so every request has a ticket of its own.
 fn kit() -> (Kit, Locks) {
     let kit = Kit::new();
-    let locks = kit.client().unwrap();
+    let strict = Locks::builder().fair(Fair::Strict);
+    let locks = kit.client_with(strict).unwrap();
     (kit, locks)
 }
 
@@ -225,6 +227,7 @@ async fn an_enqueue_let_go_after_its_caller_gave_up_leaves_nothing(_: Store) {
     soon(enqueue.arrived()).await;
 
     task.abort();
+    assert!(task.await.is_err());
     enqueue.let_go();
 
     soon(release.arrived()).await;

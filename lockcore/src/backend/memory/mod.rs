@@ -17,6 +17,7 @@ use super::{
 };
 use crate::clock::{Clock, Instant};
 use crate::error::Error;
+use crate::hash::Prehashed;
 use crate::name::Name;
 use crate::queue::{NoTicket, Queue};
 use crate::request::{Id, Request};
@@ -51,12 +52,12 @@ pub(crate) struct Store {
 
 #[derive(Debug, Default)]
 struct Names {
-    queues: HashMap<Name, Queue<Holder>>,
+    queues: Prehashed<Name, Queue<Holder>>,
     /// The highest number ever drawn, over all names, so that a queue may be dropped when it is
     /// empty and numbers rise all the same.
     last: u64,
     /// Ids whose release came before their enqueue, and until when that is remembered.
-    marks: HashMap<Id, Instant>,
+    marks: Prehashed<Id, Instant>,
     /// Where the tickets of a receiver are told: its latest connection.
     receivers: HashMap<u64, Weak<Events>>,
 }
