@@ -250,7 +250,7 @@ const fn reason_of(code: u8) -> LostReason {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::num::NonZeroU32;
 
     use super::*;
@@ -259,7 +259,7 @@ mod tests {
 
     const TTL: Duration = Duration::from_secs(10);
 
-    fn lease() -> Lease {
+    pub(crate) fn lease() -> Lease {
         let namespace = Namespace::new("test").unwrap();
         Lease::new(
             Arc::new(Request {

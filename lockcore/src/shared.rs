@@ -557,3 +557,31 @@ impl Drop for Alarm {
 pub(crate) fn jittered(pause: Duration) -> Duration {
     pause.mul_f64(0.1 + 0.9 * fastrand::f64())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::memory::Memory;
+    use crate::error::ErrorKind;
+
+    /// H43. The child is played: its process is not the one that the client was made in.
+    #[tokio::test]
+    async fn a_client_is_dead_in_a_forked_child() {
+        let runtime = tokio::runtime::Handle::current();
+        let mut shared = Shared::new(
+            Arc::new(Memory::new(Clock::BOOT)),
+            Clock::BOOT,
+            Namespace::new("test").unwrap(),
+            Duration::from_secs(1),
+            Duration::ZERO,
+            runtime,
+        );
+        shared.pid += 1;
+        let lease = Arc::new(crate::lease::tests::lease());
+
+        let error = shared.arm(&lease).expect_err("refused");
+
+        assert_eq!(error.kind(), ErrorKind::Config);
+        assert!(shared.table().leases.is_empty());
+    }
+}

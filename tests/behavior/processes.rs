@@ -12,9 +12,11 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT;
         a_killed_holder_is_followed_when_its_lease_is_over
         a_killed_waiter_holds_up_the_line_for_two_seconds_at_most
+        who_is_cancelled_or_killed_in_line_leaves_the_order_of_the_rest
         a_frozen_holder_is_followed_and_its_late_write_is_refused
         a_process_that_ends_with_a_guard_leaves_no_lock
         one_hand_over_costs_two_scripts_and_one_message_whatever_the_number_of_waiters
+        a_line_inside_one_process_costs_the_store_next_to_nothing
         an_uncontended_pair_costs_two_scripts
     ]
 }
@@ -82,6 +84,55 @@ async fn a_killed_waiter_holds_up_the_line_for_two_seconds_at_most(store: Store)
         "{:?}",
         started.elapsed()
     );
+}
+
+/// S19: twenty wait, three of them are cancelled and two killed.
+async fn who_is_cancelled_or_killed_in_line_leaves_the_order_of_the_rest(store: Store) {
+    let locks = store.client();
+    let guard = locks.mutex("a").acquire().await.unwrap();
+    let (served, mut order) = tokio::sync::mpsc::unbounded_channel();
+    let (mut cancelled, mut killed) = (Vec::new(), Vec::new());
+    for number in 1..=20 {
+        if number == 5 || number == 15 {
+            let mut process = holder(&store, "a", Duration::from_secs(60));
+            process.ask_to_acquire();
+            killed.push(process);
+        } else {
+            // A client each: twenty processes, as far as the store can tell.
+            let (client, served) = (store.client(), served.clone());
+            let task = tokio::spawn(async move {
+                let ttl = Duration::from_secs(3);
+                let lock = client.mutex("a").ttl(ttl).wait(3 * SOON);
+                let guard = lock.acquire().await.unwrap();
+                served.send((number, guard.token())).unwrap();
+                give_back(guard).await;
+            });
+            if [4, 10, 20].contains(&number) {
+                cancelled.push(task);
+            }
+        }
+        tickets(&locks, "a", number + 1).await;
+    }
+    drop(served);
+
+    for process in killed {
+        process.kill();
+    }
+    for task in cancelled {
+        task.abort();
+    }
+    tickets(&locks, "a", 18).await;
+    give_back(guard).await;
+
+    let mut last = None;
+    for expected in (1..=20).filter(|number| ![4, 5, 10, 15, 20].contains(number)) {
+        let (number, token) = order.recv().await.unwrap();
+        assert_eq!(number, expected);
+        assert!(Some(token) > last);
+        last = Some(token);
+    }
+    assert_eq!(order.recv().await, None);
+    assert_nothing_left(&store, &locks, "a").await;
 }
 
 /// H1.
@@ -169,6 +220,39 @@ async fn one_hand_over_costs_two_scripts_and_one_message_whatever_the_number_of_
         assert_eq!(calls("publish"), waiters as u64);
         assert_eq!(calls("eval"), 0);
     }
+}
+
+/// S18 under the default policy: a hundred waiters of one process are one ticket.
+async fn a_line_inside_one_process_costs_the_store_next_to_nothing(store: Store) {
+    let server = tests::redis_server::RedisServer::start();
+    let client = || {
+        lockcore::Locks::builder()
+            .url(server.url())
+            .namespace(&store.namespace)
+            .fair(lockcore::Fair::Local(Duration::from_secs(60)))
+            .ttl(Duration::from_secs(120)) // no renewal falls into the count
+            .build()
+            .unwrap()
+    };
+    let (holding, waiting) = (client(), client());
+    let guard = holding.mutex("a").acquire().await.unwrap();
+    let mut tasks = tokio::task::JoinSet::new();
+    for _ in 0..100 {
+        let lock = waiting.mutex("a").wait(SOON);
+        tasks.spawn(async move { give_back(lock.acquire().await.unwrap()).await });
+    }
+    tickets(&waiting, "a", 101).await;
+
+    let before = server.command_stats();
+    give_back(guard).await;
+    while let Some(done) = tasks.join_next().await {
+        done.unwrap();
+    }
+    let spent = server.command_stats_since(&before);
+
+    let calls = |command: &str| spent.get(command).copied().unwrap_or(0);
+    // The holder's release, one message, and the release after the last of the hundred.
+    assert_eq!((calls("evalsha"), calls("publish")), (2, 1));
 }
 
 async fn an_uncontended_pair_costs_two_scripts(store: Store) {
