@@ -43,20 +43,23 @@ pub(super) fn wake_channel(namespace: &Namespace, receiver: &str) -> String {
 
 /// A script and the hash that the server knows it by.
 pub(super) struct Script {
-    pub(super) source: &'static str,
+    pub(super) source: String,
     pub(super) sha1: String,
+}
+
+impl Script {
+    /// `-- include line.lua` stands for that file: what comes before it needs none of it, and is
+    /// spared the making of its functions.
+    fn new(source: &str) -> Self {
+        let source = source.replace("-- include line.lua", include_str!("scripts/line.lua"));
+        let sha1 = redis::Script::new(&source).get_hash().to_owned();
+        Self { source, sha1 }
+    }
 }
 
 macro_rules! script {
     ($file:literal) => {
-        LazyLock::new(|| {
-            const SOURCE: &str =
-                concat!(include_str!("scripts/line.lua"), "\n", include_str!($file));
-            Script {
-                source: SOURCE,
-                sha1: redis::Script::new(SOURCE).get_hash().to_owned(),
-            }
-        })
+        LazyLock::new(|| Script::new(include_str!($file)))
     };
 }
 

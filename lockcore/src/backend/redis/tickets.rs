@@ -139,8 +139,8 @@ pub(super) async fn inspect(
     let mut older = 0u64;
     let mut places = Vec::with_capacity(records.len());
     for (_id, number, record) in records {
-        let fields: Vec<&str> = record.splitn(6, ':').collect();
-        let [expires, permits, capacity, _ttl, _channel, owner] = fields[..] else {
+        let fields: Vec<&str> = record.splitn(7, ':').collect();
+        let [expires, permits, capacity, _ttl, _channel, _number, owner] = fields[..] else {
             continue;
         };
         let (Ok(expires), Ok(permits), Ok(capacity), Ok(number)) = (
@@ -205,7 +205,7 @@ impl Call {
         let by_hash = self.command("EVALSHA", &self.script.sha1);
         match by_hash.query_async(&mut connection).await {
             Err(error) if error.code() == Some("NOSCRIPT") => self
-                .command("EVAL", self.script.source)
+                .command("EVAL", &self.script.source)
                 .query_async(&mut connection)
                 .await
                 .map_err(failed),

@@ -2,6 +2,8 @@
 --
 -- KEYS  1 tickets, 2 queue
 -- Reply {now in ms, id, number, record, id, number, record, …}; reads only
+-- include line.lua
+
 local now = clock()
 local reply = { now }
 local order = redis.call('ZRANGE', KEYS[2], 0, -1, 'WITHSCORES')

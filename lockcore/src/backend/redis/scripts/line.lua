@@ -1,8 +1,8 @@
 -- What the verbs share: reading the clock and walking the line of one name.
 --
 -- A name has two keys:
---   tickets  hash    id -> 'expires_ms:permits:capacity:ttl_ms:channel:owner', and 'last' -> the
---                    number drawn last
+--   tickets  hash    id -> 'expires_ms:permits:capacity:ttl_ms:channel:number:owner', and 'last' ->
+--                    the number drawn last
 --   queue    zset    id, scored by the ticket's number: the order
 -- A ticket counts only if it is in both.
 
@@ -30,14 +30,9 @@ local function parse(record)
   return tonumber(expires), tonumber(permits), tonumber(capacity)
 end
 
-local function parse_rest(record)
-  local ttl, channel = string.match(record, '^%d+:%d+:%d+:(%d+):(%x+):')
-  return tonumber(ttl), channel
-end
-
--- The record with another expiry; the rest of it never changes.
+-- The record with another expiry, whose 13 digits Lua writes out in full; the rest never changes.
 local function with_expiry(record, expires)
-  return string.format('%.0f', expires) .. string.sub(record, string.find(record, ':', 1, true), -1)
+  return expires .. string.sub(record, string.find(record, ':', 1, true), -1)
 end
 
 -- Walks a name's tickets from the oldest on, for as long as they hold or newly hold.
@@ -108,11 +103,9 @@ local function settle(tickets, queue, now, line, prefix, asker)
   for _, grant in ipairs(line.granted) do
     local id, record = grant[1], grant[2]
     if id ~= asker then
-      local expires = parse(record)
-      local _, channel = parse_rest(record)
-      local number = string.format('%.0f', redis.call('ZSCORE', queue, id))
+      local expires, channel, number = string.match(record, '^(%d+):%d+:%d+:%d+:(%x+):(%d+):')
       local heard = redis.call('PUBLISH', prefix .. channel, id .. ' ' .. number)
-      if heard == 0 and expires > now + UNHEARD_MS then
+      if heard == 0 and tonumber(expires) > now + UNHEARD_MS then
         redis.call('HSET', tickets, id, with_expiry(record, now + UNHEARD_MS))
       end
     end

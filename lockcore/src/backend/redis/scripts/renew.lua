@@ -11,6 +11,8 @@
 --
 -- Each ticket begins with a PEXPIREAT, after which the rest of the script passes on a full server.
 
+-- include line.lua
+
 local now = clock()
 
 local function renew(tickets, queue, id)
@@ -23,7 +25,7 @@ local function renew(tickets, queue, id)
   end
   keep(tickets, queue, now, tonumber(known[2] or '0'))
   local lives = parse(record) > now
-  local ttl = parse_rest(record)
+  local ttl = tonumber(string.match(record, '^%d+:%d+:%d+:(%d+):'))
   if lives then redis.call('HSET', tickets, id, with_expiry(record, now + ttl)) end
   local line = walk(tickets, queue, now, nil, id)
   settle(tickets, queue, now, line, ARGV[1], id)
