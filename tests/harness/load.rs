@@ -24,6 +24,7 @@ pub(crate) fn facts() -> Vec<Trial> {
     ];
     facts.extend(facts![RedisServer::available();
         the_report_has_the_store_s_host_and_no_password
+        the_driver_judges_four_processes_at_one_lock
     ]);
     facts
 }
@@ -174,4 +175,23 @@ fn the_report_has_the_store_s_host_and_no_password() {
     let report = report(&[&server.url_with_user("u", "hunter2"), "w1", "100"]);
 
     assert_eq!(report["store"], "redis://127.0.0.1");
+}
+
+fn the_driver_judges_four_processes_at_one_lock() {
+    let output = Command::new(env!("CARGO_BIN_EXE_bench"))
+        .args(["redis", "--only", "w4,w5", "--policy", "strict"])
+        .args(["--runs", "1", "--secs", "0.3"])
+        .output()
+        .unwrap();
+
+    // Overlaps and errors are a failure; what a debug build on a busy machine reaches is not looked at.
+    let table = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success(), "{table}");
+    for figure in [
+        "true hand-overs",
+        "scripts per hand-over",
+        "release → waiter p50",
+    ] {
+        assert!(table.contains(figure), "no {figure} in\n{table}");
+    }
 }

@@ -329,8 +329,8 @@ enum NotStarted {
     Failed(String),
 }
 
-/// Of lines such as `cmdstat_config|set:calls=3,usec=17,…`.
-fn parse_command_stats(info: &str) -> CommandStats {
+/// Of the answer to `INFO commandstats`: lines such as `cmdstat_config|set:calls=3,usec=17,…`.
+pub fn parse_command_stats(info: &str) -> CommandStats {
     let calls = |line: &str| {
         let (command, figures) = line.strip_prefix("cmdstat_")?.split_once(":calls=")?;
         let calls = figures.split(',').next()?.parse().ok()?;

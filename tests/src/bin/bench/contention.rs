@@ -1,0 +1,210 @@
+//! W3 and W4: many tasks at one lock, in one process and in four.
+
+use std::fs::File;
+use std::process::Command;
+use std::time::Duration;
+
+use tests::measure::now;
+use tests::process::Process;
+use tests::turns::{self, Contention, Turn};
+
+use crate::program::{Policy, SOON, last_line, load};
+use crate::store::{Asked, Kind};
+use crate::table::{Bar, Samples, Table};
+use crate::{Bench, floor_memory, floor_redis};
+
+/// From the word to the start: every process has heard it by then.
+const LEAD: Duration = Duration::from_millis(50);
+
+pub(crate) fn one_process(bench: &Bench, table: &mut Table) {
+    measure(bench, table, "W3", 1, 64);
+}
+
+pub(crate) fn four_processes(bench: &Bench, table: &mut Table) {
+    measure(bench, table, "W4", 4, 16);
+}
+
+/// True hand-overs a second.
+fn bar(workload: &str, kind: Kind, policy: Policy) -> Option<Bar> {
+    let (strict, default) = match (workload, kind) {
+        ("W3", Kind::Redis) => (11_000.0, 200_000.0),
+        ("W4", Kind::Redis) => (11_000.0, 300_000.0),
+        ("W4", Kind::ZooKeeper) => (2_800.0, 60_000.0),
+        ("W4", Kind::Etcd) => (2_200.0, 50_000.0),
+        ("W4", Kind::Postgres) => (5_000.0, 100_000.0),
+        ("W4", Kind::MariaDb) if policy == Policy::Default => (0.0, 100_000.0),
+        _ => return None,
+    };
+    Some(Bar::AtLeast(match policy {
+        Policy::Strict => strict,
+        Policy::Default => default,
+    }))
+}
+
+fn measure(bench: &Bench, table: &mut Table, workload: &str, processes: usize, tasks: usize) {
+    let Bench { store, secs, .. } = bench;
+    for policy in &bench.policies {
+        let what = format!("{workload} {}", policy.name());
+        let mut samples = Samples::default();
+        for run in bench.each_run(&what) {
+            let key = format!("{workload}-{}-{}-{run}", policy.name(), now());
+            let folder = tempfile::tempdir().unwrap();
+            let out = |process: usize| folder.path().join(process.to_string());
+            match store.kind {
+                Kind::Redis => {
+                    store.put_token(&key);
+                    let floor = run_all(bench, processes, |process| {
+                        floor_redis::contend(&store.url, tasks, *secs, &key, &out(process))
+                    });
+                    samples.add("floor", floor.contention.true_hand_overs_s);
+                    store.forget(&key);
+                }
+                Kind::Memory => samples.add("floor", floor_memory::contend(tasks, *secs)),
+                _ => {}
+            }
+            let ours = run_all(bench, processes, |process| {
+                let mut command = load(store, *policy, &format!("w3 {tasks} {secs} {key} 0"));
+                command.arg(out(process));
+                command
+            });
+            ours.add_to(&mut samples);
+        }
+
+        table
+            .row(&what, "true hand-overs", samples.median("true"), "/s")
+            .floor(
+                match store.kind {
+                    Kind::Memory => "tokio Mutex",
+                    _ => "BLPOP",
+                },
+                samples.median("floor"),
+            )
+            .bar(bar(workload, store.kind, *policy));
+        table.row(&what, "hand-overs", samples.median("all"), "/s");
+        let fair = match (workload, policy) {
+            ("W3", Policy::Strict) if store.is_shared() => Some(Bar::AtLeast(0.95)),
+            // The same as at most 1.5 the other way round.
+            ("W4", Policy::Default) => Some(Bar::AtLeast(1.0 / 1.5)),
+            _ => None,
+        };
+        table
+            .row(&what, "min/max per task", samples.median("min/max"), "")
+            .bar(fair);
+        table.row(&what, "wait mean", samples.median("mean"), "µs");
+        table.row(&what, "wait p50", samples.median("p50"), "µs");
+        table
+            .row(&what, "wait p99", samples.median("p99"), "µs")
+            .floor("mean", samples.median("mean"))
+            .bar((workload == "W4" && *policy == Policy::Default).then_some(Bar::OfFloor(2.0)));
+        if let Some(scripts) = samples.median("scripts") {
+            let exact = |bar| (*policy == Policy::Strict).then_some(Bar::Exactly(bar));
+            let per = "per hand-over";
+            table
+                .row(&what, format!("scripts {per}"), scripts, "")
+                .bar(exact(2.0));
+            table
+                .row(
+                    &what,
+                    format!("publish {per}"),
+                    samples.median("publishes"),
+                    "",
+                )
+                .bar(exact(1.0));
+            let other = samples.median("other");
+            table.row(&what, format!("other requests {per}"), other, "");
+            let inside = samples.median("inside");
+            table.row(&what, format!("calls in scripts {per}"), inside, "");
+            let cpu = samples.median("server cpu");
+            table.row(&what, format!("server CPU {per}"), cpu, "µs");
+        }
+        table.row(&what, "our CPU per hand-over", samples.median("cpu"), "µs");
+        for figure in ["overlaps", "errors"] {
+            table
+                .row(&what, figure, samples.most(figure), "")
+                .bar(Bar::Never);
+        }
+    }
+}
+
+/// What a run has come to.
+struct Outcome {
+    contention: Contention,
+    acquisitions: f64,
+    errors: f64,
+    /// Of all processes, in seconds.
+    cpu_s: f64,
+    asked: Option<Asked>,
+}
+
+/// Starts the processes, lets them begin at the same time, and reads what they wrote: their last argument.
+fn run_all(bench: &Bench, processes: usize, command: impl Fn(usize) -> Command) -> Outcome {
+    let commands: Vec<Command> = (0..processes).map(command).collect();
+    let mut running = Vec::new();
+    for mut command in commands {
+        let process = Process::start(&mut command);
+        let out = command.get_args().last().unwrap().to_owned();
+        running.push((process, out));
+    }
+    for (process, _) in &mut running {
+        process.expect("READY", SOON);
+    }
+    let before = bench.store.reading();
+    let start = now() + LEAD.as_nanos() as u64;
+    for (process, _) in &mut running {
+        process.say(&start.to_string());
+    }
+
+    let (mut errors, mut cpu_s, mut acquisitions) = (0.0, 0.0, 0.0);
+    let mut turns: Vec<Turn> = Vec::new();
+    for (number, (process, out)) in running.iter_mut().enumerate() {
+        let report = last_line(process);
+        errors += report.figure("errors");
+        cpu_s += report.figure("cpu_s");
+        acquisitions += report.figure("acquisitions");
+        let rows = turns::read(&mut File::open(out).unwrap()).unwrap();
+        turns.extend(rows.into_iter().map(|turn| Turn {
+            // Tasks of all processes are told apart.
+            task: turn.task + 1_000 * number as u64,
+            ..turn
+        }));
+    }
+    let asked = bench.store.asked_since(&before);
+    for (process, _) in running {
+        process.finish(SOON);
+    }
+    Outcome {
+        asked,
+        contention: Contention::of(&turns, start, bench.secs),
+        acquisitions,
+        errors,
+        cpu_s,
+    }
+}
+
+impl Outcome {
+    fn add_to(&self, samples: &mut Samples) {
+        let Contention {
+            fewest,
+            most,
+            waits,
+            ..
+        } = &self.contention;
+        samples.add("true", self.contention.true_hand_overs_s);
+        samples.add("all", self.contention.hand_overs_s);
+        samples.add("min/max", *fewest as f64 / (*most).max(1) as f64);
+        samples.add("mean", waits.mean_us());
+        samples.add("p50", waits.percentile_us(50));
+        samples.add("p99", waits.percentile_us(99));
+        samples.add("overlaps", self.contention.overlaps as f64);
+        samples.add("errors", self.errors);
+        let each = self.acquisitions.max(1.0);
+        samples.add("cpu", self.cpu_s * 1e6 / each);
+        if let Some(asked) = &self.asked {
+            samples.add("scripts", asked.scripts / each);
+            samples.add("publishes", asked.publishes / each);
+            samples.add("other", asked.other_requests / each);
+            samples.add("inside", asked.inside_scripts / each);
+            samples.add("server cpu", asked.cpu_s * 1e6 / each);
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! W5: from the release in one process to the waiter in another, beside a list that is popped and pushed.
+
+use std::process::Command;
+use std::thread::sleep;
+use std::time::Duration;
+
+use tests::measure::{Durations, now};
+use tests::process::Process;
+
+use crate::program::{SOON, end, load};
+use crate::store::Kind;
+use crate::table::{Bar, Samples, Table};
+use crate::{Bench, floor_redis};
+
+const HAND_OVERS: usize = 200;
+
+/// From the word to the waiter until the release: it stands in line by then.
+const STANDS: Duration = Duration::from_millis(4);
+
+pub(crate) fn between_processes(bench: &Bench, table: &mut Table) {
+    let store = &bench.store;
+    for policy in &bench.policies {
+        let what = format!("W5 {}", policy.name());
+        let mut samples = Samples::default();
+        for _ in bench.each_run(&what) {
+            let key = format!("w5-{}", now());
+            if store.kind == Kind::Redis {
+                store.put_token(&key);
+                let (floor, _) = hand_to_and_fro(|| floor_redis::obey(&store.url, &key));
+                samples.add("floor", floor.percentile_us(50));
+                store.forget(&key);
+            }
+            let (ours, errors) = hand_to_and_fro(|| load(store, *policy, &format!("w5 {key}")));
+            samples.add("p50", ours.percentile_us(50));
+            samples.add("p99", ours.percentile_us(99));
+            samples.add("errors", errors);
+        }
+        let bar = match store.kind {
+            Kind::Redis => Some(Bar::OfFloor(1.15)),
+            Kind::Etcd => Some(Bar::AtMost(1_000.0)),
+            _ => None,
+        };
+        table
+            .row(&what, "release → waiter p50", samples.median("p50"), "µs")
+            .floor("BLPOP", samples.median("floor"))
+            .bar(bar);
+        table.row(&what, "release → waiter p99", samples.median("p99"), "µs");
+        table
+            .row(&what, "errors", samples.most("errors"), "")
+            .bar(Bar::Never);
+    }
+}
+
+/// From before the release until the other has it, and how many errors there were.
+fn hand_to_and_fro(command: impl Fn() -> Command) -> (Durations, f64) {
+    let mut holder = Process::start(&mut command());
+    let mut waiter = Process::start(&mut command());
+    holder.say("a");
+    holder.expect("A", SOON);
+    let mut took = Vec::new();
+    for _ in 0..HAND_OVERS {
+        waiter.say("a");
+        sleep(STANDS);
+        holder.say("r");
+        let released = holder.expect("R", SOON);
+        let released: u64 = released.split(' ').next().unwrap().parse().unwrap();
+        let acquired: u64 = waiter.expect("A", SOON).parse().unwrap();
+        took.push(acquired.saturating_sub(released));
+        std::mem::swap(&mut holder, &mut waiter);
+    }
+    holder.say("r");
+    holder.expect("R", SOON);
+    let errors = end(holder).figure("errors") + end(waiter).figure("errors");
+    (Durations::new(took), errors)
+}

@@ -1,0 +1,104 @@
+//! W7: 10,000 leases kept alive, on a free machine and on a saturated one.
+
+use std::hint::spin_loop;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, available_parallelism, sleep};
+use std::time::Duration;
+
+use tests::process::Process;
+
+use crate::Bench;
+use crate::program::{Policy, SOON, end, load};
+use crate::table::{Bar, Samples, Table};
+
+const LEASES: f64 = 10_000.0;
+
+/// Longer than a lease: one that nobody renewed is gone by then.
+const HOLD: Duration = Duration::from_secs(31);
+
+pub(crate) fn many_leases(bench: &Bench, table: &mut Table) {
+    measure(bench, table, "W7", false);
+    measure(bench, table, "W7 saturated", true);
+}
+
+fn measure(bench: &Bench, table: &mut Table, what: &str, saturated: bool) {
+    let mut samples = Samples::default();
+    for _ in bench.each_run(what) {
+        match saturated {
+            true => saturate(|| hold(bench, &mut samples)),
+            false => hold(bench, &mut samples),
+        }
+    }
+    if let Some(requests) = samples.median("requests") {
+        table
+            .row(what, "requests", requests, "/s")
+            .bar(Bar::AtMost(10.0));
+        table.row(
+            what,
+            "server CPU",
+            samples.median("server cpu"),
+            "% of a core",
+        );
+    }
+    table
+        .row(what, "CPU", samples.median("cpu"), "% of a core")
+        .bar(Bar::AtMost(1.0));
+    table
+        .row(what, "memory over the base", samples.median("rss"), "MB")
+        .bar(Bar::AtMost(30.0));
+    table
+        .row(what, "taken in", samples.median("taken in"), "s")
+        .bar((!saturated).then_some(Bar::AtMost(1.0)));
+    table
+        .row(what, "not held at the end", samples.most("lost"), "")
+        .bar(Bar::Never);
+    table
+        .row(what, "errors", samples.most("errors"), "")
+        .bar(Bar::Never);
+}
+
+fn hold(bench: &Bench, samples: &mut Samples) {
+    let store = &bench.store;
+    let mode = format!("w7 {LEASES}");
+    let mut process = Process::start(&mut load(store, Policy::Default, &mode));
+    process.expect("READY", SOON);
+    let before = store.reading();
+    sleep(HOLD);
+    if let Some(asked) = store.asked_since(&before) {
+        samples.add("requests", asked.requests() / HOLD.as_secs_f64());
+        samples.add("server cpu", 100.0 * asked.cpu_s / HOLD.as_secs_f64());
+    }
+    let report = end(process);
+    samples.add("cpu", report.figure("cpu_percent"));
+    samples.add(
+        "rss",
+        (report.figure("rss_kb") - report.figure("rss_base_kb")) / 1e3,
+    );
+    samples.add("taken in", report.figure("taken_in_s"));
+    samples.add("lost", LEASES - report.figure("held"));
+    samples.add("errors", report.figure("errors"));
+}
+
+/// Keeps every core busy meanwhile.
+fn saturate(work: impl FnOnce()) {
+    /// However the work ends: the threads are waited for.
+    struct Over<'a>(&'a AtomicBool);
+    impl Drop for Over<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+
+    let over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let _over = Over(&over);
+        for _ in 0..available_parallelism().map_or(2, usize::from) {
+            scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    spin_loop();
+                }
+            });
+        }
+        work();
+    });
+}

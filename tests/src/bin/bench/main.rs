@@ -1,0 +1,181 @@
+//! The bench driver: runs every mode of the program `load` against servers of its own, with floors and peers in the same
+//! run, and says what is below its bar.
+//!
+//! ```text
+//! cargo build --release -p tests --bin load --bin bench
+//! target/release/bench                            Redis, on a server of its own, then memory:
+//! target/release/bench memory: --only w1 --runs 5
+//! ```
+//!
+//! W3 is one process with 64 tasks at one lock, W4 four processes with 16. Absolute figures move with the machine, so
+//! floors are taken in the same run, run by run in turn with ours; commands of the server are counted and are exact.
+//!
+//! | file | |
+//! |---|---|
+//! | `pairs.rs` `contention.rs` `handover.rs` `herd.rs` `leases.rs` | the workloads W1 and W2, W3 and W4, W5, W6, W7, each with its bars |
+//! | `store.rs` | what is benched: the server, and what it was asked |
+//! | `program.rs` | starting `load`, and what it reports |
+//! | `floor_redis.rs` `floor_memory.rs` | the least that a lock can cost there |
+//! | `table.rs` | medians, bars, the table |
+
+#![allow(
+    clippy::unwrap_used,
+    reason = "a panic is the report, as in the harness"
+)]
+
+mod contention;
+mod floor_memory;
+mod floor_redis;
+mod handover;
+mod herd;
+mod leases;
+mod pairs;
+mod program;
+mod store;
+mod table;
+
+use std::process::ExitCode;
+
+use clap::{Parser, ValueEnum};
+use tests::redis_server::RedisServer;
+
+use program::Policy;
+use store::Store;
+use table::Table;
+
+/// Benches lock stores with the program load, beside floors taken in the same run.
+#[derive(Parser)]
+#[command(name = "bench", args_conflicts_with_subcommands = true)]
+struct Arguments {
+    /// redis for a server of its own, or URLs as memory: and redis://host
+    #[arg(default_values = ["redis", "memory:"])]
+    stores: Vec<String>,
+    /// Only these, as w1,w3
+    #[arg(long, value_delimiter = ',')]
+    only: Vec<Workload>,
+    /// Only this policy
+    #[arg(long)]
+    policy: Option<Policy>,
+    /// Of how many runs the medians are
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    runs: u32,
+    /// How many seconds W2, W3 and W4 last
+    #[arg(long, default_value_t = 2.5)]
+    secs: f64,
+    #[command(subcommand)]
+    floor: Option<floor_redis::Process>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Workload {
+    W1,
+    W2,
+    W3,
+    W4,
+    W5,
+    W6,
+    W7,
+}
+
+/// What all workloads are told.
+struct Bench {
+    store: Store,
+    policies: Vec<Policy>,
+    runs: u32,
+    secs: f64,
+}
+
+impl Bench {
+    /// Says on standard error what is being done, once for each run.
+    fn each_run(&self, what: &str) -> impl Iterator<Item = u32> {
+        (1..=self.runs).inspect(move |run| {
+            eprintln!(
+                "bench: {} {what}, run {run} of {}",
+                self.store.name, self.runs
+            );
+        })
+    }
+
+    fn work(&self, workload: Workload, table: &mut Table) {
+        let across_processes = self.store.is_shared();
+        match workload {
+            Workload::W1 => pairs::one_client(self, table),
+            Workload::W2 => pairs::many_clients(self, table),
+            Workload::W3 => contention::one_process(self, table),
+            Workload::W4 if across_processes => contention::four_processes(self, table),
+            Workload::W5 if across_processes => handover::between_processes(self, table),
+            Workload::W4 | Workload::W5 => {}
+            Workload::W6 => herd::many_waiters(self, table),
+            Workload::W7 => leases::many_leases(self, table),
+        }
+    }
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    if let Some(floor) = arguments.floor {
+        floor.run();
+        return ExitCode::SUCCESS;
+    }
+    if cfg!(debug_assertions) {
+        eprintln!("bench: a debug build; figures are worth something with --release");
+    }
+    if let Err(reason) = program::available() {
+        eprintln!("bench: {reason}");
+        return ExitCode::FAILURE;
+    }
+
+    let mut sound = true;
+    for store in &arguments.stores {
+        let store = match store.as_str() {
+            "redis" => RedisServer::available().map(|()| Store::of_its_own(RedisServer::start())),
+            url => Store::at(url),
+        };
+        let store = match store {
+            Ok(store) => store,
+            Err(reason) => {
+                eprintln!("bench: {reason}");
+                return ExitCode::FAILURE;
+            }
+        };
+        let bench = Bench {
+            store,
+            policies: match arguments.policy {
+                Some(policy) => vec![policy],
+                None => vec![Policy::Strict, Policy::Default],
+            },
+            runs: arguments.runs,
+            secs: arguments.secs,
+        };
+        let busy = busy();
+        let mut table = Table::default();
+        for workload in Workload::value_variants() {
+            if arguments.only.is_empty() || arguments.only.contains(workload) {
+                bench.work(*workload, &mut table);
+            }
+        }
+        println!(
+            "\n{}, medians of {}{}\n\n{table}",
+            bench.store.name, arguments.runs, busy
+        );
+        sound &= table.is_sound();
+    }
+    // Below a bar is a finding; errors and overlaps are a lock that failed.
+    if sound {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
+}
+
+/// How busy the machine was before we began: neighbours disturb every figure, and a wake-up on a core that sleeps costs
+/// more than one on a core that does not.
+fn busy() -> String {
+    let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    match load.split(' ').next() {
+        Some(last_minute) if !last_minute.is_empty() => {
+            format!("; load of the machine before: {last_minute}")
+        }
+        _ => String::new(),
+    }
+}

@@ -1,0 +1,90 @@
+//! Starting the program `load`, and what it reports.
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use clap::ValueEnum;
+use serde_json::Value;
+use tests::process::Process;
+
+use crate::store::Store;
+
+/// For answers that a saturated machine may delay.
+pub(crate) const SOON: Duration = Duration::from_secs(100);
+
+/// Who is served first; see `lockcore::Fair`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Policy {
+    Strict,
+    /// What the library does when nothing is said.
+    Default,
+}
+
+impl Policy {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Strict => "strict",
+            Self::Default => "default",
+        }
+    }
+}
+
+/// Beside this program, where cargo puts both.
+fn path() -> PathBuf {
+    std::env::current_exe().unwrap().with_file_name("load")
+}
+
+pub(crate) fn available() -> Result<(), String> {
+    match path().exists() {
+        true => Ok(()),
+        false => Err(format!(
+            "there is no {}: cargo build --release -p tests --bin load --bin bench",
+            path().display()
+        )),
+    }
+}
+
+/// `load` with the arguments of a mode, separated by spaces.
+pub(crate) fn load(store: &Store, policy: Policy, mode: &str) -> Command {
+    let mut command = Command::new(path());
+    command.arg(&store.url).args(mode.split(' '));
+    match policy {
+        Policy::Strict => command.env("LOCK_FAIR", "strict"),
+        Policy::Default => command.env_remove("LOCK_FAIR"),
+    };
+    command
+}
+
+/// Starts it, and reads its report when it needs nothing on the way.
+pub(crate) fn report(command: &mut Command) -> Report {
+    end(Process::start(command))
+}
+
+/// Closes its input, reads its report, and waits until it has given back what it held: killed, it would leave its
+/// leases to the next run.
+pub(crate) fn end(mut process: Process) -> Report {
+    process.close_input();
+    let report = last_line(&mut process);
+    process.finish(SOON);
+    report
+}
+
+/// The report of a process that may still have something to give back.
+pub(crate) fn last_line(process: &mut Process) -> Report {
+    loop {
+        let line = process.hear(SOON).expect("no report in time");
+        if line.starts_with('{') {
+            return Report(serde_json::from_str(&line).unwrap());
+        }
+    }
+}
+
+pub(crate) struct Report(Value);
+
+impl Report {
+    pub(crate) fn figure(&self, name: &str) -> f64 {
+        let figure = self.0[name].as_f64();
+        figure.unwrap_or_else(|| panic!("no {name} in {}", self.0))
+    }
+}

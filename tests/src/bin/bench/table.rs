@@ -1,0 +1,185 @@
+//! Medians of runs, bars, and the table of both.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// The values of each figure, one a run.
+#[derive(Default)]
+pub(crate) struct Samples(BTreeMap<&'static str, Vec<f64>>);
+
+impl Samples {
+    pub(crate) fn add(&mut self, figure: &'static str, value: f64) {
+        self.0.entry(figure).or_default().push(value);
+    }
+
+    /// `None` for what was never measured, as a floor where there is none.
+    pub(crate) fn median(&self, figure: &str) -> Option<f64> {
+        let mut values = self.0.get(figure)?.clone();
+        values.sort_by(f64::total_cmp);
+        Some((values[(values.len() - 1) / 2] + values[values.len() / 2]) / 2.0)
+    }
+
+    /// For what must never happen.
+    pub(crate) fn most(&self, figure: &str) -> f64 {
+        let values = self.0.get(figure).into_iter().flatten();
+        values.copied().fold(0.0, f64::max)
+    }
+}
+
+/// What a figure has to reach.
+#[derive(Clone, Copy)]
+pub(crate) enum Bar {
+    AtLeast(f64),
+    AtMost(f64),
+    /// So many times the floor, at most.
+    OfFloor(f64),
+    /// To two decimals: counts per hand-over, where the first and the last of a run have no pair.
+    Exactly(f64),
+    /// Everything else is a lock that failed.
+    Never,
+}
+
+pub(crate) struct Row {
+    workload: String,
+    figure: String,
+    value: f64,
+    unit: &'static str,
+    floor: Option<(&'static str, f64)>,
+    bar: Option<Bar>,
+}
+
+impl Row {
+    pub(crate) fn floor(&mut self, name: &'static str, value: Option<f64>) -> &mut Self {
+        self.floor = value.map(|value| (name, value));
+        self
+    }
+
+    pub(crate) fn bar(&mut self, bar: impl Into<Option<Bar>>) -> &mut Self {
+        self.bar = bar.into();
+        self
+    }
+
+    fn reached(&self) -> Option<bool> {
+        let floor = self.floor.map(|(_, value)| value);
+        Some(match self.bar? {
+            Bar::AtLeast(bar) => self.value >= bar,
+            Bar::AtMost(bar) => self.value <= bar,
+            Bar::OfFloor(times) => self.value <= floor? * times,
+            Bar::Exactly(bar) => (self.value - bar).abs() < 0.005,
+            Bar::Never => self.value == 0.0,
+        })
+    }
+
+    fn cells(&self) -> [String; 6] {
+        let Self {
+            value, unit, floor, ..
+        } = self;
+        [
+            self.workload.clone(),
+            self.figure.clone(),
+            format!("{} {unit}", number(*value)),
+            floor.map_or(String::new(), |(name, value)| {
+                format!("{name} {}", number(value))
+            }),
+            floor.map_or(String::new(), |(_, floor)| format!("{:.2}", value / floor)),
+            self.bar.map_or(String::new(), |bar| match bar {
+                Bar::AtLeast(bar) => format!("≥ {}", number(bar)),
+                Bar::AtMost(bar) => format!("≤ {}", number(bar)),
+                Bar::OfFloor(times) => format!("≤ {times} ×"),
+                Bar::Exactly(bar) => format!("= {}", number(bar)),
+                Bar::Never => "0".into(),
+            }),
+        ]
+    }
+}
+
+/// In thousands where it is large, with decimals where it is small.
+fn number(value: f64) -> String {
+    match value.abs() {
+        0.0 => "0".into(),
+        small if small < 10.0 => format!("{value:.2}"),
+        middle if middle < 1000.0 => format!("{value:.1}"),
+        _ => {
+            let digits = format!("{value:.0}");
+            let mut grouped = String::new();
+            for (i, digit) in digits.chars().enumerate() {
+                if i > 0 && (digits.len() - i).is_multiple_of(3) {
+                    grouped.push(',');
+                }
+                grouped.push(digit);
+            }
+            grouped
+        }
+    }
+}
+
+#[derive(Default)]
+pub(crate) struct Table(Vec<Row>);
+
+impl Table {
+    /// Nothing for a figure that was not measured.
+    pub(crate) fn row(
+        &mut self,
+        workload: impl Into<String>,
+        figure: impl Into<String>,
+        value: impl Into<Option<f64>>,
+        unit: &'static str,
+    ) -> &mut Row {
+        self.0.push(Row {
+            workload: workload.into(),
+            figure: figure.into(),
+            value: value.into().unwrap_or(f64::NAN),
+            unit,
+            floor: None,
+            bar: None,
+        });
+        self.0.last_mut().unwrap()
+    }
+
+    /// No lock has failed.
+    pub(crate) fn is_sound(&self) -> bool {
+        let never = |row: &&Row| matches!(row.bar, Some(Bar::Never));
+        self.0
+            .iter()
+            .filter(never)
+            .all(|row| row.reached() == Some(true))
+    }
+}
+
+impl fmt::Display for Table {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let heading = ["workload", "figure", "value", "floor", "ratio", "bar"].map(String::from);
+        let cells: Vec<_> = self.0.iter().map(Row::cells).collect();
+        let width = |column: usize| {
+            let all = cells.iter().chain([&heading]);
+            all.map(|row| row[column].chars().count())
+                .max()
+                .unwrap_or(0)
+        };
+        let widths: [usize; 6] = std::array::from_fn(width);
+        let verdicts = self.0.iter().map(|row| match row.reached() {
+            Some(true) => "PASS",
+            Some(false) => "below",
+            None => "",
+        });
+        for (row, verdict) in [&heading]
+            .into_iter()
+            .chain(&cells)
+            .zip(std::iter::once("").chain(verdicts))
+        {
+            let line: Vec<String> = row
+                .iter()
+                .zip(widths)
+                .enumerate()
+                // Words to the left, numbers to the right.
+                .map(|(column, (cell, width))| match column {
+                    2 | 4 => format!("{cell:>width$}"),
+                    _ => format!("{cell:<width$}"),
+                })
+                .chain([verdict.to_owned()])
+                .collect();
+            writeln!(f, "{}", line.join("  ").trim_end())?;
+        }
+        Ok(())
+    }
+}
