@@ -12,6 +12,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         an_enqueue_repeated_in_time_is_the_same_ticket
         an_enqueue_after_its_release_is_refused_while_the_mark_is_there
         a_line_longer_than_a_page_is_walked_to_its_end
+        who_waits_behind_an_unheard_grant_looks_again_when_it_ends
     ]
 }
 
@@ -55,17 +56,22 @@ fn release(server: &RedisServer, id: &str, mark_millis: &str) -> Vec<i64> {
     server.command(&call)
 }
 
-/// The reply to the first was lost, and the lease ran out before the repetition.
-async fn an_enqueue_repeated_after_its_lease_does_not_hold(_: Store) {
-    let server = RedisServer::start();
-    assert_eq!(enqueue(&server, "z", "10", "50")[0], 0);
-    let written: String = server.command(&["HGET", KEYS[0], "z"]);
+/// Nobody has looked at the line since.
+async fn lease_is_over(server: &RedisServer, id: &str) {
+    let written: String = server.command(&["HGET", KEYS[0], id]);
     let expires: u64 = written.split(':').next().unwrap().parse().unwrap();
     eventually("the lease is over", SOON, async || {
         let (seconds, micros): (u64, u64) = server.command(&["TIME"]);
         seconds * 1000 + micros / 1000 > expires
     })
     .await;
+}
+
+/// The reply to the first was lost, and the lease ran out before the repetition.
+async fn an_enqueue_repeated_after_its_lease_does_not_hold(_: Store) {
+    let server = RedisServer::start();
+    assert_eq!(enqueue(&server, "z", "10", "50")[0], 0);
+    lease_is_over(&server, "z").await;
 
     // It is still written down, as nobody has looked since.
     let repeated = enqueue(&server, "z", "10", "60000");
@@ -124,4 +130,19 @@ async fn a_line_longer_than_a_page_is_walked_to_its_end(_: Store) {
         let status = enqueue(&server, &format!("r{number}"), "1", "60000")[0];
         assert_eq!(status, i64::from(number >= 20), "r{number}");
     }
+}
+
+/// A waiter that is dead when its turn comes costs two seconds, also those who find that out by coming later.
+async fn who_waits_behind_an_unheard_grant_looks_again_when_it_ends(_: Store) {
+    let server = RedisServer::start();
+    assert_eq!(enqueue(&server, "holds", "10", "50")[0], 0);
+    assert_eq!(enqueue(&server, "dead", "10", "60000")[0], 1);
+    lease_is_over(&server, "holds").await;
+
+    let waits = enqueue(&server, "late", "10", "60000");
+
+    let [1, _, _, recheck] = waits[..] else {
+        panic!("{waits:?}");
+    };
+    assert!((1..=2000).contains(&recheck), "{recheck} ms");
 }

@@ -92,7 +92,7 @@ end
 
 -- Removes the dead and wakes whoever holds because of it. One message per grant, to the channel of
 -- its client; a grant that nobody hears is cut short, so that a dead waiter costs two seconds and
--- not its whole ttl.
+-- not its whole ttl. Call it before soonest is told to anybody.
 local function settle(tickets, queue, now, line, prefix, asker)
   -- In slices: Lua 5.1 cannot pass more than some 8,000 arguments.
   for from = 1, #line.dead, 1000 do
@@ -107,6 +107,8 @@ local function settle(tickets, queue, now, line, prefix, asker)
       local heard = redis.call('PUBLISH', prefix .. channel, id .. ' ' .. number)
       if heard == 0 and tonumber(expires) > now + UNHEARD_MS then
         redis.call('HSET', tickets, id, with_expiry(record, now + UNHEARD_MS))
+        -- Who waits behind it looks again then.
+        line.soonest = math.min(line.soonest, now + UNHEARD_MS)
       end
     end
   end
