@@ -6,6 +6,7 @@
 mod counted;
 mod exclusion;
 mod giving_up;
+mod histories;
 mod kit;
 mod leases;
 mod local;
@@ -30,6 +31,7 @@ fn main() {
         trials.extend(runtimes::facts(kind));
         trials.extend(local::facts(kind));
         trials.extend(reentry::facts(kind));
+        trials.extend(histories::facts(kind));
     }
     trials.extend(kit::facts(Kind::Memory));
     trials.extend(protocol::facts(Kind::Memory));

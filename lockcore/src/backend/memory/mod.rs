@@ -237,6 +237,9 @@ impl Store {
         let Some(queue) = queues.get_mut(&request.name) else {
             return Renewed::Lost;
         };
+        if queue.find(request.id).is_none() {
+            return Renewed::Lost;
+        }
         wakes.collect(queue.expire(now.as_nanos()), queue, receivers);
         let renewed = renew(queue, request, now);
         names.drop_if_empty(&request.name);
@@ -262,9 +265,10 @@ impl Store {
         let Some(queue) = queues.get_mut(&request.name) else {
             return Released::NotFound;
         };
-        let (found, newly) = queue.remove(request.id);
-        wakes.collect(newly, queue, receivers);
+        let found = queue.find(request.id).is_some();
+        // The dead go first: what this one leaves is not for them.
         wakes.collect(queue.expire(now.as_nanos()), queue, receivers);
+        wakes.collect(queue.remove(request.id).1, queue, receivers);
         names.drop_if_empty(&request.name);
         if found {
             Released::Released

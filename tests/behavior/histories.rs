@@ -1,0 +1,201 @@
+//! Random histories of a store, checked after each step against the pure rule, [`Queue`]: who holds and who waits, in which
+//! order, under which numbers, who is woken and who is not. Below the core: the verbs are called directly, so that they come
+//! late, twice, in batches, for tickets that are gone, and over connections that come and go. What the core does is in the
+//! other files.
+
+mod model;
+mod world;
+
+use std::fmt;
+use std::time::Instant;
+
+use libtest_mimic::Trial;
+use lockcore::FULL;
+use tests::faketime::FakeClock;
+use tests::redis_server::RedisServer;
+
+use crate::store::Kind;
+use world::World;
+
+const CLIENTS: usize = 3;
+const NAMES: usize = 2;
+const NAMESPACE: &str = "test";
+
+/// Time passes in sevens, and leases are three more than a multiple of that: on a server, whose clock runs as well, no
+/// step comes near the end of a lease.
+const STRIDE: u64 = 7_000;
+const TTLS: [u64; 4] = [10_000, 17_000, 24_000, 59_000];
+/// As the stores promise it.
+const MARK: u64 = 60_000;
+const DAY_MICROS: u64 = 86_400_000_000;
+
+pub(crate) fn facts(kind: Kind) -> Vec<Trial> {
+    let needs = || match kind {
+        Kind::Memory => Ok(()),
+        Kind::Redis => RedisServer::available().and_then(|()| FakeClock::available()),
+    };
+    let (short, long) = match kind {
+        Kind::Memory => (10_000, 10_000),
+        Kind::Redis => (1_000, 1_000),
+    };
+    let fact = |name: &str, histories, steps| {
+        let name = format!("{kind:?}::histories::{name}").to_lowercase();
+        tests::fact::fact(name, needs(), move || run(kind, histories, steps))
+    };
+    let mut facts = vec![fact("short_histories_keep_to_the_rule", short, 25)];
+    if tests::fact::long() {
+        facts.push(fact(
+            "more_short_histories_keep_to_the_rule",
+            10 * short,
+            25,
+        ));
+        facts.push(fact("long_histories_keep_to_the_rule", long, 150));
+    }
+    facts
+}
+
+fn run(kind: Kind, histories: u64, steps: usize) {
+    // One thread: a wake-up or an answer changes no threads on its way here.
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    runtime.block_on(async {
+        let mut world = World::new(kind).await;
+        let began = Instant::now();
+        for seed in 0..histories {
+            let history = History::random(seed, steps);
+            if let Err(complaint) = world.play(&history).await {
+                let (history, complaint) = world.shrink(history, complaint).await;
+                panic!("seed {seed} of {steps} steps: {complaint}\n{history}");
+            }
+        }
+        println!(
+            "{kind:?}: {histories} histories of {steps} steps in {:?}",
+            began.elapsed()
+        );
+    });
+}
+
+/// What happens, in order. Steps speak of requests by their place in the list, so that any step can be left out.
+#[derive(Clone, Debug)]
+struct History {
+    requests: Vec<Wish>,
+    steps: Vec<Step>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Wish {
+    client: usize,
+    name: usize,
+    permits: u32,
+    capacity: u32,
+    ttl: u64,
+    wait: bool,
+    seen: Seen,
+}
+
+/// What the client says it has seen.
+#[derive(Clone, Copy, Debug)]
+enum Seen {
+    What,
+    AnHourAhead,
+    AYearAhead,
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    /// Also of a ticket that is there, was there, or was released before.
+    Enqueue(usize),
+    Renew(Vec<usize>),
+    Release(Vec<usize>, EnqueueMayFollow),
+    Pass(u64),
+    Disconnect(usize),
+    Connect(usize),
+    LoseData,
+    /// On Redis: one of the two keys of a name.
+    Evict(usize, Key),
+}
+
+type EnqueueMayFollow = bool;
+
+#[derive(Clone, Copy, Debug)]
+enum Key {
+    Tickets,
+    Queue,
+}
+
+impl History {
+    fn random(seed: u64, steps: usize) -> Self {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let requests = (0..6 + steps / 6)
+            .map(|_| Wish::random(&mut random))
+            .collect::<Vec<_>>();
+        let steps = (0..steps)
+            .map(|_| Step::random(&mut random, requests.len()))
+            .collect();
+        Self { requests, steps }
+    }
+}
+
+impl fmt::Display for History {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for step in &self.steps {
+            writeln!(f, "{step:?}")?;
+            if let Step::Enqueue(ticket) = step {
+                writeln!(f, "    {:?}", self.requests[*ticket])?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Wish {
+    fn random(random: &mut fastrand::Rng) -> Self {
+        let name = random.usize(..NAMES);
+        // One name is a read/write lock, the other a semaphore; once in a while somebody has it wrong.
+        let mut capacity = [FULL.get(), 4][name];
+        if random.u8(..20) == 0 {
+            capacity = 5;
+        }
+        let permits = match capacity == FULL.get() {
+            true => random.choice([1, capacity]).unwrap(),
+            false => random.u32(1..=capacity),
+        };
+        Self {
+            client: random.usize(..CLIENTS),
+            name,
+            permits,
+            capacity,
+            ttl: random.choice(TTLS).unwrap(),
+            wait: random.u8(..5) > 0,
+            seen: match random.u8(..40) {
+                0 => Seen::AnHourAhead,
+                1 => Seen::AYearAhead,
+                _ => Seen::What,
+            },
+        }
+    }
+}
+
+impl Step {
+    fn random(random: &mut fastrand::Rng, requests: usize) -> Self {
+        let some = |random: &mut fastrand::Rng| {
+            let count = random.choice([1, 1, 1, 2, 4]).unwrap();
+            (0..count).map(|_| random.usize(..requests)).collect()
+        };
+        match random.u8(..100) {
+            0..45 => Self::Enqueue(random.usize(..requests)),
+            45..60 => Self::Renew(some(random)),
+            60..82 => Self::Release(some(random), random.u8(..4) == 0),
+            82..96 => Self::Pass(random.choice([1, 1, 1, 2, 9]).unwrap()),
+            96 => Self::Disconnect(random.usize(..CLIENTS)),
+            97 => Self::Connect(random.usize(..CLIENTS)),
+            98 => Self::LoseData,
+            _ => Self::Evict(
+                random.usize(..NAMES),
+                random.choice([Key::Tickets, Key::Queue]).unwrap(),
+            ),
+        }
+    }
+}

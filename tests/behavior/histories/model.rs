@@ -1,0 +1,460 @@
+//! What a store must have answered, and whom it must have woken: the pure rule, a clock that is a number, and what the contract
+//! adds (marks, wake-ups, numbers).
+
+use std::collections::{HashMap, HashSet};
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::time::Duration;
+
+use lockcore::backend::{Enqueued, Place, Released, Renewed, Wake};
+use lockcore::queue::{NoTicket, Queue};
+use lockcore::{Id, Name, Namespace, Request};
+
+use super::{CLIENTS, DAY_MICROS, History, Key, MARK, NAMES, NAMESPACE, Seen, Wish};
+
+/// What the rule says of one history.
+pub(super) struct Model {
+    /// On Redis: a grant that nobody hears ends after this time.
+    unheard: Option<u64>,
+    /// How exactly the store's times can be foretold.
+    slack: u64,
+    pub(super) wishes: Vec<Wish>,
+    ids: Vec<Id>,
+    pub(super) names: Vec<Name>,
+    queues: Vec<Queue<Known>>,
+    /// In milliseconds since the history began.
+    pub(super) now: u64,
+    pub(super) connected: [bool; CLIENTS],
+    /// Of tickets that were released before they were enqueued, until when the store remembers that.
+    marks: HashMap<usize, u64>,
+    /// Tickets that ended by themselves. Whether a store still knows of them is its own affair.
+    pub(super) expired: HashSet<usize>,
+    /// The highest number, by client, and of the exclusive grants by name.
+    highest_seen: [u64; CLIENTS],
+    exclusive: [u64; NAMES],
+    /// Whom the store must have told since the last look, beside who asked.
+    to_wake: Vec<(usize, Wake)>,
+    pub(super) looks: usize,
+    /// What the store shows of a name now.
+    pub(super) seen: Vec<(usize, Vec<Place>)>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Known {
+    ticket: usize,
+    /// That it holds: by an answer or by a wake-up.
+    told: bool,
+}
+
+impl Model {
+    /// `run` sets the names and ids of one run apart from those of another on the same store.
+    pub(super) fn new(history: &History, run: u64, unheard: Option<u64>, slack: u64) -> Self {
+        let namespace = Namespace::new(NAMESPACE).unwrap();
+        let name = |number| format!("{run}-{number}");
+        let id = |number| format!("{run:016x}{number:016x}");
+        Self {
+            unheard,
+            slack,
+            names: (0..NAMES)
+                .map(|number| Name::new(namespace.clone(), name(number)).unwrap())
+                .collect(),
+            ids: (0..history.requests.len())
+                .map(|number| Id::parse(&id(number)).unwrap())
+                .collect(),
+            wishes: history.requests.clone(),
+            queues: (0..NAMES).map(|_| Queue::default()).collect(),
+            now: 0,
+            connected: [true; CLIENTS],
+            marks: HashMap::new(),
+            expired: HashSet::new(),
+            highest_seen: [0; CLIENTS],
+            exclusive: [0; NAMES],
+            to_wake: Vec::new(),
+            looks: 0,
+            seen: Vec::new(),
+        }
+    }
+
+    pub(super) fn request(&self, ticket: usize) -> Arc<Request> {
+        let wish = self.wishes[ticket];
+        let highest_seen = self.highest_seen[wish.client];
+        Arc::new(Request {
+            name: self.names[wish.name].clone(),
+            id: self.ids[ticket],
+            permits: NonZeroU32::new(wish.permits).unwrap(),
+            capacity: NonZeroU32::new(wish.capacity).unwrap(),
+            ttl: Duration::from_millis(wish.ttl),
+            wait: wish.wait,
+            highest_seen: match wish.seen {
+                Seen::What => highest_seen,
+                Seen::AnHourAhead => highest_seen + DAY_MICROS / 24,
+                Seen::AYearAhead => highest_seen + 365 * DAY_MICROS,
+            },
+            owner: ticket.to_string().into(),
+        })
+    }
+
+    pub(super) fn enqueued(
+        &mut self,
+        ticket: usize,
+        request: &Request,
+        answer: Enqueued,
+        micros: u64,
+    ) -> Result<(), String> {
+        let wish = self.wishes[ticket];
+        if self.marks.get(&ticket).is_some_and(|end| *end > self.now) {
+            return expect(answer, Enqueued::Gone);
+        }
+        self.settle(wish.name, Some(ticket));
+        let valid_for = request.ttl;
+        if let Some((known, _)) = self.queues[wish.name].find(request.id) {
+            // Asked before.
+            known.expires_at = self.now + wish.ttl;
+            let number = known.number;
+            return self.stands(ticket, number, valid_for, answer);
+        }
+        if answer == Enqueued::Gone && self.expired.contains(&ticket) {
+            return Ok(());
+        }
+        self.expired.remove(&ticket);
+        let (Enqueued::Granted { ticket: number, .. } | Enqueued::Waiting { ticket: number, .. }) =
+            answer
+        else {
+            return self.refused(wish, answer);
+        };
+        let queue = &mut self.queues[wish.name];
+        let last = queue.last();
+        let seen = Some(request.highest_seen).filter(|seen| *seen <= micros + DAY_MICROS);
+        let floor = (last + 1).max(seen.map_or(0, |seen| seen + 1));
+        // The memory store counts over all names.
+        let highest = self.highest_seen.into_iter().max().unwrap_or(0);
+        let ceiling = floor.max(highest + 1).max(micros + 1_000_000);
+        if !(floor..=ceiling).contains(&number) {
+            return Err(format!("number {number} is not {floor} to {ceiling}"));
+        }
+        let known = Known {
+            ticket,
+            told: false,
+        };
+        let outcome = queue.enqueue(
+            request.id,
+            wish.permits,
+            wish.capacity,
+            self.now + wish.ttl,
+            number,
+            wish.wait,
+            known,
+        );
+        self.highest_seen[wish.client] = self.highest_seen[wish.client].max(number);
+        match outcome {
+            Ok((by_the_rule, _)) => {
+                assert_eq!(by_the_rule, number);
+                self.stands(ticket, number, valid_for, answer)
+            }
+            Err(refused) => Err(format!("answered {answer:?}, and not {refused:?}")),
+        }
+    }
+
+    /// Whether the rule refuses it in the same way.
+    fn refused(&mut self, wish: Wish, answer: Enqueued) -> Result<(), String> {
+        let queue = &mut self.queues[wish.name];
+        let nobody = Known {
+            ticket: usize::MAX,
+            told: true,
+        };
+        let id = Id::parse(&"f".repeat(32)).unwrap();
+        let outcome = queue.clone().enqueue(
+            id,
+            wish.permits,
+            wish.capacity,
+            u64::MAX,
+            0,
+            wish.wait,
+            nobody,
+        );
+        match (outcome, answer) {
+            (Err(NoTicket::Busy), Enqueued::Busy { retry_in }) => {
+                let soonest = self.soonest(wish.name);
+                self.about(retry_in, soonest, "retry_in")
+            }
+            (Err(NoTicket::CapacityMismatch(capacity)), Enqueued::CapacityMismatch { in_use })
+                if capacity == in_use =>
+            {
+                Ok(())
+            }
+            (outcome, answer) => Err(format!("answered {answer:?}, and the rule {outcome:?}")),
+        }
+    }
+
+    /// Whether an answer says how a ticket stands.
+    fn stands(
+        &mut self,
+        ticket: usize,
+        number: u64,
+        ttl: Duration,
+        answer: Enqueued,
+    ) -> Result<(), String> {
+        let wish = self.wishes[ticket];
+        let (known, holds) = self.queues[wish.name].find(self.ids[ticket]).unwrap();
+        if holds {
+            known.payload.told = true;
+            self.note_exclusive(wish, number)?;
+            let ticket = number;
+            let valid_for = ttl;
+            return expect(answer, Enqueued::Granted { ticket, valid_for });
+        }
+        match answer {
+            Enqueued::Waiting {
+                ticket,
+                valid_for,
+                recheck_in,
+            } if (ticket, valid_for) == (number, ttl) => {
+                let soonest = self.recheck(wish.name, number);
+                self.about(recheck_in, soonest, "recheck_in")
+            }
+            answer => Err(format!("answered {answer:?}, but it waits as {number}")),
+        }
+    }
+
+    pub(super) fn renewed(
+        &mut self,
+        ticket: usize,
+        answer: Renewed,
+        wakes: &[(usize, Wake)],
+    ) -> Result<(), String> {
+        let wish = self.wishes[ticket];
+        let id = self.ids[ticket];
+        if self.queues[wish.name].find(id).is_none() {
+            let mut looked = self.queues[wish.name].clone();
+            looked.expire(self.now);
+            let told = |id| wakes.iter().any(|(_, wake)| wake.id == id);
+            if self.expired.contains(&ticket)
+                && looked
+                    .holders()
+                    .any(|known| !known.payload.told && told(known.id))
+            {
+                self.settle(wish.name, None);
+            }
+            return expect(answer, Renewed::Lost);
+        }
+        self.settle(wish.name, Some(ticket));
+        let Some((known, _)) = self.queues[wish.name].find(id) else {
+            return expect(answer, Renewed::Lost);
+        };
+        known.expires_at = self.now + wish.ttl;
+        let number = known.number;
+        let (ticket_number, ttl) = (number, Duration::from_millis(wish.ttl));
+        let answer = match answer {
+            Renewed::Granted { valid_for } => Enqueued::Granted {
+                ticket: ticket_number,
+                valid_for,
+            },
+            Renewed::Waiting {
+                valid_for,
+                recheck_in,
+            } => Enqueued::Waiting {
+                ticket: ticket_number,
+                valid_for,
+                recheck_in,
+            },
+            answer => return Err(format!("answered {answer:?}, but it is there")),
+        };
+        self.stands(ticket, number, ttl, answer)
+    }
+
+    pub(super) fn released(
+        &mut self,
+        ticket: usize,
+        enqueue_may_follow: bool,
+        answer: Released,
+    ) -> Result<(), String> {
+        let wish = self.wishes[ticket];
+        if enqueue_may_follow {
+            self.marks.insert(ticket, self.now + MARK);
+        }
+        self.settle(wish.name, Some(ticket));
+        let (found, _) = self.queues[wish.name].remove(self.ids[ticket]);
+        self.settle(wish.name, Some(ticket));
+        match answer {
+            Released::Released | Released::NotFound if self.expired.contains(&ticket) => Ok(()),
+            answer => expect(
+                answer,
+                match found {
+                    true => Released::Released,
+                    false => Released::NotFound,
+                },
+            ),
+        }
+    }
+
+    /// Whoever looks at a name removes what has expired, and wakes whoever holds because of that or because somebody
+    /// left; not himself.
+    fn settle(&mut self, name: usize, asker: Option<usize>) {
+        let queue = &mut self.queues[name];
+        let expired = queue
+            .tickets()
+            .filter(|(known, _)| known.expires_at <= self.now);
+        self.expired
+            .extend(expired.map(|(known, _)| known.payload.ticket));
+        queue.expire(self.now);
+        let granted: Vec<_> = queue
+            .holders()
+            .map(|known| (known.id, known.payload))
+            .collect();
+        for (id, payload) in granted {
+            if payload.told || Some(payload.ticket) == asker {
+                continue;
+            }
+            let client = self.wishes[payload.ticket].client;
+            let (known, _) = queue.find(id).unwrap();
+            known.payload.told = true;
+            let wake = Wake {
+                id,
+                ticket: known.number,
+            };
+            if self.connected[client] {
+                self.to_wake.push((client, wake));
+            } else if let Some(unheard) = self.unheard {
+                known.expires_at = known.expires_at.min(self.now + unheard);
+            }
+        }
+    }
+
+    /// That the store has woken whom it must and nobody else, and shows what the rule says.
+    pub(super) fn expect_wakes(&mut self, mut wakes: Vec<(usize, Wake)>) -> Result<(), String> {
+        // Over several connections there is no order but this one.
+        let order = |(client, wake): &(usize, Wake)| (wake.ticket, *client);
+        let mut to_wake = std::mem::take(&mut self.to_wake);
+        to_wake.sort_by_key(order);
+        wakes.sort_by_key(order);
+        if wakes != to_wake {
+            return Err(format!("woken were {wakes:?}, and should be {to_wake:?}"));
+        }
+        for (client, wake) in wakes {
+            let wish = self.wishes[self.ids.iter().position(|id| *id == wake.id).unwrap()];
+            self.highest_seen[client] = self.highest_seen[client].max(wake.ticket);
+            self.note_exclusive(wish, wake.ticket)?;
+        }
+        for (name, places) in std::mem::take(&mut self.seen) {
+            self.shows(name, &places)?;
+        }
+        Ok(())
+    }
+
+    fn shows(&self, name: usize, places: &[Place]) -> Result<(), String> {
+        let all = self.queues[name].tickets().map(|(known, _)| known);
+        let (live, expired): (Vec<_>, Vec<_>) = all.partition(|known| known.expires_at > self.now);
+        let mut older = 0;
+        let shown = places.iter().zip(&live).all(|(place, known)| {
+            older += u64::from(known.permits);
+            let remaining = Duration::from_millis(known.expires_at - self.now);
+            let holds = older <= u64::from(known.capacity);
+            let told = known.payload.told;
+            // Who was told to hold does so to the end, and who holds has been told.
+            (holds || !told)
+                && (told || !holds || !expired.is_empty())
+                && place.ticket == known.number
+                && place.granted == holds
+                && (place.permits, place.capacity) == (known.permits, known.capacity)
+                && place.owner == known.payload.ticket.to_string()
+                && self.is_about(place.remaining, remaining)
+        });
+        if shown && places.len() == live.len() {
+            return Ok(());
+        }
+        Err(format!(
+            "shows {places:#?}, and there are {live:#?} at {}",
+            self.now
+        ))
+    }
+
+    /// P6.
+    fn note_exclusive(&mut self, wish: Wish, number: u64) -> Result<(), String> {
+        let last = &mut self.exclusive[wish.name];
+        if wish.permits < wish.capacity {
+            return Ok(());
+        }
+        if number < *last {
+            return Err(format!("exclusively granted: {number}, after {last}"));
+        }
+        *last = number;
+        Ok(())
+    }
+
+    pub(super) fn lose_data(&mut self) {
+        for name in 0..NAMES {
+            self.queues[name] = Queue::default();
+            self.exclusive[name] = 0;
+        }
+        self.marks.clear();
+        self.expired.clear();
+    }
+
+    /// A ticket counts only if it is in both keys.
+    pub(super) fn evict(&mut self, name: usize, key: Key) {
+        let ids: Vec<Id> = self.queues[name]
+            .tickets()
+            .map(|(known, _)| known.id)
+            .collect();
+        match key {
+            Key::Queue => {
+                for id in ids {
+                    self.queues[name].remove(id);
+                }
+            }
+            Key::Tickets => {
+                self.queues[name] = Queue::default();
+                self.exclusive[name] = 0;
+            }
+        }
+        // What the other key has of them may be found by a release.
+        let of_name = |ticket: &usize| self.wishes[*ticket].name == name;
+        self.expired.extend((0..self.wishes.len()).filter(of_name));
+    }
+
+    /// Whether a ticket of this client may have to be woken.
+    pub(super) fn waits(&self, client: usize) -> bool {
+        let tickets = self.queues.iter().flat_map(Queue::tickets);
+        let waiting = tickets.filter(|(known, _)| !known.payload.told);
+        waiting
+            .map(|(known, _)| self.wishes[known.payload.ticket].client)
+            .any(|of| of == client)
+    }
+
+    fn soonest(&self, name: usize) -> Option<u64> {
+        self.queues[name]
+            .holders()
+            .map(|known| known.expires_at)
+            .min()
+    }
+
+    /// Only the first in line has to look whether a holder's time is over.
+    fn recheck(&self, name: usize, number: u64) -> Option<u64> {
+        let (first, _) = self.queues[name].tickets().find(|(_, holds)| !holds)?;
+        (first.number == number).then(|| self.soonest(name))?
+    }
+
+    fn about(&self, shown: Option<Duration>, at: Option<u64>, what: &str) -> Result<(), String> {
+        let expected = at.map(|at| Duration::from_millis(at - self.now));
+        let same = match (shown, expected) {
+            (Some(shown), Some(expected)) => self.is_about(shown, expected),
+            (shown, expected) => shown == expected,
+        };
+        match same {
+            true => Ok(()),
+            false => Err(format!("{what} is {shown:?} and should be {expected:?}")),
+        }
+    }
+
+    /// A server's clock runs on.
+    fn is_about(&self, shown: Duration, expected: Duration) -> bool {
+        shown <= expected && expected <= shown + Duration::from_millis(self.slack)
+    }
+}
+
+fn expect<T: PartialEq + std::fmt::Debug>(answer: T, expected: T) -> Result<(), String> {
+    if answer == expected {
+        return Ok(());
+    }
+    Err(format!("answered {answer:?}, and should {expected:?}"))
+}

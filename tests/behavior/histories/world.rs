@@ -1,0 +1,294 @@
+//! A real store as the stage of a history: clients that come and go, a clock that is turned, and what is heard. What should be
+//! heard is in `model`.
+
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use lockcore::backend::{self, Backend, Connection, Departure, Events, News, Wake};
+use lockcore::{Namespace, testing};
+use tests::eventually::eventually;
+use tests::faketime::Clock;
+use tests::redis_server::RedisServer;
+
+use super::model::Model;
+use super::{CLIENTS, History, Key, NAMES, NAMESPACE, STRIDE, Step};
+use crate::store::{Kind, SOON};
+
+/// What a server's clock may have run on by in one history.
+const SLACK: u64 = 2_000;
+
+/// On Redis, what is left of a grant that nobody hears.
+const UNHEARD: u64 = 2_000;
+
+/// A store whose clock is in our hands, and clients of it. Serves one history after the other, each under new names.
+pub(super) struct World {
+    backing: Backing,
+    backend: Arc<dyn Backend>,
+    /// `None` while disconnected.
+    clients: [Option<Arc<dyn Connection>>; CLIENTS],
+    /// As the core's keeper: renews and releases for all of them, and is woken for nothing.
+    keeper: Arc<dyn Connection>,
+    tell: mpsc::Sender<(usize, News)>,
+    told: mpsc::Receiver<(usize, News)>,
+    histories: u64,
+}
+
+enum Backing {
+    Memory(testing::Store),
+    Redis(RedisServer, Duration),
+}
+
+impl World {
+    pub(super) async fn new(kind: Kind) -> Self {
+        let (backing, backend): (_, Arc<dyn Backend>) = match kind {
+            Kind::Memory => {
+                let store = testing::Store::new();
+                store.clock().stop();
+                (Backing::Memory(store.clone()), Arc::new(store))
+            }
+            Kind::Redis => {
+                let server = RedisServer::with_clock(&[]);
+                let backend = backend::open(&server.url()).unwrap();
+                (Backing::Redis(server, Duration::ZERO), backend)
+            }
+        };
+        let (tell, told) = mpsc::channel();
+        let mut world = Self {
+            keeper: connect(&*backend, CLIENTS, &tell).await,
+            backing,
+            backend,
+            clients: [const { None }; CLIENTS],
+            tell,
+            told,
+            histories: 0,
+        };
+        world.connect_all().await;
+        world
+    }
+
+    async fn connect_all(&mut self) {
+        for client in 0..CLIENTS {
+            if self.clients[client].is_none() {
+                self.clients[client] = Some(connect(&*self.backend, client, &self.tell).await);
+            }
+        }
+    }
+
+    /// The first step after which the store is not as the rule says.
+    pub(super) async fn play(&mut self, history: &History) -> Result<(), String> {
+        for _ in 0..5 {
+            self.connect_all().await;
+            self.histories += 1;
+            let began = Instant::now();
+            let outcome = self.play_once(history).await;
+            // On a machine so busy that a server's clock ran on by more than what the model allows, it says nothing.
+            if began.elapsed() < Duration::from_millis(SLACK / 2) {
+                return outcome;
+            }
+        }
+        panic!("no history of {} steps in a second", history.steps.len());
+    }
+
+    async fn play_once(&mut self, history: &History) -> Result<(), String> {
+        let (unheard, slack) = match self.backing {
+            Backing::Memory(_) => (None, 0),
+            Backing::Redis(..) => (Some(UNHEARD), SLACK),
+        };
+        let mut model = Model::new(history, self.histories, unheard, slack);
+        if let Backing::Memory(store) = &self.backing {
+            // It counts tickets over all names.
+            store.lose_data();
+        }
+        // What an aborted history has left to be heard is not this one's.
+        let _ = self.look(&mut model).await;
+        for (number, step) in history.steps.iter().enumerate() {
+            let outcome = self.step(step, &mut model).await;
+            outcome.map_err(|complaint| format!("step {number}, {step:?}: {complaint}"))?;
+        }
+        // Leaves nothing behind, and looks at each connection once more.
+        let everything = Step::Release((0..history.requests.len()).collect(), false);
+        for _ in 0..CLIENTS {
+            let outcome = self.step(&everything, &mut model).await;
+            outcome.map_err(|complaint| format!("at the end: {complaint}"))?;
+        }
+        Ok(())
+    }
+
+    async fn step(&mut self, step: &Step, model: &mut Model) -> Result<(), String> {
+        match step {
+            Step::Enqueue(ticket) => {
+                let Some(connection) = &self.clients[model.wishes[*ticket].client] else {
+                    return Ok(());
+                };
+                let request = model.request(*ticket);
+                let answer = connection.enqueue(Arc::clone(&request)).await.unwrap();
+                let wakes = self.look(model).await?;
+                model.enqueued(*ticket, &request, answer, self.micros())?;
+                return model.expect_wakes(wakes);
+            }
+            Step::Renew(tickets) => {
+                // A store that still knows of the expired looks around for them. Whom that has woken can be told
+                // when nobody is away and nothing else has been renewed.
+                let expired = tickets.iter().any(|ticket| model.expired.contains(ticket));
+                if expired && (model.connected != [true; CLIENTS] || tickets.len() > 1) {
+                    return Ok(());
+                }
+                let requests = tickets.iter().map(|ticket| model.request(*ticket));
+                let answers = self.keeper.renew(requests.collect()).await.unwrap();
+                let wakes = self.look(model).await?;
+                for (ticket, answer) in tickets.iter().zip(answers) {
+                    model.renewed(*ticket, answer, &wakes)?;
+                }
+                return model.expect_wakes(wakes);
+            }
+            Step::Release(tickets, enqueue_may_follow) => {
+                let departures = tickets.iter().map(|ticket| Departure {
+                    request: model.request(*ticket),
+                    enqueue_may_follow: *enqueue_may_follow,
+                });
+                let answers = self.keeper.release(departures.collect()).await.unwrap();
+                let wakes = self.look(model).await?;
+                for (ticket, answer) in tickets.iter().zip(answers) {
+                    model.released(*ticket, *enqueue_may_follow, answer)?;
+                }
+                return model.expect_wakes(wakes);
+            }
+            Step::Pass(strides) => {
+                self.pass(Duration::from_millis(strides * STRIDE));
+                model.now += strides * STRIDE;
+            }
+            Step::Disconnect(client) => {
+                self.disconnect(*client).await;
+                model.connected[*client] = false;
+            }
+            Step::Connect(client) => {
+                // Also when it is connected: then it is another connection that is woken from now on.
+                self.disconnect(*client).await;
+                self.clients[*client] = Some(connect(&*self.backend, *client, &self.tell).await);
+                model.connected[*client] = true;
+            }
+            Step::LoseData => {
+                match &self.backing {
+                    Backing::Memory(store) => store.lose_data(),
+                    Backing::Redis(server, _) => server.flush(),
+                }
+                model.lose_data();
+            }
+            Step::Evict(name, key) => {
+                let Backing::Redis(server, _) = &self.backing else {
+                    return Ok(());
+                };
+                let tickets = model.names[*name].key(1, 512);
+                match key {
+                    Key::Tickets => server.command::<()>(&["DEL", &tickets]),
+                    Key::Queue => server.command::<()>(&["DEL", &format!("{tickets}:queue")]),
+                }
+                model.evict(*name, *key);
+            }
+        }
+        let wakes = self.look(model).await?;
+        model.expect_wakes(wakes)
+    }
+
+    /// Whom the store has woken since the last look. What [`inspect`](Connection::inspect) shows is kept for
+    /// [`Model::expect_wakes`].
+    ///
+    /// A connection that answers has told what was published before. Those are asked that somebody waits on, and the
+    /// others in turn.
+    async fn look(&self, model: &mut Model) -> Result<Vec<(usize, Wake)>, String> {
+        model.looks += 1;
+        let turn = model.looks % CLIENTS;
+        let looks: Vec<_> = (self.clients.iter().enumerate())
+            .filter(|(client, _)| *client == turn || model.waits(*client))
+            .filter_map(|(client, connection)| Some((client, connection.as_ref()?)))
+            .map(|(client, connection)| {
+                let name = (model.looks + client) % NAMES;
+                let look = connection.inspect(model.names[name].clone());
+                (name, tokio::spawn(look)) // all at once
+            })
+            .collect();
+        model.seen.clear();
+        for (name, look) in looks {
+            model.seen.push((name, look.await.unwrap().unwrap()));
+        }
+        self.told
+            .try_iter()
+            .map(|(client, news)| match news {
+                News::Granted(wake) => Ok((client, wake)),
+                other => Err(format!("client {client} was told of {other:?}")),
+            })
+            .collect()
+    }
+
+    fn pass(&mut self, time: Duration) {
+        match &mut self.backing {
+            Backing::Memory(store) => store.clock().advance(time),
+            Backing::Redis(server, ahead) => {
+                *ahead += time;
+                server.set_clock(Clock::Ahead(*ahead));
+            }
+        }
+    }
+
+    async fn disconnect(&mut self, client: usize) {
+        if self.clients[client].take().is_none() {
+            return;
+        }
+        if let Backing::Redis(server, _) = &self.backing {
+            let channel = format!("{NAMESPACE}:1:wake:{client:016x}");
+            eventually("the server has noticed", SOON, async || {
+                let (_, count): (String, u64) = server.command(&["PUBSUB", "NUMSUB", &channel]);
+                count == 0
+            })
+            .await;
+        }
+    }
+
+    /// Leaves out what it fails without, in ever smaller pieces.
+    pub(super) async fn shrink(
+        &mut self,
+        mut history: History,
+        mut complaint: String,
+    ) -> (History, String) {
+        let mut piece = history.steps.len() / 2;
+        while piece > 0 {
+            let mut at = 0;
+            while at < history.steps.len() {
+                let mut shorter = history.clone();
+                shorter
+                    .steps
+                    .drain(at..(at + piece).min(history.steps.len()));
+                match self.play(&shorter).await {
+                    Err(again) => (history, complaint) = (shorter, again),
+                    Ok(()) => at += piece,
+                }
+            }
+            piece /= 2;
+        }
+        (history, complaint)
+    }
+
+    /// The store's wall clock.
+    fn micros(&self) -> u64 {
+        let ahead = match &self.backing {
+            // Its leases are on another clock.
+            Backing::Memory(_) => Duration::ZERO,
+            Backing::Redis(_, ahead) => *ahead,
+        };
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap() + ahead;
+        now.as_micros() as u64
+    }
+}
+
+async fn connect(
+    backend: &dyn Backend,
+    client: usize,
+    tell: &mpsc::Sender<(usize, News)>,
+) -> Arc<dyn Connection> {
+    let tell = tell.clone();
+    let namespace = Namespace::new(NAMESPACE).unwrap();
+    let events = Events::new(client as u64, namespace, move |news| {
+        let _ = tell.send((client, news));
+    });
+    backend.connect(events).await.unwrap()
+}
