@@ -45,6 +45,8 @@ enum State {
     Connecting,
     Up(Arc<dyn Connection>),
     Down(StoreError),
+    /// Down for a mistake, and somebody has asked since: it may have been mended.
+    Asked(StoreError),
     /// No supervisor looks after it any more.
     Closed,
 }
@@ -94,12 +96,19 @@ impl Links {
 }
 
 impl Link {
-    /// Waits for the connection. Fails at once only for what waiting cannot mend.
+    /// Waits for the connection. Fails without waiting on only for a mistake, found after the call.
     pub(crate) async fn connection(&self) -> Result<Arc<dyn Connection>, NotConnected> {
         if let State::Up(connection) = &*self.state.borrow() {
             return Ok(Arc::clone(connection));
         }
         let mut state = self.state.subscribe();
+        self.state.send_if_modified(|state| match state {
+            State::Down(mistake) if mistake.fault() == Fault::Config => {
+                *state = State::Asked(mistake.clone());
+                true
+            }
+            _ => false,
+        });
         self.asked.notify_one();
         loop {
             match &*state.borrow_and_update() {
@@ -108,7 +117,7 @@ impl Link {
                     return Err(NotConnected::Failed(error.clone()));
                 }
                 State::Closed => return Err(NotConnected::Closed),
-                State::Connecting | State::Down(_) => {}
+                State::Connecting | State::Down(_) | State::Asked(_) => {}
             }
             // The sender lives in `self`, so this cannot fail.
             let _ = state.changed().await;
@@ -118,7 +127,7 @@ impl Link {
     /// Why there is no connection, if there is none and a reason is known.
     pub(crate) fn trouble(&self) -> Option<StoreError> {
         match &*self.state.borrow() {
-            State::Down(error) => Some(error.clone()),
+            State::Down(error) | State::Asked(error) => Some(error.clone()),
             State::Connecting | State::Up(_) | State::Closed => None,
         }
     }
@@ -142,6 +151,15 @@ impl Link {
         if replaced {
             self.replaced.notify_one();
         }
+    }
+
+    /// Resolves when somebody wants to know about a mistake again.
+    async fn asked_again(&self) {
+        let mut state = self.state.subscribe();
+        // The sender lives in `self`, so this cannot fail.
+        let _ = state
+            .wait_for(|state| matches!(state, State::Asked(_)))
+            .await;
     }
 
     /// Somebody waits for it.
@@ -191,7 +209,16 @@ async fn supervise(shared: Arc<Shared>, link: Arc<Link>) {
                     // The next who asks starts afresh.
                     break;
                 }
+                let mistake = error.fault() == Fault::Config;
                 link.state.send_replace(State::Down(error));
+                // By itself nothing will be better at the next try, and a password that is offered
+                // again and again looks like an attack.
+                if mistake {
+                    tokio::select! {
+                        () = link.asked_again() => {}
+                        _ = &mut runtime_ended => break,
+                    }
+                }
             }
         }
         // Jittered also at first: all clients of a server that restarts come at once.
