@@ -1,6 +1,7 @@
 //! Configuration: builder, environment, and the reasons for the defaults.
 
 use std::ffi::OsString;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,6 +12,7 @@ use crate::error::Error;
 use crate::lock::{SHORTEST_TTL, Wait};
 use crate::locks::{Defaults, Locks};
 use crate::name::Namespace;
+use crate::tls::Tls;
 
 /// Every client in the world that sets nothing meets here, so that two services that share a store
 /// and a name exclude each other, which is what sharing a name means.
@@ -27,13 +29,16 @@ const FAIR: Fair = Fair::Local(Duration::from_millis(50));
 /// A store on the same network answers in a millisecond; at a second something is wrong.
 const OP_TIMEOUT: Duration = Duration::from_secs(1);
 
-const VARIABLES: [&str; 6] = [
+const VARIABLES: [&str; 9] = [
     "LOCK_URL",
     "LOCK_NAMESPACE",
     "LOCK_TTL",
     "LOCK_WAIT",
     "LOCK_FAIR",
     "LOCK_OP_TIMEOUT",
+    "LOCK_CA_FILE",
+    "LOCK_CERT_FILE",
+    "LOCK_KEY_FILE",
 ];
 
 /// Who gets a lock next when several processes, and several tasks of each, want it.
@@ -63,6 +68,8 @@ pub enum Fair {
 /// | [`wait`](Self::wait) | `LOCK_WAIT` | how long to wait when a lock does not say, or `forever` | `15s` |
 /// | [`fair`](Self::fair) | `LOCK_FAIR` | `strict`, or how long a process may serve its own | `50ms` |
 /// | [`op_timeout`](Self::op_timeout) | `LOCK_OP_TIMEOUT` | one operation at the store | `1s` |
+/// | [`ca_file`](Self::ca_file) | `LOCK_CA_FILE` | whom to trust instead of the system's roots | none |
+/// | [`cert_file`](Self::cert_file), [`key_file`](Self::key_file) | `LOCK_CERT_FILE`, `LOCK_KEY_FILE` | the client's own certificate | none |
 ///
 /// ```
 /// use std::time::Duration;
@@ -84,6 +91,7 @@ pub struct Builder {
     wait: Wait,
     fair: Fair,
     op_timeout: Duration,
+    tls: Tls,
 }
 
 impl Default for Builder {
@@ -96,6 +104,7 @@ impl Default for Builder {
             wait: WAIT,
             fair: FAIR,
             op_timeout: OP_TIMEOUT,
+            tls: Tls::default(),
         }
     }
 }
@@ -160,11 +169,15 @@ impl Builder {
             "LOCK_WAIT" => self.wait(duration()?),
             "LOCK_FAIR" if value == "strict" => self.fair(Fair::Strict),
             "LOCK_FAIR" => self.fair(Fair::Local(duration()?)),
+            "LOCK_CA_FILE" => self.ca_file(value),
+            "LOCK_CERT_FILE" => self.cert_file(value),
+            "LOCK_KEY_FILE" => self.key_file(value),
             _ => self.op_timeout(duration()?),
         })
     }
 
-    /// Which store: `memory:`, `redis://[user[:password]@]host[:port][/database]`.
+    /// Which store: `memory:`, `redis://[user[:password]@]host[:port][/database]`, or `rediss://…`
+    /// for Redis over TLS.
     pub fn url(mut self, url: impl Into<String>) -> Self {
         self.url = Some(url.into());
         self
@@ -213,6 +226,39 @@ impl Builder {
         self
     }
 
+    /// The certificates, in a PEM file, that the server's must come from, for stores that are
+    /// reached over TLS. They replace those that the system trusts, which are the default: with
+    /// a CA of one's own nobody else can pass for the server.
+    ///
+    /// The server's certificate is always verified. This file and the next two are read when the
+    /// client is built, and not again.
+    ///
+    /// ```no_run
+    /// let locks = lockcore::Locks::builder()
+    ///     .url("rediss://locks.example.com")
+    ///     .ca_file("/etc/ssl/example-ca.pem")
+    ///     .build()?;
+    /// # Ok::<_, lockcore::Error>(())
+    /// ```
+    pub fn ca_file(mut self, path: impl Into<PathBuf>) -> Self {
+        self.tls.ca_file = Some(path.into());
+        self
+    }
+
+    /// The certificate, in a PEM file, that this client shows to a server which asks for one (mutual
+    /// TLS), followed by those that lead from it to the CA. Goes together with
+    /// [`key_file`](Self::key_file).
+    pub fn cert_file(mut self, path: impl Into<PathBuf>) -> Self {
+        self.tls.cert_file = Some(path.into());
+        self
+    }
+
+    /// The private key of [`cert_file`](Self::cert_file), in a PEM file without a password.
+    pub fn key_file(mut self, path: impl Into<PathBuf>) -> Self {
+        self.tls.key_file = Some(path.into());
+        self
+    }
+
     /// Checks the configuration and makes the client. Nothing is connected yet.
     ///
     /// # Errors
@@ -229,7 +275,7 @@ impl Builder {
                 connect::what_this_build_knows()
             ))
         })?;
-        let backend = connect::open(url)?;
+        let backend = connect::open(url, &self.tls)?;
         self.build_with(backend, Clock::BOOT)
     }
 
@@ -276,12 +322,15 @@ impl std::fmt::Debug for Builder {
             .field("wait", &self.wait)
             .field("fair", &self.fair)
             .field("op_timeout", &self.op_timeout)
+            .field("tls", &self.tls)
             .finish()
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
     use crate::error::ErrorKind;
 
@@ -304,6 +353,9 @@ mod tests {
             ("LOCK_WAIT", "forever"),
             ("LOCK_FAIR", "strict"),
             ("LOCK_OP_TIMEOUT", "250ms"),
+            ("LOCK_CA_FILE", "ca.pem"),
+            ("LOCK_CERT_FILE", "cert.pem"),
+            ("LOCK_KEY_FILE", "key.pem"),
         ])
         .unwrap();
 
@@ -313,6 +365,8 @@ mod tests {
         assert_eq!(builder.wait, Wait::Forever);
         assert_eq!(builder.fair, Fair::Strict);
         assert_eq!(builder.op_timeout, Duration::from_millis(250));
+        let files: Vec<_> = builder.tls.given().map(|(_, file)| file).collect();
+        assert_eq!(files, ["ca.pem", "cert.pem", "key.pem"].map(Path::new));
     }
 
     #[test]

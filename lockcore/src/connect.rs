@@ -6,13 +6,16 @@ use url::Url;
 
 use crate::backend::{self, Backend};
 use crate::error::Error;
+use crate::tls::Tls;
 
-type Open = fn(&Url) -> Result<Arc<dyn Backend>, Error>;
+type Open = fn(&Url, &Tls) -> Result<Arc<dyn Backend>, Error>;
 
 /// A scheme that some build knows.
 struct Scheme {
     name: &'static str,
     feature: &'static str,
+    /// Whether the files of [`Tls`] mean something to it; who gives them to another is told.
+    tls: bool,
     /// `None` when this build lacks the feature.
     open: Option<Open>,
 }
@@ -21,20 +24,31 @@ const SCHEMES: &[Scheme] = &[
     Scheme {
         name: "memory",
         feature: "",
+        tls: false,
         open: Some(backend::memory::open),
     },
     Scheme {
         name: "redis",
         feature: "redis",
+        tls: false,
         #[cfg(feature = "redis")]
         open: Some(backend::redis::open),
         #[cfg(not(feature = "redis"))]
         open: None,
     },
+    Scheme {
+        name: "rediss",
+        feature: "redis-tls",
+        tls: true,
+        #[cfg(feature = "redis-tls")]
+        open: Some(backend::redis::open_encrypted),
+        #[cfg(not(feature = "redis-tls"))]
+        open: None,
+    },
 ];
 
 /// The store that a URL names. Nothing is connected.
-pub(crate) fn open(url: &str) -> Result<Arc<dyn Backend>, Error> {
+pub(crate) fn open(url: &str, tls: &Tls) -> Result<Arc<dyn Backend>, Error> {
     // The URL itself is not repeated in messages: it may carry a password (P10).
     let url = Url::parse(url).map_err(|error| {
         Error::config(format!(
@@ -49,8 +63,19 @@ pub(crate) fn open(url: &str) -> Result<Arc<dyn Backend>, Error> {
             what_this_build_knows()
         )));
     };
+    if !scheme.tls
+        && let Some((option, _)) = tls.given().next()
+    {
+        // Not passed over: who gives a CA believes that the connection is encrypted.
+        return Err(Error::config(format!(
+            "{option} is set, but \"{}\" does not use TLS; {} does",
+            scheme.name,
+            listed(|scheme| scheme.tls)
+        )));
+    }
+    tls.check()?;
     match scheme.open {
-        Some(open) => open(&url),
+        Some(open) => open(&url, tls),
         None => Err(Error::config(format!(
             "\"{}\" is not in this build; enable the feature \"{}\" of lockcore ({})",
             scheme.name,
@@ -62,12 +87,19 @@ pub(crate) fn open(url: &str) -> Result<Arc<dyn Backend>, Error> {
 
 /// "this build knows memory, redis".
 pub(crate) fn what_this_build_knows() -> String {
-    let known: Vec<_> = SCHEMES
+    format!(
+        "this build knows {}",
+        listed(|scheme| scheme.open.is_some())
+    )
+}
+
+fn listed(which: fn(&Scheme) -> bool) -> String {
+    let names: Vec<_> = SCHEMES
         .iter()
-        .filter(|scheme| scheme.open.is_some())
+        .filter(|scheme| which(scheme))
         .map(|scheme| scheme.name)
         .collect();
-    format!("this build knows {}", known.join(", "))
+    names.join(", ")
 }
 
 #[cfg(test)]
@@ -75,7 +107,9 @@ mod tests {
     use super::*;
 
     fn message(url: &str) -> String {
-        open(url).expect_err("should be refused").to_string()
+        open(url, &Tls::default())
+            .expect_err("should be refused")
+            .to_string()
     }
 
     #[test]
@@ -93,9 +127,25 @@ mod tests {
         assert!(message("redis://localhost").contains("enable the feature \"redis\""));
     }
 
+    #[cfg(not(feature = "redis-tls"))]
     #[test]
     fn an_encrypted_scheme_never_falls_back_to_plain_text() {
-        assert!(message("rediss://localhost").contains("unknown scheme \"rediss\""));
+        assert!(message("rediss://localhost").contains("enable the feature \"redis-tls\""));
+    }
+
+    #[test]
+    fn files_for_tls_are_refused_where_nothing_is_encrypted() {
+        for url in ["memory:", "redis://localhost"] {
+            let tls = Tls {
+                ca_file: Some("ca.pem".into()),
+                ..Tls::default()
+            };
+            let message = open(url, &tls).expect_err(url).to_string();
+            assert!(
+                message.contains("LOCK_CA_FILE") && message.contains("rediss does"),
+                "{message}"
+            );
+        }
     }
 
     #[test]
@@ -108,6 +158,8 @@ mod tests {
             "redis://u:hunter2@host/zero",
             #[cfg(feature = "redis")]
             "redis://u:hunter2@host/0?protocol=resp2",
+            "rediss://u:hunter2@host/zero",
+            "rediss://u:hunter2@host/0#insecure",
         ] {
             assert!(!message(url).contains("hunter2"), "{url}");
         }

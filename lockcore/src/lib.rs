@@ -76,6 +76,7 @@ mod semaphore;
 mod shared;
 mod supervise;
 mod table;
+mod tls;
 mod token;
 
 pub use backend::Place;

@@ -366,7 +366,7 @@ impl Shared {
                 None => {
                     return Err(link.trouble().unwrap_or_else(|| {
                         let text = "the store could not be reached in time";
-                        StoreError::new(Fault::Retry, text)
+                        StoreError::new(Fault::Retry, text.to_owned() + self.backend.silence())
                     }));
                 }
             }

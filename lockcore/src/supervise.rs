@@ -261,8 +261,9 @@ async fn attempt(
         None => Err(Attempt::Failed(StoreError::new(
             Fault::Retry,
             format!(
-                "no connection within {}",
-                humantime::format_duration(shared.op_timeout)
+                "no connection within {}{}",
+                humantime::format_duration(shared.op_timeout),
+                shared.backend.silence()
             ),
         ))),
     }

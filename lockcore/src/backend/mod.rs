@@ -33,6 +33,7 @@ use std::time::Duration;
 use crate::error::Error;
 use crate::name::Name;
 use crate::request::{Id, Request};
+use crate::tls::Tls;
 pub use events::{Events, News};
 
 /// A future that may be moved between threads.
@@ -52,6 +53,12 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
     /// `events` from then on. The store calls [`Events::gap`] when wake-ups may have been missed
     /// and drops `events` when the connection is of no use any more; the core then opens another.
     fn connect(&self, events: Events) -> Answer<Arc<dyn Connection>>;
+
+    /// What else it may mean that [`connect`](Self::connect) got no answer in time; ends the
+    /// message that says so.
+    fn silence(&self) -> &'static str {
+        ""
+    }
 }
 
 /// A connection to a store: the verbs.
@@ -86,7 +93,7 @@ pub trait Connection: fmt::Debug + Send + Sync + 'static {
 ///
 /// As [`Locks::connect`](crate::Locks::connect).
 pub fn open(url: &str) -> Result<Arc<dyn Backend>, Error> {
-    crate::connect::open(url)
+    crate::connect::open(url, &Tls::default())
 }
 
 /// What a store can promise; the behaviour suite runs the facts that apply.

@@ -21,6 +21,7 @@ use crate::hash::Prehashed;
 use crate::name::Name;
 use crate::queue::{NoTicket, Queue};
 use crate::request::{Id, Request};
+use crate::tls::Tls;
 
 const DAY_MICROS: u64 = 86_400_000_000;
 
@@ -29,7 +30,7 @@ const DAY_MICROS: u64 = 86_400_000_000;
 const MARK: Duration = Duration::from_secs(60);
 
 /// Opens `memory:`.
-pub(crate) fn open(url: &Url) -> Result<Arc<dyn Backend>, Error> {
+pub(crate) fn open(url: &Url, _: &Tls) -> Result<Arc<dyn Backend>, Error> {
     if !url.path().is_empty() || url.has_host() {
         return Err(Error::config(
             "the memory store takes no address: write \"memory:\"; each connect is a store of its own",

@@ -4,23 +4,47 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redis::io::tcp::socket2::TcpKeepalive;
-use redis::{Client, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, ProtocolVersion};
+use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, ProtocolVersion};
 use url::Url;
 
+use super::dial::Server;
 use super::{Redis, RedisConnection, tickets};
 use crate::backend::{Backend, Fault, StoreError};
 use crate::error::Error;
+#[cfg(feature = "redis-tls")]
+use crate::tls::Connector;
+use crate::tls::Tls;
 
 /// Opens `redis://[user[:password]@]host[:port][/database]`.
-pub(crate) fn open(url: &Url) -> Result<Arc<dyn Backend>, Error> {
-    let info = connection_info(url)?;
-    // `redis`' own messages are not passed on: they may repeat the URL, which has the password.
-    let client = Client::open(info).map_err(|_| Error::config(FORM))?;
-    Ok(Arc::new(Redis { client }))
+pub(crate) fn open(url: &Url, _: &Tls) -> Result<Arc<dyn Backend>, Error> {
+    Ok(Arc::new(Redis {
+        server: Arc::new(Server {
+            info: connection_info(url)?,
+            #[cfg(feature = "redis-tls")]
+            tls: None,
+        }),
+    }))
 }
 
-const FORM: &str =
-    "the URL is not of the form redis://[user[:password]@]host[:port][/database number]";
+/// Opens `rediss://…`, the same over TLS.
+#[cfg(feature = "redis-tls")]
+pub(crate) fn open_encrypted(url: &Url, tls: &Tls) -> Result<Arc<dyn Backend>, Error> {
+    // The driver is not told of the TLS: what it gets is encrypted already.
+    let mut address = url.clone();
+    address
+        .set_scheme("redis")
+        .map_err(|()| Error::config(FORM))?;
+    let info = connection_info(&address)?;
+    let tls = Connector::new(tls, url.host_str().unwrap_or_default())?;
+    Ok(Arc::new(Redis {
+        server: Arc::new(Server {
+            info,
+            tls: Some(tls),
+        }),
+    }))
+}
+
+const FORM: &str = "the URL is not of the form redis://[user[:password]@]host[:port][/database number] (rediss:// with TLS)";
 
 fn connection_info(url: &Url) -> Result<ConnectionInfo, Error> {
     if url.query().is_some() || url.fragment().is_some() {
@@ -31,6 +55,7 @@ fn connection_info(url: &Url) -> Result<ConnectionInfo, Error> {
     if url.host_str().is_none_or(str::is_empty) {
         return Err(Error::config(format!("{FORM}: the host is missing")));
     }
+    // The driver's own messages are not passed on: they may repeat the URL, which has the password.
     let info = url
         .clone()
         .into_connection_info()
@@ -140,7 +165,8 @@ mod tests {
 
     #[test]
     fn the_password_does_not_show_in_debug() {
-        let backend = open(&Url::parse("redis://:hunter2@localhost").unwrap()).unwrap();
+        let url = Url::parse("redis://:hunter2@localhost").unwrap();
+        let backend = open(&url, &Tls::default()).unwrap();
         assert!(!format!("{backend:?}").contains("hunter2"));
     }
 }

@@ -1,6 +1,7 @@
 #![doc = include_str!("guide.md")]
 
 mod config;
+mod dial;
 mod events;
 mod layout;
 mod tickets;
@@ -8,8 +9,8 @@ mod tickets;
 use std::sync::Arc;
 use std::time::Duration;
 
+use redis::AsyncConnectionConfig;
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, Client};
 
 use super::{
     Answer, Backend, Capability, Connection, Departure, Enqueued, Events, Place, Released, Renewed,
@@ -17,7 +18,10 @@ use super::{
 use crate::name::Name;
 use crate::request::Request;
 
+use self::dial::{Driver, Server};
 pub(crate) use config::open;
+#[cfg(feature = "redis-tls")]
+pub(crate) use config::open_encrypted;
 
 /// Half of the day that keys outlive the clock by: no ticket can outlive its key, even if the
 /// server's clock jumps by hours.
@@ -26,7 +30,7 @@ const LONGEST_TTL: Duration = Duration::from_secs(12 * 60 * 60);
 /// A single Redis server, or one that behaves like one.
 #[derive(Debug)]
 pub(crate) struct Redis {
-    client: Client,
+    server: Arc<Server>,
 }
 
 /// One multiplexed connection: commands and wake-ups on the same socket (RESP3).
@@ -35,6 +39,7 @@ pub(crate) struct RedisConnection {
     connection: MultiplexedConnection,
     /// Where wake-ups for tickets of this connection are published, without the prefix.
     channel: Arc<str>,
+    _driver: Arc<Driver>,
 }
 
 impl Backend for Redis {
@@ -44,10 +49,12 @@ impl Backend for Redis {
             .longest_ttl(LONGEST_TTL)
     }
 
+    fn silence(&self) -> &'static str {
+        self.server.silence()
+    }
+
     fn connect(&self, events: Events) -> Answer<Arc<dyn Connection>> {
-        let client = self.client.clone();
-        // Host and port; neither user nor password.
-        let server = client.get_connection_info().addr().to_string();
+        let server = Arc::clone(&self.server);
         Box::pin(async move {
             let channel: Arc<str> = format!("{:016x}", events.receiver()).into();
             let channels = layout::wake_channel(events.namespace(), &channel);
@@ -60,18 +67,16 @@ impl Backend for Redis {
                 // than the tasks of one busy process.
                 .set_pipeline_buffer_size(1024)
                 .set_push_sender(events::sink(events));
-            let mut connection = client
-                .get_multiplexed_async_connection_with_config(&config)
-                .await
-                .map_err(|error| tickets::not_connected(&server, error))?;
+            let (mut connection, driver) = server.connect(config).await?;
             // Resolves when the server has confirmed: no wake-up can precede the subscription.
             connection
                 .subscribe(&channels)
                 .await
-                .map_err(|error| tickets::not_connected(&server, error))?;
+                .map_err(|error| server.failed(error))?;
             let connection: Arc<dyn Connection> = Arc::new(RedisConnection {
                 connection,
                 channel,
+                _driver: Arc::new(driver),
             });
             Ok(connection)
         })

@@ -268,7 +268,7 @@ pub(super) fn failed(error: RedisError) -> StoreError {
 }
 
 /// As [`failed`], while connecting: nothing has been asked yet, so nothing can be unknown.
-pub(super) fn not_connected(server: &str, error: RedisError) -> StoreError {
+pub(super) fn not_connected(error: RedisError) -> StoreError {
     if error.kind() == ErrorKind::RESP3NotSupported {
         return StoreError::new(
             Fault::Config,
@@ -280,7 +280,7 @@ pub(super) fn not_connected(server: &str, error: RedisError) -> StoreError {
         Fault::Config => Fault::Config,
         Fault::Retry | Fault::Refused | Fault::Unknown => Fault::Retry,
     };
-    StoreError::new(fault, format!("cannot connect to {server}: {failed}"))
+    StoreError::new(fault, failed.to_string())
 }
 
 fn numbers(value: Value) -> Result<Vec<i64>, StoreError> {
