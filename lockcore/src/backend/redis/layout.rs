@@ -31,6 +31,11 @@ impl Keys {
     }
 }
 
+/// A key as names have them, and none of them.
+pub(super) fn some_key(namespace: &Namespace) -> String {
+    format!("{}:{VERSION}:{{}}", namespace.as_str())
+}
+
 /// What all wake-up channels of a namespace begin with.
 pub(super) fn wake_prefix(namespace: &Namespace) -> String {
     format!("{}:{VERSION}:wake:", namespace.as_str())
@@ -68,3 +73,10 @@ pub(super) static RENEW: LazyLock<Script> = script!("scripts/renew.lua");
 pub(super) static RELEASE: LazyLock<Script> = script!("scripts/release.lua");
 pub(super) static INSPECT: LazyLock<Script> = script!("scripts/inspect.lua");
 pub(super) static FORGET: LazyLock<Script> = script!("scripts/forget.lua");
+
+#[cfg(test)]
+pub(super) fn scripts() -> impl Iterator<Item = &'static Script> {
+    [&ENQUEUE, &RENEW, &RELEASE, &INSPECT, &FORGET]
+        .into_iter()
+        .map(|script| &**script)
+}

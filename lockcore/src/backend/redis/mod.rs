@@ -4,6 +4,7 @@ mod config;
 mod dial;
 mod events;
 mod layout;
+mod rights;
 mod tickets;
 
 use std::sync::Arc;
@@ -57,7 +58,8 @@ impl Backend for Redis {
         let server = Arc::clone(&self.server);
         Box::pin(async move {
             let channel: Arc<str> = format!("{:016x}", events.receiver()).into();
-            let channels = layout::wake_channel(events.namespace(), &channel);
+            let namespace = events.namespace().clone();
+            let channels = layout::wake_channel(&namespace, &channel);
             let config = AsyncConnectionConfig::new()
                 // The core's deadlines hold, on the lease clock; timers of the user's runtime may
                 // be paused or off.
@@ -68,11 +70,18 @@ impl Backend for Redis {
                 .set_pipeline_buffer_size(1024)
                 .set_push_sender(events::sink(events));
             let (mut connection, driver) = server.connect(config).await?;
+            let missing = rights::missing(connection.clone(), &namespace, &channels);
             // Resolves when the server has confirmed: no wake-up can precede the subscription.
-            connection
-                .subscribe(&channels)
-                .await
-                .map_err(|error| server.failed(error))?;
+            let subscribed = connection.subscribe(&channels);
+            let (missing, ()) =
+                tokio::try_join!(missing, subscribed).map_err(|error| server.failed(error))?;
+            if !missing.is_empty() {
+                let missing = missing.join(", ").to_lowercase();
+                return Err(server.mistake(format_args!(
+                    "the user may not run {missing}{}",
+                    rights::GUIDE
+                )));
+            }
             let connection: Arc<dyn Connection> = Arc::new(RedisConnection {
                 connection,
                 channel,

@@ -7,6 +7,7 @@ use redis::{Cmd, ErrorKind, RedisError, Value};
 
 use super::RedisConnection;
 use super::layout::{self, Keys, Script};
+use super::rights::GUIDE;
 use crate::backend::{Departure, Enqueued, Fault, Place, Released, Renewed, StoreError};
 use crate::name::Name;
 use crate::request::Request;
@@ -224,8 +225,6 @@ impl Call {
     }
 }
 
-const ACCESS: &str = " (see the access list in the guide of the Redis store)";
-
 /// What an error says about the request (H11).
 pub(super) fn failed(error: RedisError) -> StoreError {
     let text = error.to_string();
@@ -259,9 +258,11 @@ pub(super) fn failed(error: RedisError) -> StoreError {
         }
         Some("READONLY") => " (this is a replica; connect to its master)",
         Some("OOM") => " (the server is full; raise maxmemory)",
-        Some("NOPERM") => ACCESS,
-        // How Redis 7 reports it from inside a script, which may have written by then.
-        _ if text.contains("can't run this command") => ACCESS,
+        Some("NOPERM") => GUIDE,
+        Some("WRONGPASS") => " (check user and password in the URL)",
+        Some("NOAUTH") => " (the server asks for a password: redis://user:password@host)",
+        // How a script reports what it was denied, and it may have written by then.
+        _ if text.contains("user executing the script") => GUIDE,
         _ => "",
     };
     StoreError::new(fault, format!("Redis: {text}{hint}"))
@@ -276,11 +277,18 @@ pub(super) fn not_connected(error: RedisError) -> StoreError {
         );
     }
     let failed = failed(error);
+    let text = failed.to_string();
+    // The driver keeps the code of this one to itself.
+    if text.contains("refused to switch database") {
+        let denied = text.contains("permissions");
+        let hint = if denied { GUIDE } else { "" };
+        return StoreError::new(Fault::Config, text + hint);
+    }
     let fault = match failed.fault() {
         Fault::Config => Fault::Config,
         Fault::Retry | Fault::Refused | Fault::Unknown => Fault::Retry,
     };
-    StoreError::new(fault, failed.to_string())
+    StoreError::new(fault, text)
 }
 
 fn numbers(value: Value) -> Result<Vec<i64>, StoreError> {

@@ -1,0 +1,62 @@
+//! What the user may do at the server. Seen to when connecting, because a script that is denied a
+//! command half-way has written by then.
+
+use redis::aio::MultiplexedConnection;
+use redis::{RedisError, RedisResult};
+
+use super::{layout, tickets};
+use crate::backend::Fault;
+use crate::name::Namespace;
+
+/// Ends a message about them.
+pub(super) const GUIDE: &str = " (see \"Minimum rights\" in the guide of the Redis store)";
+
+const CHECK: &str = include_str!("scripts/rights.lua");
+
+/// The commands that are missing, as far as the server can tell.
+pub(super) async fn missing(
+    mut connection: MultiplexedConnection,
+    namespace: &Namespace,
+    channel: &str,
+) -> RedisResult<Vec<String>> {
+    let mut question = redis::cmd("EVAL");
+    question.arg(CHECK).arg(0);
+    question.arg(layout::some_key(namespace)).arg(channel);
+    match question.query_async(&mut connection).await {
+        Err(error) if !matters(&error) => {
+            tracing::debug!(%error, "the user's rights stay unchecked");
+            Ok(Vec::new())
+        }
+        answer => answer,
+    }
+}
+
+/// A server that is full, or busy, or knows no such thing, may be of use all the same.
+fn matters(error: &RedisError) -> bool {
+    let error = tickets::failed(error.clone());
+    error.fault() == Fault::Config || error.is_broken()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn the_commands_that_are_asked_about_are_those_that_the_scripts_call() {
+        let (mut called, mut calls) = (BTreeSet::new(), 0);
+        for script in layout::scripts() {
+            // Not hidden behind a variable or a `pcall`.
+            calls += script.source.matches("redis.").count();
+            let named = script.source.split("redis.call('").skip(1);
+            let named = named.filter_map(|rest| rest.split('\'').next());
+            called.extend(named.inspect(|_| calls -= 1));
+        }
+        let asked = CHECK.split("{ '").skip(1);
+        let asked: BTreeSet<_> = asked.filter_map(|rest| rest.split('\'').next()).collect();
+
+        assert_eq!(calls, 0, "a call without the name of its command");
+        assert_eq!(asked, called);
+    }
+}

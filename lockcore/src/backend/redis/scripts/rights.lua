@@ -1,0 +1,42 @@
+-- Which commands of the other scripts the user may not run.
+--
+-- ARGV  1 a key and 2 a channel of the namespace; neither is touched
+-- Reply the names of the commands that are denied. Nothing before Redis 7, which cannot tell, and
+--       nothing about keys if this one is not the user's: others of the namespace may be.
+--
+-- Each call is written out as it would be made: Redis 7.0 crashes when it is asked about a SET that
+-- lacks its arguments.
+
+local key, channel = ARGV[1], ARGV[2]
+local with_key = {
+  { 'DEL', key },
+  { 'EXISTS', key },
+  { 'HDEL', key, 'id' },
+  { 'HGET', key, 'id' },
+  { 'HMGET', key, 'id', 'last' },
+  { 'HSET', key, 'id', 'record' },
+  { 'PEXPIREAT', key, '1' },
+  { 'SET', key, '', 'PX', '1' },
+  { 'ZADD', key, '1', 'id' },
+  { 'ZCARD', key },
+  { 'ZRANGE', key, '0', '-1' },
+  { 'ZREM', key, 'id' },
+  { 'ZSCORE', key, 'id' },
+}
+local without = { { 'PUBLISH', channel, 'message' }, { 'TIME' } }
+
+local function denied(calls)
+  local names = {}
+  for _, call in ipairs(calls) do
+    if not redis.acl_check_cmd(unpack(call)) then names[#names + 1] = call[1] end
+  end
+  return names
+end
+
+if not redis.acl_check_cmd then return {} end
+local names = denied(without)
+local more = denied(with_key)
+if #more < #with_key then
+  for _, name in ipairs(more) do names[#names + 1] = name end
+end
+return names
