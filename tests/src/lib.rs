@@ -4,12 +4,14 @@
 //! | module | what it gives |
 //! |---|---|
 //! | [`redis_server`] | a real Redis on a free port, with verbs for every way it can fail |
+//! | [`certificates`] | a CA of our own, and certificates of every quality |
 //! | [`faketime`] | a wall clock of one server that can be made to jump |
 //! | [`proxy`] | a TCP proxy that cuts, freezes, delays and loses replies |
 //! | [`process`] | helper processes that are told what to do line by line, and the lock holder among them |
 //! | [`child`] | a child process that dies with us, even when we are killed |
 //! | [`witness`] | the protected resource: sees overlap without knowing the lock |
 //! | [`fact`] | a test case that shows as ignored, with the reason, when it cannot run |
+//! | [`watch`] | a test program whose output is searched for secrets |
 //! | [`eventually`] | waiting for something to become true, with a deadline |
 //! | [`ports`] | loopback ports that nobody else gets |
 //! | [`measure`], [`turns`] | what the programs `load` and `bench` measure with, and the record of who held a lock when |
@@ -21,6 +23,7 @@
     reason = "all of this is test code, where a panic is the report"
 )]
 
+pub mod certificates;
 pub mod child;
 pub mod eventually;
 pub mod fact;
@@ -31,4 +34,5 @@ pub mod process;
 pub mod proxy;
 pub mod redis_server;
 pub mod turns;
+pub mod watch;
 pub mod witness;

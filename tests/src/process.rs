@@ -127,6 +127,8 @@ pub struct HolderOptions {
     pub ttl: Duration,
     pub wait: Duration,
     pub renew: bool,
+    /// More of its environment.
+    pub variables: Vec<(String, String)>,
 }
 
 impl HolderOptions {
@@ -139,6 +141,7 @@ impl HolderOptions {
             ttl: Duration::from_secs(2),
             wait: 3 * ANSWER,
             renew: true,
+            variables: Vec::new(),
         }
     }
 }
@@ -151,6 +154,7 @@ impl Holder {
         command
             .args(options.lock.split(' '))
             .args((!options.renew).then_some("--no-renew"))
+            .envs(options.variables.iter().cloned())
             .env("LOCK_URL", &options.url)
             .env("LOCK_NAMESPACE", &options.namespace)
             .env("LOCK_TTL", format!("{}ms", options.ttl.as_millis()))

@@ -16,6 +16,7 @@ use redis::{
 };
 use tempfile::TempDir;
 
+use crate::certificates::{Authority, Identity};
 use crate::child::LeashedChild;
 use crate::eventually::poll;
 use crate::faketime::{Clock, FakeClock};
@@ -40,6 +41,8 @@ pub type CommandStats = BTreeMap<String, u64>;
 pub struct RedisServer {
     port: u16,
     extra: Vec<String>,
+    /// Whether the port speaks TLS, and nothing else.
+    tls: bool,
     clock: Option<FakeClock>,
     /// Before the folder, so that it is killed before the folder is removed.
     child: Mutex<Option<LeashedChild>>,
@@ -54,12 +57,32 @@ impl RedisServer {
 
     /// A server with more arguments, for example `&["--maxmemory", "1mb"]`; they outrank the harness's own.
     pub fn with(extra: &[&str]) -> Self {
-        Self::launch(extra, |_| None)
+        Self::launch(extra, false, |_| None)
+    }
+
+    /// A server whose port speaks TLS only, with this certificate. It asks clients for one of the authority `clients`
+    /// if that is given, and lets nobody in without.
+    pub fn with_tls(identity: &Identity, clients: Option<&Authority>, extra: &[&str]) -> Self {
+        // It wants some authority even if it asks no client.
+        let authority = clients.map_or(identity.certificate.as_path(), Authority::file);
+        let asks = if clients.is_some() { "yes" } else { "no" };
+        let mut arguments = vec![
+            "--tls-cert-file",
+            identity.certificate.to_str().unwrap(),
+            "--tls-key-file",
+            identity.key.to_str().unwrap(),
+            "--tls-ca-cert-file",
+            authority.to_str().unwrap(),
+            "--tls-auth-clients",
+            asks,
+        ];
+        arguments.extend(extra);
+        Self::launch(&arguments, true, |_| None)
     }
 
     /// A server whose wall clock [`set_clock`](Self::set_clock) can make jump.
     pub fn with_clock(extra: &[&str]) -> Self {
-        Self::launch(extra, |folder| {
+        Self::launch(extra, false, |folder| {
             Some(FakeClock::in_folder(folder.path()).unwrap_or_else(|reason| panic!("{reason}")))
         })
     }
@@ -85,7 +108,8 @@ impl RedisServer {
     }
 
     pub fn url(&self) -> String {
-        format!("redis://127.0.0.1:{}", self.port)
+        let scheme = if self.tls { "rediss" } else { "redis" };
+        format!("{scheme}://127.0.0.1:{}", self.port)
     }
 
     /// The URL with credentials, percent-encoded where they need it.
@@ -207,13 +231,18 @@ impl RedisServer {
         lines[lines.len().saturating_sub(30)..].join("\n")
     }
 
-    fn launch(extra: &[&str], clock: impl FnOnce(&TempDir) -> Option<FakeClock>) -> Self {
+    fn launch(
+        extra: &[&str],
+        tls: bool,
+        clock: impl FnOnce(&TempDir) -> Option<FakeClock>,
+    ) -> Self {
         Self::available().unwrap_or_else(|reason| panic!("{reason}"));
         // A short name: a Unix socket's path may have 107 bytes.
         let folder = tempfile::Builder::new().prefix("redis-").tempdir().unwrap();
         let mut server = Self {
             port: 0,
             extra: extra.iter().map(ToString::to_string).collect(),
+            tls,
             clock: clock(&folder),
             child: Mutex::new(None),
             folder,
@@ -269,9 +298,12 @@ impl RedisServer {
             .append(true)
             .open(self.log())
             .unwrap();
+        let port = self.port.to_string();
         let mut command = Command::new(PROGRAM);
         command
-            .args(["--port", &self.port.to_string(), "--bind", "127.0.0.1"])
+            .args([if self.tls { "--tls-port" } else { "--port" }, &port])
+            .args(self.tls.then_some(["--port", "0"]).into_iter().flatten())
+            .args(["--bind", "127.0.0.1"])
             .args(["--dir".as_ref(), self.folder.path().as_os_str()])
             .args(["--unixsocket".as_ref(), self.socket().as_os_str()])
             .args(["--user", USER, "on", "nopass", "~*", "&*", "+@all"])

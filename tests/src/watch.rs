@@ -1,0 +1,82 @@
+//! P10: a test program under watch. What it prints, and what its own children print, is passed on and searched for the
+//! password that its clients use.
+
+use std::io::{self, BufRead as _, BufReader, Read, Write};
+use std::process::{Command, Stdio, exit};
+use std::thread::{self, JoinHandle};
+
+use crate::child::LeashedChild;
+
+/// The password of the suite's clients, wherever the right one is not another by the nature of the test. It needs no
+/// escapes in URLs, so that it looks the same everywhere.
+pub const SECRET: &str = "marker-of-a-secret-5d1f0b7e";
+
+const WATCHED: &str = "LOCKCORE_WATCHED";
+
+/// Returns in a second process of this program, which does what it was called for. This one passes on what that prints,
+/// and ends as that ends; or as failed when the secret was printed.
+pub fn output_for(secret: &'static str) {
+    if std::env::var_os(WATCHED).is_some() {
+        return;
+    }
+    let mut itself = Command::new(std::env::current_exe().unwrap());
+    itself
+        .args(std::env::args_os().skip(1))
+        .env(WATCHED, "1")
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let mut child = LeashedChild::spawn(&mut itself, None).unwrap();
+    let printed = child.std().stdout.take().unwrap();
+    let complained = child.std().stderr.take().unwrap();
+    let searches = [
+        pass_on(printed, io::stdout(), secret),
+        pass_on(complained, io::stderr(), secret),
+    ];
+    let status = child.std().wait().unwrap();
+    let found: usize = searches
+        .into_iter()
+        .map(|search| search.join().unwrap())
+        .sum();
+    if found > 0 {
+        eprintln!("{found} lines of the output contain {secret}, the password of the tests (P10)");
+        exit(1);
+    }
+    exit(status.code().unwrap_or(1));
+}
+
+/// Ends with the stream, and gives the number of lines that contain the secret.
+fn pass_on(
+    from: impl Read + Send + 'static,
+    mut to: impl Write + Send + 'static,
+    secret: &'static str,
+) -> JoinHandle<usize> {
+    thread::spawn(move || {
+        let mut from = BufReader::new(from);
+        let mut line = Vec::new();
+        let mut found = 0;
+        while from.read_until(b'\n', &mut line).unwrap() > 0 {
+            // Who read our output may have gone; the search goes on.
+            let _ = to.write_all(&line).and_then(|()| to.flush());
+            found += usize::from(String::from_utf8_lossy(&line).contains(secret));
+            line.clear();
+        }
+        found
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_with_the_secret_is_found_wherever_it_stands() {
+        let found = |text: &'static str| {
+            pass_on(text.as_bytes(), Vec::new(), "secret")
+                .join()
+                .unwrap()
+        };
+
+        assert_eq!(found("nothing\nat all"), 0);
+        assert_eq!(found("one secret\nnone\nredis://:secret@host"), 2);
+    }
+}
