@@ -1,5 +1,7 @@
 //! The behaviour suite: facts as sentences, each run on every store that it applies to, each in a namespace of its own,
 //! on real servers that the harness starts. `store.rs` says what a fact gets; the other files are groups of facts.
+//!
+//! The run fails as a whole when a password turns up in what it prints or in what the library traces (P10).
 
 #![allow(clippy::unwrap_used, reason = "a panic is the report")]
 
@@ -13,7 +15,9 @@ mod local;
 mod processes;
 mod protocol;
 mod redis_faults;
+mod redis_rights;
 mod redis_scripts;
+mod redis_tls;
 mod reentry;
 mod runtimes;
 mod store;
@@ -23,6 +27,8 @@ use libtest_mimic::Arguments;
 use store::Kind;
 
 fn main() {
+    tests::watch::output_for(tests::watch::SECRET);
+    traces::search();
     let mut trials = Vec::new();
     for kind in [Kind::Memory, Kind::Redis] {
         trials.extend(exclusion::facts(kind));
@@ -38,8 +44,13 @@ fn main() {
     trials.extend(processes::facts(Kind::Redis));
     trials.extend(redis_faults::facts(Kind::Redis));
     trials.extend(redis_scripts::facts(Kind::Redis));
+    trials.extend(redis_rights::facts(Kind::Redis));
+    trials.extend(redis_tls::facts(Kind::Redis));
     let mut arguments = Arguments::from_args();
     // Facts wait more than they work.
     arguments.test_threads.get_or_insert(4);
-    libtest_mimic::run(&arguments, trials).exit();
+    let conclusion = libtest_mimic::run(&arguments, trials);
+    let leaks = traces::found();
+    assert!(leaks.is_empty(), "secrets in traces: {leaks:#?}");
+    conclusion.exit();
 }

@@ -11,6 +11,9 @@ use libtest_mimic::Trial;
 use lockcore::{Error, ErrorKind, Fair, Guard, Locks};
 use tests::eventually::eventually;
 use tests::redis_server::RedisServer;
+use tests::watch::SECRET;
+
+use crate::{redis_rights, traces};
 
 use crate::counted::{Counted, Counts};
 
@@ -120,7 +123,7 @@ impl Store {
     pub(crate) fn url(&self) -> String {
         match self.kind {
             Kind::Memory => "memory:".into(),
-            Kind::Redis => shared_redis().url(),
+            Kind::Redis => shared_redis().url_with_user(redis_rights::USER, SECRET),
         }
     }
 
@@ -138,10 +141,15 @@ impl Store {
     }
 }
 
-/// The server that facts share which do not break it.
+/// The server that facts share which do not break it. All that a client may do there is what the store's page says is
+/// needed, and only in the facts' namespaces.
 pub(crate) fn shared_redis() -> &'static RedisServer {
     static SERVER: OnceLock<RedisServer> = OnceLock::new();
-    SERVER.get_or_init(RedisServer::start)
+    SERVER.get_or_init(|| {
+        let server = RedisServer::start();
+        redis_rights::grant(&server, "fact*", SECRET);
+        server
+    })
 }
 
 /// Keys of a namespace beyond what P6 keeps.
@@ -169,7 +177,18 @@ pub(crate) async fn assert_nothing_left(store: &Store, locks: &Locks, name: &str
 
 /// The kind of an expected error.
 pub(crate) fn kind<T: Debug>(outcome: Result<T, Error>) -> ErrorKind {
-    outcome.expect_err("should have failed").kind()
+    let error = outcome.expect_err("should have failed");
+    shows_no_password(&error);
+    error.kind()
+}
+
+/// P10.
+pub(crate) fn shows_no_password(shown: &impl Debug) {
+    let text = format!("{shown:?} {shown:#?}");
+    assert!(
+        !text.contains(SECRET) && !text.contains(traces::WRONG),
+        "{text}"
+    );
 }
 
 /// Waits until so many, holders and waiters together, are at a name: tickets at the store, and who

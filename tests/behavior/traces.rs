@@ -1,31 +1,45 @@
-//! What the library traces, searched for what must not be in it.
+//! P10: what the library and its driver trace while the suite runs, searched for what must not be in it.
 
 use std::fmt::{Debug, Write};
-use std::sync::{Mutex, OnceLock};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
 
-/// Collects, for the whole process and from the first call on, the traces that contain one of these.
-pub(crate) fn containing(secrets: &'static [&'static str]) -> &'static Mutex<Vec<String>> {
-    static FOUND: OnceLock<&'static Mutex<Vec<String>>> = OnceLock::new();
-    FOUND.get_or_init(|| {
-        let found: &'static Mutex<Vec<String>> = Box::leak(Box::default());
-        tracing::subscriber::set_global_default(Search { secrets, found }).unwrap();
-        found
-    })
+use tests::watch::SECRET;
+
+/// What no trace may contain.
+const SECRETS: [&str; 2] = [SECRET, WRONG];
+
+/// The wrong password of the facts that offer one.
+pub(crate) const WRONG: &str = "hunter2";
+
+static FOUND: Mutex<Vec<String>> = Mutex::new(Vec::new());
+static SEEN: AtomicUsize = AtomicUsize::new(0);
+
+/// Searches the traces of all levels, of the whole process and from now on.
+pub(crate) fn search() {
+    tracing::subscriber::set_global_default(Search).unwrap();
 }
 
-struct Search {
-    secrets: &'static [&'static str],
-    found: &'static Mutex<Vec<String>>,
+/// The traces that contain a secret.
+pub(crate) fn found() -> Vec<String> {
+    FOUND.lock().unwrap().clone()
 }
+
+/// How many traces of the library have been searched.
+pub(crate) fn seen() -> usize {
+    SEEN.load(Ordering::Relaxed)
+}
+
+struct Search;
 
 impl Search {
     fn look(&self, text: Text) {
-        if self.secrets.iter().any(|secret| text.0.contains(secret)) {
-            self.found.lock().unwrap().push(text.0);
+        if SECRETS.iter().any(|secret| text.0.contains(secret)) {
+            FOUND.lock().unwrap().push(text.0);
         }
     }
 }
@@ -58,6 +72,9 @@ impl Subscriber for Search {
     }
 
     fn event(&self, event: &Event<'_>) {
+        if event.metadata().target().starts_with("lockcore") {
+            SEEN.fetch_add(1, Ordering::Relaxed);
+        }
         let mut text = Text::default();
         event.record(&mut text);
         self.look(text);

@@ -1,0 +1,364 @@
+//! Who may do what at a Redis server: passwords that are wrong, rights that are missing, and what of either may be seen.
+
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use libtest_mimic::Trial;
+use lockcore::backend::{self, Answer, Backend, Capability, Connection, Events};
+use lockcore::{Error, ErrorKind, Locks, LostReason};
+use tests::eventually::eventually;
+use tests::redis_server::RedisServer;
+use tests::watch::SECRET;
+
+use crate::store::{Kind, SOON, Store, give_back, kind, shows_no_password, tickets};
+use crate::traces::{self, WRONG};
+
+pub(crate) fn facts(store: Kind) -> Vec<Trial> {
+    crate::store_facts![store, crate::store::DEFAULT;
+        a_user_with_the_documented_rights_can_do_everything_and_nothing_else
+        without_any_one_of_the_documented_rights_the_client_says_which_is_missing
+        a_right_that_is_taken_away_is_missed_and_noticed_when_it_is_back
+        a_wrong_password_is_a_mistake_and_does_not_show
+        a_wrong_password_is_offered_once_for_each_who_asks
+        a_password_changed_under_a_holder_is_not_offered_for_ever
+        a_mistake_that_was_mended_is_seen_by_the_next_who_asks
+        nothing_that_can_be_printed_shows_the_password
+    ]
+}
+
+/// The user of the store's page.
+pub(crate) const USER: &str = "locks";
+
+/// The rights of the store's page, read from the page, for namespaces that match a pattern instead of for `lock`.
+fn documented(namespaces: &str, password: &str) -> Vec<String> {
+    let page = include_str!("../../lockcore/src/backend/redis/guide.md");
+    let rights = page.split("# Minimum rights").nth(1).unwrap();
+    let rights = rights.split("```").nth(1).unwrap();
+    let (namespace, secret) = (format!("{namespaces}:1:"), format!(">{password}"));
+    let adapted = rights
+        .replace("lock:1:", &namespace)
+        .replace(">secret", &secret);
+    let words: Vec<_> = adapted
+        .split_whitespace()
+        .skip(1)
+        .map(String::from)
+        .collect();
+    assert_eq!(words[..3], ["ACL", "SETUSER", USER]);
+    for word in [&secret, &format!("~{namespace}*")] {
+        assert!(words.contains(word), "no {word} in the page's rights");
+    }
+    words
+}
+
+/// Makes the page's user the only one beside the harness.
+pub(crate) fn grant(server: &RedisServer, namespaces: &str, password: &str) {
+    command(server, &documented(namespaces, password));
+    server.command::<()>(&["ACL", "SETUSER", "default", "off"]);
+}
+
+fn command(server: &RedisServer, words: &[String]) {
+    server.command::<()>(&words.iter().map(String::as_str).collect::<Vec<_>>());
+}
+
+/// A client in the namespace of the page.
+fn client(url: String) -> Locks {
+    Locks::builder().url(url).build().unwrap()
+}
+
+/// How often a client has introduced itself, which is when it offers its password.
+fn offers(server: &RedisServer) -> u64 {
+    *server.command_stats().get("hello").unwrap_or(&0)
+}
+
+async fn a_user_with_the_documented_rights_can_do_everything_and_nothing_else(_: Store) {
+    let server = RedisServer::start();
+    grant(&server, "lock", SECRET);
+    let url = server.url_with_user(USER, SECRET);
+    let locks = client(url.clone());
+    locks.ready(SOON).await.unwrap();
+
+    let guard = locks
+        .mutex("a")
+        .ttl(Duration::from_millis(600))
+        .acquire()
+        .await
+        .unwrap();
+    let lock = client(url.clone()).mutex("a").wait(SOON);
+    let waiter = tokio::spawn(async move { lock.acquire().await });
+    tickets(&locks, "a", 2).await;
+    guard.ensure(Duration::from_millis(590)).await.unwrap_err(); // renews, and says that it is not enough
+    give_back(guard).await;
+    give_back(waiter.await.unwrap().unwrap()).await;
+    let dropped = locks.mutex("a").acquire().await.unwrap();
+    drop(dropped);
+    tickets(&locks, "a", 0).await;
+    // What may not be read is passed over.
+    server.command::<()>(&["ACL", "SETUSER", USER, "-info"]);
+    locks.ready(SOON).await.unwrap();
+    let denied: Result<String, _> = redis::cmd("GET")
+        .arg("other")
+        .query(&mut redis::Client::open(url).unwrap().get_connection().unwrap());
+    assert_eq!(denied.unwrap_err().code(), Some("NOPERM"));
+}
+
+async fn without_any_one_of_the_documented_rights_the_client_says_which_is_missing(_: Store) {
+    let server = RedisServer::start();
+    let documented = documented("lock", SECRET);
+    let commands = documented.iter().filter_map(|word| word.strip_prefix('+'));
+    let mut without: Vec<_> = commands
+        .filter(|command| *command != "info") // passed over: see above
+        .map(|command| (vec![format!("-{command}")], command.to_owned()))
+        .collect();
+    assert!(without.len() > 15, "the page names {without:?} only");
+    without.push((vec!["resetkeys".into(), "~other:1:*".into()], "keys".into()));
+    without.push((
+        vec!["resetchannels".into(), "&other:*".into()],
+        "channels".into(),
+    ));
+    for (number, (change, named)) in without.into_iter().enumerate() {
+        let user = format!("user{number}");
+        let mut words = documented.clone();
+        words[2] = user.clone();
+        words.extend(change.iter().cloned());
+        command(&server, &words);
+        let locks = client(server.url_with_user(&user, SECRET) + "/1");
+
+        let error = locks.mutex("a").acquire().await.expect_err(&named);
+
+        let text = format!("{error} {error:?}");
+        assert_eq!(
+            error.kind(),
+            ErrorKind::Config,
+            "without {change:?}: {text}"
+        );
+        assert!(
+            text.contains("Minimum rights"),
+            "without {change:?}: {text}"
+        );
+        assert!(text.contains(&named), "without {change:?}: {text}");
+        shows_no_password(&error);
+        assert_eq!(server.keys("*"), Vec::<String>::new(), "without {change:?}");
+    }
+}
+
+async fn a_right_that_is_taken_away_is_missed_and_noticed_when_it_is_back(_: Store) {
+    let server = RedisServer::start();
+    grant(&server, "lock", SECRET);
+    let locks = client(server.url_with_user(USER, SECRET));
+    give_back(locks.mutex("a").acquire().await.unwrap()).await;
+
+    server.command::<()>(&["ACL", "SETUSER", USER, "-evalsha"]);
+    let error = locks.mutex("a").acquire().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+    assert!(error.to_string().contains("Minimum rights"), "{error}");
+
+    server.command::<()>(&["ACL", "SETUSER", USER, "+evalsha"]);
+    give_back(locks.mutex("a").acquire().await.unwrap()).await;
+}
+
+/// P10 and H11: NOAUTH, WRONGPASS.
+async fn a_wrong_password_is_a_mistake_and_does_not_show(_: Store) {
+    let server = RedisServer::with(&["--requirepass", SECRET]);
+    let traced = traces::seen();
+    for (url, hint) in [
+        (server.url(), "asks for a password"),
+        (
+            server.url_with_user("default", WRONG),
+            "check user and password",
+        ),
+        (
+            server.url_with_user("nobody", WRONG),
+            "check user and password",
+        ),
+        (
+            server.url_with_user("nobody", SECRET),
+            "check user and password",
+        ),
+    ] {
+        let locks = client(url);
+        let started = Instant::now();
+        let error = locks.mutex("a").acquire().await.unwrap_err();
+
+        assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+        assert!(error.to_string().contains(hint), "{error}");
+        assert!(
+            started.elapsed() < Duration::from_millis(900),
+            "a mistake was tried again"
+        );
+        shows_no_password(&(&error, error.to_string()));
+        assert_eq!(kind(locks.ready(SOON).await), ErrorKind::Config);
+    }
+    // Else the search that the whole run is under would find nothing because it looks at nothing.
+    assert!(traces::seen() > traced, "no traces were searched");
+}
+
+async fn a_wrong_password_is_offered_once_for_each_who_asks(_: Store) {
+    let server = RedisServer::with(&["--requirepass", SECRET]);
+    let locks = client(server.url_with_user("default", WRONG));
+
+    for asked in 1..=6 {
+        assert_eq!(kind(locks.mutex("a").acquire().await), ErrorKind::Config);
+        assert_eq!(offers(&server), asked);
+    }
+
+    // Far longer than the longest pause between two tries, in which others have locks and leases come and go.
+    let other = client(server.url_with_user("default", SECRET));
+    let offered = offers(&server);
+    let lock = other.mutex("b").ttl(Duration::from_secs(4)).renew(false);
+    let guard = lock.acquire().await.unwrap();
+    assert_eq!(guard.lost().await, LostReason::Expired);
+    assert_eq!(
+        offers(&server),
+        offered + 1,
+        "the other client's own, and no more"
+    );
+}
+
+/// The keeper asks for as long as it has something to renew or to release, and no longer.
+async fn a_password_changed_under_a_holder_is_not_offered_for_ever(_: Store) {
+    let server = RedisServer::start();
+    grant(&server, "lock", WRONG);
+    let locks = client(server.url_with_user(USER, WRONG));
+    let ttl = Duration::from_secs(1);
+    let guard = locks.mutex("a").ttl(ttl).acquire().await.unwrap();
+    let before = offers(&server);
+
+    server.command::<()>(&["ACL", "SETUSER", USER, "resetpass", &format!(">{SECRET}")]);
+    server.command::<()>(&["CLIENT", "KILL", "TYPE", "NORMAL", "SKIPME", "YES"]);
+    server.command::<()>(&["CLIENT", "KILL", "TYPE", "PUBSUB"]);
+    assert_eq!(guard.lost().await, LostReason::Expired);
+    drop(guard);
+    let while_held = offers(&server) - before;
+    assert!(
+        (1..=30).contains(&while_held),
+        "{while_held} times in one lease"
+    );
+
+    // The keeper gives up what it cannot release when it has run out and one more operation has had its time.
+    locks.shutdown(4 * ttl).await.unwrap();
+    let given_up = offers(&server);
+    assert!(given_up - before <= 60, "{} times", given_up - before);
+    let mine = client(server.url_with_user(USER, SECRET));
+    let guard = mine
+        .mutex("b")
+        .ttl(3 * ttl)
+        .renew(false)
+        .acquire()
+        .await
+        .unwrap();
+    assert_eq!(guard.lost().await, LostReason::Expired);
+    assert_eq!(offers(&server), given_up + 1, "offered with nothing to do");
+}
+
+async fn a_mistake_that_was_mended_is_seen_by_the_next_who_asks(_: Store) {
+    let server = RedisServer::with(&["--requirepass", SECRET]);
+    let locks = client(server.url_with_user(USER, SECRET));
+    for _ in 0..5 {
+        assert_eq!(kind(locks.mutex("a").acquire().await), ErrorKind::Config);
+        grant(&server, "lock", SECRET);
+        give_back(locks.mutex("a").acquire().await.unwrap()).await;
+        server.command::<()>(&["ACL", "DELUSER", USER]);
+        // The server ends that user's connections.
+        eventually("noticed", SOON, async || {
+            locks.mutex("a").try_acquire().await.is_err()
+        })
+        .await;
+    }
+}
+
+/// A store that keeps what its connections look like.
+#[derive(Debug)]
+struct Seen {
+    store: Arc<dyn Backend>,
+    connections: Arc<Mutex<Vec<String>>>,
+}
+
+impl Backend for Seen {
+    fn capability(&self) -> Capability {
+        self.store.capability()
+    }
+
+    fn connect(&self, events: Events) -> Answer<Arc<dyn Connection>> {
+        let connections = Arc::clone(&self.connections);
+        connections.lock().unwrap().push(format!("{events:?}"));
+        let opening = self.store.connect(events);
+        Box::pin(async move {
+            let connection = opening.await?;
+            connections
+                .lock()
+                .unwrap()
+                .push(format!("{connection:?} {connection:#?}"));
+            Ok(connection)
+        })
+    }
+}
+
+/// P10.
+async fn nothing_that_can_be_printed_shows_the_password(_: Store) {
+    let server = RedisServer::start();
+    grant(&server, "lock", SECRET);
+    let url = server.url_with_user(USER, SECRET);
+    let builder = Locks::builder().url(&url);
+    shows_no_password(&builder);
+    let locks = builder.build().unwrap();
+    let guard = locks.mutex("a").acquire().await.unwrap();
+    shows_no_password(&(
+        &locks,
+        locks.mutex("a"),
+        locks.rwlock("a"),
+        locks.semaphore("b", 2),
+    ));
+    shows_no_password(&(&guard, &*guard, guard.token()));
+    shows_no_password(&locks.inspect("a").await);
+    let errors: Vec<Error> = vec![
+        locks.mutex("a").try_acquire().await.unwrap_err(),
+        locks
+            .mutex("a")
+            .wait(Duration::from_millis(20))
+            .acquire()
+            .await
+            .unwrap_err(),
+        locks
+            .semaphore("a", 2)
+            .permits(1)
+            .acquire()
+            .await
+            .unwrap_err(),
+        locks.mutex("").acquire().await.unwrap_err(),
+        Locks::builder()
+            .url(&url)
+            .namespace("not-his")
+            .build()
+            .unwrap()
+            .mutex("a")
+            .acquire()
+            .await
+            .unwrap_err(),
+        Locks::connect(&format!("{url}/zero")).unwrap_err(),
+        Locks::connect(&url.replace("redis://", "rodis://")).unwrap_err(),
+        Locks::connect(&url.replace("redis://", "")).unwrap_err(),
+        Locks::connect(&url.replace("127.0.0.1:", "127.0.0.1:x")).unwrap_err(),
+        Locks::builder()
+            .url(&url)
+            .ca_file("ca.pem")
+            .build()
+            .unwrap_err(),
+    ];
+    for error in &errors {
+        shows_no_password(&(error, error.to_string()));
+    }
+    drop(guard);
+
+    let store = backend::open(&url).unwrap();
+    shows_no_password(&store);
+    let connections = Arc::default();
+    let seen = Seen {
+        store,
+        connections: Arc::clone(&connections),
+    };
+    let locks = Locks::with_backend(Arc::new(seen)).unwrap();
+    locks.ready(SOON).await.unwrap();
+    let connections = connections.lock().unwrap();
+    assert_eq!(connections.len(), 2, "{connections:?}");
+    shows_no_password(&*connections);
+}

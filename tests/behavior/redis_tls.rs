@@ -1,0 +1,445 @@
+//! Redis over TLS: who is believed and who is not, and what the one who set it up is told.
+
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use libtest_mimic::Trial;
+use lockcore::{Builder, Error, ErrorKind, Locks};
+use tests::certificates::{Authority, Identity};
+use tests::eventually::eventually;
+use tests::process::{Holder, HolderOptions};
+use tests::proxy::Proxy;
+use tests::redis_server::RedisServer;
+use tests::watch::SECRET;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpListener;
+use tokio_rustls::rustls::crypto::CryptoProvider;
+
+use crate::store::{Kind, SOON, Store, give_back, kind, shows_no_password, tickets};
+
+pub(crate) fn facts(store: Kind) -> Vec<Trial> {
+    crate::store_facts![store, crate::store::DEFAULT;
+        locks_are_handed_over_and_nothing_goes_out_in_plain_text
+        a_connection_that_breaks_is_encrypted_again
+        a_server_is_believed_by_its_address_and_by_its_name
+        a_certificate_from_another_authority_is_refused
+        a_certificate_for_another_host_is_refused
+        a_certificate_that_has_expired_is_refused
+        a_server_without_tls_is_refused_and_told_nothing
+        what_speaks_something_else_is_a_mistake
+        a_server_that_wants_tls_is_recognised_without
+        a_client_with_a_certificate_gets_in
+        a_client_without_the_certificate_that_is_demanded_is_told_so
+        a_certificate_that_the_server_refuses_is_named
+        a_mistake_is_not_tried_again_unasked
+        the_systems_roots_are_trusted_when_no_authority_is_given
+        an_authority_of_ones_own_replaces_the_systems_roots
+        files_that_are_of_no_use_are_named_when_the_client_is_built
+        the_process_is_left_without_a_cryptography_provider
+    ]
+}
+
+/// One operation, and then some for a busy machine.
+const ONE_OPERATION: Duration = Duration::from_millis(1_500);
+
+const HERE: [&str; 2] = ["127.0.0.1", "localhost"];
+
+const PASSWORD: [&str; 2] = ["--requirepass", SECRET];
+
+fn server(ca: &Authority) -> RedisServer {
+    RedisServer::with_tls(&ca.server(&HERE), None, &PASSWORD)
+}
+
+fn client(url: &str) -> Builder {
+    Locks::builder().url(url)
+}
+
+fn url(server: &RedisServer) -> String {
+    server.url_with_user("default", SECRET)
+}
+
+/// The same, through a proxy.
+fn url_through(proxy: &Proxy) -> String {
+    format!("rediss://default:{SECRET}@127.0.0.1:{}", proxy.port())
+}
+
+/// Whoever asks gets this kind of error, in time, and is told all of this.
+async fn refused(builder: Builder, expected: ErrorKind, told: &[&str]) {
+    let locks = builder.build().unwrap();
+    for waits in [true, false] {
+        let began = Instant::now();
+        let error = match waits {
+            true => locks.mutex("a").wait(3 * SOON).acquire().await.unwrap_err(),
+            false => locks.ready(Duration::from_secs(1)).await.unwrap_err(),
+        };
+        let took = began.elapsed();
+        assert!(took < ONE_OPERATION, "{took:?}: {error}");
+        assert_eq!(error.kind(), expected, "{error}");
+        says(&error, told);
+    }
+}
+
+fn says(error: &Error, told: &[&str]) {
+    let text = error.to_string();
+    for part in told {
+        assert!(text.contains(part), "no {part:?} in: {text}");
+    }
+    shows_no_password(&(error, text));
+}
+
+async fn locks_are_handed_over_and_nothing_goes_out_in_plain_text(_: Store) {
+    let ca = Authority::new();
+    let server = server(&ca);
+    let proxy = Proxy::to(server.port());
+    // Would swallow the reply to the first thing that any client says.
+    proxy.lose_replies(b"HELLO", 1);
+    let connect = || {
+        let builder = client(&url_through(&proxy)).ca_file(ca.file());
+        builder.build().unwrap()
+    };
+    let (one, other) = (connect(), connect());
+    one.ready(SOON).await.unwrap();
+
+    let guard = one.mutex("a").acquire().await.unwrap();
+    let lock = other.mutex("a").wait(SOON).renew(true);
+    let waiter = tokio::spawn(async move { lock.acquire().await });
+    tickets(&one, "a", 2).await;
+    let released = Instant::now();
+    give_back(guard).await;
+    give_back(waiter.await.unwrap().unwrap()).await;
+
+    // By a wake-up: the waiter's next look would have been seconds later.
+    assert!(released.elapsed() < Duration::from_secs(1));
+    assert!(proxy.traffic().bytes_up > 1_000);
+    assert_eq!(proxy.traffic().replies_lost, 0, "HELLO in plain text");
+}
+
+async fn a_connection_that_breaks_is_encrypted_again(_: Store) {
+    let ca = Authority::new();
+    let server = server(&ca);
+    let proxy = Proxy::to(server.port());
+    proxy.lose_replies(b"HELLO", 1);
+    let builder = client(&url_through(&proxy)).ca_file(ca.file());
+    let locks = builder.build().unwrap();
+    let guard = locks.mutex("a").acquire().await.unwrap();
+    let before = proxy.traffic().connections;
+
+    proxy.cut();
+    proxy.restore();
+
+    eventually("connected again", SOON, async || {
+        locks.mutex("b").try_acquire().await.is_ok()
+    })
+    .await;
+    guard.ensure(Duration::from_millis(9_500)).await.unwrap();
+    assert!(proxy.traffic().connections > before);
+    assert_eq!(proxy.traffic().replies_lost, 0, "HELLO in plain text");
+}
+
+async fn a_server_is_believed_by_its_address_and_by_its_name(_: Store) {
+    let ca = Authority::new();
+    let server = server(&ca);
+    for host in HERE {
+        let url = url(&server).replace("127.0.0.1", host);
+        let locks = client(&url).ca_file(ca.file()).build().unwrap();
+        give_back(locks.mutex("a").acquire().await.unwrap()).await;
+    }
+}
+
+async fn a_certificate_from_another_authority_is_refused(_: Store) {
+    let (ca, other) = (Authority::new(), Authority::new());
+    let server = server(&ca);
+    let told = ["is not from the CA in", "LOCK_CA_FILE", "UnknownIssuer"];
+    let file = other.file().to_str().unwrap();
+
+    let builder = client(&url(&server)).ca_file(other.file());
+    refused(builder, ErrorKind::Config, &[&told[..], &[file]].concat()).await;
+}
+
+async fn a_certificate_for_another_host_is_refused(_: Store) {
+    let ca = Authority::new();
+    let identity = ca.server(&["elsewhere.example"]);
+    let server = RedisServer::with_tls(&identity, None, &PASSWORD);
+    for host in HERE {
+        let url = url(&server).replace("127.0.0.1", host);
+        let told = ["is for another host", host, "elsewhere.example"];
+        refused(client(&url).ca_file(ca.file()), ErrorKind::Config, &told).await;
+    }
+}
+
+async fn a_certificate_that_has_expired_is_refused(_: Store) {
+    let ca = Authority::new();
+    let identity = ca.expired_server(&HERE);
+    let server = RedisServer::with_tls(&identity, None, &PASSWORD);
+    let builder = client(&url(&server)).ca_file(ca.file());
+    refused(builder, ErrorKind::Config, &["has expired", "renew it"]).await;
+}
+
+async fn a_server_without_tls_is_refused_and_told_nothing(_: Store) {
+    let ca = Authority::new();
+    let server = RedisServer::with(&PASSWORD);
+    let proxy = Proxy::to(server.port());
+    proxy.lose_replies(SECRET.as_bytes(), 1);
+    let builder = client(&url_through(&proxy)).ca_file(ca.file());
+
+    // It waits for more of what it takes for a command, as a server does that hangs: that is not taken for a mistake.
+    let told = ["a server without TLS is silent too", "redis://"];
+    refused(builder, ErrorKind::Unavailable, &told).await;
+
+    assert!(proxy.traffic().bytes_up > 0, "it was not even asked");
+    assert_eq!(
+        proxy.traffic().replies_lost,
+        0,
+        "the password in plain text"
+    );
+    assert_eq!(server.command_stats().get("hello"), None);
+}
+
+/// Whoever connects is told this, whatever he says.
+fn says_only(answer: &'static [u8]) -> u16 {
+    let listener = tests::ports::listen();
+    listener.set_nonblocking(true).unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let listener = TcpListener::from_std(listener).unwrap();
+    tokio::spawn(async move {
+        loop {
+            let (mut client, _) = listener.accept().await.unwrap();
+            client.read_u8().await.unwrap();
+            client.write_all(answer).await.unwrap();
+            // Until it goes: a close now would be a reset, which may overtake the answer.
+            while client.read_u8().await.is_ok() {}
+        }
+    });
+    port
+}
+
+async fn what_speaks_something_else_is_a_mistake(_: Store) {
+    const NOT_TLS: &[u8] = b"HTTP/1.1 400 Bad Request\r\n\r\n";
+    const TLS_ALERT: &[u8] = &[21, 3, 3, 0, 2, 2, 40];
+    let ca = Authority::new();
+
+    let url = format!("rediss://127.0.0.1:{}", says_only(NOT_TLS));
+    let told = ["does not speak TLS", "the scheme without TLS"];
+    refused(client(&url).ca_file(ca.file()), ErrorKind::Config, &told).await;
+    for answer in [NOT_TLS, TLS_ALERT] {
+        let url = format!("redis://127.0.0.1:{}", says_only(answer));
+        let told = [
+            "is not Redis",
+            "if this port speaks TLS, the scheme is rediss",
+        ];
+        refused(client(&url), ErrorKind::Config, &told).await;
+    }
+}
+
+/// The server resets the connection; a server in trouble does that as well, so it is not taken for a mistake.
+async fn a_server_that_wants_tls_is_recognised_without(_: Store) {
+    let ca = Authority::new();
+    let server = server(&ca);
+    let builder = client(&url(&server).replace("rediss://", "redis://"));
+    let told = ["if this port speaks TLS, the scheme is rediss"];
+    refused(builder, ErrorKind::Unavailable, &told).await;
+}
+
+async fn a_client_with_a_certificate_gets_in(_: Store) {
+    let ca = Authority::new();
+    let server = RedisServer::with_tls(&ca.server(&HERE), Some(&ca), &PASSWORD);
+    let locks = with(client(&url(&server)).ca_file(ca.file()), &ca.client());
+    give_back(locks.build().unwrap().mutex("a").acquire().await.unwrap()).await;
+}
+
+fn with(builder: Builder, identity: &Identity) -> Builder {
+    builder
+        .cert_file(&identity.certificate)
+        .key_file(&identity.key)
+}
+
+async fn a_client_without_the_certificate_that_is_demanded_is_told_so(_: Store) {
+    let ca = Authority::new();
+    for (version, told) in [
+        ("TLSv1.3", "demands a client certificate"),
+        ("TLSv1.2", "if it demands a client certificate"),
+    ] {
+        let extra = [&PASSWORD[..], &["--tls-protocols", version]].concat();
+        let server = RedisServer::with_tls(&ca.server(&HERE), Some(&ca), &extra);
+        let told = [told, "LOCK_CERT_FILE", "LOCK_KEY_FILE"];
+        let builder = client(&url(&server)).ca_file(ca.file());
+        refused(builder, ErrorKind::Config, &told).await;
+    }
+}
+
+async fn a_certificate_that_the_server_refuses_is_named(_: Store) {
+    let (ca, other) = (Authority::new(), Authority::new());
+    for version in ["TLSv1.3", "TLSv1.2"] {
+        let extra = [&PASSWORD[..], &["--tls-protocols", version]].concat();
+        let server = RedisServer::with_tls(&ca.server(&HERE), Some(&ca), &extra);
+        for identity in [other.client(), ca.expired_client()] {
+            let file = identity.certificate.to_str().unwrap();
+            let told = ["refuses the client certificate", "LOCK_CERT_FILE", file];
+            let builder = client(&url(&server)).ca_file(ca.file());
+            refused(with(builder, &identity), ErrorKind::Config, &told).await;
+        }
+    }
+}
+
+async fn a_mistake_is_not_tried_again_unasked(_: Store) {
+    let (ca, other) = (Authority::new(), Authority::new());
+    let server = server(&ca);
+    let proxy = Proxy::to(server.port());
+    let builder = client(&url_through(&proxy)).ca_file(other.file());
+    let locks = builder.build().unwrap();
+    for asked in 1..=3 {
+        assert_eq!(kind(locks.mutex("a").acquire().await), ErrorKind::Config);
+        assert_eq!(proxy.traffic().connections, asked);
+    }
+
+    // Far longer than the longest pause between two tries.
+    let sound = client(&url(&server)).ca_file(ca.file()).build().unwrap();
+    let lock = sound.mutex("b").ttl(Duration::from_secs(4)).renew(false);
+    lock.acquire().await.unwrap().lost().await;
+    assert_eq!(proxy.traffic().connections, 3);
+}
+
+/// A process whose system trusts this authority.
+fn process(server: &RedisServer, system: &Authority, own: Option<&Authority>) -> Holder {
+    let mut options = HolderOptions::mutex(&url(server), "a");
+    let path = |file: &Path| file.to_str().unwrap().to_owned();
+    options.variables = vec![("SSL_CERT_FILE".into(), path(system.file()))];
+    if let Some(own) = own {
+        options
+            .variables
+            .push(("LOCK_CA_FILE".into(), path(own.file())));
+    }
+    Holder::start(env!("CARGO_BIN_EXE_holder"), &options)
+}
+
+async fn the_systems_roots_are_trusted_when_no_authority_is_given(_: Store) {
+    let (ca, other) = (Authority::new(), Authority::new());
+    let server = server(&ca);
+
+    process(&server, &ca, None).try_acquire().unwrap();
+
+    let refusal = process(&server, &other, None).try_acquire();
+    assert_eq!(refusal.unwrap_err(), "Config");
+}
+
+async fn an_authority_of_ones_own_replaces_the_systems_roots(_: Store) {
+    let (ca, other) = (Authority::new(), Authority::new());
+    let server = server(&ca);
+
+    process(&server, &other, Some(&ca)).try_acquire().unwrap();
+
+    let refusal = process(&server, &ca, Some(&other)).try_acquire();
+    assert_eq!(refusal.unwrap_err(), "Config");
+}
+
+async fn files_that_are_of_no_use_are_named_when_the_client_is_built(_: Store) {
+    let (ca, other) = (Authority::new(), Authority::new());
+    let (identity, stranger) = (ca.client(), other.client());
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str, text: &str| {
+        let file = folder.path().join(name);
+        fs::write(&file, text).unwrap();
+        file
+    };
+    let key_text = fs::read_to_string(&identity.key).unwrap();
+    let certificate_text = fs::read_to_string(&identity.certificate).unwrap();
+    let missing = folder.path().join("missing.pem");
+    let empty = file("empty.pem", "");
+    let damaged = file(
+        "damaged.pem",
+        &certificate_text.replace("-----END", "-----AND"),
+    );
+    let base = || client("rediss://127.0.0.1");
+    let secret_line = key_text.lines().nth(1).unwrap();
+
+    for (builder, told) in [
+        (
+            base().ca_file(&missing),
+            vec!["LOCK_CA_FILE (ca_file)", "missing.pem", "cannot be read"],
+        ),
+        (
+            base().ca_file(folder.path()),
+            vec!["LOCK_CA_FILE (ca_file)", "cannot be read"],
+        ),
+        (
+            base().ca_file(&empty),
+            vec!["LOCK_CA_FILE (ca_file)", "empty.pem", "no certificate"],
+        ),
+        (
+            base().ca_file(&identity.key),
+            vec!["LOCK_CA_FILE (ca_file)", "key.pem", "no certificate"],
+        ),
+        (
+            base().ca_file(&damaged),
+            vec!["LOCK_CA_FILE (ca_file)", "damaged.pem", "not sound PEM"],
+        ),
+        (
+            base().cert_file(&identity.certificate),
+            vec!["LOCK_CERT_FILE", "without LOCK_KEY_FILE (key_file)"],
+        ),
+        (
+            base().key_file(&identity.key),
+            vec!["LOCK_KEY_FILE", "without LOCK_CERT_FILE (cert_file)"],
+        ),
+        (
+            base().cert_file(&missing).key_file(&identity.key),
+            vec!["LOCK_CERT_FILE (cert_file)", "missing.pem"],
+        ),
+        (
+            base().cert_file(&empty).key_file(&identity.key),
+            vec!["LOCK_CERT_FILE (cert_file)", "no certificate"],
+        ),
+        (
+            base().cert_file(&identity.certificate).key_file(&missing),
+            vec!["LOCK_KEY_FILE (key_file)", "missing.pem"],
+        ),
+        (
+            base().cert_file(&identity.certificate).key_file(&empty),
+            vec!["LOCK_KEY_FILE (key_file)", "no private key"],
+        ),
+        (
+            base()
+                .cert_file(&identity.certificate)
+                .key_file(&stranger.key),
+            vec!["LOCK_CERT_FILE", "LOCK_KEY_FILE", "do not go together"],
+        ),
+        (
+            base().cert_file(&identity.certificate).key_file(&key_text),
+            vec!["LOCK_KEY_FILE (key_file)", "the path of a PEM file"],
+        ),
+        (
+            client("redis://127.0.0.1").ca_file(ca.file()),
+            vec![
+                "LOCK_CA_FILE (ca_file)",
+                "\"redis\" does not use TLS",
+                "rediss does",
+            ],
+        ),
+        (
+            client("memory:").key_file(&identity.key),
+            vec!["LOCK_KEY_FILE (key_file)", "\"memory\" does not use TLS"],
+        ),
+    ] {
+        let shown = format!("{builder:?}");
+        let error = builder.build().expect_err(&format!("{told:?}"));
+        assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+        says(&error, &told);
+        assert!(!shown.contains(secret_line), "{shown}");
+        assert!(
+            !format!("{error} {error:?}").contains(secret_line),
+            "{error}"
+        );
+    }
+    with(base().ca_file(ca.file()), &identity).build().unwrap();
+}
+
+/// The application installs one, or none; a second would be refused to it.
+async fn the_process_is_left_without_a_cryptography_provider(_: Store) {
+    let ca = Authority::new();
+    let server = server(&ca);
+    let locks = client(&url(&server)).ca_file(ca.file()).build().unwrap();
+    give_back(locks.mutex("a").acquire().await.unwrap()).await;
+
+    assert!(CryptoProvider::get_default().is_none());
+}
