@@ -110,10 +110,10 @@ async fn without_any_one_of_the_documented_rights_the_client_says_which_is_missi
         .map(|command| (vec![format!("-{command}")], command.to_owned()))
         .collect();
     assert!(without.len() > 15, "the page names {without:?} only");
-    without.push((vec!["resetkeys".into(), "~other:1:*".into()], "keys".into()));
+    without.push((vec!["resetkeys".into(), "~other:1:*".into()], "key".into()));
     without.push((
         vec!["resetchannels".into(), "&other:*".into()],
-        "channels".into(),
+        "channel".into(),
     ));
     for (number, (change, named)) in without.into_iter().enumerate() {
         let user = format!("user{number}");

@@ -38,6 +38,8 @@ pub struct Traffic {
     pub bytes_down: u64,
     /// Reads from clients that brought something: for a client that sends one request at a time, its requests.
     pub chunks_up: u64,
+    /// Requests that [`Proxy::lose_replies`] was looking for and saw, answered or not.
+    pub recognised: u64,
     /// Connections that were ended by [`Proxy::lose_replies`].
     pub replies_lost: u64,
 }
@@ -62,6 +64,7 @@ struct Shared {
     bytes_up: AtomicU64,
     bytes_down: AtomicU64,
     chunks_up: AtomicU64,
+    recognised: AtomicU64,
     replies_lost: AtomicU64,
 }
 
@@ -163,6 +166,7 @@ impl Proxy {
             bytes_up: read(&self.shared.bytes_up),
             bytes_down: read(&self.shared.bytes_down),
             chunks_up: read(&self.shared.chunks_up),
+            recognised: read(&self.shared.recognised),
             replies_lost: read(&self.shared.replies_lost),
         }
     }

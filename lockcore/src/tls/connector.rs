@@ -35,13 +35,6 @@ impl Connector {
     ///
     /// `host` is a name or an address as it stands in a URL; the certificate must be for it.
     pub(crate) fn new(tls: &Tls, host: &str) -> Result<Self, Error> {
-        let address = host.trim_start_matches('[').trim_end_matches(']');
-        let host = match address.parse::<IpAddr>() {
-            Ok(address) => ServerName::from(address),
-            Err(_) => ServerName::try_from(host.to_owned()).map_err(|_| {
-                Error::config("the host of the URL is neither a name nor an address")
-            })?,
-        };
         // The process may have chosen a provider (FIPS). None is installed for it: that can be done
         // once only, and is the application's to do.
         let provider = match CryptoProvider::get_default() {
@@ -68,7 +61,7 @@ impl Connector {
         };
         Ok(Self {
             config: Arc::new(config),
-            host,
+            host: server_name(host)?,
             tls: tls.clone(),
         })
     }
@@ -135,6 +128,16 @@ impl fmt::Debug for Connector {
             .field("host", &self.host)
             .finish_non_exhaustive()
     }
+}
+
+fn server_name(host: &str) -> Result<ServerName<'static>, Error> {
+    // An address of IPv6 stands in brackets in a URL.
+    let address = host.trim_start_matches('[').trim_end_matches(']');
+    if let Ok(address) = address.parse::<IpAddr>() {
+        return Ok(ServerName::from(address));
+    }
+    ServerName::try_from(host.to_owned())
+        .map_err(|_| Error::config("the host of the URL is neither a name nor an address"))
 }
 
 fn trusted(ca_file: Option<&Path>) -> Result<RootCertStore, Error> {
@@ -253,4 +256,31 @@ fn rustls_error<'a>(error: &'a (dyn StdError + 'static)) -> Option<&'a RustlsErr
         };
     }
     None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_is_an_address_or_a_name() {
+        for address in ["127.0.0.1", "[::1]", "[2001:db8::1]"] {
+            let name = server_name(address).unwrap();
+            assert!(matches!(name, ServerName::IpAddress(_)), "{name:?}");
+        }
+        let name = server_name("locks.example.com").unwrap();
+        assert!(matches!(name, ServerName::DnsName(_)), "{name:?}");
+        assert!(server_name("no name").is_err());
+    }
+
+    /// The driver hides what the stream said twice over.
+    #[test]
+    fn what_rustls_said_is_found_in_what_the_driver_says() {
+        let said = RustlsError::AlertReceived(AlertDescription::CertificateRequired);
+        let error = redis::RedisError::from(io::Error::other(said.clone()));
+        assert_eq!(rustls_error(&error), Some(&said));
+
+        let other = redis::RedisError::from(io::Error::from(io::ErrorKind::ConnectionReset));
+        assert_eq!(rustls_error(&other), None);
+    }
 }

@@ -154,6 +154,7 @@ impl Shared {
             .any(|window| window == trap.marker)
         {
             trap.remaining -= 1;
+            self.recognised.fetch_add(1, Ordering::Relaxed);
             return true;
         }
         recent.drain(..recent.len().saturating_sub(trap.marker.len() - 1));

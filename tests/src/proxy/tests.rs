@@ -87,6 +87,7 @@ fn bytes_go_through_and_are_counted() {
         bytes_up: 4,
         bytes_down: 24,
         chunks_up: 2,
+        recognised: 0,
         replies_lost: 0,
     };
     assert_eq!(traffic, expected);
