@@ -10,8 +10,9 @@ use crate::clock::Clock;
 use crate::connect;
 use crate::error::Error;
 use crate::lock::{SHORTEST_TTL, Wait};
-use crate::locks::{Defaults, Locks};
+use crate::locks::Locks;
 use crate::name::Namespace;
+use crate::shared::{Defaults, Settings};
 use crate::tls::Tls;
 
 /// Every client in the world that sets nothing meets here, so that two services that share a store
@@ -298,17 +299,17 @@ impl Builder {
                 "an operation timeout (LOCK_OP_TIMEOUT) of zero would fail every operation",
             ));
         }
-        Locks::start(
-            backend,
+        let settings = Settings {
             clock,
             namespace,
-            Defaults {
+            op_timeout: self.op_timeout,
+            defaults: Defaults {
                 ttl: self.ttl,
                 wait: self.wait,
                 fair: self.fair,
             },
-            self.op_timeout,
-        )
+        };
+        Locks::start(backend, settings)
     }
 }
 

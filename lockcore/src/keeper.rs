@@ -11,12 +11,11 @@ use std::thread::ThreadId;
 use std::time::Duration;
 
 use crate::backend::{Backend, Departure, Enqueued, Fault, Released};
-use crate::clock::Clock;
+use crate::clock::Instant;
 use crate::error::{Error, LostReason};
 use crate::lease::Lease;
-use crate::name::Namespace;
-use crate::shared::{Shared, Where, jittered};
-use crate::table::{BATCH, Cleanup, Phase};
+use crate::shared::{Settings, Shared, Where, jittered};
+use crate::table::{BATCH, Cleanup, Phase, Stage};
 
 /// The longest sleep while something is due. Timers stand still while the machine is suspended and
 /// the lease clock does not; after a resume the keeper catches up within this time.
@@ -35,10 +34,7 @@ pub(crate) struct Keeper {
 impl Keeper {
     pub(crate) fn start(
         backend: Arc<dyn Backend>,
-        clock: Clock,
-        namespace: Namespace,
-        op_timeout: Duration,
-        own_for: Duration,
+        settings: Settings,
     ) -> Result<(Self, Arc<Shared>), Error> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -47,9 +43,7 @@ impl Keeper {
                 Error::unavailable(format!("cannot start the keeper's runtime: {error}"))
             })?;
         let keeper = runtime.handle().clone();
-        let shared = Arc::new(Shared::new(
-            backend, clock, namespace, op_timeout, own_for, keeper,
-        ));
+        let shared = Arc::new(Shared::new(backend, settings, keeper));
         let (end, ended) = mpsc::channel();
         let for_thread = Arc::clone(&shared);
         let thread = std::thread::Builder::new()
@@ -93,6 +87,7 @@ impl Drop for Keeper {
 }
 
 async fn keep(shared: &Arc<Shared>) {
+    let sessions = shared.backend.capability().sessions;
     loop {
         // Before the clock is looked at, so that no turn of it is missed.
         let turned = shared.clock.turned();
@@ -105,6 +100,10 @@ async fn keep(shared: &Arc<Shared>) {
             // Marks the loss and fires its signal, also while a renewal hangs.
             if let Some(reason @ (LostReason::Expired | LostReason::MaxHold)) = lease.lost(now) {
                 shared.lost(&lease, stage, reason);
+                // Elsewhere the store's clock ends it. Waiters are cleaned up by the acquire loop.
+                if sessions && stage == Stage::Held {
+                    shared.clean_up(Cleanup::of(&lease));
+                }
             }
         }
         for batch in round.renew.chunks(BATCH) {
@@ -220,7 +219,12 @@ async fn depart(shared: Arc<Shared>, mut batch: Vec<Cleanup>) {
         false => cleanup.request.ttl,
     };
     let longest = batch.iter().map(patience).max().unwrap_or_default();
-    let give_up = shared.clock.now().after(longest).after(shared.op_timeout);
+    let give_up = match shared.backend.capability().sessions {
+        // It stays as long as this process's session does, which may be for ever. A session that
+        // ended while the store was away is acknowledged as well, by "not found".
+        true => Instant::FAR_FUTURE,
+        false => shared.clock.now().after(longest).after(shared.op_timeout),
+    };
     let mut pause = Duration::from_millis(20);
     loop {
         let departures = batch

@@ -106,7 +106,7 @@ impl Order<'_> {
     /// Whether it can be passed on between the tasks of this process. A lease of its own length, or
     /// with an end of its own, cannot; and permits of a semaphore are counted at the store.
     pub(crate) fn is_shareable(&self) -> bool {
-        let local = matches!(self.client.defaults.fair, Fair::Local(_));
+        let local = matches!(self.client.shared.defaults.fair, Fair::Local(_));
         local && self.capacity == FULL && self.renew && self.max_hold.is_none()
     }
 }
@@ -126,8 +126,8 @@ impl Lock {
             })
         });
         Self {
-            ttl: client.defaults.ttl,
-            wait: client.defaults.wait,
+            ttl: client.shared.defaults.ttl,
+            wait: client.shared.defaults.wait,
             client: Arc::clone(client),
             what,
             renew: true,

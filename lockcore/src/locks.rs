@@ -5,17 +5,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::backend::{Backend, Place};
-use crate::clock::Clock;
-use crate::config::{Builder, Fair};
+use crate::config::Builder;
 use crate::error::Error;
 use crate::events::EventListener;
 use crate::keeper::Keeper;
-use crate::lock::{Lock, Wait};
-use crate::name::{Name, Namespace};
+use crate::lock::Lock;
+use crate::name::Name;
 use crate::request::FULL;
 use crate::rwlock::RwLock;
 use crate::semaphore::Semaphore;
-use crate::shared::{Shared, Where};
+use crate::shared::{Settings, Shared, Where};
 
 /// A client of a lock store. Clones are the same client: one keeper thread per connect, not per
 /// clone.
@@ -41,19 +40,10 @@ pub struct Locks(Arc<Client>);
 /// What all handles of one client share.
 pub(crate) struct Client {
     pub(crate) shared: Arc<Shared>,
-    pub(crate) defaults: Defaults,
     /// `host/pid/client`, for [`Locks::inspect`].
     pub(crate) owner: Arc<str>,
     /// Ends the thread when the last handle goes.
     _keeper: Keeper,
-}
-
-/// What a lock does that does not say otherwise.
-#[derive(Debug)]
-pub(crate) struct Defaults {
-    pub(crate) ttl: Duration,
-    pub(crate) wait: Wait,
-    pub(crate) fair: Fair,
 }
 
 impl Locks {
@@ -92,21 +82,10 @@ impl Locks {
         Self::builder().backend(backend).build()
     }
 
-    pub(crate) fn start(
-        backend: Arc<dyn Backend>,
-        clock: Clock,
-        namespace: Namespace,
-        defaults: Defaults,
-        op_timeout: Duration,
-    ) -> Result<Self, Error> {
-        let own_for = match defaults.fair {
-            Fair::Local(bound) => bound,
-            Fair::Strict => Duration::ZERO,
-        };
-        let (keeper, shared) = Keeper::start(backend, clock, namespace, op_timeout, own_for)?;
+    pub(crate) fn start(backend: Arc<dyn Backend>, settings: Settings) -> Result<Self, Error> {
+        let (keeper, shared) = Keeper::start(backend, settings)?;
         Ok(Self(Arc::new(Client {
             shared,
-            defaults,
             owner: owner(),
             _keeper: keeper,
         })))
@@ -244,7 +223,7 @@ impl fmt::Debug for Client {
         f.debug_struct("Client")
             .field("namespace", &self.shared.namespace.as_str())
             .field("owner", &self.owner)
-            .field("fair", &self.defaults.fair)
+            .field("fair", &self.shared.defaults.fair)
             .finish_non_exhaustive()
     }
 }

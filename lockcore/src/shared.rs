@@ -13,14 +13,31 @@ use tokio::sync::Notify;
 
 use crate::backend::{Answer, Backend, Connection, Fault, Renewed, StoreError, Wake};
 use crate::clock::{Clock, Instant};
+use crate::config::Fair;
 use crate::error::{Error, LostReason};
 use crate::events::{Event, Teller};
 use crate::lease::{AlreadyLost, Lease};
 use crate::local::Lanes;
+use crate::lock::Wait;
 use crate::name::Namespace;
 use crate::request::{Id, Ids};
 use crate::supervise::{Link, Links, NotConnected};
 use crate::table::{Cleanup, Phase, Stage, Table, Tracked};
+
+/// What a client is made with, checked.
+pub(crate) struct Settings {
+    pub(crate) clock: Clock,
+    pub(crate) namespace: Namespace,
+    pub(crate) op_timeout: Duration,
+    pub(crate) defaults: Defaults,
+}
+
+/// What a lock does that does not say otherwise.
+pub(crate) struct Defaults {
+    pub(crate) ttl: Duration,
+    pub(crate) wait: Wait,
+    pub(crate) fair: Fair,
+}
 
 /// What handles, guards, connections and the keeper's thread have in common.
 pub(crate) struct Shared {
@@ -29,6 +46,7 @@ pub(crate) struct Shared {
     pub(crate) namespace: Namespace,
     /// The time that one operation at the store may take, connecting included.
     pub(crate) op_timeout: Duration,
+    pub(crate) defaults: Defaults,
     /// Where the keeper's tasks run.
     pub(crate) keeper: tokio::runtime::Handle,
     pub(crate) links: Links,
@@ -59,17 +77,19 @@ pub(crate) enum Where {
 impl Shared {
     pub(crate) fn new(
         backend: Arc<dyn Backend>,
-        clock: Clock,
-        namespace: Namespace,
-        op_timeout: Duration,
-        own_for: Duration,
+        settings: Settings,
         keeper: tokio::runtime::Handle,
     ) -> Self {
+        let own_for = match settings.defaults.fair {
+            Fair::Local(bound) => bound,
+            Fair::Strict => Duration::ZERO,
+        };
         Self {
             backend,
-            clock,
-            namespace,
-            op_timeout,
+            clock: settings.clock,
+            namespace: settings.namespace,
+            op_timeout: settings.op_timeout,
+            defaults: settings.defaults,
             keeper,
             links: Links::default(),
             lanes: Lanes::new(own_for),
@@ -559,6 +579,22 @@ pub(crate) fn jittered(pause: Duration) -> Duration {
 }
 
 #[cfg(test)]
+impl Settings {
+    pub(crate) fn of_tests() -> Self {
+        Self {
+            clock: Clock::BOOT,
+            namespace: Namespace::new("test").expect("a namespace"),
+            op_timeout: Duration::from_secs(1),
+            defaults: Defaults {
+                ttl: Duration::from_secs(10),
+                wait: Wait::Forever,
+                fair: Fair::Strict,
+            },
+        }
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
     use crate::backend::memory::Memory;
@@ -568,14 +604,8 @@ mod tests {
     #[tokio::test]
     async fn a_client_is_dead_in_a_forked_child() {
         let runtime = tokio::runtime::Handle::current();
-        let mut shared = Shared::new(
-            Arc::new(Memory::new(Clock::BOOT)),
-            Clock::BOOT,
-            Namespace::new("test").unwrap(),
-            Duration::from_secs(1),
-            Duration::ZERO,
-            runtime,
-        );
+        let memory = Arc::new(Memory::new(Clock::BOOT));
+        let mut shared = Shared::new(memory, Settings::of_tests(), runtime);
         shared.pid += 1;
         let lease = Arc::new(crate::lease::tests::lease());
 

@@ -59,8 +59,13 @@ pub(crate) enum NotConnected {
 }
 
 impl Links {
-    /// The link of a runtime; opened if there is none.
+    /// The link of a runtime; opened if there is none. At a store with sessions that is the
+    /// keeper's for every runtime: what a session holds must not end with the runtime that asked.
     pub(crate) fn of(&self, shared: &Arc<Shared>, runtime: &Handle) -> Arc<Link> {
+        let runtime = match shared.backend.capability().sessions {
+            true => &shared.keeper,
+            false => runtime,
+        };
         let mut list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(link) = list.iter().find(|link| link.runtime.id() == runtime.id()) {
             return Arc::clone(link);
@@ -283,20 +288,13 @@ mod tests {
     use crate::backend::memory::Memory;
     use crate::clock::{Clock, Instant};
     use crate::keeper::Keeper;
-    use crate::name::Namespace;
-    use crate::shared::Where;
+    use crate::shared::{Settings, Where};
 
     /// A service that builds a runtime per request must not collect their connections.
     #[test]
     fn a_link_goes_when_its_runtime_has_ended() {
-        let (_keeper, shared) = Keeper::start(
-            Arc::new(Memory::new(Clock::BOOT)),
-            Clock::BOOT,
-            Namespace::new("test").unwrap(),
-            Duration::from_secs(1),
-            Duration::ZERO,
-        )
-        .unwrap();
+        let memory = Arc::new(Memory::new(Clock::BOOT));
+        let (_keeper, shared) = Keeper::start(memory, Settings::of_tests()).unwrap();
         for _ in 0..3 {
             let runtime = tokio::runtime::Builder::new_current_thread()
                 .build()

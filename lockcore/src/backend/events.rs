@@ -1,6 +1,7 @@
 //! The sink that a store's connection tells its news to.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::oneshot;
 
@@ -13,6 +14,7 @@ use crate::shared::Shared;
 pub struct Events {
     receiver: u64,
     namespace: Namespace,
+    default_ttl: Duration,
     tell: Box<dyn Fn(News) + Send + Sync>,
 }
 
@@ -64,6 +66,7 @@ impl Events {
         Self {
             receiver,
             namespace,
+            default_ttl: Duration::from_secs(10),
             tell: Box::new(tell),
         }
     }
@@ -72,7 +75,7 @@ impl Events {
     pub(crate) fn of_client(shared: &Arc<Shared>, receiver: u64) -> (Self, oneshot::Receiver<()>) {
         let (closed, when_closed) = oneshot::channel::<()>();
         let client = Arc::downgrade(shared);
-        let events = Self::new(receiver, shared.namespace.clone(), move |news| {
+        let mut events = Self::new(receiver, shared.namespace.clone(), move |news| {
             let _goes_with_the_sink = &closed;
             if let Some(client) = client.upgrade() {
                 match news {
@@ -81,6 +84,7 @@ impl Events {
                 }
             }
         });
+        events.default_ttl = shared.defaults.ttl;
         (events, when_closed)
     }
 
@@ -95,6 +99,13 @@ impl Events {
     #[must_use]
     pub fn namespace(&self) -> &Namespace {
         &self.namespace
+    }
+
+    /// The ttl of locks that do not set their own (`LOCK_TTL`): what a session at the store is to
+    /// last without a sign of life.
+    #[must_use]
+    pub fn default_ttl(&self) -> Duration {
+        self.default_ttl
     }
 
     /// A ticket is granted. Callable from any thread; wakes the waiter without blocking.

@@ -106,6 +106,11 @@ pub struct Capability {
     pub pushes: bool,
     /// The longest ttl that a ticket may have.
     pub longest_ttl: Duration,
+    /// A ticket lives as long as the session of the client that took it, and not by its own ttl:
+    /// all runtimes of a process use the one connection that the keeper drives, so that tickets
+    /// outlive the runtime that took them, and a lease that has run out is removed by the keeper,
+    /// which does not give up before the store has acknowledged it.
+    pub sessions: bool,
 }
 
 impl Capability {
@@ -116,6 +121,7 @@ impl Capability {
             cross_process: false,
             pushes: true,
             longest_ttl: Duration::from_secs(365 * 24 * 60 * 60),
+            sessions: false,
         }
     }
 
@@ -137,6 +143,13 @@ impl Capability {
     #[must_use]
     pub const fn longest_ttl(mut self, ttl: Duration) -> Self {
         self.longest_ttl = ttl;
+        self
+    }
+
+    /// Sets [`sessions`](Self::sessions).
+    #[must_use]
+    pub const fn sessions(mut self, yes: bool) -> Self {
+        self.sessions = yes;
         self
     }
 }
