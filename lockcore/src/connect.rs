@@ -1,5 +1,6 @@
 //! From a URL to a store: the registry of schemes.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use url::Url;
@@ -50,7 +51,7 @@ const SCHEMES: &[Scheme] = &[
 /// The store that a URL names. Nothing is connected.
 pub(crate) fn open(url: &str, tls: &Tls) -> Result<Arc<dyn Backend>, Error> {
     // The URL itself is not repeated in messages: it may carry a password (P10).
-    let url = Url::parse(url).map_err(|error| {
+    let url = Url::parse(&several_hosts(url)).map_err(|error| {
         Error::config(format!(
             "LOCK_URL is not a URL ({error}); {}",
             what_this_build_knows()
@@ -83,6 +84,24 @@ pub(crate) fn open(url: &str, tls: &Tls) -> Result<Arc<dyn Backend>, Error> {
             what_this_build_knows()
         ))),
     }
+}
+
+/// A URL has one host; `h1:2181,h2:2181,[::1]:2181` becomes one by escaping what tells a port or an
+/// address from a name. The store that takes several undoes that.
+fn several_hosts(url: &str) -> Cow<'_, str> {
+    let Some((scheme, rest)) = url.split_once("://") else {
+        return url.into();
+    };
+    let (authority, path) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
+    let (user, hosts) = authority.split_at(authority.rfind('@').map_or(0, |at| at + 1));
+    if !hosts.contains(',') {
+        return url.into();
+    }
+    let hosts = hosts
+        .replace(':', "%3A")
+        .replace('[', "%5B")
+        .replace(']', "%5D");
+    format!("{scheme}://{user}{hosts}{path}").into()
 }
 
 /// "this build knows memory, redis".
@@ -146,6 +165,19 @@ mod tests {
                 "{message}"
             );
         }
+    }
+
+    #[test]
+    fn several_hosts_with_ports_are_one_opaque_host() {
+        let url = Url::parse(&several_hosts("x://u:a,b@h1:1,h2,[::1]:3/p:q,r")).unwrap();
+
+        assert_eq!(url.host_str(), Some("h1%3A1,h2,%5B%3A%3A1%5D%3A3"));
+        assert_eq!(
+            (url.username(), url.password(), url.port()),
+            ("u", Some("a,b"), None)
+        );
+        assert_eq!(url.path(), "/p:q,r");
+        assert_eq!(several_hosts("x://h:1/a,b"), "x://h:1/a,b");
     }
 
     #[test]
