@@ -46,6 +46,15 @@ const SCHEMES: &[Scheme] = &[
         #[cfg(not(feature = "redis-tls"))]
         open: None,
     },
+    Scheme {
+        name: "zookeeper",
+        feature: "zookeeper",
+        tls: false,
+        #[cfg(feature = "zookeeper")]
+        open: Some(backend::zookeeper::open),
+        #[cfg(not(feature = "zookeeper"))]
+        open: None,
+    },
 ];
 
 /// The store that a URL names. Nothing is connected.

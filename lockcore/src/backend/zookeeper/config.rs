@@ -1,0 +1,228 @@
+//! From the URL to what a session is opened with, and what an operator should know about the
+//! servers.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use percent_encoding::percent_decode_str;
+use url::Url;
+use zookeeper_client::{Acls, Client, Connector, Error as ZkError};
+
+use super::ZooKeeper;
+use super::session::Session;
+use super::tickets;
+use crate::backend::{Backend, Fault, StoreError};
+use crate::error::Error;
+use crate::tls::Tls;
+
+const PORT: u16 = 2181;
+
+const FORM: &str = "the URL is not of the form \
+    zookeeper://[user:password@]host[:port][,host[:port]…][/chroot][?session_timeout=10s]";
+
+/// Opens `zookeeper://[user:password@]h1[:port],h2[:port]/chroot?session_timeout=10s`.
+pub(crate) fn open(url: &Url, _: &Tls) -> Result<Arc<dyn Backend>, Error> {
+    Ok(Arc::new(ZooKeeper::new(Settings::read(url)?)))
+}
+
+/// What a session is opened with.
+pub(super) struct Settings {
+    /// `h1:2181,h2:2181/chroot`, as the client library wants it.
+    cluster: String,
+    /// The servers, for messages.
+    pub(super) hosts: String,
+    pub(super) chroot: Option<String>,
+    /// `user:password`.
+    digest: Option<String>,
+    /// What to ask for; else the client's default ttl.
+    session_timeout: Option<Duration>,
+}
+
+impl Settings {
+    fn read(url: &Url) -> Result<Self, Error> {
+        let wrong = |what: &str| Error::config(format!("{FORM}: {what}"));
+        let decoded = |text: &str| {
+            let bytes = percent_decode_str(text).decode_utf8();
+            bytes.map(String::from).map_err(|_| wrong("not UTF-8"))
+        };
+        if url.fragment().is_some() {
+            return Err(wrong("nothing may follow a \"#\""));
+        }
+        let hosts = decoded(url.host_str().unwrap_or_default())?;
+        let mut servers = Vec::new();
+        for host in hosts.split(',') {
+            // Behind an address in brackets, or the only colon there is.
+            let port = host.rfind(']').map_or(0, |end| end + 1);
+            let has_port = host[port..].contains(':');
+            let name = host.rsplit_once(':').map_or(host, |(name, _)| name);
+            if host.is_empty() || (has_port && name.is_empty()) {
+                return Err(wrong("a host is missing"));
+            }
+            servers.push(match (has_port, url.port()) {
+                (true, _) => host.to_owned(),
+                // One host: its port was taken off by the URL's parser.
+                (false, port) => format!("{host}:{}", port.unwrap_or(PORT)),
+            });
+        }
+        let hosts = servers.join(",");
+        let chroot = decoded(url.path())?;
+        let chroot = chroot.trim_end_matches('/');
+        let digest = match (url.username(), url.password()) {
+            ("", None) => None,
+            ("", Some(_)) => return Err(wrong("a password needs a user")),
+            (_, None) => return Err(wrong("a user needs a password")),
+            (user, Some(password)) => Some(format!("{}:{}", decoded(user)?, decoded(password)?)),
+        };
+        let mut session_timeout = None;
+        for (name, value) in url.query_pairs() {
+            if name != "session_timeout" {
+                return Err(wrong("nothing but session_timeout may be set"));
+            }
+            let timeout = humantime::parse_duration(&value)
+                .ok()
+                .filter(|timeout| (1..=i32::MAX as u128).contains(&timeout.as_millis()));
+            let Some(timeout) = timeout else {
+                return Err(wrong(
+                    "session_timeout is not a duration as 500ms, 10s or 2m",
+                ));
+            };
+            session_timeout = Some(timeout);
+        }
+        Ok(Self {
+            cluster: format!("{hosts}{chroot}"),
+            hosts,
+            chroot: (!chroot.is_empty()).then(|| chroot.to_owned()),
+            digest,
+            session_timeout,
+        })
+    }
+
+    /// Opens a new session.
+    ///
+    /// Fails when every server was asked once: the one reconnect loop is the core's.
+    pub(super) async fn connect(&self, asked: Duration) -> Result<Client, ZkError> {
+        let mut connector: Connector = Client::connector()
+            .with_session_timeout(asked)
+            .with_fail_eagerly();
+        if let Some(digest) = &self.digest {
+            connector = connector.with_auth("digest", digest.as_bytes());
+        }
+        // TLS: `with_tls(TlsOptions)` here and `secure_connect` below, once the client's
+        // certificates (LOCK_CA_FILE, …) reach the stores.
+        connector.connect(&self.cluster).await
+    }
+
+    /// The session timeout to ask for.
+    pub(super) fn asked(&self, default_ttl: Duration) -> Duration {
+        // The protocol has 31 bits of milliseconds.
+        let longest = Duration::from_millis(i32::MAX as u64);
+        self.session_timeout.unwrap_or(default_ttl).min(longest)
+    }
+
+    /// Who may do what with the nodes: whoever shows the same credentials, or everybody when there
+    /// are none.
+    pub(super) fn acls(&self) -> Acls<'static> {
+        match self.digest {
+            Some(_) => Acls::creator_all(),
+            None => Acls::anyone_all(),
+        }
+    }
+}
+
+/// Without the password (P10).
+impl fmt::Debug for Settings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Settings")
+            .field("cluster", &self.cluster)
+            .field("authenticated", &self.digest.is_some())
+            .field("session_timeout", &self.session_timeout)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Asks for what the store needs beyond the oldest protocol: several reads in one request, which
+/// came with the watches that wake waiters (3.6).
+pub(super) async fn check(session: Arc<Session>) -> Result<Vec<String>, StoreError> {
+    let mut reads = session.client.new_multi_reader();
+    reads.add_get_children("/").map_err(tickets::failed)?;
+    match reads.commit().await {
+        Ok(_) => {}
+        Err(ZkError::Unimplemented) => {
+            return Err(StoreError::new(
+                Fault::Config,
+                "ZooKeeper: the server is too old; 3.6 or later is needed",
+            ));
+        }
+        Err(error) => return Err(tickets::failed(error)),
+    }
+    let (asked, given) = (session.asked, session.timeout);
+    let mut warnings = Vec::new();
+    if given < asked {
+        warnings.push(format!(
+            "asked for a session of {asked:?} (LOCK_TTL), and the server gave {given:?}; longer ttls are refused. \
+             Raise the server's maxSessionTimeout"
+        ));
+    }
+    if given > asked {
+        warnings.push(format!(
+            "asked for a session of {asked:?} (LOCK_TTL), and the server gave {given:?}: that is how long a lock \
+             stays taken when its holder dies. Lower the server's minSessionTimeout"
+        ));
+    }
+    Ok(warnings)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings(url: &str) -> Result<Settings, Error> {
+        Settings::read(&Url::parse(url).unwrap())
+    }
+
+    #[test]
+    fn hosts_ports_and_chroot_are_taken_from_the_url() {
+        let one = settings("zookeeper://zk1").unwrap();
+        assert_eq!(one.cluster, "zk1:2181");
+        let one = settings("zookeeper://zk1:2182/").unwrap();
+        assert_eq!((one.cluster.as_str(), one.chroot), ("zk1:2182", None));
+        // As the registry hands it over.
+        let three = settings("zookeeper://zk1%3A1,zk2,%5B%3A%3A1%5D%3A3/a/b").unwrap();
+        assert_eq!(three.cluster, "zk1:1,zk2:2181,[::1]:3/a/b");
+        assert_eq!(three.hosts, "zk1:1,zk2:2181,[::1]:3");
+        let address = settings("zookeeper://[::1]:7").unwrap();
+        assert_eq!(address.cluster, "[::1]:7");
+    }
+
+    #[test]
+    fn credentials_and_session_timeout_are_taken_from_the_url() {
+        let settings = settings("zookeeper://ann:p%40ss@zk1/x?session_timeout=1500ms").unwrap();
+
+        assert_eq!(settings.digest.as_deref(), Some("ann:p@ss"));
+        assert_eq!(
+            settings.asked(Duration::from_secs(9)),
+            Duration::from_millis(1500)
+        );
+        assert!(!format!("{settings:?}").contains("p@ss"));
+    }
+
+    #[test]
+    fn a_form_that_would_be_misread_is_refused() {
+        for url in [
+            "zookeeper:///x",
+            "zookeeper://a,,b",
+            "zookeeper://a,%3A1",
+            "zookeeper://ann@zk1",
+            "zookeeper://:secret@zk1",
+            "zookeeper://zk1#x",
+            "zookeeper://zk1?sesion_timeout=1s",
+            "zookeeper://zk1?session_timeout=ten",
+            "zookeeper://zk1?session_timeout=0s",
+        ] {
+            let error = settings(url).expect_err(url);
+            assert!(error.to_string().contains("zookeeper://[user"), "{error}");
+            assert!(!error.to_string().contains("secret"));
+        }
+    }
+}

@@ -1,0 +1,364 @@
+//! Lines that are followed: for a name that somebody here waits for, one standing watch and the
+//! line as its events tell it. Who waits learns from it that it is his turn, without asking.
+//!
+//! A name that nobody waits for has no watch. What a grant needs is argued here:
+//!
+//! - A line is *current* from a list that was asked for behind the watch until the connection is
+//!   disturbed. Events come in the order of the changes, and none is left out. (Should one be left
+//!   out all the same, the next create tells: each takes exactly one number. The line is then read
+//!   again.)
+//! - A ticket of ours that is in a current line has everything that is older in front of it, because
+//!   it got its number last. Events that are still on their way can only be about younger tickets
+//!   and about deletions, and to believe in a ticket that is gone means to wait a little longer.
+//! - So a ticket of ours that is *in* the line and first by the rule holds; one that is not in it yet
+//!   is not granted from it, whatever the line looks like (H27). A line that is not current is not
+//!   looked at: renewals ask the store then.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::task::AbortHandle;
+use zookeeper_client::{AddWatchMode, Error as ZkError, EventType, Stat};
+
+use super::layout::{self, Ticket};
+use super::session::{Mine, Session, State};
+use crate::backend::{Events, Wake};
+use crate::clock::{Clock, Instant};
+
+/// A watch that nobody here has needed for so long is given up. Its events cost as long as it
+/// stands; setting it again costs two requests.
+const LINGER: Duration = Duration::from_secs(5);
+
+/// The line of one name, as the watch tells it.
+#[derive(Debug)]
+pub(super) struct Line {
+    /// Oldest first.
+    tickets: VecDeque<Ticket>,
+    /// The number of the last create that was seen.
+    highest: i32,
+    current: bool,
+    following: Option<AbortHandle>,
+    used: Instant,
+}
+
+impl Default for Line {
+    fn default() -> Self {
+        Self {
+            tickets: VecDeque::new(),
+            highest: 0,
+            current: false,
+            following: None,
+            used: Clock::BOOT.now(),
+        }
+    }
+}
+
+impl Line {
+    /// Whether it may be believed.
+    pub(super) fn is_current(&self) -> bool {
+        self.current
+    }
+
+    /// What the oldest asked with.
+    pub(super) fn capacity(&self) -> Option<u32> {
+        self.tickets.front().map(|oldest| oldest.capacity)
+    }
+
+    pub(super) fn stop(&mut self) {
+        self.current = false;
+        if let Some(following) = self.following.take() {
+            following.abort();
+        }
+    }
+
+    pub(super) fn is_idle(&self, now: Instant) -> bool {
+        self.used.after(LINGER) <= now
+    }
+
+    /// Takes the line as it was read.
+    fn read(&mut self, children: &[String], parent: Option<&Stat>) {
+        self.tickets = layout::in_line(children).into();
+        let youngest = self.tickets.back().map(|ticket| ticket.sequence);
+        self.highest = match parent {
+            Some(stat) => last_number(stat, youngest),
+            None => youngest.unwrap_or(-1),
+        };
+        self.current = true;
+    }
+
+    /// Somebody came. `false` when somebody else must have come before, and nobody told.
+    fn came(&mut self, ticket: Ticket) -> bool {
+        match ticket.sequence.wrapping_sub(self.highest) {
+            // From before the line was read.
+            ..=0 => true,
+            1 => {
+                self.highest = ticket.sequence;
+                self.tickets.push_back(ticket);
+                true
+            }
+            _ => {
+                self.current = false;
+                false
+            }
+        }
+    }
+
+    fn went(&mut self, node: &str) -> Option<Ticket> {
+        let at = self.tickets.iter().position(|ticket| ticket.node == node)?;
+        self.tickets.remove(at)
+    }
+}
+
+/// The number of the last ticket, living or not. `stat` counts creates and deletes together, which
+/// overflows its top bit; the youngest ticket there is, if any, says which half it is in.
+fn last_number(stat: &Stat, youngest: Option<i32>) -> i32 {
+    let creates = (stat.cversion.wrapping_add(stat.num_children) as u32) >> 1;
+    let last = (creates as i32).wrapping_sub(1);
+    match youngest {
+        Some(youngest) if layout::is_older(last, youngest) => last.wrapping_add(i32::MIN),
+        _ => last,
+    }
+}
+
+impl Session {
+    /// Follows a line from now on, if it is not being followed. While disconnected it is begun by
+    /// whoever connects again.
+    pub(super) fn follow(self: &Arc<Self>, state: &mut State, path: &str) {
+        let line = state.lines.entry(path.to_owned()).or_default();
+        line.used = Clock::BOOT.now();
+        if self.is_up() && line.following.as_ref().is_none_or(AbortHandle::is_finished) {
+            let task = self
+                .runtime
+                .spawn(follow(Arc::clone(self), path.to_owned()));
+            line.following = Some(task.abort_handle());
+        }
+    }
+
+    fn line_was_read(self: &Arc<Self>, path: &str, children: &[String], parent: Option<&Stat>) {
+        let mut state = self.state();
+        let Some(line) = state.lines.get_mut(path) else {
+            return;
+        };
+        line.read(children, parent);
+        let (tickets, highest) = (line.tickets.clone(), line.highest);
+        for ticket in &tickets {
+            self.disown(&state, path, ticket);
+        }
+        // Those of ours that are not there any more.
+        let mut lost = false;
+        for mine in state.tickets.values_mut() {
+            if let Mine::Standing(standing) = mine
+                && standing.parent == path
+                && !standing.leaving
+                && !layout::is_older(highest, standing.sequence)
+                && !tickets
+                    .iter()
+                    .any(|ticket| ticket.sequence == standing.sequence)
+            {
+                standing.lost = true;
+                lost = true;
+            }
+        }
+        self.tell(state, path, lost);
+    }
+
+    /// `false` when the line must be read again.
+    fn came(self: &Arc<Self>, path: &str, node: &str) -> bool {
+        let mut state = self.state();
+        let Some(ticket) = Ticket::parse(node) else {
+            return true; // none of ours; it took a number all the same, which the next will show
+        };
+        self.disown(&state, path, &ticket);
+        let Some(line) = state.lines.get_mut(path) else {
+            return true;
+        };
+        let complete = line.came(ticket);
+        if complete {
+            self.tell(state, path, false);
+        }
+        complete
+    }
+
+    fn went(&self, path: &str, node: &str) {
+        let mut state = self.state();
+        let Some(ticket) = state.lines.get_mut(path).and_then(|line| line.went(node)) else {
+            return;
+        };
+        let mut lost = false;
+        if let Some(standing) = state.standing_mut(ticket.id)
+            && standing.sequence == ticket.sequence
+            && !standing.leaving
+        {
+            standing.lost = true;
+            lost = true;
+        }
+        self.tell(state, path, lost);
+    }
+
+    /// Deletes a node that bears an id of ours and that nobody here wants: its release came first,
+    /// or the id has another node. Should this fail, it is seen again when the line is read next.
+    fn disown(self: &Arc<Self>, state: &State, path: &str, ticket: &Ticket) {
+        let unwanted = state.gone.contains_key(&ticket.id)
+            || state
+                .standing(ticket.id)
+                .is_some_and(|standing| standing.sequence != ticket.sequence);
+        if unwanted {
+            self.delete_unasked(format!("{path}/{}", ticket.node));
+        }
+    }
+
+    /// Deletes a node, and whatever comes of it.
+    pub(super) fn delete_unasked(self: &Arc<Self>, path: String) {
+        let session = Arc::clone(self);
+        self.runtime.spawn(async move {
+            tracing::debug!("deleting a ticket that nobody here wants");
+            session.client.delete(&path, None).await
+        });
+    }
+
+    /// Wakes those of ours who hold newly. What a wake-up sets in motion happens after the mutex.
+    pub(super) fn tell(&self, mut state: std::sync::MutexGuard<'_, State>, path: &str, lost: bool) {
+        let wakes = state.newly_granted(path);
+        let events: Option<Arc<Events>> = state.events.clone();
+        drop(state);
+        let Some(events) = events else {
+            return; // everything is asked after when there is a connection again
+        };
+        for wake in wakes {
+            events.granted(wake);
+        }
+        if lost {
+            events.gap();
+        }
+    }
+}
+
+impl State {
+    /// Notes who of ours holds by now.
+    fn newly_granted(&mut self, path: &str) -> Vec<Wake> {
+        let Some(line) = self.lines.get(path).filter(|line| line.current) else {
+            return Vec::new();
+        };
+        let mut wakes = Vec::new();
+        for ticket in line.tickets.iter().take(layout::holders(&line.tickets)) {
+            if let Some(Mine::Standing(standing)) = self.tickets.get_mut(&ticket.id)
+                && standing.sequence == ticket.sequence
+                && !standing.granted
+                && !standing.leaving
+            {
+                standing.granted = true;
+                wakes.push(Wake {
+                    id: ticket.id,
+                    ticket: standing.ticket,
+                });
+            }
+        }
+        wakes
+    }
+}
+
+/// Runs on the keeper's runtime, as part of the connection's driver, until the connection is
+/// disturbed or nobody needs the line. Dropping it takes the watch back.
+async fn follow(session: Arc<Session>, path: String) {
+    // Sent in this order, so that what the list does not show, the watch tells.
+    let watching = session
+        .client
+        .watch(&path, AddWatchMode::PersistentRecursive);
+    let listing = session.client.get_children(&path);
+    let mut watcher = match watching.await {
+        Ok(watcher) => watcher,
+        Err(error) => {
+            // Waiters then learn by their renewals.
+            return tracing::debug!(%error, "cannot watch a line");
+        }
+    };
+    let mut listed = listing.await;
+    loop {
+        match &listed {
+            Ok((children, parent)) => session.line_was_read(&path, children, Some(parent)),
+            Err(ZkError::NoNode) => session.line_was_read(&path, &[], None),
+            Err(error) => return tracing::debug!(%error, "cannot read a line"),
+        }
+        loop {
+            let event = watcher.changed().await;
+            let node = event.path.strip_prefix(&path);
+            let node = node.and_then(|rest| rest.strip_prefix('/'));
+            let complete = match (event.event_type, node) {
+                // The watch may be gone with the connection, and the watcher is of no use after the
+                // end of the session: asked again, it would panic.
+                (EventType::Session, _) => return,
+                (EventType::NodeCreated, Some(node)) => session.came(&path, node),
+                (EventType::NodeDeleted, Some(node)) => {
+                    session.went(&path, node);
+                    true
+                }
+                // The parent itself: its next life counts from the beginning.
+                (EventType::NodeCreated | EventType::NodeDeleted, None) => false,
+                (EventType::NodeDataChanged | EventType::NodeChildrenChanged, _) => true,
+            };
+            if !complete {
+                break;
+            }
+        }
+        listed = session.client.get_children(&path).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::request::Id;
+
+    fn stat(cversion: i32, num_children: i32) -> Stat {
+        Stat {
+            czxid: 0,
+            mzxid: 0,
+            pzxid: 0,
+            ctime: 0,
+            mtime: 0,
+            version: 0,
+            cversion,
+            aversion: 0,
+            ephemeral_owner: 0,
+            data_length: 0,
+            num_children,
+        }
+    }
+
+    fn ticket(sequence: i32) -> Ticket {
+        Ticket::parse(&format!("{}-1-1-10000-{sequence:010}", Id::draw().unwrap())).unwrap()
+    }
+
+    /// As the server computes it: twice the creates, less the children there are.
+    #[test]
+    fn the_parent_tells_how_many_tickets_there_were() {
+        let told = |creates: i32, children: i32| {
+            let cversion = creates.wrapping_mul(2).wrapping_sub(children);
+            stat(cversion, children)
+        };
+        assert_eq!(last_number(&told(5, 2), Some(4)), 4);
+        assert_eq!(last_number(&told(5, 2), Some(3)), 4, "the youngest is gone");
+        assert_eq!(last_number(&told(5, 0), None), 4);
+        assert_eq!(last_number(&told(i32::MIN, 1), Some(i32::MAX)), i32::MAX);
+        let wrapped = i32::MIN + 10;
+        assert_eq!(
+            last_number(&told(wrapped, 1), Some(wrapped - 1)),
+            wrapped - 1
+        );
+    }
+
+    /// H27.
+    #[test]
+    fn a_create_that_nobody_told_of_is_noticed() {
+        let mut line = Line::default();
+        line.read(&[ticket(7).node], Some(&stat(15, 1)));
+        assert_eq!(line.highest, 7);
+
+        assert!(line.came(ticket(8)));
+        assert!(line.came(ticket(3)), "from before the line was read");
+        assert_eq!(line.tickets.len(), 2);
+        assert!(!line.came(ticket(10)));
+        assert!(!line.is_current());
+    }
+}

@@ -1,0 +1,266 @@
+//! How tickets are written: paths, names of nodes, and the rule over a list of them. All of it is
+//! wire format.
+
+use std::time::Duration;
+
+use crate::name::Name;
+use crate::request::{Id, Request};
+
+/// In every path. Versions of the library that write differently have another number here, and so
+/// do not see each other; a change of it is a breaking release.
+const VERSION: u32 = 1;
+
+/// Bytes of a name that stay readable in a path. ZooKeeper itself has no limit below a megabyte.
+const READABLE: usize = 512;
+
+/// Where the tickets of one name are, from the chroot on: `/lock:1/{order:42}`.
+#[derive(Clone, Debug)]
+pub(super) struct Parent {
+    /// `/lock:1`, of all names of the namespace.
+    pub(super) folder: String,
+    /// `/lock:1/{order:42}`.
+    pub(super) path: String,
+}
+
+impl Parent {
+    pub(super) fn of(name: &Name) -> Self {
+        let key = name.key(VERSION, READABLE);
+        // Neither namespace nor version has a brace.
+        let (folder, name) = key.split_at(key.find('{').unwrap_or(key.len()));
+        let folder = format!("/{}", folder.trim_end_matches(':'));
+        let mut path = format!("{folder}/");
+        for c in name.chars() {
+            push(&mut path, c);
+        }
+        Self { folder, path }
+    }
+
+    /// What the name of a new ticket's node begins with; the server appends the sequence number.
+    pub(super) fn prefix(&self, request: &Request) -> String {
+        format!(
+            "{}/{}-{}-{}-{}-",
+            self.path,
+            request.id,
+            request.permits,
+            request.capacity,
+            request.ttl.as_millis()
+        )
+    }
+
+    pub(super) fn child(&self, node: &str) -> String {
+        format!("{}/{node}", self.path)
+    }
+}
+
+/// ZooKeeper refuses private use characters, specials, and (being written in Java, where they are
+/// two) whatever lies beyond the basic plane. The key has escaped every `%` of the name and escapes
+/// none of these, so that two names still cannot meet.
+fn push(path: &mut String, c: char) {
+    if matches!(u32::from(c), 0xe000..=0xf8ff | 0xfff0..) {
+        for byte in c.encode_utf8(&mut [0; 4]).bytes() {
+            path.push_str(&format!("%{byte:02x}"));
+        }
+    } else {
+        path.push(c);
+    }
+}
+
+/// A ticket, as its node's name tells.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Ticket {
+    pub(super) id: Id,
+    pub(super) permits: u32,
+    pub(super) capacity: u32,
+    pub(super) ttl: Duration,
+    /// Its place in line. 32 bits that start again with the parent and wrap after 2³¹ tickets:
+    /// compare with [`is_older`], and never across lives of the parent.
+    pub(super) sequence: i32,
+    /// `<id>-<permits>-<capacity>-<ttl millis>-<sequence>`.
+    pub(super) node: String,
+}
+
+impl Ticket {
+    /// `None` for a node that is none of ours.
+    pub(super) fn parse(node: &str) -> Option<Self> {
+        let mut fields = node.splitn(5, '-');
+        let mut next = || fields.next();
+        Some(Self {
+            id: Id::parse(next()?)?,
+            permits: next()?.parse().ok()?,
+            capacity: next()?.parse().ok()?,
+            ttl: Duration::from_millis(next()?.parse().ok()?),
+            sequence: wrapped(next()?.parse().ok()?),
+            node: node.into(),
+        })
+    }
+}
+
+/// Sequence numbers are 32-bit today; should they grow, their lower half still tells the order.
+pub(super) const fn wrapped(sequence: i64) -> i32 {
+    sequence as i32
+}
+
+/// Two numbers of one life of a parent are never 2³¹ apart.
+pub(super) const fn is_older(one: i32, other: i32) -> bool {
+    one.wrapping_sub(other) < 0
+}
+
+/// The tickets among the children of a parent, oldest first.
+pub(super) fn in_line(children: &[String]) -> Vec<Ticket> {
+    let mut tickets: Vec<Ticket> = children.iter().filter_map(|c| Ticket::parse(c)).collect();
+    if let Some(any) = tickets.first().map(|ticket| ticket.sequence) {
+        tickets.sort_unstable_by_key(|ticket| ticket.sequence.wrapping_sub(any));
+    }
+    tickets
+}
+
+/// The rule: how many of the oldest hold.
+///
+/// Tickets that disagree about the capacity never hold together: the later one is being withdrawn
+/// by its own client, and until it is, nobody behind it is let in.
+pub(super) fn holders<'a>(line: impl IntoIterator<Item = &'a Ticket>) -> usize {
+    let mut line = line.into_iter().peekable();
+    let Some(capacity) = line.peek().map(|oldest| oldest.capacity) else {
+        return 0;
+    };
+    let mut out = 0u64;
+    line.take_while(|ticket| {
+        out += u64::from(ticket.permits);
+        ticket.capacity == capacity && out <= u64::from(capacity)
+    })
+    .count()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use super::*;
+    use crate::name::Namespace;
+
+    fn path(name: &str) -> String {
+        Parent::of(&Name::new(Namespace::new("lock").unwrap(), name).unwrap()).path
+    }
+
+    fn node(permits: u32, capacity: u32, sequence: i64) -> String {
+        format!(
+            "{}-{permits}-{capacity}-10000-{sequence:010}",
+            Id::draw().unwrap()
+        )
+    }
+
+    #[test]
+    fn a_plain_name_stays_readable() {
+        let parent = Parent::of(&Name::new(Namespace::new("lock").unwrap(), "order:42").unwrap());
+
+        assert_eq!(parent.folder, "/lock:1");
+        assert_eq!(parent.path, "/lock:1/{order:42}");
+    }
+
+    /// What the server's `PathUtils` refuses: it looks at halves of surrogate pairs.
+    #[test]
+    fn no_path_has_what_zookeeper_refuses() {
+        for name in [
+            "/",
+            "a/b",
+            "..",
+            ".",
+            "\0",
+            "\u{7f}",
+            "\u{9f}",
+            "\u{e000}",
+            "\u{f8ff}",
+            "\u{fff0}",
+            "\u{fffd}",
+            "😀",
+            "\u{10ffff}",
+            "{",
+            "}",
+            "%",
+        ] {
+            let path = path(name);
+            let refused =
+                |half: u16| matches!(half, 0..=0x1f | 0x7f..=0x9f | 0xd800..=0xf8ff | 0xfff0..);
+            assert!(!path.encode_utf16().any(refused), "{path:?}");
+            assert_eq!(path.matches('/').count(), 2, "{path:?}");
+        }
+    }
+
+    #[test]
+    fn no_two_names_share_a_path() {
+        let mut random = fastrand::Rng::with_seed(8);
+        let pieces = [
+            "a",
+            "%",
+            "%f0%9f%98%80",
+            "😀",
+            "\u{e000}",
+            "%ee%80%80",
+            "}",
+            "/",
+            "~",
+            "\0",
+            "ä",
+            "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
+        ];
+        let mut seen: HashMap<String, String> = HashMap::new();
+        while seen.len() < 2_000 {
+            let name: String = (0..random.usize(1..12))
+                .map(|_| *random.choice(&pieces).unwrap())
+                .collect();
+            if let Some(other) = seen.insert(path(&name), name.clone()) {
+                assert_eq!(other, name, "two names, one path");
+            }
+        }
+    }
+
+    #[test]
+    fn a_node_can_be_read_back_and_others_are_none_of_ours() {
+        let ticket = Ticket::parse(&node(3, 5, 17)).unwrap();
+        assert_eq!(
+            (ticket.permits, ticket.capacity, ticket.sequence),
+            (3, 5, 17)
+        );
+        assert_eq!(ticket.ttl, Duration::from_secs(10));
+        // As the server prints it beyond 2³¹.
+        assert_eq!(
+            Ticket::parse(&node(1, 1, -2_147_483_648)).unwrap().sequence,
+            i32::MIN
+        );
+
+        for other in ["", "x", "lock-0000000001", &node(1, 1, 1)[1..], "0-1-1-1-1"] {
+            assert_eq!(Ticket::parse(other), None, "{other}");
+        }
+    }
+
+    /// H16: after 2³¹ tickets on one hot name.
+    #[test]
+    fn the_line_keeps_its_order_when_the_numbers_wrap() {
+        let numbers = [2_147_483_647, -2_147_483_648, 2_147_483_646, -2_147_483_647];
+        let children: Vec<String> = numbers.iter().map(|&number| node(1, 1, number)).collect();
+
+        let sorted: Vec<i32> = in_line(&children).iter().map(|t| t.sequence).collect();
+
+        assert_eq!(sorted, [i32::MAX - 1, i32::MAX, i32::MIN, i32::MIN + 1]);
+    }
+
+    #[test]
+    fn the_oldest_hold_as_far_as_the_permits_go() {
+        let line = |shares: &[(u32, u32)]| {
+            let nodes: Vec<String> = (0..)
+                .zip(shares)
+                .map(|(at, s)| node(s.0, s.1, at))
+                .collect();
+            holders(&in_line(&nodes))
+        };
+        assert_eq!(line(&[]), 0);
+        assert_eq!(line(&[(1, 1), (1, 1)]), 1);
+        assert_eq!(line(&[(3, 5), (2, 5), (1, 5)]), 2);
+        assert_eq!(
+            line(&[(3, 5), (4, 5), (1, 5)]),
+            1,
+            "nobody passes who waits"
+        );
+        assert_eq!(line(&[(1, 5), (1, 6), (1, 5)]), 1, "capacities never mix");
+    }
+}

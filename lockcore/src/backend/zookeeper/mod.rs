@@ -1,0 +1,130 @@
+#![doc = include_str!("guide.md")]
+
+mod config;
+mod events;
+mod layout;
+mod session;
+mod tickets;
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
+
+use super::{
+    Answer, Backend, Capability, Connection, Departure, Enqueued, Events, Place, Released, Renewed,
+};
+use crate::name::Name;
+use crate::request::Request;
+use config::Settings;
+use session::{Attached, Session};
+
+pub(crate) use config::open;
+
+/// What the protocol can say. The session that the server grants is the limit that counts, and it
+/// is known only once there is one: see `tickets::enqueue`.
+const LONGEST_TTL: Duration = Duration::from_millis(i32::MAX as u64);
+
+/// A ZooKeeper ensemble, or a single server.
+#[derive(Debug)]
+pub(crate) struct ZooKeeper {
+    ensemble: Arc<Ensemble>,
+}
+
+#[derive(Debug)]
+struct Ensemble {
+    settings: Settings,
+    /// The session of each client, by [`Events::receiver`]. It outlives connections: when one
+    /// breaks, the next continues it, and with it the tickets.
+    sessions: Mutex<HashMap<u64, Weak<Session>>>,
+}
+
+/// The use of a session for as long as its connection is up.
+#[derive(Debug)]
+pub(crate) struct ZooKeeperConnection {
+    session: Attached,
+}
+
+impl ZooKeeper {
+    fn new(settings: Settings) -> Self {
+        Self {
+            ensemble: Arc::new(Ensemble {
+                settings,
+                sessions: Mutex::default(),
+            }),
+        }
+    }
+}
+
+impl Backend for ZooKeeper {
+    fn capability(&self) -> Capability {
+        Capability::new()
+            .cross_process(true)
+            .longest_ttl(LONGEST_TTL)
+            .sessions(true)
+    }
+
+    fn connect(&self, events: Events) -> Answer<Arc<dyn Connection>> {
+        let ensemble = Arc::clone(&self.ensemble);
+        Box::pin(async move {
+            let session = ensemble.session(&events).await?;
+            session.resume(events).await?;
+            let connection: Arc<dyn Connection> = Arc::new(ZooKeeperConnection { session });
+            Ok(connection)
+        })
+    }
+}
+
+impl Ensemble {
+    /// The client's session, or a new one when there is none or it is over. Dropped while one is
+    /// being opened, that one is left to the server, which ends it: nothing is in it.
+    async fn session(&self, events: &Events) -> Result<Attached, super::StoreError> {
+        let known = self
+            .sessions()
+            .get(&events.receiver())
+            .and_then(Weak::upgrade);
+        if let Some(session) = known.and_then(Session::attach) {
+            return Ok(session);
+        }
+        let session = session::open(&self.settings, events.default_ttl()).await?;
+        let mut sessions = self.sessions();
+        sessions.retain(|_, session| session.strong_count() > 0);
+        sessions.insert(events.receiver(), Arc::downgrade(&session));
+        Ok(session)
+    }
+
+    fn sessions(&self) -> std::sync::MutexGuard<'_, HashMap<u64, Weak<Session>>> {
+        self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl ZooKeeperConnection {
+    fn session(&self) -> Arc<Session> {
+        Arc::clone(&self.session)
+    }
+}
+
+impl Connection for ZooKeeperConnection {
+    fn enqueue(&self, request: Arc<Request>) -> Answer<Enqueued> {
+        Box::pin(tickets::enqueue(self.session(), request))
+    }
+
+    fn renew(&self, tickets: Vec<Arc<Request>>) -> Answer<Vec<Renewed>> {
+        Box::pin(tickets::renew(self.session(), tickets))
+    }
+
+    fn release(&self, tickets: Vec<Departure>) -> Answer<Vec<Released>> {
+        Box::pin(tickets::release(self.session(), tickets))
+    }
+
+    fn inspect(&self, name: Name) -> Answer<Vec<Place>> {
+        Box::pin(tickets::inspect(self.session(), name))
+    }
+
+    fn forget(&self, name: Name) -> Answer<()> {
+        Box::pin(tickets::forget(self.session(), name))
+    }
+
+    fn check(&self) -> Answer<Vec<String>> {
+        Box::pin(config::check(self.session()))
+    }
+}

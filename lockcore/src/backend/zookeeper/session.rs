@@ -1,0 +1,514 @@
+//! The session that tickets live in: how long it certainly lasts, what this process has in it, and
+//! the task that looks after it. Following a line is in `events`, the verbs are in `tickets`.
+//!
+//! The session and everything here is driven by the keeper's runtime, because the core opens this
+//! store's only connection there. A *connection*, as the core knows it, is a time in which the
+//! session is connected to some server; when that is over the core asks for another one and gets
+//! the same session, with the tickets in it, as long as it lives.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::ops::Deref;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::runtime::Handle;
+use tokio::sync::watch;
+use tokio::time::MissedTickBehavior;
+use zookeeper_client::{Acls, Client, SessionState};
+
+use super::config::Settings;
+use super::events::Line;
+use super::tickets;
+use crate::backend::{Events, Fault, StoreError};
+use crate::clock::{Clock, Instant};
+use crate::request::Id;
+
+/// Probes in a session timeout. The client library pings when it has sent nothing for 3/20 of it;
+/// a little more often than that, the probes replace the pings, and cost nothing beyond them.
+const PROBES: u32 = 7;
+
+/// How long a released id is watched for: far longer than a request can sit in a socket's buffer
+/// before the server reads it or the connection is reset.
+const MARK: Duration = Duration::from_secs(60);
+
+/// Names that are remembered as having a node. Forgetting one costs a request that fails.
+const KNOWN_PARENTS: usize = 10_000;
+
+/// A session at the ensemble.
+#[derive(Debug)]
+pub(super) struct Session {
+    pub(super) client: Client,
+    /// What was asked for, and what the server gave.
+    pub(super) asked: Duration,
+    pub(super) timeout: Duration,
+    pub(super) acls: Acls<'static>,
+    /// The keeper's runtime.
+    pub(super) runtime: Handle,
+    state: Mutex<State>,
+    up: watch::Sender<Up>,
+    /// Connections of the core that use it.
+    attached: AtomicUsize,
+}
+
+/// What this process has in the session.
+#[derive(Debug)]
+pub(super) struct State {
+    /// `None` while disconnected.
+    pub(super) events: Option<Arc<Events>>,
+    pub(super) tickets: HashMap<Id, Mine>,
+    /// Released, and their enqueue may still arrive: whatever bears such an id is deleted.
+    pub(super) gone: HashMap<Id, Gone>,
+    pub(super) lines: HashMap<String, Line>,
+    /// Parents that exist, as far as we know.
+    parents: HashSet<String>,
+    pub(super) proof: Proof,
+}
+
+/// A ticket of this process.
+#[derive(Clone, Debug)]
+pub(super) enum Mine {
+    /// A create was sent and its reply has not been heard.
+    Asked,
+    Standing(Standing),
+}
+
+/// A ticket that is at the store.
+#[derive(Clone, Debug)]
+pub(super) struct Standing {
+    /// The path of its parent, and its own.
+    pub(super) parent: String,
+    pub(super) path: String,
+    pub(super) sequence: i32,
+    pub(super) ticket: u64,
+    /// It holds; that is never taken back.
+    pub(super) granted: bool,
+    /// Its node is gone without our doing.
+    pub(super) lost: bool,
+    /// Its release was sent.
+    pub(super) leaving: bool,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Gone {
+    pub(super) parent: String,
+    until: Instant,
+}
+
+/// Whether the session can be used.
+#[derive(Clone, Debug)]
+enum Up {
+    Yes,
+    No,
+    /// For ever.
+    Over(StoreError),
+}
+
+/// Until when the session certainly lives (H26).
+///
+/// The leader ends a session that it has not heard of for the session timeout. A server that is not
+/// the leader answers reads and pings by itself and reports who was there with the leader's own
+/// pings, every half tick. So an answered ping proves nothing: a server cut off from its leader goes
+/// on answering for seconds after the session's nodes are gone.
+///
+/// A `sync` is answered through the leader, and refused there if the session has ended. That it
+/// succeeded says that the session was alive at the leader *then*; when the leader last heard of the
+/// session, it does not say. But what it passed on its way says it: requests, and reports of who was
+/// there, go from server to leader in one stream. If the answer to an earlier probe was here at
+/// least half a tick before this one was sent, a report that includes the earlier probe was before
+/// this one in that stream. Hence the session lives until the *earlier* one's send + the timeout.
+/// (On a new connection the same holds: to take the session over the new server had to ask the
+/// leader, who noted it, and that was after the earlier probe.)
+///
+/// The session timeout is at least two ticks, so a quarter of it is at least half a tick.
+#[derive(Debug)]
+pub(super) struct Proof {
+    timeout: Duration,
+    /// The leader heard of the session at this time or later.
+    heard: Instant,
+    /// Probes that were answered, and may not have been reported: sent, answered.
+    answered: VecDeque<(Instant, Instant)>,
+}
+
+impl Proof {
+    /// Creating a session is the leader's doing: the first proof needs no second probe.
+    fn new(timeout: Duration, sent: Instant) -> Self {
+        Self {
+            timeout,
+            heard: sent,
+            answered: VecDeque::new(),
+        }
+    }
+
+    fn answered(&mut self, sent: Instant, now: Instant) {
+        while let Some(&(earlier, answered)) = self.answered.front()
+            && answered.after(self.timeout / 4) <= sent
+        {
+            self.heard = self.heard.max(earlier);
+            self.answered.pop_front();
+        }
+        self.answered.push_back((sent, now));
+    }
+
+    /// For how long from now on it certainly lives.
+    pub(super) fn lives_for(&self, now: Instant) -> Duration {
+        now.until(self.heard.after(self.timeout))
+    }
+}
+
+/// Opens a session, and looks after it from the runtime that this is polled in.
+pub(super) async fn open(
+    settings: &Settings,
+    default_ttl: Duration,
+) -> Result<Attached, StoreError> {
+    let asked = settings.asked(default_ttl);
+    let sent = Clock::BOOT.now();
+    let client = settings
+        .connect(asked)
+        .await
+        .map_err(|error| tickets::not_connected(&settings.hosts, error))?;
+    if let Some(chroot) = &settings.chroot {
+        let root = client.check_stat("/").await;
+        if let Ok(None) = root {
+            return Err(StoreError::new(
+                Fault::Config,
+                format!(
+                    "ZooKeeper: {chroot} does not exist; create it, with rights for this client"
+                ),
+            ));
+        }
+    }
+    let timeout = client.session_timeout();
+    let session = Arc::new(Session {
+        asked,
+        timeout,
+        acls: settings.acls(),
+        runtime: Handle::current(),
+        state: Mutex::new(State {
+            events: None,
+            tickets: HashMap::new(),
+            gone: HashMap::new(),
+            lines: HashMap::new(),
+            parents: HashSet::new(),
+            proof: Proof::new(timeout, sent),
+        }),
+        up: watch::Sender::new(Up::Yes),
+        attached: AtomicUsize::new(1),
+        client,
+    });
+    tokio::spawn(look_after(Arc::clone(&session)));
+    Ok(Attached(session))
+}
+
+/// Follows the session's state and probes it. Ends with the session, or ends it when nobody uses it.
+async fn look_after(session: Arc<Session>) {
+    let mut states = session.client.state_watcher();
+    // What happened before the watcher was there.
+    match session.client.state() {
+        SessionState::SyncConnected => {}
+        state => session.changed(state),
+    }
+    let mut probes = tokio::time::interval(session.timeout / PROBES);
+    probes.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    probes.tick().await; // the first is due at once; connecting was one
+    while !session.is_over() {
+        tokio::select! {
+            biased;
+            state = states.changed() => session.changed(state),
+            _ = probes.tick() => {
+                if session.sweep() {
+                    break;
+                }
+                if session.is_up() {
+                    tokio::spawn(probe(Arc::clone(&session)));
+                }
+            }
+        }
+    }
+    session.stop_following();
+}
+
+/// One `sync`. Unanswered, it changes nothing; the library's own timeout ends the connection.
+async fn probe(session: Arc<Session>) {
+    let sent = Clock::BOOT.now();
+    match session.client.sync("/").await {
+        Ok(()) => session.state().proof.answered(sent, Clock::BOOT.now()),
+        Err(error) => tracing::debug!(%error, "probe of the session not answered"),
+    }
+}
+
+impl Session {
+    /// Uses the session, unless it is over.
+    pub(super) fn attach(self: Arc<Self>) -> Option<Attached> {
+        // Under the mutex, so that it is not ended at the same time for want of use.
+        let state = self.state();
+        if self.is_over() {
+            return None;
+        }
+        self.attached.fetch_add(1, Ordering::SeqCst);
+        drop(state);
+        Some(Attached(self))
+    }
+
+    /// Makes it a connection: waits until it is connected and a server answers, and tells `events`
+    /// from then on. Dropped half-way, nothing has changed.
+    pub(super) async fn resume(self: &Arc<Self>, events: Events) -> Result<(), StoreError> {
+        let mut up = self.up.subscribe();
+        loop {
+            match &*up.borrow_and_update() {
+                Up::Yes => break,
+                Up::Over(error) => return Err(error.clone()),
+                Up::No => {}
+            }
+            // The sender lives in `self`.
+            let _ = up.changed().await;
+        }
+        // A connection that is up as far as anybody knows may be dead.
+        let synced = self.client.sync("/").await;
+        synced
+            .map_err(|error| StoreError::new(Fault::Retry, tickets::failed(error).to_string()))?;
+        let mut state = self.state();
+        if !self.is_up() {
+            return Err(StoreError::new(
+                Fault::Retry,
+                "ZooKeeper: disconnected again",
+            ));
+        }
+        let before = state.events.replace(Arc::new(events));
+        // Events are lost over a reconnect, and so are the watches themselves: the library's list of
+        // those to be set again leaves the persistent ones out.
+        let paths: Vec<String> = state.lines.keys().cloned().collect();
+        for path in paths {
+            self.follow(&mut state, &path);
+        }
+        drop(state);
+        drop(before);
+        Ok(())
+    }
+
+    pub(super) fn is_up(&self) -> bool {
+        matches!(*self.up.borrow(), Up::Yes)
+    }
+
+    fn is_over(&self) -> bool {
+        matches!(*self.up.borrow(), Up::Over(_))
+    }
+
+    /// Refuses requests while disconnected: the library would keep them and send them later, when
+    /// nobody waits for them any more.
+    pub(super) fn usable(&self) -> Result<(), StoreError> {
+        match &*self.up.borrow() {
+            Up::Yes => Ok(()),
+            Up::No => Err(StoreError::new(
+                Fault::Retry,
+                "ZooKeeper: not connected at the moment",
+            )),
+            Up::Over(error) => Err(error.clone()),
+        }
+    }
+
+    /// The session was disconnected, or connected again (which says that it was disconnected), or
+    /// is over.
+    fn changed(&self, to: SessionState) {
+        let over =
+            |text: &str, fault| Up::Over(StoreError::new(fault, format!("ZooKeeper: {text}")));
+        let up = match to {
+            SessionState::SyncConnected => Up::Yes,
+            SessionState::Disconnected | SessionState::ConnectedReadOnly => Up::No,
+            SessionState::AuthFailed => over("the server refuses the credentials", Fault::Config),
+            SessionState::Expired => over("the session has ended", Fault::Retry),
+            SessionState::Closed => over("the session was closed", Fault::Retry),
+        };
+        let mut state = self.state();
+        for line in state.lines.values_mut() {
+            line.stop();
+        }
+        // The core opens another connection when this is dropped, which resumes this session or,
+        // when it is over, opens a new one.
+        let events = state.events.take();
+        self.up.send_replace(up);
+        drop(state);
+        drop(events);
+    }
+
+    /// Lets go of what is not used any more. Returns whether that is the session itself.
+    fn sweep(&self) -> bool {
+        let now = Clock::BOOT.now();
+        let mut state = self.state();
+        state.gone.retain(|_, gone| gone.until > now);
+        let State {
+            lines,
+            tickets,
+            gone,
+            ..
+        } = &mut *state;
+        let waiting = |mine: &Mine, path: &str| match mine {
+            Mine::Asked => false,
+            Mine::Standing(standing) => !standing.granted && standing.parent == path,
+        };
+        lines.retain(|path, line| {
+            let keep = !line.is_idle(now)
+                || tickets.values().any(|mine| waiting(mine, path))
+                || gone.values().any(|gone| gone.parent == *path);
+            if !keep {
+                line.stop();
+            }
+            keep
+        });
+        let unused = self.attached.load(Ordering::SeqCst) == 0
+            && state.tickets.is_empty()
+            && state.gone.is_empty();
+        if unused {
+            let text = "ZooKeeper: the session was not used any more";
+            self.up
+                .send_replace(Up::Over(StoreError::new(Fault::Retry, text)));
+        }
+        unused
+    }
+
+    fn stop_following(&self) {
+        let mut state = self.state();
+        for line in state.lines.values_mut() {
+            line.stop();
+        }
+    }
+
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+        // No code that can panic runs under the mutex; should that change, the maps are still whole.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    pub(super) fn knows_parent(&self, path: &str) -> bool {
+        self.parents.contains(path)
+    }
+
+    pub(super) fn remember_parent(&mut self, path: &str) {
+        if self.parents.len() >= KNOWN_PARENTS {
+            self.parents.clear();
+        }
+        if !self.parents.contains(path) {
+            self.parents.insert(path.to_owned());
+        }
+    }
+
+    pub(super) fn forget_parent(&mut self, path: &str) {
+        self.parents.remove(path);
+    }
+
+    pub(super) fn standing(&self, id: Id) -> Option<&Standing> {
+        match self.tickets.get(&id)? {
+            Mine::Standing(standing) => Some(standing),
+            Mine::Asked => None,
+        }
+    }
+
+    pub(super) fn standing_mut(&mut self, id: Id) -> Option<&mut Standing> {
+        match self.tickets.get_mut(&id)? {
+            Mine::Standing(standing) => Some(standing),
+            Mine::Asked => None,
+        }
+    }
+
+    /// The store has told of a ticket.
+    pub(super) fn stands(&mut self, id: Id, standing: Standing) {
+        self.remember_parent(&standing.parent);
+        self.tickets.insert(id, Mine::Standing(standing));
+    }
+
+    /// Its release is about to be sent: that its node goes is no news.
+    pub(super) fn leaves(&mut self, id: Id) {
+        if let Some(standing) = self.standing_mut(id) {
+            standing.leaving = true;
+        }
+    }
+
+    /// It holds.
+    pub(super) fn granted(&mut self, id: Id) {
+        if let Some(standing) = self.standing_mut(id) {
+            standing.granted = true;
+        }
+    }
+
+    /// It is not at the store any more, or never was.
+    pub(super) fn left(&mut self, id: Id) {
+        self.tickets.remove(&id);
+    }
+
+    /// Whatever bears the id from now on is deleted as soon as it is seen.
+    pub(super) fn mark_gone(&mut self, id: Id, parent: &str) {
+        let gone = Gone {
+            parent: parent.to_owned(),
+            until: Clock::BOOT.now().after(MARK),
+        };
+        self.gone.insert(id, gone);
+    }
+}
+
+/// A use of the session. While there is none, and nothing is in it, it is ended.
+#[derive(Debug)]
+pub(super) struct Attached(Arc<Session>);
+
+impl Deref for Attached {
+    type Target = Arc<Session>;
+
+    fn deref(&self) -> &Arc<Session> {
+        &self.0
+    }
+}
+
+impl Drop for Attached {
+    fn drop(&mut self) {
+        self.0.attached.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const T: Duration = Duration::from_secs(10);
+
+    fn at(seconds: u64) -> Instant {
+        Instant::from_nanos(seconds * 1_000_000_000)
+    }
+
+    #[test]
+    fn an_answered_probe_proves_the_one_before_it_and_not_itself() {
+        let mut proof = Proof::new(T, at(100));
+        assert_eq!(proof.lives_for(at(100)), T);
+
+        proof.answered(at(103), at(103));
+        assert_eq!(proof.lives_for(at(103)), Duration::from_secs(7));
+        proof.answered(at(106), at(106));
+        assert_eq!(proof.lives_for(at(106)), Duration::from_secs(7));
+    }
+
+    /// The report goes out with the leader's next ping.
+    #[test]
+    fn a_probe_right_after_another_proves_nothing_of_it() {
+        let mut proof = Proof::new(T, at(100));
+        proof.answered(at(103), at(103));
+        proof.answered(at(104), at(104));
+        assert_eq!(proof.lives_for(at(104)), Duration::from_secs(6));
+
+        proof.answered(at(107), at(107));
+        assert_eq!(proof.lives_for(at(107)), Duration::from_secs(7));
+    }
+
+    /// When the server read it, nobody knows: it may have been just before the answer.
+    #[test]
+    fn a_probe_that_was_answered_late_was_perhaps_read_late() {
+        let mut proof = Proof::new(T, at(100));
+        proof.answered(at(101), at(105));
+        proof.answered(at(106), at(106));
+        assert_eq!(proof.lives_for(at(106)), Duration::from_secs(4));
+    }
+
+    #[test]
+    fn a_session_that_was_not_heard_of_for_its_timeout_is_over() {
+        let proof = Proof::new(T, at(100));
+        assert_eq!(proof.lives_for(at(111)), Duration::ZERO);
+    }
+}
