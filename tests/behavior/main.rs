@@ -30,13 +30,15 @@ fn main() {
     tests::watch::output_for(tests::watch::SECRET);
     traces::search();
     let mut trials = Vec::new();
-    for kind in [Kind::Memory, Kind::Redis] {
+    for kind in [Kind::Memory, Kind::Redis, Kind::ZooKeeper] {
         trials.extend(exclusion::facts(kind));
         trials.extend(leases::facts(kind));
         trials.extend(giving_up::facts(kind));
         trials.extend(runtimes::facts(kind));
         trials.extend(local::facts(kind));
         trials.extend(reentry::facts(kind));
+    }
+    for kind in [Kind::Memory, Kind::Redis] {
         trials.extend(histories::facts(kind));
     }
     trials.extend(kit::facts(Kind::Memory));

@@ -12,16 +12,17 @@ use lockcore::{Error, ErrorKind, Fair, Guard, Locks};
 use tests::eventually::eventually;
 use tests::redis_server::RedisServer;
 use tests::watch::SECRET;
-
-use crate::{redis_rights, traces};
+use tests::zookeeper_server::ZooKeeperServer;
 
 use crate::counted::{Counted, Counts};
+use crate::{redis_rights, traces};
 
 /// The stores of this build.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Memory,
     Redis,
+    ZooKeeper,
 }
 
 /// A store in a namespace that no other fact uses.
@@ -50,6 +51,7 @@ pub(crate) fn fact(kind: Kind, fair: Fair, group: &str, name: &str, body: Body) 
     let needs = match kind {
         Kind::Memory => Ok(()),
         Kind::Redis => RedisServer::available(),
+        Kind::ZooKeeper => ZooKeeperServer::available(),
     };
     let strict = if fair == Fair::Strict { "::strict" } else { "" };
     let name = format!("{kind:?}{strict}::{group}::{name}").to_lowercase();
@@ -102,7 +104,7 @@ impl Store {
         match &self.memory {
             Some(locks) => locks.clone(),
             None => Locks::builder()
-                .url(self.url())
+                .url(self.url_for_long_leases())
                 .namespace(&self.namespace)
                 .fair(self.fair)
                 .build()
@@ -112,7 +114,7 @@ impl Store {
 
     /// A client whose store counts what it is asked. On memory that is a store of its own.
     pub(crate) fn counted(&self, fair: Fair) -> (Locks, Arc<Counts>) {
-        let (counted, counts) = Counted::open(&self.url());
+        let (counted, counts) = Counted::open(&self.url_for_long_leases());
         let locks = Locks::builder()
             .namespace(&self.namespace)
             .fair(fair)
@@ -124,6 +126,15 @@ impl Store {
         match self.kind {
             Kind::Memory => "memory:".into(),
             Kind::Redis => shared_redis().url_with_user(redis_rights::USER, SECRET),
+            Kind::ZooKeeper => shared_zookeeper().url(),
+        }
+    }
+
+    /// Where a session carries the lease, one that is as long as the longest ttl of a fact.
+    fn url_for_long_leases(&self) -> String {
+        match self.kind {
+            Kind::ZooKeeper => self.url() + "?session_timeout=60s",
+            Kind::Memory | Kind::Redis => self.url(),
         }
     }
 
@@ -132,11 +143,13 @@ impl Store {
     }
 
     /// What is stored in the namespace that is neither the remembered number of a name nor a
-    /// ticket: on Redis, everything but hashes with the one field `last`.
+    /// ticket: on Redis, everything but hashes with the one field `last`; on ZooKeeper the tickets
+    /// too (what they are in is removed by the server).
     pub(crate) fn litter(&self) -> Vec<String> {
         match self.kind {
             Kind::Memory => Vec::new(),
             Kind::Redis => litter(shared_redis(), &self.namespace),
+            Kind::ZooKeeper => shared_zookeeper().ephemerals(&format!("/{}:", self.namespace)),
         }
     }
 }
@@ -150,6 +163,12 @@ pub(crate) fn shared_redis() -> &'static RedisServer {
         redis_rights::grant(&server, "fact*", SECRET);
         server
     })
+}
+
+/// The same for ZooKeeper.
+pub(crate) fn shared_zookeeper() -> &'static ZooKeeperServer {
+    static SERVER: OnceLock<ZooKeeperServer> = OnceLock::new();
+    SERVER.get_or_init(ZooKeeperServer::start)
 }
 
 /// Keys of a namespace beyond what P6 keeps.

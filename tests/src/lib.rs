@@ -5,6 +5,7 @@
 //! |---|---|
 //! | [`redis_server`] | a real Redis on a free port, with verbs for every way it can fail |
 //! | [`certificates`] | a CA of our own, and certificates of every quality |
+//! | [`zookeeper_server`] | the same for ZooKeeper, one server or an ensemble of three |
 //! | [`faketime`] | a wall clock of one server that can be made to jump |
 //! | [`proxy`] | a TCP proxy that cuts, freezes, delays and loses replies |
 //! | [`process`] | helper processes that are told what to do line by line, and the lock holder among them |
@@ -36,3 +37,4 @@ pub mod redis_server;
 pub mod turns;
 pub mod watch;
 pub mod witness;
+pub mod zookeeper_server;

@@ -1,0 +1,368 @@
+//! A real ZooKeeper that the test owns: one server, or an ensemble of three, on free loopback ports in temporary
+//! folders, each server to be stopped, killed, frozen and restarted at will.
+//!
+//! The harness asks with ZooKeeper's four-letter words, on connections of their own.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{Read as _, Write as _};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tempfile::TempDir;
+
+use crate::child::LeashedChild;
+use crate::eventually::{poll, wait_until};
+use crate::ports::free_port;
+
+/// Where Debian's packages put them. The server's jar names what else it needs, but for the logging.
+const JARS: [&str; 2] = [
+    "/usr/share/java/zookeeper.jar",
+    "/usr/share/java/slf4j-simple.jar",
+];
+
+/// A start takes half a second, an election another; on two saturated cores, many.
+const START: Duration = Duration::from_secs(60);
+
+/// Longer than any answer takes, shorter than a test may hang on a server that it froze itself.
+const ANSWER: Duration = Duration::from_secs(5);
+
+/// One server; gone with its value.
+#[derive(Debug)]
+pub struct ZooKeeperServer {
+    port: u16,
+    /// Of an ensemble: its number in it.
+    number: Option<usize>,
+    /// Before the folder, so that it is killed before the folder is removed.
+    child: Mutex<Option<LeashedChild>>,
+    folder: TempDir,
+}
+
+impl ZooKeeperServer {
+    /// A server by itself. It counts in ticks of 100 ms, so that sessions of 200 ms and more are possible.
+    pub fn start() -> Self {
+        Self::with(&[])
+    }
+
+    /// A server with more lines in its configuration, for example `&["maxSessionTimeout=1000"]`; they outrank the
+    /// harness's own.
+    pub fn with(lines: &[&str]) -> Self {
+        Self::available().unwrap_or_else(|reason| panic!("{reason}"));
+        // Another process may take the port between our look and the server's bind; five times in a row it does not.
+        for _ in 0..5 {
+            let server = Self::prepare(None, free_port(), 100, lines);
+            if server.try_spawn() {
+                return server;
+            }
+        }
+        panic!("five free ports were taken before ZooKeeper could bind them");
+    }
+
+    /// Whether there is a ZooKeeper here; the error says how to get it.
+    pub fn available() -> Result<(), String> {
+        if let Some(missing) = JARS.iter().find(|jar| !Path::new(jar).exists()) {
+            return Err(format!("there is no {missing}: apt-get install zookeeper"));
+        }
+        match Command::new("java")
+            .arg("-version")
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .status()
+        {
+            Ok(status) if status.success() => Ok(()),
+            Ok(status) => Err(format!("`java -version` failed: {status}")),
+            Err(error) => Err(format!(
+                "cannot run java ({error}): apt-get install default-jre-headless"
+            )),
+        }
+    }
+
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    pub fn url(&self) -> String {
+        format!("zookeeper://127.0.0.1:{}", self.port)
+    }
+
+    /// SIGKILL. Nothing happens when it is down already.
+    pub fn kill(&self) {
+        if let Some(child) = self.running().take() {
+            child.kill();
+        }
+    }
+
+    /// SIGTERM. Nothing happens when it is down already.
+    pub fn stop(&self) {
+        if let Some(child) = self.running().take() {
+            child.stop(ANSWER);
+        }
+    }
+
+    /// Starts it again on the same port with its data, stopping it first when it runs. Returns when it serves.
+    pub fn restart(&self) {
+        self.restart_alone();
+        wait_until("the restarted server serves", START, || self.serves());
+    }
+
+    /// The same, without waiting for it to be part of an ensemble.
+    pub fn restart_alone(&self) {
+        self.stop();
+        self.spawn();
+    }
+
+    /// SIGSTOP: connections stay and nothing is answered.
+    pub fn freeze(&self) {
+        self.running().as_mut().expect("runs").freeze();
+    }
+
+    /// SIGCONT.
+    pub fn thaw(&self) {
+        self.running().as_mut().expect("runs").thaw();
+    }
+
+    /// What it counts: `zk_packets_received` and so on. Asking counts as a packet too.
+    pub fn mntr(&self) -> BTreeMap<String, String> {
+        let told = self.ask("mntr").unwrap_or_default();
+        told.lines()
+            .filter_map(|line| line.split_once('\t'))
+            .map(|(name, value)| (name.to_owned(), value.to_owned()))
+            .collect()
+    }
+
+    /// Packets that it received and sent since it started, without the harness's own questions from one reading to the
+    /// next.
+    pub fn packets(&self) -> Packets {
+        let counted = self.mntr();
+        let count = |name: &str| counted[name].parse::<u64>().unwrap();
+        Packets {
+            received: count("zk_packets_received"),
+            sent: count("zk_packets_sent"),
+        }
+    }
+
+    /// `leader`, `follower`, `standalone`; nothing while it does not serve.
+    pub fn role(&self) -> Option<String> {
+        self.mntr().remove("zk_server_state")
+    }
+
+    /// Whether clients are served.
+    pub fn serves(&self) -> bool {
+        self.role().is_some()
+    }
+
+    /// The paths of the ephemeral nodes under a path, sorted. Only a leader knows, or a server by itself.
+    pub fn ephemerals(&self, under: &str) -> Vec<String> {
+        let told = self.ask("dump").unwrap_or_default();
+        let mut paths: Vec<String> = told
+            .lines()
+            .map(str::trim)
+            .filter(|line| line.starts_with(under))
+            .map(ToOwned::to_owned)
+            .collect();
+        paths.sort();
+        paths
+    }
+
+    /// The end of what the server has logged, over all its starts.
+    pub fn log_tail(&self) -> String {
+        let log = fs::read(self.log()).unwrap_or_default();
+        let log = String::from_utf8_lossy(&log);
+        let lines: Vec<&str> = log.lines().collect();
+        lines[lines.len().saturating_sub(30)..].join("\n")
+    }
+
+    fn prepare(number: Option<usize>, port: u16, tick_millis: u32, lines: &[&str]) -> Self {
+        let folder = tempfile::Builder::new()
+            .prefix("zookeeper-")
+            .tempdir()
+            .unwrap();
+        let data = folder.path().join("data");
+        fs::create_dir(&data).unwrap();
+        let mut config = format!(
+            "tickTime={tick_millis}\nmaxSessionTimeout=300000\ndataDir={}\nclientPort={port}\n\
+             clientPortAddress=127.0.0.1\nadmin.enableServer=false\n4lw.commands.whitelist=*\nmaxClientCnxns=0\n",
+            data.display()
+        );
+        for line in lines {
+            config.push_str(line);
+            config.push('\n');
+        }
+        fs::write(folder.path().join("zoo.cfg"), config).unwrap();
+        if let Some(number) = number {
+            fs::write(data.join("myid"), number.to_string()).unwrap();
+        }
+        Self {
+            port,
+            number,
+            child: Mutex::new(None),
+            folder,
+        }
+    }
+
+    /// `false` when the port was taken.
+    fn try_spawn(&self) -> bool {
+        self.spawn();
+        let started = poll(START, || match self.ended() {
+            Some(status) => Some(Err(status)),
+            None => self.serves().then_some(Ok(())),
+        });
+        match started {
+            Some(Ok(())) => true,
+            Some(Err(_)) if self.log_tail().contains("BindException") => false,
+            Some(Err(status)) => panic!("ZooKeeper ended at once: {status}\n{}", self.log_tail()),
+            None => panic!(
+                "ZooKeeper did not serve within {START:?}\n{}",
+                self.log_tail()
+            ),
+        }
+    }
+
+    fn spawn(&self) {
+        let log = File::options()
+            .create(true)
+            .append(true)
+            .open(self.log())
+            .unwrap();
+        let mut command = Command::new("java");
+        command
+            // Small and quick to start: a test needs many of them, for seconds.
+            .args([
+                "-Xmx128m",
+                "-XX:+UseSerialGC",
+                "-XX:TieredStopAtLevel=1",
+                "-Xshare:auto",
+            ])
+            // What these tests are about survives the death of a process; none cuts the power.
+            .arg("-Dzookeeper.forceSync=no")
+            .arg("-Dorg.slf4j.simpleLogger.showDateTime=true")
+            // Emptied names vanish within a test.
+            .arg("-Dznode.container.checkIntervalMs=1000")
+            .args(["-cp", &JARS.join(":")])
+            .arg("org.apache.zookeeper.server.quorum.QuorumPeerMain")
+            .arg(self.folder.path().join("zoo.cfg"))
+            .current_dir(self.folder.path())
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().unwrap())
+            .stderr(log);
+        let child = LeashedChild::spawn(&mut command, Some(self.folder.path()));
+        *self.running() = Some(child.unwrap_or_else(|error| panic!("cannot run java: {error}")));
+    }
+
+    /// A four-letter word; `None` when nobody answers.
+    fn ask(&self, word: &str) -> Option<String> {
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, self.port));
+        let mut stream = TcpStream::connect_timeout(&address, ANSWER).ok()?;
+        stream.set_read_timeout(Some(ANSWER)).unwrap();
+        stream.write_all(word.as_bytes()).ok()?;
+        let mut told = String::new();
+        stream.read_to_string(&mut told).ok()?;
+        Some(told)
+    }
+
+    fn log(&self) -> PathBuf {
+        self.folder.path().join("log")
+    }
+
+    fn ended(&self) -> Option<std::process::ExitStatus> {
+        self.running().as_mut().and_then(LeashedChild::ended)
+    }
+
+    fn running(&self) -> MutexGuard<'_, Option<LeashedChild>> {
+        self.child.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What a server received and sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Packets {
+    pub received: u64,
+    pub sent: u64,
+}
+
+impl Packets {
+    /// Since an earlier reading, which counted one packet for itself (and its answer none, which is text).
+    pub fn since(self, earlier: Self) -> Self {
+        Self {
+            received: self.received - earlier.received - 1,
+            sent: self.sent - earlier.sent,
+        }
+    }
+}
+
+/// Three servers that elect a leader.
+#[derive(Debug)]
+pub struct Ensemble {
+    servers: Vec<ZooKeeperServer>,
+}
+
+impl Ensemble {
+    /// Returns when all three serve. It counts in ticks of 500 ms: sessions of a second and more.
+    pub fn start() -> Self {
+        ZooKeeperServer::available().unwrap_or_else(|reason| panic!("{reason}"));
+        let ports: Vec<[u16; 3]> = (0..3)
+            .map(|_| [free_port(), free_port(), free_port()])
+            .collect();
+        let mut lines = vec!["initLimit=20".to_owned(), "syncLimit=10".to_owned()];
+        for (number, [_, peer, election]) in (1..).zip(&ports) {
+            lines.push(format!("server.{number}=127.0.0.1:{peer}:{election}"));
+        }
+        let lines: Vec<&str> = lines.iter().map(String::as_str).collect();
+        let servers: Vec<ZooKeeperServer> = (1..)
+            .zip(&ports)
+            .map(|(number, [client, ..])| {
+                ZooKeeperServer::prepare(Some(number), *client, 500, &lines)
+            })
+            .collect();
+        for server in &servers {
+            server.spawn();
+        }
+        let ensemble = Self { servers };
+        ensemble.wait_until_complete();
+        ensemble
+    }
+
+    pub fn url(&self) -> String {
+        let hosts: Vec<String> = self
+            .servers
+            .iter()
+            .map(|server| format!("127.0.0.1:{}", server.port))
+            .collect();
+        format!("zookeeper://{}", hosts.join(","))
+    }
+
+    pub fn servers(&self) -> &[ZooKeeperServer] {
+        &self.servers
+    }
+
+    /// The server that leads; waits for an election to end.
+    pub fn leader(&self) -> &ZooKeeperServer {
+        let leads = |server: &&ZooKeeperServer| server.role().as_deref() == Some("leader");
+        poll(START, || self.servers.iter().find(leads)).expect("no leader was elected")
+    }
+
+    pub fn followers(&self) -> Vec<&ZooKeeperServer> {
+        let leader = self.leader().number;
+        self.servers
+            .iter()
+            .filter(|server| server.number != leader)
+            .collect()
+    }
+
+    /// All three serve.
+    pub fn wait_until_complete(&self) {
+        let complete = poll(START, || {
+            self.servers
+                .iter()
+                .all(ZooKeeperServer::serves)
+                .then_some(())
+        });
+        if complete.is_none() {
+            let logs: Vec<String> = self.servers.iter().map(ZooKeeperServer::log_tail).collect();
+            panic!("the ensemble is not complete\n{}", logs.join("\n---\n"));
+        }
+    }
+}
