@@ -82,6 +82,7 @@ impl Ensemble {
             .sessions()
             .get(&events.receiver())
             .and_then(Weak::upgrade);
+        let known = known.filter(|session| !session.give_up_if_uncertain());
         if let Some(session) = known.and_then(Session::attach) {
             return Ok(session);
         }

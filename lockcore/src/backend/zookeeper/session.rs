@@ -83,6 +83,8 @@ pub(super) struct Standing {
     pub(super) ticket: u64,
     /// It holds; that is never taken back.
     pub(super) granted: bool,
+    /// When its node was last seen, or something said that it may be time to look.
+    pub(super) seen: Option<Instant>,
     /// Its node is gone without our doing.
     pub(super) lost: bool,
     /// Its release was sent.
@@ -208,6 +210,7 @@ async fn look_after(session: Arc<Session>) {
         SessionState::SyncConnected => {}
         state => session.changed(state),
     }
+    let mut up = session.up.subscribe();
     let mut probes = tokio::time::interval(session.timeout / PROBES);
     probes.set_missed_tick_behavior(MissedTickBehavior::Delay);
     probes.tick().await; // the first is due at once; connecting was one
@@ -215,8 +218,10 @@ async fn look_after(session: Arc<Session>) {
         tokio::select! {
             biased;
             state = states.changed() => session.changed(state),
+            // Somebody has given it up.
+            _ = up.changed() => {}
             _ = probes.tick() => {
-                if session.sweep() {
+                if session.give_up_if_uncertain() || session.sweep() {
                     break;
                 }
                 if session.is_up() {
@@ -290,6 +295,18 @@ impl Session {
         matches!(*self.up.borrow(), Up::Yes)
     }
 
+    /// Gives the session up when it may have ended: every lease in it is over by then. The library
+    /// would go on trying for another two fifths of the timeout, or believe a server that is cut off;
+    /// a new session is of use at once. This one is ended, should a server still know it.
+    pub(super) fn give_up_if_uncertain(&self) -> bool {
+        let certain = self.state().proof.lives_for(Clock::BOOT.now());
+        if certain.is_zero() {
+            let text = "ZooKeeper: the session may have ended, no server answered for it in time";
+            self.disturbed(Up::Over(StoreError::new(Fault::Retry, text)));
+        }
+        certain.is_zero()
+    }
+
     fn is_over(&self) -> bool {
         matches!(*self.up.borrow(), Up::Over(_))
     }
@@ -319,9 +336,22 @@ impl Session {
             SessionState::Expired => over("the session has ended", Fault::Retry),
             SessionState::Closed => over("the session was closed", Fault::Retry),
         };
+        self.disturbed(up);
+    }
+
+    fn disturbed(&self, up: Up) {
         let mut state = self.state();
+        if self.is_over() {
+            return;
+        }
         for line in state.lines.values_mut() {
             line.stop();
+        }
+        // Everything is asked after then.
+        for mine in state.tickets.values_mut() {
+            if let Mine::Standing(standing) = mine {
+                standing.seen = None;
+            }
         }
         // The core opens another connection when this is dropped, which resumes this session or,
         // when it is over, opens a new one.
