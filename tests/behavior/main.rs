@@ -22,6 +22,7 @@ mod reentry;
 mod runtimes;
 mod store;
 mod traces;
+mod zookeeper_faults;
 
 use libtest_mimic::Arguments;
 use store::Kind;
@@ -48,6 +49,7 @@ fn main() {
     trials.extend(redis_scripts::facts(Kind::Redis));
     trials.extend(redis_rights::facts(Kind::Redis));
     trials.extend(redis_tls::facts(Kind::Redis));
+    trials.extend(zookeeper_faults::facts(Kind::ZooKeeper));
     let mut arguments = Arguments::from_args();
     // Facts wait more than they work.
     arguments.test_threads.get_or_insert(4);

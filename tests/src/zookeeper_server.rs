@@ -17,6 +17,7 @@ use tempfile::TempDir;
 use crate::child::LeashedChild;
 use crate::eventually::{poll, wait_until};
 use crate::ports::free_port;
+use crate::proxy::Proxy;
 
 /// Where Debian's packages put them. The server's jar names what else it needs, but for the logging.
 const JARS: [&str; 2] = [
@@ -45,6 +46,14 @@ impl ZooKeeperServer {
     /// A server by itself. It counts in ticks of 100 ms, so that sessions of 200 ms and more are possible.
     pub fn start() -> Self {
         Self::with(&[])
+    }
+
+    /// The URL with credentials, percent-encoded where they need it.
+    pub fn url_with_user(&self, user: &str, password: &str) -> String {
+        let mut url = url::Url::parse(&self.url()).unwrap();
+        url.set_username(user).unwrap();
+        url.set_password(Some(password)).unwrap();
+        url.into()
     }
 
     /// A server with more lines in its configuration, for example `&["maxSessionTimeout=1000"]`; they outrank the
@@ -114,6 +123,13 @@ impl ZooKeeperServer {
         self.spawn();
     }
 
+    /// Kills it and starts it again without its data.
+    pub fn restart_empty(&self) {
+        self.kill();
+        fs::remove_dir_all(self.folder.path().join("data/version-2")).unwrap();
+        self.restart();
+    }
+
     /// SIGSTOP: connections stay and nothing is answered.
     pub fn freeze(&self) {
         self.running().as_mut().expect("runs").freeze();
@@ -133,14 +149,19 @@ impl ZooKeeperServer {
             .collect()
     }
 
-    /// Packets that it received and sent since it started, without the harness's own questions from one reading to the
-    /// next.
-    pub fn packets(&self) -> Packets {
-        let counted = self.mntr();
-        let count = |name: &str| counted[name].parse::<u64>().unwrap();
-        Packets {
-            received: count("zk_packets_received"),
-            sent: count("zk_packets_sent"),
+    /// Packets that it received and sent since it started, for [`Reading::since`].
+    pub fn packets(&self) -> Reading {
+        let read = || {
+            let counted = self.mntr();
+            let count = |name: &str| counted[name].parse::<u64>().unwrap();
+            Packets {
+                received: count("zk_packets_received"),
+                sent: count("zk_packets_sent"),
+            }
+        };
+        Reading {
+            first: read(),
+            second: read(),
         }
     }
 
@@ -283,12 +304,23 @@ pub struct Packets {
     pub sent: u64,
 }
 
-impl Packets {
-    /// Since an earlier reading, which counted one packet for itself (and its answer none, which is text).
-    pub fn since(self, earlier: Self) -> Self {
-        Self {
-            received: self.received - earlier.received - 1,
-            sent: self.sent - earlier.sent,
+/// Packets counted twice in a row, because to ask and to answer counts as well.
+#[derive(Clone, Copy, Debug)]
+pub struct Reading {
+    first: Packets,
+    second: Packets,
+}
+
+impl Reading {
+    /// Since an earlier reading, without the questions in between.
+    pub fn since(self, earlier: Self) -> Packets {
+        let one_question = |count: fn(Packets) -> u64| count(earlier.second) - count(earlier.first);
+        let since = |count: fn(Packets) -> u64| {
+            count(self.first) - count(earlier.second) - one_question(count)
+        };
+        Packets {
+            received: since(|packets| packets.received),
+            sent: since(|packets| packets.sent),
         }
     }
 }
@@ -297,32 +329,67 @@ impl Packets {
 #[derive(Debug)]
 pub struct Ensemble {
     servers: Vec<ZooKeeperServer>,
+    /// Between the third server and the others, when it is to be cut off.
+    bridges: Vec<Proxy>,
 }
 
 impl Ensemble {
     /// Returns when all three serve. It counts in ticks of 500 ms: sessions of a second and more.
     pub fn start() -> Self {
+        Self::launch(false, 10)
+    }
+
+    /// An ensemble whose third server follows, and can be cut off from the others, which it goes on believing in for
+    /// ten seconds.
+    pub fn with_bridges() -> Self {
+        Self::launch(true, 20)
+    }
+
+    fn launch(bridged: bool, sync_limit: u32) -> Self {
         ZooKeeperServer::available().unwrap_or_else(|reason| panic!("{reason}"));
         let ports: Vec<[u16; 3]> = (0..3)
             .map(|_| [free_port(), free_port(), free_port()])
             .collect();
-        let mut lines = vec!["initLimit=20".to_owned(), "syncLimit=10".to_owned()];
-        for (number, [_, peer, election]) in (1..).zip(&ports) {
-            lines.push(format!("server.{number}=127.0.0.1:{peer}:{election}"));
-        }
-        let lines: Vec<&str> = lines.iter().map(String::as_str).collect();
-        let servers: Vec<ZooKeeperServer> = (1..)
-            .zip(&ports)
-            .map(|(number, [client, ..])| {
-                ZooKeeperServer::prepare(Some(number), *client, 500, &lines)
+        let mut bridges = Vec::new();
+        let servers: Vec<ZooKeeperServer> = (1..=3)
+            .map(|number: usize| {
+                let mut lines = vec!["initLimit=20".to_owned(), format!("syncLimit={sync_limit}")];
+                for (other, &[_, mut peer, mut election]) in (1..).zip(&ports) {
+                    if bridged && number == 3 && other != 3 {
+                        // The third calls the others: a server with a smaller number is called back.
+                        for port in [&mut peer, &mut election] {
+                            bridges.push(Proxy::to(*port));
+                            *port = bridges[bridges.len() - 1].port();
+                        }
+                    }
+                    lines.push(format!("server.{other}=127.0.0.1:{peer}:{election}"));
+                }
+                let lines: Vec<&str> = lines.iter().map(String::as_str).collect();
+                ZooKeeperServer::prepare(Some(number), ports[number - 1][0], 500, &lines)
             })
             .collect();
-        for server in &servers {
+        let ensemble = Self { servers, bridges };
+        for (number, server) in ensemble.servers.iter().enumerate() {
+            if bridged && number == 2 {
+                // Two are a majority; who comes later follows.
+                ensemble.leader();
+            }
             server.spawn();
         }
-        let ensemble = Self { servers };
         ensemble.wait_until_complete();
         ensemble
+    }
+
+    /// The server that [`cut_off`](Self::cut_off) cuts off.
+    pub fn bridged(&self) -> &ZooKeeperServer {
+        &self.servers[2]
+    }
+
+    /// Nothing passes any more between the third server and the others, and nobody is told.
+    pub fn cut_off(&self) {
+        for bridge in &self.bridges {
+            bridge.freeze();
+        }
     }
 
     pub fn url(&self) -> String {

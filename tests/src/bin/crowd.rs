@@ -1,0 +1,73 @@
+//! Many tasks that want one lock: `crowd NAME TASKS SECONDS FOLDER`.
+//!
+//! Each takes the mutex over and over; inside it visits the file witness in the folder and writes its token to the end
+//! of the file `tokens` there. What goes wrong with the lock is counted and tried again. Prints `DONE <visits>
+//! <errors>`. Which store comes from the `LOCK_…` variables.
+
+use std::fs::File;
+use std::io::Write as _;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use clap::Parser;
+use lockcore::{Error, Locks};
+use tests::witness::FileWitness;
+
+#[derive(Parser)]
+struct Arguments {
+    name: String,
+    tasks: usize,
+    seconds: u64,
+    folder: PathBuf,
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let arguments = Arguments::parse();
+    let locks = Locks::from_env()?;
+    let end = Instant::now() + Duration::from_secs(arguments.seconds);
+    let mut tasks = tokio::task::JoinSet::new();
+    for _ in 0..arguments.tasks {
+        let lock = locks.mutex(&arguments.name);
+        let folder = arguments.folder.clone();
+        tasks.spawn(async move {
+            let witness = FileWitness::in_folder(&folder);
+            let (mut visits, mut errors) = (0u64, 0u64);
+            while Instant::now() < end {
+                let outcome = lock
+                    .run(async |held| {
+                        let visit = witness.write();
+                        let mut tokens = File::options()
+                            .create(true)
+                            .append(true)
+                            .open(folder.join("tokens"))
+                            .unwrap();
+                        tokens
+                            .write_all(format!("{}\n", held.token()).as_bytes())
+                            .unwrap();
+                        drop(visit);
+                        Ok::<_, Error>(())
+                    })
+                    .await;
+                match outcome {
+                    Ok(()) => visits += 1,
+                    Err(error) => {
+                        eprintln!("crowd: {error}");
+                        errors += 1;
+                        tokio::time::sleep(Duration::from_millis(10)).await;
+                    }
+                }
+            }
+            (visits, errors)
+        });
+    }
+    let (mut visits, mut errors) = (0, 0);
+    while let Some(done) = tasks.join_next().await {
+        let (visited, failed) = done?;
+        visits += visited;
+        errors += failed;
+    }
+    println!("DONE {visits} {errors}");
+    locks.shutdown(Duration::from_secs(5)).await?;
+    Ok(())
+}
