@@ -7,12 +7,14 @@ mod load;
 mod processes;
 mod proxy;
 mod redis_server;
+mod zookeeper_server;
 
 use libtest_mimic::{Arguments, Trial};
 
 fn main() {
     let groups = [
         redis_server::facts(),
+        zookeeper_server::facts(),
         proxy::facts(),
         processes::facts(),
         load::facts(),

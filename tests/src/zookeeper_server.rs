@@ -73,7 +73,9 @@ impl ZooKeeperServer {
     /// Whether there is a ZooKeeper here; the error says how to get it.
     pub fn available() -> Result<(), String> {
         if let Some(missing) = JARS.iter().find(|jar| !Path::new(jar).exists()) {
-            return Err(format!("there is no {missing}: apt-get install zookeeper"));
+            return Err(format!(
+                "there is no {missing}: apt-get install zookeeper libslf4j-java"
+            ));
         }
         match Command::new("java")
             .arg("-version")
@@ -84,7 +86,7 @@ impl ZooKeeperServer {
             Ok(status) if status.success() => Ok(()),
             Ok(status) => Err(format!("`java -version` failed: {status}")),
             Err(error) => Err(format!(
-                "cannot run java ({error}): apt-get install default-jre-headless"
+                "cannot run java ({error}): apt-get install default-jre"
             )),
         }
     }

@@ -1,0 +1,110 @@
+use std::time::Duration;
+
+use libtest_mimic::Trial;
+use lockcore::Locks;
+use tests::eventually::wait_until;
+use tests::zookeeper_server::{Ensemble, ZooKeeperServer};
+
+use crate::facts;
+
+const SOON: Duration = Duration::from_secs(10);
+
+pub(crate) fn facts() -> Vec<Trial> {
+    facts![ZooKeeperServer::available();
+        a_server_serves_and_is_gone_when_stopped
+        a_restarted_server_keeps_its_data_and_an_emptied_one_does_not
+        a_frozen_server_answers_after_the_thaw
+        packets_are_counted_without_the_questions
+        an_ensemble_elects_another_leader
+        a_bridged_server_follows_and_does_not_notice_that_it_is_cut_off
+    ]
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()
+        .unwrap()
+}
+
+/// A lock that is held while a piece of a test runs.
+fn holding(url: &str, piece: impl FnOnce()) {
+    let locks = Locks::builder().url(url).namespace("test").build().unwrap();
+    let guard = runtime().block_on(locks.mutex("a").acquire()).unwrap();
+    piece();
+    drop(guard);
+}
+
+fn a_server_serves_and_is_gone_when_stopped() {
+    let server = ZooKeeperServer::start();
+    assert_eq!(server.role().as_deref(), Some("standalone"));
+
+    server.stop();
+
+    assert!(!server.serves());
+}
+
+fn a_restarted_server_keeps_its_data_and_an_emptied_one_does_not() {
+    let server = ZooKeeperServer::start();
+    holding(&server.url(), || {
+        let before = server.ephemerals("/test:1/");
+        assert_eq!(before.len(), 1);
+
+        server.kill();
+        server.restart();
+        assert_eq!(server.ephemerals("/test:1/"), before);
+
+        server.restart_empty();
+        assert!(server.ephemerals("/test:1/").is_empty());
+    });
+}
+
+fn a_frozen_server_answers_after_the_thaw() {
+    let server = ZooKeeperServer::start();
+
+    server.freeze();
+    assert!(!server.serves());
+    server.thaw();
+
+    wait_until("answers", SOON, || server.serves());
+}
+
+fn packets_are_counted_without_the_questions() {
+    let server = ZooKeeperServer::start();
+
+    let before = server.packets();
+    server.role();
+    let role_costs = server.packets().since(before);
+    let nothing = server.packets();
+    let spent = server.packets().since(nothing);
+
+    assert_eq!((spent.received, spent.sent), (0, 0));
+    assert_eq!(role_costs.received, 1);
+}
+
+fn an_ensemble_elects_another_leader() {
+    let ensemble = Ensemble::start();
+    assert_eq!(ensemble.followers().len(), 2);
+    let old = ensemble.leader();
+    old.kill();
+
+    let new = ensemble.leader();
+    assert_ne!(new.port(), old.port());
+    old.restart();
+
+    ensemble.wait_until_complete();
+    assert_eq!(ensemble.leader().port(), new.port());
+}
+
+fn a_bridged_server_follows_and_does_not_notice_that_it_is_cut_off() {
+    let ensemble = Ensemble::with_bridges();
+    let bridged = ensemble.bridged();
+    assert_eq!(bridged.role().as_deref(), Some("follower"));
+
+    ensemble.cut_off();
+    std::thread::sleep(Duration::from_secs(5)); // half of what it would take to notice
+
+    assert_eq!(bridged.role().as_deref(), Some("follower"));
+    assert_ne!(ensemble.leader().port(), bridged.port());
+}
