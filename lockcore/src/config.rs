@@ -177,8 +177,8 @@ impl Builder {
         })
     }
 
-    /// Which store: `memory:`, `redis://[user[:password]@]host[:port][/database]`, or `rediss://…`
-    /// for Redis over TLS.
+    /// Which store: `memory:`, `redis://[user[:password]@]host[:port][/database]`, `rediss://…` for
+    /// Redis over TLS, `zookeeper://[user:password@]host[:port][,host[:port]…][/chroot]`.
     pub fn url(mut self, url: impl Into<String>) -> Self {
         self.url = Some(url.into());
         self
