@@ -4,6 +4,8 @@
 //! of the file `tokens` there. What goes wrong with the lock is counted and tried again. Prints `DONE <visits>
 //! <errors>`. Which store comes from the `LOCK_…` variables.
 
+#![allow(clippy::unwrap_used, reason = "a panic is the report")]
+
 use std::fs::File;
 use std::io::Write as _;
 use std::path::PathBuf;
