@@ -177,7 +177,7 @@ impl Builder {
         })
     }
 
-    /// Which store: `memory:`, `redis://[user[:password]@]host[:port][/database]`, `rediss://…` for
+    /// Which store: `memory:`, `sqlite:PATH`, `redis://[user[:password]@]host[:port][/database]`, `rediss://…` for
     /// Redis over TLS, `zookeeper://[user:password@]host[:port][,host[:port]…][/chroot]`.
     pub fn url(mut self, url: impl Into<String>) -> Self {
         self.url = Some(url.into());

@@ -38,6 +38,15 @@ const SCHEMES: &[Scheme] = &[
         open: None,
     },
     Scheme {
+        name: "sqlite",
+        feature: "sqlite",
+        tls: false,
+        #[cfg(feature = "sqlite")]
+        open: Some(backend::sqlite::open),
+        #[cfg(not(feature = "sqlite"))]
+        open: None,
+    },
+    Scheme {
         name: "rediss",
         feature: "redis-tls",
         tls: true,

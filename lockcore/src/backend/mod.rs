@@ -23,6 +23,8 @@ mod events;
 pub(crate) mod memory;
 #[cfg(feature = "redis")]
 pub(crate) mod redis;
+#[cfg(feature = "sqlite")]
+pub(crate) mod sqlite;
 #[cfg(feature = "zookeeper")]
 pub(crate) mod zookeeper;
 

@@ -1,0 +1,263 @@
+//! From the URL to the file: where it is, that it is made with the right mode, and what an operator should know about
+//! where it lies.
+
+use std::ffi::OsString;
+use std::fs::{self, OpenOptions};
+use std::io;
+use std::os::unix::ffi::OsStringExt as _;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use url::Url;
+
+use super::Sqlite;
+use crate::backend::{Backend, Fault, StoreError};
+use crate::error::Error;
+use crate::tls::Tls;
+
+/// Opens `sqlite:PATH`.
+pub(crate) fn open(url: &Url, _: &Tls) -> Result<Arc<dyn Backend>, Error> {
+    let path = path(url)?;
+    // From here on the path means the same whatever folder the process changes to.
+    let path = std::path::absolute(&path)
+        .map_err(|error| Error::config(format!("{}: {error}", path.display())))?;
+    Ok(Arc::new(Sqlite::at(path)))
+}
+
+const FORM: &str =
+    "the URL is not of the form sqlite:PATH, as sqlite:locks.db or sqlite:/var/lib/shop/locks.db";
+
+fn path(url: &Url) -> Result<PathBuf, Error> {
+    if url.path() == ":memory:" {
+        return Err(Error::config(
+            "SQLite in memory would be a store of one process; for that write \"memory:\"",
+        ));
+    }
+    if url.query().is_some() || url.fragment().is_some() {
+        return Err(Error::config(format!(
+            "{FORM}: nothing may follow the path; write %3f for a question mark in it, %23 for a number sign"
+        )));
+    }
+    if url.host_str().is_some_and(|host| !host.is_empty()) {
+        return Err(Error::config(format!(
+            "{FORM}: two slashes begin a host; write one, or three, or none"
+        )));
+    }
+    let bytes = decoded(url.path());
+    if bytes.is_empty() || bytes.ends_with(b"/") || bytes.contains(&0) {
+        return Err(Error::config(format!("{FORM}: it names no file")));
+    }
+    Ok(OsString::from_vec(bytes).into())
+}
+
+/// `%20` is a space; a percent sign that no two hexadecimal digits follow is itself.
+fn decoded(text: &str) -> Vec<u8> {
+    let digit = |byte: Option<&u8>| byte.and_then(|byte| char::from(*byte).to_digit(16));
+    let bytes = text.as_bytes();
+    let mut decoded = Vec::with_capacity(bytes.len());
+    let mut at = 0;
+    while let Some(byte) = bytes.get(at) {
+        match (byte, digit(bytes.get(at + 1)), digit(bytes.get(at + 2))) {
+            (b'%', Some(high), Some(low)) => {
+                decoded.push(u8::try_from(high * 16 + low).unwrap_or_default());
+                at += 3;
+            }
+            _ => {
+                decoded.push(*byte);
+                at += 1;
+            }
+        }
+    }
+    decoded
+}
+
+/// The one name of the file by which the clients of this process find each other.
+pub(super) fn locate(path: &Path) -> Result<PathBuf, StoreError> {
+    match fs::canonicalize(path) {
+        Ok(file) => Ok(file),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let (Some(folder), Some(name)) = (path.parent(), path.file_name()) else {
+                return Err(cannot(path, "it names no file", Fault::Config));
+            };
+            match fs::canonicalize(folder) {
+                Ok(folder) => Ok(folder.join(name)),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => Err(cannot(
+                    path,
+                    "the folder does not exist; create it first",
+                    Fault::Config,
+                )),
+                Err(error) => Err(cannot_by(path, &error)),
+            }
+        }
+        Err(error) => Err(cannot_by(path, &error)),
+    }
+}
+
+/// Makes the file if it is not there, for its owner only, before SQLite writes into it; what SQLite puts beside it gets
+/// the same mode.
+///
+/// A file that is there is not opened: closing it would drop every lock that this process has on it by other handles
+/// (<https://www.sqlite.org/howtocorrupt.html#_posix_advisory_locks_canceled_by_a_separate_thread_doing_close_>).
+pub(super) fn make(file: &Path) -> Result<(), StoreError> {
+    let made = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(file);
+    match made {
+        Ok(_) => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            match fs::metadata(file) {
+                Ok(metadata) if metadata.is_dir() => Err(cannot(
+                    file,
+                    "it is a folder; name a file in it",
+                    Fault::Config,
+                )),
+                Ok(metadata) if !metadata.is_file() => {
+                    Err(cannot(file, "it is not a regular file", Fault::Config))
+                }
+                Ok(_) => Ok(()),
+                // Another process removed it between the two looks.
+                Err(error) => Err(cannot(file, &error.to_string(), Fault::Retry)),
+            }
+        }
+        Err(error) => Err(cannot_by(file, &error)),
+    }
+}
+
+/// Which file a path names at this moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Identity(u64, u64);
+
+impl Identity {
+    pub(super) fn of(file: &Path) -> Result<Self, StoreError> {
+        let metadata = fs::metadata(file).map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => cannot(file, "it was removed", Fault::Retry),
+            _ => cannot_by(file, &error),
+        })?;
+        Ok(Self(metadata.dev(), metadata.ino()))
+    }
+}
+
+/// What an operator should know about where the file lies.
+pub(super) fn warnings(file: &Path) -> Vec<String> {
+    let mut warnings = Vec::new();
+    if let Some(kind) = network_file_system(file) {
+        warnings.push(format!(
+            "{} lies on {kind}: processes on other machines do not see the locks of this one, and the file may break; \
+             use a local disk, or another store",
+            file.display()
+        ));
+    }
+    if let Ok(metadata) = fs::metadata(file)
+        && metadata.mode() & 0o007 != 0
+    {
+        warnings.push(format!(
+            "everybody on this machine can open {} (mode {:o}); whoever can read it can release the locks in it: chmod o= it",
+            file.display(),
+            metadata.mode() & 0o777
+        ));
+    }
+    warnings
+}
+
+/// The name of the file system if it is one that machines share. By the numbers of `statfs(2)`.
+fn network_file_system(file: &Path) -> Option<&'static str> {
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    {
+        let kind = rustix::fs::statfs(file).ok()?.f_type;
+        match u32::try_from(kind & 0xffff_ffff).ok()? {
+            0x6969 => Some("NFS"),
+            0x517b => Some("SMB"),
+            0xff53_4d42 | 0xfe53_4d42 => Some("CIFS"),
+            0x5346_414f | 0x6b41_4653 => Some("AFS"),
+            0x0102_1997 => Some("9P"),
+            0x00c3_6400 => Some("Ceph"),
+            0x0bd0_0bd0 => Some("Lustre"),
+            0x0116_1970 => Some("GFS2"),
+            0x7461_636f => Some("OCFS2"),
+            0x4750_4653 => Some("GPFS"),
+            _ => None,
+        }
+    }
+    #[cfg(not(any(target_os = "linux", target_os = "android")))]
+    {
+        let _ = file;
+        None
+    }
+}
+
+fn cannot(file: &Path, why: &str, fault: Fault) -> StoreError {
+    StoreError::new(fault, format!("cannot use {}: {why}", file.display()))
+}
+
+fn cannot_by(file: &Path, error: &io::Error) -> StoreError {
+    let fault = match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Fault::Refused,
+        io::ErrorKind::PermissionDenied
+        | io::ErrorKind::ReadOnlyFilesystem
+        | io::ErrorKind::NotADirectory
+        | io::ErrorKind::InvalidFilename => Fault::Config,
+        _ => Fault::Retry,
+    };
+    cannot(file, &error.to_string(), fault)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(url: &str) -> Result<PathBuf, Error> {
+        path(&Url::parse(url).unwrap())
+    }
+
+    #[test]
+    fn a_path_may_be_relative_or_absolute() {
+        for (url, expected) in [
+            ("sqlite:locks.db", "locks.db"),
+            ("sqlite:../run/locks.db", "../run/locks.db"),
+            ("sqlite:/run/locks.db", "/run/locks.db"),
+            ("sqlite:///run/locks.db", "/run/locks.db"),
+            ("sqlite:/run/a%20b%3f.db", "/run/a b?.db"),
+            ("sqlite:/run/100%.db", "/run/100%.db"),
+            ("sqlite:/run/ä.db", "/run/ä.db"),
+        ] {
+            assert_eq!(parsed(url).unwrap(), Path::new(expected), "{url}");
+        }
+    }
+
+    #[test]
+    fn what_would_be_misread_is_refused_with_the_form() {
+        for url in [
+            "sqlite:",
+            "sqlite:///",
+            "sqlite:folder/",
+            "sqlite://locks.db",
+            "sqlite:locks.db?mode=ro",
+            "sqlite:locks.db#1",
+            "sqlite:a%00b",
+        ] {
+            let error = parsed(url).expect_err(url);
+            assert!(error.to_string().contains("sqlite:PATH"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_file_that_everybody_can_read_is_warned_of() {
+        let file = std::env::temp_dir().join(format!("lockcore-mode-{}", std::process::id()));
+        make(&file).unwrap();
+        assert_eq!(warnings(&file), Vec::<String>::new());
+
+        fs::set_permissions(&file, std::os::unix::fs::PermissionsExt::from_mode(0o644)).unwrap();
+        let warned = warnings(&file);
+        fs::remove_file(&file).unwrap();
+        assert!(warned[0].contains("mode 644"), "{warned:?}");
+    }
+
+    #[test]
+    fn sqlite_in_memory_points_to_the_memory_store() {
+        let error = parsed("sqlite::memory:").unwrap_err();
+        assert!(error.to_string().contains("\"memory:\""), "{error}");
+    }
+}

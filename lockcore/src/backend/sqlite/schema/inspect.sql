@@ -1,0 +1,11 @@
+-- Lists a name's live tickets, oldest first. Reads only.
+--
+-- ?1 key of the name   ?2 now in ms of the boot clock
+-- Rows: ticket, whether it holds, permits, capacity, ms that it lives, owner
+
+SELECT ticket,
+       sum(permits) OVER (ORDER BY ticket ROWS UNBOUNDED PRECEDING) <= capacity AS granted,
+       permits, capacity, expires_at - ?2 AS remaining, owner
+FROM tickets
+WHERE name = (SELECT key FROM names WHERE name = ?1) AND expires_at > ?2
+ORDER BY ticket;

@@ -1,0 +1,34 @@
+-- Tables of one connection, in memory: what a verb was asked, and the lines of the names it is about.
+
+CREATE TEMP TABLE asked (
+    place       INTEGER NOT NULL, -- in the request; replies come in this order
+    id          TEXT    NOT NULL,
+    key         TEXT,             -- names.name, for an enqueue
+    permits     INTEGER,
+    capacity    INTEGER,
+    ttl_millis  INTEGER,
+    wait        INTEGER,
+    seen        INTEGER,
+    receiver    INTEGER,
+    owner       TEXT,
+    leaves      INTEGER NOT NULL, -- is to be removed
+    marks       INTEGER NOT NULL, -- and is to be refused if it comes later
+    now         INTEGER NOT NULL, -- ms of the boot clock
+    micros      INTEGER NOT NULL, -- of the wall clock
+    process     INTEGER NOT NULL
+);
+
+CREATE TEMP TABLE line (
+    name        INTEGER NOT NULL,
+    ticket      INTEGER NOT NULL,
+    id          TEXT    NOT NULL,
+    permits     INTEGER NOT NULL,
+    capacity    INTEGER NOT NULL,
+    expires_at  INTEGER NOT NULL,
+    receiver    INTEGER NOT NULL,
+    process     INTEGER NOT NULL,
+    live        INTEGER NOT NULL, -- neither expired nor leaving
+    was         INTEGER NOT NULL, -- permits of this and all older ones, before anybody goes
+    now_is      INTEGER NOT NULL, -- the same without those that go
+    foreign_ahead INTEGER NOT NULL -- a live older one is of another process
+);

@@ -1,0 +1,32 @@
+-- Removes what nobody asks after: of the next 1,000 names those whose tickets have all been dead for a minute lose
+-- them, and those without tickets, whose last number the wall clock passed a day ago, go. Dead marks go too.
+--
+-- ?1 the key to go on after   ?2 now in ms of the boot clock   ?3 now in µs of the wall clock   ?4 epoch
+-- Rows: the key that was looked at last; null after the last one, or if the epoch is over
+--
+-- Nobody is granted anything by it: where a ticket lives, none is removed.
+
+BEGIN IMMEDIATE;
+
+DELETE FROM asked;
+
+INSERT INTO asked (place, id, leaves, marks, now, micros, process)
+SELECT key, '', 0, 0, ?2, ?3, 0 FROM names, store WHERE key > ?1 AND epoch = ?4 ORDER BY key LIMIT 1000;
+
+DELETE FROM tickets
+WHERE name IN (SELECT place FROM asked)
+  AND NOT EXISTS (
+      SELECT 1 FROM tickets AS other
+      WHERE other.name = tickets.name AND other.expires_at > (SELECT now - 60000 FROM asked LIMIT 1)
+  );
+
+DELETE FROM names
+WHERE key IN (SELECT place FROM asked)
+  AND last < (SELECT micros - 86400000000 FROM asked LIMIT 1)
+  AND NOT EXISTS (SELECT 1 FROM tickets WHERE tickets.name = names.key);
+
+DELETE FROM marks WHERE expires_at <= (SELECT now FROM asked LIMIT 1);
+
+SELECT max(place) AS last FROM asked;
+
+COMMIT;

@@ -1,0 +1,44 @@
+-- What is in the file. Created once, in one transaction, by whoever opens it first.
+--
+-- All of it is wire format: a change of it is a new layout version (`PRAGMA user_version`), and versions refuse each
+-- other's files. Foreign keys are left out: no row is ever removed before those that name it.
+
+-- One row. `boot` and `booted_at` tell whether the times in `tickets` are of the clock that runs now; `epoch` changes
+-- when they turned out not to be, so that who has not noticed changes nothing any more.
+CREATE TABLE store (
+    epoch      INTEGER NOT NULL,
+    boot       TEXT    NOT NULL, -- the kernel's id of the boot
+    booted_at  INTEGER NOT NULL  -- ms of the wall clock at boot, as seen by the first of this boot
+);
+
+-- A row per name: locked before a number is drawn, so that no smaller one can appear later. It stays until a day after
+-- the wall clock has passed `last`: that is what keeps tokens rising.
+CREATE TABLE names (
+    key   INTEGER PRIMARY KEY,
+    name  TEXT    NOT NULL UNIQUE, -- namespace:layout version:{name}
+    last  INTEGER NOT NULL         -- the number drawn last; microseconds of the wall clock, or above
+);
+
+-- A row per ticket, holders and waiters alike. Who holds is not written: it follows from the order.
+CREATE TABLE tickets (
+    name        INTEGER NOT NULL, -- names.key
+    ticket      INTEGER NOT NULL,
+    id          TEXT    NOT NULL UNIQUE,
+    permits     INTEGER NOT NULL,
+    capacity    INTEGER NOT NULL, -- the same on all tickets of a name
+    ttl_millis  INTEGER NOT NULL,
+    expires_at  INTEGER NOT NULL, -- ms of the boot clock
+    receiver    INTEGER NOT NULL, -- which client of the process is woken
+    process     INTEGER NOT NULL, -- drawn by each process when it opens the file
+    owner       TEXT    NOT NULL, -- host/pid/client, for people
+    PRIMARY KEY (name, ticket)
+) WITHOUT ROWID;
+
+-- Ids that were released while their enqueue might still have been on its way.
+CREATE TABLE marks (
+    id          TEXT    NOT NULL PRIMARY KEY,
+    expires_at  INTEGER NOT NULL  -- ms of the boot clock
+) WITHOUT ROWID;
+
+PRAGMA application_id = 0x6c6f636b; -- "lock"
+PRAGMA user_version = 1; -- the layout version
