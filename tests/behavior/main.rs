@@ -20,6 +20,7 @@ mod redis_scripts;
 mod redis_tls;
 mod reentry;
 mod runtimes;
+mod sqlite_faults;
 mod store;
 mod traces;
 mod zookeeper_faults;
@@ -31,7 +32,7 @@ fn main() {
     tests::watch::output_for(tests::watch::SECRET);
     traces::search();
     let mut trials = Vec::new();
-    for kind in [Kind::Memory, Kind::Redis, Kind::ZooKeeper] {
+    for kind in [Kind::Memory, Kind::Redis, Kind::Sqlite, Kind::ZooKeeper] {
         trials.extend(exclusion::facts(kind));
         trials.extend(leases::facts(kind));
         trials.extend(giving_up::facts(kind));
@@ -45,8 +46,11 @@ fn main() {
     trials.extend(kit::facts(Kind::Memory));
     trials.extend(protocol::facts(Kind::Memory));
     trials.extend(processes::facts(Kind::Redis));
+    trials.extend(processes::facts(Kind::Sqlite));
+    trials.extend(processes::facts_of_redis(Kind::Redis));
     trials.extend(redis_faults::facts(Kind::Redis));
     trials.extend(redis_scripts::facts(Kind::Redis));
+    trials.extend(sqlite_faults::facts(Kind::Sqlite));
     trials.extend(redis_rights::facts(Kind::Redis));
     trials.extend(redis_tls::facts(Kind::Redis));
     trials.extend(zookeeper_faults::facts(Kind::ZooKeeper));

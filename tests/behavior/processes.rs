@@ -15,6 +15,12 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         who_is_cancelled_or_killed_in_line_leaves_the_order_of_the_rest
         a_frozen_holder_is_followed_and_its_late_write_is_refused
         a_process_that_ends_with_a_guard_leaves_no_lock
+    ]
+}
+
+/// What is counted in the server's own words.
+pub(crate) fn facts_of_redis(store: Kind) -> Vec<Trial> {
+    crate::store_facts![store, crate::store::DEFAULT;
         one_hand_over_costs_two_scripts_and_one_message_whatever_the_number_of_waiters
         a_line_inside_one_process_costs_the_store_next_to_nothing
         an_uncontended_pair_costs_two_scripts

@@ -11,6 +11,7 @@ use libtest_mimic::Trial;
 use lockcore::{Error, ErrorKind, Fair, Guard, Locks};
 use tests::eventually::eventually;
 use tests::redis_server::RedisServer;
+use tests::sqlite_file::SqliteFile;
 use tests::watch::SECRET;
 use tests::zookeeper_server::ZooKeeperServer;
 
@@ -23,6 +24,7 @@ pub(crate) enum Kind {
     Memory,
     Redis,
     ZooKeeper,
+    Sqlite,
 }
 
 /// A store in a namespace that no other fact uses.
@@ -33,6 +35,8 @@ pub(crate) struct Store {
     pub(crate) namespace: String,
     /// The memory store is where its client is.
     memory: Option<Locks>,
+    /// One for each fact: nothing has to be started for it.
+    sqlite: Option<SqliteFile>,
 }
 
 /// Long enough for a slow machine, short enough to notice a hang.
@@ -49,7 +53,7 @@ pub(crate) const DEFAULT: Fair = Fair::Local(Duration::from_millis(50));
 /// A fact for one store, run on a multi-threaded runtime of its own.
 pub(crate) fn fact(kind: Kind, fair: Fair, group: &str, name: &str, body: Body) -> Trial {
     let needs = match kind {
-        Kind::Memory => Ok(()),
+        Kind::Memory | Kind::Sqlite => Ok(()),
         Kind::Redis => RedisServer::available(),
         Kind::ZooKeeper => ZooKeeperServer::available(),
     };
@@ -96,6 +100,7 @@ impl Store {
             fair,
             namespace: format!("fact{number}"),
             memory: (kind == Kind::Memory).then(memory),
+            sqlite: (kind == Kind::Sqlite).then(SqliteFile::new),
         }
     }
 
@@ -125,6 +130,7 @@ impl Store {
     pub(crate) fn url(&self) -> String {
         match self.kind {
             Kind::Memory => "memory:".into(),
+            Kind::Sqlite => self.file().url(),
             Kind::Redis => shared_redis().url_with_user(redis_rights::USER, SECRET),
             Kind::ZooKeeper => shared_zookeeper().url(),
         }
@@ -134,8 +140,13 @@ impl Store {
     fn url_for_long_leases(&self) -> String {
         match self.kind {
             Kind::ZooKeeper => self.url() + "?session_timeout=60s",
-            Kind::Memory | Kind::Redis => self.url(),
+            Kind::Memory | Kind::Redis | Kind::Sqlite => self.url(),
         }
+    }
+
+    /// The file of a fact for SQLite.
+    pub(crate) fn file(&self) -> &SqliteFile {
+        self.sqlite.as_ref().unwrap()
     }
 
     pub(crate) fn is_memory(&self) -> bool {
@@ -143,13 +154,14 @@ impl Store {
     }
 
     /// What is stored in the namespace that is neither the remembered number of a name nor a
-    /// ticket: on Redis, everything but hashes with the one field `last`; on ZooKeeper the tickets
-    /// too (what they are in is removed by the server).
+    /// ticket: on Redis, everything but hashes with the one field `last`; on SQLite, rows of any other table; on ZooKeeper
+    /// the tickets too (what they are in is removed by the server).
     pub(crate) fn litter(&self) -> Vec<String> {
         match self.kind {
             Kind::Memory => Vec::new(),
             Kind::Redis => litter(shared_redis(), &self.namespace),
             Kind::ZooKeeper => shared_zookeeper().ephemerals(&format!("/{}:", self.namespace)),
+            Kind::Sqlite => self.file().litter(),
         }
     }
 }

@@ -6,6 +6,7 @@
 //! | [`redis_server`] | a real Redis on a free port, with verbs for every way it can fail |
 //! | [`certificates`] | a CA of our own, and certificates of every quality |
 //! | [`zookeeper_server`] | the same for ZooKeeper, one server or an ensemble of three |
+//! | [`sqlite_file`] | a SQLite file, looked at and broken from outside |
 //! | [`faketime`] | a wall clock of one server that can be made to jump |
 //! | [`proxy`] | a TCP proxy that cuts, freezes, delays and loses replies |
 //! | [`process`] | helper processes that are told what to do line by line, and the lock holder among them |
@@ -34,6 +35,7 @@ pub mod ports;
 pub mod process;
 pub mod proxy;
 pub mod redis_server;
+pub mod sqlite_file;
 pub mod turns;
 pub mod watch;
 pub mod witness;
