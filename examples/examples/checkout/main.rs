@@ -1,7 +1,8 @@
 //! A shop that sells each ticket once, because it locks; and the same shop without the lock.
 //!
 //! ```text
-//! cargo run --release --example checkout          # one process, nothing to set up
+//! cargo run --release --example checkout                    # one process, locks in its memory
+//! cargo run --release --example checkout -- --processes 4   # locks in a file: nothing to set up either
 //! LOCK_URL=redis://127.0.0.1/ cargo run --release --example checkout -- --processes 4
 //! ```
 //!
@@ -31,6 +32,7 @@ use std::time::Duration;
 
 use clap::{CommandFactory as _, Parser};
 use lockcore::Locks;
+use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
 use tracing_subscriber::filter::{EnvFilter, LevelFilter};
 
@@ -45,7 +47,8 @@ const GRACE: Duration = Duration::from_secs(2);
 
 /// Sells a stock of tickets to many clients at once: first with a lock, then without.
 ///
-/// The locks are kept where LOCK_URL says, as in LOCK_URL=redis://127.0.0.1/; without it in the memory of this process.
+/// The locks are kept where LOCK_URL says, as in LOCK_URL=redis://127.0.0.1/; without it in the memory of this process, or
+/// of several processes in a temporary file.
 #[derive(Debug, Parser)]
 #[command(name = "checkout", allow_negative_numbers = true)]
 struct Args {
@@ -58,7 +61,7 @@ struct Args {
     #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..=500))]
     clients: u32,
 
-    /// How many processes the clients are spread over; more than one needs a store that they share
+    /// How many processes the clients are spread over
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     processes: u32,
 
@@ -69,13 +72,16 @@ struct Args {
     folder: Option<PathBuf>,
     #[arg(long, hide = true, requires = "process")]
     unlocked: bool,
+    /// The file of the locks
+    #[arg(long, hide = true)]
+    locks: Option<PathBuf>,
 }
 
 /// Why there is no good end.
 #[derive(Debug, thiserror::Error)]
 enum Failure {
     #[error(
-        "{0} processes need a store that they share, and memory is not shared: set LOCK_URL, as in LOCK_URL=redis://127.0.0.1/"
+        "{0} processes need a store that they share, and memory is not shared: set LOCK_URL to another, or not at all"
     )]
     NothingShared(u32),
     #[error(transparent)]
@@ -101,7 +107,7 @@ enum Failure {
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    let args = Args::parse();
+    let mut args = Args::parse();
     args.check();
     tracing_subscriber::fmt()
         .with_writer(io::stderr)
@@ -111,7 +117,12 @@ async fn main() -> ExitCode {
                 .from_env_lossy(),
         )
         .init();
-    let Err(failure) = checkout(&args).await else {
+    // Gone at the end, with what is in it.
+    let outcome = match args.locks_to_share() {
+        Ok(_folder) => checkout(&args).await,
+        Err(error) => Err(error.into()),
+    };
+    let Err(failure) = outcome else {
         return ExitCode::SUCCESS;
     };
     match (args.process, &failure) {
@@ -151,12 +162,14 @@ async fn checkout(args: &Args) -> Result<(), Failure> {
 
 fn connect(args: &Args) -> Result<Locks, Failure> {
     let store = store();
-    if args.processes > 1 && matches!(store.as_deref(), None | Some("memory")) {
+    if args.processes > 1 && store.as_deref() == Some("memory") {
         return Err(Failure::NothingShared(args.processes));
     }
-    Ok(match store {
-        Some(_) => Locks::from_env()?,
-        None => Locks::connect("memory:")?, // needs nothing: it is inside this process
+    Ok(match (store, &args.locks) {
+        (Some(_), _) => Locks::from_env()?,
+        // These need nothing: a file that all processes open, and the memory of this one.
+        (None, Some(file)) => Locks::connect(&format!("sqlite:{}", file.display()))?,
+        (None, None) => Locks::connect("memory:")?,
     })
 }
 
@@ -222,6 +235,18 @@ impl Args {
         }
     }
 
+    /// Where LOCK_URL names no store, several processes share a file. Returns the folder that was made for it.
+    fn locks_to_share(&mut self) -> io::Result<Option<TempDir>> {
+        if self.processes == 1 || self.process.is_some() || store().is_some() {
+            return Ok(None);
+        }
+        let folder = tempfile::Builder::new()
+            .prefix("checkout-locks-")
+            .tempdir()?;
+        self.locks = Some(folder.path().join("locks.db"));
+        Ok(Some(folder))
+    }
+
     fn headline(&self) -> String {
         let Self {
             stock,
@@ -233,7 +258,11 @@ impl Args {
             1 => "one process".to_owned(),
             _ => format!("{processes} processes"),
         };
-        let store = store().unwrap_or_else(|| "memory".to_owned());
+        let embedded = match self.locks {
+            Some(_) => "a file",
+            None => "memory",
+        };
+        let store = store().unwrap_or_else(|| embedded.to_owned());
         format!("{stock} tickets, {clients} clients in {in_processes}, locks in {store}")
     }
 

@@ -123,6 +123,10 @@ struct ShopProcess {
 impl ShopProcess {
     /// Starts this program once more, with the hidden arguments that make it one shop of several.
     fn start(args: &Args, folder: &Path, locked: bool, process: u32) -> io::Result<Self> {
+        let locks = args
+            .locks
+            .as_deref()
+            .map(|file| [Path::new("--locks"), file]);
         let mut child = Command::new(std::env::current_exe()?)
             .args(["--clients", &args.clients.to_string()])
             .args(["--processes", &args.processes.to_string()])
@@ -130,6 +134,7 @@ impl ShopProcess {
             .arg("--folder")
             .arg(folder)
             .args((!locked).then_some("--unlocked"))
+            .args(locks.iter().flatten())
             .stdin(Stdio::piped())
             .kill_on_drop(true)
             .spawn()?;
