@@ -7,6 +7,7 @@ use lockcore::{Error, Guard, Lock, Release};
 use serde_json::json;
 use tests::measure::{now, seconds};
 use tokio::sync::{Semaphore, mpsc};
+use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use crate::Failed;
@@ -38,8 +39,10 @@ pub(crate) async fn run(
         again: Semaphore::new(k.saturating_sub(n + 1)),
         told,
     });
+    // Gone when this function ends; then the keeper gives back what they had.
+    let mut line = JoinSet::new();
     for _ in 0..n {
-        tokio::spawn(Arc::clone(&herd).wait_in_line(lock.clone(), hold));
+        line.spawn(Arc::clone(&herd).wait_in_line(lock.clone(), hold));
     }
     line_stands(client, key, n + 1).await?;
 
