@@ -14,6 +14,7 @@ use crate::local::{Arrived, Baton};
 use crate::lock::{Order, Wait};
 use crate::request::Request;
 use crate::shared::{Shared, Where, jittered};
+use crate::supervise::Link;
 use crate::table::{Cleanup, Stage};
 
 /// Takes the lock that `order` describes.
@@ -30,7 +31,10 @@ pub(crate) async fn acquire(order: &Order<'_>, budget: &Budget) -> Result<Guard,
             match at_the_store(order, budget, began, &mut errand.pending).await {
                 Ok(lease) => Guard::of_share(errand.granted(lease), order),
                 Err(error) => {
-                    errand.failed(&error);
+                    // What failed for want of its own time says nothing about the store.
+                    if budget.give_up >= began.after(shared.op_timeout) {
+                        errand.failed(&error);
+                    }
                     return Err(error);
                 }
             }
@@ -48,6 +52,9 @@ pub(crate) async fn acquire(order: &Order<'_>, budget: &Budget) -> Result<Guard,
     );
     Ok(guard)
 }
+
+/// What a lock that is nearly ours is worth beyond the budget.
+const LAST_MOMENT: Duration = Duration::from_millis(50);
 
 /// The time that a caller gives.
 pub(crate) struct Budget {
@@ -89,18 +96,29 @@ async fn in_this_process(
     }
     let shared = &order.client.shared;
     let exclusive = order.is_exclusive();
-    let arrived = shared
-        .lanes
-        .arrive(shared, order.name, order.ttl, exclusive, budget.waits);
-    match arrived {
-        Arrived::Given(baton) => Ok((Some(baton), budget.started)),
-        Arrived::Stranger => Ok((None, budget.started)),
-        Arrived::Busy(remaining) => Err(Error::busy(remaining)),
-        // Dropped here, or late: the place in line goes, and what it was given passes itself on.
-        Arrived::Waits(waiting) => match shared.by(budget.give_up, waiting).await {
-            Some(baton) => Ok((Some(baton), shared.clock.now())),
-            None => Err(budget.timeout(order)),
-        },
+    loop {
+        let arrived = shared
+            .lanes
+            .arrive(shared, order.name, order.ttl, exclusive, budget.waits);
+        let (baton, now) = match arrived {
+            Arrived::Given(baton) => (baton, budget.started),
+            Arrived::Stranger => return Ok((None, budget.started)),
+            Arrived::Busy(remaining) => return Err(Error::busy(remaining)),
+            // Dropped here, or late: the place in line goes, and what it was given passes itself on.
+            Arrived::Waits(waiting) => match shared.by(budget.give_up, waiting).await {
+                Some(baton) => (baton, shared.clock.now()),
+                None => return Err(budget.timeout(order)),
+            },
+        };
+        match &baton {
+            // Lost on its way here: the machine slept.
+            Baton::Share(share) if share.lease().lost(now).is_some() => {}
+            // Its turn has come too late to ask for anything; the next may have the time.
+            Baton::Errand(errand) if errand.pending.is_none() && now >= budget.give_up => {
+                return Err(budget.timeout(order));
+            }
+            _ => return Ok((Some(baton), now)),
+        }
     }
 }
 
@@ -115,7 +133,12 @@ async fn at_the_store(
     let shared = &order.client.shared;
     // A store that is down fails the first try within one operation timeout, so that callers do
     // not pile up in front of it. Who stood in line already may use his whole budget to get back.
-    let mut enqueue_by = budget.give_up.min(began.after(shared.op_timeout));
+    // Whose turn it is in the last moment gets a moment more, or the answer would be "unknown".
+    let at_least = began.after(LAST_MOMENT.min(shared.op_timeout));
+    let mut enqueue_by = budget
+        .give_up
+        .max(at_least)
+        .min(began.after(shared.op_timeout));
     loop {
         let turn = match place {
             Some(pending) => pending.stand_in_line(budget.give_up).await,
@@ -166,6 +189,8 @@ enum Turn {
 pub(crate) struct Pending {
     shared: Arc<Shared>,
     lease: Arc<Lease>,
+    /// Where the ticket was asked for, and where its wake-ups go.
+    link: Option<Arc<Link>>,
     /// The enqueue that is under way.
     asking: Option<Answer<Enqueued>>,
     /// The store has told of a ticket.
@@ -192,6 +217,7 @@ impl Pending {
         Ok(Self {
             shared: Arc::clone(shared),
             lease,
+            link: None,
             asking: None,
             has_ticket: false,
             handed_over: false,
@@ -214,6 +240,7 @@ impl Pending {
                 reason = &mut given_up => return Err(Error::lost(reason)),
             };
             let (link, connection) = connection.map_err(|error| self.failed(error))?;
+            self.link = Some(Arc::clone(&link));
             // P3: the lease counts from here, before the send.
             let sent = shared.clock.now();
             // Sent when polled; from then on it is the keeper's if this future is dropped. An
@@ -335,7 +362,7 @@ impl Pending {
             return Turn::Granted;
         }
         // A lock that is ours at the last moment is worth a moment more than the budget.
-        let by = give_up.max(now.after(Duration::from_millis(50)));
+        let by = give_up.max(now.after(LAST_MOMENT));
         let renewed = shared.renew_now(lease, by).await;
         if let Ok(Renewed::Waiting { .. }) = renewed {
             lease.ungrant();
@@ -352,6 +379,12 @@ impl Pending {
     pub(crate) fn is_in_line(&self) -> bool {
         let lost = self.lease.lost(self.shared.clock.now());
         self.has_ticket && self.asking.is_none() && lost.is_none()
+    }
+
+    /// Whether its wake-ups are heard in a runtime.
+    pub(crate) fn is_of(&self, runtime: Option<tokio::runtime::Id>) -> bool {
+        let link = self.link.as_ref();
+        link.is_some_and(|link| link.serves(&self.shared, runtime))
     }
 
     /// The caller is responsible for the lease from here on; the keeper goes on with its care.

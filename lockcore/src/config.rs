@@ -49,8 +49,9 @@ const VARIABLES: [&str; 9] = [
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fair {
     /// The tasks of a process queue in it, first come, first served, and the process stands in line
-    /// at the store once. When it has the lock it may serve its own for this long, and for at most
-    /// 1,000 hand-overs; then the next process has its turn.
+    /// at the store once. When it has the lock it may serve its own for this long, but each of those
+    /// that wait in it only about twice (and at most 1,000 in all); then the next process has its
+    /// turn.
     ///
     /// Applies to exclusive and shared locks that are renewed and have no `max_hold`; others, and
     /// semaphores, have a ticket of their own.

@@ -16,7 +16,6 @@ use crate::local::Share;
 use crate::lock::{OnLost, Order};
 use crate::locks::Client;
 use crate::name::Name;
-use crate::request::FULL;
 use crate::shared::{Shared, Where};
 use crate::table::{Cleanup, Stage};
 use crate::token::FencingToken;
@@ -51,6 +50,9 @@ enum Source {
     /// Another hold of the same lock, whose scope this was taken in.
     Outer(Guard, Option<Turn>),
 }
+
+/// What an exclusive inner hold takes, a shared one taking 1: fewer than tokio allows anywhere.
+pub(crate) const TURNS: u32 = 1 << 28;
 
 /// Inner holds that exclude each other have one at a time.
 pub(crate) type Turn = OwnedSemaphorePermit;
@@ -210,7 +212,7 @@ impl Held {
 
     /// What inner holds wait for before they begin.
     pub(crate) fn turns(&self) -> Arc<Semaphore> {
-        let all = || Arc::new(Semaphore::new(FULL.get() as usize));
+        let all = || Arc::new(Semaphore::new(TURNS as usize));
         Arc::clone(self.0.turns.get_or_init(all))
     }
 

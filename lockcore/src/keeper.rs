@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use crate::backend::{Backend, Departure, Enqueued, Fault, Released};
 use crate::clock::Instant;
-use crate::error::{Error, LostReason};
+use crate::error::Error;
 use crate::lease::Lease;
 use crate::shared::{Settings, Shared, Where, jittered};
 use crate::table::{BATCH, Cleanup, Phase, Stage};
@@ -98,12 +98,16 @@ async fn keep(shared: &Arc<Shared>) {
         }
         for (lease, stage) in round.expired.drain(..) {
             // Marks the loss and fires its signal, also while a renewal hangs.
-            if let Some(reason @ (LostReason::Expired | LostReason::MaxHold)) = lease.lost(now) {
-                shared.lost(&lease, stage, reason);
-                // Elsewhere the store's clock ends it. Waiters are cleaned up by the acquire loop.
-                if sessions && stage == Stage::Held {
-                    shared.clean_up(Cleanup::of(&lease));
+            match lease.lost(now) {
+                Some(reason) => {
+                    shared.lost(&lease, stage, reason);
+                    // Elsewhere the store's clock ends it. Waiters are cleaned up by the acquire loop.
+                    if sessions && stage == Stage::Held {
+                        shared.clean_up(Cleanup::of(&lease));
+                    }
                 }
+                // Prolonged by its user since the round was taken.
+                None => shared.look_again(lease.request.id, now),
             }
         }
         for batch in round.renew.chunks(BATCH) {

@@ -18,6 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
+use tokio::runtime;
 use tokio::sync::oneshot;
 
 use crate::acquire::Pending;
@@ -30,7 +31,10 @@ use crate::shared::{Alarm, Shared};
 use crate::table::Cleanup;
 
 /// Hand-overs of one ticket: the low 10 bits of a fencing token count them.
-const MOST_HAND_OVERS: u16 = 1_000;
+const MOST_HAND_OVERS: usize = 1_000;
+/// Fewer would not be worth a ticket: a hand-over in memory takes a microsecond, one at a store a
+/// hundred.
+const FEWEST_HAND_OVERS: usize = 32;
 
 /// The lanes of one client.
 pub(crate) struct Lanes {
@@ -45,7 +49,7 @@ struct State {
     closed: bool,
 }
 
-/// One name's queue. Plain data: it reads no clock and wakes nobody.
+/// One name's queue. Plain data but for the alarm at the bound.
 ///
 /// Nobody in `line` is served while somebody has the errand, who was here before: first come, first
 /// served inside the process.
@@ -68,8 +72,8 @@ struct Tenure {
     lease: Arc<Lease>,
     since: Instant,
     users: u32,
-    /// The users let other readers in.
-    shared: bool,
+    /// When to let other processes have their turn, whatever the time.
+    most_hand_overs: u16,
     /// Rings at the bound, if somebody waits.
     alarm: Option<Alarm>,
 }
@@ -77,6 +81,8 @@ struct Tenure {
 struct Waiter {
     exclusive: bool,
     since: Instant,
+    /// Where it waits, and where the wake-ups of its ticket would have to go.
+    runtime: Option<runtime::Id>,
     baton: oneshot::Sender<Baton>,
 }
 
@@ -130,28 +136,32 @@ impl Lanes {
         }
         let now = shared.clock.now();
         lane.count_out();
-        if lane.line.is_empty() && !lane.errand {
-            if let Some((lease, hand_overs)) = lane.serve(exclusive, now, self.bound) {
-                let share = Share::new(shared, lease, hand_overs);
-                return Arrived::Given(Baton::Share(share));
-            }
-            if !lane.is_worth_waiting_for(now, self.bound) {
-                // What the process itself is known to keep from us need not be asked for.
-                if !wait && let Some(remaining) = lane.excludes(exclusive, now) {
-                    return Arrived::Busy(Some(remaining));
-                }
-                lane.errand = true;
-                return Arrived::Given(Baton::Errand(Errand::new(shared, name, exclusive)));
-            }
+        let first = lane.line.is_empty() && !lane.errand;
+        if first && let Some((lease, hand_overs)) = lane.serve(exclusive, now, self.bound) {
+            return Arrived::Given(Baton::Share(Share::new(shared, lease, hand_overs)));
         }
         if !wait {
-            let holder = lane.current.as_ref();
-            return Arrived::Busy(holder.map(|tenure| now.until(tenure.lease.deadline())));
+            // What the process itself is known to keep from us need not be asked for.
+            if let Some(remaining) = lane.excludes(exclusive, now) {
+                return Arrived::Busy(Some(remaining));
+            }
+            if !lane.line.is_empty() {
+                return Arrived::Busy(None);
+            }
+            if lane.errand {
+                // What will come of that, only the store knows.
+                return Arrived::Stranger;
+            }
+        }
+        if first && !lane.is_worth_waiting_for(exclusive, now, self.bound) {
+            lane.errand = true;
+            return Arrived::Given(Baton::Errand(Errand::new(shared, name, exclusive)));
         }
         let (baton, given) = oneshot::channel();
         lane.line.push_back(Waiter {
             exclusive,
             since: now,
+            runtime: runtime::Handle::try_current().ok().map(|here| here.id()),
             baton,
         });
         if !lane.set_alarm(shared, self.bound) {
@@ -197,14 +207,20 @@ impl Lanes {
     /// One use of a ticket is over. Returns whether the ticket has no users any more and is to be
     /// released at the store.
     fn leave(&self, shared: &Arc<Shared>, lease: &Arc<Lease>) -> bool {
-        self.advance_after(shared, &lease.request.name, |lane| lane.leave(lease))
-            .is_some()
+        let mut ours = false;
+        for unused in self.advance_after(shared, &lease.request.name, |lane| lane.leave(lease)) {
+            match Arc::ptr_eq(&unused, lease) {
+                true => ours = true,
+                false => shared.clean_up(Cleanup::of(&unused)),
+            }
+        }
+        ours
     }
 
     /// Changes a lane and gives whoever is next what that makes free.
     fn change(&self, shared: &Arc<Shared>, name: &Name, change: impl FnOnce(&mut Lane)) {
         // A ticket whose last user has left while it was offered to somebody who had gone.
-        if let Some(lease) = self.advance_after(shared, name, change) {
+        for lease in self.advance_after(shared, name, change) {
             shared.clean_up(Cleanup::of(&lease));
         }
     }
@@ -217,11 +233,13 @@ impl Lanes {
         shared: &Arc<Shared>,
         name: &Name,
         change: impl FnOnce(&mut Lane),
-    ) -> Option<Arc<Lease>> {
-        let mut released = None;
+    ) -> Vec<Arc<Lease>> {
+        let mut released = Vec::new();
         let mut given = {
             let mut state = self.state();
-            let lane = state.lanes.get_mut(name)?;
+            let Some(lane) = state.lanes.get_mut(name) else {
+                return released;
+            };
             change(lane);
             self.advance(shared, &mut state, name, &mut released)
         };
@@ -261,7 +279,7 @@ impl Lanes {
         shared: &Arc<Shared>,
         state: &mut State,
         name: &Name,
-        released: &mut Option<Arc<Lease>>,
+        released: &mut Vec<Arc<Lease>>,
     ) -> Vec<(Waiter, Gift)> {
         let mut given = Vec::new();
         let Some(lane) = state.lanes.get_mut(name) else {
@@ -273,9 +291,7 @@ impl Lanes {
                 break;
             }
         }
-        if let Some(unused) = lane.take_unused() {
-            *released = Some(unused);
-        }
+        released.extend(lane.take_unused());
         if lane.is_idle() {
             state.lanes.remove(name);
         }
@@ -312,12 +328,12 @@ impl Lane {
             while self.line.front().is_some_and(|w| w.baton.is_closed()) {
                 self.line.pop_front();
             }
-            let Some(front) = self.line.front() else {
+            let Some(exclusive) = self.line.front().map(|front| front.exclusive) else {
                 return;
             };
-            let gift = match self.serve(front.exclusive, now, bound) {
+            let gift = match self.serve(exclusive, now, bound) {
                 Some((lease, hand_overs)) => Gift::Share(lease, hand_overs),
-                None if self.is_worth_waiting_for(now, bound) => return,
+                None if self.is_worth_waiting_for(exclusive, now, bound) => return,
                 None => {
                     self.errand = true;
                     Gift::Errand
@@ -336,11 +352,10 @@ impl Lane {
     ) -> Option<(Arc<Lease>, u16)> {
         let ttl = self.ttl;
         let tenure = self.current.as_mut()?;
-        let free = tenure.users == 0;
-        let fits = if exclusive {
-            free && tenure.lease.request.is_exclusive()
-        } else {
-            free || tenure.shared
+        // A reader could use an exclusive ticket, but would keep the readers elsewhere out.
+        let fits = match tenure.lease.request.is_exclusive() {
+            true => exclusive && tenure.users == 0,
+            false => !exclusive,
         };
         // Half of the ttl is what a renewal that is due now, and one more, may still save.
         let fresh = now.until(tenure.lease.deadline()) >= ttl / 2;
@@ -348,16 +363,16 @@ impl Lane {
             return None;
         }
         tenure.users += 1;
-        tenure.shared = !exclusive;
         let hand_overs = tenure.lease.pass_on();
         Some((Arc::clone(&tenure.lease), hand_overs))
     }
 
     /// Whether who cannot be served now will probably be passed the present ticket: it is exclusive
     /// and in use, and the bound is not reached.
-    fn is_worth_waiting_for(&self, now: Instant, bound: Duration) -> bool {
+    fn is_worth_waiting_for(&self, exclusive: bool, now: Instant, bound: Duration) -> bool {
         self.current.as_ref().is_some_and(|tenure| {
-            tenure.users > 0
+            exclusive
+                && tenure.users > 0
                 && tenure.lease.request.is_exclusive()
                 && tenure.lease.deadline() > now
                 && tenure.is_within(now, bound)
@@ -375,11 +390,13 @@ impl Lane {
     /// The store has granted a ticket to who had the errand.
     fn begin(&mut self, lease: &Arc<Lease>, now: Instant) {
         self.errand = false;
+        // Everybody here about twice, so that nobody elsewhere waits for much longer than these.
+        let twice = 2 * (self.line.len() + 1);
         let tenure = Tenure {
             lease: Arc::clone(lease),
             since: now,
             users: 1,
-            shared: !lease.request.is_exclusive(),
+            most_hand_overs: twice.clamp(FEWEST_HAND_OVERS, MOST_HAND_OVERS) as u16,
             alarm: None,
         };
         self.draining.extend(self.current.replace(tenure));
@@ -400,7 +417,7 @@ impl Lane {
         self.draining.extend(self.current.take_if(is_it));
     }
 
-    /// A ticket without users; there is one at most, because every change is followed by this.
+    /// A ticket without users; one at most, because every change is followed by this.
     fn take_unused(&mut self) -> Option<Arc<Lease>> {
         let current = self.current.take_if(|tenure| tenure.users == 0);
         let unused = current.or_else(|| {
@@ -445,7 +462,7 @@ impl Lane {
 
 impl Tenure {
     fn is_within(&self, now: Instant, bound: Duration) -> bool {
-        self.lease.hand_overs() < MOST_HAND_OVERS && now < self.since.after(bound)
+        self.lease.hand_overs() < self.most_hand_overs && now < self.since.after(bound)
     }
 }
 
@@ -577,11 +594,12 @@ impl Drop for Errand {
             let Some(lane) = state.lanes.get_mut(&self.name) else {
                 break;
             };
-            // Only for its like; a writer cannot do with a reader's ticket.
+            // Only for its like: a writer cannot do with a reader's ticket, and in another runtime
+            // nobody would hear its wake-up.
             let heir = lane
                 .line
                 .front()
-                .is_some_and(|heir| heir.exclusive == self.exclusive);
+                .is_some_and(|heir| heir.exclusive == self.exclusive && place.is_of(heir.runtime));
             let Some(heir) = heir.then(|| lane.line.pop_front()).flatten() else {
                 break;
             };

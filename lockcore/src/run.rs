@@ -215,4 +215,41 @@ mod tests {
         assert!(started.elapsed() >= budget);
         drop(held);
     }
+
+    /// Passed on, and the machine slept before the waiter could look.
+    #[tokio::test]
+    async fn a_lock_that_is_lost_on_its_way_to_a_waiter_is_asked_for_again() {
+        let clock = Clock::by_hand();
+        let locks = locks(&clock);
+        let guard = locks.mutex("a").acquire().await.expect("the lock");
+        let lock = locks.mutex("a").wait(crate::Wait::Forever);
+        let mut second = pin!(lock.acquire());
+        assert!(poll_fn(|cx| Poll::Ready(second.as_mut().poll(cx).is_pending())).await);
+
+        drop(guard);
+        clock.suspend(Duration::from_secs(3600));
+
+        assert!(second.await.expect("the lock").is_valid());
+    }
+
+    #[tokio::test]
+    async fn a_lock_that_is_lost_while_waiting_for_a_turn_in_it_is_not_handed_out() {
+        let clock = Clock::by_hand();
+        let locks = locks(&clock);
+        let outer = locks.mutex("a").on_lost(OnLost::Signal);
+        let inner = locks.mutex("a");
+        let outcome: Result<Result<_, Error>, Error> = outer
+            .run(async |_| {
+                let first = inner.acquire().await?;
+                let mut second = pin!(inner.acquire());
+                assert!(poll_fn(|cx| Poll::Ready(second.as_mut().poll(cx).is_pending())).await);
+                clock.turn(Duration::from_secs(3600));
+                drop(first);
+                Ok(second.await)
+            })
+            .await;
+
+        let error = outcome.expect("a result").expect_err("lost");
+        assert_eq!(error.kind(), LOST);
+    }
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use crate::acquire::Budget;
 use crate::error::{Error, LostReason};
-use crate::guard::{Guard, Held, Turn};
+use crate::guard::{Guard, Held, TURNS, Turn};
 use crate::lock::Order;
 use crate::locks::Client;
 use crate::name::Name;
@@ -69,20 +69,22 @@ pub(crate) async fn reenter(
             "the caller holds the read side and would wait for himself; take the write side first",
         ));
     }
-    if let Some(reason) = outer.lost_reason() {
-        return Err(Error::lost(reason));
-    }
     let turn = match outer.is_exclusive() {
         true => Some(turn(order, &outer, budget).await?),
         // Readers do not keep each other out.
         false => None,
     };
+    // Perhaps while waiting for the turn.
+    if let Some(reason) = outer.lost_reason() {
+        return Err(Error::lost(reason));
+    }
     Ok(Guard::inside(outer, turn, order))
 }
 
 /// Two branches of a `join!` that both take the lock again exclude each other as strangers would.
 async fn turn(order: &Order<'_>, outer: &Guard, budget: &Budget) -> Result<Turn, Error> {
-    let (turns, permits) = (outer.turns(), order.permits.get());
+    let permits = if order.is_exclusive() { TURNS } else { 1 };
+    let turns = outer.turns();
     if !budget.waits {
         let turn = turns.try_acquire_many_owned(permits);
         return turn.map_err(|_| Error::busy(None));

@@ -164,6 +164,11 @@ impl Shared {
         }
     }
 
+    /// Has the keeper look at a lease at a time.
+    pub(crate) fn look_again(&self, id: Id, due: Instant) {
+        self.look_again_at(&mut self.table(), id, due);
+    }
+
     fn look_again_at(&self, table: &mut Table, id: Id, due: Instant) {
         let due = table.look_again_at(id, due);
         self.wake_keeper_at(table, due);
@@ -173,7 +178,9 @@ impl Shared {
     pub(crate) fn disarm(&self, id: Id) {
         let mut table = self.table();
         table.remove(id);
-        self.tell_if_idle(&table);
+        let idle = table.is_idle_at_last();
+        drop(table);
+        self.tell_if(idle);
     }
 
     /// Hands a ticket to the keeper for removal, and takes it out of its care in the same step, so
@@ -190,8 +197,11 @@ impl Shared {
     pub(crate) fn cleaned_up(&self, count: usize) {
         let mut table = self.table();
         table.cleanups_open -= count;
-        self.tell_if_idle(&table);
-        if let Phase::Ending(_) = table.phase {
+        let idle = table.is_idle_at_last();
+        let ending = matches!(table.phase, Phase::Ending(_));
+        drop(table);
+        self.tell_if(idle);
+        if ending {
             self.due_changed.notify_one();
         }
     }
@@ -227,8 +237,13 @@ impl Shared {
         };
         if lease.extend(sent, valid_for, self.clock.now()) == Err(AlreadyLost) {
             // P3: an acknowledgement that comes too late leads to a release, never to a revival.
-            // A guard that still holds this lease releases again when it goes; that finds nothing.
-            self.lanes.lost(self, lease);
+            // Nobody may have noticed the deadline yet, and after the clean-up the keeper will not. A
+            // guard that still holds this lease releases again when it goes; that finds nothing.
+            if let Some(reason) = lease.lost(self.clock.now())
+                && let Some(stage) = self.stage(id)
+            {
+                self.lost(lease, stage, reason);
+            }
             return self.clean_up(Cleanup::of(lease));
         }
         let due = if lease.deadline() < lease.hold_until() {
@@ -439,20 +454,26 @@ impl Shared {
         let waiting = table.leases_where(|stage| matches!(stage, Stage::Asked | Stage::Waiting));
         drop(table);
         for lease in waiting {
-            lease.lose(LostReason::Shutdown);
+            // Granted in this moment, it may finish as others do.
+            let stage = self.stage(lease.request.id);
+            if stage != Some(Stage::Held) {
+                lease.lose(LostReason::Shutdown);
+            }
         }
         self.lanes.close();
     }
 
     /// The store does not know the ticket.
     fn taken(self: &Arc<Self>, lease: &Arc<Lease>) {
-        let id = lease.request.id;
-        let stage = self.table().leases.get(&id).map(|tracked| tracked.stage);
         if lease.lose(LostReason::Taken)
-            && let Some(stage) = stage
+            && let Some(stage) = self.stage(lease.request.id)
         {
             self.lost(lease, stage, LostReason::Taken);
         }
+    }
+
+    fn stage(&self, id: Id) -> Option<Stage> {
+        self.table().leases.get(&id).map(|tracked| tracked.stage)
     }
 
     /// A lease has been found lost: by the keeper, or by its user, who may be faster. What an operator
@@ -518,9 +539,9 @@ impl Shared {
         }
     }
 
-    fn tell_if_idle(&self, table: &Table) {
-        // Before a shutdown nobody asks.
-        if table.phase != Phase::Open && table.leases.is_empty() && table.cleanups_open == 0 {
+    /// Outside of the table's mutex: this runs wakers, and those may do anything.
+    fn tell_if(&self, idle: bool) {
+        if idle {
             self.idle.notify_waiters();
         }
     }
@@ -554,13 +575,16 @@ impl Future for Alarm {
             return Poll::Ready(());
         }
         let this = &mut *self;
+        let waker = cx.waker().clone();
         let mut table = this.shared.table();
         let number = *this.set.get_or_insert_with(|| {
             table.alarms_set += 1;
             table.alarms_set
         });
-        table.alarms.insert((this.at, number), cx.waker().clone());
+        let before = table.alarms.insert((this.at, number), waker);
         this.shared.wake_keeper_at(&mut table, this.at);
+        drop(table);
+        drop(before); // a waker may own anything
         Poll::Pending
     }
 }
@@ -568,7 +592,8 @@ impl Future for Alarm {
 impl Drop for Alarm {
     fn drop(&mut self) {
         if let Some(number) = self.set {
-            self.shared.table().alarms.remove(&(self.at, number));
+            let waker = self.shared.table().alarms.remove(&(self.at, number));
+            drop(waker);
         }
     }
 }
@@ -596,6 +621,8 @@ impl Settings {
 
 #[cfg(test)]
 mod tests {
+    use std::task::Waker;
+
     use super::*;
     use crate::backend::memory::Memory;
     use crate::error::ErrorKind;
@@ -613,5 +640,109 @@ mod tests {
 
         assert_eq!(error.kind(), ErrorKind::Config);
         assert!(shared.table().leases.is_empty());
+    }
+
+    fn shared(settings: Settings) -> Arc<Shared> {
+        let memory = Arc::new(Memory::new(Clock::BOOT));
+        let runtime = tokio::runtime::Handle::current();
+        Arc::new(Shared::new(memory, settings, runtime))
+    }
+
+    /// The machine slept, or the store took its time: the reply is worked in before the keeper has
+    /// looked at the deadline, and takes the lease out of its sight.
+    #[tokio::test]
+    async fn a_loss_that_a_late_acknowledgement_finds_is_told() {
+        let clock = Clock::by_hand();
+        let shared = shared(Settings {
+            clock: clock.clone(),
+            ..Settings::of_tests()
+        });
+        let mut events = shared.teller.listen();
+        let lease = Arc::new(crate::lease::tests::lease());
+        shared.arm(&lease).expect("open");
+        let ttl = Duration::from_secs(10);
+        let sent = clock.now();
+        lease.answered(7, sent, ttl);
+        shared.entrust_held(&lease);
+        let waits = Arc::clone(&lease);
+        let its_clock = clock.clone();
+        let lost = tokio::spawn(async move { waits.until_lost(&its_clock).await });
+        tokio::task::yield_now().await;
+
+        clock.suspend(Duration::from_secs(3600));
+        let granted = Renewed::Granted { valid_for: ttl };
+        shared.renewed(&lease, sent, granted, Duration::ZERO);
+
+        let told = tokio::time::timeout(Duration::from_secs(5), lost).await;
+        assert_eq!(told.expect("told").expect("no panic"), LostReason::Expired);
+        let event = tokio::time::timeout(Duration::from_secs(5), events.next()).await;
+        assert!(matches!(event, Ok(Some(Event::Lost { .. }))), "{event:?}");
+        assert_eq!(shared.table().cleanups.len(), 1);
+    }
+
+    /// Runs on a thread of its own, because a deadlock could not be ended.
+    fn without_deadlock(code: impl FnOnce(&tokio::runtime::Runtime) + Send + 'static) {
+        let (done, is_done) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_multi_thread()
+                .worker_threads(1)
+                .enable_all()
+                .build()
+                .expect("a runtime");
+            let _here = runtime.enter();
+            code(&runtime);
+            let _ = done.send(());
+        });
+        let waited = is_done.recv_timeout(Duration::from_secs(10));
+        assert!(waited.is_ok(), "deadlock, or a panic");
+    }
+
+    /// What a waker does when it is woken, or goes.
+    struct Runs(Mutex<Option<Box<dyn FnOnce() + Send>>>);
+
+    impl std::task::Wake for Runs {
+        fn wake(self: Arc<Self>) {
+            let code = self.0.lock().expect("no panic").take();
+            if let Some(code) = code {
+                code();
+            }
+        }
+    }
+
+    #[test]
+    fn a_waker_may_own_a_guard_and_be_dropped_anywhere() {
+        without_deadlock(|runtime| {
+            let locks = crate::Locks::connect("memory:").expect("a client");
+            let held = runtime.block_on(locks.mutex("a").acquire());
+            let other = runtime.block_on(locks.mutex("b").acquire());
+            let waker = Waker::from(Arc::new(Runs(Mutex::new(Some(Box::new(move || {
+                drop(other);
+            }))))));
+            let lock = locks.mutex("a");
+            let mut waits = Box::pin(lock.acquire());
+            let mut cx = Context::from_waker(&waker);
+            assert!(waits.as_mut().poll(&mut cx).is_pending());
+            drop(waker);
+            drop(waits);
+            drop(held);
+        });
+    }
+
+    #[test]
+    fn a_waker_may_use_the_client_that_wakes_it() {
+        without_deadlock(|runtime| {
+            let locks = crate::Locks::connect("memory:").expect("a client");
+            let held = runtime.block_on(locks.mutex("a").acquire()).expect("free");
+            let other = locks.clone();
+            // An executor that polls at once.
+            let waker = Waker::from(Arc::new(Runs(Mutex::new(Some(Box::new(move || {
+                let again = std::pin::pin!(other.shutdown(Duration::ZERO));
+                let _ = again.poll(&mut Context::from_waker(Waker::noop()));
+            }))))));
+            let mut shutdown = Box::pin(locks.shutdown(Duration::from_secs(20)));
+            let mut cx = Context::from_waker(&waker);
+            assert!(shutdown.as_mut().poll(&mut cx).is_pending());
+            runtime.block_on(held.release()).expect("released");
+        });
     }
 }

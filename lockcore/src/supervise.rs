@@ -19,6 +19,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 /// A connection that broke before this was no good; the pauses go on growing.
 const SETTLED: Duration = Duration::from_secs(1);
+/// What a runtime needs to drop its tasks, one of which drives the connection.
+const ENDING: Duration = Duration::from_millis(10);
 
 /// The connections of one client.
 #[derive(Debug, Default)]
@@ -129,6 +131,13 @@ impl Link {
         }
     }
 
+    /// Whether it is the link of a runtime; of none, that is the keeper's.
+    pub(crate) fn serves(&self, shared: &Shared, runtime: Option<tokio::runtime::Id>) -> bool {
+        let keeper = shared.keeper.id();
+        let all = shared.backend.capability().sessions;
+        self.runtime.id() == runtime.filter(|_| !all).unwrap_or(keeper)
+    }
+
     /// Why there is no connection, if there is none and a reason is known.
     pub(crate) fn trouble(&self) -> Option<StoreError> {
         match &*self.state.borrow() {
@@ -200,8 +209,14 @@ async fn supervise(shared: Arc<Shared>, link: Arc<Link>) {
                     () = link.replaced.notified() => {}
                     _ = &mut runtime_ended => break,
                 }
-                shared.teller.suspended();
                 link.state.send_replace(State::Connecting);
+                // A runtime that ends takes its connection along, in whatever order: that is no
+                // trouble with the store.
+                let grace = shared.clock.now().after(ENDING);
+                if shared.by(grace, &mut runtime_ended).await.is_some() {
+                    break;
+                }
+                shared.teller.suspended();
                 if up_since.until(shared.clock.now()) > SETTLED {
                     pause = FIRST_PAUSE;
                 }

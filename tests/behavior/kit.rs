@@ -27,6 +27,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         an_enqueue_let_go_after_its_caller_gave_up_leaves_nothing
         an_enqueue_that_arrives_after_its_release_takes_nothing
         a_hold_that_is_dropped_holds_nothing
+        who_runs_out_of_time_at_the_store_does_not_speak_for_the_others
         a_lost_wake_up_is_made_up_for_by_a_renewal
         a_waiter_of_before_a_break_is_woken_after_it
         what_was_sent_into_a_freeze_is_carried_out_in_order_after_it
@@ -372,4 +373,35 @@ async fn the_innermost_default_counts_and_tasks_are_outside(_: Store) {
     })
     .await;
     assert_eq!(kind(once().await), ErrorKind::Config);
+}
+
+/// In the line of a process: it is the budget of one that ends, not the store that fails.
+async fn who_runs_out_of_time_at_the_store_does_not_speak_for_the_others(_: Store) {
+    let kit = Kit::new();
+    kit.clock().stop();
+    let theirs = kit.client().unwrap();
+    let short = Locks::builder().op_timeout(Duration::from_millis(100));
+    let ours = kit.client_with(short).unwrap();
+    let guard = theirs.mutex("a").acquire().await.unwrap();
+    let side = ours.rwlock("a");
+    let begin = |lock: lockcore::Lock| tokio::spawn(async move { lock.acquire().await });
+    let reader = begin(side.read().wait(Duration::from_millis(300)));
+    tickets(&ours, "a", 2).await;
+    let hasty = begin(side.write().wait(Duration::from_millis(310)));
+    tickets(&ours, "a", 3).await;
+    let patient = begin(side.write().wait(SOON));
+    tickets(&ours, "a", 4).await;
+    let mut asked = kit.hold_next(Verb::Enqueue);
+
+    // The reader gives up; its place is of no use to the writer behind it, who asks anew.
+    kit.clock().advance(Duration::from_millis(301));
+    assert_eq!(kind(soon(reader).await.unwrap()), ErrorKind::Timeout);
+    soon(asked.arrived()).await;
+    kit.clock().advance(Duration::from_millis(60));
+    assert_eq!(kind(soon(hasty).await.unwrap()), ErrorKind::Unknown);
+    drop(asked);
+
+    tickets(&ours, "a", 2).await;
+    give_back(guard).await;
+    give_back(soon(patient).await.unwrap().unwrap()).await;
 }

@@ -11,6 +11,8 @@ use crate::store::{Kind, SOON, Store, assert_nothing_left, give_back, tickets};
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store;
         a_client_survives_the_runtime_that_connected_first
+        the_end_of_a_runtime_is_no_trouble_with_the_store
+        a_place_in_line_is_not_left_to_a_runtime_that_would_not_hear_of_it
         a_guard_dropped_when_its_runtime_shuts_down_releases
         a_waiter_that_goes_down_with_its_runtime_leaves_nothing
         a_guard_can_be_released_outside_of_any_runtime
@@ -46,6 +48,49 @@ async fn a_client_survives_the_runtime_that_connected_first(store: Store) {
         }
     })
     .await;
+}
+
+async fn the_end_of_a_runtime_is_no_trouble_with_the_store(store: Store) {
+    let locks = store.client();
+    give_back(locks.mutex("here").acquire().await.unwrap()).await;
+    let mut events = locks.events();
+    let users = locks.clone();
+    outside(move || {
+        for _ in 0..20 {
+            let runtime = runtime();
+            runtime.block_on(async {
+                give_back(users.mutex("a").acquire().await.unwrap()).await;
+            });
+        }
+    })
+    .await;
+
+    let told = tokio::time::timeout(Duration::from_millis(200), events.next()).await;
+    assert!(told.is_err(), "{told:?}");
+}
+
+/// The one who stands in line for the process goes down with its runtime. Its ticket's wake-up would
+/// go there, and nobody would hear it.
+async fn a_place_in_line_is_not_left_to_a_runtime_that_would_not_hear_of_it(store: Store) {
+    let (locks, theirs) = (store.client(), store.client());
+    let guard = theirs.mutex("a").acquire().await.unwrap();
+    let (first, second) = (runtime(), runtime());
+    let lock = locks.mutex("a").wait(SOON);
+    first.spawn(async move { lock.acquire().await.map(drop) });
+    tickets(&locks, "a", 2).await;
+    let lock = locks.mutex("a").wait(SOON);
+    let heir = second.spawn(async move { lock.acquire().await });
+    tickets(&locks, "a", 3).await;
+
+    outside(move || drop(first)).await;
+    tickets(&locks, "a", 2).await;
+    give_back(guard).await;
+
+    // By a wake-up: the heir's first renewal is three seconds away.
+    let started = Instant::now();
+    give_back(heir.await.unwrap().unwrap()).await;
+    assert!(started.elapsed() < Duration::from_millis(1500));
+    outside(move || drop(second)).await;
 }
 
 /// H31.
