@@ -37,6 +37,8 @@ pub struct ZooKeeperServer {
     port: u16,
     /// Of an ensemble: its number in it.
     number: Option<usize>,
+    /// For the JVM.
+    properties: &'static [&'static str],
     /// Before the folder, so that it is killed before the folder is removed.
     child: Mutex<Option<LeashedChild>>,
     folder: TempDir,
@@ -56,13 +58,23 @@ impl ZooKeeperServer {
         url.into()
     }
 
+    /// A server that removes a name's node a second after the last ticket, instead of a minute.
+    pub fn that_forgets_soon() -> Self {
+        Self::launch(&[], &["-Dznode.container.checkIntervalMs=1000"])
+    }
+
     /// A server with more lines in its configuration, for example `&["maxSessionTimeout=1000"]`; they outrank the
     /// harness's own.
     pub fn with(lines: &[&str]) -> Self {
+        Self::launch(lines, &[])
+    }
+
+    fn launch(lines: &[&str], properties: &'static [&'static str]) -> Self {
         Self::available().unwrap_or_else(|reason| panic!("{reason}"));
         // Another process may take the port between our look and the server's bind; five times in a row it does not.
         for _ in 0..5 {
-            let server = Self::prepare(None, free_port(), 100, lines);
+            let mut server = Self::prepare(None, free_port(), 100, lines);
+            server.properties = properties;
             if server.try_spawn() {
                 return server;
             }
@@ -221,6 +233,7 @@ impl ZooKeeperServer {
         Self {
             port,
             number,
+            properties: &[],
             child: Mutex::new(None),
             folder,
         }
@@ -262,8 +275,7 @@ impl ZooKeeperServer {
             // What these tests are about survives the death of a process; none cuts the power.
             .arg("-Dzookeeper.forceSync=no")
             .arg("-Dorg.slf4j.simpleLogger.showDateTime=true")
-            // Emptied names vanish within a test.
-            .arg("-Dznode.container.checkIntervalMs=1000")
+            .args(self.properties)
             .args(["-cp", &JARS.join(":")])
             .arg("org.apache.zookeeper.server.quorum.QuorumPeerMain")
             .arg(self.folder.path().join("zoo.cfg"))

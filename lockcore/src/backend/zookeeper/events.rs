@@ -1,5 +1,6 @@
 //! Lines that are followed: for a name that somebody here waits for, one standing watch and the
-//! line as its events tell it. Who waits learns from it that it is his turn, without asking.
+//! line as its events tell it. Who waits learns from it that it is his turn, without asking. (In a
+//! crowd it is a watch on the ticket ahead: see [`By`].)
 //!
 //! A name that nobody waits for has no watch. What a grant needs is argued here:
 //!
@@ -15,7 +16,7 @@
 //!   looked at: renewals ask the store then.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
 use tokio::task::AbortHandle;
@@ -25,6 +26,7 @@ use super::layout::{self, Ticket};
 use super::session::{Mine, Session, State};
 use crate::backend::{Events, Wake};
 use crate::clock::{Clock, Instant};
+use crate::request::Id;
 
 /// A watch that nobody here has needed for so long is given up. Its events cost as long as it
 /// stands; setting it again costs two requests.
@@ -39,6 +41,9 @@ pub(super) struct Line {
     highest: i32,
     current: bool,
     following: Option<AbortHandle>,
+    by: By,
+    /// The ticket of ours in front of which a watch stands.
+    ahead_of: Option<i32>,
     used: Instant,
 }
 
@@ -49,6 +54,8 @@ impl Default for Line {
             highest: 0,
             current: false,
             following: None,
+            by: By::Line,
+            ahead_of: None,
             used: Clock::BOOT.now(),
         }
     }
@@ -67,6 +74,7 @@ impl Line {
 
     pub(super) fn stop(&mut self) {
         self.current = false;
+        self.ahead_of = None;
         if let Some(following) = self.following.take() {
             following.abort();
         }
@@ -128,10 +136,32 @@ impl Session {
         let line = state.lines.entry(path.to_owned()).or_default();
         line.used = Clock::BOOT.now();
         if self.is_up() && line.following.as_ref().is_none_or(AbortHandle::is_finished) {
-            let task = self
-                .runtime
-                .spawn(follow(Arc::clone(self), path.to_owned()));
+            let following = follow(Arc::clone(self), path.to_owned(), line.by);
+            let task = self.runtime.spawn(following);
             line.following = Some(task.abort_handle());
+        }
+    }
+
+    /// One of ours waits in a line from now on.
+    pub(super) fn wait_in(self: &Arc<Self>, state: &mut State, path: &str, sequence: i32) {
+        if let Some(line) = state.lines.get_mut(path)
+            && line
+                .ahead_of
+                .is_some_and(|other| layout::is_older(sequence, other))
+        {
+            // Its reply was heard after that of a younger one of ours, whose turn comes later.
+            line.stop();
+        }
+        self.follow(state, path);
+    }
+
+    /// Follows every line again that one of ours waits in and nobody follows, because a request
+    /// failed.
+    pub(super) fn follow_again(self: &Arc<Self>, state: &mut State) {
+        let mut paths: Vec<String> = state.lines.keys().cloned().collect();
+        paths.retain(|path| state.waiting(path).next().is_some());
+        for path in paths {
+            self.follow(state, &path);
         }
     }
 
@@ -217,9 +247,20 @@ impl Session {
         });
     }
 
-    /// Wakes those of ours who hold newly. What a wake-up sets in motion happens after the mutex.
-    pub(super) fn tell(&self, mut state: std::sync::MutexGuard<'_, State>, path: &str, lost: bool) {
-        let wakes = state.newly_granted(path);
+    /// Wakes those of ours who hold newly, by a line that is current.
+    pub(super) fn tell(&self, mut state: MutexGuard<'_, State>, path: &str, lost: bool) {
+        let line = state.lines.get(path).filter(|line| line.current);
+        // Only the front counts, and it is short but for shared locks.
+        let holders: Vec<Ticket> = line.map_or_else(Vec::new, |line| {
+            let holders = layout::holders(&line.tickets);
+            line.tickets.iter().take(holders).cloned().collect()
+        });
+        let wakes = state.grant(&holders);
+        self.send(state, wakes, lost);
+    }
+
+    /// What a wake-up sets in motion happens after the mutex.
+    fn send(&self, state: MutexGuard<'_, State>, wakes: Vec<Wake>, lost: bool) {
         let events: Option<Arc<Events>> = state.events.clone();
         drop(state);
         let Some(events) = events else {
@@ -235,17 +276,13 @@ impl Session {
 }
 
 impl State {
-    /// Notes who of ours holds by now.
-    fn newly_granted(&mut self, path: &str) -> Vec<Wake> {
-        let Some(line) = self.lines.get(path).filter(|line| line.current) else {
-            return Vec::new();
-        };
+    /// Notes who of ours in a line holds by now.
+    fn grant(&mut self, line: &[Ticket]) -> Vec<Wake> {
         let mut wakes = Vec::new();
-        for ticket in line.tickets.iter().take(layout::holders(&line.tickets)) {
-            if let Some(Mine::Standing(standing)) = self.tickets.get_mut(&ticket.id)
+        for ticket in &line[..layout::holders(line)] {
+            if let Some(standing) = self.standing_mut(ticket.id)
                 && standing.sequence == ticket.sequence
-                && !standing.granted
-                && !standing.leaving
+                && standing.is_waiting()
             {
                 standing.granted = true;
                 wakes.push(Wake {
@@ -256,41 +293,95 @@ impl State {
         }
         wakes
     }
+
+    /// Those of ours that wait in a line.
+    fn waiting(&self, path: &str) -> impl Iterator<Item = Id> {
+        self.tickets
+            .iter()
+            .filter_map(move |(id, mine)| match mine {
+                Mine::Standing(standing) if standing.is_waiting() && standing.parent == path => {
+                    Some(*id)
+                }
+                _ => None,
+            })
+    }
 }
+
+/// What a line is followed by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum By {
+    /// A watch over the whole line: two events a hand-over for each client that has one, and nothing
+    /// else. The best there is for a few.
+    Line,
+    /// A watch on the ticket right in front of the first of ours that waits: one event a hand-over
+    /// for one client, who then reads the line. It costs three requests more, however many clients
+    /// there are; enough for those who want all permits, because they hold when nobody is in front.
+    TicketAhead,
+}
+
+/// More clients than this in a line are a crowd, fewer than the other are none any more.
+const CROWD: usize = 8;
+const NO_CROWD: usize = 6;
 
 /// Runs on the keeper's runtime, as part of the connection's driver, until the connection is
 /// disturbed or nobody needs the line. Dropping it takes the watch back.
-async fn follow(session: Arc<Session>, path: String) {
+async fn follow(session: Arc<Session>, path: String, mut by: By) {
+    loop {
+        let next = match by {
+            By::Line => follow_line(&session, &path).await,
+            By::TicketAhead => follow_ticket_ahead(&session, &path).await,
+        };
+        let Some(next) = next else { return };
+        by = next;
+        // Who follows next begins where this one ends.
+        if let Some(line) = session.state().lines.get_mut(&path) {
+            line.by = by;
+        }
+    }
+}
+
+async fn follow_line(session: &Arc<Session>, path: &str) -> Option<By> {
     // Sent in this order, so that what the list does not show, the watch tells.
     let watching = session
         .client
-        .watch(&path, AddWatchMode::PersistentRecursive);
-    let listing = session.client.get_children(&path);
+        .watch(path, AddWatchMode::PersistentRecursive);
+    let listing = session.client.get_children(path);
     let mut watcher = match watching.await {
         Ok(watcher) => watcher,
         Err(error) => {
             // Waiters then learn by their renewals.
-            return tracing::debug!(%error, "cannot watch a line");
+            tracing::debug!(%error, "cannot watch a line");
+            return None;
         }
     };
     let mut listed = listing.await;
     loop {
         match &listed {
-            Ok((children, parent)) => session.line_was_read(&path, children, Some(parent)),
-            Err(ZkError::NoNode) => session.line_was_read(&path, &[], None),
-            Err(error) => return tracing::debug!(%error, "cannot read a line"),
+            Ok((children, parent)) => session.line_was_read(path, children, Some(parent)),
+            Err(ZkError::NoNode) => session.line_was_read(path, &[], None),
+            Err(error) => {
+                tracing::debug!(%error, "cannot read a line");
+                return None;
+            }
         }
+        if session.is_crowded(path) {
+            return Some(By::TicketAhead);
+        }
+        let mut came = 0;
         loop {
             let event = watcher.changed().await;
-            let node = event.path.strip_prefix(&path);
+            let node = event.path.strip_prefix(path);
             let node = node.and_then(|rest| rest.strip_prefix('/'));
             let complete = match (event.event_type, node) {
-                // The watch may be gone with the connection, and the watcher is of no use after the
-                // end of the session: asked again, it would panic.
-                (EventType::Session, _) => return,
-                (EventType::NodeCreated, Some(node)) => session.came(&path, node),
+                // The watch is gone with the connection, and the watcher is of no use after the end
+                // of the session: asked again, it would panic.
+                (EventType::Session, _) => return None,
+                (EventType::NodeCreated, Some(node)) => {
+                    came += 1;
+                    session.came(path, node)
+                }
                 (EventType::NodeDeleted, Some(node)) => {
-                    session.went(&path, node);
+                    session.went(path, node);
                     true
                 }
                 // The parent itself: its next life counts from the beginning.
@@ -300,15 +391,125 @@ async fn follow(session: Arc<Session>, path: String) {
             if !complete {
                 break;
             }
+            // Looking costs as much as the line is long.
+            if came >= 32 {
+                came = 0;
+                if session.is_crowded(path) {
+                    return Some(By::TicketAhead);
+                }
+            }
         }
-        listed = session.client.get_children(&path).await;
+        listed = session.client.get_children(path).await;
+    }
+}
+
+async fn follow_ticket_ahead(session: &Arc<Session>, path: &str) -> Option<By> {
+    loop {
+        let waiting: Vec<Id> = session.state().waiting(path).collect();
+        let children = match session.client.list_children(path).await {
+            Ok(children) => children,
+            Err(ZkError::NoNode) => Vec::new(),
+            Err(error) => {
+                tracing::debug!(%error, "cannot read a line");
+                return None;
+            }
+        };
+        let node = match session.ahead(path, &children, &waiting) {
+            Ahead::Nobody => return None,
+            Ahead::NoCrowd => return Some(By::Line),
+            Ahead::LookAgain => continue,
+            Ahead::Ticket(node) => node,
+        };
+        match session.client.check_and_watch_stat(&node).await {
+            Ok((Some(_), watcher)) => {
+                // Told of the end of the session too; a reconnect aborts this task.
+                watcher.changed().await;
+            }
+            Ok((None, _)) => {}
+            Err(error) => {
+                tracing::debug!(%error, "cannot watch a ticket");
+                return None;
+            }
+        }
+    }
+}
+
+/// What to wait for next.
+enum Ahead {
+    /// Nobody of ours waits; who comes next begins to follow the line again.
+    Nobody,
+    NoCrowd,
+    /// Somebody of ours came after the line was read.
+    LookAgain,
+    Ticket(String),
+}
+
+impl Session {
+    /// Whether a line is better followed by the ticket ahead. From then on it is not current.
+    fn is_crowded(&self, path: &str) -> bool {
+        let mut state = self.state();
+        // What arrives late is seen by the watch over the line only.
+        let watched = state.gone.values().any(|gone| gone.parent == path);
+        let Some(line) = state.lines.get_mut(path) else {
+            return false;
+        };
+        let want_all = line.tickets.iter().all(Ticket::wants_all);
+        let crowded = want_all && !watched && layout::clients(&line.tickets) > CROWD;
+        line.current &= !crowded;
+        crowded
+    }
+
+    /// Takes the line as it was read, and finds whom to wait for. `waiting` were those of ours that
+    /// waited before it was asked for.
+    fn ahead(self: &Arc<Self>, path: &str, children: &[String], waiting: &[Id]) -> Ahead {
+        let line = layout::in_line(children);
+        let mut state = self.state();
+        for ticket in &line {
+            self.disown(&state, path, ticket);
+        }
+        let mut lost = false;
+        for id in waiting {
+            if let Some(standing) = state.standing_mut(*id)
+                && !standing.leaving
+                && line
+                    .iter()
+                    .all(|ticket| ticket.sequence != standing.sequence)
+            {
+                standing.lost = true;
+                lost = true;
+            }
+        }
+        let wakes = state.grant(&line);
+        let first = line.iter().position(|ticket| {
+            let ours = state.standing(ticket.id);
+            ours.is_some_and(|ours| ours.sequence == ticket.sequence && ours.is_waiting())
+        });
+        let watched = state.gone.values().any(|gone| gone.parent == path);
+        let want_all = line.iter().all(Ticket::wants_all);
+        let ahead_of = first.map(|first| line[first].sequence);
+        if let Some(line) = state.lines.get_mut(path) {
+            line.ahead_of = ahead_of;
+        }
+        let ahead = match first {
+            _ if watched || !want_all || layout::clients(&line) < NO_CROWD => Ahead::NoCrowd,
+            Some(first) if first > 0 => Ahead::Ticket(format!("{path}/{}", line[first - 1].node)),
+            _ if state.waiting(path).next().is_some() => Ahead::LookAgain,
+            _ => {
+                // Under the mutex: who comes now finds that nobody follows.
+                if let Some(line) = state.lines.get_mut(path) {
+                    line.following = None;
+                }
+                Ahead::Nobody
+            }
+        };
+        self.send(state, wakes, lost);
+        ahead
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::request::Id;
 
     fn stat(cversion: i32, num_children: i32) -> Stat {
         Stat {
@@ -327,7 +528,11 @@ mod tests {
     }
 
     fn ticket(sequence: i32) -> Ticket {
-        Ticket::parse(&format!("{}-1-1-10000-{sequence:010}", Id::draw().unwrap())).unwrap()
+        Ticket::parse(&format!(
+            "{}-1-1-10000-0000c11e-{sequence:010}",
+            Id::draw().unwrap()
+        ))
+        .unwrap()
     }
 
     /// As the server computes it: twice the creates, less the children there are.

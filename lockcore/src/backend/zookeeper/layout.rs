@@ -1,6 +1,7 @@
 //! How tickets are written: paths, names of nodes, and the rule over a list of them. All of it is
 //! wire format.
 
+use std::collections::HashSet;
 use std::time::Duration;
 
 use crate::name::Name;
@@ -36,9 +37,9 @@ impl Parent {
     }
 
     /// What the name of a new ticket's node begins with; the server appends the sequence number.
-    pub(super) fn prefix(&self, request: &Request) -> String {
+    pub(super) fn prefix(&self, request: &Request, client: u32) -> String {
         format!(
-            "{}/{}-{}-{}-{}-",
+            "{}/{}-{}-{}-{}-{client:08x}-",
             self.path,
             request.id,
             request.permits,
@@ -72,23 +73,31 @@ pub(super) struct Ticket {
     pub(super) permits: u32,
     pub(super) capacity: u32,
     pub(super) ttl: Duration,
+    /// Tells the sessions in a line apart, most of the time.
+    pub(super) client: u32,
     /// Its place in line. 32 bits that start again with the parent and wrap after 2³¹ tickets:
     /// compare with [`is_older`], and never across lives of the parent.
     pub(super) sequence: i32,
-    /// `<id>-<permits>-<capacity>-<ttl millis>-<sequence>`.
+    /// `<id>-<permits>-<capacity>-<ttl millis>-<client>-<sequence>`.
     pub(super) node: String,
 }
 
 impl Ticket {
+    /// Whether it holds alone, or not at all.
+    pub(super) fn wants_all(&self) -> bool {
+        self.permits == self.capacity
+    }
+
     /// `None` for a node that is none of ours.
     pub(super) fn parse(node: &str) -> Option<Self> {
-        let mut fields = node.splitn(5, '-');
+        let mut fields = node.splitn(6, '-');
         let mut next = || fields.next();
         Some(Self {
             id: Id::parse(next()?)?,
             permits: next()?.parse().ok()?,
             capacity: next()?.parse().ok()?,
             ttl: Duration::from_millis(next()?.parse().ok()?),
+            client: u32::from_str_radix(next()?, 16).ok()?,
             sequence: wrapped(next()?.parse().ok()?),
             node: node.into(),
         })
@@ -112,6 +121,12 @@ pub(super) fn in_line(children: &[String]) -> Vec<Ticket> {
         tickets.sort_unstable_by_key(|ticket| ticket.sequence.wrapping_sub(any));
     }
     tickets
+}
+
+/// How many sessions stand in a line.
+pub(super) fn clients<'a>(line: impl IntoIterator<Item = &'a Ticket>) -> usize {
+    let clients: HashSet<u32> = line.into_iter().map(|ticket| ticket.client).collect();
+    clients.len()
 }
 
 /// The rule: how many of the oldest hold.
@@ -144,7 +159,7 @@ mod tests {
 
     fn node(permits: u32, capacity: u32, sequence: i64) -> String {
         format!(
-            "{}-{permits}-{capacity}-10000-{sequence:010}",
+            "{}-{permits}-{capacity}-10000-0000c11e-{sequence:010}",
             Id::draw().unwrap()
         )
     }
@@ -228,7 +243,13 @@ mod tests {
             i32::MIN
         );
 
-        for other in ["", "x", "lock-0000000001", &node(1, 1, 1)[1..], "0-1-1-1-1"] {
+        for other in [
+            "",
+            "x",
+            "lock-0000000001",
+            &node(1, 1, 1)[1..],
+            "0-1-1-1-1-1",
+        ] {
             assert_eq!(Ticket::parse(other), None, "{other}");
         }
     }

@@ -91,6 +91,13 @@ pub(super) struct Standing {
     pub(super) leaving: bool,
 }
 
+impl Standing {
+    /// In line, as far as we know.
+    pub(super) fn is_waiting(&self) -> bool {
+        !self.granted && !self.lost && !self.leaving
+    }
+}
+
 #[derive(Clone, Debug)]
 pub(super) struct Gone {
     pub(super) parent: String,
@@ -291,6 +298,11 @@ impl Session {
         Ok(())
     }
 
+    /// What tells its tickets from those of most other sessions.
+    pub(super) fn tag(&self) -> u32 {
+        self.client.session_id().0 as u32
+    }
+
     pub(super) fn is_up(&self) -> bool {
         matches!(*self.up.borrow(), Up::Yes)
     }
@@ -307,7 +319,7 @@ impl Session {
         certain.is_zero()
     }
 
-    fn is_over(&self) -> bool {
+    pub(super) fn is_over(&self) -> bool {
         matches!(*self.up.borrow(), Up::Over(_))
     }
 
@@ -362,7 +374,7 @@ impl Session {
     }
 
     /// Lets go of what is not used any more. Returns whether that is the session itself.
-    fn sweep(&self) -> bool {
+    fn sweep(self: &Arc<Self>) -> bool {
         let now = Clock::BOOT.now();
         let mut state = self.state();
         state.gone.retain(|_, gone| gone.until > now);
@@ -385,6 +397,7 @@ impl Session {
             }
             keep
         });
+        self.follow_again(&mut state);
         let unused = self.attached.load(Ordering::SeqCst) == 0
             && state.tickets.is_empty()
             && state.gone.is_empty();

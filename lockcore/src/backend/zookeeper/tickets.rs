@@ -195,7 +195,7 @@ async fn create(
     parent: &Parent,
     flush: Flush,
 ) -> Result<(Standing, Option<Vec<String>>), StoreError> {
-    let prefix = parent.prefix(request);
+    let prefix = parent.prefix(request, session.tag());
     let mut replies = send(session, request, parent, &prefix, flush).await;
     if let Err(ZkError::NoNode) = replies.created
         && !flush.folder
@@ -359,7 +359,7 @@ async fn answer(
         }
     }
     let mut state = session.state();
-    session.follow(&mut state, &parent.path);
+    session.wait_in(&mut state, &parent.path, standing.sequence);
     // What its events told before we stood, they do not tell again.
     session.tell(state, &parent.path, false);
     let holds = |mine: &Standing| mine.granted;
@@ -436,9 +436,11 @@ pub(super) async fn renew(
     }
     // Sent together; dropped, they were only looking.
     let reading = (!looked_at.is_empty()).then(|| reads.commit());
-    let mut listing = Vec::with_capacity(listed.len());
-    for (at, mine) in &listed {
-        listing.push((*at, mine, session.client.list_children(&mine.parent)));
+    let mut listing = Vec::new();
+    for (_, mine) in &listed {
+        if listing.iter().all(|(parent, _)| *parent != &mine.parent) {
+            listing.push((&mine.parent, session.client.list_children(&mine.parent)));
+        }
     }
     if let Some(reading) = reading {
         let read = reading.await.map_err(failed)?;
@@ -456,26 +458,27 @@ pub(super) async fn renew(
             }
         }
     }
-    for (at, mine, listing) in listing {
+    for (parent, listing) in listing {
         let children = match listing.await {
             Ok(children) => children,
             Err(ZkError::NoNode) => Vec::new(),
             Err(error) => return Err(failed(error)),
         };
         let line = layout::in_line(&children);
-        let place = line
-            .iter()
-            .position(|other| other.sequence == mine.sequence);
-        answers[at] = match place {
-            None => Renewed::Lost,
-            Some(place) => {
-                let holds = place < layout::holders(&line);
-                if holds {
-                    session.state().granted(tickets[at].id);
+        let holders = layout::holders(&line);
+        for (at, mine) in listed.iter().filter(|(_, mine)| mine.parent == *parent) {
+            let same = |other: &layout::Ticket| other.sequence == mine.sequence;
+            answers[*at] = match line.iter().position(same) {
+                None => Renewed::Lost,
+                Some(place) => {
+                    let holds = place < holders;
+                    if holds {
+                        session.state().granted(tickets[*at].id);
+                    }
+                    how_it_stands(holds, valid_for(&session, &tickets[*at]))
                 }
-                how_it_stands(holds, valid_for(&session, &tickets[at]))
-            }
-        };
+            };
+        }
     }
     Ok(answers)
 }
@@ -497,6 +500,23 @@ fn how_it_stands(granted: bool, valid_for: Duration) -> Renewed {
 pub(super) async fn release(
     session: Arc<Session>,
     tickets: Vec<Departure>,
+) -> Result<Vec<Released>, StoreError> {
+    if let Some(answers) = went_with_the_session(&session, &tickets) {
+        return Ok(answers);
+    }
+    let outcome = delete(&session, &tickets).await;
+    match outcome {
+        // A process that was stopped hears that its connection is gone before it hears why.
+        Err(error) if session.give_up_if_uncertain() => {
+            went_with_the_session(&session, &tickets).ok_or(error)
+        }
+        outcome => outcome,
+    }
+}
+
+async fn delete(
+    session: &Arc<Session>,
+    tickets: &[Departure],
 ) -> Result<Vec<Released>, StoreError> {
     session.usable()?;
     let client = &session.client;
@@ -562,11 +582,31 @@ pub(super) async fn release(
     Ok(answers)
 }
 
+/// The answers of a session that is over, if any of the tickets was in it. Nobody continues it, so its
+/// nodes go, and so does what is still under way in it. Others are asked for in the next session.
+fn went_with_the_session(session: &Session, tickets: &[Departure]) -> Option<Vec<Released>> {
+    if !session.is_over() {
+        return None;
+    }
+    let mut state = session.state();
+    let answers: Vec<Released> = tickets
+        .iter()
+        .map(
+            |departure| match state.tickets.remove(&departure.request.id) {
+                Some(_) => Released::NotFound,
+                None => Released::Failed,
+            },
+        )
+        .collect();
+    answers.contains(&Released::NotFound).then_some(answers)
+}
+
 /// An error that is this ticket's alone does not keep the others from being acknowledged.
 fn was_deleted(outcome: Result<(), ZkError>) -> Result<Released, StoreError> {
     match outcome {
         Ok(()) => Ok(Released::Released),
-        Err(ZkError::NoNode) => Ok(Released::NotFound),
+        // Nodes go with their session, and nothing that is still under way in it is carried out.
+        Err(ZkError::NoNode | ZkError::SessionExpired) => Ok(Released::NotFound),
         Err(ZkError::NoAuth) => {
             tracing::debug!("ZooKeeper: no right to delete a ticket (see the guide of the store)");
             Ok(Released::Failed)
