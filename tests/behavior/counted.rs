@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use lockcore::backend::{
-    self, Answer, Backend, Capability, Connection, Departure, Enqueued, Events, Fault, Place,
-    Released, Renewed, StoreError,
+    Answer, Backend, Capability, Connection, Departure, Enqueued, Events, Fault, Place, Released,
+    Renewed, StoreError,
 };
 use lockcore::{Name, Request};
 
@@ -47,10 +47,10 @@ struct CountedConnection {
 }
 
 impl Counted {
-    pub(crate) fn open(url: &str) -> (Arc<dyn Backend>, Arc<Counts>) {
+    pub(crate) fn around(store: Arc<dyn Backend>) -> (Arc<dyn Backend>, Arc<Counts>) {
         let counts = Arc::new(Counts::default());
         let counted = Self {
-            store: backend::open(url).unwrap(),
+            store,
             counts: Arc::clone(&counts),
         };
         (Arc::new(counted), counts)

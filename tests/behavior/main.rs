@@ -6,6 +6,7 @@
 #![allow(clippy::unwrap_used, reason = "a panic is the report")]
 
 mod counted;
+mod crowd;
 mod exclusion;
 mod giving_up;
 mod histories;
@@ -39,11 +40,13 @@ fn main() {
         trials.extend(runtimes::facts(kind));
         trials.extend(local::facts(kind));
         trials.extend(reentry::facts(kind));
+        trials.extend(crowd::facts(kind));
     }
     for kind in [Kind::Memory, Kind::Redis] {
         trials.extend(histories::facts(kind));
     }
     trials.extend(kit::facts(Kind::Memory));
+    trials.extend(crowd::facts_of_the_kit(Kind::Memory));
     trials.extend(protocol::facts(Kind::Memory));
     trials.extend(processes::facts(Kind::Redis));
     trials.extend(processes::facts(Kind::Sqlite));

@@ -8,7 +8,8 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use libtest_mimic::Trial;
-use lockcore::{Error, ErrorKind, Fair, Guard, Locks};
+use lockcore::backend::{self, Backend};
+use lockcore::{Error, ErrorKind, Fair, Guard, Locks, testing};
 use tests::eventually::eventually;
 use tests::redis_server::RedisServer;
 use tests::sqlite_file::SqliteFile;
@@ -33,8 +34,8 @@ pub(crate) struct Store {
     kind: Kind,
     fair: Fair,
     pub(crate) namespace: String,
-    /// The memory store is where its client is.
-    memory: Option<Locks>,
+    /// Whose clients are as good as those of several processes.
+    memory: Option<testing::Store>,
     /// One for each fact: nothing has to be started for it.
     sqlite: Option<SqliteFile>,
 }
@@ -91,35 +92,31 @@ impl Store {
     fn new(kind: Kind, fair: Fair) -> Self {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let memory = || {
-            let locks = Locks::builder().url("memory:").fair(fair);
-            locks.build().unwrap()
-        };
         Self {
             kind,
             fair,
             namespace: format!("fact{number}"),
-            memory: (kind == Kind::Memory).then(memory),
+            memory: (kind == Kind::Memory).then(testing::Store::new),
             sqlite: (kind == Kind::Sqlite).then(SqliteFile::new),
         }
     }
 
-    /// A client; on stores that can be shared, another one each time.
+    /// A client; another one each time.
     pub(crate) fn client(&self) -> Locks {
+        let builder = Locks::builder().namespace(&self.namespace).fair(self.fair);
         match &self.memory {
-            Some(locks) => locks.clone(),
-            None => Locks::builder()
-                .url(self.url_for_long_leases())
-                .namespace(&self.namespace)
-                .fair(self.fair)
-                .build()
-                .unwrap(),
+            Some(store) => store.client_with(builder).unwrap(),
+            None => builder.url(self.url_for_long_leases()).build().unwrap(),
         }
     }
 
-    /// A client whose store counts what it is asked. On memory that is a store of its own.
+    /// A client whose store counts what it is asked.
     pub(crate) fn counted(&self, fair: Fair) -> (Locks, Arc<Counts>) {
-        let (counted, counts) = Counted::open(&self.url_for_long_leases());
+        let store: Arc<dyn Backend> = match &self.memory {
+            Some(store) => Arc::new(store.clone()),
+            None => backend::open(&self.url_for_long_leases()).unwrap(),
+        };
+        let (counted, counts) = Counted::around(store);
         let locks = Locks::builder()
             .namespace(&self.namespace)
             .fair(fair)
@@ -147,10 +144,6 @@ impl Store {
     /// The file of a fact for SQLite.
     pub(crate) fn file(&self) -> &SqliteFile {
         self.sqlite.as_ref().unwrap()
-    }
-
-    pub(crate) fn is_memory(&self) -> bool {
-        self.kind == Kind::Memory
     }
 
     /// What is stored in the namespace that is neither the remembered number of a name nor a

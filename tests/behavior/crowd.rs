@@ -1,0 +1,274 @@
+//! Crowds of tasks that want the same locks in every mode, give up at random moments, and are watched by the resource itself.
+//! One kind of giving up at a time is in `giving_up`, each verb of the store in `histories`.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use libtest_mimic::Trial;
+use lockcore::backend::Fault;
+use lockcore::testing::{Hold, Store as Kit, Verb};
+use lockcore::{ErrorKind, Lock, Locks, Wait};
+use tests::witness::{FencedResource, Visit, Witness};
+use tokio::task::JoinSet;
+
+use crate::giving_up::polled;
+use crate::store::{Kind, Store, assert_nothing_left};
+
+pub(crate) fn facts(store: Kind) -> Vec<Trial> {
+    crate::store_facts![store; a_crowd_never_overlaps_and_leaves_nothing]
+}
+
+pub(crate) fn facts_of_the_kit(store: Kind) -> Vec<Trial> {
+    crate::store_facts![store; a_crowd_at_a_store_that_fails_at_random_never_overlaps_and_leaves_nothing]
+}
+
+const CATALOG: &str = "catalog";
+const POOL: &str = "pool";
+const POOL_SIZE: u32 = 5;
+
+/// What the locks protect, and what came of wanting it.
+#[derive(Debug)]
+struct Resource {
+    catalog: Witness,
+    pool: Witness,
+    /// Written by those who have the catalog to themselves.
+    fence: FencedResource,
+    served: AtomicU64,
+    gave_up: AtomicU64,
+    refused: AtomicU64,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Mode {
+    Mutex,
+    Write,
+    Read,
+    Permits(u32),
+}
+
+impl Resource {
+    fn new() -> Arc<Self> {
+        Arc::new(Self {
+            catalog: Witness::readers_and_writers(),
+            pool: Witness::of(POOL_SIZE),
+            fence: FencedResource::default(),
+            served: AtomicU64::new(0),
+            gave_up: AtomicU64::new(0),
+            refused: AtomicU64::new(0),
+        })
+    }
+
+    fn enter(&self, mode: Mode, token: u64) -> Visit<'_> {
+        match mode {
+            Mode::Mutex | Mode::Write => {
+                let visit = self.catalog.write();
+                self.fence.write(token).unwrap();
+                visit
+            }
+            Mode::Read => self.catalog.read(),
+            Mode::Permits(permits) => self.pool.enter(permits),
+        }
+    }
+
+    /// Panics unless everybody kept to the rules, and there was something to keep to.
+    fn judge(&self, what: &str, began: Instant) {
+        let catalog = self.catalog.assert_no_overlap();
+        let pool = self.pool.assert_no_overlap();
+        let count = |of: &AtomicU64| of.load(Ordering::Relaxed);
+        println!(
+            "{what}: {} served, {} refused, {} gave up in {:?}",
+            count(&self.served),
+            count(&self.refused),
+            count(&self.gave_up),
+            began.elapsed()
+        );
+        assert!(catalog.most_at_once > 1 && pool.most_at_once > 1);
+        assert!(count(&self.gave_up) > 0 && count(&self.refused) > 0);
+    }
+}
+
+impl Mode {
+    fn random(random: &mut fastrand::Rng) -> Self {
+        match random.u8(..6) {
+            0 => Self::Mutex,
+            1 => Self::Write,
+            2 | 3 => Self::Read,
+            _ => Self::Permits(random.u32(1..=POOL_SIZE)),
+        }
+    }
+
+    fn lock(self, locks: &Locks) -> Lock {
+        match self {
+            Self::Mutex => locks.mutex(CATALOG),
+            Self::Write => locks.rwlock(CATALOG).write(),
+            Self::Read => locks.rwlock(CATALOG).read(),
+            Self::Permits(permits) => locks.semaphore(POOL, POOL_SIZE).permits(permits),
+        }
+    }
+}
+
+/// Wants something, in whatever way, and may be dropped at any of its polls. Who has all patience gets it.
+async fn visit(locks: &Locks, resource: &Resource, random: &mut fastrand::Rng, patience: Duration) {
+    let mode = Mode::random(random);
+    let wait = match random.u8(..4) {
+        0 => Wait::For(Duration::ZERO),
+        1 => Wait::For(patience.mul_f64(random.f64() / 100.0)),
+        _ => Wait::For(patience),
+    };
+    let lock = mode.lock(locks).wait(wait);
+    let (stays, waits_for_release) = (random.usize(..5), random.bool());
+    let polls = match random.bool() {
+        true => random.usize(1..12),
+        false => usize::MAX,
+    };
+    let attempt = async {
+        let guard = lock.acquire().await?;
+        let visit = resource.enter(mode, guard.token().as_u64());
+        for _ in 0..stays {
+            tokio::task::yield_now().await;
+        }
+        assert!(guard.is_valid());
+        drop(visit);
+        if waits_for_release {
+            guard.release().await?;
+        }
+        Ok::<_, lockcore::Error>(())
+    };
+    let outcome = polled(attempt, polls).await;
+    let count = match outcome.map(|outcome| outcome.map_err(|error| error.kind())) {
+        None => &resource.gave_up,
+        Some(Ok(())) => &resource.served,
+        Some(Err(ErrorKind::Busy | ErrorKind::Unavailable | ErrorKind::Unknown)) => {
+            &resource.refused
+        }
+        Some(Err(ErrorKind::Timeout)) if wait != Wait::For(patience) => &resource.refused,
+        Some(Err(kind)) => panic!("{mode:?}, {wait:?}: {kind:?}"),
+    };
+    count.fetch_add(1, Ordering::Relaxed);
+}
+
+/// All clients at once, several tasks each.
+fn crowd(clients: &[Locks; 3], resource: &Arc<Resource>, patience: Duration) -> JoinSet<()> {
+    let mut tasks = JoinSet::new();
+    for locks in clients {
+        for _ in 0..6 {
+            let (locks, resource) = (locks.clone(), Arc::clone(resource));
+            let mut random = fastrand::Rng::new();
+            tasks.spawn(async move {
+                for _ in 0..50 {
+                    visit(&locks, &resource, &mut random, patience).await;
+                }
+            });
+        }
+    }
+    tasks
+}
+
+fn rounds() -> usize {
+    if tests::fact::long() { 50 } else { 4 }
+}
+
+async fn a_crowd_never_overlaps_and_leaves_nothing(store: Store) {
+    let resource = Resource::new();
+    let began = Instant::now();
+    let clients = [store.client(), store.client(), store.client()];
+    let observer = store.client();
+    for _ in 0..rounds() {
+        let tasks = crowd(&clients, &resource, Duration::from_secs(10));
+        tasks.join_all().await;
+
+        for name in [CATALOG, POOL] {
+            assert_nothing_left(&store, &observer, name).await;
+        }
+    }
+    resource.judge("a crowd", began);
+}
+
+/// Whatever fails, but the data of the store.
+async fn a_crowd_at_a_store_that_fails_at_random_never_overlaps_and_leaves_nothing(_: Store) {
+    let resource = Resource::new();
+    let began = Instant::now();
+    let kit = Kit::new();
+    // Time flies (see `Trouble`). No lease ends by itself: what nobody releases stays.
+    let client = || {
+        let builder = Locks::builder()
+            .ttl(Duration::from_secs(7200))
+            .op_timeout(Duration::from_secs(20));
+        kit.client_with(builder).unwrap()
+    };
+    let clients = [client(), client(), client()];
+    let observer = kit.another_process().client().unwrap();
+    for _ in 0..rounds() {
+        let mut tasks = crowd(&clients, &resource, Duration::from_secs(1800));
+        let mut trouble = Trouble::at(&kit);
+        while !tasks.is_empty() {
+            trouble.makes_itself();
+            trouble.goes_on().await;
+            while let Some(done) = tasks.try_join_next() {
+                done.unwrap();
+            }
+        }
+
+        for _ in 0..100 {
+            trouble.goes_on().await;
+        }
+        for name in [CATALOG, POOL] {
+            let left = observer.inspect(name).await.unwrap();
+            assert!(left.is_empty(), "{name}: {left:#?}");
+        }
+    }
+    resource.judge("a crowd in trouble", began);
+}
+
+/// Two milliseconds of it are a second on the store's clock.
+struct Trouble<'a> {
+    kit: &'a Kit,
+    random: fastrand::Rng,
+    /// Requests that are under way, and for how long.
+    held: VecDeque<(Hold, Duration)>,
+}
+
+const STEP: Duration = Duration::from_secs(1);
+/// Longer than two operation timeouts, after which a client releases what it has never heard of; and short enough to be
+/// within the minute for which the store remembers such a release.
+const LATE: Duration = Duration::from_secs(50);
+
+impl<'a> Trouble<'a> {
+    fn at(kit: &'a Kit) -> Self {
+        Self {
+            kit,
+            random: fastrand::Rng::new(),
+            held: VecDeque::new(),
+        }
+    }
+
+    fn makes_itself(&mut self) {
+        let (kit, random) = (self.kit, &mut self.random);
+        let verbs = [Verb::Connect, Verb::Enqueue, Verb::Renew, Verb::Release];
+        let verb = random.choice(verbs).unwrap();
+        let faults = [Fault::Retry, Fault::Refused, Fault::Unknown];
+        match random.u8(..12) {
+            0 | 1 => kit.lose_next_request(verb),
+            2 | 3 => kit.lose_next_reply(verb),
+            4 => kit.fail_next(verb, random.choice(faults).unwrap()),
+            5 | 8 => self.held.push_back((kit.hold_next(verb), Duration::ZERO)),
+            6 => kit.freeze(),
+            7 => kit.break_connections(),
+            _ => {}
+        }
+    }
+
+    async fn goes_on(&mut self) {
+        self.kit.clock().advance(STEP);
+        tokio::time::sleep(Duration::from_millis(2)).await; // that long it lasts; no event stands for it
+        self.kit.thaw();
+        for (_, age) in &mut self.held {
+            *age += STEP;
+        }
+        while self.held.front().is_some_and(|(_, age)| *age >= LATE) {
+            self.held.pop_front();
+        }
+    }
+}
