@@ -116,7 +116,8 @@ impl Link {
             }
             _ => false,
         });
-        self.asked.notify_one();
+        // Not kept for later: what was asked for before a break is no reason to hurry after it.
+        self.asked.notify_waiters();
         loop {
             match &*state.borrow_and_update() {
                 State::Up(connection) => return Ok(Arc::clone(connection)),
@@ -241,15 +242,18 @@ async fn supervise(shared: Arc<Shared>, link: Arc<Link>) {
                 }
             }
         }
+        // Registered before looking.
+        let asked = link.asked.notified();
+        if !link.is_wanted() {
+            let again = shared.clock.now().after(jittered(pause));
+            let _ = shared.by(again, asked).await;
+        }
         // Jittered also at first: all clients of a server that restarts come at once.
         if link.is_wanted() {
             // Several attempts within the time that an operation has, so that it does not fail on a
             // server that is back already.
             let again = jittered(pause.min(shared.op_timeout / 4));
             shared.alarm(shared.clock.now().after(again)).await;
-        } else {
-            let again = shared.clock.now().after(jittered(pause));
-            let _ = shared.by(again, link.asked.notified()).await;
         }
         pause = (pause * 2).min(LONGEST_PAUSE);
     }

@@ -31,6 +31,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         a_waiter_asks_again_each_time_the_holders_lease_may_be_over
         a_lease_that_is_being_released_is_not_renewed
         an_acknowledgement_that_comes_after_the_deadline_leads_to_a_release
+        clients_that_lost_their_connections_do_not_come_back_all_at_once
         after_a_gap_everything_is_asked_after_a_hundred_at_a_time
     ]
 }
@@ -474,6 +475,34 @@ async fn an_acknowledgement_that_comes_after_the_deadline_leads_to_a_release(_: 
 
     tickets(&locks, "a", 0).await;
     assert!(!guard.is_valid());
+}
+
+/// H24: each comes back within 20 ms, and when is by chance.
+async fn clients_that_lost_their_connections_do_not_come_back_all_at_once(_: Store) {
+    let (kit, locks) = kit();
+    let holder = locks.mutex("a").acquire().await.unwrap();
+    let theirs = kit.another_process();
+    let clients: Vec<Locks> = (0..30).map(|_| theirs.client().unwrap()).collect();
+    // Who waits wants his connection back.
+    let _waiters: Vec<_> = clients.iter().map(|client| begin(client, "a")).collect();
+    tickets(&locks, "a", 1 + clients.len()).await;
+    let mut back: Vec<_> = (clients.iter())
+        .map(|_| theirs.hold_next(Verb::Connect))
+        .collect();
+
+    theirs.break_connections();
+    kit.clock().advance(Duration::from_millis(11));
+    for early in &mut back[..3] {
+        early.arrived().await;
+    }
+
+    // The clock stands still.
+    tokio::select! {
+        biased;
+        () = back.last_mut().unwrap().arrived() => panic!("all are back"),
+        () = std::future::ready(()) => {}
+    }
+    drop(holder);
 }
 
 /// P4: a script of the store's must stay short.
