@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
-use lockcore::{Error, ErrorKind};
+use lockcore::{Error, ErrorKind, Release};
 use tests::witness::Witness;
 use tokio::task::JoinSet;
 
@@ -20,9 +20,12 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         waiters_are_served_in_the_order_they_came
         readers_share_and_a_writer_excludes
         a_waiting_writer_is_not_overtaken_by_later_readers
+        readers_behind_a_writer_come_in_together_and_no_further_than_the_next_writer
         the_mutex_of_a_name_is_its_write_side
         a_semaphore_never_gives_more_than_it_has
         permits_are_taken_all_or_none
+        a_large_request_in_line_is_not_overtaken_by_small_ones
+        a_release_of_permits_that_were_lost_frees_nothing
         two_who_want_all_permits_never_get_one_each
         another_capacity_is_refused_while_the_name_is_in_use
         names_that_look_alike_are_different_locks
@@ -174,6 +177,49 @@ async fn a_waiting_writer_is_not_overtaken_by_later_readers(store: Store) {
     assert!(late_reader.await.unwrap().unwrap().token() > token);
 }
 
+/// S7.
+async fn readers_behind_a_writer_come_in_together_and_no_further_than_the_next_writer(
+    store: Store,
+) {
+    let observer = store.client();
+    let writer = observer.rwlock("c").write().acquire().await.unwrap();
+    let mut line = Vec::new();
+    for place in 0..6 {
+        let catalog = store.client().rwlock("c");
+        let lock = match place {
+            3 => catalog.write(),
+            _ => catalog.read(),
+        };
+        line.push(tokio::spawn(async move {
+            lock.wait(SOON).acquire().await.unwrap()
+        }));
+        tickets(&observer, "c", place + 2).await;
+    }
+    let mut line = line.into_iter();
+
+    drop(writer);
+    let left = Instant::now();
+    let mut readers = Vec::new();
+    for reader in line.by_ref().take(3) {
+        readers.push(reader.await.unwrap());
+    }
+    // Woken, and not by their renewals, which come after three.
+    assert!(
+        left.elapsed() < Duration::from_secs(2),
+        "{:?}",
+        left.elapsed()
+    );
+
+    let places = observer.inspect("c").await.unwrap();
+    let granted: Vec<bool> = places.iter().map(|place| place.granted).collect();
+    assert_eq!(granted, [true, true, true, false, false, false]);
+    drop(readers);
+    give_back(line.next().unwrap().await.unwrap()).await;
+    for reader in line {
+        give_back(reader.await.unwrap()).await;
+    }
+}
+
 async fn the_mutex_of_a_name_is_its_write_side(store: Store) {
     let locks = store.client();
     let guard = locks.mutex("c").acquire().await.unwrap();
@@ -236,6 +282,45 @@ async fn permits_are_taken_all_or_none(store: Store) {
     assert_eq!(kind(pool.permits(1).try_acquire().await), ErrorKind::Busy);
     give_back(five).await;
     give_back(rest).await;
+}
+
+/// Else a stream of small requests would keep a large one out for ever.
+async fn a_large_request_in_line_is_not_overtaken_by_small_ones(store: Store) {
+    let locks = store.client();
+    let two = locks.semaphore("s", 3).permits(2).acquire().await.unwrap();
+    let all = store.client().semaphore("s", 3).permits(3).wait(SOON);
+    let large = tokio::spawn(async move { all.acquire().await.unwrap() });
+    tickets(&locks, "s", 2).await;
+
+    // One is free, and is kept for whom it was asked first.
+    let one = locks.semaphore("s", 3).permits(1);
+    assert_eq!(kind(one.try_acquire().await), ErrorKind::Busy);
+    let small = one.wait(SOON);
+    let small = tokio::spawn(async move { small.acquire().await.unwrap() });
+    tickets(&locks, "s", 3).await;
+    give_back(two).await;
+
+    let large = large.await.unwrap();
+    assert!(!small.is_finished());
+    give_back(large).await;
+    give_back(small.await.unwrap()).await;
+}
+
+/// H23: permits are whose id they have, and are counted by the store's clock.
+async fn a_release_of_permits_that_were_lost_frees_nothing(store: Store) {
+    let (stalled, locks) = (store.client(), store.client());
+    let short = Duration::from_millis(500);
+    let two = stalled.semaphore("s", 3).permits(2).ttl(short).renew(false);
+    let lost = two.acquire().await.unwrap();
+    let all = locks.semaphore("s", 3).permits(3);
+
+    let theirs = all.clone().wait(SOON).acquire().await.unwrap();
+    assert_eq!(lost.release().await.unwrap(), Release::AlreadyLost);
+
+    assert!(theirs.is_valid());
+    assert_eq!(kind(two.try_acquire().await), ErrorKind::Busy);
+    give_back(theirs).await;
+    give_back(all.try_acquire().await.unwrap()).await;
 }
 
 /// S11.

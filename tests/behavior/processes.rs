@@ -3,14 +3,17 @@
 use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
+use lockcore::ErrorKind;
 use tests::process::{Holder, HolderOptions};
 use tests::witness::FencedResource;
 
-use crate::store::{Kind, SOON, Store, assert_nothing_left, give_back, tickets};
+use crate::store::{Kind, SOON, Store, assert_nothing_left, give_back, kind, tickets};
 
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT;
         a_killed_holder_is_followed_when_its_lease_is_over
+        the_permits_of_a_killed_holder_are_back_after_its_lease
+        killed_readers_let_the_writer_in_after_their_leases
         a_killed_waiter_holds_up_the_line_for_two_seconds_at_most
         who_is_cancelled_or_killed_in_line_leaves_the_order_of_the_rest
         a_frozen_holder_is_followed_and_its_late_write_is_refused
@@ -22,16 +25,23 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
 pub(crate) fn facts_of_redis(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT;
         one_hand_over_costs_two_scripts_and_one_message_whatever_the_number_of_waiters
+        a_release_wakes_just_those_whom_it_lets_in
         a_line_inside_one_process_costs_the_store_next_to_nothing
         an_uncontended_pair_costs_two_scripts
     ]
 }
 
 fn holder(store: &Store, name: &str, ttl: Duration) -> Holder {
+    holder_of(store, &format!("mutex {name}"), ttl)
+}
+
+/// As [`HolderOptions::lock`] says it.
+fn holder_of(store: &Store, lock: &str, ttl: Duration) -> Holder {
     let options = HolderOptions {
         namespace: store.namespace.clone(),
         ttl,
-        ..HolderOptions::mutex(&store.url(), name)
+        lock: lock.into(),
+        ..HolderOptions::mutex(&store.url(), "")
     };
     Holder::start(env!("CARGO_BIN_EXE_holder"), &options)
 }
@@ -281,4 +291,113 @@ async fn an_uncontended_pair_costs_two_scripts(store: Store) {
         (calls("evalsha"), calls("eval"), calls("publish")),
         (100, 0, 0)
     );
+}
+
+/// S12.
+async fn the_permits_of_a_killed_holder_are_back_after_its_lease(store: Store) {
+    let ttl = Duration::from_secs(2);
+    let locks = store.client();
+    let pool = locks.semaphore("s", 5);
+    let living = pool.permits(1).acquire().await.unwrap();
+    let mut dying = holder_of(&store, "permits 3 5 s", ttl);
+    dying.acquire();
+    let rest = pool.permits(1).try_acquire().await.unwrap();
+    assert_eq!(kind(pool.permits(1).try_acquire().await), ErrorKind::Busy);
+    // Its own renewals are 20 s apart: it looks because the holder's lease is over.
+    let three = pool.permits(3).ttl(Duration::from_secs(60)).wait(SOON);
+    let waiter = tokio::spawn(async move { three.acquire().await.unwrap() });
+    tickets(&locks, "s", 4).await;
+
+    dying.kill();
+    let killed = Instant::now();
+    let three = waiter.await.unwrap();
+
+    // S3 allows 200 ms on an idle machine; this one runs other tests as well.
+    let after = killed.elapsed();
+    assert!(after < ttl + Duration::from_millis(600), "{after:?}");
+    assert_eq!(kind(pool.permits(1).try_acquire().await), ErrorKind::Busy);
+    for guard in [living, rest, three] {
+        give_back(guard).await;
+    }
+    give_back(pool.permits(5).try_acquire().await.unwrap()).await;
+}
+
+async fn killed_readers_let_the_writer_in_after_their_leases(store: Store) {
+    let locks = store.client();
+    let short = Duration::from_secs(1);
+    let mut dying: Vec<Holder> = (0..2).map(|_| holder_of(&store, "read c", short)).collect();
+    for reader in &mut dying {
+        reader.acquire();
+    }
+    let write = locks.rwlock("c").write();
+    let write = write.ttl(Duration::from_secs(60)).wait(SOON);
+    let waiter = tokio::spawn(async move { write.acquire().await.unwrap() });
+    tickets(&locks, "c", 3).await;
+
+    dying.into_iter().for_each(Holder::kill);
+    let killed = Instant::now();
+    give_back(waiter.await.unwrap()).await;
+
+    let after = killed.elapsed();
+    assert!(after < short + Duration::from_millis(600), "{after:?}");
+}
+
+/// H24, for locks that let several in at once. Exact, so it has a server to itself.
+async fn a_release_wakes_just_those_whom_it_lets_in(store: Store) {
+    let server = tests::redis_server::RedisServer::start();
+    let client = || {
+        lockcore::Locks::builder()
+            .url(server.url())
+            .namespace(&store.namespace)
+            .fair(lockcore::Fair::Strict)
+            .ttl(Duration::from_secs(120)) // no renewal falls into the count
+            .wait(3 * SOON)
+            .build()
+            .unwrap()
+    };
+    let (holding, waiting) = (client(), client());
+    let three = holding
+        .semaphore("s", 3)
+        .permits(3)
+        .acquire()
+        .await
+        .unwrap();
+    let writer = holding.rwlock("c").write().acquire().await.unwrap();
+    let (served, mut let_in) = tokio::sync::mpsc::unbounded_channel();
+    for number in 0..20 {
+        // Two of them fit; a writer stands behind the fourth reader.
+        let two_of_them = waiting.semaphore("s", 3).permits(1 + number % 2);
+        let catalog = waiting.rwlock("c");
+        let reader = if number == 4 {
+            catalog.write()
+        } else {
+            catalog.read()
+        };
+        for lock in [two_of_them, reader] {
+            let served = served.clone();
+            tokio::spawn(async move { served.send(lock.acquire().await.unwrap()) });
+        }
+        tickets(&holding, "s", number as usize + 2).await;
+        tickets(&holding, "c", number as usize + 2).await;
+    }
+    let mut guards = Vec::new();
+    for (guard, fit) in [(three, 2), (writer, 4)] {
+        let before = server.command_stats();
+        give_back(guard).await;
+        for _ in 0..fit {
+            guards.push(let_in.recv().await.unwrap());
+        }
+        let spent = server.command_stats_since(&before);
+
+        assert_eq!((spent["evalsha"], spent["publish"]), (1, fit));
+    }
+    assert!(let_in.try_recv().is_err(), "more than fit were let in");
+
+    // The other readers hold on, and know it; the writer still waits for them.
+    let reader = guards.pop().unwrap();
+    assert_eq!(reader.name(), "c");
+    let before = server.command_stats();
+    give_back(reader).await;
+    let spent = server.command_stats_since(&before);
+    assert_eq!((spent["evalsha"], spent.get("publish")), (1, None));
 }
