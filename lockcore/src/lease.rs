@@ -117,17 +117,15 @@ impl Lease {
 
     /// Makes the loss final. Returns whether it was this call that did.
     pub(crate) fn lose(&self, reason: LostReason) -> bool {
-        // The first reason wins; it is in place before anybody can see LOST.
-        let _ = self.reason.compare_exchange(
-            0,
-            reason_code(reason),
-            Ordering::SeqCst,
-            Ordering::SeqCst,
-        );
-        let first = self.deadline.swap(LOST, Ordering::SeqCst) != LOST;
-        if first {
-            self.changed.notify_waiters();
-        }
+        // The first reason wins, and with it this call; it is in place before anybody can see LOST.
+        let code = reason_code(reason);
+        let first = self
+            .reason
+            .compare_exchange(0, code, Ordering::SeqCst, Ordering::SeqCst)
+            .is_ok();
+        // Also by who is not the first, who may have been stopped before it.
+        self.deadline.swap(LOST, Ordering::SeqCst);
+        self.changed.notify_waiters();
         first
     }
 
