@@ -171,7 +171,7 @@ async fn at_the_store(
 
 /// How a ticket stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Turn {
+pub(crate) enum Turn {
     Granted,
     Waits,
     /// The store does not know the ticket any more, or it ran out before it was of use.
@@ -212,7 +212,11 @@ impl Pending {
             highest_seen: shared.highest_seen(),
             owner: Arc::clone(&order.client.owner),
         };
-        let lease = Arc::new(Lease::new(Arc::new(request), order.renew));
+        Self::of(shared, Arc::new(Lease::new(Arc::new(request), order.renew)))
+    }
+
+    /// Arms the clean-up of a ticket that has not been asked for.
+    pub(crate) fn of(shared: &Arc<Shared>, lease: Arc<Lease>) -> Result<Self, Error> {
         shared.arm(&lease)?;
         Ok(Self {
             shared: Arc::clone(shared),
@@ -292,7 +296,7 @@ impl Pending {
         }
     }
 
-    fn answered(&mut self, answer: Enqueued, sent: Instant) -> Result<Turn, Error> {
+    pub(crate) fn answered(&mut self, answer: Enqueued, sent: Instant) -> Result<Turn, Error> {
         let lease = &self.lease;
         let (ticket, valid_for, recheck_in) = match answer {
             Enqueued::Granted { ticket, valid_for } => (ticket, valid_for, None),
@@ -329,7 +333,7 @@ impl Pending {
     }
 
     /// Waits for a wake-up, or for a renewal that says "granted". `Waits` means that time is up.
-    async fn stand_in_line(&mut self, give_up: Instant) -> Turn {
+    pub(crate) async fn stand_in_line(&mut self, give_up: Instant) -> Turn {
         let shared = Arc::clone(&self.shared);
         let lease = Arc::clone(&self.lease);
         loop {
@@ -384,11 +388,11 @@ impl Pending {
     /// Whether its wake-ups are heard in a runtime.
     pub(crate) fn is_of(&self, runtime: Option<tokio::runtime::Id>) -> bool {
         let link = self.link.as_ref();
-        link.is_some_and(|link| link.serves(&self.shared, runtime))
+        link.is_none_or(|link| link.serves(&self.shared, runtime))
     }
 
     /// The caller is responsible for the lease from here on; the keeper goes on with its care.
-    fn into_lease(mut self) -> Arc<Lease> {
+    pub(crate) fn into_lease(mut self) -> Arc<Lease> {
         self.handed_over = true;
         Arc::clone(&self.lease)
     }

@@ -2,8 +2,7 @@
 
 use std::fmt;
 use std::ops::Deref;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -17,6 +16,8 @@ use crate::lock::{OnLost, Order};
 use crate::locks::Client;
 use crate::name::Name;
 use crate::shared::{Shared, Where};
+use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicU32, Ordering};
 use crate::table::{Cleanup, Stage};
 use crate::token::FencingToken;
 

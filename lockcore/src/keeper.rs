@@ -64,6 +64,16 @@ impl Keeper {
         };
         Ok((keeper, shared))
     }
+
+    /// For a model, which plays the thread.
+    #[cfg(all(test, lockcore_loom))]
+    pub(crate) fn without_thread(shared: &Arc<Shared>) -> Self {
+        Self {
+            shared: Arc::clone(shared),
+            thread: std::thread::current().id(),
+            ended: Mutex::new(mpsc::channel().1),
+        }
+    }
 }
 
 impl Drop for Keeper {

@@ -2,14 +2,13 @@
 //! Who renews it is `keeper`; what the user sees of it is `guard`.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU64, Ordering};
 use std::time::Duration;
-
-use tokio::sync::Notify;
 
 use crate::clock::{Clock, Instant};
 use crate::error::LostReason;
 use crate::request::Request;
+use crate::sync::Notify;
+use crate::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU64, Ordering};
 use crate::token::FencingToken;
 
 /// One ticket's state, shared by the acquire loop, the guard, the keeper and the wake-ups.

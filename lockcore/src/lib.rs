@@ -66,6 +66,9 @@ mod lease;
 mod local;
 mod lock;
 mod locks;
+#[cfg(lockcore_loom)]
+#[cfg(test)]
+mod loom;
 mod name;
 mod process_default;
 mod request;
@@ -75,6 +78,7 @@ mod scope;
 mod semaphore;
 mod shared;
 mod supervise;
+mod sync;
 mod table;
 mod tls;
 mod token;

@@ -14,12 +14,11 @@
 use std::collections::VecDeque;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, PoisonError, Weak};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use tokio::runtime;
-use tokio::sync::oneshot;
 
 use crate::acquire::Pending;
 use crate::clock::Instant;
@@ -28,6 +27,7 @@ use crate::hash::Prehashed;
 use crate::lease::Lease;
 use crate::name::Name;
 use crate::shared::{Alarm, Shared};
+use crate::sync::{Mutex, MutexGuard, oneshot};
 use crate::table::Cleanup;
 
 /// Hand-overs of one ticket: the low 10 bits of a fencing token count them.
@@ -175,6 +175,12 @@ impl Lanes {
             given,
             over: false,
         })
+    }
+
+    /// Whether nobody has, asks for or waits for anything.
+    #[cfg(all(test, lockcore_loom))]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.state().lanes.is_empty()
     }
 
     /// How many wait in memory for a name.

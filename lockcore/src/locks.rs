@@ -46,6 +46,18 @@ pub(crate) struct Client {
     _keeper: Keeper,
 }
 
+#[cfg(all(test, lockcore_loom))]
+impl Client {
+    /// For a model, which plays the keeper.
+    pub(crate) fn without_thread(shared: &Arc<Shared>) -> Arc<Self> {
+        Arc::new(Self {
+            shared: Arc::clone(shared),
+            owner: "model".into(),
+            _keeper: Keeper::without_thread(shared),
+        })
+    }
+}
+
 impl Locks {
     /// A client of the store at `url`, with defaults for everything else: see [`Builder`].
     ///

@@ -4,12 +4,9 @@
 
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
-
-use tokio::sync::Notify;
 
 use crate::backend::{Answer, Backend, Connection, Fault, Renewed, StoreError, Wake};
 use crate::clock::{Clock, Instant};
@@ -22,6 +19,8 @@ use crate::lock::Wait;
 use crate::name::Namespace;
 use crate::request::{Id, Ids};
 use crate::supervise::{Link, Links, NotConnected};
+use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::{Mutex, MutexGuard, Notify};
 use crate::table::{Cleanup, Phase, Stage, Table, Tracked};
 
 /// What a client is made with, checked.
@@ -178,7 +177,7 @@ impl Shared {
     pub(crate) fn disarm(&self, id: Id) {
         let mut table = self.table();
         table.remove(id);
-        let idle = table.is_idle_at_last();
+        let idle = table.is_idle();
         drop(table);
         self.tell_if(idle);
     }
@@ -197,7 +196,7 @@ impl Shared {
     pub(crate) fn cleaned_up(&self, count: usize) {
         let mut table = self.table();
         table.cleanups_open -= count;
-        let idle = table.is_idle_at_last();
+        let idle = table.is_idle();
         let ending = matches!(table.phase, Phase::Ending(_));
         drop(table);
         self.tell_if(idle);
@@ -532,10 +531,7 @@ impl Shared {
             if left == 0 || self.clock.now() >= until {
                 return left;
             }
-            tokio::select! {
-                () = idle => {}
-                () = self.alarm(until) => {}
-            }
+            let _ = self.by(until, idle).await;
         }
     }
 

@@ -211,9 +211,9 @@ impl Table {
         }
     }
 
-    /// Whether a shutdown has nothing to wait for any more; before one nobody asks.
-    pub(crate) fn is_idle_at_last(&self) -> bool {
-        self.phase != Phase::Open && self.leases.is_empty() && self.cleanups_open == 0
+    /// Whether a shutdown has nothing to wait for any more.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.leases.is_empty() && self.cleanups_open == 0
     }
 
     pub(crate) fn leases_where(&self, wanted: impl Fn(Stage) -> bool) -> Vec<Arc<Lease>> {

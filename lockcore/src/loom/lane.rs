@@ -1,0 +1,597 @@
+//! The line inside the process, and what is passed along it.
+
+use std::collections::HashMap;
+use std::num::NonZeroU32;
+use std::sync::Arc;
+
+use super::{
+    BOUND, TTL, Thread, client, in_every_order, name, poll_once, request, spawn, wait_for,
+};
+use crate::acquire::{Pending, Turn};
+use crate::backend::{Enqueued, Wake};
+use crate::clock::Instant;
+use crate::error::{Error, ErrorKind, LostReason};
+use crate::lease::Lease;
+use crate::local::{Arrived, Baton, Errand, Share, Waiting};
+use crate::request::{FULL, Id};
+use crate::shared::Shared;
+use crate::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+const WRITES: bool = true;
+const READS: bool = false;
+const TICKET: u64 = 7;
+
+/// A process, and a store that grants at once what it is asked for. Whether it may is not the lane's
+/// affair; each ticket has users of its own.
+struct Process {
+    shared: Arc<Shared>,
+    /// Everybody who is in, whatever the ticket.
+    users: AtomicU32,
+    at_the_store: AtomicU32,
+    // Of std: never held over a step.
+    tickets: std::sync::Mutex<HashMap<Id, Arc<AtomicU32>>>,
+    cleaned: std::sync::Mutex<Vec<Id>>,
+}
+
+impl Process {
+    fn new() -> Arc<Self> {
+        Arc::new(Self {
+            shared: client(),
+            users: AtomicU32::new(0),
+            at_the_store: AtomicU32::new(0),
+            tickets: std::sync::Mutex::default(),
+            cleaned: std::sync::Mutex::default(),
+        })
+    }
+
+    fn arrive(&self, exclusive: bool) -> Arrived {
+        let lanes = &self.shared.lanes;
+        lanes.arrive(&self.shared, &name(), TTL, exclusive, true)
+    }
+
+    /// Of the first who comes.
+    fn errand(&self, exclusive: bool) -> Errand {
+        match self.arrive(exclusive) {
+            Arrived::Given(Baton::Errand(errand)) => errand,
+            _ => panic!("there is somebody already"),
+        }
+    }
+
+    /// Of the first who comes, with a ticket.
+    fn holder(&self, exclusive: bool) -> Share {
+        let errand = self.errand(exclusive);
+        self.ask(errand, exclusive)
+    }
+
+    fn waiter(&self, exclusive: bool) -> Waiting {
+        match self.arrive(exclusive) {
+            Arrived::Waits(waiting) => waiting,
+            _ => panic!("there is nothing to wait for"),
+        }
+    }
+
+    /// As `acquire` does; `None` when the client is shut down.
+    fn take(&self, exclusive: bool) -> Option<Share> {
+        match self.arrive(exclusive) {
+            Arrived::Given(baton) => self.follow(baton, exclusive),
+            Arrived::Waits(waiting) => self.follow(wait_for(waiting), exclusive),
+            Arrived::Busy(_) | Arrived::Stranger => panic!("who waits is not sent away"),
+        }
+    }
+
+    fn follow(&self, baton: Baton, exclusive: bool) -> Option<Share> {
+        match baton {
+            Baton::Share(share) => Some(share),
+            Baton::Errand(mut errand) => Some(match errand.pending.take() {
+                None => self.ask(errand, exclusive),
+                Some(mut pending) => {
+                    let turn = wait_for(pending.stand_in_line(Instant::FAR_FUTURE));
+                    assert_eq!(turn, Turn::Granted);
+                    errand.granted(pending.into_lease())
+                }
+            }),
+            Baton::Refused(error) => {
+                assert_eq!(error.kind(), ErrorKind::Lost(LostReason::Shutdown));
+                None
+            }
+        }
+    }
+
+    fn ask(&self, errand: Errand, exclusive: bool) -> Share {
+        let (mut pending, _) = self.pending(exclusive);
+        let answer = Enqueued::Granted {
+            ticket: TICKET,
+            valid_for: TTL,
+        };
+        alone(&self.at_the_store, || {
+            let turn = pending.answered(answer, self.shared.clock.now());
+            assert_eq!(turn.unwrap(), Turn::Granted);
+        });
+        errand.granted(pending.into_lease())
+    }
+
+    /// A place in the store's line.
+    fn place(&self, exclusive: bool) -> (Pending, Wake) {
+        let (mut pending, id) = self.pending(exclusive);
+        let answer = Enqueued::Waiting {
+            ticket: TICKET,
+            valid_for: TTL,
+            recheck_in: None,
+        };
+        let turn = pending.answered(answer, self.shared.clock.now());
+        assert_eq!(turn.unwrap(), Turn::Waits);
+        (pending, Wake { id, ticket: TICKET })
+    }
+
+    fn pending(&self, exclusive: bool) -> (Pending, Id) {
+        let request = request(if exclusive { FULL } else { NonZeroU32::MIN });
+        let id = request.id;
+        let users = Arc::new(AtomicU32::new(0));
+        self.tickets.lock().unwrap().insert(id, users);
+        let lease = Arc::new(Lease::new(Arc::new(request), true));
+        (Pending::of(&self.shared, lease).unwrap(), id)
+    }
+
+    /// Is in, alone on the ticket.
+    fn use_ticket(&self, share: Share) {
+        let id = share.lease().request.id;
+        let users = Arc::clone(&self.tickets.lock().unwrap()[&id]);
+        alone(&users, || ());
+        drop(share);
+    }
+
+    /// Is in, alone in the process.
+    fn use_alone(&self, share: Share) {
+        alone(&self.users, || ());
+        self.use_ticket(share);
+    }
+
+    /// Nothing is left, and every ticket was given to the keeper once.
+    fn is_clean(&self) {
+        self.keep();
+        assert!(self.shared.lanes.is_empty(), "a lane is left");
+        let table = self.shared.table();
+        assert!(table.leases.is_empty() && table.due.is_empty());
+        assert!(table.alarms.is_empty());
+        assert_eq!(table.cleanups_open, 0);
+        let mut cleaned = self.cleaned.lock().unwrap().clone();
+        let mut tickets: Vec<_> = self.tickets.lock().unwrap().keys().copied().collect();
+        cleaned.sort();
+        tickets.sort();
+        assert_eq!(cleaned, tickets);
+    }
+
+    /// The keeper looks once.
+    fn keep(&self) {
+        let round = self.shared.table().take_round(self.shared.clock.now());
+        let cleanups = round.cleanups.iter().map(|cleanup| cleanup.request.id);
+        self.cleaned.lock().unwrap().extend(cleanups);
+        self.shared.cleaned_up(round.cleanups.len());
+        for waker in round.alarms {
+            waker.wake();
+        }
+    }
+}
+
+fn alone(users: &AtomicU32, work: impl FnOnce()) {
+    assert_eq!(users.fetch_add(1, Ordering::Relaxed), 0, "two are in");
+    work();
+    assert_eq!(users.fetch_sub(1, Ordering::Relaxed), 1, "two are in");
+}
+
+fn model(model: impl Fn(&Arc<Process>) + Send + Sync + 'static) {
+    in_every_order(move || {
+        let process = Process::new();
+        model(&process);
+        process.is_clean();
+    });
+}
+
+/// The keeper, which rings what is due.
+struct Bell {
+    process: Arc<Process>,
+    over: Arc<AtomicBool>,
+    thread: Thread<()>,
+}
+
+impl Bell {
+    /// The clock is turned at some moment, and it is that late.
+    fn at_the_bound(process: &Arc<Process>, holder: &Share) -> Self {
+        let over = Arc::new(AtomicBool::new(false));
+        let thread = spawn({
+            let (process, over) = (Arc::clone(process), Arc::clone(&over));
+            let lease = Arc::clone(holder.lease());
+            move || {
+                let shared = &process.shared;
+                // A step that loom puts between those in which others look at the lease.
+                let now = shared.clock.now();
+                lease.extend(now, TTL, now).unwrap();
+                shared.clock.turn(BOUND);
+                loop {
+                    process.keep();
+                    if over.load(Ordering::Acquire) {
+                        return;
+                    }
+                    wait_for(shared.due_changed.notified());
+                }
+            }
+        });
+        Self {
+            process: Arc::clone(process),
+            over,
+            thread,
+        }
+    }
+
+    fn stop(self) {
+        self.over.store(true, Ordering::Release);
+        self.process.shared.due_changed.notify_one();
+        self.thread.join().unwrap();
+    }
+}
+
+/// Runs on a thread of its own.
+macro_rules! thread {
+    ($process:ident, $body:expr) => {{
+        let $process = Arc::clone($process);
+        spawn(move || $body)
+    }};
+}
+
+#[test]
+fn those_who_come_together_are_in_one_after_the_other() {
+    model(|process| {
+        let others =
+            [(), ()].map(|()| thread!(process, process.use_alone(process.take(WRITES).unwrap())));
+        process.use_alone(process.take(WRITES).unwrap());
+        for other in others {
+            other.join().unwrap();
+        }
+    });
+}
+
+#[test]
+fn a_ticket_offered_to_who_goes_is_passed_on() {
+    model(|process| {
+        let holder = process.holder(WRITES);
+        let (goes, stays) = (process.waiter(WRITES), process.waiter(WRITES));
+        let going = spawn(move || drop(goes));
+        let staying = thread!(process, {
+            let baton = wait_for(stays);
+            process.use_alone(process.follow(baton, WRITES).unwrap());
+        });
+        process.use_alone(holder);
+        going.join().unwrap();
+        staying.join().unwrap();
+        assert_eq!(process.tickets.lock().unwrap().len(), 1, "it was passed on");
+    });
+}
+
+#[test]
+fn a_ticket_offered_to_the_last_who_goes_is_released() {
+    model(|process| {
+        let holder = process.holder(WRITES);
+        let waiters = [process.waiter(WRITES), process.waiter(WRITES)];
+        let going = waiters.map(|waiter| spawn(move || drop(waiter)));
+        process.use_alone(holder);
+        for going in going {
+            going.join().unwrap();
+        }
+    });
+}
+
+#[test]
+fn a_release_leaves_a_ticket_with_its_heir_or_to_the_caller() {
+    model(|process| {
+        let holder = process.holder(WRITES);
+        let goes = process.waiter(WRITES);
+        let going = spawn(move || drop(goes));
+        let coming = thread!(process, process.use_alone(process.take(WRITES).unwrap()));
+        let lease = Arc::clone(holder.lease());
+        if holder.leave() {
+            process.shared.clean_up(crate::table::Cleanup::of(&lease));
+        }
+        going.join().unwrap();
+        coming.join().unwrap();
+    });
+}
+
+#[test]
+fn an_errand_offered_to_who_goes_is_passed_on() {
+    model(|process| {
+        let errand = process.errand(WRITES);
+        let (goes, stays) = (process.waiter(WRITES), process.waiter(WRITES));
+        let going = spawn(move || drop(goes));
+        let staying = thread!(process, {
+            let baton = wait_for(stays);
+            process.use_alone(process.follow(baton, WRITES).unwrap());
+        });
+        drop(errand);
+        going.join().unwrap();
+        staying.join().unwrap();
+    });
+}
+
+#[test]
+fn an_errand_offered_to_the_last_who_goes_ends() {
+    model(|process| {
+        let errand = process.errand(WRITES);
+        let waiters = [process.waiter(WRITES), process.waiter(WRITES)];
+        let going = waiters.map(|waiter| spawn(move || drop(waiter)));
+        drop(errand);
+        for going in going {
+            going.join().unwrap();
+        }
+    });
+}
+
+#[test]
+fn nobody_is_forgotten_who_comes_when_an_errand_ends() {
+    model(|process| {
+        let errand = process.errand(WRITES);
+        let goes = process.waiter(WRITES);
+        let going = spawn(move || drop(goes));
+        let coming = thread!(process, process.use_alone(process.take(WRITES).unwrap()));
+        drop(errand);
+        going.join().unwrap();
+        coming.join().unwrap();
+    });
+}
+
+#[test]
+fn a_place_at_the_store_is_inherited_by_who_stays() {
+    model(|process| {
+        let mut errand = process.errand(WRITES);
+        let (place, wake) = process.place(WRITES);
+        errand.pending = Some(place);
+        let (goes, stays) = (process.waiter(WRITES), process.waiter(WRITES));
+        let going = spawn(move || drop(goes));
+        let staying = thread!(process, {
+            let baton = wait_for(stays);
+            process.use_alone(process.follow(baton, WRITES).unwrap());
+        });
+        let store = thread!(process, process.shared.granted(wake));
+        // He stood in line himself, and gives up.
+        let place = errand.pending.as_mut().unwrap();
+        let _ = poll_once(place.stand_in_line(Instant::FAR_FUTURE));
+        drop(errand);
+        for thread in [going, staying, store] {
+            thread.join().unwrap();
+        }
+        assert_eq!(process.tickets.lock().unwrap().len(), 1, "it was inherited");
+    });
+}
+
+#[test]
+fn a_place_at_the_store_without_an_heir_is_given_up() {
+    model(|process| {
+        let mut errand = process.errand(WRITES);
+        let (place, wake) = process.place(WRITES);
+        errand.pending = Some(place);
+        let goes = process.waiter(WRITES);
+        let going = spawn(move || drop(goes));
+        let store = thread!(process, process.shared.granted(wake));
+        drop(errand);
+        going.join().unwrap();
+        store.join().unwrap();
+    });
+}
+
+#[test]
+fn who_cannot_use_the_place_takes_one_of_his_own() {
+    model(|process| {
+        let mut errand = process.errand(READS);
+        errand.pending = Some(process.place(READS).0);
+        let (goes, stays) = (process.waiter(READS), process.waiter(WRITES));
+        let going = spawn(move || drop(goes));
+        let staying = thread!(process, {
+            let baton = wait_for(stays);
+            process.use_alone(process.follow(baton, WRITES).unwrap());
+        });
+        drop(errand);
+        going.join().unwrap();
+        staying.join().unwrap();
+    });
+}
+
+#[test]
+fn the_last_of_two_readers_releases_their_ticket() {
+    model(|process| {
+        let first = process.holder(READS);
+        let second = process.take(READS).unwrap();
+        let second = spawn(move || drop(second));
+        let third = thread!(process, drop(process.take(READS).unwrap()));
+        drop(first);
+        second.join().unwrap();
+        third.join().unwrap();
+    });
+}
+
+#[test]
+fn a_ticket_offered_to_a_reader_who_goes_while_the_last_leaves_is_released() {
+    model(|process| {
+        let holder = process.holder(READS);
+        let errand = process.errand(WRITES);
+        let goes = process.waiter(READS);
+        let going = spawn(move || drop(goes));
+        let leaving = spawn(move || drop(holder));
+        drop(errand);
+        going.join().unwrap();
+        leaving.join().unwrap();
+    });
+}
+
+#[test]
+fn of_two_writers_behind_a_reader_one_is_at_the_store() {
+    model(|process| {
+        let holder = process.holder(READS);
+        let writing =
+            [(), ()].map(|()| thread!(process, process.use_ticket(process.take(WRITES).unwrap())));
+        for writing in writing {
+            writing.join().unwrap();
+        }
+        drop(holder);
+    });
+}
+
+#[test]
+fn readers_are_let_in_together_and_the_writer_behind_them_alone() {
+    model(|process| {
+        let errand = process.errand(READS);
+        let (reads, writes) = (process.waiter(READS), process.waiter(WRITES));
+        let reading = thread!(process, {
+            let baton = wait_for(reads);
+            drop(process.follow(baton, READS).unwrap());
+        });
+        let writing = thread!(process, {
+            let baton = wait_for(writes);
+            process.use_ticket(process.follow(baton, WRITES).unwrap());
+        });
+        let share = process.ask(errand, READS);
+        reading.join().unwrap();
+        drop(share);
+        writing.join().unwrap();
+    });
+}
+
+#[test]
+fn a_loss_sends_who_waits_to_the_store_and_the_lost_ticket_is_released_by_its_user() {
+    model(|process| {
+        let holder = process.holder(WRITES);
+        let (goes, stays) = (process.waiter(WRITES), process.waiter(WRITES));
+        let lease = Arc::clone(holder.lease());
+        let losing = thread!(process, {
+            assert!(lease.lose(LostReason::Taken));
+            process.shared.lanes.lost(&process.shared, &lease);
+        });
+        let going = spawn(move || drop(goes));
+        let staying = thread!(process, {
+            let baton = wait_for(stays);
+            process.use_ticket(process.follow(baton, WRITES).unwrap());
+        });
+        process.use_ticket(holder);
+        for thread in [losing, going, staying] {
+            thread.join().unwrap();
+        }
+    });
+}
+
+#[test]
+fn at_the_bound_who_waits_is_sent_to_the_store() {
+    model(|process| {
+        let holder = process.holder(WRITES);
+        let waits = process.waiter(WRITES);
+        let bell = Bell::at_the_bound(process, &holder);
+        let waiting = thread!(process, {
+            let baton = wait_for(waits);
+            process.use_ticket(process.follow(baton, WRITES).unwrap());
+        });
+        process.use_ticket(holder);
+        waiting.join().unwrap();
+        bell.stop();
+    });
+}
+
+#[test]
+fn who_goes_at_the_bound_leaves_nothing() {
+    model(|process| {
+        let holder = process.holder(WRITES);
+        let goes = process.waiter(WRITES);
+        let bell = Bell::at_the_bound(process, &holder);
+        let going = spawn(move || drop(goes));
+        process.use_ticket(holder);
+        going.join().unwrap();
+        bell.stop();
+    });
+}
+
+#[test]
+fn who_comes_at_the_bound_is_sent_to_the_store() {
+    model(|process| {
+        let holder = process.holder(WRITES);
+        let bell = Bell::at_the_bound(process, &holder);
+        // The holder stays in until he is served.
+        let share = process.take(WRITES).unwrap();
+        assert_ne!(share.lease().request.id, holder.lease().request.id);
+        drop(share);
+        drop(holder);
+        bell.stop();
+    });
+}
+
+#[test]
+fn a_shutdown_sends_everybody_away_and_leaves_the_holder_alone() {
+    model(|process| {
+        let holder = process.holder(WRITES);
+        let waits = process.waiter(WRITES);
+        let waiting = thread!(process, {
+            let baton = wait_for(waits);
+            if let Some(share) = process.follow(baton, WRITES) {
+                process.use_alone(share);
+            }
+        });
+        let coming = thread!(process, {
+            if let Some(share) = process.take(WRITES) {
+                process.use_alone(share);
+            }
+        });
+        let closing = thread!(process, process.shared.lanes.close());
+        process.use_alone(holder);
+        for thread in [waiting, coming, closing] {
+            thread.join().unwrap();
+        }
+        assert!(process.take(WRITES).is_none(), "closed");
+    });
+}
+
+#[test]
+fn who_waits_during_a_shutdown_need_not_wait_for_the_holder() {
+    model(|process| {
+        let holder = process.holder(WRITES);
+        let waits = process.waiter(WRITES);
+        let waiting = thread!(process, {
+            assert!(process.follow(wait_for(waits), WRITES).is_none());
+        });
+        let coming = thread!(process, assert!(process.take(WRITES).is_none()));
+        process.shared.lanes.close();
+        waiting.join().unwrap();
+        coming.join().unwrap();
+        drop(holder);
+    });
+}
+
+#[test]
+fn an_errand_that_ends_in_a_shutdown_leaves_nothing() {
+    model(|process| {
+        let errand = process.errand(WRITES);
+        let (goes, stays) = (process.waiter(WRITES), process.waiter(WRITES));
+        let going = spawn(move || drop(goes));
+        let staying = thread!(process, {
+            let baton = wait_for(stays);
+            if let Some(share) = process.follow(baton, WRITES) {
+                process.use_alone(share);
+            }
+        });
+        let closing = thread!(process, process.shared.lanes.close());
+        drop(errand);
+        for thread in [going, staying, closing] {
+            thread.join().unwrap();
+        }
+    });
+}
+
+#[test]
+fn when_the_store_fails_somebody_tries_again() {
+    model(|process| {
+        let errand = process.errand(WRITES);
+        let (goes, stays) = (process.waiter(WRITES), process.waiter(WRITES));
+        let going = spawn(move || drop(goes));
+        let staying = thread!(process, {
+            let baton = wait_for(stays);
+            process.use_alone(process.follow(baton, WRITES).unwrap());
+        });
+        errand.failed(&Error::unavailable("down"));
+        going.join().unwrap();
+        staying.join().unwrap();
+    });
+}

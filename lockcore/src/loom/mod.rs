@@ -1,0 +1,131 @@
+//! Models: what must hold in every order in which a few threads can take their steps. Loom runs a
+//! model again and again, until no order is left that could make a difference.
+//!
+//! ```text
+//! RUSTFLAGS='--cfg lockcore_loom' cargo test -p lockcore --lib --no-default-features --target-dir target/loom loom
+//! ```
+//!
+//! Steps are the operations on mutexes and atomics, and each use of a notification or a channel (see
+//! `sync`). In one order threads are preempted twice at most, unless `LOOM_MAX_PREEMPTIONS` says
+//! otherwise; a thread that has to wait is not preempted.
+//!
+//! Not modelled: what tokio does inside; the connection (`supervise`, `Shared::operate`), so that the
+//! models play the store, which grants and acknowledges, and the keeper's loop; clones of `Arc`; a
+//! clock that moves while others run, but for the models that turn it. Loom knows no order over
+//! `SeqCst` operations on different atomics, so what holds here does not depend on one.
+
+mod lane;
+mod lease;
+mod table;
+
+use std::num::NonZeroU32;
+use std::pin::pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::Duration;
+
+use crate::backend::memory::Memory;
+use crate::clock::Clock;
+use crate::config::Fair;
+use crate::lock::Wait;
+use crate::name::{Name, Namespace};
+use crate::request::{FULL, Id, Request};
+use crate::shared::{Defaults, Settings, Shared};
+
+const TTL: Duration = Duration::from_secs(10);
+/// Nothing in here comes to it, unless it turns the clock.
+const BOUND: Duration = Duration::from_secs(3);
+
+/// Runs `model` in every order, and says in how many.
+fn in_every_order(model: impl Fn() + Send + Sync + 'static) {
+    let mut loom = loom::model::Builder::new();
+    loom.preemption_bound = loom.preemption_bound.or(Some(2));
+    let orders = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&orders);
+    let began = std::time::Instant::now();
+
+    loom.check(move || {
+        count.fetch_add(1, Ordering::Relaxed);
+        model();
+    });
+
+    let orders = orders.load(Ordering::Relaxed);
+    let name = std::thread::current().name().unwrap_or_default().to_owned();
+    println!("{name}: {orders} orders, {:.1?}", began.elapsed());
+    assert!(orders > 1, "nothing was reordered");
+}
+
+type Thread<T> = loom::thread::JoinHandle<T>;
+
+fn spawn<T: 'static>(work: impl FnOnce() -> T + 'static) -> Thread<T> {
+    loom::thread::spawn(work)
+}
+
+/// Waits for a future as a thread does; if nobody wakes it, loom finds the deadlock. Loom also wakes
+/// it for no reason.
+fn wait_for<F: Future>(future: F) -> F::Output {
+    struct Parked(loom::sync::Notify);
+    impl Wake for Parked {
+        fn wake(self: Arc<Self>) {
+            self.0.notify();
+        }
+    }
+
+    let parked = Arc::new(Parked(loom::sync::Notify::new()));
+    let waker = Waker::from(Arc::clone(&parked));
+    let mut future = pin!(future);
+    loop {
+        match future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            Poll::Ready(result) => return result,
+            Poll::Pending => parked.0.wait(),
+        }
+    }
+}
+
+fn poll_once<F: Future>(future: F) -> Poll<F::Output> {
+    let mut context = Context::from_waker(Waker::noop());
+    std::pin::pin!(future).poll(&mut context)
+}
+
+fn request(permits: NonZeroU32) -> Request {
+    Request {
+        name: name(),
+        id: Id::draw().unwrap(),
+        permits,
+        capacity: FULL,
+        ttl: TTL,
+        wait: true,
+        highest_seen: 0,
+        owner: "model".into(),
+    }
+}
+
+fn name() -> Name {
+    Name::new(Namespace::new("model").unwrap(), "n").unwrap()
+}
+
+/// A client without connection and keeper; a model plays both.
+fn client() -> Arc<Shared> {
+    static RUNTIME: OnceLock<tokio::runtime::Runtime> = OnceLock::new();
+    let runtime = RUNTIME.get_or_init(|| {
+        tokio::runtime::Builder::new_current_thread()
+            .build()
+            .unwrap()
+    });
+    // Orders are found by running again what ran before: nothing may be left to chance.
+    fastrand::seed(1);
+    let clock = Clock::by_hand();
+    clock.stop();
+    let settings = Settings {
+        clock: clock.clone(),
+        defaults: Defaults {
+            ttl: Duration::from_secs(10),
+            wait: Wait::Forever,
+            fair: Fair::Local(BOUND),
+        },
+        ..Settings::of_tests()
+    };
+    let memory = Arc::new(Memory::new(clock));
+    Arc::new(Shared::new(memory, settings, runtime.handle().clone()))
+}
