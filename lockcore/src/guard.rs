@@ -17,7 +17,7 @@ use crate::locks::Client;
 use crate::name::Name;
 use crate::shared::{Shared, Where};
 use crate::sync::Mutex;
-use crate::sync::atomic::{AtomicU32, Ordering};
+use crate::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use crate::table::{Cleanup, Stage};
 use crate::token::FencingToken;
 
@@ -36,6 +36,8 @@ struct Hold {
     on_lost: OnLost,
     /// Zero is final.
     guards: AtomicU32,
+    /// A guard has ended that had lost the lock.
+    ended_lost: AtomicBool,
     /// `None` once it has been given back.
     source: Mutex<Option<Source>>,
     /// Made by the first inner hold; as many permits as the lock has.
@@ -185,9 +187,11 @@ impl Held {
         self.0.lease.lost(now)
     }
 
-    /// Whether the last guard is gone.
+    /// Whether the last guard is gone, and had the lock until then. What becomes of the ticket after
+    /// that is another's business.
     fn is_over(&self) -> bool {
-        self.0.guards.load(Ordering::SeqCst) == 0
+        let hold = &self.0;
+        hold.guards.load(Ordering::SeqCst) == 0 && !hold.ended_lost.load(Ordering::SeqCst)
     }
 
     /// Another guard of the same hold, while there is one.
@@ -303,6 +307,7 @@ impl Guard {
             client: Arc::clone(order.client),
             on_lost: order.on_lost,
             guards: AtomicU32::new(1),
+            ended_lost: AtomicBool::new(false),
             source: Mutex::new(Some(source)),
             turns: OnceLock::new(),
         };
@@ -378,6 +383,7 @@ impl Guard {
         let hold = &self.held.0;
         let shared = self.shared();
         if let Some(reason) = hold.lease.lost(now) {
+            hold.ended_lost.store(true, Ordering::SeqCst);
             shared.lost(&hold.lease, Stage::Held, reason);
         }
         if hold.guards.fetch_sub(1, Ordering::SeqCst) > 1 {

@@ -140,9 +140,10 @@ impl Held {
         let guard = self.guard();
         let around = SCOPE.try_with(Arc::clone).ok();
         let name = self.name().to_owned();
+        let over = self.lost_reason().unwrap_or(LostReason::Released);
         async move {
             let Some(guard) = guard else {
-                return Err(Error::lost(LostReason::Released).of_name(&name));
+                return Err(Error::lost(over).of_name(&name));
             };
             let result = match around {
                 Some(around) => SCOPE.scope(around, guard.while_held(work)).await?,

@@ -19,8 +19,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 /// A connection that broke before this was no good; the pauses go on growing.
 const SETTLED: Duration = Duration::from_secs(1);
-/// What a runtime needs to drop its tasks, one of which drives the connection.
-const ENDING: Duration = Duration::from_millis(10);
+/// A runtime that has not run an empty task for so long is blocked, and not ending.
+const BLOCKED: Duration = Duration::from_millis(10);
 
 /// The connections of one client.
 #[derive(Debug, Default)]
@@ -213,8 +213,8 @@ async fn supervise(shared: Arc<Shared>, link: Arc<Link>) {
                 link.state.send_replace(State::Connecting);
                 // A runtime that ends takes its connection along, in whatever order: that is no
                 // trouble with the store.
-                let grace = shared.clock.now().after(ENDING);
-                if shared.by(grace, &mut runtime_ended).await.is_some() {
+                let alive = tokio::time::timeout(BLOCKED, link.runtime.spawn(async {}));
+                if let Ok(Err(_ended)) = alive.await {
                     break;
                 }
                 shared.teller.suspended();

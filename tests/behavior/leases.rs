@@ -28,6 +28,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         a_waiter_with_a_short_ttl_does_not_shorten_the_holder
         a_waiter_outlives_many_of_its_own_leases_in_line
         a_leaked_guard_is_not_renewed_beyond_its_limit
+        a_loss_is_told_to_a_view_whose_guard_is_gone_already
         danger_is_told_before_the_loss_and_not_without_need
         an_error_of_the_body_is_passed_on_and_the_lock_is_free
     ]
@@ -420,6 +421,25 @@ async fn a_leaked_guard_is_not_renewed_beyond_its_limit(store: Store) {
     );
     assert!(next.token() > leaked.token());
     give_back(next).await;
+}
+
+/// The work that was stopped has dropped its guard before the view's task is polled.
+async fn a_loss_is_told_to_a_view_whose_guard_is_gone_already(store: Store) {
+    let (locks, counts) = store.counted(Fair::Strict);
+    counts.refuse_renewals(true);
+    let lock = locks.mutex("a").ttl(Duration::from_millis(600));
+    let mut view = None;
+    let ran: Result<(), Error> = lock
+        .run(async |held| {
+            view = Some(held);
+            std::future::pending().await
+        })
+        .await;
+    assert_eq!(kind(ran), ErrorKind::Lost(LostReason::Expired));
+
+    let view = view.unwrap();
+    assert_eq!(view.lost().await, LostReason::Expired);
+    assert!(!view.is_valid() && view.in_danger().await.is_zero());
 }
 
 async fn danger_is_told_before_the_loss_and_not_without_need(store: Store) {

@@ -328,7 +328,8 @@ async fn a_broken_file_is_an_error_and_no_lock(store: Store) {
 async fn clients_of_one_process_meet_whatever_they_call_the_file(store: Store) {
     let folder = store.file().folder();
     let link = folder.join("link.db");
-    let guard = client(&store).mutex("a").acquire().await.unwrap();
+    let locks = client(&store);
+    let guard = locks.mutex("a").acquire().await.unwrap();
     std::os::unix::fs::symlink(store.file().path(), &link).unwrap();
     fs::create_dir(folder.join("b c")).unwrap();
 
@@ -354,6 +355,7 @@ async fn clients_of_one_process_meet_whatever_they_call_the_file(store: Store) {
     let opened = fs::read_dir("/proc/self/fd").unwrap();
     let opened = opened.filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());
     assert_eq!(opened.filter(|opened| *opened == file).count(), 1);
+    drop(locks);
 }
 
 async fn processes_that_come_first_at_once_agree_on_one_file(store: Store) {
