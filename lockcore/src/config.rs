@@ -50,7 +50,7 @@ const VARIABLES: [&str; 9] = [
 pub enum Fair {
     /// The tasks of a process queue in it, first come, first served, and the process stands in line
     /// at the store once. When it has the lock it may serve its own for this long, but each of those
-    /// that wait in it only about twice (and at most 1,000 in all); then the next process has its
+    /// that wait in it only about four times (and at most 1,000 in all); then the next process has its
     /// turn.
     ///
     /// Applies to exclusive and shared locks that are renewed and have no `max_hold`; others, and

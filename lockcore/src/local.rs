@@ -34,7 +34,11 @@ use crate::table::Cleanup;
 const MOST_HAND_OVERS: usize = 1_000;
 /// Fewer would not be worth a ticket: a hand-over in memory takes a microsecond, one at a store a
 /// hundred.
-const FEWEST_HAND_OVERS: usize = 32;
+const FEWEST_HAND_OVERS: usize = 64;
+/// How often each of those who wait in a process is served before the next process has its turn.
+/// Measured with 4 processes of 16 tasks that hold for no time: twice each gives 190,000 hand-overs a
+/// second and a p99 of 2.6 times the mean wait; 60 times each 590,000 and 34 times the mean.
+const TURNS_EACH: usize = 4;
 
 /// The lanes of one client.
 pub(crate) struct Lanes {
@@ -396,13 +400,13 @@ impl Lane {
     /// The store has granted a ticket to who had the errand.
     fn begin(&mut self, lease: &Arc<Lease>, now: Instant) {
         self.errand = false;
-        // Everybody here about twice, so that nobody elsewhere waits for much longer than these.
-        let twice = 2 * (self.line.len() + 1);
+        // Everybody here a few times, so that nobody elsewhere waits for very much longer than these.
+        let a_few_each = TURNS_EACH * (self.line.len() + 1);
         let tenure = Tenure {
             lease: Arc::clone(lease),
             since: now,
             users: 1,
-            most_hand_overs: twice.clamp(FEWEST_HAND_OVERS, MOST_HAND_OVERS) as u16,
+            most_hand_overs: a_few_each.clamp(FEWEST_HAND_OVERS, MOST_HAND_OVERS) as u16,
             alarm: None,
         };
         self.draining.extend(self.current.replace(tenure));

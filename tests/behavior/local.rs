@@ -18,7 +18,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT;
         a_contended_lock_is_passed_on_without_asking_the_store
         a_ticket_is_passed_on_a_thousand_times_at_most
-        everybody_in_a_process_is_served_about_twice_in_a_turn
+        everybody_in_a_process_is_served_a_few_times_in_a_turn
         tokens_rise_over_hand_overs_of_both_kinds
         a_holder_of_many_tasks_lets_other_processes_in
         at_the_bound_the_next_stands_in_line_at_the_store
@@ -64,7 +64,7 @@ async fn a_contended_lock_is_passed_on_without_asking_the_store(store: Store) {
     }
 
     assert_eq!(witness.assert_no_overlap().visits, 640);
-    // A ticket for each turn of about twice everybody, and the last task alone finds nobody to pass
+    // A ticket for each turn, and the last task alone finds nobody to pass
     // it on to.
     let asked = counts.all() - before;
     assert!(asked <= 60, "{asked} requests for 640 hand-overs");
@@ -101,7 +101,7 @@ async fn a_ticket_is_passed_on_a_thousand_times_at_most(store: Store) {
 }
 
 /// The bound in time is an hour: what ends the turn of a process is that all have been served.
-async fn everybody_in_a_process_is_served_about_twice_in_a_turn(store: Store) {
+async fn everybody_in_a_process_is_served_a_few_times_in_a_turn(store: Store) {
     let (locks, counts) = store.counted(Fair::Local(Duration::from_secs(3600)));
     let guard = locks.mutex("hot").acquire().await.unwrap();
     let mut tasks = JoinSet::new();
@@ -121,9 +121,9 @@ async fn everybody_in_a_process_is_served_about_twice_in_a_turn(store: Store) {
         done.unwrap();
     }
 
-    // The first ticket began with nobody in line and is passed on 32 times; then 100 times each, and
+    // The first ticket began with nobody in line and is passed on 64 times; then 200 times each, and
     // fewer towards the end.
-    assert!((5..=12).contains(&counts.enqueued()), "{counts:?}");
+    assert!((4..=9).contains(&counts.enqueued()), "{counts:?}");
 }
 
 async fn tokens_rise_over_hand_overs_of_both_kinds(store: Store) {
