@@ -23,9 +23,10 @@ struct Inner {
 pub enum ErrorKind {
     /// Held by another, and the caller would not wait. Nothing is held, nothing is left behind.
     Busy,
-    /// Waited as long as was allowed; the store's last answer was "in line". Nothing is held.
+    /// Waited as long as was allowed, in the store's line or in that of this process. Nothing is held.
     Timeout,
-    /// Was held, and is no more. Somebody else may hold it now.
+    /// Was held, and is no more: somebody else may hold it now. Or it was asked of a client that is
+    /// shut down, and nothing was taken.
     Lost(LostReason),
     /// The store is down or refuses. Nothing is held.
     Unavailable,

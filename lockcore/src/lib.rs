@@ -29,6 +29,9 @@
 //! | hold a lock over several steps | [`Lock::acquire`] → [`Guard`] |
 //! | exclude, share, count | [`Locks::mutex`], [`Locks::rwlock`], [`Locks::semaphore`] |
 //! | ask who holds it | [`Locks::inspect`] |
+//! | take it again inside, or carry it into a task | [`Lock::reentrant`], [`Held::scope`], [`Guard::reenter`] |
+//! | be told of trouble | [`Locks::events`], [`Held::in_danger`], [`Held::lost`] |
+//! | let a process serve its own, or not | [`Fair`] |
 //! | lock per HTTP request | the crate `lockcore-tower` |
 //! | test what your code does without its lock | [`testing`], [`with_default`] |
 //! | write a store | [`backend`] |

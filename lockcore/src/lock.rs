@@ -174,8 +174,10 @@ impl Lock {
     /// take turns. If not, asking again is [`WouldDeadlock`](crate::ErrorKind::WouldDeadlock) at
     /// once. Default: true.
     ///
+    /// The inner one has the outer one's lease: its own `ttl`, `renew` and `max_hold` mean nothing.
+    ///
     /// "Runs under" means inside [`run`](Self::run), [`Held::while_held`] or [`Held::scope`]; a bare
-    /// [`Guard`] is taken again by [`Guard::reenter`] only. Semaphores are not re-entered: each
+    /// [`Guard`] is taken again by [`Guard::reenter`] only: a second `acquire` beside it waits for it. Semaphores are not re-entered: each
     /// request takes permits.
     pub fn reentrant(mut self, yes: bool) -> Self {
         self.reentrant = yes;
@@ -201,8 +203,9 @@ impl Lock {
     /// [`Timeout`](crate::ErrorKind::Timeout), [`Unavailable`](crate::ErrorKind::Unavailable),
     /// [`Unknown`](crate::ErrorKind::Unknown),
     /// [`CapacityMismatch`](crate::ErrorKind::CapacityMismatch),
-    /// [`WouldDeadlock`](crate::ErrorKind::WouldDeadlock),
-    /// [`Config`](crate::ErrorKind::Config). A store that cannot be reached is reported after one
+    /// [`WouldDeadlock`](crate::ErrorKind::WouldDeadlock), [`Config`](crate::ErrorKind::Config);
+    /// [`Busy`](crate::ErrorKind::Busy) with a `wait` of zero; [`Lost`](crate::ErrorKind::Lost) after
+    /// a shutdown, and inside a lock that is lost. A store that cannot be reached is reported after one
     /// operation timeout, not after the whole wait.
     ///
     /// # Cancel safety
