@@ -106,7 +106,7 @@ pub(crate) enum Arrived {
     Waits(Waiting),
     /// Held by this process, for so long at most if nobody renews it.
     Busy(Option<Duration>),
-    /// Unlike those in the lane: takes a ticket of its own.
+    /// Takes a ticket of its own: unlike those in the lane, or not to wait for what they will find.
     Stranger,
 }
 
