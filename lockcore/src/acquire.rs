@@ -134,11 +134,10 @@ async fn at_the_store(
     // A store that is down fails the first try within one operation timeout, so that callers do
     // not pile up in front of it. Who stood in line already may use his whole budget to get back.
     // Whose turn it is in the last moment gets a moment more, or the answer would be "unknown".
-    let at_least = began.after(LAST_MOMENT.min(shared.op_timeout));
-    let mut enqueue_by = budget
-        .give_up
-        .max(at_least)
-        .min(began.after(shared.op_timeout));
+    let waited = began > budget.started;
+    let at_least = began.after(if waited { LAST_MOMENT } else { Duration::ZERO });
+    let one_operation = began.after(shared.op_timeout);
+    let mut enqueue_by = budget.give_up.max(at_least).min(one_operation);
     loop {
         let turn = match place {
             Some(pending) => pending.stand_in_line(budget.give_up).await,

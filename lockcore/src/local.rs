@@ -66,6 +66,8 @@ struct Lane {
     draining: Vec<Tenure>,
     /// Somebody is at the store for the next ticket.
     errand: bool,
+    /// That is a reader's.
+    errand_shared: bool,
     line: VecDeque<Waiter>,
     /// How many of `line` have gone since they were last counted out.
     gone: usize,
@@ -132,7 +134,8 @@ impl Lanes {
             return Arrived::Given(Baton::Refused(Error::lost(LostReason::Shutdown)));
         }
         let Some(lane) = state.lanes.get_mut(name) else {
-            state.lanes.insert(name.clone(), Lane::with_errand(ttl));
+            let lane = Lane::with_errand(ttl, exclusive);
+            state.lanes.insert(name.clone(), lane);
             return Arrived::Given(Baton::Errand(Errand::new(shared, name, exclusive)));
         };
         if lane.ttl != ttl {
@@ -149,7 +152,9 @@ impl Lanes {
             if let Some(remaining) = lane.excludes(exclusive, now) {
                 return Arrived::Busy(Some(remaining));
             }
-            if !lane.line.is_empty() {
+            // A reader does not pass a writer, who may not be in line at the store yet.
+            let others_wait = lane.errand && (exclusive || !lane.errand_shared);
+            if others_wait || !lane.line.is_empty() {
                 return Arrived::Busy(None);
             }
             if lane.errand {
@@ -158,7 +163,7 @@ impl Lanes {
             }
         }
         if first && !lane.is_worth_waiting_for(exclusive, now, self.bound) {
-            lane.errand = true;
+            lane.begin_errand(exclusive);
             return Arrived::Given(Baton::Errand(Errand::new(shared, name, exclusive)));
         }
         let (baton, given) = oneshot::channel();
@@ -321,12 +326,13 @@ enum Gift {
 }
 
 impl Lane {
-    fn with_errand(ttl: Duration) -> Self {
+    fn with_errand(ttl: Duration, exclusive: bool) -> Self {
         Self {
             ttl,
             current: None,
             draining: Vec::new(),
             errand: true,
+            errand_shared: !exclusive,
             line: VecDeque::new(),
             gone: 0,
         }
@@ -345,12 +351,17 @@ impl Lane {
                 Some((lease, hand_overs)) => Gift::Share(lease, hand_overs),
                 None if self.is_worth_waiting_for(exclusive, now, bound) => return,
                 None => {
-                    self.errand = true;
+                    self.begin_errand(exclusive);
                     Gift::Errand
                 }
             };
             given.extend(self.line.pop_front().map(|waiter| (waiter, gift)));
         }
+    }
+
+    fn begin_errand(&mut self, exclusive: bool) {
+        self.errand = true;
+        self.errand_shared = !exclusive;
     }
 
     /// Lets one more use the ticket that the process holds, if that is possible and fair.
