@@ -9,6 +9,7 @@ use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -35,6 +36,8 @@ const ANSWER: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub struct ZooKeeperServer {
     port: u16,
+    /// Times that it was asked for its packets.
+    packet_questions: AtomicU64,
     /// Of an ensemble: its number in it.
     number: Option<usize>,
     /// For the JVM.
@@ -163,19 +166,35 @@ impl ZooKeeperServer {
             .collect()
     }
 
-    /// Packets that it received and sent since it started, for [`Reading::since`].
-    pub fn packets(&self) -> Reading {
-        let read = || {
-            let counted = self.mntr();
-            let count = |name: &str| counted[name].parse::<u64>().unwrap();
-            Packets {
-                received: count("zk_packets_received"),
-                sent: count("zk_packets_sent"),
+    /// Packets that it received and sent, without those of this question; for [`Packets::since`].
+    ///
+    /// The server counts a reply after it has sent it, so who was just answered may ask too early:
+    /// it is asked until two answers agree, a few times where others keep it busy.
+    pub fn packets(&self) -> Packets {
+        let mut last = self.count_packets();
+        for _ in 0..5 {
+            let earlier = std::mem::replace(&mut last, self.count_packets());
+            if last == earlier {
+                break;
             }
+        }
+        last
+    }
+
+    /// By the word whose answer is short enough to count as one packet, whatever the counts are.
+    fn count_packets(&self) -> Packets {
+        let told = self.ask("srvr").unwrap_or_default();
+        let asked_before = self.packet_questions.fetch_add(1, Ordering::Relaxed);
+        let count = |name: &str| {
+            let mut lines = told.lines().filter_map(|line| line.split_once(": "));
+            let (_, value) = lines
+                .find(|(key, _)| *key == name)
+                .expect("a server that answers");
+            value.parse::<u64>().unwrap().wrapping_sub(asked_before)
         };
-        Reading {
-            first: read(),
-            second: read(),
+        Packets {
+            received: count("Received"),
+            sent: count("Sent"),
         }
     }
 
@@ -232,6 +251,7 @@ impl ZooKeeperServer {
         }
         Self {
             port,
+            packet_questions: AtomicU64::new(0),
             number,
             properties: &[],
             child: Mutex::new(None),
@@ -311,30 +331,19 @@ impl ZooKeeperServer {
     }
 }
 
-/// What a server received and sent.
+/// What a server received and sent, from a beginning that only [`Packets::since`] takes away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packets {
     pub received: u64,
     pub sent: u64,
 }
 
-/// Packets counted twice in a row, because to ask and to answer counts as well.
-#[derive(Clone, Copy, Debug)]
-pub struct Reading {
-    first: Packets,
-    second: Packets,
-}
-
-impl Reading {
-    /// Since an earlier reading, without the questions in between.
-    pub fn since(self, earlier: Self) -> Packets {
-        let one_question = |count: fn(Packets) -> u64| count(earlier.second) - count(earlier.first);
-        let since = |count: fn(Packets) -> u64| {
-            count(self.first) - count(earlier.second) - one_question(count)
-        };
-        Packets {
-            received: since(|packets| packets.received),
-            sent: since(|packets| packets.sent),
+impl Packets {
+    /// Since an earlier count.
+    pub fn since(self, earlier: Self) -> Self {
+        Self {
+            received: self.received.wrapping_sub(earlier.received),
+            sent: self.sent.wrapping_sub(earlier.sent),
         }
     }
 }
