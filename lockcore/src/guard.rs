@@ -46,8 +46,8 @@ struct Hold {
 
 /// Where a hold comes from, and so what its end means.
 enum Source {
-    /// A ticket of its own.
-    Ticket,
+    /// A ticket of its own, which is not given back before a time (`min_hold`).
+    Ticket { keep_until: Instant },
     /// A ticket that others in this process may use after it, or with it.
     Share(Share),
     /// Another hold of the same lock, whose scope this was taken in.
@@ -278,12 +278,14 @@ impl Guard {
     /// Of a ticket that the store has just granted, and that nobody else uses.
     pub(crate) fn of_ticket(lease: Arc<Lease>, order: &Order<'_>) -> Self {
         let shared = &order.client.shared;
+        let now = shared.clock.now();
         if let Some(limit) = order.max_hold {
-            lease.end_at(shared.clock.now().after(limit));
+            lease.end_at(now.after(limit));
         }
         shared.entrust_held(&lease);
         let token = FencingToken::of_ticket(lease.ticket(), 0);
-        Self::new(lease, token, Source::Ticket, order)
+        let keep_until = now.after(order.min_hold);
+        Self::new(lease, token, Source::Ticket { keep_until }, order)
     }
 
     /// Of a ticket that others of this process may have used before.
@@ -354,7 +356,7 @@ impl Guard {
         let lost_before = self.lost_at(now).is_some();
         let at_the_store = match self.end(now) {
             None => false,
-            Some(Source::Ticket) => true,
+            Some(Source::Ticket { .. }) => true,
             Some(Source::Share(share)) => share.leave(),
             Some(Source::Outer(outer, turn)) => {
                 drop(turn);
@@ -375,14 +377,15 @@ impl Guard {
         })
     }
 
-    /// Ends this guard. Returns what is to be given back if it was the last of its hold.
+    /// Ends this guard. Returns what is to be given back now if it was the last of its hold.
     fn end(&mut self, now: Instant) -> Option<Source> {
         if std::mem::replace(&mut self.over, true) {
             return None;
         }
         let hold = &self.held.0;
         let shared = self.shared();
-        if let Some(reason) = hold.lease.lost(now) {
+        let lost = hold.lease.lost(now);
+        if let Some(reason) = lost {
             hold.ended_lost.store(true, Ordering::SeqCst);
             shared.lost(&hold.lease, Stage::Held, reason);
         }
@@ -390,7 +393,15 @@ impl Guard {
             return None;
         }
         let mut source = hold.source.lock().unwrap_or_else(PoisonError::into_inner);
-        source.take()
+        let source = source.take();
+        if let Some(Source::Ticket { keep_until }) = source
+            && lost.is_none()
+            && now < keep_until
+        {
+            shared.keep(&hold.lease, keep_until);
+            return None;
+        }
+        source
     }
 }
 
@@ -412,7 +423,7 @@ impl Drop for Guard {
         };
         tracing::debug!(lock = self.name(), token = %self.token(), "lock released in the background");
         match source {
-            Source::Ticket => self.shared().clean_up(Cleanup::of(self.lease())),
+            Source::Ticket { .. } => self.shared().clean_up(Cleanup::of(self.lease())),
             // Their drops give back.
             Source::Share(share) => drop(share),
             Source::Outer(outer, turn) => drop((turn, outer)),

@@ -111,8 +111,9 @@ async fn keep(shared: &Arc<Shared>) {
             match lease.lost(now) {
                 Some(reason) => {
                     shared.lost(&lease, stage, reason);
-                    // Elsewhere the store's clock ends it. Waiters are cleaned up by the acquire loop.
-                    if sessions && stage == Stage::Held {
+                    // Elsewhere the store's clock ends what is held, and its user takes it out of the
+                    // table. Waiters are cleaned up by the acquire loop.
+                    if matches!(stage, Stage::Kept { .. }) || sessions && stage == Stage::Held {
                         shared.clean_up(Cleanup::of(&lease));
                     }
                 }

@@ -71,6 +71,7 @@ pub struct Lock {
     ttl: Duration,
     wait: Wait,
     renew: bool,
+    min_hold: Duration,
     max_hold: Option<Duration>,
     reentrant: bool,
     on_lost: OnLost,
@@ -92,6 +93,8 @@ pub(crate) struct Order<'a> {
     pub(crate) capacity: NonZeroU32,
     pub(crate) ttl: Duration,
     pub(crate) renew: bool,
+    /// Zero for none.
+    pub(crate) min_hold: Duration,
     pub(crate) max_hold: Option<Duration>,
     pub(crate) reentrant: bool,
     pub(crate) on_lost: OnLost,
@@ -107,7 +110,8 @@ impl Order<'_> {
     /// with an end of its own, cannot; and permits of a semaphore are counted at the store.
     pub(crate) fn is_shareable(&self) -> bool {
         let local = matches!(self.client.shared.defaults.fair, Fair::Local(_));
-        local && self.capacity == FULL && self.renew && self.max_hold.is_none()
+        let usual = self.renew && self.max_hold.is_none() && self.min_hold.is_zero();
+        local && self.capacity == FULL && usual
     }
 }
 
@@ -131,6 +135,7 @@ impl Lock {
             client: Arc::clone(client),
             what,
             renew: true,
+            min_hold: Duration::ZERO,
             max_hold: None,
             reentrant: true,
             on_lost: OnLost::default(),
@@ -160,6 +165,19 @@ impl Lock {
         self
     }
 
+    /// The shortest time that the lock stays taken from the grant on. Whoever is done with it sooner
+    /// goes on at once, and the client's keeper gives it back when the time has come: of several
+    /// processes whose clocks differ a little and who all `try` at midnight, one does the work.
+    /// Default: zero.
+    ///
+    /// A shutdown does not wait for it. If the process ends before, the lock stays taken until its
+    /// lease has run out, one [`ttl`](Self::ttl) at most (stores with sessions, such as ZooKeeper, free
+    /// it with the session): for a process that ends right after its work, set a `ttl` as long as this.
+    pub fn min_hold(mut self, least: Duration) -> Self {
+        self.min_hold = least;
+        self
+    }
+
     /// The longest time that the lock is held from the grant on, renewals or not; then it is
     /// [lost](crate::LostReason::MaxHold), and free when the rest of its lease has run out, one ttl
     /// later at most. A guard that is leaked would otherwise be renewed as long as the process
@@ -174,7 +192,8 @@ impl Lock {
     /// take turns. If not, asking again is [`WouldDeadlock`](crate::ErrorKind::WouldDeadlock) at
     /// once. Default: true.
     ///
-    /// The inner one has the outer one's lease: its own `ttl`, `renew` and `max_hold` mean nothing.
+    /// The inner one has the outer one's lease: its own `ttl`, `renew`, `min_hold` and `max_hold` mean
+    /// nothing.
     ///
     /// "Runs under" means inside [`run`](Self::run), [`Held::while_held`] or [`Held::scope`]; a bare
     /// [`Guard`] is taken again by [`Guard::reenter`] only: a second `acquire` beside it waits for it. Semaphores are not re-entered: each
@@ -283,6 +302,20 @@ impl Lock {
             ))
             .of_name(what.name.as_str()));
         }
+        let ends_by_itself = match self.renew {
+            true => self.max_hold,
+            false => Some(self.max_hold.map_or(self.ttl, |limit| limit.min(self.ttl))),
+        };
+        if let Some(end) = ends_by_itself
+            && self.min_hold > end
+        {
+            return Err(Error::config(format!(
+                "a min_hold of {:?} cannot be kept: this lock ends by itself after {end:?} (max_hold, or a ttl that \
+                 is not renewed)",
+                self.min_hold
+            ))
+            .of_name(what.name.as_str()));
+        }
         Ok(Order {
             client: &self.client,
             name: &what.name,
@@ -290,6 +323,7 @@ impl Lock {
             capacity: what.capacity,
             ttl: self.ttl,
             renew: self.renew,
+            min_hold: self.min_hold,
             max_hold: self.max_hold,
             reentrant: self.reentrant,
             on_lost: self.on_lost,

@@ -150,6 +150,17 @@ impl Shared {
         self.entrust(lease.request.id, Stage::Held, due);
     }
 
+    /// Leaves a lease that its user is done with in the keeper's care: renewed as before, and given
+    /// back at `until`. No shutdown waits for it.
+    pub(crate) fn keep(&self, lease: &Lease, until: Instant) {
+        let mut table = self.table();
+        let due = table.keep(lease.request.id, until);
+        self.wake_keeper_at(&mut table, due);
+        let idle = table.is_idle();
+        drop(table);
+        self.tell_if(idle);
+    }
+
     /// A renewal has come to its end, whichever; the next look is at `due`.
     pub(crate) fn renewal_over(&self, id: Id, due: Instant) {
         let mut table = self.table();
@@ -322,9 +333,9 @@ impl Shared {
         let mut ids = Vec::new();
         for (id, tracked) in &mut table.leases {
             match tracked.stage {
-                Stage::Waiting | Stage::Held if tracked.renewing => tracked.again = true,
-                Stage::Waiting | Stage::Held => ids.push(*id),
                 Stage::Asked | Stage::Leaving => {}
+                _ if tracked.renewing => tracked.again = true,
+                Stage::Waiting | Stage::Held | Stage::Kept { .. } => ids.push(*id),
             }
         }
         for id in ids {
@@ -491,6 +502,9 @@ impl Shared {
                     reason,
                 });
             }
+            Stage::Kept { .. } => {
+                tracing::warn!(%lock, ?reason, "lock lost before its min_hold was over");
+            }
             Stage::Asked | Stage::Waiting | Stage::Leaving => {
                 tracing::debug!(%lock, ?reason, "ticket lost");
             }
@@ -516,7 +530,7 @@ impl Shared {
         }
     }
 
-    /// Waits until nothing is held, waited for, or being cleaned up. Returns how many are left when
+    /// Waits until nothing is used, waited for, or being cleaned up. Returns how many are left when
     /// `until` has passed.
     pub(crate) async fn idle(self: &Arc<Self>, until: Instant) -> usize {
         loop {
@@ -524,10 +538,7 @@ impl Shared {
             let mut idle = std::pin::pin!(idle);
             // Registered before looking, so that no change is missed in between.
             idle.as_mut().enable();
-            let left = {
-                let table = self.table();
-                table.leases.len() + table.cleanups_open
-            };
+            let left = self.table().in_use();
             if left == 0 || self.clock.now() >= until {
                 return left;
             }

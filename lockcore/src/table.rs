@@ -24,6 +24,8 @@ pub(crate) struct Table {
     pub(crate) alarms_set: u64,
     /// Tickets to be removed that no request carries yet.
     pub(crate) cleanups: Vec<Cleanup>,
+    /// Of the leases, those that are kept after their use.
+    kept: usize,
     /// Clean-ups that are not finished, queued or under way.
     pub(crate) cleanups_open: usize,
     /// When the keeper will wake by itself; whoever puts in something earlier wakes it.
@@ -50,6 +52,17 @@ pub(crate) struct Tracked {
     pub(crate) again: bool,
 }
 
+impl Tracked {
+    /// When it has to be looked at, whatever else is due.
+    fn end(&self) -> Instant {
+        let deadline = self.lease.deadline();
+        match self.stage {
+            Stage::Kept { until } => until.min(deadline),
+            _ => deadline,
+        }
+    }
+}
+
 /// How far a ticket has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
@@ -59,6 +72,8 @@ pub(crate) enum Stage {
     Waiting,
     /// In the user's hands.
     Held,
+    /// Its user is done with it, and it stays taken until a time (`min_hold`).
+    Kept { until: Instant },
     /// Being released by the user: no later batch renews it, and it is not gone yet.
     Leaving,
 }
@@ -103,6 +118,7 @@ impl Default for Table {
             alarms: BTreeMap::new(),
             alarms_set: 0,
             cleanups: Vec::new(),
+            kept: 0,
             cleanups_open: 0,
             next_wake: Instant::FAR_FUTURE,
             phase: Phase::Open,
@@ -154,6 +170,14 @@ impl Table {
         };
         tracked.due = None;
         let deadline = tracked.lease.deadline();
+        if let Stage::Kept { until } = tracked.stage
+            && until <= now
+        {
+            round.cleanups.push(Cleanup::of(&tracked.lease));
+            self.cleanups_open += 1;
+            self.remove(id);
+            return;
+        }
         if deadline <= now {
             round
                 .expired
@@ -164,9 +188,10 @@ impl Table {
             tracked.renewing = true;
             round.renew.push(Arc::clone(&tracked.lease));
         }
-        // The deadline is watched while the renewal is under way.
-        tracked.due = Some(deadline);
-        self.due.insert((deadline, id));
+        // The end is watched while the renewal is under way.
+        let end = tracked.end();
+        tracked.due = Some(end);
+        self.due.insert((end, id));
     }
 
     /// Takes leases along whose renewal is near, so that the last batch goes out full: fewer, fuller
@@ -180,7 +205,7 @@ impl Table {
             .filter(|(due, id)| {
                 self.leases.get(id).is_some_and(|tracked| {
                     let near = now.after(tracked.lease.request.ttl / 10);
-                    !tracked.renewing && *due <= near && *due < tracked.lease.deadline()
+                    !tracked.renewing && *due <= near && *due < tracked.end()
                 })
             })
             .copied()
@@ -191,13 +216,13 @@ impl Table {
         }
     }
 
-    /// Sets when a lease is looked at next: at `due`, or at its deadline if that comes first. Returns
+    /// Sets when a lease is looked at next: at `due`, or at its end if that comes first. Returns
     /// which.
     pub(crate) fn look_again_at(&mut self, id: Id, due: Instant) -> Instant {
         let Some(tracked) = self.leases.get_mut(&id) else {
             return Instant::FAR_FUTURE;
         };
-        let due = due.min(tracked.lease.deadline());
+        let due = due.min(tracked.end());
         if let Some(before) = tracked.due.replace(due) {
             self.due.remove(&(before, id));
         }
@@ -206,14 +231,36 @@ impl Table {
     }
 
     pub(crate) fn remove(&mut self, id: Id) {
-        if let Some(Tracked { due: Some(due), .. }) = self.leases.remove(&id) {
+        let Some(tracked) = self.leases.remove(&id) else {
+            return;
+        };
+        if let Some(due) = tracked.due {
             self.due.remove(&(due, id));
+        }
+        if let Stage::Kept { .. } = tracked.stage {
+            self.kept -= 1;
         }
     }
 
-    /// Whether a shutdown has nothing to wait for any more.
+    /// Notes that the user of a held lease is done with it. Returns when it is looked at next.
+    pub(crate) fn keep(&mut self, id: Id, until: Instant) -> Instant {
+        let Some(tracked) = self.leases.get_mut(&id) else {
+            return Instant::FAR_FUTURE;
+        };
+        self.kept += 1;
+        tracked.stage = Stage::Kept { until };
+        // As before, a renewal or the end of one; only the new end may come sooner.
+        let due = tracked.due.unwrap_or(until);
+        self.look_again_at(id, due)
+    }
+
+    /// What a shutdown has to wait for.
+    pub(crate) fn in_use(&self) -> usize {
+        self.leases.len() - self.kept + self.cleanups_open
+    }
+
     pub(crate) fn is_idle(&self) -> bool {
-        self.leases.is_empty() && self.cleanups_open == 0
+        self.in_use() == 0
     }
 
     pub(crate) fn leases_where(&self, wanted: impl Fn(Stage) -> bool) -> Vec<Arc<Lease>> {

@@ -28,6 +28,9 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         a_waiter_with_a_short_ttl_does_not_shorten_the_holder
         a_waiter_outlives_many_of_its_own_leases_in_line
         a_leaked_guard_is_not_renewed_beyond_its_limit
+        a_lock_stays_taken_as_long_as_asked_however_its_user_ends
+        what_is_kept_after_its_use_does_not_hold_up_a_shutdown
+        a_min_hold_that_no_lease_can_keep_is_refused
         a_loss_is_told_to_a_view_whose_guard_is_gone_already
         danger_is_told_before_the_loss_and_not_without_need
         an_error_of_the_body_is_passed_on_and_the_lock_is_free
@@ -421,6 +424,71 @@ async fn a_leaked_guard_is_not_renewed_beyond_its_limit(store: Store) {
     );
     assert!(next.token() > leaked.token());
     give_back(next).await;
+}
+
+/// Whoever comes next gets in when the time has come, over several leases, and not before.
+async fn a_lock_stays_taken_as_long_as_asked_however_its_user_ends(store: Store) {
+    let (ttl, least) = (Duration::from_millis(400), Duration::from_millis(1300));
+    let locks = store.client();
+    let lock = |name: &str| locks.mutex(name).ttl(ttl).min_hold(least);
+    let next = store.client();
+    let began = Instant::now();
+    let kept = lock("released").acquire().await.unwrap();
+    assert_eq!(kept.release().await.unwrap(), Release::Released);
+    drop(lock("dropped").acquire().await.unwrap());
+    let failed: Result<(), Error> = lock("failed")
+        .run(async |_| locks.mutex("").run(async |_| Ok(())).await)
+        .await;
+    assert_eq!(kind(failed), ErrorKind::Config);
+    let panics = lock("panicked");
+    let task = tokio::spawn(async move {
+        let _: Result<(), Error> = panics.run(async |_| panic!("on purpose")).await;
+    });
+    assert!(task.await.unwrap_err().is_panic());
+    let done = began.elapsed();
+    assert!(done < least / 2, "{done:?}");
+
+    let names = ["released", "dropped", "failed", "panicked"];
+    for name in names {
+        let busy = next.mutex(name).try_acquire().await;
+        assert_eq!(kind(busy), ErrorKind::Busy, "{name}");
+    }
+    for name in names {
+        let guard = next.mutex(name).wait(SOON).acquire().await.unwrap();
+        let taken = began.elapsed();
+        assert!(taken >= least, "{name}: {taken:?}");
+        give_back(guard).await;
+    }
+    assert_nothing_left(&store, &locks, "released").await;
+}
+
+async fn what_is_kept_after_its_use_does_not_hold_up_a_shutdown(store: Store) {
+    let ttl = Duration::from_millis(600);
+    let locks = store.client();
+    let lock = locks.mutex("a").ttl(ttl).min_hold(SOON);
+    give_back(lock.acquire().await.unwrap()).await;
+    let again = lock.clone();
+    let began = Instant::now();
+
+    locks.shutdown(SOON).await.unwrap();
+
+    assert!(began.elapsed() < SOON / 4, "{:?}", began.elapsed());
+    let late = again.acquire().await;
+    assert_eq!(kind(late), ErrorKind::Lost(LostReason::Shutdown));
+    let busy = store.client().mutex("a").try_acquire().await;
+    assert_eq!(kind(busy), ErrorKind::Busy, "it was given back too early");
+}
+
+async fn a_min_hold_that_no_lease_can_keep_is_refused(store: Store) {
+    let lock = store.client().mutex("a").min_hold(Duration::from_secs(3));
+    let ttl = Duration::from_secs(2);
+
+    for lock in [lock.clone().max_hold(ttl), lock.ttl(ttl).renew(false)] {
+        let error = lock.acquire().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Config);
+        assert!(error.to_string().contains("min_hold of 3s"), "{error}");
+    }
+    assert_nothing_left(&store, &store.client(), "a").await;
 }
 
 /// The work that was stopped has dropped its guard before the view's task is polled.
