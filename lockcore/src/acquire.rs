@@ -54,7 +54,7 @@ pub(crate) async fn acquire(order: &Order<'_>, budget: &Budget) -> Result<Guard,
 }
 
 /// What a lock that is nearly ours is worth beyond the budget.
-const LAST_MOMENT: Duration = Duration::from_millis(50);
+pub(crate) const LAST_MOMENT: Duration = Duration::from_millis(50);
 
 /// The time that a caller gives.
 pub(crate) struct Budget {

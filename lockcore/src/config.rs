@@ -304,6 +304,7 @@ impl Builder {
             clock,
             namespace,
             op_timeout: self.op_timeout,
+            place: self.url.as_deref().map(connect::place).unwrap_or_default(),
             defaults: Defaults {
                 ttl: self.ttl,
                 wait: self.wait,

@@ -104,6 +104,18 @@ pub(crate) fn open(url: &str, tls: &Tls) -> Result<Arc<dyn Backend>, Error> {
     }
 }
 
+/// What a URL says about where a store is, the same in every process that uses the store: without
+/// credentials, options, and who connects how.
+pub(crate) fn place(url: &str) -> String {
+    match Url::parse(&several_hosts(url)) {
+        Ok(url) => {
+            let (host, port) = (url.host_str().unwrap_or_default(), url.port().unwrap_or(0));
+            format!("{} {host} {port} {}", url.scheme(), url.path())
+        }
+        Err(_) => String::new(),
+    }
+}
+
 /// A URL has one host; `h1:2181,h2:2181,[::1]:2181` becomes one by escaping what tells a port or an
 /// address from a name. The store that takes several undoes that.
 fn several_hosts(url: &str) -> Cow<'_, str> {

@@ -28,6 +28,7 @@
 //! | run a piece of work under a lock | [`Lock::run`] |
 //! | hold a lock over several steps | [`Lock::acquire`] → [`Guard`] |
 //! | exclude, share, count | [`Locks::mutex`], [`Locks::rwlock`], [`Locks::semaphore`] |
+//! | take several at once | [`Locks::all`] |
 //! | ask who holds it | [`Locks::inspect`] |
 //! | take it again inside, or carry it into a task | [`Lock::reentrant`], [`Held::scope`], [`Guard::reenter`] |
 //! | be told of trouble | [`Locks::events`], [`Held::in_danger`], [`Held::lost`] |
@@ -72,6 +73,7 @@ mod locks;
 #[cfg(lockcore_loom)]
 #[cfg(test)]
 mod loom;
+mod multi;
 mod name;
 mod process_default;
 mod request;
@@ -95,6 +97,7 @@ pub use lock::{Lock, OnLost, Wait};
 #[cfg(feature = "macros")]
 pub use lockmacro::distributed_lock;
 pub use locks::Locks;
+pub use multi::{MultiGuard, MultiHeld, MultiLock};
 pub use name::{Name, Namespace};
 pub use process_default::{default_locks, init, shutdown, with_default};
 pub use request::{FULL, Id, Request};
@@ -105,12 +108,12 @@ pub use token::{FencingToken, MAX_TICKET};
 /// Futures of the public API can be spawned; a change that breaks this does not compile.
 #[cfg(test)]
 mod futures_are_send {
-    use crate::{Error, Guard, Locks};
+    use crate::{Error, Guard, Locks, MultiGuard};
 
     fn spawnable<T: Send>(_: &T) {}
 
     #[allow(dead_code)] // compiling it is the test
-    fn all(locks: &Locks, guard: Guard, other: Guard) {
+    fn all(locks: &Locks, guard: Guard, other: Guard, several: MultiGuard) {
         let lock = locks.mutex("x");
         spawnable(&lock.acquire());
         spawnable(&lock.try_acquire());
@@ -123,6 +126,11 @@ mod futures_are_send {
         spawnable(&guard.scope(async {}));
         spawnable(&locks.events().next());
         spawnable(&guard.release());
+        let both = Locks::all([locks.mutex("x"), locks.mutex("y")]);
+        spawnable(&both.acquire());
+        spawnable(&both.run(async |_| Ok::<_, Error>(())));
+        spawnable(&several.lost());
+        spawnable(&several.release());
         spawnable(&other.run(async { Ok::<_, Error>(()) }));
         spawnable(&locks.inspect("x"));
         spawnable(&locks.shutdown(std::time::Duration::ZERO));

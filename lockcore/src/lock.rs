@@ -1,5 +1,6 @@
 //! What to take and how: a lock as a value that can be kept, cloned and taken many times.
 
+use std::cmp::Ordering;
 use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,6 +8,7 @@ use std::time::Duration;
 use tracing::Instrument;
 
 use crate::acquire::{self, Budget};
+use crate::clock::Clock;
 use crate::config::Fair;
 use crate::error::Error;
 use crate::guard::{Guard, Held};
@@ -269,7 +271,53 @@ impl Lock {
         guard.run(body(held)).await
     }
 
-    async fn take(&self, wait: Option<Wait>) -> Result<Guard, Error> {
+    pub(crate) fn default_wait(&self) -> Wait {
+        self.wait
+    }
+
+    pub(crate) fn clock(&self) -> &Clock {
+        &self.client.shared.clock
+    }
+
+    /// What a future gives within a time of this lock's clock.
+    pub(crate) async fn within<T>(
+        &self,
+        time: Duration,
+        future: impl Future<Output = T>,
+    ) -> Option<T> {
+        let shared = &self.client.shared;
+        shared.by(shared.clock.now().after(time), future).await
+    }
+
+    pub(crate) fn timeout(&self, waited: Duration) -> Error {
+        match &self.what {
+            Ok(what) => Error::timeout(waited).of_name(what.name.as_str()),
+            Err(error) => error.clone(),
+        }
+    }
+
+    /// The order in which several locks are taken: the same in every process, whatever the order
+    /// that they are given in. Two clients of one place, as two stores in memory are, exist in one
+    /// process only, or were made by [`Locks::with_backend`](crate::Locks::with_backend).
+    pub(crate) fn in_order(&self, other: &Self) -> Ordering {
+        fn key(lock: &Lock) -> (Option<(&str, &str)>, &str, *const Client) {
+            let name = lock.what.as_ref().ok().map(|what| &what.name);
+            let name = name.map(|name| (name.as_str(), name.namespace().as_str()));
+            (name, &lock.client.shared.place, Arc::as_ptr(&lock.client))
+        }
+        key(self).cmp(&key(other))
+    }
+
+    /// Whether both are the same lock, and this one, taken, is all that the other would be.
+    pub(crate) fn covers(&self, other: &Self) -> bool {
+        let (Ok(this), Ok(that)) = (&self.what, &other.what) else {
+            return false;
+        };
+        let same = Arc::ptr_eq(&self.client, &other.client) && this.name == that.name;
+        same && this.capacity == that.capacity && this.permits >= that.permits
+    }
+
+    pub(crate) async fn take(&self, wait: Option<Wait>) -> Result<Guard, Error> {
         // A store in memory never makes its caller wait: a loop over locks must not keep the thread.
         tokio::task::coop::consume_budget().await;
         let order = self.order()?;

@@ -10,6 +10,7 @@ use crate::error::Error;
 use crate::events::EventListener;
 use crate::keeper::Keeper;
 use crate::lock::Lock;
+use crate::multi::MultiLock;
 use crate::name::Name;
 use crate::request::FULL;
 use crate::rwlock::RwLock;
@@ -142,6 +143,25 @@ impl Locks {
     /// A semaphore on a name with so many permits: 1 to 2³⁰ − 1.
     pub fn semaphore(&self, name: impl Into<String>, capacity: u32) -> Semaphore {
         Semaphore::new(&self.0, name.into(), capacity)
+    }
+
+    /// Several locks at once, all or none of them: see [`MultiLock`]. They may be of different clients,
+    /// and so of different stores.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), lockcore::Error> {
+    /// use lockcore::Locks;
+    ///
+    /// let locks = Locks::connect("memory:")?;
+    /// let (from, to) = (locks.mutex("account:7"), locks.mutex("account:3"));
+    /// let both = Locks::all([from, to]).acquire().await?;
+    /// assert!(locks.mutex("account:3").try_acquire().await.is_err());
+    /// both.release().await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn all(locks: impl IntoIterator<Item = Lock>) -> MultiLock {
+        MultiLock::new(locks.into_iter().collect())
     }
 
     /// Who holds a name and who waits for it, oldest first. A snapshot: it may be outdated when it

@@ -2,11 +2,13 @@
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
+use std::slice;
 use std::task::Poll;
 
-use crate::error::{Error, LostReason};
+use crate::error::Error;
 use crate::guard::{Guard, Held};
 use crate::lock::OnLost;
+use crate::multi::{MultiGuard, MultiHeld};
 use crate::scope;
 
 impl Guard {
@@ -43,17 +45,13 @@ impl Guard {
     where
         E: From<Error>,
     {
-        match while_held(&self, body).await {
-            // The body is gone by now; the release must not come before that (P2).
-            Ok(result) => {
-                if let Err(error) = self.release().await {
-                    tracing::warn!(%error, "the work is done; its lock is released in the background");
-                }
-                result
-            }
-            // Nothing to wait for: the store may be what is gone.
-            Err(reason) => Err(E::from(Error::lost(reason).of_name(self.name()))),
+        // The body is gone when this ends; the release must not come before that (P2). After a loss
+        // there is nothing to wait for: the store may be what is gone.
+        let result = self.while_held(body).await?;
+        if let Err(error) = self.release().await {
+            tracing::warn!(%error, "the work is done; its lock is released in the background");
         }
+        result
     }
 }
 
@@ -70,29 +68,75 @@ impl Held {
     ///
     /// Dropping the future drops the body; the lock stays with its guard.
     pub async fn while_held<T>(&self, body: impl Future<Output = T>) -> Result<T, Error> {
-        while_held(self, body)
-            .await
-            .map_err(|reason| Error::lost(reason).of_name(self.name()))
+        let held = slice::from_ref(self);
+        while_held(held, || self.lease().changed.notified(), body).await
     }
 }
 
-/// Polls `body` as long as the lock is held.
-async fn while_held<F: Future>(held: &Held, body: F) -> Result<F::Output, LostReason> {
+impl MultiGuard {
+    /// [`Guard::run`] under several locks: the body is stopped when one of them is lost.
+    ///
+    /// # Errors
+    ///
+    /// The body's own, and [`Lost`](crate::ErrorKind::Lost) with the name of the lock.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future drops the body, then hands the releases to the keepers.
+    pub async fn run<T, E>(self, body: impl Future<Output = Result<T, E>>) -> Result<T, E>
+    where
+        E: From<Error>,
+    {
+        // As there.
+        let result = self.while_held(body).await?;
+        if let Err(error) = self.release().await {
+            tracing::warn!(%error, "the work is done; its locks are released in the background");
+        }
+        result
+    }
+}
+
+impl MultiHeld {
+    /// [`Held::while_held`] for several locks.
+    ///
+    /// # Errors
+    ///
+    /// [`Lost`](crate::ErrorKind::Lost) with the name of the lock that was lost, and with the body
+    /// dropped where it stood. Those with [`OnLost::Signal`] are not looked at.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future drops the body; the locks stay with their guard.
+    pub async fn while_held<T>(&self, body: impl Future<Output = T>) -> Result<T, Error> {
+        while_held(self, || self.changed(), body).await
+    }
+}
+
+/// Polls `body` as long as all locks are held. `changed` resolves after a change of any of them that
+/// comes after its first poll.
+async fn while_held<F: Future, C: Future>(
+    held: &[Held],
+    changed: impl Fn() -> C,
+    body: F,
+) -> Result<F::Output, Error> {
     let body = scope::inside(held, body);
-    if held.on_lost() == OnLost::Signal {
+    let cancels = |held: &&Held| held.on_lost() == OnLost::Cancel;
+    if !held.iter().any(|held| cancels(&held)) {
         return Ok(body.await);
     }
     // `body` is declared last, so that it is dropped first when this future is dropped.
-    let mut lost = pin!(held.lease().changed.notified());
+    let mut lost = pin!(changed());
     let mut body = pin!(body);
     poll_fn(|cx| {
         // Registers for the loss before looking at it, so that one in between is not missed. It
         // fires for other changes too, which there are none of once the lock is held.
         while lost.as_mut().poll(cx).is_ready() {
-            lost.set(held.lease().changed.notified());
+            lost.set(changed());
         }
-        if let Some(reason) = held.lost_reason() {
-            return Poll::Ready(Err(reason));
+        for held in held.iter().filter(cancels) {
+            if let Some(reason) = held.lost_reason() {
+                return Poll::Ready(Err(Error::lost(reason).of_name(held.name())));
+            }
         }
         body.as_mut().poll(cx).map(Ok)
     })
@@ -107,7 +151,7 @@ mod tests {
     use super::*;
     use crate::backend::memory::Memory;
     use crate::clock::Clock;
-    use crate::error::ErrorKind;
+    use crate::error::{ErrorKind, LostReason};
     use crate::locks::Locks;
 
     const LOST: ErrorKind = ErrorKind::Lost(LostReason::Expired);

@@ -15,7 +15,7 @@ use crate::name::Name;
 use crate::request::FULL;
 
 tokio::task_local! {
-    static SCOPE: Arc<Scope>;
+    static SCOPE: Option<Arc<Scope>>;
 }
 
 /// A held lock, and what was held around it.
@@ -24,25 +24,28 @@ struct Scope {
     outer: Option<Arc<Scope>>,
 }
 
-impl Scope {
-    fn of(held: &Held) -> Arc<Self> {
-        Arc::new(Self {
-            held: held.clone(),
-            outer: SCOPE.try_with(Arc::clone).ok(),
-        })
-    }
+/// What the running code is inside of.
+fn around() -> Option<Arc<Scope>> {
+    SCOPE.try_with(Option::clone).ok().flatten()
 }
 
-/// Runs `body` in the scope of a lock that it is run under.
-pub(crate) fn inside<F: Future>(held: &Held, body: F) -> impl Future<Output = F::Output> {
-    SCOPE.scope(Scope::of(held), body)
+/// The scope of locks that are taken inside of what is [`around`].
+fn of(held: &[Held]) -> Option<Arc<Scope>> {
+    held.iter().cloned().fold(around(), |outer, held| {
+        Some(Arc::new(Scope { held, outer }))
+    })
+}
+
+/// Runs `body` in the scope of the locks that it is run under.
+pub(crate) fn inside<F: Future>(held: &[Held], body: F) -> impl Future<Output = F::Output> {
+    SCOPE.scope(of(held), body)
 }
 
 /// The innermost hold of a name that the running code is inside of and that is not over.
 pub(crate) fn find(client: &Arc<Client>, name: &Name) -> Option<Guard> {
     SCOPE
         .try_with(|innermost| {
-            std::iter::successors(Some(innermost), |scope| scope.outer.as_ref())
+            std::iter::successors(innermost.as_ref(), |scope| scope.outer.as_ref())
                 .filter(|scope| scope.held.is_of(client, name))
                 .find_map(|scope| scope.held.guard())
         })
@@ -138,17 +141,14 @@ impl Held {
     ) -> impl Future<Output = Result<F::Output, Error>> + use<F> {
         // Now, and not when the future is polled first: the lock may be released before that.
         let guard = self.guard();
-        let around = SCOPE.try_with(Arc::clone).ok();
+        let around = around();
         let name = self.name().to_owned();
         let over = self.lost_reason().unwrap_or(LostReason::Released);
         async move {
             let Some(guard) = guard else {
                 return Err(Error::lost(over).of_name(&name));
             };
-            let result = match around {
-                Some(around) => SCOPE.scope(around, guard.while_held(work)).await?,
-                None => guard.while_held(work).await?,
-            };
+            let result = SCOPE.scope(around, guard.while_held(work)).await?;
             if let Err(error) = guard.release().await {
                 tracing::warn!(%error, "the work is done; its lock is released in the background");
             }
@@ -159,7 +159,7 @@ impl Held {
     /// Runs a piece of code in the scope of this lock, as [`while_held`](Self::while_held) does with
     /// every poll of its work: for futures and streams that are polled by hand.
     pub fn enter<T>(&self, code: impl FnOnce() -> T) -> T {
-        SCOPE.sync_scope(Scope::of(self), code)
+        SCOPE.sync_scope(of(std::slice::from_ref(self)), code)
     }
 }
 

@@ -28,6 +28,8 @@ pub(crate) struct Settings {
     pub(crate) clock: Clock,
     pub(crate) namespace: Namespace,
     pub(crate) op_timeout: Duration,
+    /// Where the store is, to tell it from another; empty if nobody said so.
+    pub(crate) place: String,
     pub(crate) defaults: Defaults,
 }
 
@@ -45,6 +47,8 @@ pub(crate) struct Shared {
     pub(crate) namespace: Namespace,
     /// The time that one operation at the store may take, connecting included.
     pub(crate) op_timeout: Duration,
+    /// See [`Settings::place`].
+    pub(crate) place: String,
     pub(crate) defaults: Defaults,
     /// Where the keeper's tasks run.
     pub(crate) keeper: tokio::runtime::Handle,
@@ -88,6 +92,7 @@ impl Shared {
             clock: settings.clock,
             namespace: settings.namespace,
             op_timeout: settings.op_timeout,
+            place: settings.place,
             defaults: settings.defaults,
             keeper,
             links: Links::default(),
@@ -617,6 +622,7 @@ impl Settings {
             clock: Clock::BOOT,
             namespace: Namespace::new("test").expect("a namespace"),
             op_timeout: Duration::from_secs(1),
+            place: String::new(),
             defaults: Defaults {
                 ttl: Duration::from_secs(10),
                 wait: Wait::Forever,

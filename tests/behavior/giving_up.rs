@@ -57,7 +57,7 @@ pub(crate) async fn polled<F: Future>(future: F, polls: usize) -> Option<F::Outp
 
 /// H30: for every k, drops at the k-th poll, until the future ends before that. Returns how many
 /// drops there were.
-async fn drop_at_every_poll<F: Future>(
+pub(crate) async fn drop_at_every_poll<F: Future>(
     mut make: impl AsyncFnMut() -> F,
     mut after: impl AsyncFnMut(),
 ) -> usize {

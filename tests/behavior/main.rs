@@ -13,6 +13,7 @@ mod histories;
 mod kit;
 mod leases;
 mod local;
+mod multi;
 mod processes;
 mod protocol;
 mod redis_faults;
@@ -40,6 +41,7 @@ fn main() {
         trials.extend(runtimes::facts(kind));
         trials.extend(local::facts(kind));
         trials.extend(reentry::facts(kind));
+        trials.extend(multi::facts(kind));
         trials.extend(crowd::facts(kind));
     }
     for kind in [Kind::Memory, Kind::Redis] {

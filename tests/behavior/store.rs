@@ -31,7 +31,7 @@ pub(crate) enum Kind {
 /// A store in a namespace that no other fact uses.
 #[derive(Debug)]
 pub(crate) struct Store {
-    kind: Kind,
+    pub(crate) kind: Kind,
     fair: Fair,
     pub(crate) namespace: String,
     /// Whose clients are as good as those of several processes.

@@ -1,0 +1,316 @@
+//! Several locks at once, all or none. Each is a lock as any other; what is here is the order in
+//! which they are taken, and the time and the fate that they share. Work under them is in `run`.
+
+use std::fmt;
+use std::future::Future;
+use std::ops::Deref;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::{join_all, select_all};
+
+use crate::acquire::LAST_MOMENT;
+use crate::error::{Error, LostReason};
+use crate::guard::{Guard, Held, Release};
+use crate::lock::{Lock, Wait};
+
+/// Several locks that are taken together, all or none of them. Made by [`Locks::all`](crate::Locks::all).
+///
+/// They are taken one after the other, in the order of their names, so that two who want some of the
+/// same locks never wait for each other in a circle. A name that is given twice is locked once, in
+/// the stronger of both ways. Each keeps its own settings, such as [`Lock::ttl`]; the time to wait is
+/// one for all, by default the longest of theirs. Of none at all, nothing is waited for.
+///
+/// What is held already waits for the rest: who needs one of the names only waits with it. For locks
+/// of different stores the order is by name, then by the URL of the store.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), lockcore::Error> {
+/// use lockcore::Locks;
+///
+/// let locks = Locks::connect("memory:")?;
+/// let accounts = [7, 3].map(|id| locks.mutex(format!("account:{id}")));
+/// Locks::all(accounts)
+///     .wait(Duration::from_secs(2))
+///     .run(async |held| {
+///         for lock in held.iter() {
+///             println!("{} under token {}", lock.name(), lock.token());
+///         }
+///         Ok::<_, lockcore::Error>(())
+///     })
+///     .await?;
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Debug)]
+#[must_use = "locks do nothing until they are acquired"]
+pub struct MultiLock {
+    /// In the order in which they are taken, none twice.
+    locks: Vec<Lock>,
+    wait: Option<Wait>,
+}
+
+impl MultiLock {
+    pub(crate) fn new(mut locks: Vec<Lock>) -> Self {
+        locks.sort_by(Lock::in_order);
+        // One that is there in two ways that exclude each other stays, and is refused by the store.
+        locks.dedup_by(|later, earlier| {
+            if later.covers(earlier) && !earlier.covers(later) {
+                std::mem::swap(later, earlier);
+            }
+            earlier.covers(later)
+        });
+        Self { locks, wait: None }
+    }
+
+    /// How long [`acquire`](Self::acquire) and [`run`](Self::run) wait, for all locks together.
+    pub fn wait(mut self, wait: impl Into<Wait>) -> Self {
+        self.wait = Some(wait.into());
+        self
+    }
+
+    /// A name for traces that does not vary with the keys: [`Lock::label`] of each.
+    pub fn label(mut self, label: &'static str) -> Self {
+        let labelled = self.locks.into_iter().map(|lock| lock.label(label));
+        self.locks = labelled.collect();
+        self
+    }
+
+    /// Takes all locks, or none.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Lock::acquire`], with the name of the lock that it failed at. The others are given
+    /// back before this returns, or in the background if the store takes its time.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future leaves nothing behind, as with a single lock.
+    pub async fn acquire(&self) -> Result<MultiGuard, Error> {
+        let longest = |longest, wait| match (longest, wait) {
+            (Wait::For(one), Wait::For(other)) => Wait::For(one.max(other)),
+            _ => Wait::Forever,
+        };
+        let waits = self.locks.iter().map(Lock::default_wait);
+        let wait = self.wait.or_else(|| waits.reduce(longest));
+        self.take(wait).await
+    }
+
+    /// Takes all locks if all are free, in one round trip each.
+    ///
+    /// # Errors
+    ///
+    /// [`Busy`](crate::ErrorKind::Busy) with the name of the first that is not free, and those of
+    /// [`acquire`](Self::acquire) but `Timeout`.
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`acquire`](Self::acquire).
+    pub async fn try_acquire(&self) -> Result<MultiGuard, Error> {
+        self.take(None).await
+    }
+
+    /// Takes all locks, runs `body` under them, and releases them: see [`Lock::run`]. The body is
+    /// stopped when one of them is lost.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`acquire`](Self::acquire) and of [`MultiGuard::run`], turned into the body's error
+    /// type.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future drops the body first, and then leaves nothing behind.
+    pub async fn run<T, E, F>(&self, body: F) -> Result<T, E>
+    where
+        F: AsyncFnOnce(MultiHeld) -> Result<T, E>,
+        E: From<Error>,
+    {
+        let guard = self.acquire().await?;
+        let held = guard.held();
+        guard.run(body(held)).await
+    }
+
+    async fn take(&self, wait: Option<Wait>) -> Result<MultiGuard, Error> {
+        // Dropped in between, the guards go, and their keepers release.
+        let mut guards = Vec::with_capacity(self.locks.len());
+        let error = match self.take_each(wait, &mut guards).await {
+            Ok(()) => return Ok(MultiGuard::of(guards)),
+            Err(error) => error,
+        };
+        // So that who asks again at once does not meet himself. It may be the time that is over, or
+        // the store that is gone, so this is not waited for any longer than it usually takes.
+        if let Some(lock) = self.locks.first() {
+            let releases = join_all(guards.into_iter().map(Guard::release));
+            let _ = lock.within(LAST_MOMENT, releases).await;
+        }
+        Err(error)
+    }
+
+    async fn take_each(&self, wait: Option<Wait>, guards: &mut Vec<Guard>) -> Result<(), Error> {
+        let Some(first) = self.locks.first() else {
+            return Ok(());
+        };
+        let clock = first.clock();
+        let began = clock.now();
+        for lock in &self.locks {
+            let left = match wait {
+                Some(Wait::For(all)) if !guards.is_empty() => {
+                    let spent = began.until(clock.now());
+                    match all.checked_sub(spent) {
+                        Some(left) if !left.is_zero() => Some(Wait::For(left)),
+                        _ => return Err(lock.timeout(spent)),
+                    }
+                }
+                as_given => as_given,
+            };
+            guards.push(lock.take(left).await?);
+        }
+        // While the later ones were waited for.
+        match guards
+            .iter()
+            .find_map(|guard| Some((guard, guard.lost_reason()?)))
+        {
+            Some((guard, reason)) => Err(Error::lost(reason).of_name(guard.name())),
+            None => Ok(()),
+        }
+    }
+}
+
+/// A view of several held locks. It reads as a slice of [`Held`], in the order of the names, and tells
+/// of all of them together what [`Held`] tells of one.
+#[derive(Clone)]
+pub struct MultiHeld(Arc<[Held]>);
+
+impl MultiHeld {
+    /// The lock of a name.
+    #[must_use]
+    pub fn get(&self, name: &str) -> Option<&Held> {
+        self.iter().find(|held| held.name() == name)
+    }
+
+    /// Whether all are held at this moment: see [`Held::is_valid`].
+    #[must_use]
+    pub fn is_valid(&self) -> bool {
+        self.iter().all(Held::is_valid)
+    }
+
+    /// How long all are held if no further renewal succeeds: see [`Held::remaining`].
+    #[must_use]
+    pub fn remaining(&self) -> Duration {
+        let remaining = self.iter().map(Held::remaining);
+        remaining.min().unwrap_or(Duration::MAX)
+    }
+
+    /// Resolves when one of them is lost: see [`Held::lost`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe: it only waits.
+    pub async fn lost(&self) -> (&Held, LostReason) {
+        let each = self
+            .iter()
+            .map(|held| Box::pin(async move { (held, held.lost().await) }));
+        first(each).await
+    }
+
+    /// Makes sure that all are held for `duration` from now on: see [`Held::ensure`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    ///
+    /// # Cancel safety
+    ///
+    /// As there.
+    pub async fn ensure(&self, duration: Duration) -> Result<(), Error> {
+        let all = join_all(self.iter().map(|held| held.ensure(duration))).await;
+        all.into_iter().collect()
+    }
+
+    /// Resolves after a change of any of the leases.
+    pub(crate) async fn changed(&self) {
+        first(
+            self.iter()
+                .map(|held| Box::pin(held.lease().changed.notified())),
+        )
+        .await;
+    }
+}
+
+/// The first that is ready; of none, never.
+async fn first<F: Future + Unpin>(futures: impl ExactSizeIterator<Item = F>) -> F::Output {
+    if futures.len() == 0 {
+        return std::future::pending().await;
+    }
+    select_all(futures).await.0
+}
+
+impl Deref for MultiHeld {
+    type Target = [Held];
+
+    fn deref(&self) -> &[Held] {
+        &self.0
+    }
+}
+
+impl fmt::Debug for MultiHeld {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.iter()).finish()
+    }
+}
+
+/// Several held locks. Dropping it hands the releases to the keepers, as with a single [`Guard`].
+#[derive(Debug)]
+#[must_use = "the locks are released as soon as the guard is dropped; bind it to a variable"]
+pub struct MultiGuard {
+    held: MultiHeld,
+    guards: Vec<Guard>,
+}
+
+impl MultiGuard {
+    fn of(guards: Vec<Guard>) -> Self {
+        let held = guards.iter().map(|guard| guard.held()).collect();
+        Self {
+            held: MultiHeld(held),
+            guards,
+        }
+    }
+
+    /// A view that can be cloned and passed on.
+    #[must_use]
+    pub fn held(&self) -> MultiHeld {
+        self.held.clone()
+    }
+
+    /// Releases all locks and waits for the stores' answers: see [`Guard::release`]. If one had been
+    /// lost, that is what is returned.
+    ///
+    /// # Errors
+    ///
+    /// The first of those of [`Guard::release`]; all locks are released, or their keepers go on trying.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future hands the releases to the keepers, as dropping the guard does.
+    pub async fn release(self) -> Result<Release, Error> {
+        let all = join_all(self.guards.into_iter().map(Guard::release)).await;
+        all.into_iter()
+            .try_fold(Release::Released, |so_far, released| {
+                Ok(match released? {
+                    Release::Released => so_far,
+                    Release::AlreadyLost => Release::AlreadyLost,
+                })
+            })
+    }
+}
+
+impl Deref for MultiGuard {
+    type Target = MultiHeld;
+
+    fn deref(&self) -> &MultiHeld {
+        &self.held
+    }
+}

@@ -1,0 +1,309 @@
+//! Several locks at once: all or none, in one order, within one budget.
+
+#![allow(
+    clippy::async_yields_async,
+    reason = "the future that is made is what gets dropped half-way"
+)]
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use libtest_mimic::Trial;
+use lockcore::{Error, ErrorKind, Lock, Locks, LostReason, OnLost, Release};
+use tests::witness::Witness;
+use tokio::task::JoinSet;
+
+use crate::giving_up::drop_at_every_poll;
+use crate::store::{Kind, SOON, Store, assert_nothing_left, give_back, kind, tickets};
+
+pub(crate) fn facts(store: Kind) -> Vec<Trial> {
+    crate::store_facts![store;
+        many_clients_that_take_names_in_any_order_all_come_through
+        names_on_two_stores_are_taken_in_one_order
+        one_that_is_not_free_leaves_the_others_free
+        one_budget_covers_all
+        a_name_that_is_given_twice_is_locked_once_in_the_stronger_way
+        a_name_as_mutex_and_as_semaphore_is_a_mismatch
+        the_loss_of_one_stops_the_work_and_releases_the_others
+        one_whose_loss_is_to_be_told_only_stops_nothing
+        one_that_is_lost_while_the_rest_is_waited_for_is_an_error
+        several_dropped_at_any_poll_leave_nothing
+        what_is_held_around_is_taken_again_inside
+        of_none_nothing_is_waited_for
+    ]
+}
+
+/// S14. Each visits what its names protect, in all of them at once.
+async fn many_clients_that_take_names_in_any_order_all_come_through(store: Store) {
+    let resources: Arc<[Witness; 4]> = Arc::new(std::array::from_fn(|_| Witness::exclusive()));
+    let mut tasks = JoinSet::new();
+    for _ in 0..8 {
+        let (locks, resources) = (store.client(), Arc::clone(&resources));
+        tasks.spawn(async move {
+            for _ in 0..12 {
+                let mut wanted = vec![0, 1, 2, 3];
+                fastrand::shuffle(&mut wanted);
+                wanted.truncate(fastrand::usize(2..=3));
+                let names = wanted.iter().map(|i| locks.mutex(format!("r{i}")));
+                let all = Locks::all(names).wait(6 * SOON);
+                let done: Result<(), Error> = all
+                    .run(async |held| {
+                        assert_eq!(held.len(), wanted.len());
+                        let inside: Vec<_> =
+                            wanted.iter().map(|&i| resources[i].enter(1)).collect();
+                        tokio::task::yield_now().await;
+                        drop(inside);
+                        Ok(())
+                    })
+                    .await;
+                done.unwrap();
+            }
+        });
+    }
+    while let Some(done) = tasks.join_next().await {
+        done.unwrap();
+    }
+    let visits: u64 = resources
+        .iter()
+        .map(|resource| resource.assert_no_overlap().visits)
+        .sum();
+    assert!((8 * 12 * 2..=8 * 12 * 3).contains(&visits), "{visits}");
+    for i in 0..4 {
+        assert_nothing_left(&store, &store.client(), &format!("r{i}")).await;
+    }
+}
+
+/// S15.
+async fn names_on_two_stores_are_taken_in_one_order(store: Store) {
+    let (here, there) = (store.client(), Locks::connect("memory:").unwrap());
+    let resource = Arc::new(Witness::exclusive());
+    let mut tasks = JoinSet::new();
+    for turned in [false, true, false, true] {
+        let (one, other) = (here.mutex("a"), there.mutex("a"));
+        let both = if turned { [one, other] } else { [other, one] };
+        let (both, resource) = (Locks::all(both).wait(3 * SOON), Arc::clone(&resource));
+        tasks.spawn(async move {
+            for _ in 0..20 {
+                let guard = both.acquire().await.unwrap();
+                assert_eq!(guard.len(), 2);
+                let inside = resource.enter(1);
+                tokio::task::yield_now().await;
+                drop(inside);
+                assert_eq!(guard.release().await.unwrap(), Release::Released);
+            }
+        });
+    }
+    while let Some(done) = tasks.join_next().await {
+        done.unwrap();
+    }
+    assert_eq!(resource.assert_no_overlap().visits, 80);
+}
+
+async fn one_that_is_not_free_leaves_the_others_free(store: Store) {
+    let (locks, other) = (store.client(), store.client());
+    let in_the_way = other.mutex("b").acquire().await.unwrap();
+    let all = Locks::all(["c", "b", "a"].map(|name| locks.mutex(name)));
+
+    let busy = all.try_acquire().await.unwrap_err();
+    assert_eq!((busy.kind(), busy.name()), (ErrorKind::Busy, Some("b")));
+    if let Kind::Memory = store.kind {
+        // Given back before the answer; elsewhere, unless the store takes its time.
+        assert!(locks.inspect("a").await.unwrap().is_empty());
+    }
+    let late = all.clone().wait(Duration::from_millis(100)).acquire().await;
+    let late = late.unwrap_err();
+    assert_eq!((late.kind(), late.name()), (ErrorKind::Timeout, Some("b")));
+
+    for free in ["a", "c"] {
+        let guard = other.mutex(free).wait(SOON).acquire().await.unwrap();
+        give_back(guard).await;
+    }
+    tickets(&other, "b", 1).await; // its place in line has gone as well
+    give_back(in_the_way).await;
+    let all = all.try_acquire().await.unwrap();
+    assert_eq!(
+        all.iter().map(|held| held.name()).collect::<Vec<_>>(),
+        ["a", "b", "c"]
+    );
+    assert!(all.get("b").unwrap().is_valid() && all.get("d").is_none());
+    assert_eq!(all.release().await.unwrap(), Release::Released);
+}
+
+async fn one_budget_covers_all(store: Store) {
+    let (locks, other) = (store.client(), store.client());
+    let budget = Duration::from_millis(800);
+    let first = other.mutex("a").acquire().await.unwrap();
+    let second = other.mutex("b").acquire().await.unwrap();
+    let began = Instant::now();
+    let both = Locks::all([locks.mutex("a"), locks.mutex("b")]).wait(budget);
+    let waits = tokio::spawn(async move { both.acquire().await });
+    tickets(&other, "a", 2).await;
+    tokio::time::sleep(budget / 2).await; // of its budget
+    give_back(first).await;
+
+    let error = waits.await.unwrap().unwrap_err();
+
+    let waited = began.elapsed();
+    assert_eq!(
+        (error.kind(), error.name()),
+        (ErrorKind::Timeout, Some("b"))
+    );
+    assert!(
+        waited >= budget && waited < budget + budget / 2,
+        "{waited:?}"
+    );
+    tickets(&other, "a", 0).await;
+    give_back(second).await;
+    assert_nothing_left(&store, &locks, "b").await;
+}
+
+async fn a_name_that_is_given_twice_is_locked_once_in_the_stronger_way(store: Store) {
+    let locks = store.client();
+    let (catalog, pool) = (locks.rwlock("a"), locks.semaphore("s", 5));
+    let all = Locks::all([
+        catalog.read(),
+        pool.permits(1),
+        catalog.write(),
+        pool.permits(3),
+        catalog.read(),
+    ]);
+
+    let guard = all.try_acquire().await.unwrap();
+
+    assert_eq!(guard.len(), 2);
+    let other = store.client();
+    let read = other.rwlock("a").read().try_acquire().await;
+    assert_eq!(kind(read), ErrorKind::Busy);
+    let rest = other.semaphore("s", 5).permits(2).try_acquire().await;
+    give_back(rest.unwrap()).await;
+    assert_eq!(guard.release().await.unwrap(), Release::Released);
+}
+
+async fn a_name_as_mutex_and_as_semaphore_is_a_mismatch(store: Store) {
+    let locks = store.client();
+    let both = Locks::all([locks.semaphore("a", 5).permits(1), locks.mutex("a")]);
+
+    assert_eq!(kind(both.acquire().await), ErrorKind::CapacityMismatch);
+    assert_nothing_left(&store, &locks, "a").await;
+}
+
+/// The one is of a client that is shut down.
+async fn the_loss_of_one_stops_the_work_and_releases_the_others(store: Store) {
+    let (stays, goes) = (store.client(), store.client());
+    let both = Locks::all([stays.mutex("a"), goes.mutex("b")]);
+    let mut told = None;
+
+    let ended: Result<(), Error> = both
+        .run(async |held| {
+            told = Some(held.clone());
+            tokio::spawn(async move { goes.shutdown(Duration::ZERO).await });
+            std::future::pending().await
+        })
+        .await;
+
+    let error = ended.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Lost(LostReason::Shutdown));
+    assert_eq!(error.name(), Some("b"));
+    let told = told.unwrap();
+    let (lost, reason) = told.lost().await;
+    assert_eq!((lost.name(), reason), ("b", LostReason::Shutdown));
+    for name in ["a", "b"] {
+        assert_nothing_left(&store, &stays, name).await;
+    }
+}
+
+async fn one_whose_loss_is_to_be_told_only_stops_nothing(store: Store) {
+    let (stays, goes) = (store.client(), store.client());
+    let told = goes.mutex("b").on_lost(OnLost::Signal);
+
+    let ended: Result<LostReason, Error> = Locks::all([stays.mutex("a"), told])
+        .run(async |held| {
+            let (_, lost) = tokio::join!(goes.shutdown(Duration::ZERO), held.lost());
+            assert!(!held.is_valid() && held.remaining().is_zero());
+            Ok(lost.1)
+        })
+        .await;
+
+    assert_eq!(ended.unwrap(), LostReason::Shutdown);
+}
+
+async fn one_that_is_lost_while_the_rest_is_waited_for_is_an_error(store: Store) {
+    let (locks, other) = (store.client(), store.client());
+    let in_the_way = other.mutex("b").acquire().await.unwrap();
+    let short = |lock: Lock| lock.ttl(Duration::from_millis(300)).renew(false);
+    let both = Locks::all([short(locks.mutex("a")), locks.mutex("b")]).wait(SOON);
+    let waits = tokio::spawn(async move { both.acquire().await });
+    tickets(&other, "b", 2).await;
+
+    // When it is somebody else's.
+    let taken = other.mutex("a").wait(SOON).acquire().await.unwrap();
+    give_back(in_the_way).await;
+
+    let error = waits.await.unwrap().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Lost(LostReason::Expired));
+    assert_eq!(error.name(), Some("a"));
+    assert!(taken.is_valid());
+    give_back(taken).await;
+    assert_nothing_left(&store, &locks, "b").await;
+}
+
+async fn several_dropped_at_any_poll_leave_nothing(store: Store) {
+    let locks = store.client();
+    let in_the_way = locks.mutex("c").acquire().await.unwrap();
+    let mut drops = 0;
+    for names in [["a", "b"], ["b", "c"]] {
+        drops += drop_at_every_poll(
+            async || {
+                let all = Locks::all(names.map(|name| locks.mutex(name)));
+                let all = all.wait(Duration::from_millis(100));
+                async move {
+                    let ran: Result<(), Error> = all.run(async |_| Ok(())).await;
+                    ran
+                }
+            },
+            async || {
+                for (name, left) in [("a", 0), ("b", 0), ("c", 1)] {
+                    tickets(&locks, name, left).await;
+                }
+            },
+        )
+        .await;
+    }
+    println!("{drops} drops of several");
+    give_back(in_the_way).await;
+    assert_nothing_left(&store, &locks, "c").await;
+}
+
+async fn what_is_held_around_is_taken_again_inside(store: Store) {
+    let locks = store.client();
+    let both = || Locks::all([locks.mutex("a"), locks.mutex("b")]).wait(SOON);
+
+    let ended: Result<(), Error> = both()
+        .run(async |outer| {
+            let one: Result<_, Error> = locks.mutex("b").run(async |held| Ok(held.token())).await;
+            assert_eq!(one?, outer.get("b").unwrap().token());
+            let inner = both().acquire().await?;
+            for (inner, outer) in inner.iter().zip(outer.iter()) {
+                assert_eq!(inner.token(), outer.token());
+            }
+            inner.release().await.map(drop)
+        })
+        .await;
+
+    ended.unwrap();
+    for name in ["a", "b"] {
+        assert_nothing_left(&store, &locks, name).await;
+    }
+}
+
+async fn of_none_nothing_is_waited_for(_: Store) {
+    let none = Locks::all([]);
+
+    let ended: Result<bool, Error> = none.run(async |held| Ok(held.is_valid())).await;
+
+    assert!(ended.unwrap());
+    assert_eq!(
+        none.try_acquire().await.unwrap().release().await.unwrap(),
+        Release::Released
+    );
+}
