@@ -240,7 +240,7 @@ impl Lanes {
         }
     }
 
-    /// As [`change`](Self::change); returns the ticket that nobody uses any more, if there is one.
+    /// As [`change`](Self::change); returns the tickets that nobody uses any more.
     ///
     /// A loop, however many of those in line have gone: a chain of drops would recurse (H40).
     fn advance_after(
@@ -256,9 +256,10 @@ impl Lanes {
                 return released;
             };
             change(lane);
-            self.advance(shared, &mut state, name, &mut released)
+            VecDeque::from(self.advance(shared, &mut state, name, &mut released))
         };
-        while let Some((waiter, gift)) = given.pop() {
+        // The first in line first.
+        while let Some((waiter, gift)) = given.pop_front() {
             let baton = match gift {
                 Gift::Share(lease, hand_overs) => {
                     Baton::Share(Share::new(shared, lease, hand_overs))
