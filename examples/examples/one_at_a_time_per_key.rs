@@ -1,0 +1,165 @@
+//! Payments that clients send more than once, one at a time for each `Idempotency-Key`.
+//!
+//! ```text
+//! cargo run --release --example one_at_a_time_per_key
+//! ```
+//!
+//! Two instances of the service share their locks in a file, as two processes would. A client that got no answer in time
+//! sends its payment again, perhaps to the other instance, while the first is still at it. With the layer the second waits
+//! for the first, and then finds in the books that there is nothing left to do. The layer does not look there for it: it
+//! keeps requests apart, it does not know what they did.
+
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::net::SocketAddr;
+use std::process::ExitCode;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use axum::body::{Body, to_bytes};
+use axum::extract::State;
+use axum::http::{HeaderMap, Request, StatusCode};
+use axum::routing::{Router, post};
+use hyper_util::client::legacy::Client;
+use hyper_util::rt::TokioExecutor;
+use lockcore::Locks;
+use lockcore_tower::{Key, LockLayer};
+use tokio::net::TcpListener;
+use tokio::task::JoinSet;
+
+const KEY: &str = "idempotency-key";
+/// What a bank takes to make a payment. Long enough that all copies of a payment meet.
+const BANK: Duration = Duration::from_millis(60);
+
+/// What both instances keep their books in; think of a database.
+#[derive(Debug, Default)]
+struct Books {
+    /// What has been paid, by key.
+    paid: BTreeMap<String, u32>,
+    /// How many are at it, by key.
+    at_it: BTreeMap<String, u32>,
+    most_at_once: u32,
+}
+
+#[derive(Clone, Debug)]
+struct Instance {
+    number: usize,
+    began: Instant,
+    books: Arc<Mutex<Books>>,
+}
+
+impl Instance {
+    fn books<T>(&self, code: impl FnOnce(&mut Books) -> T) -> T {
+        code(&mut self.books.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn says(&self, key: &str, what: &str) {
+        let at = self.began.elapsed().as_millis();
+        println!("{at:>5} ms  instance {}  {key:<8}  {what}", self.number);
+    }
+
+    fn router(self, locks: Locks) -> Router {
+        let one_at_a_time = LockLayer::new(locks, Key::header(KEY).prefix("payment:"));
+        Router::new()
+            .route("/payments", post(pay))
+            .route_layer(one_at_a_time)
+            .with_state(self)
+    }
+}
+
+/// Looks whether it is paid, pays, and writes it down: three steps that a second one must not come between.
+async fn pay(State(instance): State<Instance>, headers: HeaderMap) -> &'static str {
+    let key = headers.get(KEY).and_then(|key| key.to_str().ok());
+    let key = key.unwrap_or_default().to_owned();
+    let done = instance.books(|books| {
+        let at_it = books.at_it.entry(key.clone()).or_default();
+        *at_it += 1;
+        books.most_at_once = books.most_at_once.max(*at_it);
+        books.paid.contains_key(&key)
+    });
+    let answer = if done {
+        instance.says(&key, "paid already");
+        "paid before"
+    } else {
+        instance.says(&key, "pays …");
+        tokio::time::sleep(BANK).await;
+        instance.says(&key, "      … paid");
+        "paid"
+    };
+    instance.books(|books| {
+        if !done {
+            *books.paid.entry(key.clone()).or_default() += 1;
+        }
+        *books.at_it.entry(key).or_default() -= 1;
+    });
+    answer
+}
+
+#[tokio::main]
+async fn main() -> Result<ExitCode, Box<dyn Error>> {
+    let folder = tempfile::tempdir()?;
+    let url = format!("sqlite:{}", folder.path().join("locks.db").display());
+    let clients = [Locks::connect(&url)?, Locks::connect(&url)?];
+    Ok(examples::tell(&clients, story(&clients)).await)
+}
+
+async fn story(clients: &[Locks]) -> Result<(), Box<dyn Error + Send + Sync>> {
+    println!("three payments, each sent four times at once, to two instances of the service:\n");
+    let books = Arc::new(Mutex::new(Books::default()));
+    let mut servers = JoinSet::new();
+    let mut addresses = Vec::new();
+    for (number, locks) in clients.iter().enumerate() {
+        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        addresses.push(listener.local_addr()?);
+        let instance = Instance {
+            number,
+            began: Instant::now(),
+            books: Arc::clone(&books),
+        };
+        let router = instance.router(locks.clone());
+        servers.spawn(async move { axum::serve(listener, router).await });
+    }
+
+    let mut senders = JoinSet::new();
+    for copy in 0..4 {
+        for key in ["rent", "phone", "bread"] {
+            senders.spawn(send(addresses[copy % addresses.len()], key));
+        }
+    }
+    let mut answers = BTreeMap::<String, u32>::new();
+    while let Some(answer) = senders.join_next().await {
+        *answers.entry(answer??).or_default() += 1;
+    }
+
+    let books = books.lock().unwrap_or_else(PoisonError::into_inner);
+    let (payments, most) = (books.paid.values().sum::<u32>(), books.most_at_once);
+    println!("\nthe answers: {answers:?}");
+    println!(
+        "12 requests were handled, at most {most} at a time for a key; {payments} payments were made"
+    );
+    println!(
+        "\nThe layer let each of them through, one after the other. That nobody paid twice is because"
+    );
+    println!("`pay` looks first: a lock keeps requests apart, it does not replay an answer.");
+    let expected = BTreeMap::from([("paid".to_owned(), 3), ("paid before".to_owned(), 9)]);
+    if (most, payments) != (1, 3) || answers != expected {
+        return Err("somebody paid twice, or was not answered".into());
+    }
+    Ok(())
+}
+
+async fn send(
+    server: SocketAddr,
+    key: &'static str,
+) -> Result<String, Box<dyn Error + Send + Sync>> {
+    let request = Request::post(format!("http://{server}/payments")).header(KEY, key);
+    let client = Client::builder(TokioExecutor::new()).build_http();
+    let response = client.request(request.body(Body::empty())?).await?;
+    let status = response.status();
+    let body = to_bytes(Body::new(response.into_body()), 64 * 1024).await?;
+    let text = String::from_utf8_lossy(&body).into_owned();
+    match status {
+        StatusCode::OK => Ok(text),
+        _ => Err(format!("{status}: {text}").into()),
+    }
+}
