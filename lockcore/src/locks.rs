@@ -9,7 +9,7 @@ use crate::config::Builder;
 use crate::error::Error;
 use crate::events::EventListener;
 use crate::keeper::Keeper;
-use crate::lock::Lock;
+use crate::lock::{Lock, Wait};
 use crate::multi::MultiLock;
 use crate::name::Name;
 use crate::request::FULL;
@@ -162,6 +162,13 @@ impl Locks {
     /// ```
     pub fn all(locks: impl IntoIterator<Item = Lock>) -> MultiLock {
         MultiLock::new(locks.into_iter().collect())
+    }
+
+    /// How long a lock of this client waits that is not told how long (`LOCK_WAIT`): for code that
+    /// shortens a wait, say to a deadline of its caller's.
+    #[must_use]
+    pub fn default_wait(&self) -> Wait {
+        self.0.shared.defaults.wait
     }
 
     /// Who holds a name and who waits for it, oldest first. A snapshot: it may be outdated when it

@@ -12,11 +12,12 @@ use lockcore::{Guard, Held};
 use pin_project_lite::pin_project;
 
 use crate::future::release;
+use crate::response::Problem;
 
 /// What a body's error becomes, so that a lost lock ([`lockcore::Error`]) can be one too.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-type Part = Result<Frame<Bytes>, BoxError>;
+pub(crate) type Part = Result<Frame<Bytes>, BoxError>;
 
 pin_project! {
     /// A response body that keeps the lock until it ends.
@@ -28,7 +29,7 @@ pin_project! {
     /// trailers; the end itself; an error. The inner body is gone before the lock is.
     ///
     /// When the lock is lost, the inner body is dropped and this one ends in the
-    /// [`lockcore::Error`].
+    /// [`lockcore::Error`]; in gRPC, in trailers that say so.
     ///
     /// # Cancel safety
     ///
@@ -62,16 +63,39 @@ struct Hold {
     lost: Option<Pin<Box<dyn Future<Output = lockcore::Error> + Send>>>,
     /// How many bytes the client still waits for, if it was told; at zero it has seen the end.
     owed: Option<u64>,
+    at_loss: AtLoss,
+}
+
+/// What becomes of a body whose lock is lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AtLoss {
+    /// It ends in an error, which breaks off the connection or the stream.
+    Break,
+    /// It ends in the status of gRPC.
+    Trailers,
+    /// It goes on.
+    GoOn,
+}
+
+impl AtLoss {
+    /// The last part.
+    pub(crate) fn end(self, lost: lockcore::Error) -> Part {
+        match self {
+            Self::Trailers => Ok(Frame::trailers(Problem::lost(&lost).grpc_status())),
+            Self::Break | Self::GoOn => Err(lost.into()),
+        }
+    }
 }
 
 impl<B> LockBody<B> {
     /// `owed` is how many bytes the client is told to expect; not zero.
-    pub(crate) fn holding(inner: B, guard: Guard, owed: Option<u64>) -> Self {
+    pub(crate) fn holding(inner: B, guard: Guard, owed: Option<u64>, at_loss: AtLoss) -> Self {
         let hold = Hold {
             held: guard.held(),
             guard: Some(guard),
             lost: None,
             owed,
+            at_loss,
         };
         Self::new(State::Holding { inner, hold }, None)
     }
@@ -83,6 +107,10 @@ impl<B> LockBody<B> {
 
     pub(crate) fn pass_through(inner: B) -> Self {
         Self::new(State::PassThrough { inner }, None)
+    }
+
+    pub(crate) fn empty() -> Self {
+        Self::new(State::ended(), None)
     }
 
     /// A body of ours.
@@ -142,7 +170,7 @@ where
                 Err(lost) => {
                     tracing::debug!(error = %lost, "response stopped");
                     // What was held back would pass for a complete response.
-                    *this.next = Some(Err(lost.into()));
+                    *this.next = Some(hold.at_loss.end(lost));
                     *this.then = None;
                     // Nothing to wait for, as in `Guard::run`: the store may be what is gone.
                     this.state.set(State::ended());
@@ -209,7 +237,8 @@ where
 }
 
 impl Hold {
-    /// Polls the inner body while the lock is held: the deadline is looked at before each poll.
+    /// Polls the inner body while the lock is held: the deadline is looked at before each poll. Or
+    /// without looking, if it is to go on.
     fn poll_part<B>(
         &mut self,
         inner: Pin<&mut B>,
@@ -219,11 +248,15 @@ impl Hold {
         B: Body,
         B::Error: Into<BoxError>,
     {
-        if self.held.is_valid()
+        let goes_on = self.at_loss == AtLoss::GoOn;
+        if (goes_on || self.held.is_valid())
             // What the body asks for while it is sent is asked for under the lock.
             && let Poll::Ready(part) = self.held.enter(|| inner.poll_frame(cx))
         {
             return Poll::Ready(Ok(of_ours(part)));
+        }
+        if goes_on {
+            return Poll::Pending;
         }
         self.poll_lost(cx).map(Err)
     }

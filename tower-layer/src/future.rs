@@ -2,21 +2,25 @@
 //! until the body ends. How a body that is sent later keeps the lock is in `body`.
 
 use std::fmt;
-use std::future::{Future, poll_fn};
+use std::future::{Future, Ready, poll_fn, ready};
 use std::pin::{Pin, pin};
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use http::header::CONTENT_LENGTH;
 use http::response::Parts;
-use http::{Method, Request, Response, StatusCode};
+use http::{HeaderName, Method, Request, Response, StatusCode};
 use http_body::{Body, Frame};
-use lockcore::{Guard, Lock};
+use lockcore::{Guard, OnLost};
 use pin_project_lite::pin_project;
 use tower_service::Service;
 
-use crate::body::{BoxError, LockBody, in_bytes};
-use crate::response::Problem;
+use crate::body::{AtLoss, BoxError, LockBody, in_bytes};
+use crate::layer::{HoldUntil, Order, Settings};
+use crate::response::{Problem, Protocol, has_grpc_trailers};
+
+const TOKEN_HEADER: HeaderName = HeaderName::from_static("lock-fencing-token");
 
 pin_project! {
     /// The future of a [`LockService`](crate::LockService).
@@ -37,6 +41,7 @@ pin_project! {
     enum Way<F, B, E> {
         PassThrough { #[pin] inner: F },
         Locked { work: Work<B, E> },
+        Answered { answer: Ready<Result<Response<LockBody<B>>, E>> },
     }
 }
 
@@ -59,11 +64,13 @@ impl<F, B, E> ResponseFuture<F, B, E> {
             },
         }
     }
-}
 
-impl<F, B: 'static, E: 'static> ResponseFuture<F, B, E> {
-    pub(crate) fn refused(problem: Problem) -> Self {
-        Self::locked(async { Ok(problem.into_response()) })
+    pub(crate) fn answered(response: Response<LockBody<B>>) -> Self {
+        Self {
+            way: Way::Answered {
+                answer: ready(Ok(response)),
+            },
+        }
     }
 }
 
@@ -80,6 +87,7 @@ where
                 Poll::Ready(Ok(response.map(LockBody::pass_through)))
             }
             WayProj::Locked { work } => work.as_mut().poll(cx),
+            WayProj::Answered { answer } => Pin::new(answer).poll(cx),
         }
     }
 }
@@ -95,7 +103,9 @@ impl<F, B, E> fmt::Debug for ResponseFuture<F, B, E> {
 /// Dropped at any point, this drops the inner future before the guard: the inner future lives
 /// inside [`while_held`](lockcore::Held::while_held), and the guard was there first.
 pub(crate) async fn under_lock<S, B, RB>(
-    lock: Lock,
+    order: Order,
+    protocol: Protocol,
+    settings: Arc<Settings>,
     mut service: S,
     mut request: Request<B>,
 ) -> Result<Response<LockBody<RB>>, S::Error>
@@ -104,11 +114,14 @@ where
     RB: Body,
     RB::Error: Into<BoxError>,
 {
-    let guard = match lock.acquire().await {
+    let taken = order.lock.acquire().await;
+    drop(order.waiter);
+    let guard = match taken {
         Ok(guard) => guard,
         Err(error) => {
             tracing::debug!(%error, "request refused");
-            return Ok(Problem::not_taken(&error).into_response());
+            let problem = Problem::not_taken(&error, order.deadline_is_the_bound);
+            return Ok(problem.into_response(&settings.answers, protocol));
         }
     };
     request.extensions_mut().insert(guard.held());
@@ -116,7 +129,7 @@ where
     let inner = service.call(request);
     // Whatever it still holds is let go before the lock is.
     drop(service);
-    let response = match guard.while_held(inner).await {
+    let mut response = match guard.while_held(inner).await {
         Ok(Ok(response)) => response,
         Ok(Err(error)) => {
             release(guard).await;
@@ -126,17 +139,43 @@ where
             // Nothing to wait for, as in `Guard::run`: the store may be what is gone.
             drop(guard);
             tracing::debug!(error = %lost, "request stopped");
-            return Ok(Problem::lost(&lost).into_response());
+            return Ok(Problem::lost(&lost).into_response(&settings.answers, protocol));
         }
     };
+    if settings.token_header && order.exclusive {
+        let token = guard.token().as_u64();
+        let header = response.headers_mut().entry(TOKEN_HEADER);
+        header.or_insert_with(|| token.into());
+    }
     let (parts, body) = response.into_parts();
-    let body = hold_until_end(guard, head, &parts, body).await;
+    let body = match settings.hold_until {
+        HoldUntil::Headers => {
+            release(guard).await;
+            LockBody::pass_through(body)
+        }
+        HoldUntil::BodyEnd => {
+            let at_loss = match (settings.on_lost, &protocol) {
+                (OnLost::Signal, _) => AtLoss::GoOn,
+                (OnLost::Cancel, Protocol::Grpc(_)) if has_grpc_trailers(&parts.headers) => {
+                    AtLoss::Trailers
+                }
+                (OnLost::Cancel, _) => AtLoss::Break,
+            };
+            hold_until_end(guard, head, at_loss, &parts, body).await
+        }
+    };
     Ok(Response::from_parts(parts, body))
 }
 
 /// Binds the lock to the body, or releases it here and now if the client will have seen the end of
 /// the response before, or without, the server's asking the body for it.
-async fn hold_until_end<B>(guard: Guard, head: bool, parts: &Parts, body: B) -> LockBody<B>
+async fn hold_until_end<B>(
+    guard: Guard,
+    head: bool,
+    at_loss: AtLoss,
+    parts: &Parts,
+    body: B,
+) -> LockBody<B>
 where
     B: Body,
     B::Error: Into<BoxError>,
@@ -161,10 +200,10 @@ where
                 release(guard).await;
                 LockBody::ended(size, rest)
             }
-            Err(lost) => LockBody::ended(size, Some(Err(lost.into()))),
+            Err(lost) => LockBody::ended(size, Some(at_loss.end(lost))),
         };
     }
-    LockBody::holding(body, guard, owed)
+    LockBody::holding(body, guard, owed, at_loss)
 }
 
 /// The head is all there is of such a response (RFC 9110, section 6.4.1), whatever its body says.

@@ -1,4 +1,5 @@
-//! Where the name of the lock comes from, and what happens to a request that does not say it.
+//! The key: how the name of the lock is made from a request, and what happens to a request that does
+//! not say it. Where each piece of it is found is in `source`.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,62 +8,89 @@ use http::HeaderName;
 use http::request::Parts;
 
 use crate::response::Problem;
-
-/// What [`lockcore::Name`] takes. A client that sends more is told so with 400; it is not our
-/// configuration that is wrong then.
-const LONGEST_NAME: usize = 4096;
+use crate::source::{Missing, Source, Writer};
+use crate::template::{self, Piece, Template};
 
 /// Finds the name of the lock in a request.
 ///
 /// A request for which no lock is found is **not** let through, unless the key says so: a lock that
 /// is silently not taken protects nothing. So
 ///
-/// | key | request | answer |
+/// | key | the piece is missing | it is empty, not UTF-8, longer than a name can be, or there more than once |
 /// |---|---|---|
-/// | [`header`](Self::header) | without it | 400; with [`optional`](Self::optional) no lock |
-/// | | it is empty, not UTF-8, too long, or there more than once | 400 |
-/// | `path` (feature `axum`) | its route has no such parameter | 500; with [`optional`](Self::optional) no lock |
-/// | | the parameter is not UTF-8, or too long | 400 |
-/// | [`from_fn`](Self::from_fn) | `None` | no lock |
+/// | [`header`](Self::header), [`metadata`](Self::metadata), [`query`](Self::query) | 400 | 400 |
+/// | [`grpc_method`](Self::grpc_method) | 400 | 400 |
+/// | `path`, `matched_path` (feature `axum`) | 500: no route with that parameter leads here | 400 |
+/// | [`extension`](Self::extension) | 500: nobody has put it in | |
+/// | [`template`](Self::template) | as its placeholders | as its placeholders |
+/// | [`from_fn`](Self::from_fn) | `None`: no lock | |
+///
+/// With [`optional`](Self::optional), a request that lacks a piece passes **without a lock**.
+/// Requests that need none in the first place are told by [`when`](Self::when).
 ///
 /// Different things need different names: `Key::path("id")` on `/orders/{id}` and on `/users/{id}`
 /// is one lock for order 7 and user 7. A [`prefix`](Self::prefix) keeps them apart.
 #[derive(Clone)]
 #[must_use = "a key does nothing until it is given to a layer"]
 pub struct Key {
-    source: Source,
-    prefix: String,
+    template: Template,
     optional: bool,
+    when: Option<Arc<When>>,
 }
 
-type Find = dyn Fn(&Parts) -> Option<String> + Send + Sync;
-
-#[derive(Clone)]
-enum Source {
-    Fn(Arc<Find>),
-    Header(HeaderName),
-    #[cfg(feature = "axum")]
-    Path(Arc<str>),
-}
+type When = dyn Fn(&Parts) -> bool + Send + Sync;
 
 impl Key {
-    /// The name is what `find` makes of the request's head. `None` lets the request pass without a
-    /// lock.
+    /// The name with values from the request in it, as `"order:{path.id}:{header.x-tenant}"`.
     ///
-    /// Names should be as injective as their parts: `format!("{a}:{b}")` is one lock for
-    /// `("x:y", "z")` and `("x", "y:z")`.
+    /// | placeholder | as |
+    /// |---|---|
+    /// | `{path.NAME}`, `{matched_path}` (feature `axum`) | `Key::path`, `Key::matched_path` |
+    /// | `{header.NAME}`, `{metadata.NAME}` | [`header`](Self::header), [`metadata`](Self::metadata) |
+    /// | `{query.NAME}` | [`query`](Self::query) |
+    /// | `{grpc_method}` | [`grpc_method`](Self::grpc_method) |
+    ///
+    /// A brace in the name is written `{{` or `}}`.
+    ///
+    /// **Two requests have the same name only if all their values agree.** Where several values are
+    /// joined, what stands between them must contain ASCII punctuation other than `%`, and that
+    /// punctuation, and `%`, is percent-encoded in the values: with `"{query.a}:{query.b}"` the
+    /// values `x:y` and `z` make `x%3Ay:z`. A single value stands in the name as it is, so that
+    /// `"order:{path.id}"` is the lock that `#[distributed_lock(key = "order:{id}")]` takes.
+    ///
+    /// # Panics
+    ///
+    /// If the template is not one; the message says what to write.
     ///
     /// ```
     /// use lockcore_tower::Key;
     ///
-    /// // Only writes exclude each other.
-    /// let key = Key::from_fn(|request| {
-    ///     (!request.method.is_safe()).then(|| format!("document:{}", request.uri.path()))
-    /// });
+    /// let key = Key::template("cart:{header.x-tenant}:{query.user}");
+    /// # drop(key);
+    /// ```
+    #[track_caller]
+    pub fn template(template: &str) -> Self {
+        match Template::parse(template) {
+            Ok(template) => Self::new(template),
+            // As axum does for a bad route: a mistake in the source, seen when the service starts.
+            Err(mistake) => panic!("the key template \"{template}\": {mistake}"),
+        }
+    }
+
+    /// The name is what `find` makes of the request's head. `None` lets the request pass without a
+    /// lock.
+    ///
+    /// Names should be as injective as their parts: `format!("{a}:{b}")` is one lock for
+    /// `("x:y", "z")` and `("x", "y:z")`. A [`template`](Self::template) sees to that.
+    ///
+    /// ```
+    /// use lockcore_tower::Key;
+    ///
+    /// let key = Key::from_fn(|request| Some(format!("document:{}", request.uri.path())));
     /// # drop(key);
     /// ```
     pub fn from_fn(find: impl Fn(&Parts) -> Option<String> + Send + Sync + 'static) -> Self {
-        Self::new(Source::Fn(Arc::new(find)))
+        Self::of(Source::Fn(Arc::new(find)))
     }
 
     /// The value of a header, which must be there exactly once.
@@ -82,18 +110,97 @@ impl Key {
     where
         N: TryInto<HeaderName, Error: fmt::Display>,
     {
-        match name.try_into() {
-            Ok(name) => Self::new(Source::Header(name)),
-            // As axum does for a bad route: a mistake in the source, seen when the service starts.
-            Err(error) => panic!("not the name of a header: {error}"),
+        match template::header(name) {
+            Ok(name) => Self::of(Source::Header(name)),
+            Err(mistake) => panic!("{mistake}"),
         }
+    }
+
+    /// The value of a piece of gRPC metadata, which must be there exactly once.
+    ///
+    /// # Panics
+    ///
+    /// If `key` cannot be the key of metadata, or is that of binary metadata (`…-bin`): one value
+    /// has several texts in base64, so decode it in [`from_fn`](Self::from_fn).
+    ///
+    /// ```
+    /// use lockcore_tower::Key;
+    ///
+    /// let key = Key::metadata("order-id").prefix("order:");
+    /// # drop(key);
+    /// ```
+    #[track_caller]
+    pub fn metadata<N>(key: N) -> Self
+    where
+        N: TryInto<HeaderName, Error: fmt::Display>,
+    {
+        match template::metadata(key) {
+            Ok(key) => Self::of(Source::Metadata(key)),
+            Err(mistake) => panic!("{mistake}"),
+        }
+    }
+
+    /// The name of the gRPC method that is called, as `shop.Orders/Settle`: one call at a time of
+    /// each method, over all servers.
+    ///
+    /// ```
+    /// use lockcore_tower::Key;
+    ///
+    /// let key = Key::grpc_method().prefix("grpc:");
+    /// # drop(key);
+    /// ```
+    pub fn grpc_method() -> Self {
+        Self::of(Source::GrpcMethod)
+    }
+
+    /// The value of a parameter of the query, decoded, as `id` in `/orders?id=42`. It must be there
+    /// exactly once.
+    ///
+    /// ```
+    /// use lockcore_tower::Key;
+    ///
+    /// let key = Key::query("id").prefix("order:");
+    /// # drop(key);
+    /// ```
+    pub fn query(parameter: impl Into<String>) -> Self {
+        Self::of(Source::Query(parameter.into().into()))
+    }
+
+    /// What `show` makes of an extension of the request, that a layer further out has put there: who
+    /// has logged in, say. Its type is that of the closure's argument.
+    ///
+    /// ```
+    /// use lockcore_tower::Key;
+    ///
+    /// #[derive(Clone)]
+    /// struct User {
+    ///     id: u64,
+    /// }
+    ///
+    /// let key = Key::extension(|user: &User| user.id).prefix("user:");
+    /// # drop(key);
+    /// ```
+    pub fn extension<T, D>(show: impl Fn(&T) -> D + Send + Sync + 'static) -> Self
+    where
+        T: Send + Sync + 'static,
+        D: fmt::Display,
+    {
+        let find = move |extensions: &http::Extensions, name: &mut String| {
+            let extension = extensions.get::<T>()?;
+            Some(fmt::Write::write_fmt(
+                name,
+                format_args!("{}", show(extension)),
+            ))
+        };
+        Self::of(Source::Extension(
+            Arc::new(find),
+            std::any::type_name::<T>(),
+        ))
     }
 
     /// The value of a path parameter, decoded, as `id` in `/orders/{id}`.
     ///
-    /// The layer must be where the route is known: added by `Router::route_layer`, or
-    /// `MethodRouter::layer`. (`Router::layer` works too, but also covers the fallback, where there
-    /// is no parameter.)
+    /// The layer must be where the route is known: see [where it may stand](crate#where-it-may-stand).
     ///
     /// ```
     /// use lockcore_tower::Key;
@@ -104,141 +211,99 @@ impl Key {
     #[cfg(feature = "axum")]
     #[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
     pub fn path(parameter: impl Into<String>) -> Self {
-        Self::new(Source::Path(parameter.into().into()))
+        Self::of(Source::Path(parameter.into().into()))
+    }
+
+    /// The route that matched, as `/orders/{id}`, whatever its parameters are: one request at a time
+    /// per route. The layer must be where the route is known, as for [`path`](Self::path).
+    ///
+    /// ```
+    /// use lockcore_tower::Key;
+    ///
+    /// let key = Key::matched_path().prefix("route:");
+    /// # drop(key);
+    /// ```
+    #[cfg(feature = "axum")]
+    #[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
+    pub fn matched_path() -> Self {
+        Self::of(Source::MatchedPath)
     }
 
     /// Text before what is found: `Key::path("id").prefix("order:")` locks `order:42`.
     pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
-        self.prefix = prefix.into();
+        self.template.pieces.insert(0, Piece::Text(prefix.into()));
         self
     }
 
-    /// Lets a request without the header, or on a route without the parameter, pass **without a
-    /// lock**. Default: it is refused.
+    /// Lets a request that lacks the header, the parameter, or what else the name is made of, pass
+    /// **without a lock**. Default: it is refused.
     pub fn optional(mut self) -> Self {
         self.optional = true;
         self
     }
 
-    fn new(source: Source) -> Self {
+    /// Locks only requests of which `condition` is true; the others pass **without a lock**, whatever
+    /// else they say.
+    ///
+    /// ```
+    /// use lockcore_tower::Key;
+    ///
+    /// // Only writes exclude each other.
+    /// let key = Key::query("document").when(|request| !request.method.is_safe());
+    /// # drop(key);
+    /// ```
+    pub fn when(mut self, condition: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Self {
+        self.when = Some(Arc::new(condition));
+        self
+    }
+
+    fn of(source: Source) -> Self {
+        Self::new(Template::of(source))
+    }
+
+    fn new(template: Template) -> Self {
         Self {
-            source,
-            prefix: String::new(),
+            template,
             optional: false,
+            when: None,
         }
     }
 
     /// The name to lock, `None` to lock nothing.
     pub(crate) fn find(&self, parts: &mut Parts) -> Result<Option<String>, Problem> {
-        let found = match &self.source {
-            // What a function of ours returns is not a client's mistake: not measured here.
-            Source::Fn(find) => return Ok(find(parts).map(|value| self.name(&value))),
-            Source::Header(header) => header_value(parts, header),
-            #[cfg(feature = "axum")]
-            Source::Path(parameter) => path_parameter(parts, parameter),
+        if self.when.as_ref().is_some_and(|when| !when(parts)) {
+            return Ok(None);
+        }
+        match self.name(parts) {
+            Ok(name) => Ok(Some(name)),
+            Err(Missing::Unwanted) => Ok(None),
+            Err(Missing::Absent(_)) if self.optional => Ok(None),
+            Err(Missing::Absent(source)) => Err(source.absent()),
+            Err(Missing::Unusable(problem)) => Err(problem),
+        }
+    }
+
+    fn name(&self, parts: &mut Parts) -> Result<String, Missing<'_>> {
+        let mut writer = Writer {
+            name: String::new(),
+            delimiters: &self.template.delimiters,
         };
-        let value = match found {
-            Ok(value) => value,
-            Err(Missing::Absent(_)) if self.optional => return Ok(None),
-            Err(Missing::Absent(problem) | Missing::Unusable(problem)) => return Err(problem),
-        };
-        let name = self.name(&value);
-        if name.len() > LONGEST_NAME {
-            return Err(Problem::bad_key(format!(
-                "The {} is too long to be locked.",
-                self.source
-            )));
+        for piece in &self.template.pieces {
+            match piece {
+                Piece::Text(text) => writer.name.push_str(text),
+                Piece::Value(source) => source.write(parts, &mut writer)?,
+            }
         }
-        Ok(Some(name))
-    }
-
-    fn name(&self, value: &str) -> String {
-        [&self.prefix, value].concat()
-    }
-}
-
-/// Why there is no value.
-enum Missing {
-    Absent(Problem),
-    Unusable(Problem),
-}
-
-fn header_value(parts: &Parts, header: &HeaderName) -> Result<String, Missing> {
-    let mut values = parts.headers.get_all(header).iter();
-    let Some(value) = values.next() else {
-        let problem = Problem::bad_key(format!(
-            "The header \"{header}\" is missing; it says what to lock."
-        ));
-        return Err(Missing::Absent(problem));
-    };
-    let unusable =
-        |how| Missing::Unusable(Problem::bad_key(format!("The header \"{header}\" {how}.")));
-    if values.next().is_some() {
-        // The lock would be on one of them and the handler might act on the other.
-        return Err(unusable("is there more than once"));
-    }
-    match std::str::from_utf8(value.as_bytes()) {
-        Ok("") => Err(unusable("is empty")),
-        Ok(value) => Ok(value.to_owned()),
-        Err(_) => Err(unusable("is not UTF-8")),
-    }
-}
-
-/// The extractor is an `async fn` that awaits nothing; polled once, it costs no allocation, and a
-/// request that passes through keeps its future unboxed. Were it ever to wait, the request would be
-/// refused, never let through.
-#[cfg(feature = "axum")]
-fn path_parameter(parts: &mut Parts, parameter: &str) -> Result<String, Missing> {
-    use std::future::Future;
-    use std::pin::pin;
-    use std::task::{Context, Poll, Waker};
-
-    use axum::extract::rejection::RawPathParamsRejection;
-    use axum::extract::{FromRequestParts, RawPathParams};
-
-    let extraction = pin!(RawPathParams::from_request_parts(parts, &()));
-    let found = match extraction.poll(&mut Context::from_waker(Waker::noop())) {
-        // The last one, as for a handler that extracts a map: a nested route comes after its outer.
-        Poll::Ready(Ok(parameters)) => parameters
-            .iter()
-            .filter(|(name, _)| *name == parameter)
-            .last()
-            .map(|(_, value)| value.to_owned()),
-        Poll::Ready(Err(RawPathParamsRejection::InvalidUtf8InPathParam(_))) => {
-            let problem = Problem::bad_key("The path is not UTF-8.");
-            return Err(Missing::Unusable(problem));
-        }
-        Poll::Ready(Err(_)) | Poll::Pending => None,
-    };
-    found.ok_or_else(|| {
-        tracing::debug!(
-            parameter,
-            "no such path parameter here; add the layer with route_layer"
-        );
-        Missing::Absent(Problem::misconfigured(format!(
-            "The route has no path parameter \"{parameter}\", which says what to lock."
-        )))
-    })
-}
-
-/// For a sentence: "the … is missing".
-impl fmt::Display for Source {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Fn(_) => f.write_str("function"),
-            Self::Header(header) => write!(f, "header \"{header}\""),
-            #[cfg(feature = "axum")]
-            Self::Path(parameter) => write!(f, "path parameter \"{parameter}\""),
-        }
+        Ok(writer.name)
     }
 }
 
 impl fmt::Debug for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Key")
-            .field("source", &format_args!("{}", self.source))
-            .field("prefix", &self.prefix)
+            .field("template", &self.template)
             .field("optional", &self.optional)
+            .field("when", &self.when.as_ref().map(|_| "a function"))
             .finish()
     }
 }

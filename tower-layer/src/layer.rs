@@ -3,11 +3,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockcore::{Lock, Locks, Wait};
+use http::request::Parts;
+use http::{HeaderName, Method, StatusCode};
+use lockcore::{FULL, Lock, Locks, OnLost, Wait};
 use tower_layer::Layer;
 
+use crate::deadline;
 use crate::key::Key;
+use crate::response::{Answers, Protocol};
 use crate::service::LockService;
+use crate::waiters::{Waiter, Waiters};
 
 /// Puts a lock around every request of a service: see the [crate's page](crate).
 ///
@@ -29,13 +34,65 @@ use crate::service::LockService;
 #[must_use = "a layer does nothing until it is added to a service"]
 pub struct LockLayer(Settings);
 
+/// Until when a request keeps its lock.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum HoldUntil {
+    /// The handler has answered: what the body still does while it is sent, it does without the lock.
+    Headers,
+    /// The response body has ended, or was dropped because the client went away.
+    #[default]
+    BodyEnd,
+}
+
+/// What happens to a request for an upgraded connection (a web socket, a tunnel), whose lock would end
+/// with the answer to it, and not with the connection.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Upgrades {
+    /// It is answered with 501, and the handler not called.
+    #[default]
+    Refuse,
+    /// It passes **without a lock**.
+    PassThrough,
+}
+
 /// What the layer was told, shared by the services that it makes.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
     locks: Locks,
     pub(crate) key: Key,
+    side: Side,
     wait: Option<Wait>,
     ttl: Option<Duration>,
+    max_hold: Option<Duration>,
+    label: Option<&'static str>,
+    reentrant: bool,
+    deadline_header: Option<HeaderName>,
+    pub(crate) on_lost: OnLost,
+    pub(crate) hold_until: HoldUntil,
+    pub(crate) upgrades: Upgrades,
+    waiters: Option<Arc<Waiters>>,
+    pub(crate) token_header: bool,
+    pub(crate) answers: Answers,
+}
+
+/// How requests with the same key exclude each other.
+#[derive(Clone, Copy, Debug)]
+enum Side {
+    Exclusive,
+    Shared,
+    SharedIfSafe,
+    Permits(u32, u32),
+}
+
+/// One request's lock.
+pub(crate) struct Order {
+    pub(crate) lock: Lock,
+    /// Nobody else can hold it meanwhile, so that its token fences.
+    pub(crate) exclusive: bool,
+    /// It is for the client's sake that it waits no longer.
+    pub(crate) deadline_is_the_bound: bool,
+    /// Counts until the lock is taken.
+    pub(crate) waiter: Option<Waiter>,
 }
 
 impl LockLayer {
@@ -44,13 +101,61 @@ impl LockLayer {
         Self(Settings {
             locks,
             key,
+            side: Side::Exclusive,
             wait: None,
             ttl: None,
+            max_hold: None,
+            label: None,
+            reentrant: true,
+            deadline_header: None,
+            on_lost: OnLost::default(),
+            hold_until: HoldUntil::default(),
+            upgrades: Upgrades::default(),
+            waiters: None,
+            token_header: false,
+            answers: Answers {
+                busy_status: StatusCode::CONFLICT,
+                retry_after: Duration::from_secs(1),
+            },
         })
+    }
+
+    /// Requests with the same key take the read side of its lock: they do not exclude each other, but
+    /// those that take it exclusively, here or elsewhere. Default: exclusive.
+    pub fn shared(mut self) -> Self {
+        self.0.side = Side::Shared;
+        self
+    }
+
+    /// GET and HEAD take the read side of the lock, all others the write side. Default: all are
+    /// exclusive.
+    pub fn read_on_get(mut self) -> Self {
+        self.0.side = Side::SharedIfSafe;
+        self
+    }
+
+    /// Each request takes `permits` of the `of` permits that its key has, so that at most
+    /// `of / permits` of them are handled at once, over all processes. Everybody who uses the name must
+    /// state the same `of`; it is another lock than the mutex on that name, and while one of them is in
+    /// use the other is answered with 500.
+    ///
+    /// # Panics
+    ///
+    /// Unless `permits` is 1 to `of`, and `of` is less than 2³⁰.
+    #[track_caller]
+    pub fn permits(mut self, permits: u32, of: u32) -> Self {
+        assert!(
+            (1..=of).contains(&permits) && of < FULL.get(),
+            "{permits} of {of} permits: the first is 1 to the second, and that less than {FULL}"
+        );
+        self.0.side = Side::Permits(permits, of);
+        self
     }
 
     /// How long a request waits in line before it is answered with 409. Default: the client's
     /// (`LOCK_WAIT`, 15 s). A client that goes away leaves the line at once.
+    ///
+    /// A gRPC request that comes with a deadline (`grpc-timeout`) waits no longer than that.
     pub fn wait(mut self, wait: impl Into<Wait>) -> Self {
         self.0.wait = Some(wait.into());
         self
@@ -59,6 +164,34 @@ impl LockLayer {
     /// Answers 409 at once when the lock is not free: a wait of zero.
     pub fn try_only(self) -> Self {
         self.wait(Duration::ZERO)
+    }
+
+    /// A header in which HTTP clients say how many milliseconds they will wait for the answer, as
+    /// `x-envoy-expected-rq-timeout-ms`; a request waits no longer for its lock than that. What is no
+    /// number is no deadline. Default: none, because only a header that the client or a proxy of yours
+    /// sets is to be trusted with it.
+    ///
+    /// # Panics
+    ///
+    /// If `name` cannot be the name of a header.
+    #[track_caller]
+    pub fn deadline_header<N>(mut self, name: N) -> Self
+    where
+        N: TryInto<HeaderName, Error: std::fmt::Display>,
+    {
+        match crate::template::header(name) {
+            Ok(name) => self.0.deadline_header = Some(name),
+            Err(mistake) => panic!("{mistake}"),
+        }
+        self
+    }
+
+    /// How many requests may wait for the same key in this process; those beyond it do not wait: they
+    /// get the lock at once, or 409. A request counts from its call until it has the lock. Default: any
+    /// number.
+    pub fn max_waiting(mut self, most: usize) -> Self {
+        self.0.waiters = Some(Arc::new(Waiters::at_most(most)));
+        self
     }
 
     /// The length of the lease: how long the key stays locked if this process dies. Default: the
@@ -70,18 +203,130 @@ impl LockLayer {
         self.0.ttl = Some(ttl);
         self
     }
+
+    /// The longest time that a request keeps the lock; then it is lost, and the request is stopped as
+    /// by any loss. For clients that read a response for ever. Default: no limit.
+    pub fn max_hold(mut self, limit: Duration) -> Self {
+        self.0.max_hold = Some(limit);
+        self
+    }
+
+    /// What happens to a request whose lock is lost. With [`OnLost::Signal`] handler and body go on,
+    /// and `Held::lost` tells them. Default: [`OnLost::Cancel`], they are stopped.
+    pub fn on_lost(mut self, policy: OnLost) -> Self {
+        self.0.on_lost = policy;
+        self
+    }
+
+    /// Whether a request whose caller holds the same lock already, as another layer around this one
+    /// does, is handled under that. If not, it is answered with 500. Default: true.
+    pub fn reentrant(mut self, yes: bool) -> Self {
+        self.0.reentrant = yes;
+        self
+    }
+
+    /// A name for traces that does not vary with the key, as `order:{id}`. Default: none.
+    pub fn label(mut self, label: &'static str) -> Self {
+        self.0.label = Some(label);
+        self
+    }
+
+    /// The status of the answer when the lock is held by another, as 423 (`LOCKED`) or 429. Default:
+    /// 409. gRPC clients are told ABORTED in any case.
+    ///
+    /// # Panics
+    ///
+    /// If the status is not one of an error: the request has not been handled.
+    #[track_caller]
+    pub fn busy_status(mut self, status: StatusCode) -> Self {
+        assert!(
+            status.is_client_error() || status.is_server_error(),
+            "{status} does not tell the client that its request was not handled"
+        );
+        self.0.answers.busy_status = status;
+        self
+    }
+
+    /// When a client should try again that is refused for want of the lock: the header `Retry-After`, in
+    /// seconds, rounded up; less if the lock is known to be free before. Default: 1 s, because most locks
+    /// are held for less, and nobody is woken.
+    pub fn retry_after(mut self, after: Duration) -> Self {
+        self.0.answers.retry_after = after;
+        self
+    }
+
+    /// Adds the fencing token to the response, as `lock-fencing-token`, where the lock is exclusive
+    /// (others have none that fences), unless the handler or a layer inside has set that header.
+    pub fn token_header(mut self) -> Self {
+        self.0.token_header = true;
+        self
+    }
+
+    /// Until when the lock is kept. Default: [`HoldUntil::BodyEnd`], because a body may still read what
+    /// the lock protects while it is sent.
+    pub fn hold_until(mut self, end: HoldUntil) -> Self {
+        self.0.hold_until = end;
+        self
+    }
+
+    /// What happens to a request that would be locked and asks for an upgraded connection: one with
+    /// `Connection: upgrade` (but not to `h2c`, which servers ignore), or a CONNECT. Default:
+    /// [`Upgrades::Refuse`], because a lock that is silently not there protects nothing.
+    pub fn upgrades(mut self, policy: Upgrades) -> Self {
+        self.0.upgrades = policy;
+        self
+    }
 }
 
 impl Settings {
-    pub(crate) fn lock(&self, name: String) -> Lock {
-        let mut lock = self.locks.mutex(name);
-        if let Some(wait) = self.wait {
-            lock = lock.wait(wait);
-        }
+    /// What a request asks for.
+    pub(crate) fn order(&self, name: String, request: &Parts, protocol: &Protocol) -> Order {
+        let locks = &self.locks;
+        let waiter = self.waiters.as_ref().map(|waiters| waiters.join(&name));
+        let (mut lock, exclusive) = match self.side {
+            Side::Exclusive => (locks.mutex(name), true),
+            Side::Shared => (locks.rwlock(name).read(), false),
+            Side::SharedIfSafe if matches!(request.method, Method::GET | Method::HEAD) => {
+                (locks.rwlock(name).read(), false)
+            }
+            Side::SharedIfSafe => (locks.rwlock(name).write(), true),
+            Side::Permits(permits, of) => (locks.semaphore(name, of).permits(permits), false),
+        };
         if let Some(ttl) = self.ttl {
             lock = lock.ttl(ttl);
         }
-        lock
+        if let Some(limit) = self.max_hold {
+            lock = lock.max_hold(limit);
+        }
+        if let Some(label) = self.label {
+            lock = lock.label(label);
+        }
+        let wait = match waiter {
+            Some(None) => Wait::For(Duration::ZERO),
+            _ => self.wait.unwrap_or_else(|| locks.default_wait()),
+        };
+        let deadline = self.deadline(request, protocol);
+        let bound = deadline.filter(|deadline| match wait {
+            Wait::For(wait) => *deadline < wait,
+            Wait::Forever => true,
+        });
+        Order {
+            lock: lock
+                .wait(bound.map_or(wait, Wait::For))
+                .on_lost(self.on_lost)
+                .reentrant(self.reentrant),
+            exclusive,
+            deadline_is_the_bound: bound.is_some(),
+            waiter: waiter.flatten(),
+        }
+    }
+
+    fn deadline(&self, request: &Parts, protocol: &Protocol) -> Option<Duration> {
+        match (protocol, &self.deadline_header) {
+            (Protocol::Grpc(_), _) => deadline::of_grpc(&request.headers),
+            (Protocol::Http, Some(name)) => deadline::of_header(&request.headers, name),
+            (Protocol::Http, None) => None,
+        }
     }
 }
 

@@ -89,6 +89,7 @@
 //! of tower and hyper only.
 
 mod body;
+mod deadline;
 #[cfg(feature = "axum")]
 mod extract;
 mod future;
@@ -96,6 +97,9 @@ mod key;
 mod layer;
 mod response;
 mod service;
+mod source;
+mod template;
+mod waiters;
 
 pub use body::{BoxError, LockBody};
 #[cfg(feature = "axum")]
@@ -103,5 +107,5 @@ pub use body::{BoxError, LockBody};
 pub use extract::{Held, NotLocked};
 pub use future::ResponseFuture;
 pub use key::Key;
-pub use layer::LockLayer;
+pub use layer::{HoldUntil, LockLayer, Upgrades};
 pub use service::LockService;

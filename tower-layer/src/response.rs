@@ -1,87 +1,147 @@
-//! The answers that the layer gives itself, as problem details (RFC 9457).
+//! The answers that the layer gives itself: problem details (RFC 9457), and a status to who speaks
+//! gRPC.
 
 use std::borrow::Cow;
 use std::fmt::Write;
+use std::time::Duration;
 
 use http::header::{CONTENT_TYPE, RETRY_AFTER};
-use http::{HeaderValue, Response, StatusCode};
+use http::{HeaderMap, HeaderValue, Response, StatusCode};
 use lockcore::{Error, ErrorKind};
+use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 
 use crate::body::LockBody;
 
-/// A second: the least that the header can say, and never more than a holder's remaining time
-/// rounded up.
-const RETRY_AFTER_SECONDS: HeaderValue = HeaderValue::from_static("1");
+/// What the layer was told about its answers.
+#[derive(Clone, Debug)]
+pub(crate) struct Answers {
+    pub(crate) busy_status: StatusCode,
+    pub(crate) retry_after: Duration,
+}
+
+/// How the client speaks, and so how it is answered.
+#[derive(Clone, Debug)]
+pub(crate) enum Protocol {
+    Http,
+    /// With the content type of its request, which is that of the answer.
+    Grpc(HeaderValue),
+}
 
 /// Why a request has no ordinary response.
 ///
 /// The texts are fixed: what the store said may name hosts, and is for the logs.
 #[derive(Debug)]
 pub(crate) struct Problem {
-    status: StatusCode,
-    /// The section of the crate's page that explains it.
-    section: &'static str,
-    title: &'static str,
+    kind: Kind,
     detail: Cow<'static, str>,
     key: Option<String>,
+    /// When the lock is free if nobody renews it, if that is known.
+    free_in: Option<Duration>,
+}
+
+/// The sections of the crate's page that explain it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Held,
+    /// Held, and it was the client that would not wait for longer.
+    Deadline,
+    Unavailable,
+    Lost,
+    Key,
+    Upgrade,
+    Misconfigured,
+}
+
+/// <https://grpc.github.io/grpc/core/md_doc_statuscodes.html>
+#[derive(Clone, Copy, Debug)]
+enum GrpcCode {
+    InvalidArgument = 3,
+    DeadlineExceeded = 4,
+    Aborted = 10,
+    Unimplemented = 12,
+    Internal = 13,
+    Unavailable = 14,
+}
+
+impl Protocol {
+    pub(crate) fn of(request: &HeaderMap) -> Self {
+        match request.get(CONTENT_TYPE) {
+            Some(content) if content.as_bytes().starts_with(b"application/grpc") => {
+                Self::Grpc(content.clone())
+            }
+            _ => Self::Http,
+        }
+    }
+}
+
+/// Whether a response can say how it went in its trailers. In gRPC-Web these are part of the body.
+pub(crate) fn has_grpc_trailers(headers: &HeaderMap) -> bool {
+    let content = headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes);
+    let behind = content.and_then(|content| content.strip_prefix(b"application/grpc"));
+    behind.is_some_and(|behind| matches!(behind.first(), None | Some(b'+' | b';')))
 }
 
 impl Problem {
     /// The lock was not taken, and the handler not called.
-    pub(crate) fn not_taken(error: &Error) -> Self {
-        let problem = match error.kind() {
-            ErrorKind::Busy | ErrorKind::Timeout => Self {
-                status: StatusCode::CONFLICT,
-                section: "lock-held",
-                title: "Locked by another request",
-                detail: "Another request for the same key is being handled. This one was not; try again.".into(),
-                key: None,
-            },
+    pub(crate) fn not_taken(error: &Error, deadline_was_the_bound: bool) -> Self {
+        let (kind, detail) = match error.kind() {
+            ErrorKind::Busy | ErrorKind::Timeout => (
+                match deadline_was_the_bound {
+                    true => Kind::Deadline,
+                    false => Kind::Held,
+                },
+                "Another request for the same key is being handled. This one was not; try again.",
+            ),
             // Lost before it was used: this process is shutting down.
-            ErrorKind::Unavailable | ErrorKind::Unknown | ErrorKind::Lost(_) => Self {
-                status: StatusCode::SERVICE_UNAVAILABLE,
-                section: "lock-unavailable",
-                title: "Lock not available",
-                detail: "The lock could not be taken. The request was not handled; try again.".into(),
-                key: None,
-            },
+            ErrorKind::Unavailable | ErrorKind::Unknown | ErrorKind::Lost(_) => (
+                Kind::Unavailable,
+                "The lock could not be taken. The request was not handled; try again.",
+            ),
+            ErrorKind::WouldDeadlock => (
+                Kind::Misconfigured,
+                "What handles this request holds the key already, and would wait for itself.",
+            ),
             // Config, CapacityMismatch, and what may come: not the client's doing.
-            _ => Self::misconfigured("The lock is not usable as it is configured."),
+            _ => (
+                Kind::Misconfigured,
+                "The lock is not usable as it is configured.",
+            ),
         };
-        problem.of(error)
+        let mut problem = Self::new(kind, detail).of(error);
+        problem.free_in = error.retry_after();
+        problem
     }
 
     /// The lock was lost and the handler stopped.
     pub(crate) fn lost(error: &Error) -> Self {
-        Self {
-            status: StatusCode::SERVICE_UNAVAILABLE,
-            section: "lock-lost",
-            title: "Lock lost",
-            detail: "The lock was lost while the request was being handled. The request was stopped; part of it may be done.".into(),
-            key: None,
-        }
-        .of(error)
+        let detail = "The lock was lost while the request was being handled. The request was stopped; part of it may be done.";
+        Self::new(Kind::Lost, detail).of(error)
     }
 
     /// The client did not say what to lock, or not so that it can be locked.
     pub(crate) fn bad_key(detail: impl Into<Cow<'static, str>>) -> Self {
-        Self {
-            status: StatusCode::BAD_REQUEST,
-            section: "lock-key",
-            title: "No key to lock",
-            detail: detail.into(),
-            key: None,
-        }
+        Self::new(Kind::Key, detail)
+    }
+
+    /// The connection would go on without its lock.
+    pub(crate) fn upgrade(key: String) -> Self {
+        let detail = "This request is handled under a lock, which cannot be kept over an upgraded connection.";
+        let mut problem = Self::new(Kind::Upgrade, detail);
+        problem.key = Some(key);
+        problem
     }
 
     /// A mistake on the server's side.
     pub(crate) fn misconfigured(detail: impl Into<Cow<'static, str>>) -> Self {
+        Self::new(Kind::Misconfigured, detail)
+    }
+
+    fn new(kind: Kind, detail: impl Into<Cow<'static, str>>) -> Self {
         Self {
-            status: StatusCode::INTERNAL_SERVER_ERROR,
-            section: "lock-misconfigured",
-            title: "Lock misconfigured",
+            kind,
             detail: detail.into(),
             key: None,
+            free_in: None,
         }
     }
 
@@ -90,33 +150,95 @@ impl Problem {
         self
     }
 
-    pub(crate) fn into_response<B>(self) -> Response<LockBody<B>> {
-        let mut response = Response::new(LockBody::full(self.json()));
-        *response.status_mut() = self.status;
-        let headers = response.headers_mut();
-        headers.insert(
-            CONTENT_TYPE,
-            HeaderValue::from_static("application/problem+json"),
-        );
-        if matches!(
-            self.status,
-            StatusCode::CONFLICT | StatusCode::SERVICE_UNAVAILABLE
-        ) {
-            headers.insert(RETRY_AFTER, RETRY_AFTER_SECONDS);
+    pub(crate) fn into_response<B>(
+        self,
+        answers: &Answers,
+        protocol: Protocol,
+    ) -> Response<LockBody<B>> {
+        let mut response = match protocol {
+            Protocol::Http => self.in_http(answers),
+            Protocol::Grpc(content_type) => self.in_grpc(content_type),
+        };
+        if self.may_be_repeated() {
+            let headers = response.headers_mut();
+            headers.insert(RETRY_AFTER, self.retry_after(answers).into());
         }
         response
     }
 
+    fn in_http<B>(&self, answers: &Answers) -> Response<LockBody<B>> {
+        let status = self.status(answers);
+        let mut response = Response::new(LockBody::full(self.json(status)));
+        *response.status_mut() = status;
+        response.headers_mut().insert(
+            CONTENT_TYPE,
+            HeaderValue::from_static("application/problem+json"),
+        );
+        response
+    }
+
+    /// A response of trailers only: they are its head.
+    fn in_grpc<B>(&self, content_type: HeaderValue) -> Response<LockBody<B>> {
+        let mut response = Response::new(LockBody::empty());
+        *response.headers_mut() = self.grpc_status();
+        response.headers_mut().insert(CONTENT_TYPE, content_type);
+        response
+    }
+
+    /// What gRPC says at the end of a response.
+    pub(crate) fn grpc_status(&self) -> HeaderMap {
+        // `Percent-Encoded` in gRPC over HTTP/2: all but printable ASCII, and the percent sign.
+        const ENCODED: &AsciiSet = &CONTROLS.add(b'%');
+        let message = match &self.key {
+            Some(key) => format!("{}: {} (key: {key})", self.kind.title(), self.detail),
+            None => format!("{}: {}", self.kind.title(), self.detail),
+        };
+        let message = utf8_percent_encode(&message, ENCODED).to_string();
+        let mut trailers = HeaderMap::with_capacity(4);
+        trailers.insert("grpc-status", (self.kind.grpc_code() as u16).into());
+        if let Ok(message) = message.try_into() {
+            trailers.insert("grpc-message", message);
+        }
+        trailers
+    }
+
+    fn status(&self, answers: &Answers) -> StatusCode {
+        match self.kind {
+            Kind::Held | Kind::Deadline => answers.busy_status,
+            Kind::Unavailable | Kind::Lost => StatusCode::SERVICE_UNAVAILABLE,
+            Kind::Key => StatusCode::BAD_REQUEST,
+            Kind::Upgrade => StatusCode::NOT_IMPLEMENTED,
+            Kind::Misconfigured => StatusCode::INTERNAL_SERVER_ERROR,
+        }
+    }
+
+    fn may_be_repeated(&self) -> bool {
+        match self.kind {
+            Kind::Held | Kind::Deadline | Kind::Unavailable | Kind::Lost => true,
+            Kind::Key | Kind::Upgrade | Kind::Misconfigured => false,
+        }
+    }
+
+    /// In whole seconds, which is all that the header can say; rounded up, so that nobody comes too
+    /// early.
+    fn retry_after(&self, answers: &Answers) -> u64 {
+        let wait = answers
+            .retry_after
+            .min(self.free_in.unwrap_or(Duration::MAX));
+        wait.as_secs()
+            .saturating_add(u64::from(wait.subsec_nanos() > 0))
+    }
+
     /// Written by hand: five members, of which two need escaping, are not worth a JSON library in
     /// every service that uses this crate.
-    fn json(&self) -> String {
+    fn json(&self, status: StatusCode) -> String {
         let mut json =
             String::from("{\"type\":\"https://docs.rs/lockcore-tower/latest/lockcore_tower/#");
-        json.push_str(self.section);
+        json.push_str(self.kind.section());
         json.push_str("\",\"title\":");
-        push_string(&mut json, self.title);
+        push_string(&mut json, self.kind.title());
         json.push_str(",\"status\":");
-        json.push_str(self.status.as_str());
+        json.push_str(status.as_str());
         json.push_str(",\"detail\":");
         push_string(&mut json, &self.detail);
         if let Some(key) = &self.key {
@@ -125,6 +247,41 @@ impl Problem {
         }
         json.push('}');
         json
+    }
+}
+
+impl Kind {
+    fn section(self) -> &'static str {
+        match self {
+            Self::Held | Self::Deadline => "lock-held",
+            Self::Unavailable => "lock-unavailable",
+            Self::Lost => "lock-lost",
+            Self::Key => "lock-key",
+            Self::Upgrade => "lock-upgrade",
+            Self::Misconfigured => "lock-misconfigured",
+        }
+    }
+
+    fn title(self) -> &'static str {
+        match self {
+            Self::Held | Self::Deadline => "Locked by another request",
+            Self::Unavailable => "Lock not available",
+            Self::Lost => "Lock lost",
+            Self::Key => "No key to lock",
+            Self::Upgrade => "No upgrade under a lock",
+            Self::Misconfigured => "Lock misconfigured",
+        }
+    }
+
+    fn grpc_code(self) -> GrpcCode {
+        match self {
+            Self::Held => GrpcCode::Aborted,
+            Self::Deadline => GrpcCode::DeadlineExceeded,
+            Self::Unavailable | Self::Lost => GrpcCode::Unavailable,
+            Self::Key => GrpcCode::InvalidArgument,
+            Self::Upgrade => GrpcCode::Unimplemented,
+            Self::Misconfigured => GrpcCode::Internal,
+        }
     }
 }
 
@@ -149,20 +306,23 @@ fn push_string(json: &mut String, text: &str) {
 mod tests {
     use super::*;
 
+    const KEYS: [&str; 6] = [
+        "order:42",
+        "",
+        "\"\\\"",
+        "a\r\n\t\0\u{1f}\u{7f}",
+        "</script>",
+        "100 % ä😀\u{2028}",
+    ];
+
     #[test]
     fn any_key_comes_back_from_the_json() {
-        for key in [
-            "order:42",
-            "",
-            "\"\\\"",
-            "a\r\n\t\0\u{1f}\u{7f}",
-            "</script>",
-            "ä😀\u{2028}",
-        ] {
+        for key in KEYS {
             let mut problem = Problem::bad_key("a \"detail\"");
             problem.key = Some(key.into());
 
-            let json: serde_json::Value = serde_json::from_str(&problem.json()).unwrap();
+            let json = problem.json(StatusCode::BAD_REQUEST);
+            let json: serde_json::Value = serde_json::from_str(&json).unwrap();
 
             assert_eq!(json["key"], key);
             assert_eq!(json["detail"], "a \"detail\"");
@@ -172,6 +332,64 @@ mod tests {
                 json["type"],
                 "https://docs.rs/lockcore-tower/latest/lockcore_tower/#lock-key"
             );
+        }
+    }
+
+    #[test]
+    fn any_key_comes_back_from_the_status_of_grpc() {
+        for key in KEYS {
+            let mut problem = Problem::bad_key("a detail");
+            problem.key = Some(key.into());
+
+            let status = problem.grpc_status();
+
+            assert_eq!(status["grpc-status"], "3");
+            let message = status["grpc-message"].to_str().unwrap();
+            let message = percent_encoding::percent_decode_str(message);
+            assert_eq!(
+                message.decode_utf8().unwrap(),
+                format!("No key to lock: a detail (key: {key})")
+            );
+        }
+    }
+
+    #[test]
+    fn nobody_is_asked_to_come_back_before_or_long_after_the_lock_is_free() {
+        let seconds = |configured, free_in| {
+            let mut problem = Problem::new(Kind::Held, "");
+            problem.free_in = free_in;
+            problem.retry_after(&Answers {
+                busy_status: StatusCode::CONFLICT,
+                retry_after: configured,
+            })
+        };
+        let (s, ms) = (Duration::from_secs, Duration::from_millis);
+
+        assert_eq!(seconds(s(1), None), 1);
+        assert_eq!(seconds(s(1), Some(s(9))), 1);
+        assert_eq!(seconds(s(10), Some(ms(3_001))), 4);
+        assert_eq!(seconds(s(10), Some(s(3))), 3);
+        assert_eq!(seconds(s(10), Some(ms(2))), 1);
+        assert_eq!(seconds(ms(1), None), 1);
+        assert_eq!(seconds(Duration::MAX, None), u64::MAX);
+    }
+
+    #[test]
+    fn trailers_are_for_grpc_and_not_for_grpc_web() {
+        let has = |content: &'static str| {
+            let headers = HeaderMap::from_iter([(CONTENT_TYPE, HeaderValue::from_static(content))]);
+            has_grpc_trailers(&headers)
+        };
+
+        for content in [
+            "application/grpc",
+            "application/grpc+proto",
+            "application/grpc;a=b",
+        ] {
+            assert!(has(content), "{content}");
+        }
+        for content in ["application/grpc-web+proto", "application/json", ""] {
+            assert!(!has(content), "{content}");
         }
     }
 }

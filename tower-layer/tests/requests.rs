@@ -12,8 +12,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use common::*;
 use futures_util::FutureExt;
-use http::{HeaderValue, Request, Response, StatusCode};
-use http_body_util::{BodyExt, Empty, Full};
+use http::{Response, StatusCode};
+use http_body_util::{BodyExt, Full};
 use lockcore::Locks;
 use lockcore::backend::{
     Answer, Backend, Capability, Connection, Departure, Enqueued, Events, Fault, Place, Released,
@@ -24,22 +24,10 @@ use tokio::sync::{Barrier, Notify};
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_test::mock;
 
-type In = Request<Empty<Bytes>>;
 type Out = Response<Full<Bytes>>;
 
 fn ok() -> Out {
     Out::new("done".into())
-}
-
-/// A handler that counts its calls.
-fn counting(
-    calls: &Arc<AtomicUsize>,
-) -> impl Service<In, Response = Out, Error = Infallible, Future: Send> + Clone + Send + use<> {
-    let calls = Arc::clone(calls);
-    service_fn(move |_: In| {
-        calls.fetch_add(1, Ordering::SeqCst);
-        async { Ok(ok()) }
-    })
 }
 
 async fn unreached(_: In) -> Result<Out, Infallible> {
@@ -444,86 +432,6 @@ async fn a_name_in_use_as_a_semaphore_is_answered_with_500() {
     let response = in_time(service.oneshot(get("/order:42"))).await.unwrap();
 
     assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
-}
-
-#[tokio::test]
-async fn a_header_names_the_lock() {
-    let locks = memory();
-    let _other = hold(&locks, "payment:ä 1").await;
-    let layer = LockLayer::new(locks, Key::header("Idempotency-Key").prefix("payment:")).try_only();
-    let calls = Arc::default();
-
-    let mut request = get("/");
-    let value = HeaderValue::from_bytes("ä 1".as_bytes()).unwrap();
-    request.headers_mut().insert("idempotency-key", value);
-    let held = layer
-        .layer(counting(&calls))
-        .oneshot(request)
-        .await
-        .unwrap();
-    let mut request = get("/");
-    request
-        .headers_mut()
-        .insert("idempotency-key", HeaderValue::from_static("2"));
-    let free = layer
-        .layer(counting(&calls))
-        .oneshot(request)
-        .await
-        .unwrap();
-
-    assert_eq!(held.status(), StatusCode::CONFLICT);
-    assert_eq!(problem(held).await["key"], "payment:ä 1");
-    assert_eq!(free.status(), StatusCode::OK);
-    assert_eq!(calls.load(Ordering::SeqCst), 1);
-}
-
-#[tokio::test]
-async fn a_header_that_does_not_name_one_lock_is_answered_with_400() {
-    let layer = LockLayer::new(memory(), Key::header("key"));
-    let long = "x".repeat(5_000);
-    let cases: [&[&[u8]]; 5] = [&[], &[b""], &[b"\xff"], &[b"a", b"b"], &[long.as_bytes()]];
-
-    for values in cases {
-        let mut request = get("/");
-        for value in values {
-            request
-                .headers_mut()
-                .append("key", HeaderValue::from_bytes(value).unwrap());
-        }
-        // With `optional`, only the missing one passes.
-        let calls = Arc::default();
-        let optional = LockLayer::new(memory(), Key::header("key").optional());
-        let passed = optional
-            .layer(counting(&calls))
-            .oneshot(request.clone())
-            .await
-            .unwrap();
-        let refused = layer
-            .layer(service_fn(unreached))
-            .oneshot(request)
-            .await
-            .unwrap();
-
-        assert_eq!(refused.status(), StatusCode::BAD_REQUEST, "{values:?}");
-        assert!(
-            problem(refused).await["type"]
-                .as_str()
-                .unwrap()
-                .ends_with("#lock-key")
-        );
-        assert_eq!(
-            passed.status() == StatusCode::OK,
-            values.is_empty(),
-            "{values:?}"
-        );
-        assert_eq!(calls.load(Ordering::SeqCst), usize::from(values.is_empty()));
-    }
-}
-
-#[test]
-#[should_panic(expected = "not the name of a header")]
-fn a_bad_header_name_is_seen_at_the_start() {
-    let _ = Key::header("idempotency key");
 }
 
 /// A store that fails every enqueue in one way, with a password in its words.

@@ -19,6 +19,8 @@ use lockcore_tower::{Key, LockLayer};
 /// Longer than anything here takes, shorter than a lease that nobody renews any more.
 pub const SOON: Duration = Duration::from_secs(5);
 
+pub type In = Request<Empty<Bytes>>;
+
 pub fn memory() -> Locks {
     Locks::connect("memory:").unwrap()
 }
@@ -31,7 +33,7 @@ pub fn by_path(locks: &Locks) -> LockLayer {
     LockLayer::new(locks.clone(), key)
 }
 
-pub fn get(path: &str) -> Request<Empty<Bytes>> {
+pub fn get(path: &str) -> In {
     Request::get(path).body(Empty::new()).unwrap()
 }
 

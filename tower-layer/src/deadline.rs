@@ -1,0 +1,99 @@
+//! How long the client itself will wait for the answer, if it says so.
+
+use std::time::Duration;
+
+use http::{HeaderMap, HeaderName};
+
+/// `grpc-timeout`: at most eight digits and a unit. Anything else is no deadline, as it is for tonic
+/// and for gRPC's own C core.
+///
+/// <https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md#requests>
+pub(crate) fn of_grpc(headers: &HeaderMap) -> Option<Duration> {
+    let value = headers.get("grpc-timeout")?.to_str().ok()?;
+    let (digits, unit) = value.split_at_checked(value.len().checked_sub(1)?)?;
+    if digits.len() > 8 {
+        return None;
+    }
+    let number = number(digits)?;
+    Some(match unit {
+        "H" => Duration::from_secs(number * 60 * 60),
+        "M" => Duration::from_secs(number * 60),
+        "S" => Duration::from_secs(number),
+        "m" => Duration::from_millis(number),
+        "u" => Duration::from_micros(number),
+        "n" => Duration::from_nanos(number),
+        _ => return None,
+    })
+}
+
+/// A number of milliseconds. Anything else is no deadline.
+pub(crate) fn of_header(headers: &HeaderMap, name: &HeaderName) -> Option<Duration> {
+    let value = headers.get(name)?.to_str().ok()?;
+    number(value).map(Duration::from_millis)
+}
+
+/// `u64::from_str` takes a sign too.
+fn number(digits: &str) -> Option<u64> {
+    let all_digits = digits.bytes().all(|byte| byte.is_ascii_digit());
+    all_digits.then(|| digits.parse().ok())?
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn grpc(value: &[u8]) -> Option<Duration> {
+        let value = http::HeaderValue::from_bytes(value).unwrap();
+        of_grpc(&HeaderMap::from_iter([(
+            HeaderName::from_static("grpc-timeout"),
+            value,
+        )]))
+    }
+
+    #[test]
+    fn every_unit_of_a_grpc_timeout_is_understood() {
+        assert_eq!(grpc(b"2H"), Some(Duration::from_secs(7_200)));
+        assert_eq!(grpc(b"3M"), Some(Duration::from_secs(180)));
+        assert_eq!(grpc(b"4S"), Some(Duration::from_secs(4)));
+        assert_eq!(grpc(b"5m"), Some(Duration::from_millis(5)));
+        assert_eq!(grpc(b"6u"), Some(Duration::from_micros(6)));
+        assert_eq!(grpc(b"0n"), Some(Duration::ZERO));
+        assert_eq!(
+            grpc(b"99999999H"),
+            Some(Duration::from_secs(99_999_999 * 3_600))
+        );
+    }
+
+    #[test]
+    fn what_is_no_grpc_timeout_is_no_deadline() {
+        let bad: [&[u8]; 10] = [
+            b"",
+            b"S",
+            b"5",
+            b"5s",
+            b"-5S",
+            b"+5S",
+            b"5 S",
+            b"1.5S",
+            b"123456789S",
+            b"5\xe4",
+        ];
+        for value in bad {
+            assert_eq!(grpc(value), None, "{value:?}");
+        }
+    }
+
+    #[test]
+    fn a_header_says_milliseconds_and_nothing_else() {
+        let name = HeaderName::from_static("x-deadline");
+        let of = |value: &str| {
+            let headers = HeaderMap::from_iter([(name.clone(), value.parse().unwrap())]);
+            of_header(&headers, &name)
+        };
+
+        assert_eq!(of("1500"), Some(Duration::from_millis(1_500)));
+        for value in ["", "-1", "+1", "1.5", "2s", "99999999999999999999"] {
+            assert_eq!(of(value), None, "{value}");
+        }
+    }
+}

@@ -1,0 +1,266 @@
+//! The pieces of a request that names are made of: where each is found, and what is wrong when it is
+//! not. How pieces make a name is in `key`, how they are written in a template in `template`.
+
+use std::fmt;
+use std::sync::Arc;
+
+use http::request::Parts;
+use http::{Extensions, HeaderName};
+
+use crate::response::Problem;
+
+/// What [`lockcore::Name`] takes. A client that sends more is told so with 400; it is not our
+/// configuration that is wrong then.
+const LONGEST_NAME: usize = 4096;
+
+/// One piece of a request.
+#[derive(Clone)]
+pub(crate) enum Source {
+    Fn(Arc<Find>),
+    Extension(Arc<FindExtension>, &'static str),
+    Header(HeaderName),
+    Metadata(HeaderName),
+    Query(Arc<str>),
+    GrpcMethod,
+    #[cfg(feature = "axum")]
+    Path(Arc<str>),
+    #[cfg(feature = "axum")]
+    MatchedPath,
+}
+
+pub(crate) type Find = dyn Fn(&Parts) -> Option<String> + Send + Sync;
+
+/// Writes an extension; `None` if there is none of its type.
+pub(crate) type FindExtension =
+    dyn Fn(&Extensions, &mut String) -> Option<fmt::Result> + Send + Sync;
+
+/// Why there is no name.
+pub(crate) enum Missing<'a> {
+    /// No lock is wanted.
+    Unwanted,
+    /// This piece is not there: an error, unless the key is optional.
+    Absent(&'a Source),
+    /// It is there, and cannot be used.
+    Unusable(Problem),
+}
+
+/// A name in the making.
+pub(crate) struct Writer<'a> {
+    pub(crate) name: String,
+    /// What is escaped in values, because it tells them apart: see `template`.
+    pub(crate) delimiters: &'a str,
+}
+
+impl Source {
+    /// Finds the piece and appends it to the name.
+    pub(crate) fn write(
+        &self,
+        parts: &mut Parts,
+        writer: &mut Writer<'_>,
+    ) -> Result<(), Missing<'_>> {
+        match self {
+            // What code of ours makes is not a client's mistake: neither measured nor escaped here.
+            Self::Fn(find) => {
+                let found = find(parts).ok_or(Missing::Unwanted)?;
+                writer.name.push_str(&found);
+                Ok(())
+            }
+            Self::Extension(find, _) => match find(&parts.extensions, &mut writer.name) {
+                Some(Ok(())) => Ok(()),
+                Some(Err(_)) => Err(self.unusable("cannot be displayed")),
+                None => Err(Missing::Absent(self)),
+            },
+            Self::Header(header) | Self::Metadata(header) => {
+                let mut values = parts.headers.get_all(header).iter();
+                let value = values.next().ok_or(Missing::Absent(self))?;
+                self.is_alone(values.next())?;
+                match std::str::from_utf8(value.as_bytes()) {
+                    Ok(value) => self.write_value(value, writer),
+                    Err(_) => Err(self.unusable("is not UTF-8")),
+                }
+            }
+            Self::Query(parameter) => {
+                let query = parts.uri.query().unwrap_or_default();
+                let mut values = form_urlencoded::parse(query.as_bytes())
+                    .filter(|(name, _)| name == &**parameter)
+                    .map(|(_, value)| value);
+                let value = values.next().ok_or(Missing::Absent(self))?;
+                self.is_alone(values.next())?;
+                self.write_decoded(&value, writer)
+            }
+            Self::GrpcMethod => match grpc_method(parts.uri.path()) {
+                Some(method) => self.write_value(method, writer),
+                None => Err(Missing::Absent(self)),
+            },
+            #[cfg(feature = "axum")]
+            Self::Path(parameter) => {
+                let parameters = path_parameters(parts).map_err(|NotUtf8| {
+                    Missing::Unusable(Problem::bad_key("The path is not UTF-8."))
+                })?;
+                // The last one, as for a handler that extracts a map: a nested route comes after
+                // its outer.
+                let found = parameters.as_ref().and_then(|parameters| {
+                    let ours = parameters.iter().filter(|(name, _)| *name == &**parameter);
+                    ours.last()
+                });
+                let (_, value) = found.ok_or(Missing::Absent(self))?;
+                self.write_value(value, writer)
+            }
+            #[cfg(feature = "axum")]
+            Self::MatchedPath => {
+                let path = parts.extensions.get::<axum::extract::MatchedPath>();
+                let path = path.ok_or(Missing::Absent(self))?;
+                self.write_value(path.as_str(), writer)
+            }
+        }
+    }
+
+    /// Two values would be a lock on one of them, and a handler that acts on the other.
+    fn is_alone<T>(&self, second: Option<T>) -> Result<(), Missing<'_>> {
+        match second {
+            None => Ok(()),
+            Some(_) => Err(self.unusable("is there more than once")),
+        }
+    }
+
+    /// Bytes that are not UTF-8 have been decoded to the replacement character, which would make
+    /// different values one.
+    fn write_decoded(&self, value: &str, writer: &mut Writer<'_>) -> Result<(), Missing<'_>> {
+        match value.contains(char::REPLACEMENT_CHARACTER) {
+            true => Err(self.unusable("is not UTF-8")),
+            false => self.write_value(value, writer),
+        }
+    }
+
+    /// Appends a value that a client chose.
+    fn write_value(&self, value: &str, writer: &mut Writer<'_>) -> Result<(), Missing<'_>> {
+        if value.is_empty() {
+            return Err(self.unusable("is empty"));
+        }
+        // Before and after: neither the name nor what is written for it has a size of the client's.
+        if value.len() > LONGEST_NAME {
+            return Err(self.unusable("is too long to be locked"));
+        }
+        writer.push_escaped(value);
+        if writer.name.len() > LONGEST_NAME {
+            return Err(self.unusable("is too long to be locked"));
+        }
+        Ok(())
+    }
+
+    /// The answer to a request that lacks it.
+    pub(crate) fn absent(&self) -> Problem {
+        match self {
+            // What should have been there is the server's to put there.
+            Self::Extension(..) => Problem::misconfigured(format!(
+                "The {self}, which says what to lock, is not in the request; what puts it there must come before this layer."
+            )),
+            #[cfg(feature = "axum")]
+            Self::Path(parameter) => Problem::misconfigured(format!(
+                "The route has no path parameter \"{parameter}\", which says what to lock."
+            )),
+            #[cfg(feature = "axum")]
+            Self::MatchedPath => {
+                Problem::misconfigured("There is no route here, which would say what to lock.")
+            }
+            Self::GrpcMethod => Problem::bad_key(
+                "The path is not that of a gRPC method, /package.Service/Method; it says what to lock.",
+            ),
+            _ => Problem::bad_key(format!("The {self} is missing; it says what to lock.")),
+        }
+    }
+
+    fn unusable(&self, how: &str) -> Missing<'_> {
+        Missing::Unusable(match self {
+            Self::Extension(..) => Problem::misconfigured(format!("The {self} {how}.")),
+            _ => Problem::bad_key(format!("The {self} {how}.")),
+        })
+    }
+}
+
+impl Writer<'_> {
+    /// So that no value contains what stands between two: `%`, and those characters, are
+    /// percent-encoded. Where nothing stands between two, nothing is encoded.
+    fn push_escaped(&mut self, value: &str) {
+        if self.delimiters.is_empty() {
+            return self.name.push_str(value);
+        }
+        let is_escaped = |char| char == '%' || self.delimiters.contains(char);
+        let mut rest = value;
+        while let Some(at) = rest.find(is_escaped) {
+            let (before, from) = rest.split_at(at);
+            self.name.push_str(before);
+            // Delimiters are ASCII: the character is one byte.
+            self.name
+                .push_str(percent_encoding::percent_encode_byte(from.as_bytes()[0]));
+            rest = &from[1..];
+        }
+        self.name.push_str(rest);
+    }
+}
+
+/// `/package.Service/Method` without its first slash. `GrpcMethod`, the extension of tonic's, is
+/// there in clients only.
+fn grpc_method(path: &str) -> Option<&str> {
+    let path = path.strip_prefix('/')?;
+    let (service, method) = path.split_once('/')?;
+    let is_method = !service.is_empty() && !method.is_empty() && !method.contains('/');
+    is_method.then_some(path)
+}
+
+#[cfg(feature = "axum")]
+struct NotUtf8;
+
+/// The extractor is an `async fn` that awaits nothing; polled once, it costs no allocation, and a
+/// request that passes through keeps its future unboxed. Were it ever to wait, the request would be
+/// refused, never let through.
+#[cfg(feature = "axum")]
+fn path_parameters(parts: &mut Parts) -> Result<Option<axum::extract::RawPathParams>, NotUtf8> {
+    use std::future::Future;
+    use std::pin::pin;
+    use std::task::{Context, Poll, Waker};
+
+    use axum::extract::rejection::RawPathParamsRejection;
+    use axum::extract::{FromRequestParts, RawPathParams};
+
+    let extraction = pin!(RawPathParams::from_request_parts(parts, &()));
+    match extraction.poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(Ok(parameters)) => Ok(Some(parameters)),
+        Poll::Ready(Err(RawPathParamsRejection::InvalidUtf8InPathParam(_))) => Err(NotUtf8),
+        Poll::Ready(Err(_)) | Poll::Pending => Ok(None),
+    }
+}
+
+/// For a sentence: "the … is missing".
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Fn(_) => f.write_str("function"),
+            Self::Extension(_, of) => write!(f, "extension {of}"),
+            Self::Header(header) => write!(f, "header \"{header}\""),
+            Self::Metadata(key) => write!(f, "metadata \"{key}\""),
+            Self::Query(parameter) => write!(f, "query parameter \"{parameter}\""),
+            Self::GrpcMethod => f.write_str("gRPC method"),
+            #[cfg(feature = "axum")]
+            Self::Path(parameter) => write!(f, "path parameter \"{parameter}\""),
+            #[cfg(feature = "axum")]
+            Self::MatchedPath => f.write_str("matched path"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_service_and_a_method_are_a_grpc_method() {
+        assert_eq!(
+            grpc_method("/shop.Orders/Settle"),
+            Some("shop.Orders/Settle")
+        );
+        for path in ["", "/", "//", "/a", "/a/", "//a", "/a/b/", "/a/b/c", "a/b"] {
+            assert_eq!(grpc_method(path), None, "{path}");
+        }
+    }
+}

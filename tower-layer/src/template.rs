@@ -1,0 +1,282 @@
+//! The template of a key: takes `"order:{path.id}:{header.x-tenant}"` apart, and sees to it that two
+//! requests make one name only if all their values agree.
+//!
+//! Between two placeholders stands a delimiter, a character of ASCII punctuation, and values are
+//! written with every delimiter of their template, and `%`, percent-encoded. So the first delimiter
+//! behind the beginning of a value is the one that follows it, which says how long the value is, and
+//! percent-encoding can be undone: a name can be read back in one way only.
+
+use std::fmt;
+
+use http::HeaderName;
+
+use crate::source::Source;
+
+/// What a name is made of, in order.
+#[derive(Clone)]
+pub(crate) struct Template {
+    pub(crate) pieces: Vec<Piece>,
+    /// What is escaped in values; nothing if there is only one.
+    pub(crate) delimiters: String,
+}
+
+#[derive(Clone)]
+pub(crate) enum Piece {
+    Text(String),
+    Value(Source),
+}
+
+impl Template {
+    /// Of one value, as it is.
+    pub(crate) fn of(source: Source) -> Self {
+        Self {
+            pieces: vec![Piece::Value(source)],
+            delimiters: String::new(),
+        }
+    }
+
+    /// # Errors
+    ///
+    /// What is wrong with the text, for who wrote it.
+    pub(crate) fn parse(text: &str) -> Result<Self, String> {
+        let pieces = pieces(text)?;
+        if pieces.is_empty() {
+            return Err("it is empty".to_owned());
+        }
+        let delimiters = delimiters(&pieces)?;
+        Ok(Self { pieces, delimiters })
+    }
+}
+
+fn pieces(text: &str) -> Result<Vec<Piece>, String> {
+    let mut pieces = Vec::new();
+    let mut literal = String::new();
+    let mut rest = text;
+    while let Some(brace) = rest.find(['{', '}']) {
+        literal.push_str(&rest[..brace]);
+        rest = &rest[brace..];
+        if let Some(escape) = ["{{", "}}"].into_iter().find(|it| rest.starts_with(it)) {
+            literal.push_str(&escape[1..]);
+            rest = &rest[escape.len()..];
+            continue;
+        }
+        let Some(inside) = rest.strip_prefix('{') else {
+            return Err("`}` without `{`; a brace in the name is written `}}`".to_owned());
+        };
+        let Some((placeholder, behind)) = inside.split_once('}') else {
+            return Err(format!(
+                "unclosed `{{{inside}`; a brace in the name is written `{{{{`"
+            ));
+        };
+        if !literal.is_empty() {
+            pieces.push(Piece::Text(std::mem::take(&mut literal)));
+        }
+        pieces.push(Piece::Value(source(placeholder)?));
+        rest = behind;
+    }
+    literal.push_str(rest);
+    if !literal.is_empty() {
+        pieces.push(Piece::Text(literal));
+    }
+    Ok(pieces)
+}
+
+fn source(placeholder: &str) -> Result<Source, String> {
+    let (of, name) = match placeholder.split_once('.') {
+        Some((of, name)) if !name.is_empty() => (of, Some(name)),
+        _ => (placeholder, None),
+    };
+    match (of, name) {
+        ("header", Some(name)) => header(name).map(Source::Header),
+        ("metadata", Some(name)) => metadata(name).map(Source::Metadata),
+        ("query", Some(name)) => Ok(Source::Query(name.into())),
+        ("grpc_method", None) => Ok(Source::GrpcMethod),
+        #[cfg(feature = "axum")]
+        ("path", Some(name)) => Ok(Source::Path(name.into())),
+        #[cfg(feature = "axum")]
+        ("matched_path", None) => Ok(Source::MatchedPath),
+        #[cfg(not(feature = "axum"))]
+        ("path", Some(_)) | ("matched_path", None) => Err(format!(
+            "`{{{placeholder}}}` needs the feature `axum` of lockcore-tower"
+        )),
+        _ => Err(format!(
+            "`{{{placeholder}}}` is none of `{{path.NAME}}`, `{{matched_path}}`, `{{header.NAME}}`, \
+             `{{query.NAME}}`, `{{metadata.NAME}}` and `{{grpc_method}}`"
+        )),
+    }
+}
+
+pub(crate) fn header<N>(name: N) -> Result<HeaderName, String>
+where
+    N: TryInto<HeaderName, Error: fmt::Display>,
+{
+    name.try_into()
+        .map_err(|error| format!("not the name of a header: {error}"))
+}
+
+/// # Errors
+///
+/// Also for a binary one: base64 has several texts for one value, which would be several locks.
+pub(crate) fn metadata<N>(key: N) -> Result<HeaderName, String>
+where
+    N: TryInto<HeaderName, Error: fmt::Display>,
+{
+    let key = header(key)?;
+    match key.as_str().ends_with("-bin") {
+        true => Err(format!(
+            "the metadata \"{key}\" is binary; decode it in Key::from_fn"
+        )),
+        false => Ok(key),
+    }
+}
+
+fn delimiters(pieces: &[Piece]) -> Result<String, String> {
+    let mut delimiters = String::new();
+    for three in pieces.windows(3) {
+        if let [Piece::Value(_), Piece::Text(between), Piece::Value(_)] = three {
+            let before = delimiters.len();
+            delimiters.extend(between.chars().filter(|char| is_delimiter(*char)));
+            if delimiters.len() == before {
+                return Err(format!(
+                    "values with \"{between}\" between them cannot be told apart: write punctuation, as `:`"
+                ));
+            }
+        }
+    }
+    let touch = |two: &[Piece]| matches!(two, [Piece::Value(_), Piece::Value(_)]);
+    match pieces.windows(2).any(touch) {
+        true => Err(
+            "values with nothing between them cannot be told apart: write punctuation, as `:`"
+                .to_owned(),
+        ),
+        false => Ok(delimiters),
+    }
+}
+
+/// Not `%`, which begins an escape; and nothing that occurs in one.
+fn is_delimiter(char: char) -> bool {
+    char.is_ascii_punctuation() && char != '%'
+}
+
+impl fmt::Display for Piece {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Text(text) => f.write_str(text),
+            Self::Value(source) => write!(f, "{{{source}}}"),
+        }
+    }
+}
+
+impl fmt::Debug for Template {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("`")?;
+        for piece in &self.pieces {
+            fmt::Display::fmt(piece, f)?;
+        }
+        f.write_str("`")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use http::Request;
+
+    use super::*;
+    use crate::key::Key;
+
+    #[track_caller]
+    fn assert_mistake(text: &str, expected: &str) {
+        let mistake = Template::parse(text).expect_err(text);
+        assert!(mistake.contains(expected), "{text}: {mistake}");
+    }
+
+    #[test]
+    fn a_template_is_text_and_values_in_order() {
+        let template = Template::parse("a{{b}}:{header.X-Tenant}:{query.from.to}?").unwrap();
+
+        assert_eq!(
+            format!("{template:?}"),
+            "`a{b}:{header \"x-tenant\"}:{query parameter \"from.to\"}?`"
+        );
+    }
+
+    #[test]
+    fn mistakes_are_told_with_what_to_write() {
+        assert_mistake("", "empty");
+        assert_mistake("a:{query.id", "unclosed `{query.id`");
+        assert_mistake("a:id}", "`}` without `{`");
+        for placeholder in [
+            "{}",
+            "{id}",
+            "{query}",
+            "{query.}",
+            "{grpc_method.x}",
+            "{Header.x}",
+        ] {
+            assert_mistake(placeholder, "is none of `{path.NAME}`");
+        }
+        assert_mistake("{header.a b}", "not the name of a header");
+        assert_mistake("{metadata.id-bin}", "from_fn");
+        assert_mistake("{query.a}{query.b}", "nothing between");
+        for letters in ["and", "%", "ä", " "] {
+            assert_mistake(&format!("{{query.a}}{letters}{{query.b}}"), "told apart");
+        }
+    }
+
+    #[cfg(not(feature = "axum"))]
+    #[test]
+    fn what_needs_axum_says_so() {
+        assert_mistake("{path.id}", "feature `axum`");
+        assert_mistake("{matched_path}", "feature `axum`");
+    }
+
+    /// Every pair of values of up to three characters that have a meaning somewhere.
+    #[test]
+    fn no_two_requests_share_a_name_unless_their_values_agree() {
+        let characters = ["%", ":", "3", "A", "-"];
+        let mut values = vec![String::new()];
+        for length in 1..=3 {
+            let shorter: Vec<String> = values
+                .iter()
+                .filter(|v| v.len() == length - 1)
+                .cloned()
+                .collect();
+            let longer = shorter
+                .iter()
+                .flat_map(|v| characters.map(|char| format!("{v}{char}")));
+            values.extend(longer.collect::<Vec<_>>());
+        }
+        for template in [
+            "{header.a}:{header.b}",
+            "3A{header.a}%3A:3A{header.b}:",
+            "{header.a}-:{header.b}",
+        ] {
+            let key = Key::template(template);
+            let mut names = HashMap::new();
+            // An empty value is refused.
+            for a in &values[1..] {
+                for b in &values[1..] {
+                    let request = Request::builder().header("a", a).header("b", b);
+                    let (mut parts, ()) = request.body(()).unwrap().into_parts();
+                    let name = key.find(&mut parts).ok().flatten().unwrap();
+                    if let Some(other) = names.insert(name.clone(), (a, b)) {
+                        panic!("{template}: {name} is of {other:?} and of {:?}", (a, b));
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_single_value_stays_as_it_is_so_that_others_find_the_name() {
+        let key = Key::template("order:{header.id}:open");
+        let request = Request::builder().header("id", "a:b%c");
+        let (mut parts, ()) = request.body(()).unwrap().into_parts();
+
+        let name = key.find(&mut parts).ok().flatten();
+
+        assert_eq!(name.as_deref(), Some("order:a:b%c:open"));
+    }
+}

@@ -1,0 +1,95 @@
+//! How many requests wait per key, so that a hot one cannot collect all that there are.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// The waiting requests of a layer and its clones.
+pub(crate) struct Waiters {
+    most: usize,
+    /// A key is in here as long as a [`Waiter`] of it lives: each puts one in, and takes one out when
+    /// it is dropped, which is when its request has the lock or an answer, and also when the request's
+    /// future is dropped or panics. So there are never more entries than requests that wait, and
+    /// nothing has to be swept.
+    counts: Mutex<HashMap<Arc<str>, usize>>,
+}
+
+/// A request that waits, until this is dropped.
+pub(crate) struct Waiter {
+    waiters: Arc<Waiters>,
+    key: Arc<str>,
+}
+
+impl Waiters {
+    pub(crate) fn at_most(most: usize) -> Self {
+        Self {
+            most,
+            counts: Mutex::default(),
+        }
+    }
+
+    /// One more, or `None` if there are as many as may wait.
+    pub(crate) fn join(self: &Arc<Self>, key: &str) -> Option<Waiter> {
+        let mut counts = self.counts();
+        let known = counts.get_key_value(key);
+        let (key, count) = match known {
+            Some((key, count)) => (Arc::clone(key), *count),
+            None => (Arc::from(key), 0),
+        };
+        if count >= self.most {
+            return None;
+        }
+        counts.insert(Arc::clone(&key), count + 1);
+        drop(counts);
+        Some(Waiter {
+            waiters: Arc::clone(self),
+            key,
+        })
+    }
+
+    fn counts(&self) -> MutexGuard<'_, HashMap<Arc<str>, usize>> {
+        // Nothing panics under the mutex that would leave a count wrong.
+        self.counts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Waiter {
+    fn drop(&mut self) {
+        let mut counts = self.waiters.counts();
+        if let Some(count) = counts.get_mut(&self.key) {
+            *count -= 1;
+            if *count == 0 {
+                counts.remove(&self.key);
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Waiters {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Waiters")
+            .field("most", &self.most)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_is_forgotten_with_its_last_waiter() {
+        let waiters = Arc::new(Waiters::at_most(2));
+        let (one, two) = (waiters.join("a"), waiters.join("a"));
+        assert!(waiters.join("a").is_none());
+        assert!(waiters.join("b").is_some(), "another key");
+
+        drop(one);
+        let three = waiters.join("a");
+        assert!(three.is_some(), "a place is free");
+        assert!(waiters.join("a").is_none());
+
+        drop((two, three));
+        assert!(waiters.counts().is_empty());
+    }
+}
