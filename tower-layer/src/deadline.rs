@@ -32,6 +32,14 @@ pub(crate) fn of_header(headers: &HeaderMap, name: &HeaderName) -> Option<Durati
     number(value).map(Duration::from_millis)
 }
 
+/// How long to wait so that the answer reaches a client before its deadline: a lock that comes in the
+/// last moment is of no use to it, and a server's own timer would answer in our place.
+pub(crate) fn in_time(deadline: Duration) -> Duration {
+    // As long as a way around the world takes.
+    const MOST: Duration = Duration::from_millis(50);
+    deadline - (deadline / 10).min(MOST)
+}
+
 /// `u64::from_str` takes a sign too.
 fn number(digits: &str) -> Option<u64> {
     let all_digits = digits.bytes().all(|byte| byte.is_ascii_digit());

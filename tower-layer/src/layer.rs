@@ -155,7 +155,8 @@ impl LockLayer {
     /// How long a request waits in line before it is answered with 409. Default: the client's
     /// (`LOCK_WAIT`, 15 s). A client that goes away leaves the line at once.
     ///
-    /// A gRPC request that comes with a deadline (`grpc-timeout`) waits no longer than that.
+    /// A gRPC request that comes with a deadline (`grpc-timeout`) waits no longer than that, less a
+    /// tenth, 50 ms at most, in which the answer can still reach the client.
     pub fn wait(mut self, wait: impl Into<Wait>) -> Self {
         self.0.wait = Some(wait.into());
         self
@@ -167,7 +168,7 @@ impl LockLayer {
     }
 
     /// A header in which HTTP clients say how many milliseconds they will wait for the answer, as
-    /// `x-envoy-expected-rq-timeout-ms`; a request waits no longer for its lock than that. What is no
+    /// `x-envoy-expected-rq-timeout-ms`; it bounds the wait as `grpc-timeout` does. What is no
     /// number is no deadline. Default: none, because only a header that the client or a proxy of yours
     /// sets is to be trusted with it.
     ///
@@ -306,8 +307,8 @@ impl Settings {
             _ => self.wait.unwrap_or_else(|| locks.default_wait()),
         };
         let deadline = self.deadline(request, protocol);
-        let bound = deadline.filter(|deadline| match wait {
-            Wait::For(wait) => *deadline < wait,
+        let bound = deadline.map(deadline::in_time).filter(|bound| match wait {
+            Wait::For(wait) => *bound < wait,
             Wait::Forever => true,
         });
         Order {

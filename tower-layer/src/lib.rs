@@ -93,6 +93,8 @@ mod deadline;
 #[cfg(feature = "axum")]
 mod extract;
 mod future;
+#[cfg(feature = "tonic")]
+mod grpc;
 mod key;
 mod layer;
 mod response;
@@ -106,6 +108,9 @@ pub use body::{BoxError, LockBody};
 #[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
 pub use extract::{Held, NotLocked};
 pub use future::ResponseFuture;
+#[cfg(feature = "tonic")]
+#[cfg_attr(docsrs, doc(cfg(feature = "tonic")))]
+pub use grpc::status;
 pub use key::Key;
 pub use layer::{HoldUntil, LockLayer, Upgrades};
 pub use service::LockService;

@@ -189,17 +189,23 @@ impl Problem {
     pub(crate) fn grpc_status(&self) -> HeaderMap {
         // `Percent-Encoded` in gRPC over HTTP/2: all but printable ASCII, and the percent sign.
         const ENCODED: &AsciiSet = &CONTROLS.add(b'%');
-        let message = match &self.key {
-            Some(key) => format!("{}: {} (key: {key})", self.kind.title(), self.detail),
-            None => format!("{}: {}", self.kind.title(), self.detail),
-        };
+        let (code, message) = self.grpc();
         let message = utf8_percent_encode(&message, ENCODED).to_string();
         let mut trailers = HeaderMap::with_capacity(4);
-        trailers.insert("grpc-status", (self.kind.grpc_code() as u16).into());
+        trailers.insert("grpc-status", code.into());
         if let Ok(message) = message.try_into() {
             trailers.insert("grpc-message", message);
         }
         trailers
+    }
+
+    /// The status code, and the message to it.
+    pub(crate) fn grpc(&self) -> (u16, String) {
+        let message = match &self.key {
+            Some(key) => format!("{}: {} (key: {key})", self.kind.title(), self.detail),
+            None => format!("{}: {}", self.kind.title(), self.detail),
+        };
+        (self.kind.grpc_code() as u16, message)
     }
 
     fn status(&self, answers: &Answers) -> StatusCode {

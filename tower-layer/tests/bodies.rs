@@ -638,6 +638,54 @@ async fn a_frame_that_was_held_back_does_not_pass_for_the_end_when_the_lock_is_l
     assert!(in_time(body.frame()).await.is_none());
 }
 
+fn grpc(content_type: &'static str, body: Scripted) -> (Request<Empty<Bytes>>, Response<Scripted>) {
+    let content = HeaderValue::from_static("application/grpc");
+    let mut request = request();
+    request.headers_mut().insert("content-type", content);
+    let response = Response::builder().header("content-type", content_type);
+    (request, response.body(body).unwrap())
+}
+
+#[tokio::test]
+async fn a_grpc_stream_that_loses_its_lock_ends_in_a_status() {
+    let locks = memory();
+    let (script, body) = Scripted::new();
+    let (request, response) = grpc("application/grpc", body);
+
+    let mut body = respond(&locks, request, response).await.into_body();
+    script.data("one");
+    assert_eq!(data(&mut body).await, "one");
+    lose(&locks).await;
+
+    let end = in_time(body.frame()).await.unwrap().unwrap();
+    let trailers = end.into_trailers().expect("trailers");
+    assert_eq!(trailers["grpc-status"], "14");
+    assert!(
+        trailers["grpc-message"]
+            .to_str()
+            .unwrap()
+            .contains("Lock lost")
+    );
+    assert!(body.is_end_stream());
+    assert!(in_time(body.frame()).await.is_none());
+}
+
+#[tokio::test]
+async fn a_stream_that_has_no_trailers_to_say_so_ends_in_an_error_although_grpc_was_asked_for() {
+    for content_type in ["application/grpc-web+proto", "text/plain"] {
+        let locks = memory();
+        let (script, body) = Scripted::new();
+        let (request, response) = grpc(content_type, body);
+
+        let mut body = respond(&locks, request, response).await.into_body();
+        script.data("one");
+        assert_eq!(data(&mut body).await, "one");
+        lose(&locks).await;
+
+        assert!(is_lost(&in_time(body.frame()).await.unwrap().unwrap_err()));
+    }
+}
+
 #[tokio::test]
 async fn a_request_that_waits_is_let_in_by_the_end_of_the_body() {
     let locks = memory();

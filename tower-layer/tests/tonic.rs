@@ -1,0 +1,375 @@
+//! The layer in a server of tonic's, called by a client of tonic's.
+#![allow(
+    clippy::unwrap_used,
+    reason = "clippy.toml lets tests unwrap, but not their helpers"
+)]
+
+mod common;
+
+use std::convert::Infallible;
+use std::future::pending;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::{Buf, BufMut};
+use common::{SOON, in_time, memory, nothing_is_left, tickets};
+use futures_util::{FutureExt, Stream, StreamExt, future::BoxFuture, stream};
+use http::uri::PathAndQuery;
+use lockcore::Locks;
+use lockcore::testing::Store;
+use lockcore_tower::{Key, LockLayer};
+use tokio::net::TcpListener;
+use tokio::sync::{Notify, mpsc};
+use tokio_stream::wrappers::TcpListenerStream;
+use tonic::body::Body;
+use tonic::client::Grpc;
+use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
+use tonic::server::NamedService;
+use tonic::service::LayerExt;
+use tonic::transport::{Channel, Server};
+use tonic::{Code, Request, Response, Status, Streaming};
+use tower::{Service, service_fn};
+
+const NAME: &str = "order:42";
+
+/// Messages are texts.
+#[derive(Clone, Copy, Default)]
+struct Text;
+
+impl Codec for Text {
+    type Encode = String;
+    type Decode = String;
+    type Encoder = Self;
+    type Decoder = Self;
+
+    fn encoder(&mut self) -> Self {
+        *self
+    }
+
+    fn decoder(&mut self) -> Self {
+        *self
+    }
+}
+
+impl Encoder for Text {
+    type Item = String;
+    type Error = Status;
+
+    fn encode(&mut self, text: String, to: &mut EncodeBuf<'_>) -> Result<(), Status> {
+        to.put_slice(text.as_bytes());
+        Ok(())
+    }
+}
+
+impl Decoder for Text {
+    type Item = String;
+    type Error = Status;
+
+    fn decode(&mut self, from: &mut DecodeBuf<'_>) -> Result<Option<String>, Status> {
+        let bytes = from.copy_to_bytes(from.remaining());
+        let text = String::from_utf8(bytes.into());
+        text.map(Some).map_err(|_| Status::internal("not UTF-8"))
+    }
+}
+
+/// A service with a method of each kind. What would be generated from a `.proto` file.
+#[derive(Clone, Default)]
+struct Orders {
+    entered: Arc<Notify>,
+}
+
+impl NamedService for Orders {
+    const NAME: &'static str = "shop.Orders";
+}
+
+impl Service<http::Request<Body>> for Orders {
+    type Response = http::Response<Body>;
+    type Error = Infallible;
+    type Future = BoxFuture<'static, Result<http::Response<Body>, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
+        let entered = Arc::clone(&self.entered);
+        let mut grpc = tonic::server::Grpc::new(Text);
+        Box::pin(async move {
+            Ok(match request.uri().path() {
+                "/shop.Orders/Settle" => grpc.unary(service_fn(settle), request).await,
+                "/shop.Orders/Hang" => {
+                    let hang = service_fn(move |_: Request<String>| {
+                        entered.notify_one();
+                        pending::<Result<Response<String>, Status>>()
+                    });
+                    grpc.unary(hang, request).await
+                }
+                "/shop.Orders/Watch" => grpc.server_streaming(service_fn(watch), request).await,
+                "/shop.Orders/Upload" => grpc.client_streaming(service_fn(upload), request).await,
+                "/shop.Orders/Chat" => grpc.streaming(service_fn(chat), request).await,
+                _ => Status::unimplemented("no such method").into_http(),
+            })
+        })
+    }
+}
+
+async fn settle(request: Request<String>) -> Result<Response<String>, Status> {
+    let held = request.extensions().get::<lockcore::Held>();
+    let name = held.map_or("-", |held| held.name());
+    Ok(Response::new(name.to_owned()))
+}
+
+type Texts = Pin<Box<dyn Stream<Item = Result<String, Status>> + Send>>;
+
+/// As many as the request says, or no end after the first.
+async fn watch(request: Request<String>) -> Result<Response<Texts>, Status> {
+    let first = stream::once(async { Ok("1".to_owned()) });
+    Ok(Response::new(match request.into_inner().parse::<usize>() {
+        Ok(number) => Box::pin(stream::iter(1..=number).map(|n| Ok(n.to_string()))),
+        Err(_) => Box::pin(first.chain(stream::pending())),
+    }))
+}
+
+async fn upload(request: Request<Streaming<String>>) -> Result<Response<String>, Status> {
+    let messages = request.into_inner().count().await;
+    Ok(Response::new(messages.to_string()))
+}
+
+async fn chat(request: Request<Streaming<String>>) -> Result<Response<Texts>, Status> {
+    Ok(Response::new(Box::pin(request.into_inner())))
+}
+
+fn by_order(locks: &Locks) -> LockLayer {
+    LockLayer::new(locks.clone(), Key::metadata("order-id").prefix("order:"))
+}
+
+/// A client of a server with the layer around all of it.
+async fn served_under(layer: LockLayer, orders: Orders) -> Client {
+    client_of(|incoming| {
+        let server = Server::builder().layer(layer).add_service(orders);
+        server.serve_with_incoming(incoming)
+    })
+    .await
+}
+
+async fn client_of<F>(serve: impl FnOnce(TcpListenerStream) -> F) -> Client
+where
+    F: Future<Output: Send> + Send + 'static,
+{
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(serve(TcpListenerStream::new(listener)));
+    let endpoint = Channel::from_shared(format!("http://{address}")).unwrap();
+    Client(endpoint.connect().await.unwrap())
+}
+
+struct Client(Channel);
+
+impl Client {
+    async fn ready(&self) -> Grpc<Channel> {
+        let mut client = Grpc::new(self.0.clone());
+        in_time(client.ready()).await.unwrap();
+        client
+    }
+
+    async fn unary(&self, method: &'static str, order: &str) -> Result<String, Status> {
+        self.send(method, of_order(order, String::new())).await
+    }
+
+    async fn send(&self, method: &'static str, request: Request<String>) -> Result<String, Status> {
+        let mut client = self.ready().await;
+        let response = client.unary(request, path(method), Text).await;
+        Ok(response?.into_inner())
+    }
+
+    /// Calls `Watch`: so many messages, or no end after the first.
+    async fn watch(&self, messages: &str) -> Result<Streaming<String>, Status> {
+        let request = of_order("42", messages.to_owned());
+        let mut client = self.ready().await;
+        let response = client.server_streaming(request, path("Watch"), Text);
+        Ok(in_time(response).await?.into_inner())
+    }
+}
+
+fn path(method: &'static str) -> PathAndQuery {
+    format!("/shop.Orders/{method}").parse().unwrap()
+}
+
+fn of_order<T>(order: &str, message: T) -> Request<T> {
+    let mut request = Request::new(message);
+    let order = order.parse().unwrap();
+    request.metadata_mut().insert("order-id", order);
+    request
+}
+
+/// Messages that a test sends when it likes.
+fn by_hand() -> (mpsc::UnboundedSender<String>, Request<Messages>) {
+    let (send, mut receive) = mpsc::unbounded_channel();
+    let messages: Messages = Box::pin(stream::poll_fn(move |cx| receive.poll_recv(cx)));
+    (send, of_order("42", messages))
+}
+
+type Messages = Pin<Box<dyn Stream<Item = String> + Send>>;
+
+#[track_caller]
+fn assert_status<T: std::fmt::Debug>(outcome: Result<T, Status>, code: Code, says: &str) {
+    let status = outcome.expect_err("refused");
+    assert_eq!(status.code(), code, "{status}");
+    assert!(status.message().contains(says), "{status}");
+}
+
+#[tokio::test]
+async fn a_unary_call_runs_under_its_lock_and_lets_it_go() {
+    let locks = memory();
+    let client = served_under(by_order(&locks).try_only(), Orders::default()).await;
+
+    for round in 0..200 {
+        let name = in_time(client.unary("Settle", "42")).await;
+        assert_eq!(name.unwrap(), NAME, "{round}");
+    }
+    assert_eq!(tickets(&locks, NAME).await, 0);
+}
+
+#[tokio::test]
+async fn a_stream_from_the_server_keeps_the_lock_until_its_end() {
+    let locks = memory();
+    let client = served_under(by_order(&locks).try_only(), Orders::default()).await;
+
+    for _ in 0..200 {
+        let messages: Vec<_> = client.watch("3").await.unwrap().collect().await;
+        assert_eq!(messages.len(), 3);
+        assert!(messages.iter().all(Result::is_ok));
+        assert_eq!(tickets(&locks, NAME).await, 0);
+    }
+
+    let mut endless = client.watch("no end").await.unwrap();
+    assert_eq!(in_time(endless.message()).await.unwrap().unwrap(), "1");
+    assert_eq!(tickets(&locks, NAME).await, 1);
+    let busy = in_time(client.unary("Settle", "42")).await;
+    assert_status(busy, Code::Aborted, "(key: order:42)");
+    // The client goes away.
+    drop(endless);
+    nothing_is_left(&locks, NAME).await;
+}
+
+#[tokio::test]
+async fn a_stream_from_the_client_and_one_both_ways_keep_the_lock_until_their_end() {
+    let locks = memory();
+    let client = served_under(by_order(&locks).try_only(), Orders::default()).await;
+
+    let (send, request) = by_hand();
+    let mut grpc = client.ready().await;
+    let upload =
+        tokio::spawn(async move { grpc.client_streaming(request, path("Upload"), Text).await });
+    send.send("a".to_owned()).unwrap();
+    common::until_tickets(&locks, NAME, 1).await;
+    drop(send);
+    let response: Response<String> = in_time(upload).await.unwrap().unwrap();
+    assert_eq!(response.into_inner(), "1");
+    assert_eq!(tickets(&locks, NAME).await, 0);
+
+    let (send, request) = by_hand();
+    let mut grpc = client.ready().await;
+    let chat = in_time(grpc.streaming(request, path("Chat"), Text)).await;
+    let mut chat: Streaming<String> = chat.unwrap().into_inner();
+    for message in ["a", "b"] {
+        send.send(message.to_owned()).unwrap();
+        let echo = in_time(chat.message()).await.unwrap();
+        assert_eq!(echo.as_deref(), Some(message));
+        assert_eq!(tickets(&locks, NAME).await, 1);
+    }
+    drop(send);
+    assert_eq!(in_time(chat.message()).await.unwrap(), None);
+    assert_eq!(tickets(&locks, NAME).await, 0);
+}
+
+#[tokio::test]
+async fn a_call_that_is_refused_is_told_why() {
+    let store = Store::new();
+    let locks = store.client().unwrap();
+    let other = common::hold(&locks, NAME).await;
+    // The wait that the layer is not told is longer than `in_time` allows.
+    let client = served_under(by_order(&locks), Orders::default()).await;
+    let misconfigured = by_order(&locks).ttl(Duration::ZERO);
+    let misconfigured = served_under(misconfigured, Orders::default()).await;
+
+    let mut hurried = of_order("42", String::new());
+    hurried.set_timeout(Duration::from_millis(500));
+    let late = in_time(client.send("Settle", hurried)).await;
+    let no_key = client.send("Settle", Request::new(String::new())).await;
+    let no_ttl = misconfigured.unary("Settle", "7").await;
+    other.release().await.unwrap();
+
+    assert_status(late, Code::DeadlineExceeded, "Locked by another");
+    assert_status(no_key, Code::InvalidArgument, "order-id");
+    assert_status(no_ttl, Code::Internal, "misconfigured");
+}
+
+#[tokio::test]
+async fn a_call_whose_lock_is_lost_is_stopped_and_told() {
+    let store = Store::new();
+    let there = store.another_process();
+    let locks = there.client().unwrap();
+    let orders = Orders::default();
+    let client = served_under(by_order(&locks), orders.clone()).await;
+
+    let hangs = tokio::spawn(async move { (client.unary("Hang", "42").await, client) });
+    in_time(orders.entered.notified()).await;
+    there.freeze();
+    store.clock().advance(Duration::from_secs(10));
+    let (stopped, client) = in_time(hangs).await.unwrap();
+
+    assert_status(stopped, Code::Unavailable, "Lock lost");
+    there.thaw();
+    nothing_is_left(&locks, NAME).await;
+    assert_eq!(client.unary("Settle", "42").await.unwrap(), NAME);
+}
+
+#[tokio::test]
+async fn a_stream_whose_lock_is_lost_ends_in_a_status_that_says_so() {
+    let store = Store::new();
+    let locks = store.client().unwrap();
+    let client = served_under(by_order(&locks), Orders::default()).await;
+
+    let mut endless = client.watch("no end").await.unwrap();
+    assert_eq!(in_time(endless.message()).await.unwrap().unwrap(), "1");
+    store.freeze();
+    store.clock().advance(Duration::from_secs(10));
+
+    let end = in_time(endless.message()).await;
+    assert_status(end, Code::Unavailable, "Lock lost");
+}
+
+#[tokio::test]
+async fn the_layer_may_stand_around_one_service() {
+    let locks = memory();
+    let layer = LockLayer::new(locks.clone(), Key::grpc_method());
+    let client = client_of(|incoming| {
+        let orders = layer.named_layer(Orders::default());
+        Server::builder()
+            .add_service(orders)
+            .serve_with_incoming(incoming)
+    })
+    .await;
+
+    let name = in_time(client.unary("Settle", "42")).await;
+    assert_eq!(name.unwrap(), "shop.Orders/Settle");
+}
+
+#[tokio::test]
+async fn a_handler_that_takes_a_lock_itself_answers_as_the_layer_does() {
+    let locks = memory();
+    let _other = common::hold(&locks, NAME).await;
+
+    let busy = locks.mutex(NAME).try_acquire().await.unwrap_err();
+    let misconfigured = locks.mutex("").try_acquire().await.unwrap_err();
+    locks.shutdown(SOON).now_or_never();
+    let down = locks.mutex("other").try_acquire().await.unwrap_err();
+
+    let status = |error| Err::<(), _>(lockcore_tower::status(error));
+    assert_status(status(&busy), Code::Aborted, "(key: order:42)");
+    assert_status(status(&misconfigured), Code::Internal, "misconfigured");
+    assert_status(status(&down), Code::Unavailable, "Lock lost");
+}
