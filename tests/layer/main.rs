@@ -1,0 +1,152 @@
+//! The layer of `lockcore-tower` on a real server of HTTP and a real store. What needs no server of a store is tested
+//! beside the layer, in tower-layer/tests.
+
+#![allow(clippy::unwrap_used, reason = "a panic is the report")]
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use axum::Router;
+use axum::body::Body;
+use axum::routing::{get, post};
+use bytes::Bytes;
+use futures_util::stream;
+use http_body_util::{BodyExt, Empty};
+use hyper::Request;
+use hyper::body::Incoming;
+use hyper_util::rt::TokioIo;
+use libtest_mimic::{Arguments, Trial};
+use lockcore::{Locks, Wait};
+use lockcore_tower::{Key, LockLayer};
+use tests::fact::fact;
+use tests::proxy::Proxy;
+use tests::redis_server::RedisServer;
+use tokio::net::{TcpListener, TcpStream};
+
+fn main() {
+    let trials: Vec<Trial> = vec![fact(
+        "layer::a_stream_whose_store_is_gone_breaks_off_before_the_next_is_let_in",
+        RedisServer::available(),
+        a_stream_whose_store_is_gone_breaks_off_before_the_next_is_let_in,
+    )];
+    libtest_mimic::run(&Arguments::from_args(), trials).exit();
+}
+
+const LEASE: Duration = Duration::from_secs(2);
+
+/// One part every tenth of a second for five seconds.
+const PARTS: usize = 50;
+const PAUSE: Duration = Duration::from_millis(100);
+const PART: &str = "0123456789";
+
+/// What a busy machine may need for it all to be seen.
+const BUSY: Duration = Duration::from_millis(500);
+
+/// A response of five seconds under a lease of two; the store is cut off after one. The server that holds the lock
+/// sends as long as it may believe in it, and not longer; the next holder comes in at another server when the lease
+/// has run out at the store.
+fn a_stream_whose_store_is_gone_breaks_off_before_the_next_is_let_in() {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    runtime.block_on(async {
+        let server = RedisServer::start();
+        let proxy = Proxy::to(server.port());
+        let here = locks(&proxy.url());
+        let there = locks(&server.url());
+        there.ready(LEASE).await.unwrap();
+
+        let last_made = Arc::new(Mutex::new(None));
+        let streaming = serve(streaming(&here, &last_made)).await;
+        let waiting = serve(waiting(&there)).await;
+        let began = Instant::now();
+        let mut body = send(streaming, Request::get("/orders/42")).await;
+        let next = tokio::spawn(async move {
+            drop(send(waiting, Request::post("/orders/42")).await);
+            Instant::now()
+        });
+
+        let mut bytes = 0;
+        let mut cut = None;
+        let end = loop {
+            match body.frame().await {
+                Some(Ok(frame)) => bytes += frame.data_ref().map_or(0, Bytes::len),
+                end => break end.map(|end| end.map(drop)),
+            }
+            if cut.is_none() && bytes >= PARTS / 5 * PART.len() {
+                proxy.cut();
+                cut = Some(began.elapsed());
+            }
+        };
+        let ended = began.elapsed();
+        let next = next.await.unwrap().duration_since(began);
+        let last_made: Instant = last_made.lock().unwrap().unwrap();
+        let last_made = last_made.duration_since(began);
+
+        let cut = cut.unwrap();
+        println!(
+            "the store was cut off after {cut:.3?}; the client received {bytes} of {} bytes, the last made after \
+             {last_made:.3?}, and after {ended:.3?} {end:?}; the next holder was in after {next:.3?}",
+            PARTS * PART.len(),
+        );
+        let error = end.expect("an end that looks like one").unwrap_err();
+        assert!(!error.is_timeout(), "{error:?}");
+        assert!(last_made < next, "two at a time");
+        // By its own clock, not by what the store says: it hears nothing any more. The last renewal was a third of the
+        // lease before the cut at most.
+        assert!(ended >= cut + LEASE / 3, "it gave up a lease that was still good");
+        assert!(ended <= cut + LEASE + BUSY, "it went on after its lease");
+        assert!(next <= cut + LEASE + BUSY, "the next one waited for long after");
+    });
+}
+
+fn locks(url: &str) -> Locks {
+    let builder = Locks::builder().url(url).namespace("layer").ttl(LEASE);
+    builder.wait(Wait::Forever).build().unwrap()
+}
+
+fn by_order(locks: &Locks) -> LockLayer {
+    LockLayer::new(locks.clone(), Key::template("order:{path.id}"))
+}
+
+/// Notes when it has made a part the last time, which is when it worked under its lock the last time.
+fn streaming(locks: &Locks, last_made: &Arc<Mutex<Option<Instant>>>) -> Router {
+    let last_made = Arc::clone(last_made);
+    let handler = async move || {
+        Body::from_stream(stream::unfold(0, move |part| {
+            let last_made = Arc::clone(&last_made);
+            async move {
+                tokio::time::sleep(PAUSE).await;
+                *last_made.lock().unwrap() = Some(Instant::now());
+                (part < PARTS).then_some((Ok::<_, Infallible>(PART), part + 1))
+            }
+        }))
+    };
+    Router::new()
+        .route("/orders/{id}", get(handler))
+        .route_layer(by_order(locks))
+}
+
+fn waiting(locks: &Locks) -> Router {
+    Router::new()
+        .route("/orders/{id}", post(async || "in"))
+        .route_layer(by_order(locks))
+}
+
+async fn serve(app: Router) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async { axum::serve(listener, app).await });
+    address
+}
+
+/// One request on a connection of its own.
+async fn send(to: SocketAddr, request: hyper::http::request::Builder) -> Incoming {
+    let io = TokioIo::new(TcpStream::connect(to).await.unwrap());
+    let (mut client, connection) = hyper::client::conn::http1::handshake(io).await.unwrap();
+    tokio::spawn(connection);
+    let request = request.body(Empty::<Bytes>::new()).unwrap();
+    let response = client.send_request(request).await.unwrap();
+    assert_eq!(response.status(), hyper::StatusCode::OK);
+    response.into_body()
+}
