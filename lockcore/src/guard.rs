@@ -19,7 +19,7 @@ use crate::shared::{Shared, Where};
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use crate::table::{Cleanup, Stage};
-use crate::token::FencingToken;
+use crate::token::{FencingToken, WriteToken};
 
 /// A view of a held lock: its token, whether it is still held, and a signal when it is lost.
 ///
@@ -67,10 +67,30 @@ impl Held {
         self.0.lease.request.name.as_str()
     }
 
-    /// The fencing token: pass it on with every write, and let the resource refuse lower ones.
+    /// The fencing token, as an identity of this grant: for logs. To write with, take the
+    /// [`write_token`](Self::write_token).
     #[must_use]
     pub fn token(&self) -> FencingToken {
         self.0.token
+    }
+
+    /// The fencing token of an exclusive lock: pass it on with every write, and let the resource
+    /// refuse lower ones, as [`fencing`](crate::fencing) shows.
+    ///
+    /// A lock that is lost still has it: whether a late write may pass is for the resource to say.
+    ///
+    /// # Errors
+    ///
+    /// [`Config`](crate::ErrorKind::Config) for the read side of a read/write lock, and for a
+    /// semaphore: several hold those at once, so that their tokens order nothing.
+    pub fn write_token(&self) -> Result<WriteToken, Error> {
+        if !self.is_exclusive() {
+            return Err(Error::config(
+                "a shared lock or a semaphore has no token to write with, as others hold it too; take the mutex or the write side",
+            )
+            .of_name(self.name()));
+        }
+        Ok(WriteToken::of_exclusive(self.token()))
     }
 
     /// Whether the lock is held at this moment, by the local deadline.

@@ -33,6 +33,7 @@
 //! | take it again inside, or carry it into a task | [`Lock::reentrant`], [`Held::scope`], [`Guard::reenter`] |
 //! | be told of trouble | [`Locks::events`], [`Held::in_danger`], [`Held::lost`] |
 //! | let a process serve its own, or not | [`Fair`] |
+//! | refuse a late write where it arrives | [`fencing`], [`Held::write_token`] |
 //! | lock per HTTP request | the crate `lockcore-tower` |
 //! | test what your code does without its lock | [`testing`], [`with_default`] |
 //! | write a store | [`backend`] |
@@ -42,8 +43,8 @@
 //! While a guard says [`is_valid`](Held::is_valid), nobody else was granted the lock by the store,
 //! as long as the store kept its data and its clock ran evenly. A process can be stopped for
 //! seconds between that look and its next write; then somebody else may hold the lock when the
-//! write arrives. [`FencingToken`] is for that: a resource that refuses tokens lower than the
-//! highest it has seen is safe even then.
+//! write arrives. Fencing tokens are for that: a resource that refuses tokens lower than the
+//! highest it has seen is safe even then. [`fencing`] has the checks for SQL and Redis.
 //!
 //! Work under [`Lock::run`] is stopped when the lock is lost: it is not polled again. Tasks that it
 //! *spawned*, and code that blocks without awaiting, are not stopped.
@@ -54,6 +55,7 @@
 #[doc(hidden)]
 pub mod __private;
 pub mod backend;
+pub mod fencing;
 pub mod queue;
 pub mod testing;
 
@@ -103,7 +105,7 @@ pub use process_default::{default_locks, init, shutdown, with_default};
 pub use request::{FULL, Id, Request};
 pub use rwlock::RwLock;
 pub use semaphore::Semaphore;
-pub use token::{FencingToken, MAX_TICKET};
+pub use token::{FencingToken, MAX_TICKET, NotAToken, WriteToken};
 
 /// Futures of the public API can be spawned; a change that breaks this does not compile.
 #[cfg(test)]

@@ -1,6 +1,8 @@
-//! The fencing token. How ticket numbers are drawn is each store's business (see its page).
+//! The fencing token, and the form of it that a resource may compare. How ticket numbers are drawn
+//! is each store's business (see its page); how a resource checks is in `fencing`.
 
 use std::fmt;
+use std::str::FromStr;
 
 /// A number that tells a protected resource which of two holders is the later one.
 ///
@@ -8,7 +10,8 @@ use std::fmt;
 /// grant on that name. A resource that keeps the highest token it has seen, and refuses lower
 /// ones, is safe even from a holder that was frozen and wakes up after its lease went to somebody
 /// else. Tokens of *different* names, and tokens of shared or semaphore grants, are only
-/// identities: they must not be compared.
+/// identities: they must not be compared. What a resource checks is therefore the [`WriteToken`] of
+/// an exclusive lock; this one is for logs.
 ///
 /// It fits an `i64`, so that any database column can keep it. The upper 53 bits are the number of
 /// the ticket at the store, the lower 10 count hand-overs inside one process.
@@ -50,9 +53,100 @@ impl fmt::Display for FencingToken {
     }
 }
 
+/// A fencing token that a resource may compare: the token of an *exclusive* lock, from
+/// [`Held::write_token`](crate::Held::write_token), or one that somebody else has sent, from
+/// [`str::parse`].
+///
+/// How to check one is in [`fencing`](crate::fencing). Compare only tokens of the same name at the
+/// same store. One that came from outside says nothing about who sent it: it is a number, not a
+/// credential.
+///
+/// As text it is a decimal number without sign or leading zeros, from 1 to 2⁶³ − 1.
+///
+/// ```
+/// use lockcore::WriteToken;
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let locks = lockcore::Locks::connect("memory:")?;
+/// let guard = locks.mutex("order:42").acquire().await?;
+/// let token = guard.write_token()?;
+/// assert_eq!(token.to_string().parse::<WriteToken>()?, token);
+///
+/// let reader = locks.rwlock("catalog:7").read().acquire().await?;
+/// assert!(reader.write_token().is_err());
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct WriteToken(FencingToken);
+
+impl WriteToken {
+    /// The token of a grant that excludes all others.
+    pub(crate) const fn of_exclusive(token: FencingToken) -> Self {
+        Self(token)
+    }
+
+    /// The token as a number for a database column (`BIGINT`); always greater than zero.
+    #[must_use]
+    pub const fn as_i64(self) -> i64 {
+        self.0.as_i64()
+    }
+}
+
+impl fmt::Display for WriteToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl FromStr for WriteToken {
+    type Err = NotAToken;
+
+    fn from_str(text: &str) -> Result<Self, NotAToken> {
+        // Digits and nothing else, in one way only: resources may compare the text.
+        let digits = text.bytes().all(|byte| byte.is_ascii_digit());
+        let number = text.parse::<i64>().map_err(|_| NotAToken)?;
+        if !digits || text.starts_with('0') {
+            return Err(NotAToken);
+        }
+        Ok(Self(FencingToken(number.unsigned_abs())))
+    }
+}
+
+/// A text is not the token of an exclusive lock: see [`WriteToken`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("not a fencing token: it is a decimal number from 1 to 9223372036854775807")]
+#[non_exhaustive]
+pub struct NotAToken;
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_text_of_a_token_is_read_in_one_form_only() {
+        for number in ["1", "1023", "9007199254740993", "9223372036854775807"] {
+            let token: WriteToken = number.parse().unwrap();
+            assert_eq!(token.to_string(), number);
+            assert_eq!(token.as_i64().to_string(), number);
+        }
+        for text in [
+            "",
+            "0",
+            "-1",
+            "+1",
+            "007",
+            " 7",
+            "7 ",
+            "7.0",
+            "7e3",
+            "0x7",
+            "٧",
+            "9223372036854775808",
+        ] {
+            assert_eq!(text.parse::<WriteToken>(), Err(NotAToken), "{text:?}");
+        }
+    }
 
     #[test]
     fn the_largest_token_fits_a_signed_column() {

@@ -8,6 +8,7 @@
 mod counted;
 mod crowd;
 mod exclusion;
+mod fencing;
 mod giving_up;
 mod histories;
 mod kit;
@@ -42,6 +43,7 @@ fn main() {
         trials.extend(local::facts(kind));
         trials.extend(reentry::facts(kind));
         trials.extend(multi::facts(kind));
+        trials.extend(fencing::facts(kind));
         trials.extend(crowd::facts(kind));
     }
     for kind in [Kind::Memory, Kind::Redis] {
@@ -55,6 +57,8 @@ fn main() {
     trials.extend(processes::facts_of_redis(Kind::Redis));
     trials.extend(redis_faults::facts(Kind::Redis));
     trials.extend(redis_scripts::facts(Kind::Redis));
+    trials.extend(fencing::facts_of_redis(Kind::Redis));
+    trials.extend(fencing::facts_of_sqlite(Kind::Sqlite));
     trials.extend(sqlite_faults::facts(Kind::Sqlite));
     trials.extend(redis_rights::facts(Kind::Redis));
     trials.extend(redis_tls::facts(Kind::Redis));

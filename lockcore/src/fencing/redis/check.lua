@@ -1,0 +1,38 @@
+-- fence(key, token, keep_ms): lets a token pass a fence, and raises the fence to it. For the beginning of a script.
+--
+-- key      where the highest token that has passed is kept, as decimal text
+-- token    decimal text, from 1 to 9223372036854775807, without sign or leading zeros
+-- keep_ms  how long the fence is remembered after the last that passed; '0' for ever
+-- Returns  true, passed; false, refused: a higher token was here. A token that is none is an error
+--
+-- Atomic with the rest of the script, if it is called before the first write.
+
+local fence
+do
+  -- Numbers in Lua are doubles, exact to 2^53 only; each half of the 19 digits is exact.
+  local function halves(token)
+    if type(token) ~= 'string' or #token > 19 or not string.find(token, '^[1-9]%d*$') then return nil end
+    local digits = string.rep('0', 19 - #token) .. token
+    local high, low = tonumber(string.sub(digits, 1, 10)), tonumber(string.sub(digits, 11))
+    -- 2^63 - 1
+    if high > 9223372036 or (high == 9223372036 and low > 854775807) then return nil end
+    return high, low
+  end
+
+  fence = function(key, token, keep_ms)
+    local high, low = halves(token)
+    if not high then error('not a fencing token', 0) end
+    local highest = redis.call('GET', key)
+    if highest then
+      local seen_high, seen_low = halves(highest)
+      if not seen_high then error('the key of the fence keeps something else', 0) end
+      if high < seen_high or (high == seen_high and low < seen_low) then return false end
+    end
+    if keep_ms == '0' then
+      redis.call('SET', key, token)
+    else
+      redis.call('SET', key, token, 'PX', keep_ms)
+    end
+    return true
+  end
+end

@@ -1,0 +1,155 @@
+//! Guarded writes for SQL databases, as text: for any client library. The examples are for sqlx.
+//!
+//! # A column in the row
+//!
+//! The row remembers the token that wrote it last:
+//!
+//! ```sql
+//! ALTER TABLE orders ADD COLUMN lock_token BIGINT NOT NULL DEFAULT 0;
+//!
+//! UPDATE orders SET state = ?, lock_token = ? WHERE id = ? AND lock_token <= ?;
+//! ```
+//!
+//! This is standard SQL; PostgreSQL writes `$1` for `?`. The number of rows that were affected tells:
+//!
+//! | rows | the write |
+//! |---|---|
+//! | 1 | was done |
+//! | 0 | was **not** done: refused, or there is no such row. Which of the two, only a look in the same transaction can tell |
+//!
+//! Nothing says so by itself: an update of no rows is no error. Look at the number.
+//!
+//! ```
+//! use lockcore::WriteToken;
+//! use sqlx::SqlitePool;
+//!
+//! #[derive(Debug)]
+//! enum PayError {
+//!     /// A later holder of the lock has written here.
+//!     Refused,
+//!     NoSuchOrder,
+//!     Sql(sqlx::Error),
+//! }
+//! # impl From<sqlx::Error> for PayError { fn from(error: sqlx::Error) -> Self { Self::Sql(error) } }
+//!
+//! async fn pay(orders: &SqlitePool, id: i64, token: WriteToken) -> Result<(), PayError> {
+//!     let mut transaction = orders.begin().await?;
+//!     let written = sqlx::query(
+//!         "UPDATE orders SET state = 'paid', lock_token = $1 WHERE id = $2 AND lock_token <= $1",
+//!     )
+//!     .bind(token.as_i64())
+//!     .bind(id)
+//!     .execute(&mut *transaction)
+//!     .await?;
+//!     if written.rows_affected() == 0 {
+//!         let there = sqlx::query("SELECT 1 FROM orders WHERE id = $1")
+//!             .bind(id)
+//!             .fetch_optional(&mut *transaction)
+//!             .await?;
+//!         return Err(match there {
+//!             Some(_) => PayError::Refused,
+//!             None => PayError::NoSuchOrder,
+//!         });
+//!     }
+//!     Ok(transaction.commit().await?)
+//! }
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let locks = lockcore::Locks::connect("memory:")?;
+//! # let one = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1); // each would be a database of its own
+//! # let connect = async |url| one.connect(url).await;
+//! let orders = connect("sqlite::memory:").await?;
+//! # sqlx::raw_sql("CREATE TABLE orders (id BIGINT PRIMARY KEY, state TEXT, lock_token BIGINT NOT NULL DEFAULT 0);
+//! #               INSERT INTO orders (id) VALUES (42)").execute(&orders).await?;
+//! let guard = locks.mutex("order:42").acquire().await?;
+//! let late = guard.write_token()?;
+//! guard.release().await?;
+//! let guard = locks.mutex("order:42").acquire().await?;
+//!
+//! pay(&orders, 42, guard.write_token()?).await.unwrap();
+//! pay(&orders, 42, guard.write_token()?).await.unwrap(); // the same holder, again
+//! assert!(matches!(pay(&orders, 42, late).await, Err(PayError::Refused)));
+//! assert!(matches!(pay(&orders, 7, late).await, Err(PayError::NoSuchOrder)));
+//! # Ok(()) }
+//! ```
+//!
+//! A row that may not be there yet is inserted and guarded in one statement: `INSERT … ON CONFLICT
+//! (id) DO UPDATE SET …, lock_token = excluded.lock_token WHERE orders.lock_token <=
+//! excluded.lock_token`.
+//!
+//! **MySQL and MariaDB** count rows that were *changed* unless the client asks for those that were
+//! found (the flag `CLIENT_FOUND_ROWS`; sqlx sets it). Without it, writing the same values again under
+//! the same token counts 0, and looks refused. They have no `ON CONFLICT … WHERE`.
+//!
+//! # A table of fences
+//!
+//! For a write that has no single row to keep the token in: [`FENCES`] makes the table, and [`PASS`]
+//! begins the transaction.
+//!
+//! ```
+//! use lockcore::fencing::sql::{FENCES, PASS};
+//! use lockcore::WriteToken;
+//! use sqlx::SqlitePool;
+//!
+//! /// False: refused, and nothing was written.
+//! async fn close(books: &SqlitePool, month: &str, token: WriteToken) -> sqlx::Result<bool> {
+//!     let mut transaction = books.begin().await?;
+//!     let passed = sqlx::query(PASS)
+//!         .bind(month)
+//!         .bind(token.as_i64())
+//!         .execute(&mut *transaction)
+//!         .await?;
+//!     if passed.rows_affected() == 0 {
+//!         return Ok(false);
+//!     }
+//!     sqlx::query("INSERT INTO closed SELECT * FROM entries WHERE month = $1")
+//!         .bind(month)
+//!         .execute(&mut *transaction)
+//!         .await?;
+//!     sqlx::query("DELETE FROM entries WHERE month = $1")
+//!         .bind(month)
+//!         .execute(&mut *transaction)
+//!         .await?;
+//!     transaction.commit().await?;
+//!     Ok(true)
+//! }
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let one = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1); // each would be a database of its own
+//! # let connect = async |url| one.connect(url).await;
+//! let books = connect("sqlite::memory:").await?;
+//! sqlx::raw_sql(FENCES).execute(&books).await?;
+//! # sqlx::raw_sql("CREATE TABLE entries (month TEXT); CREATE TABLE closed (month TEXT)").execute(&books).await?;
+//! # let (early, late): (WriteToken, WriteToken) = ("1024".parse()?, "2048".parse()?);
+//! assert!(close(&books, "2026-10", late).await?);
+//! assert!(!close(&books, "2026-10", early).await?);
+//! # Ok(()) }
+//! ```
+
+/// Makes the table `lockcore_fences (resource, highest)` if it is not there. For PostgreSQL and
+/// SQLite.
+///
+/// In MySQL and MariaDB `resource` wants a collation that tells all names apart: `resource
+/// VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL PRIMARY KEY`.
+///
+/// A row stays until somebody deletes it: delete those of resources that nobody will write to any
+/// more.
+pub const FENCES: &str = include_str!("sql/fences.sql");
+
+/// Lets a token pass the fence of a resource, and raises the fence to it. For PostgreSQL and SQLite;
+/// arguments `$1`, the name of the resource (for example that of the lock), and `$2`,
+/// [`WriteToken::as_i64`](crate::WriteToken::as_i64).
+///
+/// Rows affected: 1, it has passed; **0, it is refused**, and the transaction must be rolled back.
+/// Run it first in the transaction of the write: the row stays locked until that ends, so that writes
+/// under another token come before or after, never in between.
+///
+/// MySQL and MariaDB need two statements for it, and `CLIENT_FOUND_ROWS` for the second, whose rows tell:
+///
+/// ```sql
+/// INSERT IGNORE INTO lockcore_fences (resource, highest) VALUES (?, 0);
+/// UPDATE lockcore_fences SET highest = ? WHERE resource = ? AND highest <= ?;
+/// ```
+pub const PASS: &str = include_str!("sql/pass.sql");
