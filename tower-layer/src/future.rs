@@ -10,20 +10,20 @@ use std::task::{Context, Poll, ready};
 use bytes::Bytes;
 use http::header::CONTENT_LENGTH;
 use http::response::Parts;
-use http::{HeaderName, Method, Request, Response, StatusCode};
+use http::{Method, Request, Response, StatusCode};
 use http_body::{Body, Frame};
 use lockcore::{Guard, OnLost};
 use pin_project_lite::pin_project;
 use tower_service::Service;
 
 use crate::body::{AtLoss, BoxError, LockBody, in_bytes};
+use crate::fence::TOKEN_HEADER;
 use crate::layer::{HoldUntil, Order, Settings};
 use crate::response::{Problem, Protocol, has_grpc_trailers};
 
-const TOKEN_HEADER: HeaderName = HeaderName::from_static("lock-fencing-token");
-
 pin_project! {
-    /// The future of a [`LockService`](crate::LockService).
+    /// The future of a [`LockService`](crate::LockService), and of a
+    /// [`FenceService`](crate::FenceService).
     ///
     /// # Cancel safety
     ///

@@ -113,10 +113,7 @@ impl LockLayer {
             upgrades: Upgrades::default(),
             waiters: None,
             token_header: false,
-            answers: Answers {
-                busy_status: StatusCode::CONFLICT,
-                retry_after: Duration::from_secs(1),
-            },
+            answers: Answers::default(),
         })
     }
 

@@ -83,6 +83,25 @@
 //!
 //! 500: the ttl, the name, or the route is not usable; trying again will not help.
 //!
+//! ### Write refused
+//!
+//! 412, from a [`FenceLayer`]: a request with a higher fencing token was here first. The handler was
+//! not called, and never will be for this token.
+//!
+//! ### Fencing token
+//!
+//! 400, from a [`FenceLayer`]: the header `lock-fencing-token` is missing, there twice, or no token.
+//!
+//! ### Fence full
+//!
+//! 503 with `Retry-After`, from a [`FenceLayer`] that has no room to remember another resource. The
+//! handler was not called.
+//!
+//! # Between services
+//!
+//! A service that holds a lock and has another one write under it sends the lock's fencing token
+//! along ([`TokenLayer`]), and the other one refuses tokens that come late ([`FenceLayer`]).
+//!
 //! # Features
 //!
 //! `axum`: `Key::path` and the extractor `Held`. Without it the crate depends on the small crates
@@ -92,6 +111,7 @@ mod body;
 mod deadline;
 #[cfg(feature = "axum")]
 mod extract;
+mod fence;
 mod future;
 #[cfg(feature = "tonic")]
 mod grpc;
@@ -107,6 +127,7 @@ pub use body::{BoxError, LockBody};
 #[cfg(feature = "axum")]
 #[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
 pub use extract::{Held, NotLocked};
+pub use fence::{FenceLayer, FenceService, TOKEN_HEADER, TokenFuture, TokenLayer, TokenService};
 pub use future::ResponseFuture;
 #[cfg(feature = "tonic")]
 #[cfg_attr(docsrs, doc(cfg(feature = "tonic")))]

@@ -11,12 +11,22 @@ use lockcore::{Error, ErrorKind};
 use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 
 use crate::body::LockBody;
+use crate::fence::TOKEN_HEADER;
 
 /// What the layer was told about its answers.
 #[derive(Clone, Debug)]
 pub(crate) struct Answers {
     pub(crate) busy_status: StatusCode,
     pub(crate) retry_after: Duration,
+}
+
+impl Default for Answers {
+    fn default() -> Self {
+        Self {
+            busy_status: StatusCode::CONFLICT,
+            retry_after: Duration::from_secs(1),
+        }
+    }
 }
 
 /// How the client speaks, and so how it is answered.
@@ -50,6 +60,10 @@ enum Kind {
     Key,
     Upgrade,
     Misconfigured,
+    /// Of a fence: a higher token was here.
+    Late,
+    Token,
+    Full,
 }
 
 /// <https://grpc.github.io/grpc/core/md_doc_statuscodes.html>
@@ -57,6 +71,7 @@ enum Kind {
 enum GrpcCode {
     InvalidArgument = 3,
     DeadlineExceeded = 4,
+    FailedPrecondition = 9,
     Aborted = 10,
     Unimplemented = 12,
     Internal = 13,
@@ -136,6 +151,26 @@ impl Problem {
         Self::new(Kind::Misconfigured, detail)
     }
 
+    /// A fence has seen a higher token.
+    pub(crate) fn late() -> Self {
+        let detail = "The fencing token is lower than one that was seen before. The lock has gone to another; trying again will not help.";
+        Self::new(Kind::Late, detail)
+    }
+
+    /// `how` for a sentence: "the header … is missing".
+    pub(crate) fn no_token(how: &str) -> Self {
+        let detail = format!(
+            "The header \"{TOKEN_HEADER}\" {how}; it carries the token of the lock that the request is made under."
+        );
+        Self::new(Kind::Token, detail)
+    }
+
+    /// A fence can remember no more.
+    pub(crate) fn fence_full() -> Self {
+        let detail = "The service cannot remember the fencing token of another resource now. The request was not handled; try again.";
+        Self::new(Kind::Full, detail)
+    }
+
     fn new(kind: Kind, detail: impl Into<Cow<'static, str>>) -> Self {
         Self {
             kind,
@@ -211,8 +246,9 @@ impl Problem {
     fn status(&self, answers: &Answers) -> StatusCode {
         match self.kind {
             Kind::Held | Kind::Deadline => answers.busy_status,
-            Kind::Unavailable | Kind::Lost => StatusCode::SERVICE_UNAVAILABLE,
-            Kind::Key => StatusCode::BAD_REQUEST,
+            Kind::Unavailable | Kind::Lost | Kind::Full => StatusCode::SERVICE_UNAVAILABLE,
+            Kind::Key | Kind::Token => StatusCode::BAD_REQUEST,
+            Kind::Late => StatusCode::PRECONDITION_FAILED,
             Kind::Upgrade => StatusCode::NOT_IMPLEMENTED,
             Kind::Misconfigured => StatusCode::INTERNAL_SERVER_ERROR,
         }
@@ -220,8 +256,8 @@ impl Problem {
 
     fn may_be_repeated(&self) -> bool {
         match self.kind {
-            Kind::Held | Kind::Deadline | Kind::Unavailable | Kind::Lost => true,
-            Kind::Key | Kind::Upgrade | Kind::Misconfigured => false,
+            Kind::Held | Kind::Deadline | Kind::Unavailable | Kind::Lost | Kind::Full => true,
+            Kind::Key | Kind::Upgrade | Kind::Misconfigured | Kind::Late | Kind::Token => false,
         }
     }
 
@@ -265,6 +301,9 @@ impl Kind {
             Self::Key => "lock-key",
             Self::Upgrade => "lock-upgrade",
             Self::Misconfigured => "lock-misconfigured",
+            Self::Late => "write-refused",
+            Self::Token => "fencing-token",
+            Self::Full => "fence-full",
         }
     }
 
@@ -276,6 +315,9 @@ impl Kind {
             Self::Key => "No key to lock",
             Self::Upgrade => "No upgrade under a lock",
             Self::Misconfigured => "Lock misconfigured",
+            Self::Late => "Refused: a later holder of the lock was here",
+            Self::Token => "No fencing token",
+            Self::Full => "Too many resources",
         }
     }
 
@@ -283,8 +325,9 @@ impl Kind {
         match self {
             Self::Held => GrpcCode::Aborted,
             Self::Deadline => GrpcCode::DeadlineExceeded,
-            Self::Unavailable | Self::Lost => GrpcCode::Unavailable,
-            Self::Key => GrpcCode::InvalidArgument,
+            Self::Unavailable | Self::Lost | Self::Full => GrpcCode::Unavailable,
+            Self::Key | Self::Token => GrpcCode::InvalidArgument,
+            Self::Late => GrpcCode::FailedPrecondition,
             Self::Upgrade => GrpcCode::Unimplemented,
             Self::Misconfigured => GrpcCode::Internal,
         }

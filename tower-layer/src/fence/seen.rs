@@ -1,0 +1,301 @@
+//! The highest token that was seen of each resource, and who is inside. Nothing here knows of HTTP.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use lockcore::WriteToken;
+use tokio::sync::Notify;
+
+/// The memory of a fence. Its mutex is held for a few map operations, never across an await.
+pub(crate) struct Seen {
+    most: usize,
+    at_least: Duration,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    fences: HashMap<Arc<str>, Fence>,
+    /// Those that nobody is inside of, the one that has been so for longest first.
+    idle: BTreeMap<u64, (Instant, Arc<str>)>,
+    next: u64,
+}
+
+/// One resource. Whoever has begun and not ended has the same token, `running_under`: a higher one
+/// begins when they have ended, and a lower one does not begin any more.
+struct Fence {
+    highest: WriteToken,
+    running: usize,
+    running_under: WriteToken,
+    /// Who runs or waits.
+    inside: usize,
+    /// Its place among the idle; `None` while anybody is inside.
+    idle_as: Option<u64>,
+    /// Fires when the last that runs has ended, and when the fence is raised. Made by the first who
+    /// waits.
+    changed: Option<Arc<Notify>>,
+}
+
+/// Why a request does not pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Shut {
+    /// A higher token was seen.
+    Late,
+    /// There is no room to remember another resource.
+    Full,
+}
+
+impl Seen {
+    pub(crate) fn new(most: usize, at_least: Duration) -> Self {
+        Self {
+            most,
+            at_least,
+            state: Mutex::default(),
+        }
+    }
+
+    /// Compares a token with the highest, and raises that to it, in one step. From here on no lower
+    /// one begins.
+    pub(crate) fn enter(self: &Arc<Self>, key: &str, token: WriteToken) -> Result<Pass, Shut> {
+        let mut state = self.state();
+        let known = state.fences.get_key_value(key);
+        let key: Arc<str> = match known.map(|(key, _)| Arc::clone(key)) {
+            Some(key) => key,
+            None => {
+                self.make_room(&mut state)?;
+                key.into()
+            }
+        };
+        let State { fences, idle, .. } = &mut *state;
+        let fence = fences.entry(Arc::clone(&key));
+        let fence = fence.or_insert_with(|| Fence::new(token));
+        if token < fence.highest {
+            return Err(Shut::Late);
+        }
+        if token > fence.highest {
+            fence.highest = token;
+            fence.tell();
+        }
+        fence.inside += 1;
+        if let Some(number) = fence.idle_as.take() {
+            idle.remove(&number);
+        }
+        Ok(Pass {
+            seen: Arc::clone(self),
+            key,
+            token,
+            begun: false,
+        })
+    }
+
+    /// Forgets the resource that has not been asked for for longest, if none other fits in and that
+    /// is long enough ago.
+    fn make_room(&self, state: &mut State) -> Result<(), Shut> {
+        if state.fences.len() < self.most {
+            return Ok(());
+        }
+        let oldest = state.idle.first_entry().ok_or(Shut::Full)?;
+        if oldest.get().0.elapsed() < self.at_least {
+            return Err(Shut::Full);
+        }
+        let (_, key) = oldest.remove();
+        state.fences.remove(&key);
+        Ok(())
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // No code that can panic runs under the mutex; should that change, the maps are still whole.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Fence {
+    fn new(token: WriteToken) -> Self {
+        Self {
+            highest: token,
+            running: 0,
+            running_under: token,
+            inside: 0,
+            idle_as: None,
+            changed: None,
+        }
+    }
+
+    fn tell(&self) {
+        if let Some(changed) = &self.changed {
+            changed.notify_waiters();
+        }
+    }
+}
+
+/// A request that has passed. Dropping it lets those in who wait for its end.
+pub(crate) struct Pass {
+    seen: Arc<Seen>,
+    key: Arc<str>,
+    token: WriteToken,
+    begun: bool,
+}
+
+impl Pass {
+    /// Waits until no request with a lower token runs any more. Late, if a higher one came meanwhile.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped, nothing has begun.
+    pub(crate) async fn begin(&mut self) -> Result<(), Shut> {
+        loop {
+            let changed = {
+                let mut state = self.seen.state();
+                // There as long as anybody is inside.
+                let fence = state.fences.get_mut(&self.key).ok_or(Shut::Late)?;
+                if self.token < fence.highest {
+                    return Err(Shut::Late);
+                }
+                if fence.running == 0 || fence.running_under == self.token {
+                    fence.running += 1;
+                    fence.running_under = self.token;
+                    self.begun = true;
+                    return Ok(());
+                }
+                let changed = fence.changed.get_or_insert_default();
+                // Under the mutex: a change after this wakes it, polled or not.
+                Arc::clone(changed).notified_owned()
+            };
+            changed.await;
+        }
+    }
+}
+
+impl Drop for Pass {
+    fn drop(&mut self) {
+        let mut state = self.seen.state();
+        let State { fences, idle, next } = &mut *state;
+        let Some(fence) = fences.get_mut(&self.key) else {
+            return;
+        };
+        if self.begun {
+            fence.running -= 1;
+            if fence.running == 0 {
+                fence.tell();
+            }
+        }
+        fence.inside -= 1;
+        if fence.inside == 0 {
+            fence.changed = None;
+            fence.idle_as = Some(*next);
+            idle.insert(*next, (Instant::now(), Arc::clone(&self.key)));
+            *next += 1;
+        }
+    }
+}
+
+impl fmt::Debug for Seen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Seen")
+            .field("most", &self.most)
+            .field("at_least", &self.at_least)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
+
+    use super::*;
+
+    const HOUR: Duration = Duration::from_secs(3600);
+
+    fn token(number: i64) -> WriteToken {
+        number.to_string().parse().unwrap()
+    }
+
+    fn seen(most: usize, at_least: Duration) -> Arc<Seen> {
+        Arc::new(Seen::new(most, at_least))
+    }
+
+    #[test]
+    fn what_is_young_is_not_forgotten_for_another() {
+        let seen = seen(2, HOUR);
+        drop(seen.enter("a", token(5)));
+        drop(seen.enter("b", token(5)));
+
+        assert_eq!(seen.enter("c", token(5)).err(), Some(Shut::Full));
+
+        assert_eq!(seen.enter("a", token(4)).err(), Some(Shut::Late));
+        assert!(seen.enter("b", token(5)).is_ok());
+    }
+
+    #[test]
+    fn what_was_asked_for_longest_ago_is_forgotten_first_and_what_is_in_use_never() {
+        let seen = seen(3, Duration::ZERO);
+        let _in_use = seen.enter("a", token(5));
+        drop(seen.enter("b", token(5)));
+        drop(seen.enter("c", token(5)));
+        drop(seen.enter("b", token(5)));
+
+        drop(seen.enter("d", token(5)));
+
+        assert_eq!(seen.enter("a", token(4)).err(), Some(Shut::Late));
+        assert_eq!(seen.enter("b", token(4)).err(), Some(Shut::Late));
+        assert!(seen.enter("c", token(4)).is_ok(), "forgotten");
+    }
+
+    #[test]
+    fn a_memory_full_of_what_is_in_use_takes_no_more() {
+        let seen = seen(1, Duration::ZERO);
+        let in_use = seen.enter("a", token(5));
+        assert_eq!(seen.enter("b", token(5)).err(), Some(Shut::Full));
+
+        drop(in_use);
+
+        assert!(seen.enter("b", token(5)).is_ok());
+    }
+
+    /// Judged at what is protected: a variable that each reads, and writes after a pause.
+    #[test]
+    fn from_many_threads_no_two_tokens_overlap_and_none_comes_late() {
+        const TOKENS: i64 = 400;
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(4)
+            .enable_time()
+            .build()
+            .unwrap();
+        let seen = seen(1, HOUR);
+        let (resource, refused) = (AtomicI64::new(0), AtomicUsize::new(0));
+        let (resource, refused) = (Arc::new(resource), Arc::new(refused));
+        let requests: Vec<_> = (0..3 * TOKENS)
+            .map(|number| {
+                // Three of each, every third of them later than it should be.
+                let token = token((number / 3 + 1 - (number % 3) * 7).max(1));
+                let (seen, resource) = (Arc::clone(&seen), Arc::clone(&resource));
+                let refused = Arc::clone(&refused);
+                runtime.spawn(async move {
+                    let Ok(mut pass) = seen.enter("a", token) else {
+                        return refused.fetch_add(1, Ordering::SeqCst);
+                    };
+                    if pass.begin().await.is_err() {
+                        return refused.fetch_add(1, Ordering::SeqCst);
+                    }
+                    let before = resource.swap(token.as_i64(), Ordering::SeqCst);
+                    assert!(before <= token.as_i64(), "late");
+                    tokio::task::yield_now().await;
+                    let after = resource.load(Ordering::SeqCst);
+                    assert_eq!(after, token.as_i64(), "overlapped");
+                    0
+                })
+            })
+            .collect();
+        runtime.block_on(async {
+            for request in requests {
+                let ended = tokio::time::timeout(Duration::from_secs(10), request).await;
+                ended.expect("hangs").unwrap();
+            }
+        });
+
+        assert_eq!(resource.load(Ordering::SeqCst), TOKENS);
+        assert!(refused.load(Ordering::SeqCst) > 0, "nothing came late");
+    }
+}

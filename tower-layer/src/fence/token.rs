@@ -1,0 +1,169 @@
+//! The layer of a client that writes under a lock: sends the lock's token along.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::{Pin, pin};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use http::{HeaderValue, Request};
+use lockcore::{Held, WriteToken};
+use pin_project_lite::pin_project;
+use tower_layer::Layer;
+use tower_service::Service;
+
+use crate::body::BoxError;
+use crate::fence::TOKEN_HEADER;
+
+/// Sends the fencing token of a lock with a request, as the header (in gRPC: the metadata)
+/// `lock-fencing-token`. For clients that are tower services of [`http::Request`]: those of hyper-util,
+/// and tonic's channels. [`FenceLayer`](crate::FenceLayer) is its counterpart.
+///
+/// Which lock is said by the request: put a [`lockcore::Held`] into its extensions. (In tonic,
+/// `tonic::Request::extensions_mut`.)
+///
+/// | the extensions have | the request |
+/// |---|---|
+/// | an exclusive lock that is held | goes out with its token, whatever the header was before |
+/// | a lock that is lost | fails with `Lost`, and is not sent |
+/// | the read side of a lock, or a semaphore | fails with `Config`, and is not sent |
+/// | no lock | goes out as it is |
+///
+/// Both failures are a [`lockcore::Error`]. That the lock is held when the request leaves says nothing
+/// about when it arrives: that is what the token is for.
+///
+/// ```
+/// use http::Request;
+/// use lockcore_tower::TokenLayer;
+/// use tower::{Layer, ServiceExt, service_fn};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+/// # let http_client = service_fn(async |request: Request<()>| Ok::<_, std::io::Error>(request));
+/// let client = TokenLayer::new().layer(http_client);
+///
+/// let locks = lockcore::Locks::connect("memory:")?;
+/// let guard = locks.mutex("account:7").acquire().await?;
+/// let request = Request::post("http://accounts/7/book")
+///     .extension(guard.held())
+///     .body(())?;
+/// # let sent =
+/// client.oneshot(request).await?;
+/// # assert_eq!(sent.headers()["lock-fencing-token"], guard.write_token()?.to_string().as_str());
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Copy, Debug, Default)]
+#[must_use = "a layer does nothing until it is added to a service"]
+#[non_exhaustive]
+pub struct TokenLayer;
+
+impl TokenLayer {
+    /// There is nothing to set.
+    pub fn new() -> Self {
+        Self
+    }
+}
+
+impl<S> Layer<S> for TokenLayer {
+    type Service = TokenService<S>;
+
+    fn layer(&self, inner: S) -> Self::Service {
+        TokenService { inner }
+    }
+}
+
+/// A client that sends tokens along. Made by [`TokenLayer`].
+#[derive(Clone, Debug)]
+pub struct TokenService<S> {
+    inner: S,
+}
+
+impl<S, B> Service<Request<B>> for TokenService<S>
+where
+    S: Service<Request<B>>,
+    S::Error: Into<BoxError>,
+{
+    type Response = S::Response;
+    type Error = BoxError;
+    type Future = TokenFuture<S::Future>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        self.inner.poll_ready(cx).map_err(Into::into)
+    }
+
+    fn call(&mut self, mut request: Request<B>) -> Self::Future {
+        let way = match request.extensions().get().map(token_of) {
+            Some(Err(error)) => Way::Refused { error: Some(error) },
+            Some(Ok(token)) => {
+                // Decimal digits.
+                if let Ok(value) = HeaderValue::try_from(token.to_string()) {
+                    request.headers_mut().insert(TOKEN_HEADER, value);
+                }
+                Way::Sent {
+                    inner: self.inner.call(request),
+                }
+            }
+            None => Way::Sent {
+                inner: self.inner.call(request),
+            },
+        };
+        TokenFuture { way }
+    }
+}
+
+/// The token of a lock that is held and excludes all others.
+fn token_of(held: &Held) -> Result<WriteToken, lockcore::Error> {
+    let token = held.write_token()?;
+    // Held for no longer than now: answered without waiting, yes or no.
+    let held_now = pin!(held.ensure(Duration::ZERO));
+    match held_now.poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(held) => held.map(|()| token),
+        Poll::Pending => Ok(token),
+    }
+}
+
+pin_project! {
+    /// The future of a [`TokenService`].
+    ///
+    /// # Cancel safety
+    ///
+    /// That of the inner service's future.
+    #[must_use = "futures do nothing unless polled"]
+    pub struct TokenFuture<F> {
+        #[pin]
+        way: Way<F>,
+    }
+}
+
+pin_project! {
+    #[project = WayProj]
+    enum Way<F> {
+        Sent { #[pin] inner: F },
+        Refused { error: Option<lockcore::Error> },
+    }
+}
+
+impl<F, R, E> Future for TokenFuture<F>
+where
+    F: Future<Output = Result<R, E>>,
+    E: Into<BoxError>,
+{
+    type Output = Result<R, BoxError>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        match self.project().way.project() {
+            WayProj::Sent { inner } => inner.poll(cx).map_err(Into::into),
+            WayProj::Refused { error } => match error.take() {
+                Some(error) => Poll::Ready(Err(error.into())),
+                // Polled after its end.
+                None => Poll::Pending,
+            },
+        }
+    }
+}
+
+impl<F> fmt::Debug for TokenFuture<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TokenFuture").finish_non_exhaustive()
+    }
+}
