@@ -1,0 +1,89 @@
+//! The two who want to set the price. Each says on standard output what happened to it, and does some things only when it
+//! is told to.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use lockcore::{Error, ErrorKind, Held, Locks, WriteToken};
+use tokio::io::{AsyncBufReadExt as _, BufReader};
+
+use crate::prices::Prices;
+use crate::{Failure, LEASE, PATIENCE};
+
+const LOCK: &str = "price:7";
+
+/// Takes the lock, is stopped from outside, and goes on too late.
+pub async fn a(folder: &Path) -> Result<(), Failure> {
+    let (locks, prices) = (connect(folder)?, Prices::open(folder).await?);
+    let mut careless = None;
+
+    let outcome: Result<(), Error> = locks
+        .mutex(LOCK)
+        .ttl(LEASE)
+        .run(async |held| {
+            let token = held.write_token()?;
+            assert!(held.is_valid()); // which it is; and then the process is stopped
+            // Nobody stops what is spawned. `held.scope(…)` around it would; left out on purpose.
+            careless = Some(tokio::spawn(write_when_told(prices.clone(), token)));
+            println!("has the lock: {token}");
+            work(&held).await
+        })
+        .await;
+
+    match outcome {
+        Err(error) if matches!(error.kind(), ErrorKind::Lost(_)) => {
+            println!("was stopped: {:?}", error.kind());
+        }
+        other => return Err(format!("A's work ended with {other:?}").into()),
+    }
+    if let Some(careless) = careless {
+        println!("wrote: {}", careless.await??);
+    }
+    Ok(locks.shutdown(PATIENCE).await?)
+}
+
+/// Gets the lock when A's lease has ended, and writes while it holds it.
+pub async fn b(folder: &Path) -> Result<(), Failure> {
+    let (locks, prices) = (connect(folder)?, Prices::open(folder).await?);
+
+    let guard = locks.mutex(LOCK).wait(PATIENCE).acquire().await?;
+    let token = guard.write_token()?;
+    println!("has the lock: {token}");
+    println!("wrote: {}", prices.set("B", token).await?);
+    told().await?;
+
+    guard.release().await?;
+    Ok(locks.shutdown(PATIENCE).await?)
+}
+
+/// Without LOCK_URL, a file that both processes open.
+fn connect(folder: &Path) -> Result<Locks, Error> {
+    match std::env::var_os("LOCK_URL") {
+        Some(_) => Locks::from_env(),
+        None => Locks::connect(&format!("sqlite:{}", folder.join("locks.db").display())),
+    }
+}
+
+/// Works until it is stopped. One step takes 10 ms; a longer one had the freeze in it, and came after the lock was lost.
+async fn work(held: &Held) -> Result<(), Error> {
+    loop {
+        let step = Instant::now();
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        if step.elapsed() >= LEASE {
+            println!("went on without the lock, token {}", held.token());
+        }
+    }
+}
+
+async fn write_when_told(prices: Prices, token: WriteToken) -> Result<&'static str, Failure> {
+    told().await?;
+    Ok(prices.set("A", token).await?)
+}
+
+async fn told() -> std::io::Result<()> {
+    let mut line = String::new();
+    BufReader::new(tokio::io::stdin())
+        .read_line(&mut line)
+        .await?;
+    Ok(())
+}
