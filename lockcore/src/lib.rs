@@ -33,6 +33,7 @@
 //! | take it again inside, or carry it into a task | [`Lock::reentrant`], [`Held::scope`], [`Guard::reenter`] |
 //! | be told of trouble | [`Locks::events`], [`Held::in_danger`], [`Held::lost`] |
 //! | let a process serve its own, or not | [`Fair`] |
+//! | know what happens when, and why | [`guide`] |
 //! | refuse a late write where it arrives | [`fencing`], [`Held::write_token`] |
 //! | lock per HTTP request | the crate `lockcore-tower` |
 //! | test what your code does without its lock | [`testing`], [`with_default`] |
@@ -56,6 +57,7 @@
 pub mod __private;
 pub mod backend;
 pub mod fencing;
+pub mod guide;
 pub mod queue;
 pub mod testing;
 

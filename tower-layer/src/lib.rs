@@ -100,7 +100,26 @@
 //! # Between services
 //!
 //! A service that holds a lock and has another one write under it sends the lock's fencing token
-//! along ([`TokenLayer`]), and the other one refuses tokens that come late ([`FenceLayer`]).
+//! along ([`TokenLayer`]), and the other one refuses tokens that come late ([`FenceLayer`]). The
+//! handler writes with the token that it finds in the extensions:
+//!
+#![cfg_attr(feature = "axum", doc = "```")]
+#![cfg_attr(not(feature = "axum"), doc = "```ignore")]
+//! use axum::extract::{Extension, Path};
+//! use axum::{Router, routing::post};
+//! use lockcore::WriteToken;
+//! use lockcore_tower::{FenceLayer, Key};
+//!
+//! async fn book(Path(account): Path<u64>, Extension(token): Extension<WriteToken>) -> String {
+//!     // UPDATE accounts SET …, lock_token = token WHERE id = account AND lock_token <= token
+//!     format!("account {account} booked under token {token}")
+//! }
+//!
+//! let accounts: Router = Router::new()
+//!     .route("/accounts/{id}/book", post(book))
+//!     .route_layer(FenceLayer::new(Key::path("id")));
+//! # drop(accounts);
+//! ```
 //!
 //! # Features
 //!
