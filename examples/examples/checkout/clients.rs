@@ -24,7 +24,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 #[derive(Clone, Debug)]
 pub enum Way {
     /// Real requests to the shop's server, over connections that stay open.
-    Http(Http),
+    Http(Arc<Http>),
     /// Calls of the annotated function.
     Call(Arc<Shop>),
     /// Calls of the same without the annotation.
@@ -83,8 +83,8 @@ impl Way {
     }
 }
 
-/// An HTTP client of the shop's server. Clones share its connections.
-#[derive(Clone, Debug)]
+/// An HTTP client of the shop's server.
+#[derive(Debug)]
 pub struct Http {
     client: HttpClient<HttpConnector, Body>,
     server: SocketAddr,

@@ -44,12 +44,12 @@ pub async fn run_shop(share: &Share, closing: &CancellationToken) -> Result<(), 
     };
     let closing = closing.child_token();
     let server = Server::start(service, closing.clone()).await?;
-    let http = Http::new(server.address);
+    let http = Arc::new(Http::new(server.address));
 
     let mut clients = JoinSet::new();
     for buyer in share.buyers() {
         let way = match (buyer.through, share.locked) {
-            (Through::Layer, _) => Way::Http(http.clone()),
+            (Through::Layer, _) => Way::Http(Arc::clone(&http)),
             (Through::Function, true) => Way::Call(Arc::clone(&shop)),
             (Through::Function, false) => Way::UnlockedCall(Arc::clone(&shop)),
         };
