@@ -12,8 +12,8 @@ const GRACE: Duration = Duration::from_secs(2);
 
 /// Tells a story to its end, or until Ctrl-C or SIGTERM. Either way the clients leave no lock behind: who waits is
 /// refused, who holds may finish, and what is held after that is released.
-pub async fn tell(
-    clients: &[Locks],
+pub async fn tell<'a>(
+    clients: impl IntoIterator<Item = &'a Locks>,
     story: impl Future<Output = Result<(), Box<dyn Error + Send + Sync>>>,
 ) -> ExitCode {
     let told = tokio::select! {
