@@ -7,29 +7,27 @@
 //! The locks are in the memory of this process. With `LockLayer::new(Locks::from_env()?, …)` and `LOCK_URL=redis://…` they
 //! hold for all processes of the service.
 
-use std::collections::BTreeMap;
 use std::error::Error;
 use std::net::SocketAddr;
 use std::process::ExitCode;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use axum::body::{Body, Bytes, to_bytes};
 use axum::extract::{Path, State};
 use axum::http::{Method, Request, StatusCode};
 use axum::routing::{Router, get, post};
+use examples::{Orders, expect};
 use futures_util::stream;
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
 use lockcore::Locks;
 use lockcore_tower::{Held, Key, LockLayer};
 use tokio::net::TcpListener;
-use tokio::sync::Notify;
 
 type Failure = Box<dyn Error + Send + Sync>;
 
 /// What a step of the work takes. Long enough that two requests at once meet.
-const STEP: Duration = Duration::from_millis(40);
+const STEP: Duration = Duration::from_millis(100);
 
 fn router(locks: Locks, orders: Orders) -> Router {
     // `order:7` for a path that ends in /orders/7 and so on; whoever else locks that name, as an annotated function with
@@ -55,21 +53,21 @@ fn router(locks: Locks, orders: Orders) -> Router {
         .with_state(orders)
 }
 
-async fn look(State(orders): State<Orders>, Path(id): Path<u32>) -> String {
+async fn look(State(orders): State<Orders>, Path(id): Path<u64>) -> String {
     let _visit = orders.visit("look", id);
     tokio::time::sleep(STEP).await;
     format!("order {id}")
 }
 
 /// `Held` says under which token; pass it on with every write.
-async fn settle(State(orders): State<Orders>, Path(id): Path<u32>, held: Held) -> String {
+async fn settle(State(orders): State<Orders>, Path(id): Path<u64>, held: Held) -> String {
     let _visit = orders.visit("settle", id);
     tokio::time::sleep(STEP).await;
     format!("settled under token {}", held.token())
 }
 
 /// The lock is kept until the body has ended.
-async fn export(State(orders): State<Orders>, Path(id): Path<u32>) -> Body {
+async fn export(State(orders): State<Orders>, Path(id): Path<u64>) -> Body {
     let visit = orders.visit("export", id);
     Body::from_stream(stream::unfold((visit, 1), |(visit, page)| async move {
         if page > 3 {
@@ -81,7 +79,7 @@ async fn export(State(orders): State<Orders>, Path(id): Path<u32>) -> Body {
     }))
 }
 
-async fn cancel(State(orders): State<Orders>, Path(id): Path<u32>) -> &'static str {
+async fn cancel(State(orders): State<Orders>, Path(id): Path<u64>) -> &'static str {
     let _visit = orders.visit("cancel", id);
     "cancelled"
 }
@@ -111,8 +109,9 @@ async fn story(locks: Locks) -> Result<(), Failure> {
     expect("readers beside each other", orders.most(7) == 3)?;
 
     println!("settle order 7, and cancel it meanwhile, without waiting:");
+    let begun = orders.next_visit("settle");
     let meanwhile = async {
-        orders.begins("settle").await;
+        begun.await;
         shop.ask(Method::POST, "/orders/7/cancel").await
     };
     let (settled, refused) = tokio::join!(shop.settle(7), meanwhile);
@@ -123,8 +122,9 @@ async fn story(locks: Locks) -> Result<(), Failure> {
     )?;
 
     println!("export order 7, page by page, and settle it meanwhile:");
+    let begun = orders.next_visit("export");
     let meanwhile = async {
-        orders.begins("export").await;
+        begun.await;
         shop.settle(7).await
     };
     let (exported, settled) = tokio::join!(shop.ask(Method::GET, "/orders/7/export"), meanwhile);
@@ -135,25 +135,17 @@ async fn story(locks: Locks) -> Result<(), Failure> {
     Ok(())
 }
 
-fn expect(what: &str, so: bool) -> Result<(), Failure> {
-    if so {
-        Ok(())
-    } else {
-        Err(format!("expected: {what}").into())
-    }
-}
-
 /// A client of the service.
 #[derive(Clone, Copy)]
 struct Shop(SocketAddr);
 
 impl Shop {
-    async fn settle(self, id: u32) -> Result<String, Failure> {
+    async fn settle(self, id: u64) -> Result<String, Failure> {
         self.ask(Method::POST, &format!("/orders/{id}/settle"))
             .await
     }
 
-    async fn look(self, id: u32) -> Result<String, Failure> {
+    async fn look(self, id: u64) -> Result<String, Failure> {
         self.ask(Method::GET, &format!("/orders/{id}")).await
     }
 
@@ -178,74 +170,5 @@ impl Shop {
         Ok(format!(
             "{method} {path}  {took} ms  {status}  {body}{token}"
         ))
-    }
-}
-
-/// What the lock protects. It only counts who is where.
-#[derive(Clone, Debug, Default)]
-struct Orders(Arc<(Mutex<Counts>, Notify)>);
-
-#[derive(Debug, Default)]
-struct Counts {
-    inside: BTreeMap<u32, usize>,
-    /// Since it was asked last.
-    most: BTreeMap<u32, usize>,
-    most_at_all: usize,
-    visits: BTreeMap<&'static str, usize>,
-}
-
-struct Visit(Orders, u32);
-
-impl Orders {
-    fn counts<T>(&self, code: impl FnOnce(&mut Counts) -> T) -> T {
-        code(&mut self.0.0.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-
-    fn visit(&self, what: &'static str, id: u32) -> Visit {
-        self.counts(|counts| {
-            let inside = counts.inside.entry(id).or_default();
-            *inside += 1;
-            let most = counts.most.entry(id).or_default();
-            *most = (*most).max(*inside);
-            counts.most_at_all = counts.most_at_all.max(counts.inside.values().sum());
-            *counts.visits.entry(what).or_default() += 1;
-        });
-        self.0.1.notify_waiters();
-        Visit(self.clone(), id)
-    }
-
-    /// How many were at an order at once.
-    fn most(&self, id: u32) -> usize {
-        self.counts(|counts| counts.most.remove(&id).unwrap_or_default())
-    }
-
-    fn most_at_all(&self) -> usize {
-        self.counts(|counts| counts.most_at_all)
-    }
-
-    fn visits(&self, what: &str) -> usize {
-        self.counts(|counts| counts.visits.get(what).copied().unwrap_or_default())
-    }
-
-    /// Resolves when the next visit of a kind begins.
-    async fn begins(&self, what: &str) {
-        let before = self.visits(what);
-        loop {
-            let changed = self.0.1.notified();
-            if self.visits(what) > before {
-                return;
-            }
-            changed.await;
-        }
-    }
-}
-
-impl Drop for Visit {
-    fn drop(&mut self) {
-        self.0.counts(|counts| {
-            if let Some(inside) = counts.inside.get_mut(&self.1) {
-                *inside -= 1;
-            }
-        });
     }
 }

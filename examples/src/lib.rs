@@ -1,11 +1,15 @@
-//! One story per file, in `examples/`. Here is only what all of them end with; and the README's code is compiled.
+//! One story per file, in `examples/`. Here is what they share: how they end, and a resource that counts its visitors;
+//! and the README's code is compiled.
 
+use std::collections::BTreeMap;
 use std::error::Error;
 use std::process::ExitCode;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use lockcore::Locks;
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::Notify;
 
 /// How long what holds a lock may go on after Ctrl-C.
 const GRACE: Duration = Duration::from_secs(2);
@@ -39,6 +43,87 @@ async fn of(kind: SignalKind) {
             signal.recv().await;
         }
         Err(_) => std::future::pending().await, // then it ends the process, and the leases run out
+    }
+}
+
+pub fn expect(what: &str, so: bool) -> Result<(), Box<dyn Error + Send + Sync>> {
+    match so {
+        true => Ok(()),
+        false => Err(format!("expected: {what}").into()),
+    }
+}
+
+/// What the locks of a story protect. It only counts who is where.
+#[derive(Clone, Debug, Default)]
+pub struct Orders(Arc<(Mutex<Counts>, Notify)>);
+
+#[derive(Debug, Default)]
+struct Counts {
+    inside: BTreeMap<u64, usize>,
+    /// Since it was asked last.
+    most: BTreeMap<u64, usize>,
+    most_at_all: usize,
+    visits: BTreeMap<&'static str, usize>,
+}
+
+/// Somebody is at an order until this is dropped.
+#[derive(Debug)]
+#[must_use = "the visit ends when this is dropped"]
+pub struct Visit(Orders, u64);
+
+impl Orders {
+    fn counts<T>(&self, code: impl FnOnce(&mut Counts) -> T) -> T {
+        code(&mut self.0.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    pub fn visit(&self, what: &'static str, id: u64) -> Visit {
+        self.counts(|counts| {
+            let inside = counts.inside.entry(id).or_default();
+            *inside += 1;
+            let most = counts.most.entry(id).or_default();
+            *most = (*most).max(*inside);
+            counts.most_at_all = counts.most_at_all.max(counts.inside.values().sum());
+            *counts.visits.entry(what).or_default() += 1;
+        });
+        self.0.1.notify_waiters();
+        Visit(self.clone(), id)
+    }
+
+    /// How many were at an order at once.
+    pub fn most(&self, id: u64) -> usize {
+        self.counts(|counts| counts.most.remove(&id).unwrap_or_default())
+    }
+
+    pub fn most_at_all(&self) -> usize {
+        self.counts(|counts| counts.most_at_all)
+    }
+
+    pub fn visits(&self, what: &str) -> usize {
+        self.counts(|counts| counts.visits.get(what).copied().unwrap_or_default())
+    }
+
+    /// Resolves when the next visit of a kind begins, counted from the call.
+    pub fn next_visit(&self, what: &str) -> impl Future<Output = ()> {
+        let before = self.visits(what);
+        async move {
+            loop {
+                let changed = self.0.1.notified();
+                if self.visits(what) > before {
+                    return;
+                }
+                changed.await;
+            }
+        }
+    }
+}
+
+impl Drop for Visit {
+    fn drop(&mut self) {
+        self.0.counts(|counts| {
+            if let Some(inside) = counts.inside.get_mut(&self.1) {
+                *inside -= 1;
+            }
+        });
     }
 }
 

@@ -17,7 +17,8 @@ use std::pin::Pin;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use futures_util::{Stream, StreamExt as _, stream};
+use examples::{Orders as Visitors, expect};
+use futures_util::{Stream, stream};
 use lockcore::{Held, Locks};
 use lockcore_tower::{Key, LockLayer};
 use orders::orders_client::OrdersClient;
@@ -31,16 +32,17 @@ use tonic::{Code, Request, Response, Status};
 type Failure = Box<dyn Error + Send + Sync>;
 
 /// What a step of the work takes. Long enough that two calls at once meet.
-const STEP: Duration = Duration::from_millis(40);
+const STEP: Duration = Duration::from_millis(100);
 /// The key of the metadata.
 const ORDER: &str = "order-id";
 
-struct Shop;
+struct Shop(Visitors);
 
 #[tonic::async_trait]
 impl Orders for Shop {
     async fn settle(&self, request: Request<Order>) -> Result<Response<Receipt>, Status> {
         let token = token(&request)?;
+        let _visit = self.0.visit("settle", request.get_ref().id);
         tokio::time::sleep(STEP).await;
         let text = format!("order {} settled under token {token}", request.get_ref().id);
         Ok(Response::new(Receipt { text }))
@@ -54,9 +56,13 @@ impl Orders for Shop {
         request: Request<Order>,
     ) -> Result<Response<Self::ExportStream>, Status> {
         token(&request)?;
-        let pages = stream::iter(1..=3).then(|number| async move {
+        let visit = self.0.visit("export", request.get_ref().id);
+        let pages = stream::unfold((visit, 1), |(visit, number)| async move {
+            if number > 3 {
+                return None;
+            }
             tokio::time::sleep(STEP).await;
-            Ok(Page { number })
+            Some((Ok(Page { number }), (visit, number + 1)))
         });
         Ok(Response::new(Box::pin(pages)))
     }
@@ -76,12 +82,13 @@ async fn main() -> Result<ExitCode, Box<dyn Error>> {
 }
 
 async fn story(locks: Locks) -> Result<(), Failure> {
+    let visitors = Visitors::default();
     let by_order = LockLayer::new(locks, Key::metadata(ORDER).prefix("order:"));
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let address = format!("http://{}", listener.local_addr()?);
     let server = Server::builder()
         .layer(by_order)
-        .add_service(OrdersServer::new(Shop))
+        .add_service(OrdersServer::new(Shop(visitors.clone())))
         .serve_with_incoming(TcpListenerStream::new(listener));
     tokio::spawn(server);
     let client = Client {
@@ -91,62 +98,35 @@ async fn story(locks: Locks) -> Result<(), Failure> {
 
     println!("settle order 7 twice and order 8 once, at the same time:");
     let (one, two, other) = tokio::join!(client.settle(7), client.settle(7), client.settle(8));
-    let (one, two, other) = (one?, two?, other?);
-    expect("of order 7 one after the other", one.abs_diff(two) >= STEP)?;
-    expect("order 8 beside them", other < one.max(two))?;
+    one.and(two).and(other)?;
+    expect("of order 7 one after the other", visitors.most(7) == 1)?;
+    expect("order 8 beside them", visitors.most_at_all() == 2)?;
 
     println!("\nexport order 7, page by page, and settle it meanwhile:");
     let mut pages = client.export(7).await?;
-    let (last_page, settled) = tokio::join!(client.read(&mut pages), client.settle(7));
-    expect(
-        "settled behind the last page",
-        settled? > last_page? + STEP / 2,
-    )?;
+    let (exported, settled) = tokio::join!(client.read(&mut pages), client.settle(7));
+    exported.and(settled)?;
+    expect("settled behind the last page", visitors.most(7) == 1)?;
 
-    println!("\nsettle order 7 while it is exported, but within 100 ms:");
+    println!("\nsettle order 7 while it is exported, but within 200 ms:");
     let mut pages = client.export(7).await?;
     let mut hurried = request(7);
-    hurried.set_timeout(Duration::from_millis(100));
-    let (last_page, refused) = tokio::join!(client.read(&mut pages), async {
-        let refused = client.stub.clone().settle(hurried).await.map(drop);
-        client.says(refusal(&refused));
-        refused
-    });
-    last_page?;
-    expect(
-        "the client's deadline ended its wait",
-        refused.is_err_and(is_deadline),
-    )?;
+    hurried.set_timeout(Duration::from_millis(200));
+    let (exported, refused) = tokio::join!(client.read(&mut pages), client.try_to_settle(hurried));
+    exported?;
+    expect("the client's deadline ended its wait", is_deadline(refused))?;
 
     println!("\nforget to say which order:");
-    let nameless = client.stub.clone().settle(Order { id: 7 }).await.map(drop);
-    client.says(refusal(&nameless));
-    expect(
-        "no call without a lock",
-        nameless.is_err_and(|status| status.code() == Code::InvalidArgument),
-    )?;
+    let nameless = client.try_to_settle(Request::new(Order { id: 7 })).await;
+    expect("no call without a lock", nameless == Code::InvalidArgument)?;
 
     println!("\neach came when nobody was in its way");
     Ok(())
 }
 
-fn refusal(answer: &Result<(), Status>) -> String {
-    match answer {
-        Ok(()) => "settled".to_owned(),
-        Err(status) => format!("{:?}: {}", status.code(), status.message()),
-    }
-}
-
 /// By the layer, which leaves the line in time to say so; or by the client itself.
-fn is_deadline(status: Status) -> bool {
-    matches!(status.code(), Code::DeadlineExceeded | Code::Cancelled)
-}
-
-fn expect(what: &str, so: bool) -> Result<(), Failure> {
-    match so {
-        true => Ok(()),
-        false => Err(format!("expected: {what}").into()),
-    }
+fn is_deadline(code: Code) -> bool {
+    matches!(code, Code::DeadlineExceeded | Code::Cancelled)
 }
 
 fn request(id: u64) -> Request<Order> {
@@ -165,22 +145,30 @@ impl Client {
         println!("{:>6} ms  {what}", self.began.elapsed().as_millis());
     }
 
-    /// Returns when it was done.
-    async fn settle(&self, id: u64) -> Result<Duration, Status> {
+    async fn settle(&self, id: u64) -> Result<(), Status> {
         let receipt = self.stub.clone().settle(request(id)).await?;
         self.says(receipt.into_inner().text);
-        Ok(self.began.elapsed())
+        Ok(())
+    }
+
+    async fn try_to_settle(&self, request: Request<Order>) -> Code {
+        match self.stub.clone().settle(request).await {
+            Ok(_) => Code::Ok,
+            Err(status) => {
+                self.says(format_args!("{:?}: {}", status.code(), status.message()));
+                status.code()
+            }
+        }
     }
 
     async fn export(&self, id: u64) -> Result<tonic::Streaming<Page>, Status> {
         Ok(self.stub.clone().export(request(id)).await?.into_inner())
     }
 
-    /// Returns when the last page was there.
-    async fn read(&self, pages: &mut tonic::Streaming<Page>) -> Result<Duration, Status> {
+    async fn read(&self, pages: &mut tonic::Streaming<Page>) -> Result<(), Status> {
         while let Some(page) = pages.message().await? {
             self.says(format_args!("page {}", page.number));
         }
-        Ok(self.began.elapsed())
+        Ok(())
     }
 }
