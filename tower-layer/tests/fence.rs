@@ -152,6 +152,15 @@ async fn an_optional_token_may_be_missing_but_not_wrong() {
 }
 
 #[tokio::test]
+async fn what_the_key_lets_pass_is_not_checked() {
+    let fence = FenceLayer::new(Key::from_fn(|_| None));
+
+    assert_eq!(alone(&fence, request("7", "2048")).await, StatusCode::OK);
+    assert_eq!(alone(&fence, request("7", "1024")).await, StatusCode::OK);
+    assert_eq!(alone(&fence, bare("7")).await, StatusCode::OK);
+}
+
+#[tokio::test]
 async fn the_handler_finds_the_token_to_write_with() {
     let mut service = fenced(&fence());
     let _response = tokio::spawn(call(&mut service, request("7", "2048")));
