@@ -39,7 +39,8 @@ pub enum ErrorKind {
     /// read side, or again for a lock that is not [reentrant](crate::Lock::reentrant). What he held
     /// he still holds.
     WouldDeadlock,
-    /// A mistake in URL, credentials, name, or duration: trying again will not help.
+    /// A mistake in URL, credentials, name, or duration, or in what is asked of a shared lock: trying
+    /// again will not help.
     Config,
 }
 

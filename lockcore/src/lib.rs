@@ -14,7 +14,7 @@
 //!     .mutex("order:42")
 //!     .wait(Duration::from_secs(2))
 //!     .run(async |held| {
-//!         // Nobody else is here for order 42. Pass held.token() on with every write.
+//!         // Nobody else is here for order 42. Pass held.write_token()? on with every write.
 //!         Ok::<_, lockcore::Error>(format!("settled under token {}", held.token()))
 //!     })
 //!     .await?;
