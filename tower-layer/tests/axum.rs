@@ -199,6 +199,92 @@ async fn every_place_that_axum_has_for_a_layer_knows_the_parameter() {
 }
 
 #[tokio::test]
+async fn the_route_names_the_lock_in_every_place_that_axum_has_for_a_layer() {
+    let layer = LockLayer::new(memory(), Key::matched_path());
+    let name = async |held: Held| held.name().to_owned();
+    let route = || Router::new().route("/orders/{id}", get(name));
+
+    let apps = [
+        route().route_layer(layer.clone()),
+        route().layer(layer.clone()),
+        Router::new().route("/orders/{id}", get(name).layer(layer.clone())),
+        Router::new().nest(
+            "/orders",
+            Router::new().route("/{id}", get(name)).layer(layer.clone()),
+        ),
+        Router::new()
+            .nest("/orders", Router::new().route("/{id}", get(name)))
+            .route_layer(layer),
+    ];
+    for (place, app) in apps.into_iter().enumerate() {
+        let response = ask(app, "/orders/42").await;
+        let name = response.into_body().collect().await.unwrap().to_bytes();
+        assert_eq!(name, "/orders/{id}", "{place}");
+    }
+}
+
+/// A service that is nested is no route of the router around it. What is known inside:
+#[tokio::test]
+async fn in_a_nested_service_the_parameters_are_known_and_the_route_is_not() {
+    let locks = memory();
+    let _other = hold(&locks, NAME).await;
+    let by_route = LockLayer::new(locks.clone(), Key::matched_path());
+    let service = |layer: LockLayer| {
+        let inner = tower::service_fn(async |_: Request<Body>| {
+            Ok::<_, Infallible>(Response::new(Body::empty()))
+        });
+        Router::new().nest_service("/orders/{id}", tower::Layer::layer(&layer, inner))
+    };
+
+    let parameter = ask(service(by_id(&locks).try_only()), "/orders/42/items").await;
+    let route = ask(service(by_route), "/orders/42/items").await;
+
+    assert_eq!(parameter.status(), StatusCode::CONFLICT);
+    assert_eq!(route.status(), StatusCode::INTERNAL_SERVER_ERROR);
+    assert!(
+        problem(route).await["detail"]
+            .as_str()
+            .unwrap()
+            .contains("no route")
+    );
+}
+
+/// Nothing is matched yet.
+#[tokio::test]
+async fn around_a_whole_router_neither_parameter_nor_route_is_known() {
+    let locks = memory();
+    for key in [Key::path("id"), Key::matched_path()] {
+        let layer = LockLayer::new(locks.clone(), key);
+        let app = Router::new().route("/orders/{id}", get(async || "done"));
+        let app = tower::Layer::layer(&layer, app);
+
+        let request = Request::get("/orders/42").body(Body::empty()).unwrap();
+        let response = in_time(app.oneshot(request)).await.unwrap();
+
+        assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
+    }
+}
+
+#[tokio::test]
+async fn a_template_joins_path_and_query() {
+    let locks = memory();
+    let key = Key::template("{matched_path}#{path.id}#{query.region}");
+    let app = Router::new()
+        .route(
+            "/orders/{id}",
+            get(async |held: Held| held.name().to_owned()),
+        )
+        .route_layer(LockLayer::new(locks, key));
+
+    let named = ask(app.clone(), "/orders/4%232?region=eu").await;
+    let refused = ask(app, "/orders/42").await;
+
+    let name = named.into_body().collect().await.unwrap().to_bytes();
+    assert_eq!(name, "/orders/{id}#4%232#eu");
+    assert_eq!(refused.status(), StatusCode::BAD_REQUEST);
+}
+
+#[tokio::test]
 async fn a_route_without_the_parameter_is_refused_unless_the_key_is_optional() {
     let locks = memory();
     let route = || {
