@@ -39,20 +39,76 @@
 //! }
 //! ```
 //!
+//! Without axum the key comes from somewhere else, and the handler finds `lockcore::Held` in the
+//! extensions of its request:
+//!
+//! ```
+//! use std::convert::Infallible;
+//!
+//! use http::{Request, Response};
+//! use lockcore_tower::{Key, LockLayer};
+//! use tower::{Layer, service_fn};
+//!
+//! # fn example() -> Result<(), lockcore::Error> {
+//! let locks = lockcore::Locks::connect("memory:")?;
+//! let one_per_payment = LockLayer::new(locks, Key::header("idempotency-key").prefix("payment:"));
+//! let service = one_per_payment.layer(service_fn(async |request: Request<String>| {
+//!     let held = request.extensions().get::<lockcore::Held>();
+//!     let token = held.map(|held| held.token());
+//!     Ok::<_, Infallible>(Response::new(format!("paid under token {token:?}")))
+//! }));
+//! # drop(service);
+//! # Ok(()) }
+//! ```
+//!
 //! # How a request goes
 //!
 //! 1. The [`Key`] finds the name to lock. A request in which it finds none is refused, unless the
 //!    key lets it pass.
 //! 2. The request waits for the lock, first come first served over all processes, at most as long
-//!    as [`LockLayer::wait`] says. A client that goes away leaves the line.
-//! 3. The handler runs while the lock is held; `lockcore::Held` is in the request's extensions.
-//!    When the lock is lost, the handler is dropped where it stands. What it has *spawned*, and what
-//!    blocks without awaiting, is not stopped: pass the fencing token on with every write.
+//!    as [`LockLayer::wait`] and the client's own deadline say. A client that goes away leaves the
+//!    line.
+//! 3. The handler runs while the lock is held. Asking for the same lock inside re-enters it. When the
+//!    lock is lost, the handler is dropped where it stands. What it has *spawned*, and what blocks
+//!    without awaiting, is not stopped: pass the fencing token on with every write.
 //! 4. The lock is kept until the response body ends, or is dropped because the client went away.
 //!    The release comes *before* the client can see the end, so that its next request finds the key
-//!    free. If the lock is lost meanwhile the body ends in an error, never silently.
+//!    free. If the lock is lost meanwhile the body ends in an error, never silently: over HTTP/1 the
+//!    connection is cut, over HTTP/2 the stream is reset.
 //!
-//! An upgraded connection (web socket) is not covered: the lock ends with the `101` response.
+//! The lock is taken after the call and not while the service is made ready: what is ready may wait for
+//! its call for hours, and a lease would age meanwhile.
+//!
+//! # Keys
+//!
+//! | the name comes from | |
+//! |---|---|
+//! | path parameter, route | `Key::path`, `Key::matched_path` (feature `axum`) |
+//! | header, query parameter | [`Key::header`], [`Key::query`] |
+//! | what a layer further out has found, as who has logged in | [`Key::extension`] |
+//! | gRPC metadata, gRPC method | [`Key::metadata`], [`Key::grpc_method`] |
+//! | several of these | [`Key::template`] |
+//! | anything in the head of the request | [`Key::from_fn`] |
+//! | nowhere: one request at a time | [`Key::template`] with a constant |
+//!
+//! # Options
+//!
+//! | option | default | why that |
+//! |---|---|---|
+//! | [`shared`](LockLayer::shared), [`read_on_get`](LockLayer::read_on_get), [`permits`](LockLayer::permits) | exclusive | who forgets to say it gets the safe one |
+//! | [`wait`](LockLayer::wait), [`try_only`](LockLayer::try_only) | the client's, 15 s | less than the 30 s or 60 s after which proxies give up |
+//! | [`deadline_header`](LockLayer::deadline_header) | none; `grpc-timeout` for gRPC | gRPC has one by its standard, HTTP has not |
+//! | [`max_waiting`](LockLayer::max_waiting) | any number | how many are too many depends on the handler; say it where clients can make them |
+//! | [`ttl`](LockLayer::ttl) | the client's, 10 s | three renewals fit in; a dead process blocks a key no longer |
+//! | [`max_hold`](LockLayer::max_hold) | no limit | a long response is no mistake |
+//! | [`on_lost`](LockLayer::on_lost) | the request is stopped | somebody else may hold the lock |
+//! | [`reentrant`](LockLayer::reentrant) | yes | two layers on the same key are the same lock |
+//! | [`hold_until`](LockLayer::hold_until) | the end of the body | bodies may still read what the lock protects |
+//! | [`upgrades`](LockLayer::upgrades) | refused | the lock would end with the `101`, and protect nothing |
+//! | [`busy_status`](LockLayer::busy_status) | 409 | the request is in conflict with another; 423 is WebDAV's, 429 blames the client |
+//! | [`retry_after`](LockLayer::retry_after) | 1 s | most locks are held for less |
+//! | [`token_header`](LockLayer::token_header) | no | clients that do not pass it on need not know it |
+//! | [`label`](LockLayer::label) | none | |
 //!
 //! # Answers
 //!
@@ -60,28 +116,82 @@
 //! `title`, `status`, `detail`, and, if there was one, `key`, the name of the lock. `type` is one of
 //! the following sections. What exactly went wrong with the store is in the traces, at debug.
 //!
+//! A request with a content type of `application/grpc…` is answered with a gRPC status instead, whose
+//! message says the same.
+//!
 //! ### Lock held
 //!
-//! 409 with `Retry-After`: another request held the lock for as long as this one was to wait. The
-//! handler was not called.
+//! 409 with `Retry-After`, gRPC ABORTED: another request held the lock for as long as this one was to
+//! wait. The handler was not called. gRPC DEADLINE_EXCEEDED if it would have waited longer but for the
+//! client's deadline.
 //!
 //! ### Lock unavailable
 //!
-//! 503 with `Retry-After`: the store is down, did not answer, or this process is shutting down. The
-//! handler was not called.
+//! 503 with `Retry-After`, gRPC UNAVAILABLE: the store is down, did not answer, or this process is
+//! shutting down. The handler was not called.
 //!
 //! ### Lock lost
 //!
-//! 503 with `Retry-After`: the lock was lost before the handler had answered. The handler was
-//! stopped, and may have done part of its work.
+//! 503 with `Retry-After`, gRPC UNAVAILABLE: the lock was lost before the handler had answered. The
+//! handler was stopped, and may have done part of its work.
 //!
 //! ### Lock key
 //!
-//! 400: the request does not say what to lock. See [`Key`].
+//! 400, gRPC INVALID_ARGUMENT: the request does not say what to lock. See [`Key`].
+//!
+//! ### Lock upgrade
+//!
+//! 501, gRPC UNIMPLEMENTED: the request asks for an upgraded connection (a web socket, a tunnel), over
+//! which the lock could not be kept. The handler was not called. See [`LockLayer::upgrades`].
 //!
 //! ### Lock misconfigured
 //!
-//! 500: the ttl, the name, or the route is not usable; trying again will not help.
+//! 500, gRPC INTERNAL: the ttl, the name, or the route is not usable, or the request would wait for a
+//! lock that it holds itself; trying again will not help.
+//!
+//! # gRPC
+//!
+//! Calls of all four kinds can be locked; the lock is kept until the status is sent. A stream whose lock
+//! is lost ends in UNAVAILABLE; one of gRPC-Web, whose status is part of its body, breaks off.
+//!
+//! ```no_run
+//! use lockcore_tower::{Key, LockLayer};
+//! use tonic::service::Routes;
+//! use tonic::transport::{Error, Server};
+//!
+//! async fn serve(locks: lockcore::Locks, services: Routes) -> Result<(), Error> {
+//!     let one_per_order = LockLayer::new(locks, Key::metadata("order-id").prefix("order:"));
+//!     let server = Server::builder().layer(one_per_order).add_routes(services);
+//!     server.serve(([127, 0, 0, 1], 3000).into()).await
+//! }
+//! ```
+//!
+//! A layer for gRPC-Web stands further out than this one.
+//!
+//! # Where it may stand
+//!
+//! Around anything that is a `tower_service::Service` of HTTP requests and can be cloned. In axum:
+//!
+//! | added by | covers | path parameters | matched path |
+//! |---|---|---|---|
+//! | `Router::route_layer` | the routes added before; best | yes | yes |
+//! | `Router::layer` | the same, and the fallback, which has no parameters: 500 | yes | yes |
+//! | `MethodRouter::layer` | the methods added before | yes | yes |
+//! | these in a router that is nested | | yes, also those of the outer | yes, whole |
+//! | around a service for `Router::nest_service` | | those of the outer | no |
+//! | `layer.layer(router)`, around a whole router | all | no | no |
+//!
+//! Put it further in than what may refuse a request (authentication, limits): who is refused should not
+//! have stood in line.
+//!
+//! Two layers are two locks, the outer taken first. Where two routes take the same two in different
+//! orders they can wait for each other until a wait is over.
+//!
+//! # Cancel safety
+//!
+//! A server drops a request's future, or its body, when the client goes away. Whenever that happens, the
+//! handler or the body is dropped first, and then nothing stays behind: not the place in line, not the
+//! lock, not a count of [`LockLayer::max_waiting`]. That includes a handler that panics.
 //!
 //! ### Write refused
 //!
@@ -123,8 +233,9 @@
 //!
 //! # Features
 //!
-//! `axum`: `Key::path` and the extractor `Held`. Without it the crate depends on the small crates
-//! of tower and hyper only.
+//! `axum`: `Key::path`, `Key::matched_path`, the same in templates, and the extractor `Held`. `tonic`: the
+//! function `status`, for handlers that take locks themselves. Neither changes what the layer does; without
+//! them the crate depends on the small crates of tower and hyper only.
 
 mod body;
 mod deadline;

@@ -361,7 +361,7 @@ mod tests {
         "\"\\\"",
         "a\r\n\t\0\u{1f}\u{7f}",
         "</script>",
-        "100 % ä😀\u{2028}",
+        "100%25 ä😀\u{2028}",
     ];
 
     #[test]
@@ -421,6 +421,24 @@ mod tests {
         assert_eq!(seconds(s(10), Some(ms(2))), 1);
         assert_eq!(seconds(ms(1), None), 1);
         assert_eq!(seconds(Duration::MAX, None), u64::MAX);
+    }
+
+    #[test]
+    fn every_type_of_a_problem_is_a_section_of_the_crates_page() {
+        use Kind::*;
+        for kind in [
+            Held,
+            Deadline,
+            Unavailable,
+            Lost,
+            Key,
+            Upgrade,
+            Misconfigured,
+        ] {
+            let heading = kind.section().replacen("lock-", "### Lock ", 1);
+            let page = include_str!("lib.rs");
+            assert!(page.contains(&format!("//! {heading}\n")), "{heading}");
+        }
     }
 
     #[test]

@@ -13,12 +13,14 @@ use bytes::Bytes;
 use common::*;
 use futures_util::FutureExt;
 use http::{Response, StatusCode};
-use http_body_util::{BodyExt, Full};
+use http_body::Frame;
+use http_body_util::{BodyExt, Full, StreamBody};
 use lockcore::Locks;
 use lockcore::backend::{
     Answer, Backend, Capability, Connection, Departure, Enqueued, Events, Fault, Place, Released,
     Renewed, StoreError,
 };
+use lockcore::testing::{Store, Verb};
 use lockcore_tower::{Key, LockLayer};
 use tokio::sync::{Barrier, Notify};
 use tower::{Layer, Service, ServiceExt, service_fn};
@@ -256,6 +258,66 @@ async fn a_client_that_goes_away_takes_the_handler_along_and_then_the_lock() {
         Some(1),
         "the handler goes before the lock"
     );
+}
+
+/// Handler and body take their time, so that there is a poll for each of their steps.
+#[tokio::test]
+async fn a_request_that_is_dropped_after_any_number_of_polls_leaves_nothing_behind() {
+    let locks = memory();
+    locks.ready(SOON).await.unwrap();
+    let service = by_path(&locks).layer(service_fn(async |_: In| {
+        tokio::task::yield_now().await;
+        let parts = futures_util::stream::unfold(0, async |part| {
+            tokio::task::yield_now().await;
+            (part < 2).then_some((
+                Ok::<_, Infallible>(Frame::data(Bytes::from("part"))),
+                part + 1,
+            ))
+        });
+        Ok::<_, Infallible>(Response::new(StreamBody::new(parts)))
+    }));
+
+    let mut polls = 0;
+    loop {
+        let mut whole = Box::pin(async {
+            let response = service.clone().oneshot(get("/order:42")).await.unwrap();
+            response.into_body().collect().await.unwrap().to_bytes()
+        });
+        let ends = (0..polls).any(|_| (&mut whole).now_or_never().is_some());
+        drop(whole);
+        nothing_is_left(&locks, "order:42").await;
+        if ends {
+            break;
+        }
+        polls += 1;
+    }
+    // Before the handler, in it, and before each of the three answers of the body.
+    assert!(polls >= 5, "{polls}");
+}
+
+#[tokio::test]
+async fn replies_that_are_lost_on_the_way_cost_a_request_nothing() {
+    let store = Store::new();
+    let locks = store.client().unwrap();
+    let calls = Arc::new(AtomicUsize::new(0));
+    let service = by_path(&locks).layer(service_fn({
+        let calls = Arc::clone(&calls);
+        move |_: In| {
+            calls.fetch_add(1, Ordering::SeqCst);
+            async { Ok::<_, Infallible>(ok()) }
+        }
+    }));
+
+    for verb in [Verb::Enqueue, Verb::Release] {
+        store.lose_next_reply(verb);
+        let response = service.clone().oneshot(get("/order:42"));
+        let response = in_time(response).await.unwrap();
+        assert_eq!(response.status(), StatusCode::OK);
+        let body = in_time(response.into_body().collect()).await.unwrap();
+        assert_eq!(body.to_bytes(), "done");
+        nothing_is_left(&locks, "order:42").await;
+    }
+    assert_eq!(calls.load(Ordering::SeqCst), 2);
 }
 
 #[tokio::test]
