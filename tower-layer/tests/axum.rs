@@ -249,6 +249,25 @@ async fn in_a_nested_service_the_parameters_are_known_and_the_route_is_not() {
     );
 }
 
+#[tokio::test]
+async fn of_two_parameters_with_one_name_it_is_the_one_that_a_map_has() {
+    type Parameters = Path<std::collections::HashMap<String, String>>;
+    let inner = Router::new()
+        .route(
+            "/{id}",
+            get(async |held: Held, parameters: Parameters| {
+                format!("{} {}", held.name(), parameters["id"])
+            }),
+        )
+        .route_layer(by_id(&memory()));
+    let app = Router::new().nest_service("/{id}", inner);
+
+    let response = ask(app, "/7/42").await;
+
+    let body = response.into_body().collect().await.unwrap().to_bytes();
+    assert_eq!(body, "order:42 42");
+}
+
 /// Nothing is matched yet.
 #[tokio::test]
 async fn around_a_whole_router_neither_parameter_nor_route_is_known() {

@@ -345,6 +345,7 @@ async fn a_lock_that_is_lost_before_the_headers_is_answered_with_503() {
         );
         let problem = problem(response).await;
         assert!(problem["type"].as_str().unwrap().ends_with("#lock-lost"));
+        store.thaw();
     }
 }
 
@@ -381,6 +382,7 @@ async fn a_lock_that_is_lost_while_streaming_breaks_the_response_off() {
                 _ => "UnexpectedEof",
             };
             assert!(format!("{error:?}").contains(how), "{declared}: {error:?}");
+            store.thaw();
         }
     }
 }

@@ -371,6 +371,31 @@ async fn a_handler_that_loses_its_lock_is_dropped_and_answered_with_503() {
 }
 
 #[tokio::test]
+async fn the_answer_to_a_loss_does_not_wait_for_the_store() {
+    let store = Store::new();
+    // No operation times out any more.
+    store.clock().stop();
+    let locks = store.client().unwrap();
+    let entered = Arc::new(Notify::new());
+    let service = by_path(&locks).layer(service_fn({
+        let entered = Arc::clone(&entered);
+        move |_: In| {
+            entered.notify_one();
+            pending::<Result<Out, Infallible>>()
+        }
+    }));
+
+    let request = tokio::spawn(service.oneshot(get("/order:42")));
+    in_time(entered.notified()).await;
+    store.freeze();
+    store.clock().advance(Duration::from_secs(10));
+
+    let response = in_time(request).await.unwrap().unwrap();
+    assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
+    store.thaw();
+}
+
+#[tokio::test]
 async fn a_handler_is_not_polled_again_once_the_lock_is_lost() {
     let locks = memory();
     let (entered, polled_after) = (Arc::new(Notify::new()), Arc::new(AtomicUsize::new(0)));
