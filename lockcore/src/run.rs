@@ -1,15 +1,24 @@
 //! Work bound to a lease: a body that is polled only while the lock is held.
 
-use std::future::{Future, poll_fn};
-use std::pin::pin;
+//!
+//! Futures written by hand, because each layer of `async fn` would keep the body twice, as its argument
+//! and as what it awaits: a function under a lock that calls another one and so on would grow by that
+//! factor at each step. Here a body costs its own size.
+
+use std::future::Future;
+use std::ops::Deref;
+use std::pin::Pin;
 use std::slice;
-use std::task::Poll;
+use std::task::{Context, Poll, ready};
+
+use futures_util::FutureExt;
+use pin_project_lite::pin_project;
 
 use crate::error::Error;
 use crate::guard::{Guard, Held};
 use crate::lock::OnLost;
 use crate::multi::{MultiGuard, MultiHeld};
-use crate::scope;
+use crate::scope::{self, Inside};
 
 impl Guard {
     /// Runs `body` while the lock is held, then releases it and waits for that.
@@ -41,17 +50,22 @@ impl Guard {
     /// assert_eq!(pages, 3);
     /// # Ok(()) }
     /// ```
-    pub async fn run<T, E>(self, body: impl Future<Output = Result<T, E>>) -> Result<T, E>
+    pub fn run<T, E>(
+        self,
+        body: impl Future<Output = Result<T, E>>,
+    ) -> impl Future<Output = Result<T, E>>
     where
         E: From<Error>,
     {
         // The body is gone when this ends; the release must not come before that (P2). After a loss
         // there is nothing to wait for: the store may be what is gone.
-        let result = self.while_held(body).await?;
-        if let Err(error) = self.release().await {
-            tracing::warn!(%error, "the work is done; its lock is released in the background");
-        }
-        result
+        one_held(&self, body).then(|result| async {
+            let result = result?;
+            if let Err(error) = self.release().await {
+                tracing::warn!(%error, "the work is done; its lock is released in the background");
+            }
+            result
+        })
     }
 }
 
@@ -67,9 +81,11 @@ impl Held {
     /// # Cancel safety
     ///
     /// Dropping the future drops the body; the lock stays with its guard.
-    pub async fn while_held<T>(&self, body: impl Future<Output = T>) -> Result<T, Error> {
-        let held = slice::from_ref(self);
-        while_held(held, || self.lease().changed.notified(), body).await
+    pub fn while_held<T>(
+        &self,
+        body: impl Future<Output = T>,
+    ) -> impl Future<Output = Result<T, Error>> {
+        one_held(self, body)
     }
 }
 
@@ -83,16 +99,21 @@ impl MultiGuard {
     /// # Cancel safety
     ///
     /// Dropping the future drops the body, then hands the releases to the keepers.
-    pub async fn run<T, E>(self, body: impl Future<Output = Result<T, E>>) -> Result<T, E>
+    pub fn run<T, E>(
+        self,
+        body: impl Future<Output = Result<T, E>>,
+    ) -> impl Future<Output = Result<T, E>>
     where
         E: From<Error>,
     {
         // As there.
-        let result = self.while_held(body).await?;
-        if let Err(error) = self.release().await {
-            tracing::warn!(%error, "the work is done; its locks are released in the background");
-        }
-        result
+        all_held(&self, body).then(|result| async {
+            let result = result?;
+            if let Err(error) = self.release().await {
+                tracing::warn!(%error, "the work is done; its locks are released in the background");
+            }
+            result
+        })
     }
 }
 
@@ -107,44 +128,133 @@ impl MultiHeld {
     /// # Cancel safety
     ///
     /// Dropping the future drops the body; the locks stay with their guard.
-    pub async fn while_held<T>(&self, body: impl Future<Output = T>) -> Result<T, Error> {
-        while_held(self, || self.changed(), body).await
+    pub fn while_held<T>(
+        &self,
+        body: impl Future<Output = T>,
+    ) -> impl Future<Output = Result<T, Error>> {
+        all_held(self, body)
     }
 }
 
-/// Polls `body` as long as all locks are held. `changed` resolves after a change of any of them that
-/// comes after its first poll.
-async fn while_held<F: Future, C: Future>(
-    held: &[Held],
-    changed: impl Fn() -> C,
+fn one_held<F: Future>(
+    held: &Held,
     body: F,
-) -> Result<F::Output, Error> {
-    let body = scope::inside(held, body);
-    let cancels = |held: &&Held| held.on_lost() == OnLost::Cancel;
-    if !held.iter().any(|held| cancels(&held)) {
-        return Ok(body.await);
+) -> impl Future<Output = Result<F::Output, Error>> + use<F> {
+    let changed = |held: &One| {
+        let held = held.0.clone();
+        async move { held.lease().changed.notified().await }
+    };
+    WhileHeld::new(One(held.clone()), changed, body)
+}
+
+fn all_held<F: Future>(
+    held: &MultiHeld,
+    body: F,
+) -> impl Future<Output = Result<F::Output, Error>> + use<F> {
+    let changed = |held: &MultiHeld| {
+        let held = held.clone();
+        async move { held.changed().await }
+    };
+    WhileHeld::new(held.clone(), changed, body)
+}
+
+/// One lock as what several are.
+struct One(Held);
+
+impl Deref for One {
+    type Target = [Held];
+
+    fn deref(&self) -> &[Held] {
+        slice::from_ref(&self.0)
     }
-    // `body` is declared last, so that it is dropped first when this future is dropped.
-    let mut lost = pin!(changed());
-    let mut body = pin!(body);
-    poll_fn(|cx| {
-        // Registers for the loss before looking at it, so that one in between is not missed. It
-        // fires for other changes too, which there are none of once the lock is held.
-        while lost.as_mut().poll(cx).is_ready() {
-            lost.set(changed());
+}
+
+pin_project! {
+    /// Polls its body as long as all locks are held.
+    struct WhileHeld<H, N, C, F> {
+        // Before all else, so that it is dropped first.
+        #[pin]
+        body: Body<F>,
+        // Resolves after a change of any lock that comes after its first poll. There is one once the
+        // body has begun, if the loss of any lock ends it.
+        #[pin]
+        changed: Option<C>,
+        next_change: N,
+        held: H,
+    }
+}
+
+pin_project! {
+    #[project = BodyProj]
+    enum Body<F> {
+        // Nothing once it is over, or has not come out of its first step.
+        Ahead { body: Option<F> },
+        Begun { #[pin] body: Inside<F> },
+    }
+}
+
+impl<H, N, C, F> WhileHeld<H, N, C, F>
+where
+    H: Deref<Target = [Held]>,
+    N: Fn(&H) -> C,
+{
+    fn new(held: H, next_change: N, body: F) -> Self {
+        Self {
+            body: Body::Ahead { body: Some(body) },
+            changed: None,
+            next_change,
+            held,
         }
-        for held in held.iter().filter(cancels) {
-            if let Some(reason) = held.lost_reason() {
-                return Poll::Ready(Err(Error::lost(reason).of_name(held.name())));
+    }
+}
+
+impl<H, N, C, F> Future for WhileHeld<H, N, C, F>
+where
+    H: Deref<Target = [Held]>,
+    N: Fn(&H) -> C,
+    C: Future,
+    F: Future,
+{
+    type Output = Result<F::Output, Error>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut this = self.project();
+        let cancels = |held: &&Held| held.on_lost() == OnLost::Cancel;
+        if let BodyProj::Ahead { body } = this.body.as_mut().project()
+            && let Some(body) = body.take()
+        {
+            // Not before now: it is inside of what is around at the first poll.
+            let body = scope::inside(this.held, body);
+            this.body.set(Body::Begun { body });
+            if this.held.iter().any(|held| cancels(&held)) {
+                this.changed.set(Some((this.next_change)(this.held)));
             }
         }
-        body.as_mut().poll(cx).map(Ok)
-    })
-    .await
+        // Registers for the loss before looking at it, so that one in between is not missed. It
+        // fires for other changes too, which there are none of once the lock is held.
+        while let Some(changed) = this.changed.as_mut().as_pin_mut()
+            && changed.poll(cx).is_ready()
+        {
+            this.changed.set(Some((this.next_change)(this.held)));
+        }
+        let mut held = this.held.iter().filter(cancels);
+        let lost =
+            held.find_map(|held| Some(Error::lost(held.lost_reason()?).of_name(held.name())));
+        let result = match (lost, this.body.as_mut().project()) {
+            (Some(error), _) => Err(error),
+            (None, BodyProj::Begun { body }) => Ok(ready!(body.poll(cx))),
+            (None, BodyProj::Ahead { .. }) => return Poll::Pending,
+        };
+        // It goes before the result is seen, whoever still has this future then.
+        this.body.set(Body::Ahead { body: None });
+        Poll::Ready(result)
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::future::poll_fn;
+    use std::pin::pin;
     use std::sync::Arc;
     use std::time::Duration;
 
@@ -295,5 +405,36 @@ mod tests {
 
         let error = outcome.expect("a result").expect_err("lost");
         assert_eq!(error.kind(), LOST);
+    }
+
+    /// What calls of locked functions out of locked functions would multiply.
+    #[tokio::test]
+    async fn work_under_a_lock_is_not_much_larger_than_the_work() {
+        const LARGE: usize = 100_000;
+        let locks = Locks::connect("memory:").expect("a client");
+        let guard = locks.mutex("large").acquire().await.expect("the lock");
+        let several = Locks::all([locks.mutex("a")]);
+        let several = several.acquire().await.expect("the locks");
+        let body = || async {
+            let large = [0_u8; LARGE];
+            tokio::task::yield_now().await;
+            Ok::<_, Error>(large[0])
+        };
+
+        assert!(size_of_val(&guard.while_held(body())) < LARGE + 5_000);
+        assert!(size_of_val(&guard.run(body())) < LARGE + 5_000);
+        assert!(size_of_val(&several.run(body())) < LARGE + 5_000);
+    }
+
+    #[tokio::test]
+    async fn a_body_is_inside_of_the_lock_that_is_around_where_it_runs() {
+        let locks = Locks::connect("memory:").expect("a client");
+        let outer = locks.mutex("outer").acquire().await.expect("the lock");
+        let inner = locks.mutex("inner").acquire().await.expect("the lock");
+
+        // Made before the outer one has begun.
+        let work = inner.run(async { locks.mutex("outer").try_acquire().await.map(drop) });
+
+        outer.run(work).await.expect("taken again");
     }
 }

@@ -6,6 +6,8 @@
 use std::future::Future;
 use std::sync::Arc;
 
+use tokio::task::futures::TaskLocalFuture;
+
 use crate::acquire::Budget;
 use crate::error::{Error, LostReason};
 use crate::guard::{Guard, Held, TURNS, Turn};
@@ -15,29 +17,35 @@ use crate::name::Name;
 use crate::request::FULL;
 
 tokio::task_local! {
-    static SCOPE: Option<Arc<Scope>>;
+    static SCOPE: Option<Scope>;
 }
 
-/// A held lock, and what was held around it.
-struct Scope {
+/// A held lock, and what was held around it: on the heap only where there is something, so that most work
+/// under a lock allocates nothing for it.
+#[derive(Clone)]
+pub(crate) struct Scope {
     held: Held,
     outer: Option<Arc<Scope>>,
 }
 
 /// What the running code is inside of.
-fn around() -> Option<Arc<Scope>> {
+fn around() -> Option<Scope> {
     SCOPE.try_with(Option::clone).ok().flatten()
 }
 
 /// The scope of locks that are taken inside of what is [`around`].
-fn of(held: &[Held]) -> Option<Arc<Scope>> {
+fn of(held: &[Held]) -> Option<Scope> {
     held.iter().cloned().fold(around(), |outer, held| {
-        Some(Arc::new(Scope { held, outer }))
+        let outer = outer.map(Arc::new);
+        Some(Scope { held, outer })
     })
 }
 
+/// A body in a scope.
+pub(crate) type Inside<F> = TaskLocalFuture<Option<Scope>, F>;
+
 /// Runs `body` in the scope of the locks that it is run under.
-pub(crate) fn inside<F: Future>(held: &[Held], body: F) -> impl Future<Output = F::Output> {
+pub(crate) fn inside<F: Future>(held: &[Held], body: F) -> Inside<F> {
     SCOPE.scope(of(held), body)
 }
 
@@ -45,7 +53,7 @@ pub(crate) fn inside<F: Future>(held: &[Held], body: F) -> impl Future<Output = 
 pub(crate) fn find(client: &Arc<Client>, name: &Name) -> Option<Guard> {
     SCOPE
         .try_with(|innermost| {
-            std::iter::successors(innermost.as_ref(), |scope| scope.outer.as_ref())
+            std::iter::successors(innermost.as_ref(), |scope| scope.outer.as_deref())
                 .filter(|scope| scope.held.is_of(client, name))
                 .find_map(|scope| scope.held.guard())
         })
