@@ -1,20 +1,111 @@
 //! What `#[distributed_lock]` expands to, beside the public API. Not for any other use.
+//!
+//! Traits where a function of the public API would do, because a trait has its say about the message of
+//! the compiler: what is missing, and which line to write.
 
-use crate::Error;
+use std::future::Future;
 
-/// What a locked function returns when it did not get its lock, or lost it.
-pub fn refused<R: Refused>(error: Error) -> R {
-    R::refused(error)
+use futures_util::FutureExt;
+
+use crate::{Error, ErrorKind, Wait};
+
+/// A key that is an expression.
+#[diagnostic::on_unimplemented(
+    message = "a key is text, and `{Self}` does not turn into a `String`",
+    label = "write `format!(…)`, or a template such as `\"order:{{id}}\"`"
+)]
+pub trait IntoKey {
+    /// The name of the lock.
+    fn into_key(self) -> String;
 }
 
-/// What a locked function may return: `Result<_, E>` with `E: From<Error>`. Its two halves are two
-/// traits, so that the compiler says which one is missing and which line to write.
+#[diagnostic::do_not_recommend]
+impl<T: Into<String>> IntoKey for T {
+    fn into_key(self) -> String {
+        self.into()
+    }
+}
+
+/// Keys that are an expression.
 #[diagnostic::on_unimplemented(
-    message = "asking for the lock can fail, so the function returns a `Result`",
-    label = "write `Result<{Self}, MyError>` and `impl From<lockcore::Error> for MyError`"
+    message = "keys are an iterator of text, which `{Self}` is not",
+    label = "write `[\"…\", \"…\"]`, or an iterator of `String`s"
+)]
+pub trait IntoKeys {
+    /// The names of the locks.
+    fn into_keys(self) -> Vec<String>;
+}
+
+#[diagnostic::do_not_recommend]
+impl<T: IntoIterator<Item: Into<String>>> IntoKeys for T {
+    fn into_keys(self) -> Vec<String> {
+        self.into_iter().map(Into::into).collect()
+    }
+}
+
+/// A wait that is an expression.
+#[diagnostic::on_unimplemented(
+    message = "a wait is a `Duration` or a `lockcore::Wait`, not `{Self}`",
+    label = "write `\"2s\"`, or an expression such as `Duration::from_secs(2)`"
+)]
+pub trait IntoWait {
+    /// How long to stand in line.
+    fn into_wait(self) -> Wait;
+}
+
+#[diagnostic::do_not_recommend]
+impl<T: Into<Wait>> IntoWait for T {
+    fn into_wait(self) -> Wait {
+        self.into()
+    }
+}
+
+/// The body of a function as `run` takes it. To `run` it cannot fail: its errors are the user's, who need
+/// not be able to make one of ours.
+pub fn infallible<F: Future>(body: F) -> impl Future<Output = Result<F::Output, Error>> {
+    body.map(Ok)
+}
+
+/// Whether another holds the lock: what `on_busy` is for.
+#[must_use]
+pub fn is_busy(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::Busy | ErrorKind::Timeout)
+}
+
+/// What a function may return that has `on_busy = skip`.
+#[diagnostic::on_unimplemented(
+    message = "`skip` needs a function that returns `()`, `Option<_>` or `Result<(), _>`, and this one returns `{Self}`",
+    label = "write a value of that type: `on_busy = …`"
+)]
+pub trait Skipped {
+    /// As if there had been nothing to do.
+    fn skipped() -> Self;
+}
+
+impl Skipped for () {
+    fn skipped() -> Self {}
+}
+
+impl<T> Skipped for Option<T> {
+    fn skipped() -> Self {
+        None
+    }
+}
+
+impl<E> Skipped for Result<(), E> {
+    fn skipped() -> Self {
+        Ok(())
+    }
+}
+
+/// What a locked function may return without `on_error`: `Result<_, E>` with `E: From<Error>`. Its two
+/// halves are two traits, so that the compiler says which one is missing.
+#[diagnostic::on_unimplemented(
+    message = "asking for the lock can fail, and a function that returns `{Self}` cannot say so",
+    label = "write `Result<{Self}, MyError>` and `impl From<lockcore::Error> for MyError`, or `on_error = …` above"
 )]
 pub trait Refused {
-    /// The error as the user's `Err`.
+    /// Of a lock that was not to be had, or is lost.
     fn refused(error: Error) -> Self;
 }
 
@@ -27,7 +118,7 @@ impl<T, E: FromLockError> Refused for Result<T, E> {
 /// `From<Error>`, with a message of its own.
 #[diagnostic::on_unimplemented(
     message = "a locked function returns lock errors too, and `{Self}` cannot be made from one",
-    label = "write `impl From<lockcore::Error> for {Self}`"
+    label = "write `impl From<lockcore::Error> for {Self}`, or `on_error = Err(…)` above"
 )]
 pub trait FromLockError: From<Error> {}
 

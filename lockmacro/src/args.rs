@@ -4,36 +4,89 @@
 use proc_macro2::{TokenStream, TokenTree};
 use syn::ext::IdentExt;
 use syn::parse::{Parse, ParseStream, Parser};
-use syn::{Error, Expr, ExprLit, Ident, Lit, LitStr, Path, Token, parse_quote};
+use syn::{Error, Expr, ExprLit, Ident, Lit, LitStr, Path, Token};
 
 use crate::mistakes::Mistakes;
 
 /// Every option, as the messages show it. A new one needs a line here, one in `parse_option` and a
 /// field in [`Args`].
-const OPTIONS: [(&str, &str); 8] = [
+const OPTIONS: [(&str, &str); 18] = [
     ("key", "key = \"order:{order.id}\""),
+    (
+        "keys",
+        "keys = [\"account:{from.id}\", \"account:{to.id}\"]",
+    ),
     ("wait", "wait = \"2s\""),
-    ("ttl", "ttl = \"10s\""),
     ("try", "try"),
+    ("ttl", "ttl = \"10s\""),
     ("shared", "shared"),
+    ("permits", "permits = 1, of = 5"),
+    ("of", "permits = 1, of = 5"),
+    ("on_busy", "on_busy = skip"),
+    ("on_error", "on_error = Err(error.into())"),
+    ("on_lost", "on_lost = signal"),
+    ("min_hold", "min_hold = \"500ms\""),
+    ("max_hold", "max_hold = \"1m\""),
+    ("reentrant", "reentrant = false"),
+    ("when", "when = self.is_shared()"),
     ("locks", "locks = self.locks"),
     ("held", "held = lock"),
     ("crate", "crate = path::to::lockcore"),
 ];
 
+/// What other libraries call an option. Not accepted: one thing has one name.
+const OTHER_NAMES: [(&str, &str); 11] = [
+    ("capacity", "of"),
+    ("client", "locks"),
+    ("fallback", "on_busy"),
+    ("guard", "held"),
+    ("if", "when"),
+    ("lease", "ttl"),
+    ("name", "key"),
+    ("nowait", "try"),
+    ("resource", "key"),
+    ("semaphore", "permits"),
+    ("timeout", "wait"),
+];
+
 /// The options as the user wrote them.
 #[derive(Default)]
 pub(crate) struct Args {
-    pub(crate) key: Option<Expr>,
-    pub(crate) wait: Option<Expr>,
-    pub(crate) ttl: Option<Expr>,
+    pub(crate) key: Option<Given>,
+    pub(crate) keys: Option<Given>,
+    pub(crate) wait: Option<Given>,
     pub(crate) try_only: Option<Ident>,
+    pub(crate) ttl: Option<Given>,
     pub(crate) shared: Option<Ident>,
-    pub(crate) locks: Option<Expr>,
+    pub(crate) permits: Option<Given>,
+    pub(crate) of: Option<Given>,
+    pub(crate) on_busy: Option<Given>,
+    pub(crate) on_error: Option<Given>,
+    pub(crate) on_lost: Option<OnLost>,
+    pub(crate) min_hold: Option<Given>,
+    pub(crate) max_hold: Option<Given>,
+    pub(crate) reentrant: Option<Given>,
+    pub(crate) when: Option<Given>,
+    pub(crate) locks: Option<Given>,
     pub(crate) held: Option<Ident>,
     pub(crate) crate_path: Option<Path>,
     /// The options met so far, also those whose value could not be read.
     names: Vec<Ident>,
+    /// The options that unknown words probably stand for.
+    meant: Vec<&'static str>,
+}
+
+/// `name = value`. Where the name stands is where the compiler says what type the value should have.
+#[derive(Clone)]
+pub(crate) struct Given {
+    pub(crate) name: Ident,
+    pub(crate) value: Expr,
+}
+
+#[derive(Clone, Copy)]
+pub(crate) enum OnLost {
+    Cancel,
+    Signal,
 }
 
 impl Args {
@@ -55,17 +108,14 @@ impl Args {
         args
     }
 
-    /// Whether the option is there, its value readable or not.
-    pub(crate) fn names(&self, option: &str) -> bool {
-        self.names.iter().any(|name| name == option)
+    /// Where the option is named, its value readable or not.
+    pub(crate) fn name(&self, option: &str) -> Option<&Ident> {
+        self.names.iter().find(|name| *name == option)
     }
 
-    /// The path to the crate that the expansion uses.
-    pub(crate) fn lockcore(&self) -> Path {
-        match &self.crate_path {
-            Some(path) => path.clone(),
-            None => parse_quote!(::lockcore),
-        }
+    /// Whether the option is there, if under another name: then nothing more is said about it.
+    pub(crate) fn means(&self, option: &str) -> bool {
+        self.name(option).is_some() || self.meant.contains(&option)
     }
 
     fn parse_option(&mut self, input: ParseStream) -> syn::Result<()> {
@@ -73,18 +123,31 @@ impl Args {
             return self.parse_nameless_key(input);
         }
         let name = input.call(Ident::parse_any)?;
-        let again = self.names(&name.to_string());
+        let again = self.name(&name.to_string()).is_some();
         self.names.push(name.clone());
         match name.to_string().as_str() {
-            "key" => self.key = Some(value(&name, input, Parse::parse)?),
-            "wait" => self.wait = Some(value(&name, input, Parse::parse)?),
-            "ttl" => self.ttl = Some(value(&name, input, Parse::parse)?),
+            "key" => self.key = Some(given(&name, input)?),
+            "keys" => self.keys = Some(given(&name, input)?),
+            "wait" => self.wait = Some(given(&name, input)?),
             "try" => self.try_only = Some(flag(&name, input)?),
+            "ttl" => self.ttl = Some(given(&name, input)?),
             "shared" => self.shared = Some(flag(&name, input)?),
-            "locks" => self.locks = Some(value(&name, input, Parse::parse)?),
+            "permits" => self.permits = Some(given(&name, input)?),
+            "of" => self.of = Some(given(&name, input)?),
+            "on_busy" => self.on_busy = Some(given(&name, input)?),
+            "on_error" => self.on_error = Some(given(&name, input)?),
+            "on_lost" => self.on_lost = Some(value(&name, input, on_lost)?),
+            "min_hold" => self.min_hold = Some(given(&name, input)?),
+            "max_hold" => self.max_hold = Some(given(&name, input)?),
+            "reentrant" => self.reentrant = Some(given(&name, input)?),
+            "when" => self.when = Some(given(&name, input)?),
+            "locks" => self.locks = Some(given(&name, input)?),
             "held" => self.held = Some(value(&name, input, variable)?),
             "crate" => self.crate_path = Some(value(&name, input, crate_path)?),
-            unknown => return Err(Error::new_spanned(&name, unknown_option(unknown))),
+            unknown => {
+                self.meant.extend(meant(unknown));
+                return Err(Error::new_spanned(&name, unknown_option(unknown)));
+            }
         }
         if again {
             return Err(Error::new_spanned(
@@ -103,11 +166,15 @@ impl Args {
     fn parse_nameless_key(&mut self, input: ParseStream) -> syn::Result<()> {
         let literal: LitStr = input.parse()?;
         let mistake = Error::new_spanned(&literal, "a key needs its name: write `key = \"…\"`");
-        self.names.push(Ident::new("key", literal.span()));
-        self.key = Some(Expr::Lit(ExprLit {
-            attrs: Vec::new(),
-            lit: Lit::Str(literal),
-        }));
+        let name = Ident::new("key", literal.span());
+        self.names.push(name.clone());
+        self.key = Some(Given {
+            name,
+            value: Expr::Lit(ExprLit {
+                attrs: Vec::new(),
+                lit: Lit::Str(literal),
+            }),
+        });
         Err(mistake)
     }
 }
@@ -120,12 +187,19 @@ fn value<T>(
 ) -> syn::Result<T> {
     let equals: Option<Token![=]> = input.parse()?;
     if equals.is_none() || at_end(input) {
-        let written = OPTIONS.iter().find(|(option, _)| name == option);
-        let written = written.map_or("", |(_, example)| example);
+        let written = example(&name.to_string()).unwrap_or_default();
         let message = format!("`{name}` needs a value: write `{written}`");
         return Err(Error::new_spanned(name, message));
     }
     parse(input)
+}
+
+/// `name = expression`.
+fn given(name: &Ident, input: ParseStream) -> syn::Result<Given> {
+    Ok(Given {
+        name: name.clone(),
+        value: value(name, input, Parse::parse)?,
+    })
 }
 
 /// `name` alone.
@@ -144,6 +218,19 @@ fn variable(input: ParseStream) -> syn::Result<Ident> {
         _ => Err(Error::new(
             span,
             "`held` takes the name of a new variable: write `held = lock`",
+        )),
+    }
+}
+
+fn on_lost(input: ParseStream) -> syn::Result<OnLost> {
+    let span = input.span();
+    match input.parse::<Ident>() {
+        Ok(word) if word == "cancel" && at_end(input) => Ok(OnLost::Cancel),
+        Ok(word) if word == "signal" && at_end(input) => Ok(OnLost::Signal),
+        _ => Err(Error::new(
+            span,
+            "work that has lost its lock is stopped, or goes on and is told: write `on_lost = cancel` or \
+             `on_lost = signal`",
         )),
     }
 }
@@ -171,20 +258,33 @@ fn skip_to_comma(input: ParseStream) -> syn::Result<()> {
 }
 
 fn unknown_option(unknown: &str) -> String {
-    let nearest = OPTIONS
-        .iter()
-        .map(|(option, example)| (strsim::damerau_levenshtein(unknown, option), example))
-        .min();
-    match nearest {
-        // Two letters: more would turn any short word into `key` or `ttl`.
-        Some((edits, example)) if edits <= 2 && edits < unknown.len() => {
-            format!("unknown option `{unknown}`; did you mean `{example}`?")
-        }
-        _ => {
+    match meant(unknown).and_then(example) {
+        Some(written) => format!("unknown option `{unknown}`; did you mean `{written}`?"),
+        None => {
             let known = OPTIONS.map(|(option, _)| format!("`{option}`")).join(", ");
             format!("unknown option `{unknown}`; there are {known}")
         }
     }
+}
+
+/// The option that an unknown word probably stands for.
+fn meant(unknown: &str) -> Option<&'static str> {
+    if let Some((_, option)) = OTHER_NAMES.iter().find(|(name, _)| *name == unknown) {
+        return Some(option);
+    }
+    let nearest = OPTIONS
+        .iter()
+        .map(|(option, _)| (strsim::damerau_levenshtein(unknown, option), *option))
+        .min_by_key(|(edits, _)| *edits);
+    // Two letters: more would turn any short word into `key` or `ttl`.
+    let (_, option) = nearest.filter(|(edits, _)| *edits <= 2 && *edits < unknown.len())?;
+    Some(option)
+}
+
+/// How an option is written.
+fn example(option: &str) -> Option<&'static str> {
+    let (_, written) = OPTIONS.iter().find(|(name, _)| *name == option)?;
+    Some(written)
 }
 
 #[cfg(test)]
@@ -202,14 +302,17 @@ mod tests {
     #[test]
     fn every_option_is_read() {
         let (args, mistakes) = mistakes_in(quote! {
-            key = "order:{id}", wait = Duration::from_secs(2), ttl = "5s", try, shared,
+            key = "order:{id}", keys = ["a"], wait = Duration::from_secs(2), ttl = "5s", try, shared,
+            permits = 1, of = n, on_busy = skip, on_error = { log(error) }, on_lost = cancel,
+            min_hold = "1s", max_hold = "2s", reentrant = false, when = a < b,
             locks = self.locks::<A, B>()?, held = lock, crate = app::lockcore,
         });
 
         assert_eq!(mistakes, [""; 0]);
-        assert!(args.key.is_some() && args.wait.is_some() && args.ttl.is_some());
-        assert!(args.try_only.is_some() && args.shared.is_some() && args.locks.is_some());
-        assert!(args.held.is_some() && args.crate_path.is_some());
+        assert_eq!(args.names.len(), OPTIONS.len());
+        for (option, _) in OPTIONS {
+            assert!(args.name(option).is_some(), "{option}");
+        }
     }
 
     #[test]
@@ -219,7 +322,7 @@ mod tests {
 
         assert_eq!(mistakes.len(), 4, "{mistakes:?}");
         assert!(args.wait.is_some());
-        assert!(args.names("held") && args.held.is_none());
+        assert!(args.name("held").is_some() && args.held.is_none());
     }
 
     #[test]
@@ -241,9 +344,19 @@ mod tests {
 
     #[test]
     fn a_word_that_resembles_no_option_gets_the_whole_list() {
-        assert!(unknown_option("timeout").ends_with("`locks`, `held`, `crate`"));
+        assert!(unknown_option("colour").ends_with("`locks`, `held`, `crate`"));
         assert!(unknown_option("kye").ends_with("did you mean `key = \"order:{order.id}\"`?"));
         assert!(unknown_option("lock").contains("did you mean `locks = "));
+        assert!(unknown_option("onbusy").contains("did you mean `on_busy = "));
         assert!(unknown_option("a").contains("there are"));
+    }
+
+    #[test]
+    fn the_word_of_another_library_gets_ours() {
+        assert!(unknown_option("timeout").ends_with("did you mean `wait = \"2s\"`?"));
+        for (name, option) in OTHER_NAMES {
+            assert!(example(option).is_some(), "{option}");
+            assert!(example(name).is_none(), "{name} is an option");
+        }
     }
 }

@@ -1,16 +1,16 @@
 //! Writes the locked function. All names in it are hygienic: the user's body and options see none of
-//! them, and no variable of the user's is in their way.
+//! them but `error`, and no variable of the user's is in their way.
 
-use proc_macro2::{Span, TokenStream};
+use proc_macro2::{Ident, Span, TokenStream};
 use quote::{ToTokens, quote, quote_spanned};
 use syn::spanned::Spanned;
 use syn::visit_mut::{self, VisitMut};
-use syn::{Path, ReturnType, Type, parse_quote};
+use syn::{Expr, Path, Type, parse_quote};
 
-use crate::args::Args;
+use crate::args::{Args, Given, OnLost};
 use crate::function::Function;
 use crate::mistakes::Mistakes;
-use crate::model::{Key, Length, Model, Patience, Side};
+use crate::model::{Key, Keys, Length, Model, OnBusy, Patience, Side};
 
 /// The whole attribute: the locked function, or every mistake and the function as it was.
 pub(crate) fn distributed_lock(args: TokenStream, item: TokenStream) -> TokenStream {
@@ -19,7 +19,7 @@ pub(crate) fn distributed_lock(args: TokenStream, item: TokenStream) -> TokenStr
     let model = Model::check(&args, &mut mistakes);
     let function = mistakes.keep(syn::parse2::<Function>(item.clone()));
     if let Some(function) = &function {
-        function.check(&mut mistakes);
+        function.check(&args, &mut mistakes);
     }
     match (model, function, mistakes.compile_errors()) {
         (Some(model), Some(function), None) => locked(&model, &function),
@@ -39,99 +39,216 @@ pub(crate) fn distributed_lock(args: TokenStream, item: TokenStream) -> TokenStr
 ///         Err(error) => Err(error),
 ///     };
 ///     let returned = match acquired {
-///         Ok(guard) => guard.run(async move { Ok(async move { /* the body */ }.await) }).await,
+///         Ok(guard) => {
+///             let body = infallible(async move { /* the body */ });
+///             guard.run(body).await
+///         }
+///         Err(error) if is_busy(&error) => Ok(/* on_busy */),
 ///         Err(error) => Err(error),
 ///     };
 ///     match returned {
 ///         Ok(returned) => returned,
-///         Err(error) => lockcore::__private::refused(error),
+///         Err(error) => /* on_error, or */ Refused::refused(error),
 ///     }
 /// }
 /// ```
 ///
 /// Every lock error ends in the one call of `refused`: what the user's return type lacks is said
-/// once. To `run` the body cannot fail, so `run` asks nothing of that type.
+/// once. To `run` the body cannot fail, so `run` asks nothing of that type. The body takes its
+/// arguments with it, so that they are gone when the lock is released.
+///
+/// With `when` there is `Some(guard)` or `None`, and the body is one all the same.
 fn locked(model: &Model, function: &Function) -> TokenStream {
     let site = Span::mixed_site();
-    let lock = lock(model);
     let acquire = match model.patience {
         Patience::Try => quote_spanned!(site=> try_acquire),
         _ => quote_spanned!(site=> acquire),
     };
-    let held = model
-        .held
-        .as_ref()
-        .map(|held| quote_spanned!(site=> let #held = guard.held();));
-    let fake_return = fake_return(function);
-    let block = function.block();
-    let refused = refused(&model.lockcore, function.failure_span());
-    function.with_body(&quote_spanned! {site=>
+    let (guarded, guard_held, run) = match model.when {
+        None => (
+            None,
+            quote_spanned!(site=> guard.held()),
+            quote_spanned!(site=> guard.run(body).await),
+        ),
+        Some(_) => (
+            Some(quote_spanned!(site=> .map(::core::option::Option::Some))),
+            quote_spanned!(site=> guard.as_ref().map(|guard| guard.held())),
+            quote_spanned! {site=>
+                match guard {
+                    ::core::option::Option::Some(guard) => guard.run(body).await,
+                    ::core::option::Option::None => body.await,
+                }
+            },
+        ),
+    };
+    let lock = function.as_in_the_body(lock(model));
+    let acquired = quote_spanned! {site=>
         let lock = #lock;
         let acquired = match lock {
-            ::core::result::Result::Ok(lock) => lock.#acquire().await,
+            ::core::result::Result::Ok(lock) => lock.#acquire().await #guarded,
             ::core::result::Result::Err(error) => ::core::result::Result::Err(error),
         };
+    };
+    let acquired = match &model.when {
+        None => acquired,
+        Some(when) => {
+            let when = binding("when", when, |span| quote_spanned!(span=> bool));
+            let when = function.as_in_the_body(when);
+            quote_spanned! {site=>
+                #when
+                let acquired = if when {
+                    #acquired
+                    acquired
+                } else {
+                    ::core::result::Result::Ok(::core::option::Option::None)
+                };
+            }
+        }
+    };
+    let held = model.held.as_ref();
+    let held = held.map(|held| quote_spanned!(site=> let #held = #guard_held;));
+    let lockcore = lockcore(model.crate_path.as_ref());
+    let fake_return = fake_return(function);
+    let block = function.block();
+    let busy = model.on_busy.as_ref().map(|it| busy(model, function, it));
+    let refused = match &model.on_error {
+        Some(on_error) => instead(function, on_error),
+        None => {
+            let span = function.failure_span();
+            let refused = in_lockcore(
+                model.crate_path.as_ref(),
+                span,
+                "__private::Refused::refused",
+            );
+            let error = Ident::new("error", site.located_at(span));
+            quote_spanned!(span=> #refused(#error))
+        }
+    };
+    // Where the compiler says that the body takes an argument with it.
+    let body = quote_spanned! {site.located_at(function.name_span())=>
+        async move { #fake_return #block }
+    };
+    function.with_body(&quote_spanned! {site=>
+        #acquired
         let returned = match acquired {
             ::core::result::Result::Ok(guard) => {
                 #held
-                guard
-                    .run(async move {
-                        ::core::result::Result::Ok(async move { #fake_return #block }.await)
-                    })
-                    .await
+                let body = #lockcore::__private::infallible(#body);
+                #run
             }
+            #busy
             ::core::result::Result::Err(error) => ::core::result::Result::Err(error),
         };
         match returned {
             ::core::result::Result::Ok(returned) => returned,
-            ::core::result::Result::Err(error) => #refused(error),
+            #[allow(unreachable_code)]
+            ::core::result::Result::Err(error) => #refused,
         }
     })
 }
 
-/// Evaluates the options and builds a `Result<Lock, Error>` from them. A block, so that nothing of it
-/// is alive while the lock is waited for: what an option borrows need not be `Send`.
+/// Evaluates the options and builds a `Result` of a `Lock` or `MultiLock` from them. A block, so that
+/// nothing of it is alive while the lock is waited for: what an option borrows need not be `Send`.
 fn lock(model: &Model) -> TokenStream {
     let site = Span::mixed_site();
-    let lockcore = &model.lockcore;
-    let (key, label) = match &model.key {
-        Key::Template(template) => {
-            let (format, arguments) = (&template.format, &template.arguments);
-            let key = quote_spanned!(site=> ::std::format!(#format #(, #arguments)*));
-            (key, template.literal.to_token_stream())
+    let crate_path = model.crate_path.as_ref();
+    let lockcore = lockcore(crate_path);
+    let (keys, label) = keys(model);
+    let locks = match &model.locks {
+        Some(Given { name, value }) => {
+            let ty = in_lockcore(crate_path, name.span(), "Locks");
+            let ty = quote_spanned!(name.span()=> &#ty);
+            // The span puts a wrong type's error at the expression.
+            let value = quote_spanned!(value.span()=> &(#value));
+            quote_spanned!(site=> let locks: #ty = #value;)
         }
-        Key::Expr(expr) => {
-            let key =
-                quote_spanned!(site=> ::core::convert::Into::<::std::string::String>::into(#expr));
-            (key, quote_spanned!(site=> ::core::stringify!(#expr)))
-        }
+        None => quote_spanned!(site=> let locks = #lockcore::default_locks();),
     };
-    let side = match model.side {
+
+    // What belongs to each lock, and how it is used there.
+    let mut bindings = TokenStream::new();
+    let mut setters = TokenStream::new();
+    let side = match &model.side {
         Side::Exclusive => quote_spanned!(site=> mutex(key)),
         Side::Shared => quote_spanned!(site=> rwlock(key).read()),
+        Side::Permits { permits, of } => {
+            bindings.extend(binding(
+                "permits",
+                permits,
+                |span| quote_spanned!(span=> u32),
+            ));
+            bindings.extend(binding("of", of, |span| quote_spanned!(span=> u32)));
+            quote_spanned!(site=> semaphore(key, of).permits(permits))
+        }
     };
     let wait = match &model.patience {
         Patience::Default | Patience::Try => None,
-        Patience::Forever => Some(quote_spanned!(site=> #lockcore::Wait::Forever)),
-        Patience::For(length) => Some(duration(length)),
-    };
-    let wait = wait.map(|wait| quote_spanned!(site=> .wait(#wait)));
-    let ttl = model.ttl.as_ref().map(duration);
-    let ttl = ttl.map(|ttl| quote_spanned!(site=> .ttl(#ttl)));
-    let lock = quote_spanned! {site=>
-        ::core::result::Result::Ok(locks.#side.label(#label)#wait #ttl)
-    };
-    let lock = match &model.locks {
-        Some(locks) => {
-            // The span puts a wrong type's error at the expression.
-            let locks = quote_spanned!(site.located_at(locks.span())=> &(#locks));
-            quote_spanned! {site=>
-                let locks: &#lockcore::Locks = #locks;
-                #lock
-            }
+        Patience::Forever => {
+            bindings.extend(quote_spanned!(site=> let wait = #lockcore::Wait::Forever;));
+            Some(())
         }
+        Patience::For(Length::Known(length)) => {
+            let length = duration(*length);
+            bindings.extend(quote_spanned!(site=> let wait = #length;));
+            Some(())
+        }
+        Patience::For(Length::Expr(Given { name, value })) => {
+            let wait = in_lockcore(crate_path, name.span(), "__private::IntoWait::into_wait");
+            bindings.extend(quote_spanned!(site=> let wait = #wait(#value);));
+            Some(())
+        }
+    };
+    let wait = wait.map(|()| quote_spanned!(site=> .wait(wait)));
+    for (setter, length) in [
+        ("ttl", &model.ttl),
+        ("min_hold", &model.min_hold),
+        ("max_hold", &model.max_hold),
+    ] {
+        let Some(length) = length else { continue };
+        let setter = Ident::new(setter, site);
+        bindings.extend(match length {
+            Length::Known(length) => {
+                let length = duration(*length);
+                quote_spanned!(site=> let #setter = #length;)
+            }
+            Length::Expr(given) => binding(
+                &setter.to_string(),
+                given,
+                |span| quote_spanned!(span=> ::core::time::Duration),
+            ),
+        });
+        setters.extend(quote_spanned!(site=> .#setter(#setter)));
+    }
+    if let Some(reentrant) = &model.reentrant {
+        bindings.extend(binding(
+            "reentrant",
+            reentrant,
+            |span| quote_spanned!(span=> bool),
+        ));
+        setters.extend(quote_spanned!(site=> .reentrant(reentrant)));
+    }
+    if let Some(policy) = model.on_lost {
+        let policy = match policy {
+            OnLost::Cancel => quote_spanned!(site=> Cancel),
+            OnLost::Signal => quote_spanned!(site=> Signal),
+        };
+        setters.extend(quote_spanned!(site=> .on_lost(#lockcore::OnLost::#policy)));
+    }
+
+    let lock = match model.keys {
+        Keys::One(_) => quote_spanned!(site=> locks.#side #setters),
+        Keys::List(_) | Keys::Expr(_) => quote_spanned! {site=>
+            #lockcore::Locks::all(::core::iter::Iterator::map(
+                ::core::iter::IntoIterator::into_iter(key),
+                |key| locks.#side #setters,
+            ))
+        },
+    };
+    let lock = quote_spanned!(site=> ::core::result::Result::Ok(#lock.label(#label) #wait));
+    let lock = match &model.locks {
+        Some(_) => lock,
         None => quote_spanned! {site=>
-            match #lockcore::default_locks() {
+            match locks {
                 ::core::result::Result::Ok(locks) => #lock,
                 ::core::result::Result::Err(error) => ::core::result::Result::Err(error),
             }
@@ -139,45 +256,117 @@ fn lock(model: &Model) -> TokenStream {
     };
     quote_spanned! {site=>
         {
-            let key: ::std::string::String = #key;
+            #keys
+            #locks
+            #bindings
             #lock
         }
     }
 }
 
-fn duration(length: &Length) -> TokenStream {
-    match length {
-        Length::Known(length) => {
-            let (secs, nanos) = (length.as_secs(), length.subsec_nanos());
-            quote_spanned!(Span::mixed_site()=> ::core::time::Duration::new(#secs, #nanos))
+/// Binds `key` to the name, or to an iterator of the names, and gives what labels them.
+fn keys(model: &Model) -> (TokenStream, TokenStream) {
+    let site = Span::mixed_site();
+    let crate_path = model.crate_path.as_ref();
+    let one = |key: &Key| match key {
+        Key::Template(template) => {
+            let (format, arguments) = (&template.format, &template.arguments);
+            let key = quote_spanned!(site=> ::std::format!(#format #(, #arguments)*));
+            (key, template.literal.to_token_stream())
         }
-        Length::Expr(expr) => expr.to_token_stream(),
+        Key::Expr(expr) => {
+            let key = in_lockcore(crate_path, expr.span(), "__private::IntoKey::into_key");
+            let key = quote_spanned!(site=> #key(#expr));
+            (key, quote_spanned!(site=> ::core::stringify!(#expr)))
+        }
+    };
+    match &model.keys {
+        Keys::One(key) => {
+            let (key, label) = one(key);
+            (quote_spanned!(site=> let key = #key;), label)
+        }
+        Keys::List(keys) => {
+            let (keys, labels): (Vec<_>, Vec<_>) = keys.iter().map(one).unzip();
+            let (first, others) = labels.split_first().expect("checked not to be empty");
+            (
+                quote_spanned!(site=> let key = [#(#keys),*];),
+                quote_spanned!(site=> ::core::concat!(#first #(, ", ", #others)*)),
+            )
+        }
+        Keys::Expr(expr) => {
+            let keys = in_lockcore(crate_path, expr.span(), "__private::IntoKeys::into_keys");
+            (
+                quote_spanned!(site=> let key = #keys(#expr);),
+                quote_spanned!(site=> ::core::stringify!(#expr)),
+            )
+        }
     }
 }
 
-/// Turns a lock error into what the user returns. Located where the user's error type stands: there
-/// the compiler says that it lacks its `From` impl.
-fn refused(lockcore: &Path, failure: Span) -> TokenStream {
-    let lockcore = lockcore.to_token_stream().into_iter().map(|mut token| {
-        token.set_span(token.span().located_at(failure));
-        token
-    });
-    let site = Span::mixed_site().located_at(failure);
-    quote_spanned!(site=> #(#lockcore)*::__private::refused)
+/// `let variable: Type = value;`. The type stands where the option is named: there the compiler says
+/// that it expects it.
+fn binding(variable: &str, given: &Given, ty: impl FnOnce(Span) -> TokenStream) -> TokenStream {
+    let site = Span::mixed_site();
+    let variable = Ident::new(variable, site);
+    let (ty, value) = (ty(given.name.span()), &given.value);
+    quote_spanned!(site=> let #variable: #ty = #value;)
+}
+
+fn duration(length: std::time::Duration) -> TokenStream {
+    let (secs, nanos) = (length.as_secs(), length.subsec_nanos());
+    quote_spanned!(Span::mixed_site()=> ::core::time::Duration::new(#secs, #nanos))
+}
+
+/// The arm for a lock that another holds.
+fn busy(model: &Model, function: &Function, on_busy: &OnBusy) -> TokenStream {
+    let site = Span::mixed_site();
+    let crate_path = model.crate_path.as_ref();
+    let lockcore = lockcore(crate_path);
+    let returned = match on_busy {
+        OnBusy::Skip(span) => {
+            let skipped = in_lockcore(crate_path, *span, "__private::Skipped::skipped");
+            quote_spanned!(*span=> #skipped())
+        }
+        OnBusy::Expr(expr) => instead(function, expr),
+    };
+    quote_spanned! {site=>
+        #[allow(unreachable_code)]
+        ::core::result::Result::Err(error) if #lockcore::__private::is_busy(&error) => {
+            ::core::result::Result::Ok(#returned)
+        }
+    }
+}
+
+/// What an option says that the function returns instead of what its body would. The type makes it
+/// wrong where it is written. `error` is the one name that we give to the user's tokens.
+fn instead(function: &Function, expr: &Expr) -> TokenStream {
+    let site = Span::mixed_site();
+    let ty = match output(function) {
+        Some(output) => output.to_token_stream(),
+        None => quote_spanned!(function.name_span()=> ()),
+    };
+    let error = Ident::new("error", expr.span());
+    let expr = function.as_in_the_body(expr.to_token_stream());
+    quote_spanned! {site=>
+        {
+            #[allow(unused_variables)]
+            let #error = error;
+            #[allow(clippy::diverging_sub_expression, clippy::let_unit_value)]
+            let returned: #ty = #expr;
+            returned
+        }
+    }
 }
 
 /// A `return` that never happens and tells the compiler the type of the `async` block, so that a
 /// body of another type is reported where the user wrote it (as `tracing-attributes` does).
-fn fake_return(function: &Function) -> TokenStream {
-    let ReturnType::Type(_, output) = function.output() else {
-        return TokenStream::new();
-    };
-    let mut output = output.clone();
-    EraseImplTrait.visit_type_mut(&mut output);
-    quote_spanned! {Span::mixed_site().located_at(output.span())=>
+fn fake_return(function: &Function) -> Option<TokenStream> {
+    let output = output(function)?;
+    Some(quote_spanned! {output.span()=>
         #[allow(
             unknown_lints,
             unreachable_code,
+            unused_variables,
             clippy::diverging_sub_expression,
             clippy::empty_loop,
             clippy::let_unit_value,
@@ -189,7 +378,14 @@ fn fake_return(function: &Function) -> TokenStream {
             let output: #output = loop {};
             return output;
         }
-    }
+    })
+}
+
+/// The function's output as the type of a variable.
+fn output(function: &Function) -> Option<Type> {
+    let mut output = function.output()?.clone();
+    EraseImplTrait.visit_type_mut(&mut output);
+    Some(output)
 }
 
 /// `impl Trait` may not stand in the type of a variable; `_` may.
@@ -204,15 +400,42 @@ impl VisitMut for EraseImplTrait {
     }
 }
 
+/// The path to the crate.
+fn lockcore(crate_path: Option<&Path>) -> TokenStream {
+    match crate_path {
+        Some(path) => path.to_token_stream(),
+        None => quote_spanned!(Span::mixed_site()=> ::lockcore),
+    }
+}
+
+/// A path inside of the crate, standing where the compiler should point when a type does not fit it.
+fn in_lockcore(crate_path: Option<&Path>, span: Span, path: &str) -> TokenStream {
+    let lockcore = lockcore(crate_path).into_iter().map(|mut token| {
+        token.set_span(match crate_path {
+            Some(_) => token.span().located_at(span),
+            None => span,
+        });
+        token
+    });
+    let segments = path.split("::").map(|it| Ident::new(it, span));
+    quote_spanned!(span=> #(#lockcore)* #(::#segments)*)
+}
+
 /// The function as the user wrote it, so that callers and body do not add errors of their own: the
 /// body knows the variable that `held` would have bound, and no argument is blamed for being unused
 /// when only the key uses it.
 fn unlocked(args: &Args, function: &Function) -> TokenStream {
-    let lockcore = args.lockcore();
+    let site = Span::mixed_site();
     let held = args.held.as_ref().map(|held| {
-        quote_spanned! {Span::mixed_site()=>
-            let #held: #lockcore::Held = (|| loop {})();
+        let lockcore = lockcore(args.crate_path.as_ref());
+        let mut ty = match args.name("keys") {
+            Some(_) => quote_spanned!(site=> #lockcore::MultiHeld),
+            None => quote_spanned!(site=> #lockcore::Held),
+        };
+        if args.name("when").is_some() {
+            ty = quote_spanned!(site=> ::core::option::Option<#ty>);
         }
+        quote_spanned!(site=> let #held: #ty = (|| loop {})();)
     });
     let block = function.block();
     let function = function.with_body(&quote!(#held #block));

@@ -3,21 +3,37 @@
 use std::time::Duration;
 
 use proc_macro2::Span;
-use syn::{Error, Expr, Ident, Lit, Path};
+use syn::{Error, Expr, Ident, Lit, LitInt, Path};
 
-use crate::args::Args;
+use crate::args::{Args, Given, OnLost};
 use crate::mistakes::Mistakes;
 use crate::template::Template;
 
 pub(crate) struct Model {
-    pub(crate) key: Key,
+    pub(crate) keys: Keys,
     pub(crate) side: Side,
     pub(crate) patience: Patience,
     pub(crate) ttl: Option<Length>,
+    pub(crate) min_hold: Option<Length>,
+    pub(crate) max_hold: Option<Length>,
+    pub(crate) reentrant: Option<Given>,
+    pub(crate) on_busy: Option<OnBusy>,
+    pub(crate) on_error: Option<Expr>,
+    pub(crate) on_lost: Option<OnLost>,
+    pub(crate) when: Option<Given>,
     /// `None` stands for the process-wide default.
-    pub(crate) locks: Option<Expr>,
+    pub(crate) locks: Option<Given>,
     pub(crate) held: Option<Ident>,
-    pub(crate) lockcore: Path,
+    /// `None` stands for `::lockcore`.
+    pub(crate) crate_path: Option<Path>,
+}
+
+pub(crate) enum Keys {
+    One(Key),
+    /// Of several locks, written one by one.
+    List(Vec<Key>),
+    /// Of as many locks as an expression says.
+    Expr(Expr),
 }
 
 pub(crate) enum Key {
@@ -25,10 +41,11 @@ pub(crate) enum Key {
     Expr(Expr),
 }
 
-/// Which side of the read/write lock; the write side is the mutex.
+/// Which side of the read/write lock, the write side being the mutex; or how much of a semaphore.
 pub(crate) enum Side {
     Exclusive,
     Shared,
+    Permits { permits: Box<Given>, of: Box<Given> },
 }
 
 /// How long to stand in line.
@@ -42,43 +59,84 @@ pub(crate) enum Patience {
 
 pub(crate) enum Length {
     Known(Duration),
+    Expr(Given),
+}
+
+/// What a call comes to that finds the lock held by another.
+pub(crate) enum OnBusy {
+    /// The word `skip`.
+    Skip(Span),
     Expr(Expr),
 }
 
 impl Model {
     /// `None` only with a mistake.
     pub(crate) fn check(args: &Args, mistakes: &mut Mistakes) -> Option<Model> {
-        if !args.names("key") {
-            mistakes.push(Error::new(
-                Span::call_site(),
-                "which lock? write `key = \"…\"`, a template over the arguments such as `\"order:{id}\"`",
-            ));
-        }
-        if let (Some(try_only), true) = (&args.try_only, args.names("wait")) {
-            mistakes.push(Error::new_spanned(
-                try_only,
-                "`try` does not wait: leave out `try` or `wait`",
-            ));
-        }
-        let key = args.key.as_ref().and_then(|key| Key::check(key, mistakes));
-        let patience = match &args.wait {
-            Some(wait) => mistakes.keep(Patience::check(wait)),
-            None if args.try_only.is_some() => Some(Patience::Try),
-            None => Some(Patience::Default),
-        };
-        let ttl = mistakes.keep(args.ttl.as_ref().map(check_ttl).transpose());
+        let keys = Keys::check(args, mistakes);
+        let side = Side::check(args, mistakes);
+        let patience = Patience::check(args, mistakes);
+        let ttl = check_ttl(args.ttl.as_ref(), mistakes);
+        let (min_hold, max_hold) = check_holds(args, mistakes)?;
         Some(Model {
-            key: key?,
-            side: match &args.shared {
-                Some(_) => Side::Shared,
-                None => Side::Exclusive,
-            },
+            keys: keys?,
+            side: side?,
             patience: patience?,
             ttl: ttl?,
+            min_hold,
+            max_hold,
+            reentrant: args.reentrant.clone(),
+            on_busy: args.on_busy.as_ref().map(OnBusy::of),
+            on_error: args.on_error.as_ref().map(|given| given.value.clone()),
+            on_lost: args.on_lost,
+            when: args.when.clone(),
             locks: args.locks.clone(),
             held: args.held.clone(),
-            lockcore: args.lockcore(),
+            crate_path: args.crate_path.clone(),
         })
+    }
+}
+
+impl Keys {
+    fn check(args: &Args, mistakes: &mut Mistakes) -> Option<Keys> {
+        match (args.name("key"), args.name("keys")) {
+            (None, None) if !args.means("key") && !args.means("keys") => mistakes.push(Error::new(
+                Span::call_site(),
+                "which lock? write `key = \"…\"`, a template over the arguments such as `\"order:{id}\"`",
+            )),
+            (Some(_), Some(keys)) => mistakes.push(Error::new_spanned(
+                keys,
+                "`key` is one lock, `keys` are several: leave out one of them",
+            )),
+            _ => {}
+        }
+        let key = args.key.as_ref();
+        let key = key.and_then(|key| Key::check(&key.value, mistakes).map(Keys::One));
+        let Some(keys) = &args.keys else {
+            return key;
+        };
+        match without_groups(&keys.value) {
+            Expr::Array(list) if list.elems.is_empty() => {
+                let message =
+                    "which locks? write `keys = [\"…\", \"…\"]`, templates over the arguments";
+                mistakes.push(Error::new_spanned(list, message));
+                None
+            }
+            Expr::Array(list) => {
+                let keys: Vec<_> = list
+                    .elems
+                    .iter()
+                    .map(|it| Key::check(it, mistakes))
+                    .collect();
+                keys.into_iter().collect::<Option<_>>().map(Keys::List)
+            }
+            Expr::Lit(literal) => {
+                let message =
+                    "`keys` are several: write `keys = [\"…\", \"…\"]`, or `key = \"…\"` for one";
+                mistakes.push(Error::new_spanned(literal, message));
+                None
+            }
+            other => Some(Keys::Expr(other.clone())),
+        }
     }
 }
 
@@ -98,31 +156,154 @@ impl Key {
     }
 }
 
-impl Patience {
-    fn check(wait: &Expr) -> syn::Result<Patience> {
-        match literal(wait) {
-            Some(Lit::Str(text)) if text.value() == "forever" => return Ok(Patience::Forever),
+impl Side {
+    fn check(args: &Args, mistakes: &mut Mistakes) -> Option<Side> {
+        let (permits, of) = (args.name("permits"), args.name("of"));
+        if let (Some(shared), Some(_)) = (&args.shared, permits.or(of)) {
+            mistakes.push(Error::new_spanned(
+                shared,
+                "`shared` is a side of a read/write lock, `permits` are of a semaphore: leave out one of them",
+            ));
+        }
+        match (permits, of) {
+            (Some(permits), None) if !args.means("of") => mistakes.push(Error::new_spanned(
+                permits,
+                "permits of how many? write `permits = 1, of = 5`",
+            )),
+            (None, Some(of)) if !args.means("permits") => mistakes.push(Error::new_spanned(
+                of,
+                "how many permits does a call take? write `permits = 1, of = 5`",
+            )),
             _ => {}
         }
-        let message = "a wait of zero is over before the lock is asked for; \
-                       `try` asks once and does not wait";
-        Length::check("wait", wait, message).map(Patience::For)
+        let known = (
+            known_number(args.permits.as_ref(), mistakes),
+            known_number(args.of.as_ref(), mistakes),
+        );
+        if let (Some((permits, written)), Some((of, _))) = known
+            && permits > of
+        {
+            mistakes.push(Error::new_spanned(
+                written,
+                format!("{permits} permits of {of} are never free: ask for {of} at most"),
+            ));
+        }
+        match (&args.permits, &args.of) {
+            (Some(permits), Some(of)) => Some(Side::Permits {
+                permits: Box::new(permits.clone()),
+                of: Box::new(of.clone()),
+            }),
+            // A mistake if one of them is named.
+            _ if args.shared.is_some() => Some(Side::Shared),
+            _ => Some(Side::Exclusive),
+        }
     }
 }
 
-fn check_ttl(ttl: &Expr) -> syn::Result<Length> {
-    Length::check(
-        "ttl",
-        ttl,
-        "a lease with a ttl of zero ends before it begins",
-    )
+/// The value of a literal. That of any other expression is checked when the lock is asked for.
+fn known_number<'a>(
+    number: Option<&'a Given>,
+    mistakes: &mut Mistakes,
+) -> Option<(u32, &'a LitInt)> {
+    // As many as `lockcore::FULL` are the read/write lock.
+    const MOST: u32 = (1 << 30) - 1;
+    let literal = match literal(&number?.value)? {
+        Lit::Int(literal) => literal,
+        other => {
+            let message = "permits are counted: write a number, as in `permits = 1, of = 5`";
+            mistakes.push(Error::new_spanned(other, message));
+            return None;
+        }
+    };
+    match literal.base10_parse() {
+        Ok(number @ 1..=MOST) => Some((number, literal)),
+        _ => {
+            let message = format!("a number of permits is 1 to {MOST}");
+            mistakes.push(Error::new_spanned(literal, message));
+            None
+        }
+    }
+}
+
+impl Patience {
+    fn check(args: &Args, mistakes: &mut Mistakes) -> Option<Patience> {
+        if let (Some(try_only), Some(_)) = (&args.try_only, args.name("wait")) {
+            mistakes.push(Error::new_spanned(
+                try_only,
+                "`try` does not wait: leave out `try` or `wait`",
+            ));
+        }
+        let Some(wait) = &args.wait else {
+            return Some(match args.try_only {
+                Some(_) => Patience::Try,
+                None => Patience::Default,
+            });
+        };
+        if let Some(Lit::Str(text)) = literal(&wait.value)
+            && text.value() == "forever"
+        {
+            return Some(Patience::Forever);
+        }
+        let length = Length::check(
+            wait,
+            "a wait of zero is over before the lock is asked for; `try` asks once and does not wait",
+        );
+        mistakes.keep(length).map(Patience::For)
+    }
+}
+
+fn check_ttl(ttl: Option<&Given>, mistakes: &mut Mistakes) -> Option<Option<Length>> {
+    /// As in `lockcore`, which refuses it when the lock is asked for.
+    const SHORTEST: Duration = Duration::from_millis(50);
+    let Some(ttl) = ttl else {
+        return Some(None);
+    };
+    let length = Length::check(ttl, "a lease with a ttl of zero ends before it begins");
+    let length = mistakes.keep(length)?;
+    if let Length::Known(known) = length
+        && known < SHORTEST
+    {
+        mistakes.push(Error::new_spanned(
+            &ttl.value,
+            "a lease this short is over when the store's answer arrives: a ttl is \"50ms\" or more",
+        ));
+        return None;
+    }
+    Some(Some(length))
+}
+
+/// `min_hold` and `max_hold`.
+fn check_holds(args: &Args, mistakes: &mut Mistakes) -> Option<(Option<Length>, Option<Length>)> {
+    let mut check = |given: &Option<Given>, when_zero| {
+        let length = given.as_ref().map(|given| Length::check(given, when_zero));
+        mistakes.keep(length.transpose())
+    };
+    let min_hold = check(
+        &args.min_hold,
+        "a min_hold of zero holds nothing back: leave it out",
+    );
+    let max_hold = check(
+        &args.max_hold,
+        "a lock with a max_hold of zero is lost before the body begins: leave it out for no limit",
+    );
+    let (min_hold, max_hold) = (min_hold?, max_hold?);
+    if let (Some(Length::Known(min)), Some(Length::Known(max))) = (&min_hold, &max_hold)
+        && min > max
+    {
+        mistakes.push(Error::new_spanned(
+            args.name("min_hold"),
+            "`min_hold` is longer than `max_hold`: the lock would always be lost before it may be released",
+        ));
+    }
+    Some((min_hold, max_hold))
 }
 
 impl Length {
-    fn check(option: &str, length: &Expr, when_zero: &str) -> syn::Result<Length> {
-        let text = match literal(length) {
+    fn check(length: &Given, when_zero: &str) -> syn::Result<Length> {
+        let text = match literal(&length.value) {
             Some(Lit::Str(text)) => text,
             Some(other) => {
+                let option = &length.name;
                 let message = format!("a duration is text with a unit: write `{option} = \"2s\"`");
                 return Err(Error::new_spanned(other, message));
             }
@@ -142,11 +323,29 @@ impl Length {
     }
 }
 
-/// The literal that the expression is. A `macro_rules!` wraps one that it was given as `$key:expr`.
+impl OnBusy {
+    fn of(given: &Given) -> OnBusy {
+        match &given.value {
+            Expr::Path(word) if word.path.is_ident("skip") => {
+                OnBusy::Skip(word.path.segments[0].ident.span())
+            }
+            expr => OnBusy::Expr(expr.clone()),
+        }
+    }
+}
+
+/// The literal that the expression is.
 fn literal(expr: &Expr) -> Option<&Lit> {
-    match expr {
+    match without_groups(expr) {
         Expr::Lit(expr) => Some(&expr.lit),
-        Expr::Group(group) => literal(&group.expr),
         _ => None,
+    }
+}
+
+/// A `macro_rules!` wraps what it was given as `$key:expr`.
+fn without_groups(expr: &Expr) -> &Expr {
+    match expr {
+        Expr::Group(group) => without_groups(&group.expr),
+        _ => expr,
     }
 }

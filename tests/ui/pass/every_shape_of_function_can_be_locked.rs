@@ -1,6 +1,7 @@
 #![deny(warnings)]
 
 use std::fmt::Display;
+use std::pin::Pin;
 use std::sync::Arc;
 
 use lockcore::{Error, Locks, distributed_lock};
@@ -57,6 +58,41 @@ pub(crate) async unsafe fn attributes(#[allow(unused)] id: u64) -> Result<(), Er
     Ok(())
 }
 
+/// Of two functions one is there.
+#[cfg(all())]
+#[allow(improper_ctypes_definitions)]
+#[distributed_lock(key = "order")]
+async extern "C" fn there() -> Result<bool, Error> {
+    Ok(true)
+}
+
+#[cfg(any())]
+#[distributed_lock(key = "order")]
+async fn there() -> Result<bool, Error> {
+    Ok(false)
+}
+
+#[must_use = "it is a number"]
+#[inline]
+#[distributed_lock(key = "order:{mutable}:{other}", on_busy = Err(error), on_error = return Err(error))]
+async fn mutable(mut mutable: u64, other: impl Into<u64> + Copy + Display) -> Result<u64, Error> {
+    mutable += other.into();
+    Ok(mutable)
+}
+
+mod inner {
+    use super::*;
+
+    #[distributed_lock(key = "order")]
+    pub(in crate::inner) async fn hidden() -> Result<(), Error> {
+        Ok(())
+    }
+
+    pub async fn open() -> Result<(), Error> {
+        hidden().await
+    }
+}
+
 #[distributed_lock(key = "depth:{depth}")]
 async fn recursive(depth: u8) -> Result<u8, Error> {
     match depth {
@@ -94,6 +130,12 @@ impl Cart {
     #[distributed_lock(key = "cart:{self.user}")]
     async fn by_arc(self: Arc<Self>) -> Result<usize, Error> {
         Ok(self.items.len())
+    }
+
+    #[distributed_lock(key = "cart:{self.user}")]
+    async fn by_pin(mut self: Pin<&mut Self>) -> Result<u64, Error> {
+        self.user += 1;
+        Ok(self.user)
     }
 
     #[distributed_lock(key = "cart:{user}")]
@@ -145,12 +187,16 @@ async fn main() -> Result<(), Error> {
     assert_eq!(patterns(order(), (1, 2), [3, 4, 5], 6).await?, "eu11");
     unsafe { attributes(1) }.await?;
     assert_eq!(recursive(3).await?, 3);
+    assert!(there().await?);
+    assert_eq!(mutable(1, 2u8).await?, 3);
+    inner::open().await?;
 
     let mut cart = Cart::without_self(1).await?;
     cart.by_mutable_reference("tea").await?.push('s');
     assert_eq!(cart.by_reference().await?, ["teas"]);
     assert_eq!(cart.provided().await?, "shop");
     assert_eq!(cart.required().await?, 1);
+    assert_eq!(Pin::new(&mut cart).by_pin().await?, 2);
     let cart = Arc::new(cart);
     assert_eq!(cart.clone().by_arc().await?, 1);
     assert_eq!(

@@ -40,6 +40,34 @@ async fn expressions(key: ::core::time::Duration, lock: &lockcore::Locks) -> Ans
     Answer::Ok(key.as_secs() as u8)
 }
 
+/// `error` is the one name that the macro gives away, and only to these two options.
+#[distributed_lock(
+    key = "{when}",
+    when = when > 0,
+    reentrant = wait > 0,
+    locks = locks,
+    try,
+    on_busy = Answer::Ok({
+        let _: lockcore::Error = error;
+        lock + body
+    }),
+    on_error = Answer::Err({
+        let _: &str = returned;
+        error
+    }),
+)]
+async fn instead(
+    when: u8,
+    wait: u8,
+    body: u8,
+    lock: u8,
+    error: u8,
+    returned: &str,
+    locks: &lockcore::Locks,
+) -> Answer {
+    Answer::Ok(error + body)
+}
+
 #[tokio::main(flavor = "current_thread")]
 async fn main() {
     let locks = lockcore::Locks::connect("memory:").unwrap();
@@ -51,4 +79,8 @@ async fn main() {
             .unwrap(),
         9
     );
+    assert_eq!(instead(1, 1, 2, 3, 4, "", &locks).await.unwrap(), 6);
+    let guard = locks.mutex("1").acquire().await.unwrap();
+    assert_eq!(instead(1, 1, 2, 3, 4, "", &locks).await.unwrap(), 5);
+    guard.release().await.unwrap();
 }

@@ -19,28 +19,56 @@ impl Log {
     key = "{log.note(\"key\", 1)}",
     wait = log.note("wait", Duration::from_millis(200)),
     ttl = log.note("ttl", Duration::from_secs(5)),
+    permits = log.note("permits", 1),
+    of = log.note("of", 1),
+    on_busy = log.note("on_busy", Ok(false)),
+    on_error = log.note("on_error", Err(error)),
+    min_hold = log.note("min_hold", Duration::from_millis(1)),
+    max_hold = log.note("max_hold", Duration::from_secs(60)),
+    reentrant = log.note("reentrant", true),
+    when = log.note("when", when),
     locks = log.note("locks", locks.clone()),
 )]
-async fn noted(log: &Log, locks: &Locks) -> Result<(), Error> {
-    log.note("body", ());
-    Ok(())
+async fn noted(log: &Log, locks: &Locks, when: bool) -> Result<bool, Error> {
+    log.note("body", Ok(true))
 }
+
+const ALL: [&str; 10] = [
+    "when",
+    "key",
+    "locks",
+    "permits",
+    "of",
+    "wait",
+    "ttl",
+    "min_hold",
+    "max_hold",
+    "reentrant",
+];
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Error> {
     let locks = &Locks::connect("memory:")?;
-
     let log = Log::default();
-    noted(&log, locks).await?;
-    assert_eq!(*log.0.borrow(), ["key", "locks", "wait", "ttl", "body"]);
 
-    let log = Log::default();
+    assert!(noted(&log, locks, true).await?);
+    assert_eq!(log.0.take(), [&ALL[..], &["body"]].concat());
+
+    // What is not needed is not looked at.
+    assert!(noted(&log, locks, false).await?);
+    assert_eq!(log.0.take(), ["when", "body"]);
+
+    let guard = locks.semaphore("1", 1).permits(1).acquire().await?;
+    assert!(!noted(&log, locks, true).await?);
+    assert_eq!(log.0.take(), [&ALL[..], &["on_busy"]].concat());
+    guard.release().await?;
+
+    // Another store: in this one the place in line is still being given up.
+    let locks = &Locks::connect("memory:")?;
     let guard = locks.mutex("1").acquire().await?;
-    assert_eq!(
-        noted(&log, locks).await.unwrap_err().kind(),
-        ErrorKind::Timeout
-    );
-    assert_eq!(*log.0.borrow(), ["key", "locks", "wait", "ttl"]);
+    let error = noted(&log, locks, true).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::CapacityMismatch);
+    assert_eq!(log.0.take(), [&ALL[..], &["on_error"]].concat());
     guard.release().await?;
     Ok(())
 }

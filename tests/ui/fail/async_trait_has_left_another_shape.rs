@@ -3,7 +3,7 @@ use lockcore::{Error, distributed_lock};
 struct Shop;
 
 impl Shop {
-    // What `#[async_trait]` makes of `async fn settle(&self) -> Result<(), Error>`.
+    // As of a macro that takes itself for `#[async_trait]`.
     #[distributed_lock(key = "order")]
     fn settle<'life0, 'async_trait>(
         &'life0 self,

@@ -1,0 +1,12 @@
+use lockcore::distributed_lock;
+
+#[distributed_lock(key = "order:{id}", on_error = eprintln!("no lock: {eror}"))]
+async fn settle(id: u64) {}
+
+#[distributed_lock(key = "order:{id}")]
+async fn body(id: u64) -> Result<(), lockcore::Error> {
+    // It is there for `on_busy` and `on_error` alone.
+    Err(error)
+}
+
+fn main() {}
