@@ -179,7 +179,7 @@ impl Builder {
     }
 
     /// Which store: `memory:`, `sqlite:PATH`, `redis://[user[:password]@]host[:port][/database]`, `rediss://…` for
-    /// Redis over TLS, `zookeeper://[user:password@]host[:port][,host[:port]…][/chroot]`.
+    /// Redis over TLS, `zookeeper://[user:password@]host[:port][,host[:port]…][/chroot]`, `zookeeper+tls://…`.
     pub fn url(mut self, url: impl Into<String>) -> Self {
         self.url = Some(url.into());
         self

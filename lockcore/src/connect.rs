@@ -64,6 +64,15 @@ const SCHEMES: &[Scheme] = &[
         #[cfg(not(feature = "zookeeper"))]
         open: None,
     },
+    Scheme {
+        name: "zookeeper+tls",
+        feature: "zookeeper-tls",
+        tls: true,
+        #[cfg(feature = "zookeeper-tls")]
+        open: Some(backend::zookeeper::open_encrypted),
+        #[cfg(not(feature = "zookeeper-tls"))]
+        open: None,
+    },
 ];
 
 /// The store that a URL names. Nothing is connected.
@@ -87,7 +96,7 @@ pub(crate) fn open(url: &str, tls: &Tls) -> Result<Arc<dyn Backend>, Error> {
     {
         // Not passed over: who gives a CA believes that the connection is encrypted.
         return Err(Error::config(format!(
-            "{option} is set, but \"{}\" does not use TLS; {} does",
+            "{option} is set, but \"{}\" does not use TLS; these do: {}",
             scheme.name,
             listed(|scheme| scheme.tls)
         )));
@@ -176,22 +185,33 @@ mod tests {
         assert!(message("redis://localhost").contains("enable the feature \"redis\""));
     }
 
-    #[cfg(not(feature = "redis-tls"))]
     #[test]
     fn an_encrypted_scheme_never_falls_back_to_plain_text() {
-        assert!(message("rediss://localhost").contains("enable the feature \"redis-tls\""));
+        for (url, feature, there) in [
+            ("rediss://h", "redis-tls", cfg!(feature = "redis-tls")),
+            (
+                "zookeeper+tls://h",
+                "zookeeper-tls",
+                cfg!(feature = "zookeeper-tls"),
+            ),
+        ] {
+            if !there {
+                assert!(message(url).contains(&format!("enable the feature \"{feature}\"")));
+            }
+        }
     }
 
     #[test]
     fn files_for_tls_are_refused_where_nothing_is_encrypted() {
-        for url in ["memory:", "redis://localhost"] {
+        for url in ["memory:", "redis://localhost", "zookeeper://localhost"] {
             let tls = Tls {
                 ca_file: Some("ca.pem".into()),
                 ..Tls::default()
             };
             let message = open(url, &tls).expect_err(url).to_string();
             assert!(
-                message.contains("LOCK_CA_FILE") && message.contains("rediss does"),
+                message.contains("LOCK_CA_FILE")
+                    && message.contains("these do: rediss, zookeeper+tls"),
                 "{message}"
             );
         }
@@ -222,6 +242,9 @@ mod tests {
             "redis://u:hunter2@host/0?protocol=resp2",
             "rediss://u:hunter2@host/zero",
             "rediss://u:hunter2@host/0#insecure",
+            "zookeeper+tls://u:hunter2@host:notaport",
+            "zookeeper+tls://u:hunter2@host,other:notaport",
+            "zookeeper+tls://u:hunter2@host?tls=no",
         ] {
             assert!(!message(url).contains("hunter2"), "{url}");
         }

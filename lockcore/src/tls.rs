@@ -1,14 +1,14 @@
 //! TLS as the client is configured for it: three files. What is made of them is in `connector`;
 //! which schemes use TLS is in `connect`.
 
-#[cfg(feature = "redis-tls")]
+#[cfg(any(feature = "redis-tls", feature = "zookeeper-tls"))]
 mod connector;
 
 use std::path::{Path, PathBuf};
 
 use crate::error::Error;
 
-#[cfg(feature = "redis-tls")]
+#[cfg(any(feature = "redis-tls", feature = "zookeeper-tls"))]
 pub(crate) use connector::Connector;
 
 pub(crate) const CA_FILE: &str = "LOCK_CA_FILE (ca_file)";

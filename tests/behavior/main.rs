@@ -20,11 +20,11 @@ mod protocol;
 mod redis_faults;
 mod redis_rights;
 mod redis_scripts;
-mod redis_tls;
 mod reentry;
 mod runtimes;
 mod sqlite_faults;
 mod store;
+mod tls;
 mod traces;
 mod zookeeper_faults;
 
@@ -61,7 +61,10 @@ fn main() {
     trials.extend(fencing::facts_of_sqlite(Kind::Sqlite));
     trials.extend(sqlite_faults::facts(Kind::Sqlite));
     trials.extend(redis_rights::facts(Kind::Redis));
-    trials.extend(redis_tls::facts(Kind::Redis));
+    for kind in [Kind::Redis, Kind::ZooKeeper] {
+        trials.extend(tls::facts(kind));
+    }
+    trials.extend(exclusion::facts(Kind::ZooKeeperTls));
     trials.extend(zookeeper_faults::facts(Kind::ZooKeeper));
     let mut arguments = Arguments::from_args();
     // Facts wait more than they work.

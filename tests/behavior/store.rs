@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use libtest_mimic::Trial;
 use lockcore::backend::{self, Backend};
-use lockcore::{Error, ErrorKind, Fair, Guard, Locks, testing};
+use lockcore::{Builder, Error, ErrorKind, Fair, Guard, Locks, testing};
+use tests::certificates::Authority;
 use tests::eventually::eventually;
 use tests::redis_server::RedisServer;
 use tests::sqlite_file::SqliteFile;
@@ -25,6 +26,8 @@ pub(crate) enum Kind {
     Memory,
     Redis,
     ZooKeeper,
+    /// The same through its TLS.
+    ZooKeeperTls,
     Sqlite,
 }
 
@@ -56,7 +59,7 @@ pub(crate) fn fact(kind: Kind, fair: Fair, group: &str, name: &str, body: Body) 
     let needs = match kind {
         Kind::Memory | Kind::Sqlite => Ok(()),
         Kind::Redis => RedisServer::available(),
-        Kind::ZooKeeper => ZooKeeperServer::available(),
+        Kind::ZooKeeper | Kind::ZooKeeperTls => ZooKeeperServer::available(),
     };
     let strict = if fair == Fair::Strict { "::strict" } else { "" };
     let name = format!("{kind:?}{strict}::{group}::{name}").to_lowercase();
@@ -106,7 +109,18 @@ impl Store {
         let builder = Locks::builder().namespace(&self.namespace).fair(self.fair);
         match &self.memory {
             Some(store) => store.client_with(builder).unwrap(),
-            None => builder.url(self.url_for_long_leases()).build().unwrap(),
+            None => self
+                .trusted(builder)
+                .url(self.url_for_long_leases())
+                .build()
+                .unwrap(),
+        }
+    }
+
+    fn trusted(&self, builder: Builder) -> Builder {
+        match self.kind {
+            Kind::ZooKeeperTls => builder.ca_file(authority().file()),
+            _ => builder,
         }
     }
 
@@ -130,13 +144,14 @@ impl Store {
             Kind::Sqlite => self.file().url(),
             Kind::Redis => shared_redis().url_with_user(redis_rights::USER, SECRET),
             Kind::ZooKeeper => shared_zookeeper().url(),
+            Kind::ZooKeeperTls => shared_encrypted_zookeeper().url(),
         }
     }
 
     /// Where a session carries the lease, one that is as long as the longest ttl of a fact.
     fn url_for_long_leases(&self) -> String {
         match self.kind {
-            Kind::ZooKeeper => self.url() + "?session_timeout=60s",
+            Kind::ZooKeeper | Kind::ZooKeeperTls => self.url() + "?session_timeout=60s",
             Kind::Memory | Kind::Redis | Kind::Sqlite => self.url(),
         }
     }
@@ -154,6 +169,9 @@ impl Store {
             Kind::Memory => Vec::new(),
             Kind::Redis => litter(shared_redis(), &self.namespace),
             Kind::ZooKeeper => shared_zookeeper().ephemerals(&format!("/{}:", self.namespace)),
+            Kind::ZooKeeperTls => {
+                shared_encrypted_zookeeper().ephemerals(&format!("/{}:", self.namespace))
+            }
             Kind::Sqlite => self.file().litter(),
         }
     }
@@ -174,6 +192,16 @@ pub(crate) fn shared_redis() -> &'static RedisServer {
 pub(crate) fn shared_zookeeper() -> &'static ZooKeeperServer {
     static SERVER: OnceLock<ZooKeeperServer> = OnceLock::new();
     SERVER.get_or_init(ZooKeeperServer::start)
+}
+
+fn shared_encrypted_zookeeper() -> &'static ZooKeeperServer {
+    static SERVER: OnceLock<ZooKeeperServer> = OnceLock::new();
+    SERVER.get_or_init(|| ZooKeeperServer::with_tls(&authority().server(&["127.0.0.1"]), None, &[]))
+}
+
+fn authority() -> &'static Authority {
+    static AUTHORITY: OnceLock<Authority> = OnceLock::new();
+    AUTHORITY.get_or_init(Authority::new)
 }
 
 /// Keys of a namespace beyond what P6 keeps.

@@ -10,20 +10,24 @@ use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use tempfile::TempDir;
 
+use crate::certificates::{Authority, Identity};
 use crate::child::LeashedChild;
 use crate::eventually::{poll, wait_until};
 use crate::ports::free_port;
 use crate::proxy::Proxy;
 
-/// Where Debian's packages put them. The server's jar names what else it needs, but for the logging.
-const JARS: [&str; 2] = [
+/// Where Debian's packages put them. The server's jar names what else it needs, but for the logging and some of
+/// what TLS needs.
+const JARS: [&str; 4] = [
     "/usr/share/java/zookeeper.jar",
     "/usr/share/java/slf4j-simple.jar",
+    "/usr/share/java/netty-codec.jar",
+    "/usr/share/java/netty-resolver.jar",
 ];
 
 /// A start takes half a second, an election another; on two saturated cores, many.
@@ -36,6 +40,8 @@ const ANSWER: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub struct ZooKeeperServer {
     port: u16,
+    /// Of the port that speaks TLS.
+    encrypted: Option<u16>,
     /// Times that it was asked for its packets.
     packet_questions: AtomicU64,
     /// Of an ensemble: its number in it.
@@ -72,12 +78,58 @@ impl ZooKeeperServer {
         Self::launch(lines, &[])
     }
 
+    /// A server with a port that speaks TLS only, with this certificate; [`url`](Self::url) is of that one. It asks
+    /// clients for one of the authority `clients` if that is given, and lets nobody in without. The harness goes on
+    /// asking at the other port.
+    pub fn with_tls(identity: &Identity, clients: Option<&Authority>, lines: &[&str]) -> Self {
+        let folder = identity.key.parent().unwrap();
+        let mut lines: Vec<String> = lines.iter().map(ToString::to_string).collect();
+        let mut set = |line: String| lines.push(line);
+        set("serverCnxnFactory=org.apache.zookeeper.server.NettyServerCnxnFactory".into());
+        set("ssl.protocol=TLSv1.3".into());
+        // Its own choice has none of TLS 1.3.
+        set(
+            "ssl.ciphersuites=TLS_AES_256_GCM_SHA384,TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384"
+                .into(),
+        );
+        // One file with both: the key first.
+        let pair =
+            [&identity.key, &identity.certificate].map(|file| fs::read_to_string(file).unwrap());
+        let store = tempfile::Builder::new()
+            .suffix(".pem")
+            .tempfile_in(folder)
+            .unwrap();
+        let store = store.into_temp_path().keep().unwrap();
+        fs::write(&store, pair.concat()).unwrap();
+        set(format!("ssl.keyStore.location={}", store.display()));
+        // It wants some authority even if it asks no client.
+        let authority = clients.map_or(identity.certificate.as_path(), Authority::file);
+        set(format!("ssl.trustStore.location={}", authority.display()));
+        set(format!(
+            "ssl.clientAuth={}",
+            if clients.is_some() { "need" } else { "none" }
+        ));
+        Self::launch_with(&[], |server| {
+            let port = free_port();
+            server.encrypted = Some(port);
+            server.configure(&lines);
+            server.configure(&[
+                format!("secureClientPort={port}"),
+                "secureClientPortAddress=127.0.0.1".into(),
+            ]);
+        })
+    }
+
     fn launch(lines: &[&str], properties: &'static [&'static str]) -> Self {
+        Self::launch_with(lines, |server| server.properties = properties)
+    }
+
+    fn launch_with(lines: &[&str], adjust: impl Fn(&mut Self)) -> Self {
         Self::available().unwrap_or_else(|reason| panic!("{reason}"));
         // Another process may take the port between our look and the server's bind; five times in a row it does not.
         for _ in 0..5 {
             let mut server = Self::prepare(None, free_port(), 100, lines);
-            server.properties = properties;
+            adjust(&mut server);
             if server.try_spawn() {
                 return server;
             }
@@ -89,29 +141,35 @@ impl ZooKeeperServer {
     pub fn available() -> Result<(), String> {
         if let Some(missing) = JARS.iter().find(|jar| !Path::new(jar).exists()) {
             return Err(format!(
-                "there is no {missing}: apt-get install zookeeper libslf4j-java"
+                "there is no {missing}: apt-get install zookeeper libslf4j-java libnetty-java"
             ));
         }
-        match Command::new("java")
-            .arg("-version")
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .status()
-        {
-            Ok(status) if status.success() => Ok(()),
-            Ok(status) => Err(format!("`java -version` failed: {status}")),
-            Err(error) => Err(format!(
-                "cannot run java ({error}): apt-get install default-jre"
-            )),
-        }
+        // Asked once: every fact wants to know, and a JVM takes its time to say.
+        static JAVA: OnceLock<Result<(), String>> = OnceLock::new();
+        JAVA.get_or_init(|| {
+            let mut java = Command::new("java");
+            java.arg("-version")
+                .stdout(Stdio::null())
+                .stderr(Stdio::null());
+            match java.status() {
+                Ok(status) if status.success() => Ok(()),
+                Ok(status) => Err(format!("`java -version` failed: {status}")),
+                Err(error) => Err(format!(
+                    "cannot run java ({error}): apt-get install default-jre"
+                )),
+            }
+        })
+        .clone()
     }
 
+    /// That of the [`url`](Self::url).
     pub fn port(&self) -> u16 {
-        self.port
+        self.encrypted.unwrap_or(self.port)
     }
 
     pub fn url(&self) -> String {
-        format!("zookeeper://127.0.0.1:{}", self.port)
+        let tls = if self.encrypted.is_some() { "+tls" } else { "" };
+        format!("zookeeper{tls}://127.0.0.1:{}", self.port())
     }
 
     /// SIGKILL. Nothing happens when it is down already.
@@ -236,26 +294,34 @@ impl ZooKeeperServer {
             .unwrap();
         let data = folder.path().join("data");
         fs::create_dir(&data).unwrap();
-        let mut config = format!(
+        let config = format!(
             "tickTime={tick_millis}\nmaxSessionTimeout=300000\ndataDir={}\nclientPort={port}\n\
              clientPortAddress=127.0.0.1\nadmin.enableServer=false\n4lw.commands.whitelist=*\nmaxClientCnxns=0\n",
             data.display()
         );
-        for line in lines {
-            config.push_str(line);
-            config.push('\n');
-        }
         fs::write(folder.path().join("zoo.cfg"), config).unwrap();
         if let Some(number) = number {
             fs::write(data.join("myid"), number.to_string()).unwrap();
         }
-        Self {
+        let server = Self {
             port,
+            encrypted: None,
             packet_questions: AtomicU64::new(0),
             number,
             properties: &[],
             child: Mutex::new(None),
             folder,
+        };
+        server.configure(lines);
+        server
+    }
+
+    /// More lines for its configuration.
+    fn configure(&self, lines: &[impl AsRef<str>]) {
+        let file = self.folder.path().join("zoo.cfg");
+        let mut config = File::options().append(true).open(file).unwrap();
+        for line in lines {
+            writeln!(config, "{}", line.as_ref()).unwrap();
         }
     }
 

@@ -66,6 +66,16 @@ impl Connector {
         })
     }
 
+    /// The same for another host.
+    #[cfg(feature = "zookeeper-tls")]
+    pub(crate) fn for_host(&self, host: &str) -> Result<Self, Error> {
+        Ok(Self {
+            config: Arc::clone(&self.config),
+            host: server_name(host)?,
+            tls: self.tls.clone(),
+        })
+    }
+
     pub(crate) async fn connect(&self, stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {
         tokio_rustls::TlsConnector::from(Arc::clone(&self.config))
             .connect(self.host.clone(), stream)
@@ -274,6 +284,7 @@ mod tests {
     }
 
     /// The driver hides what the stream said twice over.
+    #[cfg(feature = "redis-tls")]
     #[test]
     fn what_rustls_said_is_found_in_what_the_driver_says() {
         let said = RustlsError::AlertReceived(AlertDescription::CertificateRequired);

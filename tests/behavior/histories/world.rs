@@ -46,7 +46,9 @@ impl World {
                 store.clock().stop();
                 (Backing::Memory(store.clone()), Arc::new(store))
             }
-            Kind::Sqlite | Kind::ZooKeeper => unreachable!("its clock cannot be turned"),
+            Kind::Sqlite | Kind::ZooKeeper | Kind::ZooKeeperTls => {
+                unreachable!("its clock cannot be turned")
+            }
             Kind::Redis => {
                 let server = RedisServer::with_clock(&[]);
                 let backend = backend::open(&server.url()).unwrap();

@@ -12,26 +12,41 @@ use zookeeper_client::{Acls, Client, Connector, Error as ZkError};
 use super::ZooKeeper;
 use super::session::Session;
 use super::tickets;
+#[cfg(feature = "zookeeper-tls")]
+use super::tunnel::Servers;
 use crate::backend::{Backend, Fault, StoreError};
 use crate::error::Error;
 use crate::tls::Tls;
 
 const PORT: u16 = 2181;
+/// What ZooKeeper's own documentation uses for `secureClientPort`.
+#[cfg(feature = "zookeeper-tls")]
+const ENCRYPTED_PORT: u16 = 2281;
 
 const FORM: &str = "the URL is not of the form \
-    zookeeper://[user:password@]host[:port][,host[:port]…][/chroot][?session_timeout=10s]";
+    zookeeper://[user:password@]host[:port][,host[:port]…][/chroot][?session_timeout=10s] \
+    (zookeeper+tls:// with TLS)";
 
 /// Opens `zookeeper://[user:password@]h1[:port],h2[:port]/chroot?session_timeout=10s`.
 pub(crate) fn open(url: &Url, _: &Tls) -> Result<Arc<dyn Backend>, Error> {
-    Ok(Arc::new(ZooKeeper::new(Settings::read(url)?)))
+    Ok(Arc::new(ZooKeeper::new(Settings::read(url, PORT)?)))
+}
+
+/// Opens `zookeeper+tls://…`, the same over TLS to every server.
+#[cfg(feature = "zookeeper-tls")]
+pub(crate) fn open_encrypted(url: &Url, tls: &Tls) -> Result<Arc<dyn Backend>, Error> {
+    let mut settings = Settings::read(url, ENCRYPTED_PORT)?;
+    settings.encrypted = Some(Servers::new(&settings.hosts, tls)?);
+    Ok(Arc::new(ZooKeeper::new(settings)))
 }
 
 /// What a session is opened with.
 pub(super) struct Settings {
-    /// `h1:2181,h2:2181/chroot`, as the client library wants it.
-    cluster: String,
-    /// The servers, for messages.
-    pub(super) hosts: String,
+    /// `h1:2181,h2:2181`
+    hosts: String,
+    /// `None` is `zookeeper://`, which is never encrypted; with it nothing goes out in plain text.
+    #[cfg(feature = "zookeeper-tls")]
+    encrypted: Option<Arc<Servers>>,
     pub(super) chroot: Option<String>,
     /// `user:password`.
     digest: Option<String>,
@@ -40,7 +55,7 @@ pub(super) struct Settings {
 }
 
 impl Settings {
-    fn read(url: &Url) -> Result<Self, Error> {
+    fn read(url: &Url, port: u16) -> Result<Self, Error> {
         let wrong = |what: &str| Error::config(format!("{FORM}: {what}"));
         let decoded = |text: &str| {
             let bytes = percent_decode_str(text).decode_utf8();
@@ -53,8 +68,8 @@ impl Settings {
         let mut servers = Vec::new();
         for host in hosts.split(',') {
             // Behind an address in brackets, or the only colon there is.
-            let port = host.rfind(']').map_or(0, |end| end + 1);
-            let has_port = host[port..].contains(':');
+            let address = host.rfind(']').map_or(0, |end| end + 1);
+            let has_port = host[address..].contains(':');
             let name = host.rsplit_once(':').map_or(host, |(name, _)| name);
             if host.is_empty() || (has_port && name.is_empty()) {
                 return Err(wrong("a host is missing"));
@@ -62,7 +77,7 @@ impl Settings {
             servers.push(match (has_port, url.port()) {
                 (true, _) => host.to_owned(),
                 // One host: its port was taken off by the URL's parser.
-                (false, port) => format!("{host}:{}", port.unwrap_or(PORT)),
+                (false, own) => format!("{host}:{}", own.unwrap_or(port)),
             });
         }
         let hosts = servers.join(",");
@@ -90,8 +105,9 @@ impl Settings {
             session_timeout = Some(timeout);
         }
         Ok(Self {
-            cluster: format!("{hosts}{chroot}"),
             hosts,
+            #[cfg(feature = "zookeeper-tls")]
+            encrypted: None,
             chroot: (!chroot.is_empty()).then(|| chroot.to_owned()),
             digest,
             session_timeout,
@@ -100,17 +116,38 @@ impl Settings {
 
     /// Opens a new session.
     ///
-    /// Fails when every server was asked once: the one reconnect loop is the core's.
-    pub(super) async fn connect(&self, asked: Duration) -> Result<Client, ZkError> {
+    /// Fails when every server was asked once: the one reconnect loop is the core's. Dropped, nothing
+    /// is left here, and the server ends what it may have begun.
+    pub(super) async fn connect(&self, asked: Duration) -> Result<Client, StoreError> {
         let mut connector: Connector = Client::connector()
             .with_session_timeout(asked)
             .with_fail_eagerly();
         if let Some(digest) = &self.digest {
             connector = connector.with_auth("digest", digest.as_bytes());
         }
-        // TLS: `with_tls(TlsOptions)` here and `secure_connect` below, once the client's
-        // certificates (LOCK_CA_FILE, …) reach the stores.
-        connector.connect(&self.cluster).await
+        #[cfg(feature = "zookeeper-tls")]
+        if let Some(servers) = &self.encrypted {
+            let tunnel = servers.open().await.map_err(|error| {
+                StoreError::new(
+                    Fault::Retry,
+                    format!("cannot connect to {}: {error}", self.hosts),
+                )
+            })?;
+            let connected = connector.connect(&self.cluster(tunnel.hosts())).await;
+            let client = connected.map_err(|error| match tunnel.failure() {
+                Some((fault, reason)) => StoreError::new(fault, reason),
+                None => tickets::not_connected(&self.hosts, error),
+            })?;
+            tunnel.stay_open_for(&client);
+            return Ok(client);
+        }
+        let connected = connector.connect(&self.cluster(&self.hosts)).await;
+        connected.map_err(|error| tickets::not_connected(&self.hosts, error))
+    }
+
+    /// `h1:2181,h2:2181/chroot`, as the client library wants it.
+    fn cluster(&self, hosts: &str) -> String {
+        format!("{hosts}{}", self.chroot.as_deref().unwrap_or_default())
     }
 
     /// The session timeout to ask for.
@@ -134,7 +171,8 @@ impl Settings {
 impl fmt::Debug for Settings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Settings")
-            .field("cluster", &self.cluster)
+            .field("hosts", &self.hosts)
+            .field("chroot", &self.chroot)
             .field("authenticated", &self.digest.is_some())
             .field("session_timeout", &self.session_timeout)
             .finish_non_exhaustive()
@@ -178,21 +216,20 @@ mod tests {
     use super::*;
 
     fn settings(url: &str) -> Result<Settings, Error> {
-        Settings::read(&Url::parse(url).unwrap())
+        Settings::read(&Url::parse(url).unwrap(), PORT)
     }
 
     #[test]
     fn hosts_ports_and_chroot_are_taken_from_the_url() {
         let one = settings("zookeeper://zk1").unwrap();
-        assert_eq!(one.cluster, "zk1:2181");
+        assert_eq!(one.cluster(&one.hosts), "zk1:2181");
         let one = settings("zookeeper://zk1:2182/").unwrap();
-        assert_eq!((one.cluster.as_str(), one.chroot), ("zk1:2182", None));
+        assert_eq!((one.hosts.as_str(), one.chroot), ("zk1:2182", None));
         // As the registry hands it over.
         let three = settings("zookeeper://zk1%3A1,zk2,%5B%3A%3A1%5D%3A3/a/b").unwrap();
-        assert_eq!(three.cluster, "zk1:1,zk2:2181,[::1]:3/a/b");
-        assert_eq!(three.hosts, "zk1:1,zk2:2181,[::1]:3");
+        assert_eq!(three.cluster(&three.hosts), "zk1:1,zk2:2181,[::1]:3/a/b");
         let address = settings("zookeeper://[::1]:7").unwrap();
-        assert_eq!(address.cluster, "[::1]:7");
+        assert_eq!(address.hosts, "[::1]:7");
     }
 
     #[test]

@@ -5,6 +5,8 @@ mod events;
 mod layout;
 mod session;
 mod tickets;
+#[cfg(feature = "zookeeper-tls")]
+mod tunnel;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -19,6 +21,8 @@ use config::Settings;
 use session::{Attached, Session};
 
 pub(crate) use config::open;
+#[cfg(feature = "zookeeper-tls")]
+pub(crate) use config::open_encrypted;
 
 /// What the protocol can say. The session that the server grants is the limit that counts, and it
 /// is known only once there is one: see `tickets::enqueue`.

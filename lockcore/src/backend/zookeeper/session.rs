@@ -172,10 +172,7 @@ pub(super) async fn open(
 ) -> Result<Attached, StoreError> {
     let asked = settings.asked(default_ttl);
     let sent = Clock::BOOT.now();
-    let client = settings
-        .connect(asked)
-        .await
-        .map_err(|error| tickets::not_connected(&settings.hosts, error))?;
+    let client = settings.connect(asked).await?;
     if let Some(chroot) = &settings.chroot {
         let root = client.check_stat("/").await;
         if let Ok(None) = root {

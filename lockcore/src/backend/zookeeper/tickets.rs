@@ -723,12 +723,17 @@ pub(super) fn failed(error: ZkError) -> StoreError {
 
 /// As [`failed`], while connecting: nothing has been asked yet, so nothing can be unknown.
 pub(super) fn not_connected(hosts: &str, error: ZkError) -> StoreError {
+    // All that the library says of whatever went wrong with every server.
+    let hint = match error {
+        ZkError::NoHosts => " (if these ports speak TLS, the scheme is zookeeper+tls)",
+        _ => "",
+    };
     let failed = failed(error);
     let fault = match failed.fault() {
         Fault::Config => Fault::Config,
         Fault::Retry | Fault::Refused | Fault::Unknown => Fault::Retry,
     };
-    StoreError::new(fault, format!("cannot connect to {hosts}: {failed}"))
+    StoreError::new(fault, format!("cannot connect to {hosts}: {failed}{hint}"))
 }
 
 #[cfg(test)]
