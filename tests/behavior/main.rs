@@ -46,7 +46,7 @@ fn main() {
         trials.extend(fencing::facts(kind));
         trials.extend(crowd::facts(kind));
     }
-    for kind in [Kind::Memory, Kind::Redis] {
+    for kind in [Kind::Memory, Kind::Redis, Kind::Sqlite] {
         trials.extend(histories::facts(kind));
     }
     trials.extend(kit::facts(Kind::Memory));

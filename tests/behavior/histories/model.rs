@@ -12,12 +12,20 @@ use lockcore::{Id, Name, Namespace, Request};
 
 use super::{CLIENTS, DAY_MICROS, History, Key, MARK, NAMES, NAMESPACE, Seen, Wish};
 
+/// What a store is free to do in its own way.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Manner {
+    /// On Redis: a grant that nobody hears ends after this time.
+    pub(super) unheard: Option<u64>,
+    /// How exactly the store's times can be foretold.
+    pub(super) slack: u64,
+    /// On SQLite: a batch is carried out at once, and looks at the names of those of its tickets that are there.
+    pub(super) by_id: bool,
+}
+
 /// What the rule says of one history.
 pub(super) struct Model {
-    /// On Redis: a grant that nobody hears ends after this time.
-    unheard: Option<u64>,
-    /// How exactly the store's times can be foretold.
-    slack: u64,
+    manner: Manner,
     pub(super) wishes: Vec<Wish>,
     ids: Vec<Id>,
     pub(super) names: Vec<Name>,
@@ -48,13 +56,12 @@ struct Known {
 
 impl Model {
     /// `run` sets the names and ids of one run apart from those of another on the same store.
-    pub(super) fn new(history: &History, run: u64, unheard: Option<u64>, slack: u64) -> Self {
+    pub(super) fn new(history: &History, run: u64, manner: Manner) -> Self {
         let namespace = Namespace::new(NAMESPACE).unwrap();
         let name = |number| format!("{run}-{number}");
         let id = |number| format!("{run:016x}{number:016x}");
         Self {
-            unheard,
-            slack,
+            manner,
             names: (0..NAMES)
                 .map(|number| Name::new(namespace.clone(), name(number)).unwrap())
                 .collect(),
@@ -100,9 +107,11 @@ impl Model {
         request: &Request,
         answer: Enqueued,
         micros: u64,
+        wakes: &[(usize, Wake)],
     ) -> Result<(), String> {
         let wish = self.wishes[ticket];
         if self.marks.get(&ticket).is_some_and(|end| *end > self.now) {
+            self.settle_if_looked(wish.name, wakes);
             return expect(answer, Enqueued::Gone);
         }
         self.settle(wish.name, Some(ticket));
@@ -113,7 +122,9 @@ impl Model {
             let number = known.number;
             return self.stands(ticket, number, valid_for, answer);
         }
-        if answer == Enqueued::Gone && self.expired.contains(&ticket) {
+        // What has ended by itself, a mark or a ticket, a store may know of for longer.
+        let ended = self.expired.contains(&ticket) || self.marks.contains_key(&ticket);
+        if answer == Enqueued::Gone && ended {
             return Ok(());
         }
         self.expired.remove(&ticket);
@@ -216,6 +227,21 @@ impl Model {
         }
     }
 
+    /// Before the answers of a batch: where it is carried out at once, each of them sees all of it.
+    pub(super) fn renew_together(&mut self, tickets: &[usize]) {
+        if !self.manner.by_id {
+            return;
+        }
+        for ticket in tickets {
+            let wish = self.wishes[*ticket];
+            if let Some((known, _)) = self.queues[wish.name].find(self.ids[*ticket])
+                && known.expires_at > self.now
+            {
+                known.expires_at = self.now + wish.ttl;
+            }
+        }
+    }
+
     pub(super) fn renewed(
         &mut self,
         ticket: usize,
@@ -225,15 +251,8 @@ impl Model {
         let wish = self.wishes[ticket];
         let id = self.ids[ticket];
         if self.queues[wish.name].find(id).is_none() {
-            let mut looked = self.queues[wish.name].clone();
-            looked.expire(self.now);
-            let told = |id| wakes.iter().any(|(_, wake)| wake.id == id);
-            if self.expired.contains(&ticket)
-                && looked
-                    .holders()
-                    .any(|known| !known.payload.told && told(known.id))
-            {
-                self.settle(wish.name, None);
+            if self.expired.contains(&ticket) {
+                self.settle_if_looked(wish.name, wakes);
             }
             return expect(answer, Renewed::Lost);
         }
@@ -272,9 +291,15 @@ impl Model {
         if enqueue_may_follow {
             self.marks.insert(ticket, self.now + MARK);
         }
-        self.settle(wish.name, Some(ticket));
+        let is_there = self.queues[wish.name].find(self.ids[ticket]).is_some();
+        let looks = is_there || !self.manner.by_id;
+        if looks {
+            self.settle(wish.name, Some(ticket));
+        }
         let (found, _) = self.queues[wish.name].remove(self.ids[ticket]);
-        self.settle(wish.name, Some(ticket));
+        if looks {
+            self.settle(wish.name, Some(ticket));
+        }
         match answer {
             Released::Released | Released::NotFound if self.expired.contains(&ticket) => Ok(()),
             answer => expect(
@@ -284,6 +309,27 @@ impl Model {
                     false => Released::NotFound,
                 },
             ),
+        }
+    }
+
+    /// A ticket that holds because of another in the same batch is told by its own answer, that it holds or has left; the
+    /// store may also wake it.
+    pub(super) fn of_one_batch(&mut self, tickets: &[usize], wakes: &[(usize, Wake)]) {
+        let ids: Vec<Id> = tickets.iter().map(|ticket| self.ids[*ticket]).collect();
+        self.to_wake
+            .retain(|told| !ids.contains(&told.1.id) || wakes.contains(told));
+    }
+
+    /// For what need not look at a name: that somebody was woken shows that it did.
+    fn settle_if_looked(&mut self, name: usize, wakes: &[(usize, Wake)]) {
+        let mut looked = self.queues[name].clone();
+        looked.expire(self.now);
+        let told = |id| wakes.iter().any(|(_, wake)| wake.id == id);
+        if looked
+            .holders()
+            .any(|known| !known.payload.told && told(known.id))
+        {
+            self.settle(name, None);
         }
     }
 
@@ -314,7 +360,7 @@ impl Model {
             };
             if self.connected[client] {
                 self.to_wake.push((client, wake));
-            } else if let Some(unheard) = self.unheard {
+            } else if let Some(unheard) = self.manner.unheard {
                 known.expires_at = known.expires_at.min(self.now + unheard);
             }
         }
@@ -448,7 +494,7 @@ impl Model {
 
     /// A server's clock runs on.
     fn is_about(&self, shown: Duration, expected: Duration) -> bool {
-        shown <= expected && expected <= shown + Duration::from_millis(self.slack)
+        shown <= expected && expected <= shown + Duration::from_millis(self.manner.slack)
     }
 }
 

@@ -4,17 +4,18 @@
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use lockcore::backend::{self, Backend, Connection, Departure, Events, News, Wake};
+use lockcore::backend::{self, Backend, Connection, Departure, Events, News, Released, Wake};
 use lockcore::{Namespace, testing};
 use tests::eventually::eventually;
 use tests::faketime::Clock;
 use tests::redis_server::RedisServer;
+use tests::sqlite_file::SqliteFile;
 
-use super::model::Model;
+use super::model::{Manner, Model};
 use super::{CLIENTS, History, Key, NAMES, NAMESPACE, STRIDE, Step};
 use crate::store::{Kind, SOON};
 
-/// What a server's clock may have run on by in one history.
+/// What a store's clock may have run on by in one history.
 const SLACK: u64 = 2_000;
 
 /// On Redis, what is left of a grant that nobody hears.
@@ -36,6 +37,7 @@ pub(super) struct World {
 enum Backing {
     Memory(testing::Store),
     Redis(RedisServer, Duration),
+    Sqlite(SqliteFile),
 }
 
 impl World {
@@ -46,7 +48,12 @@ impl World {
                 store.clock().stop();
                 (Backing::Memory(store.clone()), Arc::new(store))
             }
-            Kind::Sqlite | Kind::ZooKeeper | Kind::ZooKeeperTls => {
+            Kind::Sqlite => {
+                let file = SqliteFile::new();
+                let backend = backend::open(&file.url()).unwrap();
+                (Backing::Sqlite(file), backend)
+            }
+            Kind::ZooKeeper | Kind::ZooKeeperTls => {
                 unreachable!("its clock cannot be turned")
             }
             Kind::Redis => {
@@ -84,7 +91,7 @@ impl World {
             self.histories += 1;
             let began = Instant::now();
             let outcome = self.play_once(history).await;
-            // On a machine so busy that a server's clock ran on by more than what the model allows, it says nothing.
+            // On a machine so busy that a store's clock ran on by more than what the model allows, it says nothing.
             if began.elapsed() < Duration::from_millis(SLACK / 2) {
                 return outcome;
             }
@@ -93,11 +100,20 @@ impl World {
     }
 
     async fn play_once(&mut self, history: &History) -> Result<(), String> {
-        let (unheard, slack) = match self.backing {
-            Backing::Memory(_) => (None, 0),
-            Backing::Redis(..) => (Some(UNHEARD), SLACK),
+        let manner = match self.backing {
+            Backing::Memory(_) => Manner::default(),
+            Backing::Redis(..) => Manner {
+                unheard: Some(UNHEARD),
+                slack: SLACK,
+                ..Manner::default()
+            },
+            Backing::Sqlite(_) => Manner {
+                slack: SLACK,
+                by_id: true,
+                ..Manner::default()
+            },
         };
-        let mut model = Model::new(history, self.histories, unheard, slack);
+        let mut model = Model::new(history, self.histories, manner);
         if let Backing::Memory(store) = &self.backing {
             // It counts tickets over all names.
             store.lose_data();
@@ -126,7 +142,7 @@ impl World {
                 let request = model.request(*ticket);
                 let answer = connection.enqueue(Arc::clone(&request)).await.unwrap();
                 let wakes = self.look(model).await?;
-                model.enqueued(*ticket, &request, answer, self.micros())?;
+                model.enqueued(*ticket, &request, answer, self.micros(), &wakes)?;
                 return model.expect_wakes(wakes);
             }
             Step::Renew(tickets) => {
@@ -139,9 +155,11 @@ impl World {
                 let requests = tickets.iter().map(|ticket| model.request(*ticket));
                 let answers = self.keeper.renew(requests.collect()).await.unwrap();
                 let wakes = self.look(model).await?;
+                model.renew_together(tickets);
                 for (ticket, answer) in tickets.iter().zip(answers) {
                     model.renewed(*ticket, answer, &wakes)?;
                 }
+                model.of_one_batch(tickets, &wakes);
                 return model.expect_wakes(wakes);
             }
             Step::Release(tickets, enqueue_may_follow) => {
@@ -151,9 +169,15 @@ impl World {
                 });
                 let answers = self.keeper.release(departures.collect()).await.unwrap();
                 let wakes = self.look(model).await?;
-                for (ticket, answer) in tickets.iter().zip(answers) {
+                for (at, (ticket, answer)) in tickets.iter().zip(answers).enumerate() {
+                    // Named twice in a batch, it may be found twice.
+                    let again = tickets[..at].contains(ticket) && answer == Released::Released;
+                    if again {
+                        continue;
+                    }
                     model.released(*ticket, *enqueue_may_follow, answer)?;
                 }
+                model.of_one_batch(tickets, &wakes);
                 return model.expect_wakes(wakes);
             }
             Step::Pass(strides) => {
@@ -174,6 +198,9 @@ impl World {
                 match &self.backing {
                     Backing::Memory(store) => store.lose_data(),
                     Backing::Redis(server, _) => server.flush(),
+                    Backing::Sqlite(file) => {
+                        file.query("DELETE FROM tickets; DELETE FROM marks; DELETE FROM names");
+                    }
                 }
                 model.lose_data();
             }
@@ -230,6 +257,13 @@ impl World {
                 *ahead += time;
                 server.set_clock(Clock::Ahead(*ahead));
             }
+            // Nobody can set the clock that its times are of. What is relative to it is moved.
+            Backing::Sqlite(file) => {
+                let millis = time.as_millis();
+                let earlier =
+                    |table| format!("UPDATE {table} SET expires_at = expires_at - {millis};");
+                file.query(&(earlier("tickets") + &earlier("marks")));
+            }
         }
     }
 
@@ -274,8 +308,8 @@ impl World {
     /// The store's wall clock.
     fn micros(&self) -> u64 {
         let ahead = match &self.backing {
-            // Its leases are on another clock.
-            Backing::Memory(_) => Duration::ZERO,
+            // Their leases are on another clock.
+            Backing::Memory(_) | Backing::Sqlite(_) => Duration::ZERO,
             Backing::Redis(_, ahead) => *ahead,
         };
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap() + ahead;
