@@ -47,6 +47,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         a_user_with_the_documented_rights_can_do_everything
         tokens_rise_although_the_sequence_starts_again
         a_follower_cut_off_from_its_leader_lets_no_second_holder_in
+        a_server_that_hangs_costs_no_lease_while_others_answer
         a_crowd_overlaps_nowhere_while_leaders_die
     ]
 }
@@ -930,10 +931,45 @@ async fn a_follower_cut_off_from_its_leader_lets_no_second_holder_in(_: Store) {
 }
 
 /// Four processes of sixteen tasks each on one key.
+/// The connections stay, and nothing is said on them.
+async fn a_server_that_hangs_costs_no_lease_while_others_answer(_: Store) {
+    let ensemble = Ensemble::start();
+    let ttl = Duration::from_secs(4);
+    let mut guards = Vec::new();
+    // So many that some are served by the one that will hang, and some of those try it once more.
+    for number in 0..24 {
+        let locks = builder(ensemble.url()).ttl(ttl).build().unwrap();
+        let lock = locks.mutex(format!("a{number}"));
+        guards.push(lock.acquire().await.unwrap());
+    }
+    // Beyond the first proof, which is the session's creation.
+    tokio::time::sleep(ttl).await;
+    let followers = ensemble.followers();
+    let hangs = followers.iter().max_by_key(|server| server.sessions());
+    let hangs = hangs.unwrap();
+    println!("{} of 24 are served by the one", hangs.sessions());
+    assert!(hangs.sessions() >= 6);
+
+    hangs.freeze();
+    let frozen = Instant::now();
+    let mut lost = tokio::task::JoinSet::new();
+    for guard in &guards {
+        let held = (**guard).clone();
+        lost.spawn(async move { held.lost().await });
+    }
+    let first = tokio::time::timeout(2 * ttl, lost.join_next()).await;
+
+    assert!(first.is_err(), "lost after {:?}", frozen.elapsed());
+    for guard in guards {
+        give_back(guard).await;
+    }
+    hangs.thaw();
+}
+
 async fn a_crowd_overlaps_nowhere_while_leaders_die(_: Store) {
     let ensemble = Ensemble::start();
     let folder = tempfile::tempdir().unwrap();
-    let seconds = 25;
+    let seconds = if tests::fact::long() { 60 } else { 25 };
     let mut crowd: Vec<Process> = (0..4)
         .map(|_| {
             Process::start(

@@ -266,6 +266,12 @@ impl ZooKeeperServer {
         self.role().is_some()
     }
 
+    /// Sessions that it serves.
+    pub fn sessions(&self) -> usize {
+        let told = self.ask("cons").unwrap_or_default();
+        told.matches(",sid=0x").count()
+    }
+
     /// The paths of the ephemeral nodes under a path, sorted. Only a leader knows, or a server by itself.
     pub fn ephemerals(&self, under: &str) -> Vec<String> {
         let told = self.ask("dump").unwrap_or_default();

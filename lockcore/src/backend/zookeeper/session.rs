@@ -24,9 +24,10 @@ use crate::backend::{Events, Fault, StoreError};
 use crate::clock::{Clock, Instant};
 use crate::request::Id;
 
-/// Probes in a session timeout. The client library pings when it has sent nothing for 3/20 of it;
-/// a little more often than that, the probes replace the pings, and cost nothing beyond them.
-const PROBES: u32 = 7;
+/// Probes in a session timeout. The client library pings when it has sent nothing for 3/32 of it (3/8 of
+/// the time that a server may be silent); a little more often than that, the probes replace the pings,
+/// and cost nothing beyond them.
+const PROBES: u32 = 11;
 
 /// How long a released id is watched for: far longer than a request can sit in a socket's buffer
 /// before the server reads it or the connection is reset.

@@ -23,7 +23,7 @@ use crate::backend::Fault;
 use crate::error::Error;
 use crate::tls::{Connector, Tls};
 
-/// For a connection with TLS to stand. The library gives up by itself, after two fifths of the session
+/// For a connection with TLS to stand. The library gives up by itself, after a quarter of the session
 /// timeout; this is for the attempts that it has turned away from.
 const DIAL: Duration = Duration::from_secs(5);
 
