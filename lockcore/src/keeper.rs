@@ -49,8 +49,10 @@ impl Keeper {
         let thread = std::thread::Builder::new()
             .name("lockcore-keeper".into())
             .spawn(move || {
-                runtime.block_on(keep(&for_thread));
-                for_thread.links.clear();
+                runtime.block_on(async {
+                    keep(&for_thread).await;
+                    close(&for_thread).await;
+                });
                 drop(runtime);
                 drop(end);
             })
@@ -154,6 +156,22 @@ async fn keep(shared: &Arc<Shared>) {
                 }
             }
         }
+    }
+}
+
+/// Leaves the store in what remains of the time that the end may take.
+async fn close(shared: &Shared) {
+    let at_the_latest = match shared.table().phase {
+        Phase::Ending(at_the_latest) => at_the_latest,
+        Phase::Open | Phase::ShutDown => return,
+    };
+    // Nobody rings alarms any more.
+    let rest = shared.clock.time_to(at_the_latest);
+    if tokio::time::timeout(rest, shared.links.end())
+        .await
+        .is_err()
+    {
+        tracing::debug!("no time to close the connection; the store will notice");
     }
 }
 

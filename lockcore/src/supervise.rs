@@ -4,6 +4,7 @@
 //! with the tasks it serves, but it is watched from the keeper's thread. When its runtime ends it
 //! is forgotten; the next runtime gets its own.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -27,6 +28,8 @@ const BLOCKED: Duration = Duration::from_millis(10);
 pub(crate) struct Links {
     // A handful of runtimes at most: a scan beats a map.
     list: Mutex<Vec<Arc<Link>>>,
+    /// No connection is opened any more.
+    ended: AtomicBool,
 }
 
 /// The connection of one runtime, in whatever state it is.
@@ -87,11 +90,16 @@ impl Links {
         link
     }
 
-    pub(crate) fn clear(&self) {
-        self.list
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clear();
+    /// The end of the client: closes what is up. Runs on the keeper; dropped half-way, what is left
+    /// goes with the keeper's runtime.
+    pub(crate) async fn end(&self) {
+        self.ended.store(true, Ordering::SeqCst);
+        let links = std::mem::take(&mut *self.list.lock().unwrap_or_else(PoisonError::into_inner));
+        for link in links {
+            if let State::Up(connection) = link.state.send_replace(State::Closed) {
+                connection.close().await;
+            }
+        }
     }
 
     fn remove(&self, link: &Arc<Link>) {
@@ -193,7 +201,7 @@ async fn supervise(shared: Arc<Shared>, link: Arc<Link>) {
     }));
     let mut pause = FIRST_PAUSE;
     let mut reconnecting = false;
-    loop {
+    while !shared.links.ended.load(Ordering::SeqCst) {
         let (events, closed) = Events::of_client(&shared, link.receiver);
         match attempt(&shared, &link, events).await {
             Ok(connection) => {

@@ -41,6 +41,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         a_killed_holder_is_followed_when_its_session_is_over
         a_frozen_holder_is_followed_and_its_late_write_is_refused
         a_process_that_ends_with_a_guard_leaves_no_lock
+        a_client_that_ends_leaves_no_session
         a_ttl_beyond_the_session_is_refused_with_both_numbers
         the_chroot_of_the_url_is_used
         nodes_of_a_user_are_closed_to_others
@@ -744,6 +745,33 @@ async fn a_process_that_ends_with_a_guard_leaves_no_lock(_: Store) {
         ending.finish(SOON);
 
         nothing_left(&server).await;
+    }
+}
+
+/// Which the server would carry, and count, for as long as it was to last.
+async fn a_client_that_ends_leaves_no_session(_: Store) {
+    let server = ZooKeeperServer::start();
+    let sessions = || server.mntr().remove("zk_global_sessions").unwrap();
+    for waits in [false, true] {
+        let locks = counted(&server);
+        let guard = locks.mutex("a").acquire().await.unwrap();
+        if waits {
+            let lock = locks.mutex("a").wait(SOON);
+            let waiter = tokio::spawn(async move { lock.acquire().await });
+            tickets(&locks, "a", 2).await;
+            give_back(guard).await;
+            drop(waiter.await.unwrap().unwrap());
+        } else {
+            drop(guard);
+        }
+        assert_eq!(sessions(), "1");
+
+        let began = Instant::now();
+        drop(locks);
+
+        assert_eq!(sessions(), "0");
+        let took = began.elapsed();
+        assert!(took < Duration::from_secs(1), "{took:?}");
     }
 }
 

@@ -88,6 +88,15 @@ pub trait Connection: fmt::Debug + Send + Sync + 'static {
     ///
     /// What may not be read is passed over.
     fn check(&self) -> Answer<Vec<String>>;
+
+    /// Takes back what the store keeps for the client beyond the connection, a session for example.
+    ///
+    /// Called once, at the end of the client, when it has nothing more at the store and nobody else
+    /// has the connection; polled by the runtime that drives it. Dropped at any point when that takes
+    /// too long. There is nothing to take back unless an implementation says otherwise.
+    fn close(self: Arc<Self>) -> BoxFuture<()> {
+        Box::pin(std::future::ready(()))
+    }
 }
 
 /// The store that a URL names, to be wrapped in one of your own: see

@@ -13,7 +13,8 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use super::{
-    Answer, Backend, Capability, Connection, Departure, Enqueued, Events, Place, Released, Renewed,
+    Answer, Backend, BoxFuture, Capability, Connection, Departure, Enqueued, Events, Place,
+    Released, Renewed,
 };
 use crate::name::Name;
 use crate::request::Request;
@@ -131,5 +132,12 @@ impl Connection for ZooKeeperConnection {
 
     fn check(&self) -> Answer<Vec<String>> {
         Box::pin(config::check(self.session()))
+    }
+
+    fn close(self: Arc<Self>) -> BoxFuture<()> {
+        let closed = self.session.end();
+        // The library says goodbye for the last who lets go of the session.
+        drop(self);
+        Box::pin(closed)
     }
 }

@@ -317,6 +317,20 @@ impl Session {
         certain.is_zero()
     }
 
+    /// Ends it: whoever looks after it or follows a line in it lets go of it. Resolves when the server has
+    /// acknowledged that it is closed, which it is when nobody has it any more.
+    pub(super) fn end(&self) -> impl Future<Output = ()> + Send + 'static {
+        let mut states = self.client.state_watcher();
+        let mut state = self.client.state();
+        let text = "ZooKeeper: the session was ended by its client";
+        self.disturbed(Up::Over(StoreError::new(Fault::Retry, text)));
+        async move {
+            while !state.is_terminated() {
+                state = states.changed().await;
+            }
+        }
+    }
+
     pub(super) fn is_over(&self) -> bool {
         matches!(*self.up.borrow(), Up::Over(_))
     }

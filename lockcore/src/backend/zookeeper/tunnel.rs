@@ -17,7 +17,7 @@ use std::time::Duration;
 use tokio::io::{AsyncWriteExt as _, copy, split};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
-use zookeeper_client::{Client, SessionState};
+use zookeeper_client::Client;
 
 use crate::backend::Fault;
 use crate::error::Error;
@@ -117,10 +117,7 @@ impl Tunnel {
         let mut states = client.state_watcher();
         let mut state = client.state();
         tokio::spawn(async move {
-            while !matches!(
-                state,
-                SessionState::AuthFailed | SessionState::Expired | SessionState::Closed
-            ) {
+            while !state.is_terminated() {
                 state = states.changed().await;
             }
             drop(self);
