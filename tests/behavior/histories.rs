@@ -13,6 +13,7 @@ use libtest_mimic::Trial;
 use lockcore::FULL;
 use tests::faketime::FakeClock;
 use tests::redis_server::RedisServer;
+use tests::zookeeper_server::ZooKeeperServer;
 
 use crate::store::Kind;
 use world::World;
@@ -32,14 +33,14 @@ const DAY_MICROS: u64 = 86_400_000_000;
 pub(crate) fn facts(kind: Kind) -> Vec<Trial> {
     let needs = || match kind {
         Kind::Memory | Kind::Sqlite => Ok(()),
-        Kind::ZooKeeper | Kind::ZooKeeperTls => Err("its clock cannot be turned".into()),
+        Kind::ZooKeeper | Kind::ZooKeeperTls => ZooKeeperServer::available(),
         Kind::Redis => RedisServer::available().and_then(|()| FakeClock::available()),
     };
     let (short, long) = match kind {
         Kind::Memory => (10_000, 10_000),
         Kind::Redis => (1_000, 1_000),
         Kind::Sqlite => (400, 250),
-        Kind::ZooKeeper | Kind::ZooKeeperTls => (0, 0),
+        Kind::ZooKeeper | Kind::ZooKeeperTls => (200, 200),
     };
     let fact = |name: &str, histories, steps| {
         let name = format!("{kind:?}::histories::{name}").to_lowercase();

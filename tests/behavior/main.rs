@@ -46,7 +46,7 @@ fn main() {
         trials.extend(fencing::facts(kind));
         trials.extend(crowd::facts(kind));
     }
-    for kind in [Kind::Memory, Kind::Redis, Kind::Sqlite] {
+    for kind in [Kind::Memory, Kind::Redis, Kind::Sqlite, Kind::ZooKeeper] {
         trials.extend(histories::facts(kind));
     }
     trials.extend(kit::facts(Kind::Memory));

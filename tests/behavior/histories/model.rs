@@ -21,6 +21,8 @@ pub(super) struct Manner {
     pub(super) slack: u64,
     /// On SQLite: a batch is carried out at once, and looks at the names of those of its tickets that are there.
     pub(super) by_id: bool,
+    /// On ZooKeeper: tickets end with their session, not by themselves, and their numbers are the server's own.
+    pub(super) sessions: bool,
 }
 
 /// What the rule says of one history.
@@ -136,6 +138,7 @@ impl Model {
         let queue = &mut self.queues[wish.name];
         let last = queue.last();
         let seen = Some(request.highest_seen).filter(|seen| *seen <= micros + DAY_MICROS);
+        let seen = seen.filter(|_| !self.manner.sessions);
         let floor = (last + 1).max(seen.map_or(0, |seen| seen + 1));
         // The memory store counts over all names.
         let highest = self.highest_seen.into_iter().max().unwrap_or(0);
@@ -366,12 +369,21 @@ impl Model {
         }
     }
 
+    /// Whether somebody is not among the woken whom the store must wake.
+    pub(super) fn is_still_to_wake(&self, wakes: &[(usize, Wake)]) -> bool {
+        self.to_wake.iter().any(|told| !wakes.contains(told))
+    }
+
     /// That the store has woken whom it must and nobody else, and shows what the rule says.
     pub(super) fn expect_wakes(&mut self, mut wakes: Vec<(usize, Wake)>) -> Result<(), String> {
         // Over several connections there is no order but this one.
         let order = |(client, wake): &(usize, Wake)| (wake.ticket, *client);
         let mut to_wake = std::mem::take(&mut self.to_wake);
         to_wake.sort_by_key(order);
+        if self.manner.sessions {
+            // An event that comes after the answer says the same once more.
+            wakes.retain(|told| to_wake.contains(told) || !self.is_told(told.1));
+        }
         wakes.sort_by_key(order);
         if wakes != to_wake {
             return Err(format!("woken were {wakes:?}, and should be {to_wake:?}"));
@@ -385,6 +397,15 @@ impl Model {
             self.shows(name, &places)?;
         }
         Ok(())
+    }
+
+    /// Whether it holds, under this number, and has been told.
+    fn is_told(&self, wake: Wake) -> bool {
+        self.queues.iter().any(|queue| {
+            queue.tickets().any(|(known, holds)| {
+                (known.id, known.number) == (wake.id, wake.ticket) && holds && known.payload.told
+            })
+        })
     }
 
     fn shows(&self, name: usize, places: &[Place]) -> Result<(), String> {
@@ -476,6 +497,9 @@ impl Model {
 
     /// Only the first in line has to look whether a holder's time is over.
     fn recheck(&self, name: usize, number: u64) -> Option<u64> {
+        if self.manner.sessions {
+            return None;
+        }
         let (first, _) = self.queues[name].tickets().find(|(_, holds)| !holds)?;
         (first.number == number).then(|| self.soonest(name))?
     }

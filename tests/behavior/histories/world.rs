@@ -10,6 +10,7 @@ use tests::eventually::eventually;
 use tests::faketime::Clock;
 use tests::redis_server::RedisServer;
 use tests::sqlite_file::SqliteFile;
+use tests::zookeeper_server::ZooKeeperServer;
 
 use super::model::{Manner, Model};
 use super::{CLIENTS, History, Key, NAMES, NAMESPACE, STRIDE, Step};
@@ -38,6 +39,10 @@ enum Backing {
     Memory(testing::Store),
     Redis(RedisServer, Duration),
     Sqlite(SqliteFile),
+    /// Without the end of leases, which the core keeps there, and without breaks: what is in a session goes with it.
+    ZooKeeper {
+        _server: ZooKeeperServer,
+    },
 }
 
 impl World {
@@ -53,9 +58,13 @@ impl World {
                 let backend = backend::open(&file.url()).unwrap();
                 (Backing::Sqlite(file), backend)
             }
-            Kind::ZooKeeper | Kind::ZooKeeperTls => {
-                unreachable!("its clock cannot be turned")
+            Kind::ZooKeeper => {
+                let server = ZooKeeperServer::start();
+                let url = server.url() + "?session_timeout=280s";
+                let backend = backend::open(&url).unwrap();
+                (Backing::ZooKeeper { _server: server }, backend)
             }
+            Kind::ZooKeeperTls => unreachable!("has no histories of its own"),
             Kind::Redis => {
                 let server = RedisServer::with_clock(&[]);
                 let backend = backend::open(&server.url()).unwrap();
@@ -112,6 +121,10 @@ impl World {
                 by_id: true,
                 ..Manner::default()
             },
+            Backing::ZooKeeper { .. } => Manner {
+                sessions: true,
+                ..Manner::default()
+            },
         };
         let mut model = Model::new(history, self.histories, manner);
         if let Backing::Memory(store) = &self.backing {
@@ -135,6 +148,11 @@ impl World {
 
     async fn step(&mut self, step: &Step, model: &mut Model) -> Result<(), String> {
         match step {
+            Step::Enqueue(_) | Step::Renew(_) | Step::Release(..) => {}
+            _ if matches!(self.backing, Backing::ZooKeeper { .. }) => return Ok(()),
+            _ => {}
+        }
+        match step {
             Step::Enqueue(ticket) => {
                 let Some(connection) = &self.clients[model.wishes[*ticket].client] else {
                     return Ok(());
@@ -143,7 +161,7 @@ impl World {
                 let answer = connection.enqueue(Arc::clone(&request)).await.unwrap();
                 let wakes = self.look(model).await?;
                 model.enqueued(*ticket, &request, answer, self.micros(), &wakes)?;
-                return model.expect_wakes(wakes);
+                return self.expect(wakes, model).await;
             }
             Step::Renew(tickets) => {
                 // A store that still knows of the expired looks around for them. Whom that has woken can be told
@@ -152,22 +170,28 @@ impl World {
                 if expired && (model.connected != [true; CLIENTS] || tickets.len() > 1) {
                     return Ok(());
                 }
-                let requests = tickets.iter().map(|ticket| model.request(*ticket));
-                let answers = self.keeper.renew(requests.collect()).await.unwrap();
+                let mut answers = Vec::new();
+                for (connection, batch) in self.batches(tickets, model) {
+                    let requests = batch.iter().map(|ticket| model.request(*ticket));
+                    answers.extend(connection.renew(requests.collect()).await.unwrap());
+                }
                 let wakes = self.look(model).await?;
                 model.renew_together(tickets);
                 for (ticket, answer) in tickets.iter().zip(answers) {
                     model.renewed(*ticket, answer, &wakes)?;
                 }
                 model.of_one_batch(tickets, &wakes);
-                return model.expect_wakes(wakes);
+                return self.expect(wakes, model).await;
             }
             Step::Release(tickets, enqueue_may_follow) => {
-                let departures = tickets.iter().map(|ticket| Departure {
-                    request: model.request(*ticket),
-                    enqueue_may_follow: *enqueue_may_follow,
-                });
-                let answers = self.keeper.release(departures.collect()).await.unwrap();
+                let mut answers = Vec::new();
+                for (connection, batch) in self.batches(tickets, model) {
+                    let departures = batch.iter().map(|ticket| Departure {
+                        request: model.request(*ticket),
+                        enqueue_may_follow: *enqueue_may_follow,
+                    });
+                    answers.extend(connection.release(departures.collect()).await.unwrap());
+                }
                 let wakes = self.look(model).await?;
                 for (at, (ticket, answer)) in tickets.iter().zip(answers).enumerate() {
                     // Named twice in a batch, it may be found twice.
@@ -178,7 +202,7 @@ impl World {
                     model.released(*ticket, *enqueue_may_follow, answer)?;
                 }
                 model.of_one_batch(tickets, &wakes);
-                return model.expect_wakes(wakes);
+                return self.expect(wakes, model).await;
             }
             Step::Pass(strides) => {
                 self.pass(Duration::from_millis(strides * STRIDE));
@@ -198,6 +222,7 @@ impl World {
                 match &self.backing {
                     Backing::Memory(store) => store.lose_data(),
                     Backing::Redis(server, _) => server.flush(),
+                    Backing::ZooKeeper { .. } => return Ok(()),
                     Backing::Sqlite(file) => {
                         file.query("DELETE FROM tickets; DELETE FROM marks; DELETE FROM names");
                     }
@@ -217,7 +242,48 @@ impl World {
             }
         }
         let wakes = self.look(model).await?;
+        self.expect(wakes, model).await
+    }
+
+    /// Who renews and releases which of them: the keeper, and with sessions each client its own. In order.
+    fn batches<'a>(
+        &self,
+        tickets: &'a [usize],
+        model: &Model,
+    ) -> Vec<(Arc<dyn Connection>, &'a [usize])> {
+        if !matches!(self.backing, Backing::ZooKeeper { .. }) {
+            return vec![(Arc::clone(&self.keeper), tickets)];
+        }
+        let client = |ticket: &usize| model.wishes[*ticket].client;
+        let of_one = tickets.chunk_by(|one, next| client(one) == client(next));
+        of_one
+            .map(|batch| {
+                let connection = self.clients[client(&batch[0])].as_ref();
+                (Arc::clone(connection.unwrap()), batch)
+            })
+            .collect()
+    }
+
+    /// What a server tells by itself may come later than its answers; but it comes.
+    async fn expect(&self, mut wakes: Vec<(usize, Wake)>, model: &mut Model) -> Result<(), String> {
+        if let Backing::ZooKeeper { .. } = self.backing {
+            let by = Instant::now() + SOON;
+            while model.is_still_to_wake(&wakes) && Instant::now() < by {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+                wakes.extend(self.heard()?);
+            }
+        }
         model.expect_wakes(wakes)
+    }
+
+    fn heard(&self) -> Result<Vec<(usize, Wake)>, String> {
+        self.told
+            .try_iter()
+            .map(|(client, news)| match news {
+                News::Granted(wake) => Ok((client, wake)),
+                other => Err(format!("client {client} was told of {other:?}")),
+            })
+            .collect()
     }
 
     /// Whom the store has woken since the last look. What [`inspect`](Connection::inspect) shows is kept for
@@ -241,13 +307,7 @@ impl World {
         for (name, look) in looks {
             model.seen.push((name, look.await.unwrap().unwrap()));
         }
-        self.told
-            .try_iter()
-            .map(|(client, news)| match news {
-                News::Granted(wake) => Ok((client, wake)),
-                other => Err(format!("client {client} was told of {other:?}")),
-            })
-            .collect()
+        self.heard()
     }
 
     fn pass(&mut self, time: Duration) {
@@ -257,6 +317,7 @@ impl World {
                 *ahead += time;
                 server.set_clock(Clock::Ahead(*ahead));
             }
+            Backing::ZooKeeper { .. } => {}
             // Nobody can set the clock that its times are of. What is relative to it is moved.
             Backing::Sqlite(file) => {
                 let millis = time.as_millis();
@@ -309,7 +370,7 @@ impl World {
     fn micros(&self) -> u64 {
         let ahead = match &self.backing {
             // Their leases are on another clock.
-            Backing::Memory(_) | Backing::Sqlite(_) => Duration::ZERO,
+            Backing::Memory(_) | Backing::Sqlite(_) | Backing::ZooKeeper { .. } => Duration::ZERO,
             Backing::Redis(_, ahead) => *ahead,
         };
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap() + ahead;
