@@ -40,7 +40,7 @@ pub(crate) fn facts(kind: Kind) -> Vec<Trial> {
         Kind::Memory => (10_000, 10_000),
         Kind::Redis => (1_000, 1_000),
         Kind::Sqlite => (400, 250),
-        Kind::ZooKeeper | Kind::ZooKeeperTls => (200, 200),
+        Kind::ZooKeeper | Kind::ZooKeeperTls => (400, 200),
     };
     let fact = |name: &str, histories, steps| {
         let name = format!("{kind:?}::histories::{name}").to_lowercase();

@@ -369,6 +369,22 @@ impl Model {
         }
     }
 
+    /// What is in a session goes with it.
+    pub(super) fn disconnect(&mut self, client: usize) {
+        self.connected[client] = false;
+        if !self.manner.sessions {
+            return;
+        }
+        let of_client = |ticket: usize| self.wishes[ticket].client == client;
+        self.marks.retain(|ticket, _| !of_client(*ticket));
+        for ticket in (0..self.wishes.len()).filter(|ticket| of_client(*ticket)) {
+            self.queues[self.wishes[ticket].name].remove(self.ids[ticket]);
+        }
+        for name in 0..NAMES {
+            self.settle(name, None);
+        }
+    }
+
     /// Whether somebody is not among the woken whom the store must wake.
     pub(super) fn is_still_to_wake(&self, wakes: &[(usize, Wake)]) -> bool {
         self.to_wake.iter().any(|told| !wakes.contains(told))

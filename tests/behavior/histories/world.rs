@@ -39,7 +39,7 @@ enum Backing {
     Memory(testing::Store),
     Redis(RedisServer, Duration),
     Sqlite(SqliteFile),
-    /// Without the end of leases, which the core keeps there, and without breaks: what is in a session goes with it.
+    /// Without the end of leases, which the core keeps there. Who disconnects ends his session.
     ZooKeeper {
         _server: ZooKeeperServer,
     },
@@ -147,12 +147,19 @@ impl World {
     }
 
     async fn step(&mut self, step: &Step, model: &mut Model) -> Result<(), String> {
-        match step {
-            Step::Enqueue(_) | Step::Renew(_) | Step::Release(..) => {}
-            _ if matches!(self.backing, Backing::ZooKeeper { .. }) => return Ok(()),
-            _ => {}
-        }
-        match step {
+        let with_session = matches!(self.backing, Backing::ZooKeeper { .. });
+        let here = |tickets: &[usize]| {
+            let here = |ticket: &&usize| self.clients[model.wishes[**ticket].client].is_some();
+            tickets.iter().filter(here).copied().collect()
+        };
+        // Who has no session has nothing at the store, and nobody to ask for him.
+        let possible = match step {
+            Step::Renew(tickets) if with_session => &Step::Renew(here(tickets)),
+            Step::Release(tickets, may) if with_session => &Step::Release(here(tickets), *may),
+            Step::Pass(_) | Step::LoseData if with_session => return Ok(()),
+            step => step,
+        };
+        match possible {
             Step::Enqueue(ticket) => {
                 let Some(connection) = &self.clients[model.wishes[*ticket].client] else {
                     return Ok(());
@@ -210,11 +217,12 @@ impl World {
             }
             Step::Disconnect(client) => {
                 self.disconnect(*client).await;
-                model.connected[*client] = false;
+                model.disconnect(*client);
             }
             Step::Connect(client) => {
                 // Also when it is connected: then it is another connection that is woken from now on.
                 self.disconnect(*client).await;
+                model.disconnect(*client);
                 self.clients[*client] = Some(connect(&*self.backend, *client, &self.tell).await);
                 model.connected[*client] = true;
             }
@@ -329,8 +337,12 @@ impl World {
     }
 
     async fn disconnect(&mut self, client: usize) {
-        if self.clients[client].take().is_none() {
+        let Some(connection) = self.clients[client].take() else {
             return;
+        };
+        match &self.backing {
+            Backing::ZooKeeper { .. } => connection.close().await,
+            _ => drop(connection),
         }
         if let Backing::Redis(server, _) = &self.backing {
             let channel = format!("{NAMESPACE}:1:wake:{client:016x}");
