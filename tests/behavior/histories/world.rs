@@ -101,7 +101,8 @@ impl World {
             let began = Instant::now();
             let outcome = self.play_once(history).await;
             // On a machine so busy that a store's clock ran on by more than what the model allows, it says nothing.
-            if began.elapsed() < Duration::from_millis(SLACK / 2) {
+            let runs = matches!(self.backing, Backing::Redis(..) | Backing::Sqlite(_));
+            if !runs || began.elapsed() < Duration::from_millis(SLACK / 2) {
                 return outcome;
             }
         }
