@@ -1,0 +1,181 @@
+//! A job that every process of a service has in its schedule, and that one of them does each time.
+//!
+//! ```text
+//! cargo run --release --example scheduled_job
+//! ```
+//!
+//! Three processes wake up for the same report every second, their clocks a little apart. Who comes second while it is
+//! written skips it. But a report takes less time than their clocks differ by, and then the next finds the lock free and
+//! writes it again: `min_hold` keeps the lock until all of them must have looked.
+
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::{ExitCode, Stdio};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use clap::Parser;
+use examples::expect;
+use lockcore::{Locks, distributed_lock};
+use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, stdin};
+use tokio::process::{Child, Command};
+
+type Failure = Box<dyn Error + Send + Sync>;
+
+const PROCESSES: u32 = 3;
+/// The job is due so often, once a …
+const NIGHT: Duration = Duration::from_secs(1);
+const NIGHTS: u32 = 3;
+/// The clock of each process is so much behind that of the one before.
+const CLOCKS_DIFFER: Duration = Duration::from_millis(60);
+/// What a report takes.
+const WORK: Duration = Duration::from_millis(5);
+
+/// `try` does not wait, `skip` makes "somebody else does it" no error, and for more than half a night nobody does it again.
+#[distributed_lock(key = "report", try, on_busy = skip, min_hold = "600ms")]
+async fn report(job: &Job, night: u32) -> Result<(), Failure> {
+    job.write(night).await
+}
+
+/// The same, but whoever comes after the report was written finds the lock free.
+#[distributed_lock(key = "hasty-report", try, on_busy = skip)]
+async fn hasty_report(job: &Job, night: u32) -> Result<(), Failure> {
+    job.write(night).await
+}
+
+#[derive(Debug, Parser)]
+struct Args {
+    // How the program starts itself.
+    #[arg(long, hide = true, requires = "folder")]
+    process: Option<u32>,
+    #[arg(long, hide = true)]
+    folder: Option<PathBuf>,
+    #[arg(long, hide = true)]
+    hasty: bool,
+}
+
+#[tokio::main]
+async fn main() -> Result<ExitCode, Box<dyn Error>> {
+    let args = Args::parse();
+    let (Some(process), Some(shared)) = (args.process, args.folder) else {
+        let folder = tempfile::tempdir()?;
+        return Ok(examples::tell([], story(folder.path())).await);
+    };
+    let locks = Locks::connect(&format!("sqlite:{}", shared.join("locks.db").display()))?;
+    // From here on the annotated functions find it.
+    lockcore::init(locks.clone())?;
+    locks.ready(Duration::from_secs(10)).await?;
+    let job = Job {
+        process,
+        log: shared.join("log"),
+    };
+    Ok(examples::tell([&locks], schedule(&job, args.hasty)).await)
+}
+
+/// One of the processes.
+#[derive(Debug)]
+struct Job {
+    process: u32,
+    log: PathBuf,
+}
+
+impl Job {
+    async fn write(&self, night: u32) -> Result<(), Failure> {
+        println!(
+            "  night {night}: process {} writes the report",
+            self.process
+        );
+        let mut log = std::fs::File::options()
+            .append(true)
+            .create(true)
+            .open(&self.log)?;
+        log.write_all(format!("{night}\n").as_bytes())?;
+        tokio::time::sleep(WORK).await;
+        Ok(())
+    }
+}
+
+/// What every process has in its schedule.
+async fn schedule(job: &Job, hasty: bool) -> Result<(), Failure> {
+    println!("ready");
+    let mut first = String::new();
+    BufReader::new(stdin()).read_line(&mut first).await?;
+    let first = UNIX_EPOCH + Duration::from_millis(first.trim().parse()?);
+    for night in 1..=NIGHTS {
+        let due = first + night * NIGHT + job.process * CLOCKS_DIFFER;
+        tokio::time::sleep(due.duration_since(SystemTime::now()).unwrap_or_default()).await;
+        match hasty {
+            true => hasty_report(job, night).await?,
+            false => report(job, night).await?,
+        }
+    }
+    Ok(())
+}
+
+/// The parent's part: twice the same nights.
+async fn story(folder: &Path) -> Result<(), Failure> {
+    println!("with the lock given back when the report is written:");
+    let hasty = nights(&folder.join("hasty"), &["--hasty"]).await?;
+    println!("with `min_hold`:");
+    let held = nights(&folder.join("held"), &[]).await?;
+
+    let all = |counts: &BTreeMap<String, u32>| counts.values().sum::<u32>();
+    println!(
+        "\n{NIGHTS} nights: {} reports without min_hold, {} with it",
+        all(&hasty),
+        all(&held)
+    );
+    let once_each = (1..=NIGHTS).map(|night| (night.to_string(), 1)).collect();
+    expect("one report each night", held == once_each)
+}
+
+/// How many reports each night had.
+async fn nights(folder: &Path, mode: &[&str]) -> Result<BTreeMap<String, u32>, Failure> {
+    std::fs::create_dir(folder)?;
+    let mut processes = Vec::new();
+    for process in 0..PROCESSES {
+        let mut child = Command::new(std::env::current_exe()?)
+            .args(["--process", &process.to_string(), "--folder"])
+            .arg(folder)
+            .args(mode)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()?;
+        let output = child
+            .stdout
+            .take()
+            .ok_or_else(|| io::Error::other("no output"))?;
+        let mut lines = BufReader::new(output).lines();
+        let ready = lines.next_line().await?;
+        expect("each process is ready", ready.as_deref() == Some("ready"))?;
+        let prints = tokio::spawn(async move {
+            while let Ok(Some(line)) = lines.next_line().await {
+                println!("{line}");
+            }
+        });
+        processes.push((child, prints));
+    }
+    let now = SystemTime::now().duration_since(UNIX_EPOCH)?.as_millis();
+    for (child, _) in &mut processes {
+        begin(child, now).await?;
+    }
+    for (mut child, prints) in processes {
+        expect("each process ends well", child.wait().await?.success())?;
+        prints.await?;
+    }
+    let mut counts = BTreeMap::new();
+    for night in std::fs::read_to_string(folder.join("log"))?.lines() {
+        *counts.entry(night.to_owned()).or_default() += 1;
+    }
+    Ok(counts)
+}
+
+async fn begin(child: &mut Child, at_millis: u128) -> io::Result<()> {
+    let mut input = child
+        .stdin
+        .take()
+        .ok_or_else(|| io::Error::other("no input"))?;
+    input.write_all(format!("{at_millis}\n").as_bytes()).await
+}
