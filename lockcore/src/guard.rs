@@ -288,7 +288,7 @@ pub struct Guard {
 /// What [`Guard::release`] found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Release {
-    /// The lock was held to the end.
+    /// The lock was held to the end, and its user is done with it.
     Released,
     /// It had been lost before: somebody else may have held it meanwhile.
     AlreadyLost,
@@ -297,15 +297,28 @@ pub enum Release {
 impl Guard {
     /// Of a ticket that the store has just granted, and that nobody else uses.
     pub(crate) fn of_ticket(lease: Arc<Lease>, order: &Order<'_>) -> Self {
-        let shared = &order.client.shared;
-        let now = shared.clock.now();
-        if let Some(limit) = order.max_hold {
-            lease.end_at(now.after(limit));
-        }
-        shared.entrust_held(&lease);
+        order.client.shared.entrust_held(&lease);
         let token = FencingToken::of_ticket(lease.ticket(), 0);
-        let keep_until = now.after(order.min_hold);
+        // What is given back before it was used is given back at once.
+        let keep_until = Instant::from_nanos(0);
         Self::new(lease, token, Source::Ticket { keep_until }, order)
+    }
+
+    /// The hold begins: its limits count from now. They mean nothing where the ticket is another's too.
+    pub(crate) fn begin(&self, min_hold: Duration, max_hold: Option<Duration>) {
+        if min_hold.is_zero() && max_hold.is_none() {
+            return;
+        }
+        let (hold, shared) = (&self.held.0, self.shared());
+        let now = shared.clock.now();
+        let mut source = hold.source.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(Source::Ticket { keep_until }) = &mut *source {
+            *keep_until = now.after(min_hold);
+            if let Some(limit) = max_hold {
+                hold.lease.end_at(now.after(limit));
+                shared.entrust_held(&hold.lease);
+            }
+        }
     }
 
     /// Of a ticket that others of this process may have used before.
@@ -360,8 +373,9 @@ impl Guard {
     }
 
     /// Releases the lock and waits for the store's answer, at most one operation timeout. There is
-    /// nothing to wait for where the lock is passed on inside this process, and where another guard
-    /// of the same hold is left.
+    /// nothing to wait for where the lock is passed on inside this process, where another guard of the
+    /// same hold is left, and where the keeper gives it back later
+    /// ([`Lock::min_hold`](crate::Lock::min_hold)).
     ///
     /// # Errors
     ///

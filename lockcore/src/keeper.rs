@@ -114,9 +114,13 @@ async fn keep(shared: &Arc<Shared>) {
                 Some(reason) => {
                     shared.lost(&lease, stage, reason);
                     // Elsewhere the store's clock ends what is held, and its user takes it out of the
-                    // table. Waiters are cleaned up by the acquire loop.
-                    if matches!(stage, Stage::Kept { .. }) || sessions && stage == Stage::Held {
-                        shared.clean_up(Cleanup::of(&lease));
+                    // table, or nobody if he is done with it. Waiters are cleaned up by the acquire loop.
+                    match stage {
+                        Stage::Held | Stage::Kept { .. } if sessions => {
+                            shared.clean_up(Cleanup::of(&lease));
+                        }
+                        Stage::Kept { .. } => shared.disarm(lease.request.id),
+                        _ => {}
                     }
                 }
                 // Prolonged by its user since the round was taken.

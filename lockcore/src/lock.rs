@@ -95,9 +95,8 @@ pub(crate) struct Order<'a> {
     pub(crate) capacity: NonZeroU32,
     pub(crate) ttl: Duration,
     pub(crate) renew: bool,
-    /// Zero for none.
-    pub(crate) min_hold: Duration,
-    pub(crate) max_hold: Option<Duration>,
+    /// It has a shortest or longest time to be held.
+    pub(crate) limited: bool,
     pub(crate) reentrant: bool,
     pub(crate) on_lost: OnLost,
 }
@@ -112,8 +111,7 @@ impl Order<'_> {
     /// with an end of its own, cannot; and permits of a semaphore are counted at the store.
     pub(crate) fn is_shareable(&self) -> bool {
         let local = matches!(self.client.shared.defaults.fair, Fair::Local(_));
-        let usual = self.renew && self.max_hold.is_none() && self.min_hold.is_zero();
-        local && self.capacity == FULL && usual
+        local && self.capacity == FULL && self.renew && !self.limited
     }
 }
 
@@ -234,7 +232,7 @@ impl Lock {
     /// Dropping the future leaves nothing behind: the client's keeper takes the ticket, or the lock
     /// if it was just granted, out of the store.
     pub async fn acquire(&self) -> Result<Guard, Error> {
-        self.take(Some(self.wait)).await
+        Ok(self.begin(self.take(Some(self.wait)).await?))
     }
 
     /// Takes the lock if it is free, in one round trip.
@@ -248,7 +246,7 @@ impl Lock {
     ///
     /// As [`acquire`](Self::acquire).
     pub async fn try_acquire(&self) -> Result<Guard, Error> {
-        self.take(None).await
+        Ok(self.begin(self.take(None).await?))
     }
 
     /// Takes the lock, runs `body` under it, and releases it. The body is stopped when the lock is
@@ -317,6 +315,13 @@ impl Lock {
         same && this.capacity == that.capacity && this.permits >= that.permits
     }
 
+    /// The lock is in the user's hands: its limits count from now.
+    pub(crate) fn begin(&self, guard: Guard) -> Guard {
+        guard.begin(self.min_hold, self.max_hold);
+        guard
+    }
+
+    /// Takes the lock and no more; see [`begin`](Self::begin).
     pub(crate) async fn take(&self, wait: Option<Wait>) -> Result<Guard, Error> {
         // A store in memory never makes its caller wait: a loop over locks must not keep the thread.
         tokio::task::coop::consume_budget().await;
@@ -371,8 +376,7 @@ impl Lock {
             capacity: what.capacity,
             ttl: self.ttl,
             renew: self.renew,
-            min_hold: self.min_hold,
-            max_hold: self.max_hold,
+            limited: self.max_hold.is_some() || !self.min_hold.is_zero(),
             reentrant: self.reentrant,
             on_lost: self.on_lost,
         })

@@ -18,8 +18,9 @@ use crate::lock::{Lock, Wait};
 ///
 /// They are taken one after the other, in the order of their names, so that two who want some of the
 /// same locks never wait for each other in a circle. A name that is given twice is locked once, in
-/// the stronger of both ways. Each keeps its own settings, such as [`Lock::ttl`]; the time to wait is
-/// one for all, by default the longest of theirs. Of none at all, nothing is waited for.
+/// the stronger of both ways and with its settings, or those of the first. Each keeps its own settings,
+/// such as [`Lock::ttl`]; [`Lock::min_hold`] and [`Lock::max_hold`] count from when all are held. The
+/// time to wait is one for all, by default the longest of theirs. Of none at all, nothing is waited for.
 ///
 /// What is held already waits for the rest: who needs one of the names only waits with it. For locks
 /// of different stores the order is by name, then by the URL of the store.
@@ -82,8 +83,9 @@ impl MultiLock {
     ///
     /// # Errors
     ///
-    /// Those of [`Lock::acquire`], with the name of the lock that it failed at. The others are given
-    /// back before this returns, or in the background if the store takes its time.
+    /// Those of [`Lock::acquire`], with the name of the lock that it failed at, and
+    /// [`Lost`](crate::ErrorKind::Lost) when one was lost while the rest was waited for. The others are
+    /// given back before this returns, or in the background if the store takes its time.
     ///
     /// # Cancel safety
     ///
@@ -136,8 +138,15 @@ impl MultiLock {
     async fn take(&self, wait: Option<Wait>) -> Result<MultiGuard, Error> {
         // Dropped in between, the guards go, and their keepers release.
         let mut guards = Vec::with_capacity(self.locks.len());
+        // Zero does not wait: as for a single lock.
+        let wait = wait.filter(|wait| *wait != Wait::For(Duration::ZERO));
         let error = match self.take_each(wait, &mut guards).await {
-            Ok(()) => return Ok(MultiGuard::of(guards)),
+            Ok(()) => {
+                let taken = self.locks.iter().zip(guards);
+                return Ok(MultiGuard::of(
+                    taken.map(|(lock, guard)| lock.begin(guard)).collect(),
+                ));
+            }
             Err(error) => error,
         };
         // So that who asks again at once does not meet himself. It may be the time that is over, or
@@ -166,16 +175,16 @@ impl MultiLock {
                 }
                 as_given => as_given,
             };
-            guards.push(lock.take(left).await?);
+            let lost = first_lost(guards.iter().map(|guard| &**guard));
+            let guard = tokio::select! {
+                biased;
+                // Nothing to wait for any more. What was asked for goes with its future.
+                (held, reason) = lost => return Err(Error::lost(reason).of_name(held.name())),
+                guard = lock.take(left) => guard?,
+            };
+            guards.push(guard);
         }
-        // While the later ones were waited for.
-        match guards
-            .iter()
-            .find_map(|guard| Some((guard, guard.lost_reason()?)))
-        {
-            Some((guard, reason)) => Err(Error::lost(reason).of_name(guard.name())),
-            None => Ok(()),
-        }
+        Ok(())
     }
 }
 
@@ -210,10 +219,7 @@ impl MultiHeld {
     ///
     /// Safe: it only waits.
     pub async fn lost(&self) -> (&Held, LostReason) {
-        let each = self
-            .iter()
-            .map(|held| Box::pin(async move { (held, held.lost().await) }));
-        first(each).await
+        first_lost(self.iter()).await
     }
 
     /// Makes sure that all are held for `duration` from now on: see [`Held::ensure`].
@@ -226,8 +232,17 @@ impl MultiHeld {
     ///
     /// As there.
     pub async fn ensure(&self, duration: Duration) -> Result<(), Error> {
-        let all = join_all(self.iter().map(|held| held.ensure(duration))).await;
-        all.into_iter().collect()
+        // While some were renewed, others have aged. What renewals cannot give in two rounds they do not.
+        for _ in 0..2 {
+            let all = join_all(self.iter().map(|held| held.ensure(duration))).await;
+            all.into_iter().collect::<Result<(), _>>()?;
+            if self.remaining() >= duration {
+                return Ok(());
+            }
+        }
+        Err(Error::unavailable(format!(
+            "cannot be ensured together for {duration:?}: the renewals take too long"
+        )))
     }
 
     /// Resolves after a change of any of the leases.
@@ -238,6 +253,11 @@ impl MultiHeld {
         )
         .await;
     }
+}
+
+/// The first that is lost, and why.
+async fn first_lost<'a>(all: impl ExactSizeIterator<Item = &'a Held>) -> (&'a Held, LostReason) {
+    first(all.map(|held| Box::pin(async move { (held, held.lost().await) }))).await
 }
 
 /// The first that is ready; of none, never.

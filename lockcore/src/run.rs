@@ -1,5 +1,4 @@
 //! Work bound to a lease: a body that is polled only while the lock is held.
-
 //!
 //! Futures written by hand, because each layer of `async fn` would keep the body twice, as its argument
 //! and as what it awaits: a function under a lock that calls another one and so on would grow by that

@@ -153,6 +153,8 @@ impl Held {
         let name = self.name().to_owned();
         let over = self.lost_reason().unwrap_or(LostReason::Released);
         async move {
+            // Captured in this order and dropped in it if this is never polled: the work before the guard.
+            let (work, guard) = (work, guard);
             let Some(guard) = guard else {
                 return Err(Error::lost(over).of_name(&name));
             };

@@ -507,10 +507,11 @@ impl Shared {
                     reason,
                 });
             }
-            Stage::Kept { .. } => {
+            // Without renewal it was to end by itself.
+            Stage::Kept { .. } if lease.renew => {
                 tracing::warn!(%lock, ?reason, "lock lost before its min_hold was over");
             }
-            Stage::Asked | Stage::Waiting | Stage::Leaving => {
+            Stage::Asked | Stage::Waiting | Stage::Kept { .. } | Stage::Leaving => {
                 tracing::debug!(%lock, ?reason, "ticket lost");
             }
         }

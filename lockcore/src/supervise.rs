@@ -214,9 +214,12 @@ async fn supervise(shared: Arc<Shared>, link: Arc<Link>) {
                 reconnecting = true;
                 let up_since = shared.clock.now();
                 tokio::select! {
-                    _ = closed => tracing::info!("connection to the lock store lost"),
+                    _ = closed => {}
                     () = link.replaced.notified() => {}
                     _ = &mut runtime_ended => break,
+                }
+                if shared.links.ended.load(Ordering::SeqCst) {
+                    break;
                 }
                 link.state.send_replace(State::Connecting);
                 // A runtime that ends takes its connection along, in whatever order: that is no
@@ -225,6 +228,7 @@ async fn supervise(shared: Arc<Shared>, link: Arc<Link>) {
                 if let Ok(Err(_ended)) = alive.await {
                     break;
                 }
+                tracing::info!("connection to the lock store lost");
                 shared.teller.suspended();
                 if up_since.until(shared.clock.now()) > SETTLED {
                     pause = FIRST_PAUSE;

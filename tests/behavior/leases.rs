@@ -32,6 +32,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         what_is_kept_after_its_use_does_not_hold_up_a_shutdown
         a_min_hold_that_no_lease_can_keep_is_refused
         a_loss_is_told_to_a_view_whose_guard_is_gone_already
+        a_client_that_ends_in_order_tells_of_no_trouble
         danger_is_told_before_the_loss_and_not_without_need
         an_error_of_the_body_is_passed_on_and_the_lock_is_free
     ]
@@ -508,6 +509,20 @@ async fn a_loss_is_told_to_a_view_whose_guard_is_gone_already(store: Store) {
     let view = view.unwrap();
     assert_eq!(view.lost().await, LostReason::Expired);
     assert!(!view.is_valid() && view.in_danger().await.is_zero());
+}
+
+async fn a_client_that_ends_in_order_tells_of_no_trouble(store: Store) {
+    for round in 0..5 {
+        let locks = store.client();
+        let mut events = locks.events();
+        give_back(locks.mutex("a").acquire().await.unwrap()).await;
+
+        drop(locks);
+
+        let told = tokio::time::timeout(SOON, events.next()).await;
+        let told = told.expect("the end");
+        assert!(told.is_none(), "{told:?} in round {round}");
+    }
 }
 
 async fn danger_is_told_before_the_loss_and_not_without_need(store: Store) {

@@ -9,7 +9,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
-use lockcore::{Error, ErrorKind, Lock, Locks, LostReason, OnLost, Release};
+use lockcore::{Error, ErrorKind, Lock, Locks, LostReason, OnLost, Release, Wait};
+use tests::eventually::eventually;
 use tests::witness::Witness;
 use tokio::task::JoinSet;
 
@@ -22,6 +23,9 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         names_on_two_stores_are_taken_in_one_order
         one_that_is_not_free_leaves_the_others_free
         one_budget_covers_all
+        a_wait_of_zero_takes_what_is_free_and_refuses_the_rest
+        limits_of_the_hold_begin_when_all_are_held
+        what_is_ensured_is_ensured_for_all
         a_name_that_is_given_twice_is_locked_once_in_the_stronger_way
         a_name_as_mutex_and_as_semaphore_is_a_mismatch
         the_loss_of_one_stops_the_work_and_releases_the_others
@@ -157,6 +161,63 @@ async fn one_budget_covers_all(store: Store) {
     assert_nothing_left(&store, &locks, "b").await;
 }
 
+async fn a_wait_of_zero_takes_what_is_free_and_refuses_the_rest(store: Store) {
+    let (locks, other) = (store.client(), store.client());
+    let both = Locks::all([locks.mutex("a"), locks.mutex("b")]).wait(Duration::ZERO);
+
+    let guard = both.acquire().await.unwrap();
+    assert_eq!(guard.release().await.unwrap(), Release::Released);
+    let in_the_way = other.mutex("b").acquire().await.unwrap();
+
+    assert_eq!(kind(both.acquire().await), ErrorKind::Busy);
+    give_back(in_the_way).await;
+}
+
+/// What is given back because another was not to be had was never used.
+async fn limits_of_the_hold_begin_when_all_are_held(store: Store) {
+    let (locks, other) = (store.client(), store.client());
+    let in_the_way = other.mutex("b").acquire().await.unwrap();
+    let limited = |lock: Lock| {
+        lock.min_hold(Duration::from_millis(300))
+            .max_hold(Duration::from_millis(600))
+    };
+    let both = Locks::all(["a", "b"].map(|name| limited(locks.mutex(name)))).wait(SOON);
+
+    assert_eq!(kind(both.try_acquire().await), ErrorKind::Busy);
+    tickets(&other, "a", 0).await;
+    let waits = tokio::spawn(async move { both.acquire().await });
+    tickets(&other, "b", 2).await;
+    tokio::time::sleep(Duration::from_millis(700)).await; // longer than it may be held
+    give_back(in_the_way).await;
+
+    let guard = waits.await.unwrap().unwrap();
+    let held = Instant::now();
+    assert_eq!(guard.release().await.unwrap(), Release::Released);
+    for name in ["a", "b"] {
+        give_back(other.mutex(name).wait(SOON).acquire().await.unwrap()).await;
+        assert!(held.elapsed() >= Duration::from_millis(290), "{name}");
+    }
+}
+
+async fn what_is_ensured_is_ensured_for_all(store: Store) {
+    let locks = store.client();
+    let (short, long) = (Duration::from_secs(2), Duration::from_secs(8));
+    let once = |name, ttl| locks.mutex(name).ttl(ttl).renew(false);
+    let both = Locks::all([once("a", short), once("b", long)]);
+    let guard = both.acquire().await.unwrap();
+    eventually("the shorter has aged", SOON, async || {
+        guard.remaining() < short * 4 / 5
+    })
+    .await;
+
+    guard.ensure(short * 9 / 10).await.unwrap();
+    assert!(guard.remaining() >= short * 4 / 5);
+
+    assert_eq!(kind(guard.ensure(2 * short).await), ErrorKind::Config);
+    assert!(guard.is_valid());
+    assert_eq!(guard.release().await.unwrap(), Release::Released);
+}
+
 async fn a_name_that_is_given_twice_is_locked_once_in_the_stronger_way(store: Store) {
     let locks = store.client();
     let (catalog, pool) = (locks.rwlock("a"), locks.semaphore("s", 5));
@@ -231,19 +292,15 @@ async fn one_that_is_lost_while_the_rest_is_waited_for_is_an_error(store: Store)
     let (locks, other) = (store.client(), store.client());
     let in_the_way = other.mutex("b").acquire().await.unwrap();
     let short = |lock: Lock| lock.ttl(Duration::from_millis(300)).renew(false);
-    let both = Locks::all([short(locks.mutex("a")), locks.mutex("b")]).wait(SOON);
-    let waits = tokio::spawn(async move { both.acquire().await });
-    tickets(&other, "b", 2).await;
+    let both = Locks::all([short(locks.mutex("a")), locks.mutex("b")]).wait(Wait::Forever);
 
-    // When it is somebody else's.
-    let taken = other.mutex("a").wait(SOON).acquire().await.unwrap();
-    give_back(in_the_way).await;
+    let error = both.acquire().await.unwrap_err();
 
-    let error = waits.await.unwrap().unwrap_err();
+    // At once: the rest would be of no use.
     assert_eq!(error.kind(), ErrorKind::Lost(LostReason::Expired));
     assert_eq!(error.name(), Some("a"));
-    assert!(taken.is_valid());
-    give_back(taken).await;
+    tickets(&other, "b", 1).await;
+    give_back(in_the_way).await;
     assert_nothing_left(&store, &locks, "b").await;
 }
 

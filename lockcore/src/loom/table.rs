@@ -44,8 +44,7 @@ fn guard(client: &Arc<Client>, lease: Arc<Lease>) -> Guard {
         capacity: FULL,
         ttl: TTL,
         renew: true,
-        min_hold: Duration::ZERO,
-        max_hold: None,
+        limited: false,
         reentrant: true,
         on_lost: OnLost::Cancel,
     };

@@ -279,8 +279,8 @@ impl File {
         let options = SqliteConnectOptions::new()
             .filename(path)
             .create_if_missing(false)
-            // The waiting is ours: SQLite's begins with a millisecond, twenty transactions.
-            .busy_timeout(Duration::ZERO)
+            // To open it: who closes it last clears up behind itself, and locks it meanwhile.
+            .busy_timeout(PATIENCE)
             .foreign_keys(false)
             // With the write-ahead log: a killed process loses nothing; a machine that goes down may lose what was
             // committed since the last checkpoint, but no lease outlives the boot, and the next numbers follow the wall
@@ -317,6 +317,8 @@ impl File {
 
     /// Looks whose file it is, makes its tables if it is new, and settles which boot its times are of.
     async fn prepare(&mut self) -> Result<(), StoreError> {
+        // From now on the waiting is ours: SQLite's begins with a millisecond, twenty transactions.
+        self.run(|| sqlx::query("PRAGMA busy_timeout = 0")).await?;
         self.is_new().await?;
         let mode = self
             .run(|| sqlx::query("PRAGMA journal_mode = WAL"))

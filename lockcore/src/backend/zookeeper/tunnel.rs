@@ -5,13 +5,14 @@
 //! (where there are two to choose from, it panics), and does not say why a handshake failed.
 //!
 //! Nobody else may get through such a port: the client's certificate may open what is closed to him.
-//! So only connections of processes of our own user are let in, who could read the key as well. The
-//! others are not passed on, not even to a handshake.
+//! So only connections of this process are let in. The others are not passed on, not even to a
+//! handshake. (That they are of the same user would not do: containers of a pod share the loopback
+//! device and often the number of the user, and not the files.)
 
 use std::fmt;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::io::{AsyncWriteExt as _, copy, split};
@@ -50,17 +51,16 @@ pub(super) struct Tunnel {
     failures: Arc<Failures>,
 }
 
-/// Why the last connection failed, and whether that is for a person to mend. A mistake is not
-/// forgotten for another server that is merely away.
-#[derive(Debug, Default)]
-struct Failures(Mutex<Option<(Fault, String)>>);
+/// Why the last connection to each server failed, and whether that is for a person to mend.
+#[derive(Debug)]
+struct Failures(Mutex<Vec<Option<(Fault, String)>>>);
 
 impl Servers {
     /// Of `h1:2281,[::1]:2281`. Reads the files, once.
     pub(super) fn new(hosts: &str, tls: &Tls) -> Result<Arc<Self>, Error> {
         if cfg!(not(target_os = "linux")) && tls.cert_file.is_some() {
             return Err(Error::config(
-                "a client certificate for ZooKeeper needs Linux: elsewhere it is not known which user \
+                "a client certificate for ZooKeeper needs Linux: elsewhere it is not known which process \
                  a connection on this machine is from",
             ));
         }
@@ -87,11 +87,12 @@ impl Servers {
     pub(super) async fn open(&self) -> io::Result<Tunnel> {
         let mut hosts = Vec::with_capacity(self.0.len());
         let mut doors = JoinSet::new();
-        let failures = Arc::<Failures>::default();
-        for server in &self.0 {
+        let failures = Arc::new(Failures(Mutex::new(vec![None; self.0.len()])));
+        for (number, server) in self.0.iter().enumerate() {
             let door = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
             hosts.push(door.local_addr()?.to_string());
-            doors.spawn(admit(door, Arc::clone(server), Arc::clone(&failures)));
+            let slot = Slot(Arc::clone(&failures), number);
+            doors.spawn(admit(door, Arc::clone(server), slot));
         }
         Ok(Tunnel {
             hosts: hosts.join(","),
@@ -107,8 +108,18 @@ impl Tunnel {
         &self.hosts
     }
 
+    /// A mistake at one server is a mistake of the client's only if there is one at each: the others may
+    /// be away for a moment.
     pub(super) fn failure(&self) -> Option<(Fault, String)> {
-        self.failures.last().clone()
+        let failures = self.failures.each();
+        let known = failures.iter().flatten();
+        let reasons: Vec<&str> = known.map(|(_, reason)| &**reason).collect();
+        let is_mistake = |failure: &Option<_>| matches!(failure, Some((Fault::Config, _)));
+        let fault = match failures.iter().all(is_mistake) {
+            true => Fault::Config,
+            false => Fault::Retry,
+        };
+        (!reasons.is_empty()).then(|| (fault, reasons.join("; ")))
     }
 
     /// As long as the library may connect again. Not shorter: somebody else could get a port that we
@@ -126,18 +137,19 @@ impl Tunnel {
 }
 
 /// Lets the library in, as often as it comes.
-async fn admit(door: TcpListener, server: Arc<Server>, failures: Arc<Failures>) {
+async fn admit(door: TcpListener, server: Arc<Server>, failures: Slot) {
     loop {
         let Ok((inside, from)) = door.accept().await else {
             tokio::time::sleep(PAUSE).await;
             continue;
         };
-        let here = inside.local_addr();
+        // Its replies are small and come one by one; held back, they cost 40 ms each.
+        let here = inside.set_nodelay(true).and_then(|()| inside.local_addr());
         // The table of connections is read from a file that may be long.
         let ours = tokio::task::spawn_blocking(move || is_ours(from, here?));
         match ours.await.map_err(io::Error::other).flatten() {
             Ok(true) => {
-                let (server, failures) = (Arc::clone(&server), Arc::clone(&failures));
+                let (server, failures) = (Arc::clone(&server), failures.clone());
                 tokio::spawn(async move { carry(&server, inside, &failures).await });
             }
             Ok(false) => tracing::warn!(%from, "ZooKeeper: refused a connection that is not ours"),
@@ -148,7 +160,7 @@ async fn admit(door: TcpListener, server: Arc<Server>, failures: Arc<Failures>) 
 
 /// Carries one connection of the library, until either end closes it. The library sees why it could
 /// not be carried as a connection that was closed; the reason is noted before that.
-async fn carry(server: &Server, mut inside: TcpStream, failures: &Failures) {
+async fn carry(server: &Server, mut inside: TcpStream, failures: &Slot) {
     let dialled = tokio::time::timeout(DIAL, server.dial()).await;
     let outside = match dialled.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
         Ok(outside) => outside,
@@ -187,7 +199,11 @@ impl fmt::Display for Server {
     }
 }
 
-impl Failures {
+/// That of one server.
+#[derive(Clone, Debug)]
+struct Slot(Arc<Failures>, usize);
+
+impl Slot {
     fn of(&self, server: &Server, error: &io::Error) {
         if let Some(mistake) = server.tls.mistake(error) {
             // The others may serve, and then nobody gets to see it.
@@ -211,21 +227,30 @@ impl Failures {
     }
 
     fn note(&self, fault: Fault, reason: String) {
-        let mut last = self.last();
-        if !matches!(&*last, Some((Fault::Config, _))) || fault == Fault::Config {
-            *last = Some((fault, reason));
-        }
+        self.0.each()[self.1] = Some((fault, reason));
     }
+}
 
-    fn last(&self) -> std::sync::MutexGuard<'_, Option<(Fault, String)>> {
+impl Failures {
+    fn each(&self) -> MutexGuard<'_, Vec<Option<(Fault, String)>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Whether a connection on this machine comes from a process of our own user.
+/// Whether the other end of a connection on this machine is a socket of this process.
 #[cfg(target_os = "linux")]
 fn is_ours(from: SocketAddr, to: SocketAddr) -> io::Result<bool> {
-    is_of(rustix::process::geteuid().as_raw(), from, to)
+    let Some(inode) = inode(from, to)? else {
+        return Ok(false);
+    };
+    let socket = format!("socket:[{inode}]");
+    for file in std::fs::read_dir("/proc/self/fd")? {
+        // One that is closed meanwhile is not it: the library waits for an answer on its own.
+        if std::fs::read_link(file?.path()).is_ok_and(|link| link.as_os_str() == &*socket) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// Without a client certificate, which is refused here, nobody gets further than on his own.
@@ -234,11 +259,11 @@ fn is_ours(_: SocketAddr, _: SocketAddr) -> io::Result<bool> {
     Ok(true)
 }
 
-/// By the kernel's table of connections, which has the end that is `from`: `sl local remote state
-/// queues timer retransmits uid timeout inode …`, addresses as the bytes lie in memory.
+/// The number of the socket that is the end `from`, by the kernel's table of connections: `sl local
+/// remote state queues timer retransmits uid timeout inode …`, addresses as the bytes lie in memory.
 /// <https://docs.kernel.org/networking/proc_net_tcp.html>
 #[cfg(target_os = "linux")]
-fn is_of(user: u32, from: SocketAddr, to: SocketAddr) -> io::Result<bool> {
+fn inode(from: SocketAddr, to: SocketAddr) -> io::Result<Option<String>> {
     let named = |address| match address {
         SocketAddr::V4(v4) => {
             let bytes = u32::from_ne_bytes(v4.ip().octets());
@@ -246,16 +271,15 @@ fn is_of(user: u32, from: SocketAddr, to: SocketAddr) -> io::Result<bool> {
         }
         SocketAddr::V6(_) => Err(io::Error::other("not an address that we listen at")),
     };
-    let (from, to, user) = (named(from)?, named(to)?, user.to_string());
+    let (from, to) = (named(from)?, named(to)?);
     let table = std::fs::read_to_string("/proc/self/net/tcp")?;
-    Ok(table.lines().any(|line| {
+    Ok(table.lines().find_map(|line| {
         let field: Vec<&str> = line.split_whitespace().collect();
-        // An end that its process has closed belongs to nobody and shows as root's: it is not
-        // "established" (01) any more, and has no inode.
-        field.len() >= 10
+        // An end that its process has closed is not "established" (01) any more, and has no inode.
+        let is_it = field.len() >= 10
             && (field[1], field[2], field[3]) == (&from, &to, "01")
-            && field[7] == user
-            && field[9] != "0"
+            && field[9] != "0";
+        is_it.then(|| field[9].to_owned())
     }))
 }
 
@@ -266,19 +290,66 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_connection_is_of_the_user_whose_process_has_made_it() {
-        let user = rustix::process::geteuid().as_raw();
+    fn a_mistake_at_one_server_is_the_clients_only_if_there_is_one_at_each() {
+        let failures = Arc::new(Failures(Mutex::new(vec![None; 2])));
+        let tunnel = Tunnel {
+            hosts: String::new(),
+            _doors: JoinSet::new(),
+            failures: Arc::clone(&failures),
+        };
+        let slots = [0, 1].map(|number| Slot(Arc::clone(&failures), number));
+        assert_eq!(tunnel.failure(), None);
+
+        slots[0].note(Fault::Config, "expired".into());
+        let (fault, reason) = tunnel.failure().unwrap();
+        assert_eq!((fault, &*reason), (Fault::Retry, "expired"));
+
+        slots[1].note(Fault::Retry, "away".into());
+        let (fault, reason) = tunnel.failure().unwrap();
+        assert_eq!((fault, &*reason), (Fault::Retry, "expired; away"));
+
+        slots[1].note(Fault::Config, "unknown CA".into());
+        assert_eq!(tunnel.failure().unwrap().0, Fault::Config);
+    }
+
+    #[test]
+    fn a_connection_is_ours_while_our_end_of_it_is_open() {
         let door = net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let at = door.local_addr().unwrap();
         let made = net::TcpStream::connect(at).unwrap();
         let (_accepted, from) = door.accept().unwrap();
 
         assert!(is_ours(from, at).unwrap());
-        assert!(!is_of(user + 1, from, at).unwrap());
 
         drop(made);
-        for user in [user, 0] {
-            assert!(!is_of(user, from, at).unwrap(), "closed, so of nobody");
-        }
+        assert!(!is_ours(from, at).unwrap(), "closed, so of nobody");
+    }
+
+    /// Another process of the same user: this machine's shell.
+    #[tokio::test]
+    async fn nobody_else_is_carried_to_the_server() {
+        let server = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let hosts = format!("127.0.0.1:{}", server.local_addr().unwrap().port());
+        let tunnel = Servers::new(&hosts, &Tls::default()).unwrap();
+        let tunnel = tunnel.open().await.unwrap();
+        let port = tunnel.hosts().rsplit_once(':').unwrap().1.to_owned();
+
+        // Ends when it is shown out: with nothing read.
+        let stranger = tokio::task::spawn_blocking(move || {
+            let script = format!("exec 3<>/dev/tcp/127.0.0.1/{port} && cat <&3");
+            std::process::Command::new("bash")
+                .args(["-c", &script])
+                .output()
+                .unwrap()
+        });
+        let told = tokio::select! {
+            told = stranger => told.unwrap(),
+            _ = server.accept() => panic!("somebody else's connection was carried"),
+        };
+        assert!(told.stdout.is_empty() && told.status.success(), "{told:?}");
+
+        // One of our own is.
+        let _ours = TcpStream::connect(tunnel.hosts()).await.unwrap();
+        server.accept().await.unwrap();
     }
 }

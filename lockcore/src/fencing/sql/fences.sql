@@ -2,6 +2,6 @@
 --
 -- A row stays as long as anybody could still write late. Its resource is always protected by the same lock.
 CREATE TABLE IF NOT EXISTS lockcore_fences (
-    resource  VARCHAR(255) NOT NULL PRIMARY KEY,
-    highest   BIGINT       NOT NULL -- of the tokens that have passed
+    resource  TEXT   NOT NULL PRIMARY KEY,
+    highest   BIGINT NOT NULL -- of the tokens that have passed
 )
