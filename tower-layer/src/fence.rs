@@ -20,7 +20,7 @@ pub use token::{TokenFuture, TokenLayer, TokenService};
 /// service that is written to: `lock-fencing-token`.
 pub const TOKEN_HEADER: HeaderName = HeaderName::from_static("lock-fencing-token");
 
-/// As many resources as fit into some 20 MB.
+/// As many resources as fit into some 20 MB, if their names are as long as names of locks usually are.
 const MOST: usize = 100_000;
 /// Much longer than a process is stopped without somebody's noticing.
 const AT_LEAST: Duration = Duration::from_secs(3600);
@@ -103,12 +103,13 @@ impl FenceLayer {
     }
 
     /// How many resources are remembered, and how long at least after the last request for one.
-    /// Default: 100,000, an hour.
+    /// Default: 100,000, an hour; that is good for 27 new resources a second.
     ///
     /// What is forgotten lets a late write in. So nothing is forgotten as long as there is room, and
     /// nothing ever before its time: when all that is remembered is younger, requests for *other*
     /// resources are answered with 503. Let the time be longer than a writer can be stopped and come
-    /// back, and the number larger than that of the resources that are written to in that time.
+    /// back, and the number larger than that of the resources that are written to in that time. Each
+    /// takes some 200 bytes and its name, of up to 4,096 bytes where callers choose it.
     ///
     /// Forgets what was remembered before the call.
     pub fn remember(mut self, resources: usize, at_least: Duration) -> Self {

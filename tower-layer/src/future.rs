@@ -18,7 +18,7 @@ use tower_service::Service;
 
 use crate::body::{AtLoss, BoxError, LockBody, in_bytes};
 use crate::fence::TOKEN_HEADER;
-use crate::layer::{HoldUntil, Order, Settings};
+use crate::layer::{HoldUntil, Order, Settings, Upgrades};
 use crate::response::{Problem, Protocol, has_grpc_trailers};
 
 pin_project! {
@@ -45,7 +45,7 @@ pin_project! {
     }
 }
 
-/// Boxed, because the futures of the core have no name; this is the one allocation per request.
+/// Boxed, because the futures of the core have no name; this is the one allocation for it; the others are counted in tests/cost.rs.
 type Work<B, E> = Pin<Box<dyn Future<Output = Result<Response<LockBody<B>>, E>> + Send>>;
 
 impl<F, B, E> ResponseFuture<F, B, E> {
@@ -125,7 +125,7 @@ where
         }
     };
     request.extensions_mut().insert(guard.held());
-    let head = request.method() == Method::HEAD;
+    let method = request.method().clone();
     let inner = service.call(request);
     // Whatever it still holds is let go before the lock is.
     drop(service);
@@ -142,6 +142,14 @@ where
             return Ok(Problem::lost(&lost).into_response(&settings.answers, protocol));
         }
     };
+    if response.status() == StatusCode::SWITCHING_PROTOCOLS && settings.upgrades == Upgrades::Refuse
+    {
+        // It was not asked for; the connection would go on without its lock.
+        let problem = Problem::upgrade(guard.name().to_owned());
+        drop(response);
+        release(guard).await;
+        return Ok(problem.into_response(&settings.answers, protocol));
+    }
     if settings.token_header && order.exclusive {
         let token = guard.token().as_u64();
         let header = response.headers_mut().entry(TOKEN_HEADER);
@@ -161,7 +169,7 @@ where
                 }
                 (OnLost::Cancel, _) => AtLoss::Break,
             };
-            hold_until_end(guard, head, at_loss, &parts, body).await
+            hold_until_end(guard, &method, at_loss, &parts, body).await
         }
     };
     Ok(Response::from_parts(parts, body))
@@ -171,7 +179,7 @@ where
 /// the response before, or without, the server's asking the body for it.
 async fn hold_until_end<B>(
     guard: Guard,
-    head: bool,
+    method: &Method,
     at_loss: AtLoss,
     parts: &Parts,
     body: B,
@@ -181,7 +189,7 @@ where
     B::Error: Into<BoxError>,
 {
     let size = body.size_hint();
-    if body.is_end_stream() || is_never_sent(head, parts.status) {
+    if body.is_end_stream() || is_never_sent(method, parts.status) {
         // A server only asks such a body for its size.
         drop(body);
         release(guard).await;
@@ -207,8 +215,10 @@ where
 }
 
 /// The head is all there is of such a response (RFC 9110, section 6.4.1), whatever its body says.
-fn is_never_sent(head: bool, status: StatusCode) -> bool {
-    head || status.is_informational()
+fn is_never_sent(method: &Method, status: StatusCode) -> bool {
+    method == Method::HEAD
+        || method == Method::CONNECT && status.is_success()
+        || status.is_informational()
         || status == StatusCode::NO_CONTENT
         || status == StatusCode::NOT_MODIFIED
 }

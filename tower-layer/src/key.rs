@@ -56,7 +56,10 @@ impl Key {
     /// joined, what stands between them must contain ASCII punctuation other than `%`, and that
     /// punctuation, and `%`, is percent-encoded in the values: with `"{query.a}:{query.b}"` the
     /// values `x:y` and `z` make `x%3Ay:z`. A single value stands in the name as it is, so that
-    /// `"order:{path.id}"` is the lock that `#[distributed_lock(key = "order:{id}")]` takes.
+    /// `"order:{path.id}"` is the lock that `#[distributed_lock(key = "order:{id}")]` takes. **With several
+    /// values it is not**, as soon as one of them has such punctuation in it, as a UUID has `-`: the macro
+    /// writes values as they are. Where both must take the same lock, join with what the values do not
+    /// contain, or build the name in one function that both call ([`from_fn`](Self::from_fn)).
     ///
     /// # Panics
     ///

@@ -44,15 +44,16 @@ pub enum HoldUntil {
     BodyEnd,
 }
 
-/// What happens to a request for an upgraded connection (a web socket, a tunnel), whose lock would end
-/// with the answer to it, and not with the connection.
+/// What happens to a request for an upgraded connection (a web socket, a tunnel), whose lock ends with the
+/// answer to it, and not with the connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Upgrades {
     /// It is answered with 501, and the handler not called.
     #[default]
     Refuse,
-    /// It passes **without a lock**.
-    PassThrough,
+    /// It is handled under the lock, which ends with the answer: what goes over the connection then does
+    /// so **without it**.
+    HandshakeOnly,
 }
 
 /// What the layer was told, shared by the services that it makes.
@@ -267,8 +268,8 @@ impl LockLayer {
         self
     }
 
-    /// What happens to a request that would be locked and asks for an upgraded connection: one with
-    /// `Connection: upgrade` (but not to `h2c`, which servers ignore), or a CONNECT. Default:
+    /// What happens to a request that would be locked and may become an upgraded connection: one with
+    /// the header `Upgrade` (but not to `h2c`, which servers ignore), or a CONNECT. Default:
     /// [`Upgrades::Refuse`], because a lock that is silently not there protects nothing.
     pub fn upgrades(mut self, policy: Upgrades) -> Self {
         self.0.upgrades = policy;

@@ -65,9 +65,9 @@
 //!
 //! 1. The [`Key`] finds the name to lock. A request in which it finds none is refused, unless the
 //!    key lets it pass.
-//! 2. The request waits for the lock, first come first served over all processes, at most as long
-//!    as [`LockLayer::wait`] and the client's own deadline say. A client that goes away leaves the
-//!    line.
+//! 2. The request waits for the lock, first come first served over all processes, but that a process
+//!    may serve its own first for a moment (`LOCK_FAIR`); at most as long as [`LockLayer::wait`] and the
+//!    client's own deadline say. A client that goes away leaves the line.
 //! 3. The handler runs while the lock is held. Asking for the same lock inside re-enters it. When the
 //!    lock is lost, the handler is dropped where it stands. What it has *spawned*, and what blocks
 //!    without awaiting, is not stopped: pass the fencing token on with every write.
@@ -149,6 +149,20 @@
 //! 500, gRPC INTERNAL: the ttl, the name, or the route is not usable, or the request would wait for a
 //! lock that it holds itself; trying again will not help.
 //!
+//! ### Write refused
+//!
+//! 412, from a [`FenceLayer`]: a request with a higher fencing token was here first. The handler was
+//! not called, and never will be for this token.
+//!
+//! ### Fencing token
+//!
+//! 400, from a [`FenceLayer`]: the header `lock-fencing-token` is missing, there twice, or no token.
+//!
+//! ### Fence full
+//!
+//! 503 with `Retry-After`, from a [`FenceLayer`] that has no room to remember another resource. The
+//! handler was not called.
+//!
 //! # gRPC
 //!
 //! Calls of all four kinds can be locked; the lock is kept until the status is sent. A stream whose lock
@@ -192,20 +206,6 @@
 //! A server drops a request's future, or its body, when the client goes away. Whenever that happens, the
 //! handler or the body is dropped first, and then nothing stays behind: not the place in line, not the
 //! lock, not a count of [`LockLayer::max_waiting`]. That includes a handler that panics.
-//!
-//! ### Write refused
-//!
-//! 412, from a [`FenceLayer`]: a request with a higher fencing token was here first. The handler was
-//! not called, and never will be for this token.
-//!
-//! ### Fencing token
-//!
-//! 400, from a [`FenceLayer`]: the header `lock-fencing-token` is missing, there twice, or no token.
-//!
-//! ### Fence full
-//!
-//! 503 with `Retry-After`, from a [`FenceLayer`] that has no room to remember another resource. The
-//! handler was not called.
 //!
 //! # Between services
 //!

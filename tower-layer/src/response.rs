@@ -166,9 +166,11 @@ impl Problem {
     }
 
     /// A fence can remember no more.
-    pub(crate) fn fence_full() -> Self {
+    pub(crate) fn fence_full(room_in: Duration) -> Self {
         let detail = "The service cannot remember the fencing token of another resource now. The request was not handled; try again.";
-        Self::new(Kind::Full, detail)
+        let mut problem = Self::new(Kind::Full, detail);
+        problem.free_in = Some(room_in);
+        problem
     }
 
     fn new(kind: Kind, detail: impl Into<Cow<'static, str>>) -> Self {
@@ -264,9 +266,12 @@ impl Problem {
     /// In whole seconds, which is all that the header can say; rounded up, so that nobody comes too
     /// early.
     fn retry_after(&self, answers: &Answers) -> u64 {
-        let wait = answers
-            .retry_after
-            .min(self.free_in.unwrap_or(Duration::MAX));
+        let wait = match (self.kind, self.free_in) {
+            // Not sooner, while a lock may be given back any time.
+            (Kind::Full, Some(room_in)) => room_in.max(answers.retry_after),
+            (_, Some(free_in)) => free_in.min(answers.retry_after),
+            (_, None) => answers.retry_after,
+        };
         wait.as_secs()
             .saturating_add(u64::from(wait.subsec_nanos() > 0))
     }
@@ -413,6 +418,8 @@ mod tests {
             })
         };
         let (s, ms) = (Duration::from_secs, Duration::from_millis);
+        let full = Problem::fence_full(s(2_000));
+        assert_eq!(full.retry_after(&Answers::default()), 2_000);
 
         assert_eq!(seconds(s(1), None), 1);
         assert_eq!(seconds(s(1), Some(s(9))), 1);
@@ -426,6 +433,17 @@ mod tests {
     #[test]
     fn every_type_of_a_problem_is_a_section_of_the_crates_page() {
         use Kind::*;
+        let page = include_str!("lib.rs");
+        let (_, answers) = page.split_once("//! # Answers\n").unwrap();
+        let (answers, _) = answers.split_once("//! # ").unwrap();
+        // As rustdoc makes an anchor from a heading.
+        let headings = answers
+            .lines()
+            .filter_map(|line| line.strip_prefix("//! ### "));
+        let anchors: Vec<_> = headings
+            .map(|heading| heading.to_lowercase().replace(' ', "-"))
+            .collect();
+
         for kind in [
             Held,
             Deadline,
@@ -434,10 +452,12 @@ mod tests {
             Key,
             Upgrade,
             Misconfigured,
+            Late,
+            Token,
+            Full,
         ] {
-            let heading = kind.section().replacen("lock-", "### Lock ", 1);
-            let page = include_str!("lib.rs");
-            assert!(page.contains(&format!("//! {heading}\n")), "{heading}");
+            let section = kind.section();
+            assert!(anchors.iter().any(|anchor| anchor == section), "{section}");
         }
     }
 

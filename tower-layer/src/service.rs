@@ -5,16 +5,16 @@ use std::mem;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use http::header::{CONNECTION, UPGRADE};
+use http::header::UPGRADE;
 use http::request::Parts;
-use http::{HeaderMap, HeaderName, Method, Request, Response};
+use http::{HeaderValue, Method, Request, Response};
 use http_body::Body;
 use tower_service::Service;
 
 use crate::body::{BoxError, LockBody};
 use crate::future::{ResponseFuture, under_lock};
 use crate::layer::{Settings, Upgrades};
-use crate::response::{Problem, Protocol};
+use crate::response::{Answers, Problem, Protocol};
 
 /// A service whose requests are locked by key. Made by [`LockLayer`](crate::LockLayer).
 #[derive(Clone, Debug)]
@@ -55,23 +55,17 @@ where
             Ok(found) => found,
             Err(problem) => return self.refuse(problem, &parts),
         };
-        let to_lock = match (found, settings.upgrades) {
-            (Some(name), Upgrades::Refuse) if is_upgrade(&parts) => {
-                return self.refuse(Problem::upgrade(name), &parts);
-            }
-            (Some(_), Upgrades::PassThrough) if is_upgrade(&parts) => None,
-            (found, _) => found,
-        };
-        let Some(name) = to_lock else {
+        let Some(name) = found else {
             let request = Request::from_parts(parts, body);
             return ResponseFuture::pass_through(self.inner.call(request));
         };
+        if settings.upgrades == Upgrades::Refuse && is_upgrade(&parts) {
+            return self.refuse(Problem::upgrade(name), &parts);
+        }
         let protocol = Protocol::of(&parts.headers);
         let order = settings.order(name, &parts, &protocol);
         let settings = Arc::clone(settings);
-        // The one that was made ready goes along; its clone may not be ready.
-        let clone = self.inner.clone();
-        let ready = mem::replace(&mut self.inner, clone);
+        let ready = take_ready(&mut self.inner);
         let request = Request::from_parts(parts, body);
         ResponseFuture::locked(under_lock(order, protocol, settings, ready, request))
     }
@@ -79,26 +73,36 @@ where
 
 impl<S> LockService<S> {
     fn refuse<F, RB, E>(&self, problem: Problem, request: &Parts) -> ResponseFuture<F, RB, E> {
-        tracing::debug!(?problem, "request refused");
-        let protocol = Protocol::of(&request.headers);
-        ResponseFuture::answered(problem.into_response(&self.settings.answers, protocol))
+        refuse(problem, &self.settings.answers, request)
     }
 }
 
-/// Whether the connection, or the stream, would go on as something else after the response.
-fn is_upgrade(request: &Parts) -> bool {
-    // Over HTTP/2 a web socket is a CONNECT too (RFC 8441).
-    request.method == Method::CONNECT
-        || has_token(&request.headers, CONNECTION, "upgrade")
-            // No server of today goes over to HTTP/2 like that; `curl --http2` offers it all the same.
-            && request.headers.get_all(UPGRADE).iter().any(|to| to != "h2c")
+/// The service that was made ready: it goes along with its request. What is left is a clone, which may
+/// not be ready.
+pub(crate) fn take_ready<S: Clone>(service: &mut S) -> S {
+    let clone = service.clone();
+    mem::replace(service, clone)
 }
 
-/// Whether a header, which is a list, has an entry.
-fn has_token(headers: &HeaderMap, name: HeaderName, token: &str) -> bool {
-    let values = headers.get_all(name).into_iter();
-    values
-        .filter_map(|value| value.to_str().ok())
-        .flat_map(|value| value.split(','))
-        .any(|entry| entry.trim().eq_ignore_ascii_case(token))
+pub(crate) fn refuse<F, RB, E>(
+    problem: Problem,
+    answers: &Answers,
+    request: &Parts,
+) -> ResponseFuture<F, RB, E> {
+    tracing::debug!(?problem, "request refused");
+    let protocol = Protocol::of(&request.headers);
+    ResponseFuture::answered(problem.into_response(answers, protocol))
+}
+
+/// Whether the connection, or the stream, may go on as something else after the response. By the
+/// header `Upgrade` alone: that is what servers go by, whatever `Connection` says of it.
+fn is_upgrade(request: &Parts) -> bool {
+    let mut to = request.headers.get_all(UPGRADE).iter();
+    // Over HTTP/2 a web socket is a CONNECT too (RFC 8441).
+    request.method == Method::CONNECT || to.any(|to| !is_never_followed(to))
+}
+
+/// No server of today goes over to HTTP/2 like that; `curl --http2` offers it all the same.
+fn is_never_followed(to: &HeaderValue) -> bool {
+    to.as_bytes().eq_ignore_ascii_case(b"h2c")
 }

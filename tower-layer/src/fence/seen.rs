@@ -21,6 +21,8 @@ struct State {
     /// Those that nobody is inside of, the one that has been so for longest first.
     idle: BTreeMap<u64, (Instant, Arc<str>)>,
     next: u64,
+    /// The last that was new found no room.
+    full: bool,
 }
 
 /// One resource. Whoever has begun and not ended has the same token, `running_under`: a higher one
@@ -43,8 +45,9 @@ struct Fence {
 pub(crate) enum Shut {
     /// A higher token was seen.
     Late,
-    /// There is no room to remember another resource.
-    Full,
+    /// There is no room to remember another resource before this time has passed; more if the one that
+    /// would make room is in use by then.
+    Full { room_in: Duration },
 }
 
 impl Seen {
@@ -96,12 +99,23 @@ impl Seen {
         if state.fences.len() < self.most {
             return Ok(());
         }
-        let oldest = state.idle.first_entry().ok_or(Shut::Full)?;
-        if oldest.get().0.elapsed() < self.at_least {
-            return Err(Shut::Full);
-        }
+        let oldest = state.idle.first_entry();
+        let idle_for = oldest.as_ref().map(|oldest| oldest.get().0.elapsed());
+        let room_in = self.at_least.saturating_sub(idle_for.unwrap_or_default());
+        let (Some(oldest), true) = (oldest, room_in.is_zero()) else {
+            // Once, and not for each of those that come now.
+            if !std::mem::replace(&mut state.full, true) {
+                let most = self.most;
+                tracing::warn!(
+                    most,
+                    "a fence has no room to remember another resource; see FenceLayer::remember"
+                );
+            }
+            return Err(Shut::Full { room_in });
+        };
         let (_, key) = oldest.remove();
         state.fences.remove(&key);
+        state.full = false;
         Ok(())
     }
 
@@ -171,7 +185,9 @@ impl Pass {
 impl Drop for Pass {
     fn drop(&mut self) {
         let mut state = self.seen.state();
-        let State { fences, idle, next } = &mut *state;
+        let State {
+            fences, idle, next, ..
+        } = &mut *state;
         let Some(fence) = fences.get_mut(&self.key) else {
             return;
         };
@@ -222,7 +238,11 @@ mod tests {
         drop(seen.enter("a", token(5)));
         drop(seen.enter("b", token(5)));
 
-        assert_eq!(seen.enter("c", token(5)).err(), Some(Shut::Full));
+        let full = seen.enter("c", token(5)).err();
+        let Some(Shut::Full { room_in }) = full else {
+            panic!("{full:?}");
+        };
+        assert!(room_in > HOUR * 9 / 10, "{room_in:?}");
 
         assert_eq!(seen.enter("a", token(4)).err(), Some(Shut::Late));
         assert!(seen.enter("b", token(5)).is_ok());
@@ -247,7 +267,8 @@ mod tests {
     fn a_memory_full_of_what_is_in_use_takes_no_more() {
         let seen = seen(1, Duration::ZERO);
         let in_use = seen.enter("a", token(5));
-        assert_eq!(seen.enter("b", token(5)).err(), Some(Shut::Full));
+        let full = seen.enter("b", token(5)).err();
+        assert!(matches!(full, Some(Shut::Full { .. })), "{full:?}");
 
         drop(in_use);
 

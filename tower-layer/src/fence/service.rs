@@ -1,6 +1,5 @@
 //! The service of a fence: finds resource and token, and lets through whoever is not late.
 
-use std::mem;
 use std::task::{Context, Poll};
 
 use http::request::Parts;
@@ -14,6 +13,7 @@ use crate::fence::seen::{Pass, Shut};
 use crate::fence::{FenceLayer, TOKEN_HEADER};
 use crate::future::ResponseFuture;
 use crate::response::{Answers, Problem, Protocol};
+use crate::service::{refuse, take_ready};
 
 /// A service that late requests do not reach. Made by [`FenceLayer`].
 ///
@@ -50,20 +50,18 @@ where
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let (mut parts, body) = request.into_parts();
+        let pass = match self.fence.pass(&mut parts) {
+            Ok(pass) => pass,
+            Err(problem) => return refuse(problem, &Answers::default(), &parts),
+        };
         let protocol = Protocol::of(&parts.headers);
-        let pass = self.fence.pass(&mut parts);
         let request = Request::from_parts(parts, body);
         match pass {
-            Ok(Some(pass)) => {
-                // The one that was made ready goes along; its clone may not be ready.
-                let clone = self.inner.clone();
-                let ready = mem::replace(&mut self.inner, clone);
+            Some(pass) => {
+                let ready = take_ready(&mut self.inner);
                 ResponseFuture::locked(behind_the_fence(pass, protocol, ready, request))
             }
-            Ok(None) => ResponseFuture::pass_through(self.inner.call(request)),
-            Err(problem) => {
-                ResponseFuture::answered(problem.into_response(&Answers::default(), protocol))
-            }
+            None => ResponseFuture::pass_through(self.inner.call(request)),
         }
     }
 }
@@ -86,12 +84,7 @@ impl FenceLayer {
                 Ok(Some(pass))
             }
             Err(Shut::Late) => Err(Problem::late()),
-            Err(Shut::Full) => {
-                tracing::warn!(
-                    "a fence has no room to remember another resource; see FenceLayer::remember"
-                );
-                Err(Problem::fence_full())
-            }
+            Err(Shut::Full { room_in }) => Err(Problem::fence_full(room_in)),
         }
     }
 }

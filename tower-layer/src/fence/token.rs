@@ -27,10 +27,13 @@ use crate::fence::TOKEN_HEADER;
 /// | an exclusive lock that is held | goes out with its token, whatever the header was before |
 /// | a lock that is lost | fails with `Lost`, and is not sent |
 /// | the read side of a lock, or a semaphore | fails with `Config`, and is not sent |
-/// | no lock | goes out as it is |
+/// | no lock | goes out as it is, with the header that it may have |
 ///
 /// Both failures are a [`lockcore::Error`]. That the lock is held when the request leaves says nothing
 /// about when it arrives: that is what the token is for.
+///
+/// Who passes requests on that came from outside removes the header first: a stranger who sends the largest
+/// token there is would shut out everybody behind the fence.
 ///
 /// ```
 /// use http::Request;
@@ -112,13 +115,13 @@ where
 }
 
 /// The token of a lock that is held and excludes all others.
-fn token_of(held: &Held) -> Result<WriteToken, lockcore::Error> {
+fn token_of(held: &Held) -> Result<WriteToken, BoxError> {
     let token = held.write_token()?;
     // Held for no longer than now: answered without waiting, yes or no.
     let held_now = pin!(held.ensure(Duration::ZERO));
     match held_now.poll(&mut Context::from_waker(Waker::noop())) {
-        Poll::Ready(held) => held.map(|()| token),
-        Poll::Pending => Ok(token),
+        Poll::Ready(held) => held.map(|()| token).map_err(Into::into),
+        Poll::Pending => Err("it cannot be said at once whether the lock is held".into()),
     }
 }
 
@@ -139,7 +142,7 @@ pin_project! {
     #[project = WayProj]
     enum Way<F> {
         Sent { #[pin] inner: F },
-        Refused { error: Option<lockcore::Error> },
+        Refused { error: Option<BoxError> },
     }
 }
 
@@ -154,7 +157,7 @@ where
         match self.project().way.project() {
             WayProj::Sent { inner } => inner.poll(cx).map_err(Into::into),
             WayProj::Refused { error } => match error.take() {
-                Some(error) => Poll::Ready(Err(error.into())),
+                Some(error) => Poll::Ready(Err(error)),
                 // Polled after its end.
                 None => Poll::Pending,
             },
