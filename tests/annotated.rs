@@ -499,6 +499,27 @@ async fn with_keys(locks: &Locks, user: &str) -> Result<(), Error> {
     Ok(())
 }
 
+struct Daily;
+
+impl Daily {
+    fn name(&self) -> String {
+        "daily".to_owned()
+    }
+}
+
+#[async_trait::async_trait]
+trait Report {
+    async fn write(&self, locks: &Locks) -> Result<(), Error>;
+}
+
+#[async_trait::async_trait]
+impl Report for Daily {
+    #[distributed_lock(key = self.name(), locks = locks)]
+    async fn write(&self, locks: &Locks) -> Result<(), Error> {
+        Ok(())
+    }
+}
+
 /// Notes the label of each acquisition.
 #[derive(Clone, Default)]
 struct Labels(std::sync::Arc<Mutex<Vec<String>>>);
@@ -538,8 +559,14 @@ async fn the_label_is_the_template_and_never_the_key() {
 
     with_key(&ours, "ann").await.unwrap();
     with_keys(&ours, "ann").await.unwrap();
+    Daily.write(&ours).await.unwrap();
 
     let mut labels = labels.0.lock().unwrap().clone();
     labels.dedup();
-    assert_eq!(labels, ["secret:{user}", "secret:{user}, user.to_owned()"]);
+    let expected = [
+        "secret:{user}",
+        "secret:{user}, user.to_owned()",
+        "self.name()",
+    ];
+    assert_eq!(labels, expected);
 }

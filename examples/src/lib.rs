@@ -14,6 +14,9 @@ use tokio::sync::Notify;
 /// How long what holds a lock may go on after Ctrl-C.
 const GRACE: Duration = Duration::from_secs(2);
 
+/// Far longer than any story takes: whoever waits for what does not come is to be told.
+const LONGEST: Duration = Duration::from_secs(60);
+
 /// Tells a story to its end, or until Ctrl-C or SIGTERM. Either way the clients leave no lock behind: who waits is
 /// refused, who holds may finish, and what is held after that is released.
 pub async fn tell<'a>(
@@ -22,6 +25,7 @@ pub async fn tell<'a>(
 ) -> ExitCode {
     let told = tokio::select! {
         told = story => told.map(|()| ExitCode::SUCCESS),
+        () = tokio::time::sleep(LONGEST) => Err(format!("it did not end within {LONGEST:?}").into()),
         // 128 + the number of the signal, as shells have it.
         () = of(SignalKind::interrupt()) => Ok(ExitCode::from(130)),
         () = of(SignalKind::terminate()) => Ok(ExitCode::from(143)),

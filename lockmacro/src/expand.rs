@@ -1,7 +1,7 @@
 //! Writes the locked function. All names in it are hygienic: the user's body and options see none of
 //! them but `error`, and no variable of the user's is in their way.
 
-use proc_macro2::{Ident, Span, TokenStream};
+use proc_macro2::{Ident, Literal, Span, TokenStream};
 use quote::{ToTokens, quote, quote_spanned};
 use syn::spanned::Spanned;
 use syn::visit_mut::{self, VisitMut};
@@ -277,7 +277,7 @@ fn keys(model: &Model) -> (TokenStream, TokenStream) {
         Key::Expr(expr) => {
             let key = in_lockcore(crate_path, expr.span(), "__private::IntoKey::into_key");
             let key = quote_spanned!(site=> #key(#expr));
-            (key, quote_spanned!(site=> ::core::stringify!(#expr)))
+            (key, as_written(expr))
         }
     };
     match &model.keys {
@@ -297,10 +297,15 @@ fn keys(model: &Model) -> (TokenStream, TokenStream) {
             let keys = in_lockcore(crate_path, expr.span(), "__private::IntoKeys::into_keys");
             (
                 quote_spanned!(site=> let key = #keys(#expr);),
-                quote_spanned!(site=> ::core::stringify!(#expr)),
+                as_written(expr),
             )
         }
     }
+}
+
+/// A text, and not what `stringify!` would make of it later: `#[async_trait]` calls `self` otherwise.
+fn as_written(expr: &Expr) -> TokenStream {
+    Literal::string(&expr.to_token_stream().to_string()).into_token_stream()
 }
 
 /// `let variable: Type = value;`. The type stands where the option is named: there the compiler says

@@ -233,7 +233,7 @@ use proc_macro::TokenStream;
 /// ```
 ///
 /// The body takes the arguments that it uses with it, and they are gone when it has lost its lock: of those,
-/// `on_error` can use what is `Copy`, as references are. `on_busy` can use all.
+/// `on_error` can use what is `Copy`, as shared references are; not `&mut self`. `on_busy` can use all.
 ///
 /// ## `on_lost`
 ///
