@@ -8,10 +8,11 @@ use tests::measure::now;
 use tests::process::Process;
 use tests::turns::{self, Contention, Turn};
 
+use crate::floor_memory::Map;
 use crate::program::{Policy, SOON, last_line, load};
 use crate::store::{Asked, Kind};
 use crate::table::{Bar, Samples, Table};
-use crate::{Bench, floor_memory, floor_redis};
+use crate::{Bench, floor};
 
 /// From the word to the start: every process has heard it by then.
 const LEAD: Duration = Duration::from_millis(50);
@@ -43,6 +44,10 @@ fn bar(workload: &str, kind: Kind, policy: Policy) -> Option<Bar> {
 
 fn measure(bench: &Bench, table: &mut Table, workload: &str, processes: usize, tasks: usize) {
     let Bench { store, secs, .. } = bench;
+    let floor_name = match store.kind {
+        Kind::Memory => Some("tokio Mutex"),
+        kind => floor::name(kind),
+    };
     for policy in &bench.policies {
         let what = format!("{workload} {}", policy.name());
         let mut samples = Samples::default();
@@ -50,17 +55,18 @@ fn measure(bench: &Bench, table: &mut Table, workload: &str, processes: usize, t
             let key = format!("{workload}-{}-{}-{run}", policy.name(), now());
             let folder = tempfile::tempdir().unwrap();
             let out = |process: usize| folder.path().join(process.to_string());
-            match store.kind {
-                Kind::Redis => {
-                    store.put_token(&key);
-                    let floor = run_all(bench, processes, |process| {
-                        floor_redis::contend(&store.url, tasks, *secs, &key, &out(process))
-                    });
-                    samples.add("floor", floor.contention.true_hand_overs_s);
-                    store.forget(&key);
+            if store.kind == Kind::Memory {
+                samples.add("floor", floor::contend_here(Map::of_tasks(tasks), *secs));
+            } else if floor_name.is_some() {
+                store.put_token(&key);
+                let floor = run_all(bench, processes, |process| {
+                    floor::contend(&store.url, tasks, *secs, &key, &out(process))
+                });
+                samples.add("floor", floor.contention.true_hand_overs_s);
+                if let Some(packets) = floor.packets_each() {
+                    samples.add("floor packets", packets);
                 }
-                Kind::Memory => samples.add("floor", floor_memory::contend(tasks, *secs)),
-                _ => {}
+                store.forget(&key);
             }
             let ours = run_all(bench, processes, |process| {
                 let mut command = load(store, *policy, &format!("w3 {tasks} {secs} {key} 0"));
@@ -72,13 +78,7 @@ fn measure(bench: &Bench, table: &mut Table, workload: &str, processes: usize, t
 
         table
             .row(&what, "true hand-overs", samples.median("true"), "/s")
-            .floor(
-                match store.kind {
-                    Kind::Memory => "tokio Mutex",
-                    _ => "BLPOP",
-                },
-                samples.median("floor"),
-            )
+            .floor(floor_name.unwrap_or_default(), samples.median("floor"))
             .bar(bar(workload, store.kind, *policy));
         table.row(&what, "hand-overs", samples.median("all"), "/s");
         let fair = match (workload, policy) {
@@ -116,6 +116,12 @@ fn measure(bench: &Bench, table: &mut Table, workload: &str, processes: usize, t
             table.row(&what, format!("calls in scripts {per}"), inside, "");
             let cpu = samples.median("server cpu");
             table.row(&what, format!("server CPU {per}"), cpu, "µs");
+        }
+        if let Some(packets) = samples.median("packets") {
+            let floor = samples.median("floor packets");
+            table
+                .row(&what, "packets per hand-over", packets, "")
+                .floor(floor_name.unwrap_or_default(), floor);
         }
         table.row(&what, "our CPU per hand-over", samples.median("cpu"), "µs");
         for figure in ["overlaps", "errors"] {
@@ -197,14 +203,27 @@ impl Outcome {
         samples.add("p99", waits.percentile_us(99));
         samples.add("overlaps", self.contention.overlaps as f64);
         samples.add("errors", self.errors);
-        let each = self.acquisitions.max(1.0);
+        let each = self.each();
         samples.add("cpu", self.cpu_s * 1e6 / each);
-        if let Some(asked) = &self.asked {
-            samples.add("scripts", asked.scripts / each);
-            samples.add("publishes", asked.publishes / each);
-            samples.add("other", asked.other_requests / each);
-            samples.add("inside", asked.inside_scripts / each);
-            samples.add("server cpu", asked.cpu_s * 1e6 / each);
+        if let Some(packets) = self.packets_each() {
+            samples.add("packets", packets);
         }
+        if let Some(redis) = self.asked.as_ref().and_then(|asked| asked.redis.as_ref()) {
+            samples.add("scripts", redis.scripts / each);
+            samples.add("publishes", redis.publishes / each);
+            samples.add("other", redis.other_requests / each);
+            samples.add("inside", redis.inside_scripts / each);
+            samples.add("server cpu", redis.cpu_s * 1e6 / each);
+        }
+    }
+
+    /// What a ZooKeeper was sent per acquisition.
+    fn packets_each(&self) -> Option<f64> {
+        let asked = self.asked.as_ref().filter(|asked| asked.redis.is_none())?;
+        Some(asked.requests / self.each())
+    }
+
+    fn each(&self) -> f64 {
+        self.acquisitions.max(1.0)
     }
 }

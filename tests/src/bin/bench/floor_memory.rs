@@ -5,26 +5,34 @@ use std::collections::HashMap;
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use tests::measure::{Durations, now};
-use tests::turns::{Contention, Turn};
-use tokio::runtime::Runtime;
 use tokio::sync::{Mutex as Lock, OwnedMutexGuard};
-use tokio::task::{JoinSet, coop};
 
-use crate::floor_redis::Floor;
+use crate::floor::{Pair, Token};
 
-const KEYS: usize = 256;
 const SHARDS: usize = 16;
 
 type Shard = Mutex<HashMap<String, Arc<Lock<()>>>>;
 
+#[derive(Clone, Default)]
+pub(crate) struct Map(Arc<Shards>);
+
 #[derive(Default)]
-struct Map {
+struct Shards {
     hasher: RandomState,
     shards: [Shard; SHARDS],
 }
 
 impl Map {
+    /// Hands on one name of a new map.
+    pub(crate) fn of_tasks(tasks: usize) -> Vec<OneName> {
+        let map = Self::default();
+        let one = |_| OneName {
+            map: map.clone(),
+            held: None,
+        };
+        (0..tasks).map(one).collect()
+    }
+
     async fn lock(&self, name: &str) -> OwnedMutexGuard<()> {
         let lock = {
             let mut shard = self
@@ -52,97 +60,31 @@ impl Map {
     }
 
     fn shard(&self, name: &str) -> &Shard {
-        &self.shards[self.hasher.hash_one(name) as usize % SHARDS]
+        &self.0.shards[self.0.hasher.hash_one(name) as usize % SHARDS]
     }
 }
 
-pub(crate) fn pairs(pairs: usize, cold: bool) -> Floor {
-    on_a_runtime(async move |map| {
-        let keys = if cold { pairs } else { KEYS };
-        let keys: Vec<String> = (0..keys).map(|i| format!("w1k{i}")).collect();
-        let mut took = Vec::with_capacity(pairs);
-        let mut began = now();
-        for key in keys.iter().cycle().take(pairs) {
-            let guard = map.lock(key).await;
-            map.unlock(key, guard);
-            let ended = now();
-            took.push(ended - began);
-            began = ended;
-        }
-        Floor {
-            p50_us: Durations::new(took).percentile_us(50),
-        }
-    })
+impl Pair for Map {
+    async fn pair(&mut self, key: &str) {
+        let guard = self.lock(key).await;
+        self.unlock(key, guard);
+    }
 }
 
-/// Pairs a second of many tasks, each with a name of its own.
-pub(crate) fn many(tasks: usize, secs: f64) -> f64 {
-    on_a_runtime(async move |map| {
-        let end = now() + (secs * 1e9) as u64;
-        let mut working: JoinSet<usize> = (0..tasks)
-            .map(|task| {
-                let (map, key) = (Arc::clone(&map), format!("w2k{task}"));
-                async move {
-                    let mut pairs = 0;
-                    while now() < end {
-                        let guard = map.lock(&key).await;
-                        map.unlock(&key, guard);
-                        pairs += 1;
-                        coop::consume_budget().await;
-                    }
-                    pairs
-                }
-            })
-            .collect();
-        let mut pairs = 0;
-        while let Some(done) = working.join_next().await {
-            pairs += done.unwrap();
-        }
-        pairs as f64 / secs
-    })
+/// What the tasks contend for.
+pub(crate) struct OneName {
+    map: Map,
+    held: Option<OwnedMutexGuard<()>>,
 }
 
-/// True hand-overs a second of many tasks at one name.
-pub(crate) fn contend(tasks: usize, secs: f64) -> f64 {
-    on_a_runtime(async move |map| {
-        let start = now();
-        let end = start + (secs * 1e9) as u64;
-        let mut working: JoinSet<Vec<Turn>> = (0..tasks)
-            .map(|task| {
-                let map = Arc::clone(&map);
-                async move {
-                    let mut turns = Vec::new();
-                    loop {
-                        let asked = now();
-                        if asked >= end {
-                            return turns;
-                        }
-                        let guard = map.lock("a").await;
-                        turns.push(Turn {
-                            asked,
-                            acquired: now(),
-                            release_called: now(),
-                            task: task as u64,
-                        });
-                        map.unlock("a", guard);
-                    }
-                }
-            })
-            .collect();
-        let mut turns = Vec::new();
-        while let Some(done) = working.join_next().await {
-            turns.extend(done.unwrap());
-        }
-        Contention::of(&turns, start, secs).true_hand_overs_s
-    })
-}
+impl Token for OneName {
+    async fn take(&mut self) {
+        self.held = Some(self.map.lock("a").await);
+    }
 
-fn on_a_runtime<T: Send + 'static, F>(work: impl FnOnce(Arc<Map>) -> F + Send + 'static) -> T
-where
-    F: Future<Output = T> + Send + 'static,
-{
-    let runtime = Runtime::new().unwrap();
-    runtime
-        .block_on(runtime.spawn(work(Arc::new(Map::default()))))
-        .unwrap()
+    async fn give_back(&mut self) {
+        if let Some(guard) = self.held.take() {
+            self.map.unlock("a", guard);
+        }
+    }
 }

@@ -1,4 +1,4 @@
-//! W5: from the release in one process to the waiter in another, beside a list that is popped and pushed.
+//! W5: from the release in one process to the waiter in another, beside what hands over there otherwise.
 
 use std::process::Command;
 use std::thread::sleep;
@@ -10,7 +10,7 @@ use tests::process::Process;
 use crate::program::{SOON, end, load};
 use crate::store::Kind;
 use crate::table::{Bar, Samples, Table};
-use crate::{Bench, floor_redis};
+use crate::{Bench, floor};
 
 const HAND_OVERS: usize = 200;
 
@@ -19,14 +19,15 @@ const STANDS: Duration = Duration::from_millis(4);
 
 pub(crate) fn between_processes(bench: &Bench, table: &mut Table) {
     let store = &bench.store;
+    let floor_name = floor::name(store.kind);
     for policy in &bench.policies {
         let what = format!("W5 {}", policy.name());
         let mut samples = Samples::default();
         for _ in bench.each_run(&what) {
             let key = format!("w5-{}", now());
-            if store.kind == Kind::Redis {
+            if floor_name.is_some() {
                 store.put_token(&key);
-                let (floor, _) = hand_to_and_fro(|| floor_redis::obey(&store.url, &key));
+                let (floor, _) = hand_to_and_fro(|| floor::obey(&store.url, &key));
                 samples.add("floor", floor.percentile_us(50));
                 store.forget(&key);
             }
@@ -37,12 +38,13 @@ pub(crate) fn between_processes(bench: &Bench, table: &mut Table) {
         }
         let bar = match store.kind {
             Kind::Redis => Some(Bar::OfFloor(1.15)),
+            Kind::ZooKeeper => Some(Bar::OfFloor(0.8)),
             Kind::Etcd => Some(Bar::AtMost(1_000.0)),
             _ => None,
         };
         table
             .row(&what, "release → waiter p50", samples.median("p50"), "µs")
-            .floor("BLPOP", samples.median("floor"))
+            .floor(floor_name.unwrap_or_default(), samples.median("floor"))
             .bar(bar);
         table.row(&what, "release → waiter p99", samples.median("p99"), "µs");
         table

@@ -38,9 +38,14 @@ pub(crate) fn many_waiters(bench: &Bench, table: &mut Table) {
                 samples.add("errors", report.figure("errors"));
                 samples.add("seconds", report.figure("seconds"));
                 if let (Some(idle), Some(asked)) = (idle, asked) {
-                    samples.add("idle", idle.requests() / IDLE.as_secs_f64());
-                    samples.add("scripts", asked.scripts / RELEASES as f64);
-                    samples.add("calls", asked.inside_scripts / RELEASES as f64);
+                    samples.add("idle", idle.requests / IDLE.as_secs_f64());
+                    match asked.redis {
+                        Some(redis) => {
+                            samples.add("scripts", redis.scripts / RELEASES as f64);
+                            samples.add("calls", redis.inside_scripts / RELEASES as f64);
+                        }
+                        None => samples.add("packets", asked.requests / RELEASES as f64),
+                    }
                 }
             }
             if let Some(scripts) = samples.median("scripts") {
@@ -53,7 +58,12 @@ pub(crate) fn many_waiters(bench: &Bench, table: &mut Table) {
                     samples.median("calls"),
                     "",
                 );
-                table.row(&what, "idle", samples.median("idle"), "requests/s");
+            }
+            if let Some(packets) = samples.median("packets") {
+                table.row(&what, "packets per release", packets, "");
+            }
+            if let Some(idle) = samples.median("idle") {
+                table.row(&what, "idle", idle, "requests/s");
             }
             let per_release = samples.median("seconds").map(|s| s * 1e3 / RELEASES as f64);
             table.row(

@@ -33,12 +33,9 @@ fn measure(bench: &Bench, table: &mut Table, what: &str, saturated: bool) {
         table
             .row(what, "requests", requests, "/s")
             .bar(Bar::AtMost(10.0));
-        table.row(
-            what,
-            "server CPU",
-            samples.median("server cpu"),
-            "% of a core",
-        );
+    }
+    if let Some(cpu) = samples.median("server cpu") {
+        table.row(what, "server CPU", cpu, "% of a core");
     }
     table
         .row(what, "CPU", samples.median("cpu"), "% of a core")
@@ -65,8 +62,10 @@ fn hold(bench: &Bench, samples: &mut Samples) {
     let before = store.reading();
     sleep(HOLD);
     if let Some(asked) = store.asked_since(&before) {
-        samples.add("requests", asked.requests() / HOLD.as_secs_f64());
-        samples.add("server cpu", 100.0 * asked.cpu_s / HOLD.as_secs_f64());
+        samples.add("requests", asked.requests / HOLD.as_secs_f64());
+        if let Some(redis) = asked.redis {
+            samples.add("server cpu", 100.0 * redis.cpu_s / HOLD.as_secs_f64());
+        }
     }
     let report = end(process);
     samples.add("cpu", report.figure("cpu_percent"));

@@ -4,18 +4,22 @@
 //! ```text
 //! cargo build --release -p tests --bin load --bin bench
 //! target/release/bench                            Redis, on a server of its own, then memory:
+//! target/release/bench zookeeper sqlite           on a server of its own, and in a file of its own
 //! target/release/bench memory: --only w1 --runs 5
 //! ```
 //!
 //! W3 is one process with 64 tasks at one lock, W4 four processes with 16. Absolute figures move with the machine, so
-//! floors are taken in the same run, run by run in turn with ours; commands of the server are counted and are exact.
+//! floors are taken in the same run, run by run in turn with ours; the server's commands and packets are counted and are
+//! exact.
 //!
 //! | file | |
 //! |---|---|
 //! | `pairs.rs` `contention.rs` `handover.rs` `herd.rs` `leases.rs` | the workloads W1 and W2, W3 and W4, W5, W6, W7, each with its bars |
 //! | `store.rs` | what is benched: the server, and what it was asked |
 //! | `program.rs` | starting `load`, and what it reports |
+//! | `floor.rs` | what all floors do alike, and the processes that play them |
 //! | `floor_redis.rs` `floor_memory.rs` | the least that a lock can cost there |
+//! | `floor_zookeeper.rs` | what its client library takes, step by step and as a lock: the peer |
 //! | `table.rs` | medians, bars, the table |
 
 #![allow(
@@ -24,8 +28,10 @@
 )]
 
 mod contention;
+mod floor;
 mod floor_memory;
 mod floor_redis;
+mod floor_zookeeper;
 mod handover;
 mod herd;
 mod leases;
@@ -37,17 +43,16 @@ mod table;
 use std::process::ExitCode;
 
 use clap::{Parser, ValueEnum};
-use tests::redis_server::RedisServer;
 
 use program::Policy;
-use store::Store;
+use store::{Kind, Store};
 use table::Table;
 
 /// Benches lock stores with the program load, beside floors taken in the same run.
 #[derive(Parser)]
 #[command(name = "bench", args_conflicts_with_subcommands = true)]
 struct Arguments {
-    /// redis for a server of its own, or URLs as memory: and redis://host
+    /// redis, zookeeper, sqlite for a server or file of its own, or URLs as memory: and redis://host
     #[arg(default_values = ["redis", "memory:"])]
     stores: Vec<String>,
     /// Only these, as w1,w3
@@ -63,7 +68,7 @@ struct Arguments {
     #[arg(long, default_value_t = 2.5)]
     secs: f64,
     #[command(subcommand)]
-    floor: Option<floor_redis::Process>,
+    floor: Option<floor::Process>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -127,11 +132,7 @@ fn main() -> ExitCode {
 
     let mut sound = true;
     for store in &arguments.stores {
-        let store = match store.as_str() {
-            "redis" => RedisServer::available().map(|()| Store::of_its_own(RedisServer::start())),
-            url => Store::at(url),
-        };
-        let store = match store {
+        let store = match Store::open(store) {
             Ok(store) => store,
             Err(reason) => {
                 eprintln!("bench: {reason}");
@@ -148,6 +149,9 @@ fn main() -> ExitCode {
             secs: arguments.secs,
         };
         let busy = busy();
+        if bench.store.kind == Kind::ZooKeeper {
+            floor_zookeeper::warm_up(&bench.store.url);
+        }
         let mut table = Table::default();
         for workload in Workload::value_variants() {
             if arguments.only.is_empty() || arguments.only.contains(workload) {

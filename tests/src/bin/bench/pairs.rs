@@ -1,10 +1,14 @@
 //! W1 and W2: acquire and release where nobody else is, beside the least that excludes there.
 
+use std::future::ready;
+
+use crate::floor_memory::Map;
 use crate::floor_redis::RawLock;
+use crate::floor_zookeeper::RawTicket;
 use crate::program::{self, load};
 use crate::store::Kind;
 use crate::table::{Bar, Samples, Table};
-use crate::{Bench, floor_memory};
+use crate::{Bench, floor, floor_redis};
 
 /// Tasks of W2.
 const TASKS: usize = 64;
@@ -32,17 +36,19 @@ fn measure_one(bench: &Bench, table: &mut Table, policy: program::Policy, cold: 
     let untimed = if cold { 1 } else { 257 };
     let mut samples = Samples::default();
     for _ in bench.each_run(what) {
+        let url = || store.url.clone();
         let floor = match store.kind {
             Kind::Redis => {
-                let floor = RawLock::pairs(&store.url, pairs, cold);
-                samples.add("ping", RawLock::ping(&store.url, pairs));
+                let floor = floor::pairs(RawLock::connect(url()), pairs, cold);
+                samples.add("ping", floor_redis::ping(url(), pairs));
                 Some(floor)
             }
-            Kind::Memory => Some(floor_memory::pairs(pairs, cold)),
+            Kind::Memory => Some(floor::pairs(ready(Map::default()), pairs, cold)),
+            Kind::ZooKeeper => Some(floor::pairs(RawTicket::connect(url()), pairs, cold)),
             _ => None,
         };
         if let Some(floor) = floor {
-            samples.add("floor", floor.p50_us);
+            samples.add("floor", floor);
         }
         let mode = format!("w1 {pairs}{}", if cold { " cold" } else { "" });
         let before = store.reading();
@@ -51,12 +57,17 @@ fn measure_one(bench: &Bench, table: &mut Table, policy: program::Policy, cold: 
             samples.add(figure, report.figure(figure));
         }
         if let Some(asked) = store.asked_since(&before) {
-            samples.add("scripts", asked.scripts / (pairs + untimed) as f64);
+            let all = (pairs + untimed) as f64;
+            match asked.redis {
+                Some(redis) => samples.add("scripts", redis.scripts / all),
+                None => samples.add("packets", asked.requests / all),
+            }
         }
     }
     let (floor, bar) = match store.kind {
         Kind::Redis => ("SET NX + delete", Some(Bar::OfFloor(1.15))),
         Kind::Memory => ("sharded Mutex", Some(Bar::AtMost(1.0))),
+        Kind::ZooKeeper => ("create + list + delete", Some(Bar::OfFloor(0.85))),
         _ => ("", None),
     };
     table
@@ -78,6 +89,9 @@ fn measure_one(bench: &Bench, table: &mut Table, policy: program::Policy, cold: 
             .row(what, "scripts per pair", scripts, "")
             .bar(Bar::Exactly(2.0));
     }
+    if let Some(packets) = samples.median("packets") {
+        table.row(what, "packets per pair", packets, "");
+    }
     table
         .row(what, "errors", samples.most("errors"), "")
         .bar(Bar::Never);
@@ -89,9 +103,11 @@ pub(crate) fn many_clients(bench: &Bench, table: &mut Table) {
         let what = format!("W2 {}", policy.name());
         let mut samples = Samples::default();
         for _ in bench.each_run(&what) {
+            let url = || store.url.clone();
             let floor = match store.kind {
-                Kind::Redis => Some(RawLock::many(&store.url, TASKS, *secs)),
-                Kind::Memory => Some(floor_memory::many(TASKS, *secs)),
+                Kind::Redis => Some(floor::many(RawLock::connect(url()), TASKS, *secs)),
+                Kind::Memory => Some(floor::many(ready(Map::default()), TASKS, *secs)),
+                Kind::ZooKeeper => Some(floor::many(RawTicket::connect(url()), TASKS, *secs)),
                 _ => None,
             };
             if let Some(floor) = floor {
@@ -105,6 +121,7 @@ pub(crate) fn many_clients(bench: &Bench, table: &mut Table) {
         let (floor, bar) = match store.kind {
             Kind::Redis => ("SET NX + delete", Some(Bar::AtLeast(140_000.0))),
             Kind::Memory => ("sharded Mutex", None),
+            Kind::ZooKeeper => ("create + list + delete", None),
             _ => ("", None),
         };
         table

@@ -4,6 +4,8 @@ use std::cell::RefCell;
 
 use redis::{Client, Connection};
 use tests::redis_server::{CommandStats, RedisServer, parse_command_stats};
+use tests::sqlite_file::SqliteFile;
+use tests::zookeeper_server::{Packets, ZooKeeperServer};
 use url::Url;
 
 pub(crate) struct Store {
@@ -14,7 +16,40 @@ pub(crate) struct Store {
     /// To ask a Redis what it was asked.
     redis: Option<RefCell<Connection>>,
     /// Goes with the store.
-    _server: Option<RedisServer>,
+    own: Option<Own>,
+}
+
+/// What was started for it.
+enum Own {
+    Redis(RedisServer),
+    ZooKeeper(ZooKeeperServer),
+    Sqlite(SqliteFile),
+}
+
+impl Own {
+    /// `None` for what is a URL.
+    fn start(name: &str) -> Result<Option<Self>, String> {
+        Ok(Some(match name {
+            "redis" => {
+                RedisServer::available()?;
+                Self::Redis(RedisServer::start())
+            }
+            "zookeeper" => {
+                ZooKeeperServer::available()?;
+                Self::ZooKeeper(ZooKeeperServer::start())
+            }
+            "sqlite" => Self::Sqlite(SqliteFile::new()),
+            _ => return Ok(None),
+        }))
+    }
+
+    fn url(&self) -> String {
+        match self {
+            Self::Redis(server) => server.url(),
+            Self::ZooKeeper(server) => server.url(),
+            Self::Sqlite(file) => file.url(),
+        }
+    }
 }
 
 /// What bars and floors depend on.
@@ -29,27 +64,30 @@ pub(crate) enum Kind {
     Other,
 }
 
-impl Store {
-    pub(crate) fn of_its_own(server: RedisServer) -> Self {
-        let mut store = Self::at(&server.url()).unwrap();
-        store._server = Some(server);
-        store
+impl Kind {
+    pub(crate) fn of(url: &str) -> Self {
+        match url.split_once(':').map_or(url, |(scheme, _)| scheme) {
+            "redis" => Self::Redis,
+            "memory" => Self::Memory,
+            "zookeeper" => Self::ZooKeeper,
+            "etcd" => Self::Etcd,
+            "postgres" | "postgresql" => Self::Postgres,
+            "mariadb" | "mysql" => Self::MariaDb,
+            _ => Self::Other,
+        }
     }
+}
 
-    pub(crate) fn at(url: &str) -> Result<Self, String> {
-        let parsed = Url::parse(url).map_err(|error| format!("not a URL: {error}"))?;
-        let kind = match parsed.scheme() {
-            "redis" => Kind::Redis,
-            "memory" => Kind::Memory,
-            "zookeeper" => Kind::ZooKeeper,
-            "etcd" => Kind::Etcd,
-            "postgres" | "postgresql" => Kind::Postgres,
-            "mariadb" | "mysql" => Kind::MariaDb,
-            _ => Kind::Other,
-        };
+impl Store {
+    /// At a URL, or on something of its own when it is called by the name only.
+    pub(crate) fn open(name: &str) -> Result<Self, String> {
+        let own = Own::start(name)?;
+        let url = own.as_ref().map_or_else(|| name.to_owned(), Own::url);
+        let parsed = Url::parse(&url).map_err(|error| format!("not a URL: {error}"))?;
+        let kind = Kind::of(&url);
         let redis = match kind {
             Kind::Redis => {
-                let connection = Client::open(url).and_then(|client| client.get_connection());
+                let connection = Client::open(&*url).and_then(|client| client.get_connection());
                 let connection = connection.map_err(|error| format!("Redis: {error}"))?;
                 Some(RefCell::new(connection))
             }
@@ -60,10 +98,10 @@ impl Store {
                 Some(host) => format!("{}://{host}", parsed.scheme()),
                 None => format!("{}:", parsed.scheme()),
             },
-            url: url.to_owned(),
+            url,
             kind,
             redis,
-            _server: None,
+            own,
         })
     }
 
@@ -72,12 +110,12 @@ impl Store {
         self.kind != Kind::Memory
     }
 
-    /// Makes a list of the one token that the tasks of a floor hand on.
+    /// Makes a list of the one token that the tasks of a floor hand on, where that is a list.
     pub(crate) fn put_token(&self, key: &str) {
         self.ask(redis::cmd("LPUSH").arg(key).arg("token"));
     }
 
-    /// Removes a key.
+    /// Removes that list.
     pub(crate) fn forget(&self, key: &str) {
         self.ask(redis::cmd("DEL").arg(key));
     }
@@ -88,8 +126,11 @@ impl Store {
         }
     }
 
-    /// `None` for a store that does not count.
+    /// `None` for a store that does not count, or whom we cannot ask.
     pub(crate) fn reading(&self) -> Option<Reading> {
+        if let Some(Own::ZooKeeper(server)) = &self.own {
+            return Some(Reading::ZooKeeper(server.packets()));
+        }
         let mut redis = self.redis.as_ref()?.borrow_mut();
         let info = |section: &str, redis: &mut Connection| -> String {
             redis::cmd("INFO").arg(section).query(redis).unwrap()
@@ -100,7 +141,7 @@ impl Store {
             let seconds = of_the_server.or_else(|| line.strip_prefix("used_cpu_sys:"));
             seconds?.trim().parse::<f64>().ok()
         });
-        Some(Reading {
+        Some(Reading::Redis {
             cpu_s: cpu.sum(),
             commands: parse_command_stats(&info("commandstats", &mut redis)),
         })
@@ -108,13 +149,61 @@ impl Store {
 
     /// What it was asked since an earlier reading.
     pub(crate) fn asked_since(&self, earlier: &Option<Reading>) -> Option<Asked> {
-        let (earlier, later) = (earlier.as_ref()?, self.reading()?);
-        let mut asked = Asked {
-            cpu_s: later.cpu_s - earlier.cpu_s,
-            ..Asked::default()
+        match (earlier.as_ref()?, self.reading()?) {
+            (Reading::ZooKeeper(earlier), Reading::ZooKeeper(later)) => Some(Asked {
+                requests: later.since(*earlier).received as f64,
+                redis: None,
+            }),
+            (
+                Reading::Redis { cpu_s, commands },
+                Reading::Redis {
+                    cpu_s: cpu_s_later,
+                    commands: later,
+                },
+            ) => {
+                let redis = Commands::between(commands, &later, cpu_s_later - cpu_s);
+                Some(Asked {
+                    requests: redis.scripts + redis.other_requests,
+                    redis: Some(redis),
+                })
+            }
+            _ => None,
+        }
+    }
+}
+
+pub(crate) enum Reading {
+    Redis { cpu_s: f64, commands: CommandStats },
+    ZooKeeper(Packets),
+}
+
+pub(crate) struct Asked {
+    /// By all clients, signs of life included.
+    pub(crate) requests: f64,
+    /// What of a Redis.
+    pub(crate) redis: Option<Commands>,
+}
+
+pub(crate) struct Commands {
+    pub(crate) scripts: f64,
+    pub(crate) publishes: f64,
+    pub(crate) other_requests: f64,
+    pub(crate) inside_scripts: f64,
+    /// Of the server.
+    pub(crate) cpu_s: f64,
+}
+
+impl Commands {
+    fn between(earlier: &CommandStats, later: &CommandStats, cpu_s: f64) -> Self {
+        let mut asked = Self {
+            scripts: 0.0,
+            publishes: 0.0,
+            other_requests: 0.0,
+            inside_scripts: 0.0,
+            cpu_s,
         };
-        for (command, calls) in &later.commands {
-            let calls = (calls - earlier.commands.get(command).unwrap_or(&0)) as f64;
+        for (command, calls) in later {
+            let calls = (calls - earlier.get(command).unwrap_or(&0)) as f64;
             match command.as_str() {
                 "evalsha" | "eval" => asked.scripts += calls,
                 "publish" | "spublish" => asked.publishes += calls,
@@ -123,7 +212,7 @@ impl Store {
                 _ => asked.inside_scripts += calls,
             }
         }
-        Some(asked)
+        asked
     }
 }
 
@@ -141,25 +230,4 @@ fn is_a_request(command: &str) -> bool {
         "unsubscribe",
     ];
     alone.contains(&command) || families.iter().any(|family| command.starts_with(family))
-}
-
-pub(crate) struct Reading {
-    cpu_s: f64,
-    commands: CommandStats,
-}
-
-#[derive(Clone, Copy, Default)]
-pub(crate) struct Asked {
-    pub(crate) scripts: f64,
-    pub(crate) publishes: f64,
-    pub(crate) other_requests: f64,
-    pub(crate) inside_scripts: f64,
-    /// Of the server.
-    pub(crate) cpu_s: f64,
-}
-
-impl Asked {
-    pub(crate) fn requests(&self) -> f64 {
-        self.scripts + self.other_requests
-    }
 }

@@ -8,8 +8,8 @@ use lockcore::{Error, Lock, Locks, Release, Wait};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
-/// The same in all programs that are compared.
-const LEASE: Duration = Duration::from_secs(30);
+/// Of all locks, and so of sessions where a store has them; the same in all programs that are compared.
+pub(crate) const LEASE: Duration = Duration::from_secs(30);
 
 /// A client of the store, and what the report begins with.
 pub(crate) struct Client {
@@ -28,7 +28,7 @@ impl Client {
     }
 
     pub(crate) fn lock(&self, key: impl Into<String>) -> Lock {
-        self.locks.mutex(key).ttl(LEASE).wait(Wait::Forever)
+        self.locks.mutex(key).wait(Wait::Forever)
     }
 
     /// One untimed pair on a name of this process's own: the first contact (scripts to load, code to page in) is no

@@ -36,7 +36,7 @@ use std::time::Duration;
 use clap::{Parser, Subcommand, ValueEnum};
 use lockcore::{Fair, Locks};
 
-use client::Client;
+use client::{Client, LEASE};
 
 type Failed = Box<dyn std::error::Error + Send + Sync>;
 
@@ -71,7 +71,7 @@ struct Arguments {
 
 impl Arguments {
     fn locks(&self) -> Result<Locks, lockcore::Error> {
-        let mut builder = Locks::builder().url(&self.url);
+        let mut builder = Locks::builder().url(&self.url).ttl(LEASE);
         if let Some(fair) = self.fair {
             builder = builder.fair(fair);
         }

@@ -1,0 +1,261 @@
+//! What all floors do alike: pairs of one task and of many, the turns of many at one thing, and that thing handed to
+//! and fro between two processes. What is taken and given back is in `floor_*.rs`.
+//!
+//! What contends runs in processes of its own, as `load` does, and keeps to the same words.
+
+use std::fs::File;
+use std::io::{self, BufWriter, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use clap::Subcommand;
+use tests::measure::{Durations, cpu_seconds, now};
+use tests::turns::{self, Contention, Turn};
+use tokio::runtime::Runtime;
+use tokio::task::{JoinSet, coop};
+
+use crate::floor_redis::List;
+use crate::floor_zookeeper::Recipe;
+use crate::store::Kind;
+
+/// Keys of the pair, as many as `load` takes.
+const KEYS: usize = 256;
+
+/// Takes a key that nobody else wants, and gives it back.
+pub(crate) trait Pair: Clone + Send + 'static {
+    fn pair(&mut self, key: &str) -> impl Future<Output = ()> + Send;
+}
+
+/// What many want and one has: one task's hand on it.
+pub(crate) trait Token: Send + 'static {
+    fn take(&mut self) -> impl Future<Output = ()> + Send;
+    fn give_back(&mut self) -> impl Future<Output = ()> + Send;
+}
+
+/// One task, over 256 keys, or every key once: the p50 in microseconds.
+pub(crate) fn pairs<L: Pair>(
+    lock: impl Future<Output = L> + Send + 'static,
+    pairs: usize,
+    cold: bool,
+) -> f64 {
+    on_a_runtime(async move {
+        let mut lock = lock.await;
+        let run = now();
+        let keys = if cold { pairs } else { KEYS };
+        let keys: Vec<String> = (0..keys).map(|i| format!("raw{run}-{i}")).collect();
+        if cold {
+            lock.pair("warm-up").await;
+        } else {
+            for key in &keys {
+                lock.pair(key).await;
+            }
+        }
+        let mut took = Vec::with_capacity(pairs);
+        let mut began = now();
+        for key in keys.iter().cycle().take(pairs) {
+            lock.pair(key).await;
+            let ended = now();
+            took.push(ended - began);
+            began = ended;
+        }
+        Durations::new(took).percentile_us(50)
+    })
+}
+
+/// Pairs a second of many tasks, each with a key of its own.
+pub(crate) fn many<L: Pair>(
+    lock: impl Future<Output = L> + Send + 'static,
+    tasks: usize,
+    secs: f64,
+) -> f64 {
+    on_a_runtime(async move {
+        let lock = lock.await;
+        let end = now() + (secs * 1e9) as u64;
+        let mut working: JoinSet<usize> = (0..tasks)
+            .map(|task| {
+                let (mut lock, key) = (lock.clone(), format!("raw{task}"));
+                async move {
+                    let mut pairs = 0;
+                    while now() < end {
+                        lock.pair(&key).await;
+                        pairs += 1;
+                        // As in `load`: memory answers at once.
+                        coop::consume_budget().await;
+                    }
+                    pairs
+                }
+            })
+            .collect();
+        let mut pairs = 0;
+        while let Some(done) = working.join_next().await {
+            pairs += done.unwrap();
+        }
+        pairs as f64 / secs
+    })
+}
+
+/// True hand-overs a second of tasks in this process.
+pub(crate) fn contend_here<T: Token>(tokens: Vec<T>, secs: f64) -> f64 {
+    on_a_runtime(async move {
+        let start = now();
+        let turns = take_turns(tokens, start + (secs * 1e9) as u64).await;
+        Contention::of(&turns, start, secs).true_hand_overs_s
+    })
+}
+
+async fn take_turns<T: Token>(tokens: Vec<T>, end: u64) -> Vec<Turn> {
+    let mut working: JoinSet<Vec<Turn>> = (0..)
+        .zip(tokens)
+        .map(|(task, mut token)| async move {
+            let mut turns = Vec::new();
+            loop {
+                let asked = now();
+                if asked >= end {
+                    return turns;
+                }
+                token.take().await;
+                turns.push(Turn {
+                    asked,
+                    acquired: now(),
+                    release_called: now(),
+                    task,
+                });
+                token.give_back().await;
+            }
+        })
+        .collect();
+    let mut turns = Vec::new();
+    while let Some(done) = working.join_next().await {
+        turns.extend(done.unwrap());
+    }
+    turns
+}
+
+/// What runs in a process of its own, started by this program.
+#[derive(Subcommand)]
+pub(crate) enum Process {
+    /// As `load URL w3`
+    #[command(hide = true)]
+    FloorContend {
+        url: String,
+        tasks: usize,
+        secs: f64,
+        key: String,
+        out: PathBuf,
+    },
+    /// As `load URL w5`
+    #[command(hide = true)]
+    FloorObey { url: String, key: String },
+}
+
+/// What the processes have instead of our lock, where there are any.
+pub(crate) fn name(kind: Kind) -> Option<&'static str> {
+    match kind {
+        Kind::Redis => Some("BLPOP"),
+        Kind::ZooKeeper => Some("zookeeper-client"),
+        _ => None,
+    }
+}
+
+pub(crate) fn contend(url: &str, tasks: usize, secs: f64, key: &str, out: &Path) -> Command {
+    let (tasks, secs) = (tasks.to_string(), secs.to_string());
+    let mut command = this_program(&["floor-contend", url, &tasks, &secs, key]);
+    command.arg(out);
+    command
+}
+
+pub(crate) fn obey(url: &str, key: &str) -> Command {
+    this_program(&["floor-obey", url, key])
+}
+
+fn this_program(arguments: &[&str]) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(arguments);
+    command
+}
+
+impl Process {
+    pub(crate) fn run(self) {
+        let runtime = runtime();
+        match self {
+            Self::FloorContend {
+                url,
+                tasks,
+                secs,
+                key,
+                out,
+            } => runtime.block_on(async {
+                match Kind::of(&url) {
+                    Kind::ZooKeeper => {
+                        let recipes = Recipe::of_tasks(&url, &key, tasks).await;
+                        contend_when_told(recipes, secs, &out).await;
+                    }
+                    _ => {
+                        contend_when_told(List::of_tasks(&url, &key, tasks).await, secs, &out).await
+                    }
+                }
+            }),
+            Self::FloorObey { url, key } => match Kind::of(&url) {
+                Kind::ZooKeeper => obey_here(&runtime, Recipe::of_tasks(&url, &key, 1)),
+                _ => obey_here(&runtime, List::of_tasks(&url, &key, 1)),
+            },
+        }
+    }
+}
+
+async fn contend_when_told<T: Token>(tokens: Vec<T>, secs: f64, out: &Path) {
+    let mut driver = io::stdin().lines();
+    say("READY");
+    let start: u64 = driver.next().unwrap().unwrap().parse().unwrap();
+    tokio::time::sleep(Duration::from_nanos(start.saturating_sub(now()))).await;
+    let cpu = cpu_seconds();
+    let turns = take_turns(tokens, start + (secs * 1e9) as u64).await;
+    let cpu = cpu_seconds() - cpu;
+    let mut file = BufWriter::new(File::create(out).unwrap());
+    turns::write(&turns, &mut file).unwrap();
+    file.flush().unwrap();
+    let acquisitions = turns.len();
+    let report = serde_json::json!({"errors": 0, "acquisitions": acquisitions, "cpu_s": cpu});
+    say(&report.to_string());
+    // A process that ended now would take with it what is given back by tasks of a library, and others wait for that.
+    driver.for_each(drop);
+}
+
+fn obey_here<T: Token>(runtime: &Runtime, tokens: impl Future<Output = Vec<T>>) {
+    let mut token = runtime.block_on(tokens).remove(0);
+    for line in io::stdin().lines() {
+        let acquires = line.unwrap() == "a";
+        // On the runtime's own threads, as in `load`.
+        let done = runtime.spawn(async move {
+            let before = now();
+            match acquires {
+                true => token.take().await,
+                false => token.give_back().await,
+            }
+            (token, before, now())
+        });
+        let (after, before, time) = runtime.block_on(done).unwrap();
+        token = after;
+        match acquires {
+            true => say(&format!("A {time}")),
+            false => say(&format!("R {before} {time}")),
+        }
+    }
+    say(r#"{"errors": 0}"#);
+}
+
+/// A task on the threads of a runtime, as in `load`.
+pub(crate) fn on_a_runtime<T: Send + 'static>(work: impl Future<Output = T> + Send + 'static) -> T {
+    let runtime = runtime();
+    runtime.block_on(runtime.spawn(work)).unwrap()
+}
+
+fn runtime() -> Runtime {
+    Runtime::new().unwrap()
+}
+
+fn say(line: &str) {
+    let mut out = io::stdout().lock();
+    writeln!(out, "{line}").and_then(|()| out.flush()).unwrap();
+}

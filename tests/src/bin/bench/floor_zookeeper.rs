@@ -1,0 +1,133 @@
+//! What ZooKeeper is compared with, all of it the crate zookeeper-client's: the requests that every recipe makes, one
+//! after the other, which our pair has to beat because it need not wait between them; and that crate's own lock.
+
+use std::collections::HashSet;
+use std::time::Duration;
+
+use tokio::task::yield_now;
+use url::Url;
+use zookeeper_client::{Acls, Client, CreateMode, Error, LockOptions, LockPrefix, OwnedLockClient};
+
+use crate::floor::{Pair, Token, many};
+
+const PORT: u16 = 2181;
+/// As long as the lease of `load`.
+const SESSION: Duration = Duration::from_secs(30);
+const FOLDER: &str = "/floor";
+
+/// A server in Java is slow until its compiler knows what is asked often; floors come before ours, and would be higher.
+const WARM_UP_S: f64 = 8.0;
+const WARM_UP_TASKS: usize = 64;
+
+/// Until the server does what it can.
+pub(crate) fn warm_up(url: &str) {
+    eprintln!("bench: {WARM_UP_S} s for the server to warm up");
+    many(RawTicket::connect(url.to_owned()), WARM_UP_TASKS, WARM_UP_S);
+}
+
+/// Creates an ephemeral sequential node, lists its parent, deletes it. The create of a parent that it has not seen yet
+/// is sent along with the node's, as ours is.
+#[derive(Clone)]
+pub(crate) struct RawTicket {
+    client: Client,
+    parents: HashSet<String>,
+    /// Pairs so far.
+    number: usize,
+}
+
+impl RawTicket {
+    pub(crate) async fn connect(url: String) -> Self {
+        Self {
+            client: connect(&url).await,
+            parents: HashSet::new(),
+            number: 0,
+        }
+    }
+}
+
+impl Pair for RawTicket {
+    async fn pair(&mut self, key: &str) {
+        let container = CreateMode::Container.with_acls(Acls::anyone_all());
+        let ticket = CreateMode::EphemeralSequential.with_acls(Acls::anyone_all());
+        self.number += 1;
+        let parent = format!("{FOLDER}/{key}");
+        // As long as an id that nobody else draws.
+        let prefix = format!("{parent}/{:032x}-", self.number);
+        let sequence = loop {
+            let is_new = self.parents.insert(parent.clone());
+            // Sent when called.
+            let made = is_new.then(|| self.client.create(&parent, b"", &container));
+            let created = self.client.create(&prefix, b"", &ticket);
+            if let Some(made) = made {
+                match made.await {
+                    Ok(_) | Err(Error::NodeExists) => {} // of an earlier run
+                    Err(error) => panic!("{error}"),
+                }
+            }
+            match created.await {
+                Ok((_, sequence)) => break sequence,
+                // Once a minute the server removes what is empty.
+                Err(Error::NoNode) if !is_new => self.parents.remove(&parent),
+                Err(error) => panic!("{error}"),
+            };
+        };
+        let children = self.client.list_children(&parent).await.unwrap();
+        assert_eq!(children.len(), 1);
+        let path = format!("{prefix}{sequence}");
+        self.client.delete(&path, None).await.unwrap();
+    }
+}
+
+/// `Client::lock`, as Curator names its nodes: the one form that tasks with one client may share.
+pub(crate) struct Recipe {
+    client: Client,
+    folder: String,
+    held: Option<OwnedLockClient>,
+}
+
+impl Recipe {
+    /// One client for all of them.
+    pub(crate) async fn of_tasks(url: &str, key: &str, tasks: usize) -> Vec<Self> {
+        let client = connect(url).await;
+        let folder = format!("{FOLDER}/{key}");
+        let container = CreateMode::Container.with_acls(Acls::anyone_all());
+        client.mkdir(&folder, &container).await.unwrap();
+        let recipe = |_| Self {
+            client: client.clone(),
+            folder: folder.clone(),
+            held: None,
+        };
+        (0..tasks).map(recipe).collect()
+    }
+}
+
+impl Token for Recipe {
+    async fn take(&mut self) {
+        let prefix = LockPrefix::new_curator(&self.folder, "lock-").unwrap();
+        let options = LockOptions::new(Acls::anyone_all());
+        let lock = self.client.lock(prefix, b"", options).await.unwrap();
+        self.held = Some(lock.into_owned());
+    }
+
+    /// There is no release but the drop, whose delete a task of the library sends; it is let run, and its reply is not
+    /// waited for.
+    async fn give_back(&mut self) {
+        self.held = None;
+        yield_now().await;
+    }
+}
+
+/// Without credentials.
+async fn connect(url: &str) -> Client {
+    let url = Url::parse(url).unwrap();
+    let (host, port) = (url.host_str().unwrap(), url.port().unwrap_or(PORT));
+    let chroot = url.path().trim_end_matches('/');
+    let client = Client::connector()
+        .with_session_timeout(SESSION)
+        .connect(&format!("{host}:{port}{chroot}"))
+        .await
+        .unwrap();
+    let container = CreateMode::Container.with_acls(Acls::anyone_all());
+    client.mkdir(FOLDER, &container).await.unwrap();
+    client
+}
