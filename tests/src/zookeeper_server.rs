@@ -72,6 +72,11 @@ impl ZooKeeperServer {
         Self::launch(&[], &["-Dznode.container.checkIntervalMs=1000"])
     }
 
+    /// A server that is to be measured: its compiler may do all it can, once it is warm.
+    pub fn for_load() -> Self {
+        Self::launch(&[], &["-XX:TieredStopAtLevel=4"])
+    }
+
     /// A server with more lines in its configuration, for example `&["maxSessionTimeout=1000"]`; they outrank the
     /// harness's own.
     pub fn with(lines: &[&str]) -> Self {

@@ -36,7 +36,7 @@ impl Own {
             }
             "zookeeper" => {
                 ZooKeeperServer::available()?;
-                Self::ZooKeeper(ZooKeeperServer::start())
+                Self::ZooKeeper(ZooKeeperServer::for_load())
             }
             "sqlite" => Self::Sqlite(SqliteFile::new()),
             _ => return Ok(None),
