@@ -14,7 +14,7 @@ use futures_util::FutureExt;
 use pin_project_lite::pin_project;
 
 use crate::error::Error;
-use crate::guard::{Guard, Held};
+use crate::guard::{Guard, Held, Release};
 use crate::lock::OnLost;
 use crate::multi::{MultiGuard, MultiHeld};
 use crate::scope::{self, Inside};
@@ -56,15 +56,7 @@ impl Guard {
     where
         E: From<Error>,
     {
-        // The body is gone when this ends; the release must not come before that (P2). After a loss
-        // there is nothing to wait for: the store may be what is gone.
-        one_held(&self, body).then(|result| async {
-            let result = result?;
-            if let Err(error) = self.release().await {
-                tracing::warn!(%error, "the work is done; its lock is released in the background");
-            }
-            result
-        })
+        one_held(&self, body).then(|result| then_release(result, self.release()))
     }
 }
 
@@ -105,14 +97,7 @@ impl MultiGuard {
     where
         E: From<Error>,
     {
-        // As there.
-        all_held(&self, body).then(|result| async {
-            let result = result?;
-            if let Err(error) = self.release().await {
-                tracing::warn!(%error, "the work is done; its locks are released in the background");
-            }
-            result
-        })
+        all_held(&self, body).then(|result| then_release(result, self.release()))
     }
 }
 
@@ -133,6 +118,19 @@ impl MultiHeld {
     ) -> impl Future<Output = Result<T, Error>> {
         all_held(self, body)
     }
+}
+
+/// The body is gone by now; the release must not come before that (P2). After a loss it is not waited
+/// for, the store may be what is gone: dropped unpolled, it hands the guard to the keeper.
+async fn then_release<T, E: From<Error>>(
+    result: Result<Result<T, E>, Error>,
+    release: impl Future<Output = Result<Release, Error>>,
+) -> Result<T, E> {
+    let result = result?;
+    if let Err(error) = release.await {
+        tracing::warn!(%error, "the work is done; its lock is released in the background");
+    }
+    result
 }
 
 fn one_held<F: Future>(
