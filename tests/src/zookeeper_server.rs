@@ -345,13 +345,19 @@ impl ZooKeeperServer {
         });
         match started {
             Some(Ok(())) => true,
-            Some(Err(_)) if self.log_tail().contains("BindException") => false,
+            Some(Err(_)) if self.found_its_port_taken() => false,
             Some(Err(status)) => panic!("ZooKeeper ended at once: {status}\n{}", self.log_tail()),
             None => panic!(
                 "ZooKeeper did not serve within {START:?}\n{}",
                 self.log_tail()
             ),
         }
+    }
+
+    /// Of a server that has ended: somebody else listened there.
+    fn found_its_port_taken(&self) -> bool {
+        let log = std::fs::read_to_string(self.log()).unwrap_or_default();
+        log.contains("BindException")
     }
 
     fn spawn(&self) {
@@ -447,6 +453,17 @@ impl Ensemble {
 
     fn launch(bridged: bool, sync_limit: u32) -> Self {
         ZooKeeperServer::available().unwrap_or_else(|reason| panic!("{reason}"));
+        // As for a server by itself; here there are nine ports.
+        for _ in 0..5 {
+            if let Some(ensemble) = Self::try_launch(bridged, sync_limit) {
+                return ensemble;
+            }
+        }
+        panic!("free ports were taken five times before the servers could bind them");
+    }
+
+    /// `None` when somebody else has taken a port.
+    fn try_launch(bridged: bool, sync_limit: u32) -> Option<Self> {
         let ports: Vec<[u16; 3]> = (0..3)
             .map(|_| [free_port(), free_port(), free_port()])
             .collect();
@@ -469,15 +486,27 @@ impl Ensemble {
             })
             .collect();
         let ensemble = Self { servers, bridges };
-        for (number, server) in ensemble.servers.iter().enumerate() {
-            if bridged && number == 2 {
-                // Two are a majority; who comes later follows.
-                ensemble.leader();
+        let (first, later) = ensemble.servers.split_at(if bridged { 2 } else { 3 });
+        // Two are a majority; who comes later follows.
+        for servers in [first, later] {
+            for server in servers {
+                server.spawn();
             }
-            server.spawn();
+            let done = poll(START, || {
+                if servers.iter().any(|server| server.ended().is_some()) {
+                    return Some(false);
+                }
+                servers.iter().all(ZooKeeperServer::serves).then_some(true)
+            });
+            match done {
+                Some(true) => {}
+                Some(false) if servers.iter().any(ZooKeeperServer::found_its_port_taken) => {
+                    return None;
+                }
+                _ => ensemble.is_not_complete(),
+            }
         }
-        ensemble.wait_until_complete();
-        ensemble
+        Some(ensemble)
     }
 
     /// The server that [`cut_off`](Self::cut_off) cuts off.
@@ -528,8 +557,12 @@ impl Ensemble {
                 .then_some(())
         });
         if complete.is_none() {
-            let logs: Vec<String> = self.servers.iter().map(ZooKeeperServer::log_tail).collect();
-            panic!("the ensemble is not complete\n{}", logs.join("\n---\n"));
+            self.is_not_complete();
         }
+    }
+
+    fn is_not_complete(&self) -> ! {
+        let logs: Vec<String> = self.servers.iter().map(ZooKeeperServer::log_tail).collect();
+        panic!("the ensemble is not complete\n{}", logs.join("\n---\n"));
     }
 }
