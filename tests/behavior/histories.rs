@@ -123,7 +123,7 @@ enum Step {
 
 type EnqueueMayFollow = bool;
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Key {
     Tickets,
     Queue,

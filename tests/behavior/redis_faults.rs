@@ -41,7 +41,8 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         a_waiter_of_before_a_reconnect_is_woken_after_it
         a_forged_wake_up_grants_nothing
         a_server_that_lost_its_data_takes_the_lock_and_tokens_still_rise
-        an_evicted_key_costs_the_lock_and_the_holder_learns_it
+        an_evicted_ticket_costs_the_lock_and_the_holder_learns_it
+        an_evicted_queue_costs_nobody_the_lock_or_the_place
         waiters_survive_a_server_that_restarts_empty
         a_full_server_refuses_locks_but_renews_and_releases
         a_full_server_takes_back_a_lock_and_keeps_its_mark
@@ -279,7 +280,7 @@ async fn an_enqueue_that_arrives_after_its_release_takes_nothing(_: Store) {
         server.command(&["SLOWLOG", "GET", "-1"]);
     let enqueue = log.into_iter().map(|entry| entry.3).find(|command| {
         command[0] == "EVALSHA"
-            && command.len() == 15
+            && command.len() == 12
             && command[2] == "3"
             && command[3] == "test:1:{a}"
     });
@@ -379,13 +380,13 @@ async fn one_bad_name_does_not_cost_the_other_leases(_: Store) {
 async fn a_line_of_thousands_that_died_at_once_is_cleared(_: Store) {
     let server = RedisServer::start();
     let dead = "for i = 1, 20000 do \
-        redis.call('ZADD', KEYS[1], i, i) \
-        redis.call('HSET', KEYS[2], i, '1:1073741824:1073741824:1:00:me') end";
+        redis.call('RPUSH', KEYS[1], i) \
+        redis.call('HSET', KEYS[2], i, '1:1:1073741824:1073741824:1:00:me') end";
     server.command::<()>(&["EVAL", dead, "2", "test:1:{a}:queue", "test:1:{a}"]);
 
     let guard = client(&server).mutex("a").acquire().await.unwrap();
 
-    assert_eq!(server.command::<usize>(&["ZCARD", "test:1:{a}:queue"]), 1);
+    assert_eq!(server.command::<usize>(&["LLEN", "test:1:{a}:queue"]), 1);
     give_back(guard).await;
     nothing_left(&server).await;
 }
@@ -642,7 +643,7 @@ async fn a_forged_wake_up_grants_nothing(_: Store) {
     assert!(channels.len() >= 2);
     // What somebody can forge who may publish but not read: any id, any number, any garbage; and with
     // a stolen id, any number but the right one.
-    let ids: Vec<String> = server.command(&["ZRANGE", "test:1:{a}:queue", "0", "-1"]);
+    let ids: Vec<String> = server.command(&["LRANGE", "test:1:{a}:queue", "0", "-1"]);
     for channel in &channels {
         for message in [
             String::new(),
@@ -680,19 +681,42 @@ async fn a_server_that_lost_its_data_takes_the_lock_and_tokens_still_rise(_: Sto
 }
 
 /// H12: eviction takes keys one by one.
-async fn an_evicted_key_costs_the_lock_and_the_holder_learns_it(_: Store) {
+async fn an_evicted_ticket_costs_the_lock_and_the_holder_learns_it(_: Store) {
     let server = RedisServer::start();
-    for key in ["test:1:{a}", "test:1:{a}:queue"] {
-        let locks = client(&server);
-        let lock = locks.mutex("a").ttl(Duration::from_millis(900));
-        let guard = lock.acquire().await.unwrap();
-        assert_eq!(server.command::<i64>(&["DEL", key]), 1);
+    let locks = client(&server);
+    let lock = locks.mutex("a").ttl(Duration::from_millis(900));
+    let guard = lock.acquire().await.unwrap();
+    assert_eq!(server.command::<i64>(&["DEL", "test:1:{a}"]), 1);
 
-        assert_eq!(guard.lost().await, LostReason::Taken, "{key}");
-        let next = client(&server).mutex("a").acquire().await.unwrap();
-        assert!(next.token() > guard.token(), "{key}");
-        drop(guard);
-        give_back(next).await;
+    assert_eq!(guard.lost().await, LostReason::Taken);
+    let next = client(&server).mutex("a").acquire().await.unwrap();
+    assert!(next.token() > guard.token());
+    drop(guard);
+    give_back(next).await;
+    nothing_left(&server).await;
+}
+
+/// H12.
+async fn an_evicted_queue_costs_nobody_the_lock_or_the_place(_: Store) {
+    let server = RedisServer::start();
+    let locks = client(&server);
+    let guard = locks.mutex("a").acquire().await.unwrap();
+    let mut waiters = Vec::new();
+    for place in 0..3 {
+        let lock = client(&server).mutex("a").wait(SOON);
+        waiters.push(tokio::spawn(async move { lock.acquire().await }));
+        tickets(&locks, "a", place + 2).await;
+    }
+    assert_eq!(server.command::<i64>(&["DEL", "test:1:{a}:queue"]), 1);
+    let mut last = guard.token();
+
+    give_back(guard).await;
+
+    for waiter in waiters {
+        let guard = waiter.await.unwrap().unwrap();
+        assert!(guard.token() > last, "served in their order");
+        last = guard.token();
+        give_back(guard).await;
     }
     nothing_left(&server).await;
 }
@@ -959,8 +983,8 @@ async fn no_request_shortens_the_life_of_a_key(_: Store) {
     let server = RedisServer::start();
     let locks = client(&server);
     let lives = || {
-        for key in ["test:1:{a}", "test:1:{a}:queue"] {
-            let left: i64 = server.command(&["PTTL", key]);
+        for key in server.keys("test:1:{a}*") {
+            let left: i64 = server.command(&["PTTL", &key]);
             assert!(left > 86_400_000 - 60_000, "{key} lives for {left} ms");
         }
     };

@@ -9,16 +9,23 @@ use crate::store::{Kind, SOON, Store};
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT;
         an_enqueue_repeated_after_its_lease_does_not_hold
+        a_waiter_repeated_after_its_lease_is_taken_out_of_the_line
         an_enqueue_repeated_in_time_is_the_same_ticket
         an_enqueue_after_its_release_is_refused_while_the_mark_is_there
         a_line_longer_than_a_page_is_walked_to_its_end
         who_waits_behind_an_unheard_grant_looks_again_when_it_ends
+        one_ticket_alone_is_one_key
+        a_queue_that_is_lost_is_made_anew_in_its_order
+        a_queue_without_its_tickets_keeps_nobody_out
+        the_next_in_line_is_woken_past_those_who_died
     ]
 }
 
 macro_rules! script {
     ($verb:literal) => {
         concat!(
+            include_str!("../../lockcore/src/backend/redis/scripts/record.lua"),
+            "\n",
             include_str!("../../lockcore/src/backend/redis/scripts/line.lua"),
             "\n",
             include_str!(concat!(
@@ -33,19 +40,10 @@ macro_rules! script {
 const KEYS: [&str; 3] = ["t:1:{a}", "t:1:{a}:queue", "t:1:{a}:gone:x"];
 
 fn enqueue(server: &RedisServer, id: &str, permits: &str, ttl_millis: &str) -> Vec<i64> {
+    let record = format!("{permits}:10:{ttl_millis}:00:me");
     let mut call = vec!["EVAL", script!("enqueue"), "3"];
     call.extend(KEYS);
-    call.extend([
-        "t:1:wake:",
-        id,
-        permits,
-        "10",
-        ttl_millis,
-        "1",
-        "0",
-        "00",
-        "me",
-    ]);
+    call.extend(["t:1:wake:", id, ttl_millis, &record, "1", "0"]);
     server.command(&call)
 }
 
@@ -54,6 +52,17 @@ fn release(server: &RedisServer, id: &str, mark_millis: &str) -> Vec<i64> {
     call.extend(KEYS);
     call.extend(["t:1:wake:", id, mark_millis]);
     server.command(&call)
+}
+
+fn renew(server: &RedisServer, id: &str) -> Vec<i64> {
+    let mut call = vec!["EVAL", script!("renew"), "2"];
+    call.extend(&KEYS[..2]);
+    call.extend(["t:1:wake:", id]);
+    server.command(&call)
+}
+
+fn line(server: &RedisServer) -> Vec<String> {
+    server.command(&["LRANGE", KEYS[1], "0", "-1"])
 }
 
 /// Nobody has looked at the line since.
@@ -76,12 +85,23 @@ async fn an_enqueue_repeated_after_its_lease_does_not_hold(_: Store) {
     // It is still written down, as nobody has looked since.
     let repeated = enqueue(&server, "z", "10", "60000");
 
-    let queued: usize = server.command(&["ZCARD", "t:1:{a}:queue"]);
-    match repeated[0] {
-        4 => assert_eq!(queued, 0),
-        answer => panic!("answered {answer}, with {queued} tickets written down"),
-    }
+    let written: usize = server.command(&["HEXISTS", KEYS[0], "z"]);
+    assert_eq!((repeated[0], written), (4, 0), "answer, tickets written");
     assert_eq!(enqueue(&server, "other", "10", "60000")[0], 0);
+}
+
+/// In the middle of the line, where nobody has found it dead.
+async fn a_waiter_repeated_after_its_lease_is_taken_out_of_the_line(_: Store) {
+    let server = RedisServer::start();
+    assert_eq!(enqueue(&server, "holds", "10", "60000")[0], 0);
+    assert_eq!(enqueue(&server, "next", "10", "60000")[0], 1);
+    assert_eq!(enqueue(&server, "w", "10", "50")[0], 1);
+    lease_is_over(&server, "w").await;
+
+    assert_eq!(enqueue(&server, "w", "10", "60000"), [4]);
+
+    assert_eq!(line(&server), ["holds", "next"]);
+    assert_eq!(server.command::<usize>(&["HEXISTS", KEYS[0], "w"]), 0);
 }
 
 async fn an_enqueue_repeated_in_time_is_the_same_ticket(_: Store) {
@@ -92,7 +112,7 @@ async fn an_enqueue_repeated_in_time_is_the_same_ticket(_: Store) {
 
     assert_eq!(enqueue(&server, "x", "10", "60000")[..2], holds[..2]);
     assert_eq!(enqueue(&server, "w", "1", "60000")[..2], waits[..2]);
-    assert_eq!(server.command::<usize>(&["ZCARD", KEYS[1]]), 2);
+    assert_eq!(server.command::<usize>(&["LLEN", KEYS[1]]), 2);
 }
 
 async fn an_enqueue_after_its_release_is_refused_while_the_mark_is_there(_: Store) {
@@ -145,4 +165,83 @@ async fn who_waits_behind_an_unheard_grant_looks_again_when_it_ends(_: Store) {
         panic!("{waits:?}");
     };
     assert!((1..=2000).contains(&recheck), "{recheck} ms");
+}
+
+async fn one_ticket_alone_is_one_key(_: Store) {
+    let server = RedisServer::start();
+    for turn in 0..2 {
+        assert_eq!(enqueue(&server, "x", "10", "60000")[0], 0);
+        assert_eq!(server.keys("*"), [KEYS[0]], "turn {turn}");
+        assert_eq!(enqueue(&server, "w", "10", "60000")[0], 1);
+        assert_eq!(line(&server), ["x", "w"]);
+        assert_eq!(release(&server, "x", "0"), [1]);
+        assert_eq!(release(&server, "w", "0"), [1]);
+        assert_eq!(server.keys("*"), [KEYS[0]], "turn {turn}");
+    }
+    assert_eq!(server.command::<usize>(&["HLEN", KEYS[0]]), 1);
+}
+
+/// H12: by whichever verb finds it gone.
+async fn a_queue_that_is_lost_is_made_anew_in_its_order(_: Store) {
+    let server = RedisServer::start();
+    let all = ["holds", "b", "a", "c"];
+    for (place, id) in all.into_iter().enumerate() {
+        assert_eq!(
+            enqueue(&server, id, "10", "60000")[0],
+            i64::from(place > 0),
+            "{id}"
+        );
+    }
+    let lose = || assert_eq!(server.command::<i64>(&["DEL", KEYS[1]]), 1);
+
+    lose();
+    assert_eq!(enqueue(&server, "d", "10", "60000")[0], 1);
+    assert_eq!(line(&server), ["holds", "b", "a", "c", "d"]);
+    lose();
+    assert_eq!(renew(&server, "a")[0], 1);
+    assert_eq!(line(&server), ["holds", "b", "a", "c", "d"]);
+    lose();
+    assert_eq!(release(&server, "holds", "0"), [1]);
+    assert_eq!(line(&server), ["b", "a", "c", "d"]);
+    assert_eq!(renew(&server, "b")[0], 0, "it holds");
+    assert_eq!(renew(&server, "a")[0], 1, "and nobody else does");
+    let left: i64 = server.command(&["PTTL", KEYS[1]]);
+    assert!(left > 86_400_000 - 60_000, "lives for {left} ms");
+}
+
+/// H12, the other way round.
+async fn a_queue_without_its_tickets_keeps_nobody_out(_: Store) {
+    let server = RedisServer::start();
+    enqueue(&server, "x", "10", "60000");
+    enqueue(&server, "w", "10", "60000");
+    server.command::<i64>(&["DEL", KEYS[0]]);
+
+    assert_eq!(renew(&server, "x")[0], 2, "lost");
+    assert_eq!(enqueue(&server, "new", "10", "60000")[0], 0);
+    assert_eq!(line(&server), ["new"]);
+    assert_eq!(release(&server, "x", "0"), [0]);
+    assert_eq!(renew(&server, "new")[0], 0);
+    assert_eq!(release(&server, "new", "0"), [1]);
+    assert_eq!(server.keys("*"), [KEYS[0]]);
+}
+
+/// The short way from the holder to the next in line is for one who lives.
+async fn the_next_in_line_is_woken_past_those_who_died(_: Store) {
+    let server = RedisServer::start();
+    enqueue(&server, "holds", "10", "60000");
+    enqueue(&server, "dead", "10", "50");
+    enqueue(&server, "reads", "1", "60000");
+    enqueue(&server, "reads too", "1", "60000");
+    lease_is_over(&server, "dead").await;
+
+    assert_eq!(release(&server, "holds", "0"), [1]);
+
+    assert_eq!(line(&server), ["reads", "reads too"]);
+    for id in ["reads", "reads too"] {
+        // Nobody listens to the channel: woken all the same, and cut short for it.
+        let written: String = server.command(&["HGET", KEYS[0], id]);
+        let expires: u64 = written.split(':').next().unwrap().parse().unwrap();
+        let (seconds, micros): (u64, u64) = server.command(&["TIME"]);
+        assert!(expires <= seconds * 1000 + micros / 1000 + 2000, "{id}");
+    }
 }

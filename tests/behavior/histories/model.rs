@@ -473,24 +473,14 @@ impl Model {
         self.expired.clear();
     }
 
-    /// A ticket counts only if it is in both keys.
+    /// The queue can be made anew from the tickets; without them it is nothing.
     pub(super) fn evict(&mut self, name: usize, key: Key) {
-        let ids: Vec<Id> = self.queues[name]
-            .tickets()
-            .map(|(known, _)| known.id)
-            .collect();
-        match key {
-            Key::Queue => {
-                for id in ids {
-                    self.queues[name].remove(id);
-                }
-            }
-            Key::Tickets => {
-                self.queues[name] = Queue::default();
-                self.exclusive[name] = 0;
-            }
+        if key == Key::Queue {
+            return;
         }
-        // What the other key has of them may be found by a release.
+        self.queues[name] = Queue::default();
+        self.exclusive[name] = 0;
+        // What the queue has of them may make a repetition too late.
         let of_name = |ticket: &usize| self.wishes[*ticket].name == name;
         self.expired.extend((0..self.wishes.len()).filter(of_name));
     }

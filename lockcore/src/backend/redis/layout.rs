@@ -56,7 +56,10 @@ impl Script {
     /// `-- include line.lua` stands for that file: what comes before it needs none of it, and is
     /// spared the making of its functions.
     fn new(source: &str) -> Self {
-        let source = source.replace("-- include line.lua", include_str!("scripts/line.lua"));
+        let line = include_str!("scripts/line.lua");
+        let record = include_str!("scripts/record.lua");
+        let source = source.replace("-- include line.lua", line);
+        let source = source.replace("-- include record.lua", record);
         let sha1 = redis::Script::new(&source).get_hash().to_owned();
         Self { source, sha1 }
     }

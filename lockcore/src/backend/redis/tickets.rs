@@ -25,16 +25,17 @@ pub(super) async fn enqueue(
     call.keys = vec![keys.mark(request.id)];
     call.keys.insert(0, keys.queue);
     call.keys.insert(0, keys.tickets);
+    let (permits, capacity) = (request.permits, request.capacity);
+    let (channel, owner) = (&connection.channel, &request.owner);
+    let ttl = millis(request.ttl);
+    let record = format!("{permits}:{capacity}:{ttl}:{channel}:{owner}");
     call.args = vec![
         layout::wake_prefix(request.name.namespace()),
         request.id.to_string(),
-        request.permits.to_string(),
-        request.capacity.to_string(),
-        millis(request.ttl),
+        ttl,
+        record,
         u8::from(request.wait).to_string(),
         request.highest_seen.to_string(),
-        connection.channel.to_string(),
-        request.owner.to_string(),
     ];
     let reply = numbers(call.send(connection).await?)?;
     match reply[..] {
@@ -124,48 +125,64 @@ pub(super) async fn inspect(
     connection: RedisConnection,
     name: Name,
 ) -> Result<Vec<Place>, StoreError> {
-    let keys = Keys::of(&name);
     let mut call = Call::new(&layout::INSPECT);
-    call.keys = vec![keys.tickets, keys.queue];
-    let reply: (u64, Vec<(String, String, String)>) = match call.send(connection).await? {
-        Value::Array(mut values) if !values.is_empty() => {
-            let rest = values.split_off(1);
-            let now = redis::from_redis_value(values.remove(0)).map_err(unreadable)?;
-            let triples = redis::from_redis_value(Value::Array(rest)).map_err(unreadable)?;
-            (now, triples)
-        }
-        other => return Err(unexpected(&other)),
+    call.keys = vec![Keys::of(&name).tickets];
+    let reply: Vec<Value> =
+        redis::from_redis_value(call.send(connection).await?).map_err(unreadable)?;
+    let mut reply = reply.into_iter();
+    let now: u64 = match reply.next() {
+        Some(now) => redis::from_redis_value(now).map_err(unreadable)?,
+        None => return Err(unexpected(&"nothing")),
     };
-    let (now, records) = reply;
+    let records: Vec<String> = reply
+        .map(redis::from_redis_value)
+        .collect::<Result<_, _>>()
+        .map_err(unreadable)?;
+    let mut lives: Vec<Record<'_>> = records
+        .iter()
+        .filter_map(|record| Record::parse(record))
+        .filter(|record| record.expires > now)
+        .collect();
+    lives.sort_unstable_by_key(|record| record.number);
     let mut older = 0u64;
-    let mut places = Vec::with_capacity(records.len());
-    for (_id, number, record) in records {
-        let fields: Vec<&str> = record.splitn(7, ':').collect();
-        let [expires, permits, capacity, _ttl, _channel, _number, owner] = fields[..] else {
-            continue;
-        };
-        let (Ok(expires), Ok(permits), Ok(capacity), Ok(number)) = (
-            expires.parse::<u64>(),
-            permits.parse::<u32>(),
-            capacity.parse::<u32>(),
-            number.parse::<f64>(),
-        ) else {
-            continue;
-        };
-        if expires <= now {
-            continue;
-        }
-        older += u64::from(permits);
-        places.push(Place::new(
-            number as u64, // a score is a double; ticket numbers are exact in one
-            older <= u64::from(capacity),
+    let place = |record: Record<'_>| {
+        older += u64::from(record.permits);
+        Place::new(
+            record.number,
+            older <= u64::from(record.capacity),
+            record.permits,
+            record.capacity,
+            Duration::from_millis(record.expires - now),
+            record.owner.to_owned(),
+        )
+    };
+    Ok(lives.into_iter().map(place).collect())
+}
+
+/// A ticket as `scripts/record.lua` has it, without what only scripts need.
+struct Record<'a> {
+    expires: u64,
+    number: u64,
+    permits: u32,
+    capacity: u32,
+    owner: &'a str,
+}
+
+impl<'a> Record<'a> {
+    fn parse(record: &'a str) -> Option<Self> {
+        let mut fields = record.splitn(7, ':');
+        let mut next = || fields.next();
+        let (expires, number) = (next()?.parse().ok()?, next()?.parse().ok()?);
+        let (permits, capacity) = (next()?.parse().ok()?, next()?.parse().ok()?);
+        let (_ttl, _channel, owner) = (next()?, next()?, next()?);
+        Some(Self {
+            expires,
+            number,
             permits,
             capacity,
-            Duration::from_millis(expires - now),
-            owner.to_owned(),
-        ));
+            owner,
+        })
     }
-    Ok(places)
 }
 
 pub(super) async fn forget(connection: RedisConnection, name: Name) -> Result<(), StoreError> {

@@ -2,6 +2,6 @@
 --
 -- KEYS  1 tickets, 2 queue
 -- Reply 1 forgotten, 0 in use
-if redis.call('EXISTS', KEYS[2]) == 1 then return 0 end
-redis.call('DEL', KEYS[1])
+if redis.call('HLEN', KEYS[1]) > 1 then return 0 end
+redis.call('DEL', KEYS[1], KEYS[2])
 return 1

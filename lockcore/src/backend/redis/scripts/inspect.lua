@@ -1,18 +1,13 @@
--- Lists a name's tickets, oldest first.
+-- Lists a name's tickets, in no order.
 --
--- KEYS  1 tickets, 2 queue
--- Reply {now in ms, id, number, record, id, number, record, …}; reads only
+-- KEYS  1 tickets
+-- Reply {now in ms, record, record, …}; reads only
+
 -- include line.lua
 
-local now = clock()
-local reply = { now }
-local order = redis.call('ZRANGE', KEYS[2], 0, -1, 'WITHSCORES')
-for i = 1, #order, 2 do
-  local record = redis.call('HGET', KEYS[1], order[i])
-  if record then
-    reply[#reply + 1] = order[i]
-    reply[#reply + 1] = order[i + 1]
-    reply[#reply + 1] = record
-  end
+local reply = { clock() }
+local fields = redis.call('HGETALL', KEYS[1])
+for i = 1, #fields, 2 do
+  if fields[i] ~= 'last' then reply[#reply + 1] = fields[i + 1] end
 end
 return reply

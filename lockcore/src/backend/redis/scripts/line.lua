@@ -1,44 +1,54 @@
 -- What the verbs share: reading the clock and walking the line of one name.
 --
 -- A name has two keys:
---   tickets  hash    id -> 'expires_ms:permits:capacity:ttl_ms:channel:number:owner', and 'last' ->
---                    the number drawn last
---   queue    zset    id, scored by the ticket's number: the order
--- A ticket counts only if it is in both.
+--   tickets  hash    id -> record (see record.lua), and 'last' -> the number drawn last
+--   queue    list    ids by number: numbers only rise, and a ticket is put at the end
+-- The hash is the truth. The queue is its order, and not there while one ticket is all there is; if it is
+-- evicted it is made anew. An id in it without a record is of a ticket that has gone.
+
+-- include record.lua
 
 local DAY_MS = 86400000
--- A waiter that no connection listens for is given this long to come back and renew.
-local UNHEARD_MS = 2000
 
--- Server time in milliseconds and in microseconds.
+-- Server time in milliseconds.
 local function clock()
   local time = redis.call('TIME')
-  local micros = time[1] * 1000000 + time[2]
-  return math.floor(micros / 1000), micros
+  return time[1] * 1000 + math.floor(time[2] / 1000)
 end
 
 -- Lets both keys live until a day after the clock has passed the last number. A ticket lives for 12
 -- hours at most, so that no request with a short ttl can end a key under a ticket with a long one.
 local function keep(tickets, queue, now, last)
-  local until_ms = math.max(now, math.floor(last / 1000)) + DAY_MS
+  local until_ms = string.format('%d', math.max(now, math.floor(last / 1000)) + DAY_MS)
   redis.call('PEXPIREAT', tickets, until_ms)
   redis.call('PEXPIREAT', queue, until_ms)
 end
 
-local function parse(record)
-  local expires, permits, capacity = string.match(record, '^(%d+):(%d+):(%d+):')
-  return tonumber(expires), tonumber(permits), tonumber(capacity)
-end
-
--- The record with another expiry, whose 13 digits Lua writes out in full; the rest never changes.
-local function with_expiry(record, expires)
-  return expires .. string.sub(record, string.find(record, ':', 1, true), -1)
+-- The ids of all tickets by number, for a name that has no queue. Several ought to have one, and get it.
+local function ordered(tickets, queue, now)
+  local fields, ids, numbers, last = redis.call('HGETALL', tickets), {}, {}, 0
+  for i = 1, #fields, 2 do
+    local id, value = fields[i], fields[i + 1]
+    if id == 'last' then
+      last = tonumber(value)
+    else
+      ids[#ids + 1] = id
+      numbers[id] = tonumber(string.match(value, '^%d+:(%d+):'))
+    end
+  end
+  if #ids > 1 then
+    table.sort(ids, function(a, b) return numbers[a] < numbers[b] end)
+    redis.call('DEL', queue) -- after which the rest passes on a full server
+    for _, id in ipairs(ids) do redis.call('RPUSH', queue, id) end
+    keep(tickets, queue, now, last)
+  end
+  return ids
 end
 
 -- Walks a name's tickets from the oldest on, for as long as they hold or newly hold.
 --
 -- `leaving` is the id of a ticket that is about to go, `asker` one that wants to know about itself.
--- Nothing is written here: settle() does that.
+-- Nothing is changed here: settle() does that.
 --
 -- Returns a table:
 --   used      permits of those that stay and hold
@@ -47,13 +57,17 @@ end
 --   soonest   when the first of the holders expires; nil if nobody holds
 --   asker     whether the asker holds
 --   expired   whether the asker is among the dead
---   dead      ids that have expired, or are in one key only
+--   dead      ids that have expired, or have no record
 --   granted   {id, record} of those that hold now and did not before
 local function walk(tickets, queue, now, leaving, asker)
   local line = { used = 0, dead = {}, granted = {}, asker = false }
   local before, at, page = 0, 0, 2
   while true do
-    local ids = redis.call('ZRANGE', queue, at, at + page - 1)
+    local ids = redis.call('LRANGE', queue, at, at + page - 1)
+    if #ids == 0 and at == 0 then
+      ids = ordered(tickets, queue, now)
+      page = #ids + 1
+    end
     if #ids == 0 then return line end
     local records = redis.call('HMGET', tickets, unpack(ids))
     for i, id in ipairs(ids) do
@@ -63,6 +77,7 @@ local function walk(tickets, queue, now, leaving, asker)
         line.expired = line.expired or id == asker
       else
         local expires, permits, capacity = parse(record)
+        permits, capacity = tonumber(permits), tonumber(capacity)
         local was_older = before
         before = before + permits
         if expires <= now then
@@ -90,26 +105,16 @@ local function walk(tickets, queue, now, leaving, asker)
   end
 end
 
--- Removes the dead and wakes whoever holds because of it. One message per grant, to the channel of
--- its client; a grant that nobody hears is cut short, so that a dead waiter costs two seconds and
--- not its whole ttl. Call it before soonest is told to anybody.
+-- Removes the dead and wakes whoever holds because of it. Call it before soonest is told to anybody.
 local function settle(tickets, queue, now, line, prefix, asker)
-  -- In slices: Lua 5.1 cannot pass more than some 8,000 arguments.
-  for from = 1, #line.dead, 1000 do
-    local to = math.min(from + 999, #line.dead)
-    redis.call('ZREM', queue, unpack(line.dead, from, to))
-    redis.call('HDEL', tickets, unpack(line.dead, from, to))
+  for _, id in ipairs(line.dead) do
+    redis.call('LREM', queue, '1', id)
+    redis.call('HDEL', tickets, id)
   end
   for _, grant in ipairs(line.granted) do
-    local id, record = grant[1], grant[2]
-    if id ~= asker then
-      local expires, channel, number = string.match(record, '^(%d+):%d+:%d+:%d+:(%x+):(%d+):')
-      local heard = redis.call('PUBLISH', prefix .. channel, id .. ' ' .. number)
-      if heard == 0 and tonumber(expires) > now + UNHEARD_MS then
-        redis.call('HSET', tickets, id, with_expiry(record, now + UNHEARD_MS))
-        -- Who waits behind it looks again then.
-        line.soonest = math.min(line.soonest, now + UNHEARD_MS)
-      end
+    if grant[1] ~= asker and wake(tickets, grant[1], grant[2], now, prefix) then
+      -- Who waits behind it looks again then.
+      line.soonest = math.min(line.soonest, now + UNHEARD_MS)
     end
   end
 end

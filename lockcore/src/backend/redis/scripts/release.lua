@@ -7,10 +7,12 @@
 -- The mark makes an enqueue that arrives later answer "released before"; 0 ms leaves none. The first
 -- write removes, so that the script passes on a full server.
 
--- The common case: one ticket, nobody to hand over to, and nothing to remember.
-if #ARGV == 3 and ARGV[3] == '0' and redis.call('ZCARD', KEYS[2]) <= 1 then
-  local found = redis.call('ZREM', KEYS[2], ARGV[2])
-  redis.call('HDEL', KEYS[1], ARGV[2])
+-- The common case: one ticket, which is all there is, and nothing to remember. If it has a queue, others
+-- were in it before.
+local alone = #ARGV == 3 and ARGV[3] == '0'
+if alone and redis.call('HLEN', KEYS[1]) == 2 then
+  local found = redis.call('HDEL', KEYS[1], ARGV[2])
+  if found == 1 then redis.call('DEL', KEYS[2]) end
   return { found }
 end
 
@@ -18,10 +20,26 @@ end
 
 local now = clock()
 
+-- The next most common: it is exclusive, and so is the next in line, who lives.
+local front = alone and redis.call('LRANGE', KEYS[2], '0', '1') or {}
+if front[1] == ARGV[2] and front[2] then
+  local records = redis.call('HMGET', KEYS[1], unpack(front))
+  if records[1] and records[2] then
+    local _, held, of = parse(records[1])
+    local expires, permits, capacity = parse(records[2])
+    if held == of and permits == capacity and expires > now then
+      redis.call('LPOP', KEYS[2])
+      redis.call('HDEL', KEYS[1], front[1])
+      wake(KEYS[1], front[2], records[2], now, ARGV[1])
+      return { 1 }
+    end
+  end
+end
+
 local function release(tickets, queue, mark, id, mark_ms)
   local line = walk(tickets, queue, now, id, nil)
-  local found = redis.call('ZREM', queue, id)
-  redis.call('HDEL', tickets, id)
+  local found = redis.call('HDEL', tickets, id)
+  redis.call('LREM', queue, '1', id)
   settle(tickets, queue, now, line, ARGV[1], nil)
   if mark_ms ~= '0' then redis.call('SET', mark, '', 'PX', mark_ms) end
   return found

@@ -1,5 +1,5 @@
--- Prolongs tickets to their ttl from now. Never creates one: a ticket that has expired, or that
--- eviction took out of one of its two keys, is lost.
+-- Prolongs tickets to their ttl from now. Never creates one: a ticket that has expired, or been evicted,
+-- is lost.
 --
 -- KEYS  per ticket: tickets, queue
 -- ARGV  1 prefix of wake-up channels; then per ticket: id
@@ -19,13 +19,9 @@ local function renew(tickets, queue, id)
   local known = redis.call('HMGET', tickets, id, 'last')
   local record = known[1]
   if not record then return 2, -1, -1 end
-  if not redis.call('ZSCORE', queue, id) then
-    redis.call('HDEL', tickets, id)
-    return 2, -1, -1
-  end
   keep(tickets, queue, now, tonumber(known[2] or '0'))
   local lives = parse(record) > now
-  local ttl = tonumber(string.match(record, '^%d+:%d+:%d+:(%d+):'))
+  local ttl = tonumber(string.match(record, '^%d+:%d+:%d+:%d+:(%d+):'))
   if lives then redis.call('HSET', tickets, id, with_expiry(record, now + ttl)) end
   local line = walk(tickets, queue, now, nil, id)
   settle(tickets, queue, now, line, ARGV[1], id)

@@ -12,16 +12,16 @@ local with_key = {
   { 'DEL', key },
   { 'EXISTS', key },
   { 'HDEL', key, 'id' },
-  { 'HGET', key, 'id' },
+  { 'HGETALL', key },
   { 'HMGET', key, 'id', 'last' },
+  { 'HLEN', key },
   { 'HSET', key, 'id', 'record' },
+  { 'LPOP', key },
+  { 'LRANGE', key, '0', '-1' },
+  { 'LREM', key, '1', 'id' },
   { 'PEXPIREAT', key, '1' },
+  { 'RPUSH', key, 'id' },
   { 'SET', key, '', 'PX', '1' },
-  { 'ZADD', key, '1', 'id' },
-  { 'ZCARD', key },
-  { 'ZRANGE', key, '0', '-1' },
-  { 'ZREM', key, 'id' },
-  { 'ZSCORE', key, 'id' },
 }
 local without = { { 'PUBLISH', channel, 'message' }, { 'TIME' } }
 

@@ -1,0 +1,26 @@
+-- A ticket as it is written: 'expires_ms:number:permits:capacity:ttl_ms:channel:owner'.
+
+-- A waiter that no connection listens for is given this long to come back and renew.
+local UNHEARD_MS = 2000
+
+-- When it expires, as a number; permits and capacity as they are written.
+local function parse(record)
+  local expires, permits, capacity = string.match(record, '^(%d+):%d+:(%d+):(%d+):')
+  return tonumber(expires), permits, capacity
+end
+
+-- The record with another expiry; the rest never changes.
+local function with_expiry(record, expires)
+  return string.format('%d', expires) .. string.sub(record, string.find(record, ':', 1, true), -1)
+end
+
+-- Tells a ticket's client that it holds: one message, to the channel of that client. A grant that nobody
+-- hears is cut short, so that a dead waiter costs two seconds and not its whole ttl. Returns whether
+-- it was.
+local function wake(tickets, id, record, now, prefix)
+  local expires, number, channel = string.match(record, '^(%d+):(%d+):%d+:%d+:%d+:(%x+):')
+  local heard = redis.call('PUBLISH', prefix .. channel, id .. ' ' .. number)
+  if heard > 0 or tonumber(expires) <= now + UNHEARD_MS then return false end
+  redis.call('HSET', tickets, id, with_expiry(record, now + UNHEARD_MS))
+  return true
+end
