@@ -34,6 +34,8 @@ struct Hold {
     exclusive: bool,
     client: Arc<Client>,
     on_lost: OnLost,
+    #[cfg(debug_assertions)]
+    label: Option<&'static str>,
     /// Zero is final.
     guards: AtomicU32,
     /// A guard has ended that had lost the lock.
@@ -232,7 +234,17 @@ impl Held {
     }
 
     pub(crate) fn is_of(&self, client: &Arc<Client>, name: &Name) -> bool {
-        Arc::ptr_eq(&self.0.client, client) && self.0.lease.request.name == *name
+        self.is_of_client(client) && self.0.lease.request.name == *name
+    }
+
+    pub(crate) fn is_of_client(&self, client: &Arc<Client>) -> bool {
+        Arc::ptr_eq(&self.0.client, client)
+    }
+
+    /// [`Lock::label`](crate::Lock::label).
+    #[cfg(debug_assertions)]
+    pub(crate) fn label(&self) -> Option<&'static str> {
+        self.0.label
     }
 
     /// What inner holds wait for before they begin.
@@ -341,6 +353,8 @@ impl Guard {
             exclusive: order.is_exclusive(),
             client: Arc::clone(order.client),
             on_lost: order.on_lost,
+            #[cfg(debug_assertions)]
+            label: order.label,
             guards: AtomicU32::new(1),
             ended_lost: AtomicBool::new(false),
             source: Mutex::new(Some(source)),

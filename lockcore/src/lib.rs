@@ -69,6 +69,8 @@ mod error;
 mod events;
 mod guard;
 mod hash;
+#[cfg(debug_assertions)]
+mod inversions;
 mod keeper;
 mod lease;
 mod local;

@@ -50,6 +50,10 @@ pub enum OnLost {
 /// the store before [`acquire`](Self::acquire), [`try_acquire`](Self::try_acquire) or
 /// [`run`](Self::run).
 ///
+/// Code under one lock that asks for another can deadlock with code that does so the other way round.
+/// [`Locks::all`](crate::Locks::all) takes several in one order; a debug build
+/// [warns](crate::guide::trouble#-two-locks-are-asked-for-in-different-orders) of two orders.
+///
 /// ```
 /// use std::time::Duration;
 ///
@@ -99,6 +103,8 @@ pub(crate) struct Order<'a> {
     pub(crate) limited: bool,
     pub(crate) reentrant: bool,
     pub(crate) on_lost: OnLost,
+    #[cfg(debug_assertions)]
+    pub(crate) label: Option<&'static str>,
 }
 
 impl Order<'_> {
@@ -336,7 +342,13 @@ impl Lock {
         let guard = async {
             match outer {
                 Some(outer) => scope::reenter(&order, outer, &budget).await,
-                None => acquire::acquire(&order, &budget).await,
+                None => {
+                    #[cfg(debug_assertions)]
+                    if budget.waits {
+                        crate::inversions::asked_for(&order);
+                    }
+                    acquire::acquire(&order, &budget).await
+                }
             }
         };
         guard
@@ -379,6 +391,8 @@ impl Lock {
             limited: self.max_hold.is_some() || !self.min_hold.is_zero(),
             reentrant: self.reentrant,
             on_lost: self.on_lost,
+            #[cfg(debug_assertions)]
+            label: self.label,
         })
     }
 }

@@ -43,6 +43,8 @@ pub(crate) struct Client {
     pub(crate) shared: Arc<Shared>,
     /// `host/pid/client`, for [`Locks::inspect`].
     pub(crate) owner: Arc<str>,
+    #[cfg(debug_assertions)]
+    pub(crate) inversions: crate::inversions::Inversions,
     /// Ends the thread when the last handle goes.
     _keeper: Keeper,
 }
@@ -54,6 +56,8 @@ impl Client {
         Arc::new(Self {
             shared: Arc::clone(shared),
             owner: "model".into(),
+            #[cfg(debug_assertions)]
+            inversions: Default::default(),
             _keeper: Keeper::without_thread(shared),
         })
     }
@@ -100,6 +104,8 @@ impl Locks {
         Ok(Self(Arc::new(Client {
             shared,
             owner: owner(),
+            #[cfg(debug_assertions)]
+            inversions: Default::default(),
             _keeper: keeper,
         })))
     }

@@ -26,6 +26,25 @@ tokio::task_local! {
 pub(crate) struct Scope {
     held: Held,
     outer: Option<Arc<Scope>>,
+    /// Who entered it.
+    #[cfg(debug_assertions)]
+    runner: Runner,
+}
+
+/// What runs code: a task, or a thread that waits for a future.
+#[cfg(debug_assertions)]
+#[derive(Clone, PartialEq)]
+enum Runner {
+    Task(tokio::task::Id),
+    Thread(std::thread::ThreadId),
+}
+
+#[cfg(debug_assertions)]
+impl Runner {
+    fn current() -> Self {
+        let thread = || Self::Thread(std::thread::current().id());
+        tokio::task::try_id().map_or_else(thread, Self::Task)
+    }
 }
 
 /// What the running code is inside of.
@@ -37,7 +56,12 @@ fn around() -> Option<Scope> {
 fn of(held: &[Held]) -> Option<Scope> {
     held.iter().cloned().fold(around(), |outer, held| {
         let outer = outer.map(Arc::new);
-        Some(Scope { held, outer })
+        Some(Scope {
+            held,
+            outer,
+            #[cfg(debug_assertions)]
+            runner: Runner::current(),
+        })
     })
 }
 
@@ -58,6 +82,21 @@ pub(crate) fn find(client: &Arc<Client>, name: &Name) -> Option<Guard> {
                 .find_map(|scope| scope.held.guard())
         })
         .ok()?
+}
+
+/// What the running code is inside of and what is held at this moment, the innermost first; and whether the
+/// running code itself keeps it so. What is around a scope that was [carried](Held::scope) into another task
+/// is not kept by that task.
+#[cfg(debug_assertions)]
+pub(crate) fn holds() -> Vec<(Held, bool)> {
+    let Some(innermost) = around() else {
+        return Vec::new();
+    };
+    let runner = Runner::current();
+    std::iter::successors(Some(&innermost), |scope| scope.outer.as_deref())
+        .filter(|scope| scope.held.is_valid())
+        .map(|scope| (scope.held.clone(), scope.runner == runner))
+        .collect()
 }
 
 /// Takes a lock that the caller holds already, as `outer`: same ticket, same token, no request.

@@ -11,6 +11,7 @@ mod exclusion;
 mod fencing;
 mod giving_up;
 mod histories;
+mod inversions;
 mod kit;
 mod leases;
 mod local;
@@ -52,6 +53,7 @@ fn main() {
     trials.extend(kit::facts(Kind::Memory));
     trials.extend(crowd::facts_of_the_kit(Kind::Memory));
     trials.extend(protocol::facts(Kind::Memory));
+    trials.extend(inversions::facts(Kind::Memory));
     trials.extend(processes::facts(Kind::Redis));
     trials.extend(processes::facts(Kind::Sqlite));
     trials.extend(processes::facts_of_redis(Kind::Redis));

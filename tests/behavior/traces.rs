@@ -1,4 +1,5 @@
-//! P10: what the library and its driver trace while the suite runs, searched for what must not be in it.
+//! P10: what the library and its driver trace while the suite runs, searched for what must not be in it. And the
+//! warnings of order inversions, for the facts about those.
 
 use std::fmt::{Debug, Write};
 use std::sync::Mutex;
@@ -17,6 +18,7 @@ const SECRETS: [&str; 2] = [SECRET, WRONG];
 pub(crate) const WRONG: &str = "hunter2";
 
 static FOUND: Mutex<Vec<String>> = Mutex::new(Vec::new());
+static INVERSIONS: Mutex<Vec<String>> = Mutex::new(Vec::new());
 static SEEN: AtomicUsize = AtomicUsize::new(0);
 
 /// Searches the traces of all levels, of the whole process and from now on.
@@ -32,6 +34,13 @@ pub(crate) fn found() -> Vec<String> {
 /// How many traces of the library have been searched.
 pub(crate) fn seen() -> usize {
     SEEN.load(Ordering::Relaxed)
+}
+
+/// The warnings of order inversions in whose text `part` is.
+pub(crate) fn inversions(part: &str) -> Vec<String> {
+    let mut all = INVERSIONS.lock().unwrap().clone();
+    all.retain(|text| text.contains(part));
+    all
 }
 
 struct Search;
@@ -77,6 +86,9 @@ impl Subscriber for Search {
         }
         let mut text = Text::default();
         event.record(&mut text);
+        if event.metadata().target() == "lockcore::inversions" {
+            INVERSIONS.lock().unwrap().push(text.0.clone());
+        }
         self.look(text);
     }
 

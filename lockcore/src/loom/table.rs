@@ -47,6 +47,8 @@ fn guard(client: &Arc<Client>, lease: Arc<Lease>) -> Guard {
         limited: false,
         reentrant: true,
         on_lost: OnLost::Cancel,
+        #[cfg(debug_assertions)]
+        label: None,
     };
     Guard::of_ticket(lease, &order)
 }

@@ -1,0 +1,417 @@
+//! Order inversions (H36): which lock the code of this process asks for under which, and whether two of
+//! them are asked for in either order, or more in a circle. Debug builds only: others do not have this file.
+//! What the running code holds is in `scope`.
+//!
+//! A false alarm costs more than a missed one, so that a circle counts only if all its steps can be taken
+//! at once:
+//!
+//! - Who does not wait cannot deadlock; who re-enters asks for nothing.
+//! - Only what the asking code itself keeps held is asked *under*: not what was held where a task was
+//!   spawned, whose end its owner may not wait for, and not a bare guard, which belongs to whoever has it.
+//! - Steps under a common lock that keeps one out while the other is inside never meet.
+//!
+//! Shared sides and permits are asked for as all others are. Two readers do not keep each other out, but
+//! in a fair queue a reader waits behind a writer who waits for the other reader, and a semaphore is there
+//! to be used up: both make the circle whole without doing anything wrong themselves.
+
+use std::collections::{HashSet, VecDeque};
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::guard::Held;
+use crate::hash::Prehashed;
+use crate::lock::Order;
+use crate::name::Name;
+use crate::scope;
+
+/// Pairs that are remembered. A program has some hundreds of places that ask under a lock; if its names
+/// vary without end, these are the most recent.
+const PAIRS: usize = 4096;
+
+/// Who holds more at once is not looked at: what is remembered, and the time for it, grow with their number.
+const HELD_AT_ONCE: usize = 32;
+
+/// Pairs that a client warns of in its life. Names that vary make many pairs of one mistake.
+const WARNINGS: usize = 100;
+
+/// What one client remembers. Empty, and nothing on the heap, until a lock is asked for under another.
+#[derive(Default)]
+pub(crate) struct Inversions(Mutex<Asked>);
+
+/// Notes that `order` is waited for by the running code, and warns of a circle that this closes.
+pub(crate) fn asked_for(order: &Order<'_>) {
+    let around = scope::holds();
+    if around.is_empty() || around.len() > HELD_AT_ONCE {
+        return;
+    }
+    let together: Arc<[Part]> = around.iter().map(|(held, _)| Part::of(held)).collect();
+    let wanted = Called {
+        name: order.name,
+        label: order.label,
+    };
+    let memory = &order.client.inversions.0;
+    for (held, keeps) in &around {
+        // Each client remembers its own.
+        if !keeps || !held.is_of_client(order.client) {
+            continue;
+        }
+        let under = Called {
+            name: &held.lease().request.name,
+            label: held.label(),
+        };
+        // Nothing can panic in between that would leave it half changed.
+        let mut asked = memory.lock().unwrap_or_else(PoisonError::into_inner);
+        let circle = asked.asked(under, wanted, &together);
+        drop(asked); // who listens to traces may use locks
+        if let Some(circle) = circle {
+            tracing::warn!(
+                lock = %wanted.name,
+                label = wanted.label,
+                under = %under.name,
+                under_label = under.label,
+                circle = %circle,
+                "a deadlock can happen: this lock was asked for under that one, and elsewhere in this process it was the \
+                 other way round. When both happen at once, here or in two processes, each waits for the other until its \
+                 wait is over. Take them together with Locks::all, or everywhere in the same order"
+            );
+        }
+    }
+}
+
+/// A lock as people know it.
+#[derive(Clone, Copy)]
+struct Called<'a> {
+    name: &'a Name,
+    label: Option<&'static str>,
+}
+
+impl Called<'_> {
+    /// What does not vary with the key, where there is such a thing.
+    fn in_general(&self) -> String {
+        let name = || self.name.as_str().to_owned();
+        self.label.map_or_else(name, str::to_owned)
+    }
+}
+
+/// A lock that is held.
+#[derive(Clone, PartialEq)]
+struct Part {
+    name: Name,
+    permits: u32,
+    capacity: u32,
+}
+
+impl Part {
+    fn of(held: &Held) -> Self {
+        let request = &held.lease().request;
+        Self {
+            name: request.name.clone(),
+            permits: request.permits.get(),
+            capacity: request.capacity.get(),
+        }
+    }
+
+    /// Whether both cannot be held at once. By name alone: two clients may be of one store.
+    fn excludes(&self, other: &Self) -> bool {
+        self.name == other.name && self.permits.saturating_add(other.permits) > self.capacity
+    }
+}
+
+fn exclude_each_other(some: &[Part], others: &[Part]) -> bool {
+    let excluded = |part: &Part| others.iter().any(|other| part.excludes(other));
+    some.iter().any(excluded)
+}
+
+fn contains_all(some: &[Part], others: &[Part]) -> bool {
+    others.iter().all(|part| some.contains(part))
+}
+
+/// Plain data: it knows no clock and tells nobody.
+#[derive(Default)]
+struct Asked {
+    /// For a lock, those that were asked for under it, and with each all that was held then.
+    under: Prehashed<Name, Prehashed<Name, Arc<[Part]>>>,
+    /// The same pairs, the oldest first.
+    pairs: VecDeque<(Name, Name)>,
+    told: HashSet<[String; 2]>,
+}
+
+impl Asked {
+    /// `wanted` is asked for by code that holds `together`, `under` among it. Returns the circle that is to
+    /// be told of.
+    fn asked(
+        &mut self,
+        under: Called<'_>,
+        wanted: Called<'_>,
+        together: &Arc<[Part]>,
+    ) -> Option<Circle> {
+        // The permits of a semaphore are taken beside one another. And who warned so often is heard.
+        if under.name == wanted.name || self.told.len() == WARNINGS {
+            return None;
+        }
+        if !self.is_news(under.name, wanted.name, together) {
+            return None;
+        }
+        let circle = self.way(wanted.name, under.name, together)?;
+        let mut pair = [under.in_general(), wanted.in_general()];
+        pair.sort();
+        self.told.insert(pair).then_some(circle)
+    }
+
+    /// Notes a pair. Returns whether it says more than what is known of it.
+    fn is_news(&mut self, under: &Name, wanted: &Name, together: &Arc<[Part]>) -> bool {
+        if let Some(known) = self.under.get_mut(under).and_then(|of| of.get_mut(wanted)) {
+            // The more was held, the less it can meet.
+            if contains_all(together, known) {
+                return false;
+            }
+            if contains_all(known, together) {
+                *known = Arc::clone(together);
+            }
+            return true;
+        }
+        if self.pairs.len() == PAIRS {
+            self.forget_oldest();
+        }
+        let of = self.under.entry(under.clone()).or_default();
+        of.insert(wanted.clone(), Arc::clone(together));
+        self.pairs.push_back((under.clone(), wanted.clone()));
+        true
+    }
+
+    fn forget_oldest(&mut self) {
+        let Some((under, wanted)) = self.pairs.pop_front() else {
+            return;
+        };
+        if let Some(of) = self.under.get_mut(&under) {
+            of.remove(&wanted);
+            if of.is_empty() {
+                self.under.remove(&under);
+            }
+        }
+    }
+
+    /// The shortest way from `wanted` back to `under`, by steps that can all be taken at once and while
+    /// `together` is held. Each lock is tried on one way to it only, so that this takes no longer than there
+    /// are pairs.
+    fn way(&self, wanted: &Name, under: &Name, together: &[Part]) -> Option<Circle> {
+        #[derive(Clone, Copy)]
+        struct Step<'a> {
+            to: &'a Name,
+            together: &'a [Part],
+            before: Option<usize>,
+        }
+        let mut steps = vec![Step {
+            to: wanted,
+            together,
+            before: None,
+        }];
+        let mut been = Prehashed::from_iter([(wanted, ())]);
+        let mut at = 0;
+        while let Some(&step) = steps.get(at) {
+            for (to, together) in self.under.get(step.to).into_iter().flatten() {
+                let mut way = std::iter::successors(Some(step), |step| Some(steps[step.before?]));
+                if way.any(|step| exclude_each_other(step.together, together)) {
+                    continue;
+                }
+                if to == under {
+                    let way = std::iter::successors(Some(step), |step| Some(steps[step.before?]));
+                    let mut names: Vec<Name> = way.map(|step| step.to.clone()).collect();
+                    names.push(under.clone());
+                    names.reverse();
+                    return Some(Circle(names));
+                }
+                if been.insert(to, ()).is_none() {
+                    steps.push(Step {
+                        to,
+                        together,
+                        before: Some(at),
+                    });
+                }
+            }
+            at += 1;
+        }
+        None
+    }
+}
+
+/// Each is asked for under the one before, and the first under the last.
+struct Circle(Vec<Name>);
+
+impl fmt::Display for Circle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for name in &self.0 {
+            write!(f, "{name} → ")?;
+        }
+        self.0.first().map_or(Ok(()), |first| write!(f, "{first}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::name::Namespace;
+    use crate::request::FULL;
+
+    fn name(name: &str) -> Name {
+        Name::new(Namespace::new("test").unwrap(), name).unwrap()
+    }
+
+    fn part(of: &str, permits: u32) -> Part {
+        Part {
+            name: name(of),
+            permits,
+            capacity: FULL.get(),
+        }
+    }
+
+    /// What code tells of that holds all of `held`, each on its own, and asks for `wanted`.
+    fn ask(asked: &mut Asked, held: &[Part], wanted: &str) -> Vec<String> {
+        let together: Arc<[Part]> = held.into();
+        let called = |name| Called { name, label: None };
+        let wanted = name(wanted);
+        let told = held
+            .iter()
+            .filter_map(|part| asked.asked(called(&part.name), called(&wanted), &together));
+        told.map(|circle| circle.to_string()).collect()
+    }
+
+    /// Under mutexes.
+    fn nest(asked: &mut Asked, held: &[&str], wanted: &str) -> Vec<String> {
+        let held: Vec<Part> = held.iter().map(|name| part(name, FULL.get())).collect();
+        ask(asked, &held, wanted)
+    }
+
+    const NOTHING: [String; 0] = [];
+
+    #[test]
+    fn one_order_is_never_told_of() {
+        let mut asked = Asked::default();
+        for _ in 0..3 {
+            assert_eq!(nest(&mut asked, &["a"], "b"), NOTHING);
+            assert_eq!(nest(&mut asked, &["a", "b"], "c"), NOTHING);
+            assert_eq!(nest(&mut asked, &["b"], "c"), NOTHING);
+        }
+    }
+
+    #[test]
+    fn the_other_order_is_told_of_once_whichever_comes_first() {
+        let mut asked = Asked::default();
+        assert_eq!(nest(&mut asked, &["a"], "b"), NOTHING);
+        assert_eq!(nest(&mut asked, &["b"], "a"), ["b → a → b"]);
+        for _ in 0..3 {
+            assert_eq!(nest(&mut asked, &["a"], "b"), NOTHING);
+            assert_eq!(nest(&mut asked, &["b"], "a"), NOTHING);
+        }
+    }
+
+    #[test]
+    fn a_longer_circle_is_told_of_by_its_shortest_way() {
+        let mut asked = Asked::default();
+        for (under, wanted) in [("a", "b"), ("b", "c"), ("c", "d"), ("b", "d"), ("d", "e")] {
+            assert_eq!(nest(&mut asked, &[under], wanted), NOTHING);
+        }
+        assert_eq!(nest(&mut asked, &["d"], "a"), ["d → a → b → d"]);
+    }
+
+    #[test]
+    fn of_one_mistake_the_pair_that_deadlocks_is_told_of() {
+        let mut asked = Asked::default();
+        nest(&mut asked, &["a"], "b");
+        nest(&mut asked, &["a", "b"], "c");
+        assert_eq!(nest(&mut asked, &["c"], "a"), ["c → a → c"]);
+        // Whoever has come so far has `a`, and nobody else is under it.
+        assert_eq!(nest(&mut asked, &["c", "a"], "b"), NOTHING);
+    }
+
+    #[test]
+    fn two_orders_under_a_lock_that_lets_one_in_never_meet() {
+        let mut asked = Asked::default();
+        nest(&mut asked, &["gate", "a"], "b");
+        assert_eq!(nest(&mut asked, &["gate", "b"], "a"), NOTHING);
+        // The first that comes without it meets the others.
+        assert_eq!(nest(&mut asked, &["b"], "a"), ["b → a → b"]);
+    }
+
+    #[test]
+    fn what_was_asked_under_less_is_remembered_so() {
+        let mut asked = Asked::default();
+        nest(&mut asked, &["gate", "a"], "b");
+        nest(&mut asked, &["a"], "b");
+        nest(&mut asked, &["gate", "a"], "b");
+        assert_eq!(nest(&mut asked, &["gate", "b"], "a"), ["b → a → b"]);
+    }
+
+    #[test]
+    fn the_steps_of_a_longer_circle_must_not_keep_each_other_out_either() {
+        let mut asked = Asked::default();
+        nest(&mut asked, &["gate", "a"], "b");
+        nest(&mut asked, &["gate", "b"], "c");
+        assert_eq!(nest(&mut asked, &["c"], "a"), NOTHING);
+        assert_eq!(nest(&mut asked, &["b"], "c"), ["b → c → a → b"]);
+    }
+
+    #[test]
+    fn readers_of_a_common_lock_meet_and_a_writer_keeps_them_out() {
+        let mut asked = Asked::default();
+        ask(&mut asked, &[part("gate", 1), part("a", 1)], "b");
+        let writes = [part("gate", FULL.get()), part("b", 1)];
+        assert_eq!(ask(&mut asked, &writes, "a"), NOTHING);
+        let reads = [part("gate", 1), part("b", 1)];
+        assert_eq!(ask(&mut asked, &reads, "a"), ["b → a → b"]);
+    }
+
+    #[test]
+    fn a_lock_under_itself_is_no_order() {
+        let mut asked = Asked::default();
+        assert_eq!(ask(&mut asked, &[part("a", 1)], "a"), NOTHING);
+        assert!(asked.pairs.is_empty());
+    }
+
+    #[test]
+    fn keys_of_one_label_are_told_of_once() {
+        let mut asked = Asked::default();
+        let mut told = 0;
+        for number in 0..10 {
+            let names = [format!("x:{number}"), format!("y:{number}")].map(|text| name(&text));
+            let called = [0, 1].map(|side| Called {
+                name: &names[side],
+                label: Some(["x:{id}", "y:{id}"][side]),
+            });
+            for (under, wanted) in [(0, 1), (1, 0)] {
+                let together = [part(names[under].as_str(), FULL.get())].into();
+                let circle = asked.asked(called[under], called[wanted], &together);
+                told += usize::from(circle.is_some());
+            }
+        }
+        assert_eq!(told, 1);
+    }
+
+    #[test]
+    fn names_without_end_are_forgotten_and_the_last_ones_are_known() {
+        let mut asked = Asked::default();
+        for number in 0..100_000 {
+            let order = format!("order:{number}");
+            assert_eq!(nest(&mut asked, &["shop", &order], "stock"), NOTHING);
+        }
+
+        assert_eq!(asked.pairs.len(), PAIRS);
+        let remembered: usize = asked.under.values().map(|of| of.len()).sum();
+        assert_eq!(remembered, PAIRS);
+        let last = nest(&mut asked, &["stock"], "order:99999");
+        assert_eq!(last, ["stock → order:99999 → stock"]);
+        assert_eq!(nest(&mut asked, &["stock"], "order:0"), NOTHING);
+    }
+
+    #[test]
+    fn mistakes_without_end_are_told_of_a_hundred_times() {
+        let mut asked = Asked::default();
+        let mut told = 0;
+        for number in 0..1000 {
+            let order = format!("order:{number}");
+            nest(&mut asked, &["stock"], &order);
+            told += nest(&mut asked, &[&order], "stock").len();
+        }
+        assert_eq!(told, WARNINGS);
+    }
+}

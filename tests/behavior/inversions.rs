@@ -1,0 +1,311 @@
+//! H36: locks that are asked for in different orders, and what a debug build says of them. Which circles count is in the
+//! library, `inversions`; here is what its users do and are told. The names of a fact's locks are its own, because
+//! warnings are found by them.
+
+use std::time::Duration;
+
+use libtest_mimic::Trial;
+use lockcore::{Error, ErrorKind, Lock, Locks, OnLost, distributed_lock};
+use tokio::sync::Barrier;
+
+use crate::store::{Kind, SOON, Store, give_back, kind, tickets};
+use crate::traces;
+
+pub(crate) fn facts(store: Kind) -> Vec<Trial> {
+    let facts = crate::store_facts![store, crate::store::DEFAULT;
+        two_orders_are_told_of_once_and_can_deadlock
+        annotated_functions_are_told_of_by_their_templates
+        one_order_is_never_told_of
+        who_does_not_wait_has_no_order
+        who_re_enters_has_no_order
+        a_bare_guard_has_no_order
+        what_is_taken_together_is_in_order_with_what_is_around_it_only
+        a_lock_that_is_over_has_no_order
+        a_scope_that_is_carried_into_a_task_counts_and_what_is_around_it_does_not
+        readers_in_two_orders_deadlock_behind_writers_and_are_told_of
+        a_semaphore_that_is_used_up_deadlocks_and_is_told_of
+        clients_are_told_of_each_on_its_own
+    ];
+    if cfg!(debug_assertions) {
+        return facts;
+    }
+    let ignored = |fact: Trial| fact.with_kind("debug builds only").with_ignored_flag(true);
+    facts.into_iter().map(ignored).collect()
+}
+
+/// Asks for the one inside the other, and goes.
+async fn nest(outer: &Lock, inner: &Lock) {
+    let inside = async |_| inner.run(async |_| Ok::<_, Error>(())).await;
+    outer.run(inside).await.unwrap();
+}
+
+/// Asks for the one inside the other when all who meet at `all_inside` are that far.
+async fn nest_at_once(outer: &Lock, all_inside: &Barrier, inner: &Lock) -> Result<(), Error> {
+    outer
+        .run(async |_| {
+            all_inside.wait().await;
+            inner.run(async |_| Ok(())).await
+        })
+        .await
+}
+
+async fn two_orders_are_told_of_once_and_can_deadlock(store: Store) {
+    let locks = store.client();
+    let (a, b) = (locks.mutex("two:a"), locks.mutex("two:b").label("b of two"));
+    for _ in 0..3 {
+        nest(&a, &b).await;
+    }
+    assert_eq!(traces::inversions("two:"), [""; 0]);
+
+    for _ in 0..3 {
+        nest(&b, &a).await;
+        nest(&a, &b).await;
+    }
+
+    let told = traces::inversions("two:");
+    assert_eq!(told.len(), 1, "{told:#?}");
+    for part in [
+        "lock=two:a ",
+        "under=two:b ",
+        "under_label=\"b of two\" ",
+        "circle=two:b → two:a → two:b ",
+        "Locks::all",
+        "in the same order",
+    ] {
+        assert!(told[0].contains(part), "{part} is missing: {}", told[0]);
+    }
+    // It is true.
+    let both = Barrier::new(2);
+    let wait = Duration::from_millis(300);
+    let (hasty_a, hasty_b) = (a.wait(wait), b.wait(wait));
+    let (one, other) = tokio::join!(
+        nest_at_once(&hasty_a, &both, &hasty_b),
+        nest_at_once(&hasty_b, &both, &hasty_a)
+    );
+    assert_eq!(kind(one.and(other)), ErrorKind::Timeout);
+}
+
+#[distributed_lock(key = "annotated:order:{id}", locks = locks)]
+async fn settle(locks: &Locks, id: u32, inside: bool) -> Result<(), Error> {
+    match inside {
+        true => Ok(()),
+        false => Box::pin(count(locks, id, true)).await,
+    }
+}
+
+#[distributed_lock(key = "annotated:stock:{id}", locks = locks)]
+async fn count(locks: &Locks, id: u32, inside: bool) -> Result<(), Error> {
+    match inside {
+        true => Ok(()),
+        false => Box::pin(settle(locks, id, true)).await,
+    }
+}
+
+/// Once for the two functions, however many keys they are called with.
+async fn annotated_functions_are_told_of_by_their_templates(store: Store) {
+    let locks = store.client();
+    for id in 0..20 {
+        settle(&locks, id, false).await.unwrap();
+        count(&locks, id, false).await.unwrap();
+    }
+
+    let told = traces::inversions("annotated:");
+    assert_eq!(told.len(), 1, "{told:#?}");
+    for part in [
+        "lock=annotated:order:0 label=\"annotated:order:{id}\" ",
+        "under=annotated:stock:0 under_label=\"annotated:stock:{id}\" ",
+    ] {
+        assert!(told[0].contains(part), "{part} is missing: {}", told[0]);
+    }
+}
+
+/// Under names without end; that what is remembered of them has an end is a test of the library's.
+async fn one_order_is_never_told_of(store: Store) {
+    let locks = store.client();
+    let shop = locks.mutex("one:shop");
+    for number in 0..5_000 {
+        let (order, stock) = (locks.mutex(format!("one:{number}")), locks.mutex("one:z"));
+        let inside = async |_| {
+            nest(&order, &stock).await;
+            Ok::<_, Error>(())
+        };
+        shop.run(inside).await.unwrap();
+    }
+
+    assert_eq!(traces::inversions("one:"), [""; 0]);
+}
+
+async fn who_does_not_wait_has_no_order(store: Store) {
+    let locks = store.client();
+    let (a, b) = (locks.mutex("try:a"), locks.mutex("try:b"));
+    nest(&a, &b).await;
+    b.run(async |_| {
+        give_back(a.try_acquire().await?).await;
+        give_back(a.clone().wait(Duration::ZERO).acquire().await?).await;
+        Ok::<_, Error>(())
+    })
+    .await
+    .unwrap();
+    assert_eq!(traces::inversions("try:"), [""; 0]);
+
+    // What was taken without waiting is held as anything else.
+    let guard = b.try_acquire().await.unwrap();
+    guard
+        .run(a.run(async |_| Ok::<_, Error>(())))
+        .await
+        .unwrap();
+    assert_eq!(traces::inversions("try:").len(), 1);
+}
+
+async fn who_re_enters_has_no_order(store: Store) {
+    let locks = store.client();
+    let (a, b) = (locks.mutex("again:a"), locks.mutex("again:b"));
+    a.run(async |_| {
+        nest(&b, &a).await;
+        nest(&a, &b).await;
+        Ok::<_, Error>(())
+    })
+    .await
+    .unwrap();
+
+    assert_eq!(traces::inversions("again:"), [""; 0]);
+}
+
+/// It belongs to whoever has it; nobody knows whether that is the code that asks.
+async fn a_bare_guard_has_no_order(store: Store) {
+    let locks = store.client();
+    let (a, b) = (locks.mutex("bare:a"), locks.mutex("bare:b"));
+    nest(&a, &b).await;
+    let guard = b.acquire().await.unwrap();
+    give_back(a.acquire().await.unwrap()).await;
+    give_back(guard).await;
+
+    assert_eq!(traces::inversions("bare:"), [""; 0]);
+}
+
+async fn what_is_taken_together_is_in_order_with_what_is_around_it_only(store: Store) {
+    let locks = store.client();
+    let [a, b, c] = ["all:a", "all:b", "all:c"].map(|name| locks.mutex(name));
+    for order in [[&a, &b, &c], [&c, &b, &a]] {
+        let all = Locks::all(order.map(Lock::clone));
+        all.run(async |_| Ok::<_, Error>(())).await.unwrap();
+    }
+    let others = Locks::all([c.clone(), a.clone()]);
+    b.run(async |_| others.run(async |_| Ok::<_, Error>(())).await)
+        .await
+        .unwrap();
+    assert_eq!(traces::inversions("all:"), [""; 0]);
+
+    for other in [&a, &c] {
+        nest(other, &b).await;
+    }
+    assert_eq!(traces::inversions("all:").len(), 2);
+}
+
+async fn a_lock_that_is_over_has_no_order(store: Store) {
+    let locks = store.client();
+    let (a, b) = (locks.mutex("over:a"), locks.mutex("over:b"));
+    nest(&a, &b).await;
+    let guard = b.on_lost(OnLost::Signal).acquire().await.unwrap();
+    let held = guard.held();
+    held.while_held(async {
+        give_back(guard).await;
+        give_back(a.acquire().await.unwrap()).await;
+    })
+    .await
+    .unwrap();
+
+    assert_eq!(traces::inversions("over:"), [""; 0]);
+}
+
+/// Whoever has spawned a task need not wait for it, and then lets go of what only he holds.
+async fn a_scope_that_is_carried_into_a_task_counts_and_what_is_around_it_does_not(store: Store) {
+    let locks = store.client();
+    let [a, b, c] = ["task:a", "task:b", "task:c"].map(|name| locks.mutex(name));
+    let last = c.clone();
+    a.run(async |held| {
+        b.run(async |_| {
+            let work = async move { last.run(async |_| Ok::<_, Error>(())).await };
+            tokio::spawn(held.scope(work)).await.unwrap()?
+        })
+        .await
+    })
+    .await
+    .unwrap();
+
+    nest(&c, &b).await;
+    assert_eq!(traces::inversions("task:"), [""; 0]);
+    nest(&c, &a).await;
+    assert_eq!(traces::inversions("task:").len(), 1);
+}
+
+async fn readers_in_two_orders_deadlock_behind_writers_and_are_told_of(store: Store) {
+    let locks = store.client();
+    let [a, b] = ["readers:a", "readers:b"].map(|name| locks.rwlock(name));
+    nest(&a.read(), &b.read()).await;
+    nest(&b.read(), &a.read()).await;
+    assert_eq!(traces::inversions("readers:").len(), 1);
+
+    // It is true, of as many processes.
+    let [one, other, writes] = [(); 3].map(|()| store.client());
+    let writers_wait = Barrier::new(3);
+    let wait = Duration::from_millis(300);
+    let read = |locks: &Locks, name: &str| locks.rwlock(name).read().wait(wait);
+    let (one_a, one_b) = (read(&one, "readers:a"), read(&one, "readers:b"));
+    let (other_a, other_b) = (read(&other, "readers:a"), read(&other, "readers:b"));
+    let begin_to_write = async {
+        let mut writers = Vec::new();
+        for name in ["readers:a", "readers:b"] {
+            tickets(&writes, name, 1).await;
+            let lock = writes.mutex(name).wait(SOON);
+            writers.push(tokio::spawn(async move { lock.acquire().await }));
+            tickets(&writes, name, 2).await;
+        }
+        writers_wait.wait().await;
+        writers
+    };
+    let (one, other, writers) = tokio::join!(
+        nest_at_once(&one_a, &writers_wait, &one_b),
+        nest_at_once(&other_b, &writers_wait, &other_a),
+        begin_to_write
+    );
+    assert_eq!(kind(one.and(other)), ErrorKind::Timeout);
+    for writer in writers {
+        give_back(writer.await.unwrap().unwrap()).await;
+    }
+}
+
+async fn a_semaphore_that_is_used_up_deadlocks_and_is_told_of(store: Store) {
+    let locks = store.client();
+    let wait = Duration::from_millis(300);
+    let (permit, a) = (
+        locks.semaphore("permits", 2).permits(1).wait(wait),
+        locks.mutex("permits:a").wait(wait),
+    );
+    nest(&permit, &a).await;
+    nest(&a, &permit).await;
+    assert_eq!(traces::inversions("permits:").len(), 1);
+
+    let all_inside = Barrier::new(3);
+    let (one, other, third) = tokio::join!(
+        nest_at_once(&permit, &all_inside, &a),
+        nest_at_once(&permit, &all_inside, &a),
+        nest_at_once(&a, &all_inside, &permit)
+    );
+    assert_eq!(kind(one.and(other).and(third)), ErrorKind::Timeout);
+}
+
+async fn clients_are_told_of_each_on_its_own(store: Store) {
+    let [one, other] = [(); 2].map(|()| {
+        let locks = store.client();
+        ["each:a", "each:b"].map(|name| locks.mutex(name))
+    });
+    nest(&one[0], &one[1]).await;
+    nest(&other[1], &other[0]).await;
+    nest(&one[0], &other[1]).await;
+    assert_eq!(traces::inversions("each:"), [""; 0]);
+
+    nest(&one[1], &one[0]).await;
+    nest(&other[0], &other[1]).await;
+    assert_eq!(traces::inversions("each:").len(), 2);
+}
