@@ -86,7 +86,8 @@ macro_rules! store_facts {
         trials
     }};
     ($kind:expr, $fair:expr; $($name:ident)*) => {{
-        let group = module_path!().rsplit("::").next().unwrap();
+        // That of a module below is the group's.
+        let group = module_path!().split("::").nth(1).unwrap();
         vec![$($crate::store::fact($kind, $fair, group, stringify!($name), |store| Box::pin($name(store)))),*]
     }};
 }

@@ -1,0 +1,203 @@
+//! A network that is cut, and wake-ups that do not arrive, or should not be believed.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use libtest_mimic::Trial;
+use lockcore::{Error, ErrorKind, Event, LostReason};
+use tests::eventually::eventually;
+use tests::proxy::Proxy;
+use tests::redis_server::RedisServer;
+
+use super::{client, nothing_left, through};
+use crate::store::{Kind, SOON, Store, give_back, kind, tickets};
+
+pub(super) fn facts(store: Kind) -> Vec<Trial> {
+    crate::store_facts![store, crate::store::DEFAULT;
+        a_cut_that_heals_before_the_deadline_loses_nothing
+        a_cut_that_outlasts_the_lease_stops_the_work
+        a_lost_release_is_repeated
+        wake_ups_that_were_cut_off_are_caught_up_on
+        a_waiter_of_before_a_reconnect_is_woken_after_it
+        a_forged_wake_up_grants_nothing
+    ]
+}
+
+/// S22, first half.
+async fn a_cut_that_heals_before_the_deadline_loses_nothing(_: Store) {
+    let server = RedisServer::start();
+    let proxy = Proxy::to(server.port());
+    let locks = through(&proxy);
+    let guard = locks
+        .mutex("a")
+        .ttl(Duration::from_secs(3))
+        .acquire()
+        .await
+        .unwrap();
+    let before = proxy.traffic().connections;
+    let mut events = locks.events();
+    proxy.cut();
+    assert_eq!(events.next().await, Some(Event::Suspended));
+    proxy.restore();
+    assert_eq!(events.next().await, Some(Event::Restored));
+
+    // Both connections come back by themselves, and the lease is renewed.
+    eventually("renewed on a new connection", SOON, async || {
+        proxy.traffic().connections > before && guard.remaining() > Duration::from_millis(2700)
+    })
+    .await;
+    assert!(guard.is_valid());
+    give_back(guard).await;
+}
+
+/// S22, second half. Judged at what the work touches: its last step lies before the next holder's first.
+async fn a_cut_that_outlasts_the_lease_stops_the_work(_: Store) {
+    let server = RedisServer::start();
+    let proxy = Proxy::to(server.port());
+    let locks = through(&proxy);
+    let lock = locks.mutex("a").ttl(Duration::from_secs(2));
+    let mut events = locks.events();
+    let (begun, has_begun) = tokio::sync::oneshot::channel();
+    let next_is_in = Arc::new(AtomicBool::new(false));
+    let seen = Arc::clone(&next_is_in);
+    let work = tokio::spawn(async move {
+        lock.run(async |_| {
+            begun.send(()).unwrap();
+            while !seen.load(Ordering::SeqCst) {
+                tokio::task::yield_now().await;
+            }
+            Ok::<_, Error>(())
+        })
+        .await
+    });
+    has_begun.await.unwrap();
+    proxy.cut();
+
+    // The next holder waits at the store, past the cut.
+    let next = client(&server).mutex("a").acquire().await.unwrap();
+    next_is_in.store(true, Ordering::SeqCst);
+
+    // Had the work made one more step, it would have seen the next holder and ended well.
+    assert_eq!(
+        kind(work.await.unwrap()),
+        ErrorKind::Lost(LostReason::Expired)
+    );
+    assert_eq!(events.next().await, Some(Event::Suspended));
+    let lost = events.next().await;
+    let Some(Event::Lost { name, reason, .. }) = &lost else {
+        panic!("{lost:?}");
+    };
+    assert_eq!((name.as_str(), *reason), ("a", LostReason::Expired));
+    give_back(next).await;
+}
+
+async fn a_lost_release_is_repeated(_: Store) {
+    let server = RedisServer::start();
+    let proxy = Proxy::to(server.port());
+    let locks = through(&proxy);
+    let guard = locks.mutex("a").acquire().await.unwrap();
+    proxy.cut();
+
+    let failed = guard.release().await.unwrap_err();
+    assert!(matches!(
+        failed.kind(),
+        ErrorKind::Unknown | ErrorKind::Unavailable
+    ));
+    assert!(!client(&server).inspect("a").await.unwrap().is_empty());
+    proxy.restore();
+
+    nothing_left(&server).await;
+}
+
+/// H19.
+async fn wake_ups_that_were_cut_off_are_caught_up_on(_: Store) {
+    let server = RedisServer::start();
+    let proxy = Proxy::to(server.port());
+    let locks = through(&proxy);
+    for _ in 0..5 {
+        let guard = client(&server).mutex("a").acquire().await.unwrap();
+        let lock = locks.mutex("a").wait(SOON);
+        let waiter = tokio::spawn(async move { lock.acquire().await });
+        tickets(&client(&server), "a", 2).await;
+        proxy.cut();
+        give_back(guard).await; // its message reaches nobody
+        proxy.restore();
+
+        let healed = Instant::now();
+        give_back(waiter.await.unwrap().unwrap()).await;
+        // By the renewal after the reconnect, not by the ordinary one after 3.3 s.
+        assert!(
+            healed.elapsed() < Duration::from_millis(2500),
+            "{:?}",
+            healed.elapsed()
+        );
+    }
+}
+
+/// A ticket says where its wake-up goes, and that outlives the connection.
+async fn a_waiter_of_before_a_reconnect_is_woken_after_it(_: Store) {
+    let server = RedisServer::start();
+    let proxy = Proxy::to(server.port());
+    let locks = through(&proxy);
+    let guard = client(&server).mutex("a").acquire().await.unwrap();
+    // No renewal but those of the reconnect comes into it: the ordinary ones are 40 s apart.
+    let lock = locks.mutex("a").ttl(Duration::from_secs(120)).wait(SOON);
+    let waiter = tokio::spawn(async move { lock.acquire().await });
+    tickets(&client(&server), "a", 2).await;
+    let before = server.command_stats();
+    proxy.cut();
+    proxy.restore();
+    give_back(locks.mutex("b").acquire().await.unwrap()).await;
+    eventually("it has asked after its place", SOON, async || {
+        // Two for the lock that shows that it works again, the third is the renewal.
+        server
+            .command_stats_since(&before)
+            .get("evalsha")
+            .copied()
+            .unwrap_or(0)
+            >= 3
+    })
+    .await;
+
+    give_back(guard).await;
+
+    let released = Instant::now();
+    give_back(waiter.await.unwrap().unwrap()).await;
+    assert!(
+        released.elapsed() < Duration::from_secs(1),
+        "{:?}",
+        released.elapsed()
+    );
+}
+
+async fn a_forged_wake_up_grants_nothing(_: Store) {
+    let server = RedisServer::start();
+    let locks = client(&server);
+    let guard = locks.mutex("a").acquire().await.unwrap();
+    let lock = client(&server).mutex("a").wait(SOON);
+    let waiter = tokio::spawn(async move { lock.acquire().await });
+    tickets(&locks, "a", 2).await;
+    let channels: Vec<String> = server.command(&["PUBSUB", "CHANNELS", "test:1:wake:*"]);
+    assert!(channels.len() >= 2);
+    // What somebody can forge who may publish but not read: any id, any number, any garbage; and with
+    // a stolen id, any number but the right one.
+    let ids: Vec<String> = server.command(&["LRANGE", "test:1:{a}:queue", "0", "-1"]);
+    for channel in &channels {
+        for message in [
+            String::new(),
+            "x".repeat(100_000),
+            "00000000000000000000000000000000 1".into(),
+            format!("{} 1", ids[1]),
+            format!("{} {}", ids[1], u64::MAX),
+        ] {
+            server.command::<i64>(&["PUBLISH", channel, &message]);
+        }
+    }
+    // All of it has arrived when a round trip on the same connection has come back.
+    tickets(&locks, "a", 2).await;
+
+    assert!(!waiter.is_finished(), "a forged wake-up granted the lock");
+    give_back(guard).await;
+    give_back(waiter.await.unwrap().unwrap()).await;
+}

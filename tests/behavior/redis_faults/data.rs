@@ -1,0 +1,237 @@
+//! What lies at the server: lost, evicted, somebody else's, left behind; and the clock that it is judged by.
+
+use std::time::Duration;
+
+use libtest_mimic::Trial;
+use lockcore::{ErrorKind, LostReason, Release};
+use tests::faketime::Clock;
+use tests::redis_server::RedisServer;
+
+use super::{client, nothing_left};
+use crate::store::{Kind, SOON, Store, give_back, kind, tickets};
+
+pub(super) fn facts(store: Kind) -> Vec<Trial> {
+    crate::store_facts![store, crate::store::DEFAULT;
+        one_bad_name_does_not_cost_the_other_leases
+        a_line_of_thousands_that_died_at_once_is_cleared
+        a_server_that_lost_its_data_takes_the_lock_and_tokens_still_rise
+        an_evicted_ticket_costs_the_lock_and_the_holder_learns_it
+        an_evicted_queue_costs_nobody_the_lock_or_the_place
+        a_clock_that_jumps_forward_is_noticed_and_tokens_rise
+        a_clock_that_jumps_back_lets_no_second_holder_in
+        one_clock_that_was_far_ahead_does_not_drive_every_token_ahead
+        what_remains_of_a_name_is_gone_a_day_later
+        no_request_shortens_the_life_of_a_key
+    ]
+}
+
+async fn one_bad_name_does_not_cost_the_other_leases(_: Store) {
+    let server = RedisServer::start();
+    let locks = client(&server);
+    let ttl = Duration::from_secs(1);
+    let good = locks.mutex("good").ttl(ttl).acquire().await.unwrap();
+    let bad = locks.mutex("bad").ttl(ttl).acquire().await.unwrap();
+    // Somebody else's key in the place of ours.
+    server.command::<i64>(&["DEL", "test:1:{bad}:queue"]);
+    server.command::<()>(&["SET", "test:1:{bad}:queue", "foreign"]);
+
+    bad.lost().await;
+
+    let also_lost = tokio::time::timeout(2 * ttl, good.lost()).await;
+    assert!(also_lost.is_err(), "the good lease went with the bad one");
+    server.command::<i64>(&["DEL", "test:1:{bad}:queue"]);
+    drop(bad);
+    give_back(good).await;
+}
+
+async fn a_line_of_thousands_that_died_at_once_is_cleared(_: Store) {
+    let server = RedisServer::start();
+    let dead = "for i = 1, 20000 do \
+        redis.call('RPUSH', KEYS[1], i) \
+        redis.call('HSET', KEYS[2], i, '1:1:1073741824:1073741824:1:00:me') end";
+    server.command::<()>(&["EVAL", dead, "2", "test:1:{a}:queue", "test:1:{a}"]);
+
+    let guard = client(&server).mutex("a").acquire().await.unwrap();
+
+    assert_eq!(server.command::<usize>(&["LLEN", "test:1:{a}:queue"]), 1);
+    give_back(guard).await;
+    nothing_left(&server).await;
+}
+
+/// H13, H7.
+async fn a_server_that_lost_its_data_takes_the_lock_and_tokens_still_rise(_: Store) {
+    let server = RedisServer::start();
+    let locks = client(&server);
+    let lock = locks.mutex("a").ttl(Duration::from_millis(900));
+    let guard = lock.acquire().await.unwrap();
+    server.flush();
+
+    assert_eq!(guard.lost().await, LostReason::Taken);
+
+    let next = lock.acquire().await.unwrap();
+    assert!(next.token() > guard.token());
+    assert_eq!(guard.release().await.unwrap(), Release::AlreadyLost);
+    assert!(next.is_valid());
+    give_back(next).await;
+}
+
+/// H12: eviction takes keys one by one.
+async fn an_evicted_ticket_costs_the_lock_and_the_holder_learns_it(_: Store) {
+    let server = RedisServer::start();
+    let locks = client(&server);
+    let lock = locks.mutex("a").ttl(Duration::from_millis(900));
+    let guard = lock.acquire().await.unwrap();
+    assert_eq!(server.command::<i64>(&["DEL", "test:1:{a}"]), 1);
+
+    assert_eq!(guard.lost().await, LostReason::Taken);
+    let next = client(&server).mutex("a").acquire().await.unwrap();
+    assert!(next.token() > guard.token());
+    drop(guard);
+    give_back(next).await;
+    nothing_left(&server).await;
+}
+
+/// H12.
+async fn an_evicted_queue_costs_nobody_the_lock_or_the_place(_: Store) {
+    let server = RedisServer::start();
+    let locks = client(&server);
+    let guard = locks.mutex("a").acquire().await.unwrap();
+    let mut waiters = Vec::new();
+    for place in 0..3 {
+        let lock = client(&server).mutex("a").wait(SOON);
+        waiters.push(tokio::spawn(async move { lock.acquire().await }));
+        tickets(&locks, "a", place + 2).await;
+    }
+    assert_eq!(server.command::<i64>(&["DEL", "test:1:{a}:queue"]), 1);
+    let mut last = guard.token();
+
+    give_back(guard).await;
+
+    for waiter in waiters {
+        let guard = waiter.await.unwrap().unwrap();
+        assert!(guard.token() > last, "served in their order");
+        last = guard.token();
+        give_back(guard).await;
+    }
+    nothing_left(&server).await;
+}
+
+/// H4.
+async fn a_clock_that_jumps_forward_is_noticed_and_tokens_rise(_: Store) {
+    let server = RedisServer::with_clock(&[]);
+    let guard = client(&server)
+        .mutex("a")
+        .ttl(Duration::from_secs(2))
+        .acquire()
+        .await
+        .unwrap();
+    server.set_clock(Clock::Ahead(Duration::from_secs(300)));
+
+    // To the server the lease is long over: another gets in, with a greater token …
+    let next = client(&server).mutex("a").acquire().await.unwrap();
+    assert!(next.token() > guard.token());
+    // … and the old holder learns it at its next renewal.
+    assert_eq!(guard.lost().await, LostReason::Taken);
+    give_back(next).await;
+}
+
+async fn a_clock_that_jumps_back_lets_no_second_holder_in(_: Store) {
+    let server = RedisServer::with_clock(&[]);
+    let locks = client(&server);
+    let guard = locks
+        .mutex("a")
+        .ttl(Duration::from_secs(2))
+        .acquire()
+        .await
+        .unwrap();
+    server.set_clock(Clock::Behind(Duration::from_secs(300)));
+
+    assert_eq!(
+        kind(client(&server).mutex("a").try_acquire().await),
+        ErrorKind::Busy
+    );
+    let token = guard.token();
+    give_back(guard).await;
+    // The clock is behind the last token; the next is greater all the same, also for a new client …
+    let next = client(&server).mutex("a").acquire().await.unwrap();
+    assert!(next.token() > token);
+    let token = next.token();
+    give_back(next).await;
+    // … and even without data, for a client that has seen it.
+    server.flush();
+    let next = locks.mutex("a").acquire().await.unwrap();
+    assert!(
+        next.token().as_u64() > token.as_u64() - (1 << 30),
+        "{:?} {token:?}",
+        next.token()
+    );
+    give_back(next).await;
+}
+
+/// P6: what a client has seen counts up to a day beyond the store's clock.
+async fn one_clock_that_was_far_ahead_does_not_drive_every_token_ahead(_: Store) {
+    let server = RedisServer::with_clock(&[]);
+    let locks = client(&server);
+    let honest = locks.mutex("a").acquire().await.unwrap().token();
+    server.set_clock(Clock::Ahead(Duration::from_secs(30 * 86_400)));
+    let ahead = locks.mutex("b").acquire().await.unwrap().token();
+    server.set_clock(Clock::True);
+
+    let next = locks.mutex("c").acquire().await.unwrap().token();
+
+    assert!(honest < next && next < ahead, "{honest} {next} {ahead}");
+}
+
+/// H8.
+async fn what_remains_of_a_name_is_gone_a_day_later(_: Store) {
+    let server = RedisServer::start();
+    let locks = client(&server);
+    for number in 0..10 {
+        give_back(locks.mutex(format!("n{number}")).acquire().await.unwrap()).await;
+    }
+    let keys = server.keys("*");
+    assert_eq!(keys.len(), 10, "{keys:?}");
+    for key in keys {
+        let left: i64 = server.command(&["PTTL", &key]);
+        assert!(
+            // And no earlier, whatever the ttl was.
+            left > 86_400_000 - 60_000 && left <= 86_400_000 + 1000,
+            "{key} lives for {left} ms"
+        );
+    }
+}
+
+/// H25: with whatever ttl holders and waiters come and go, keys live on for a day.
+async fn no_request_shortens_the_life_of_a_key(_: Store) {
+    let server = RedisServer::start();
+    let locks = client(&server);
+    let lives = || {
+        for key in server.keys("test:1:{a}*") {
+            let left: i64 = server.command(&["PTTL", &key]);
+            assert!(left > 86_400_000 - 60_000, "{key} lives for {left} ms");
+        }
+    };
+    let guard = locks
+        .mutex("a")
+        .ttl(Duration::from_secs(30))
+        .acquire()
+        .await
+        .unwrap();
+    lives();
+    // Its first renewal, which would raise it again, is 3 s away.
+    let lock = client(&server)
+        .mutex("a")
+        .ttl(Duration::from_secs(9))
+        .wait(SOON);
+    let waiter = tokio::spawn(async move { lock.acquire().await });
+    tickets(&locks, "a", 2).await;
+    lives();
+    guard.ensure(Duration::from_secs(30)).await.unwrap_err(); // renews, and says that it is not enough
+    lives();
+    assert_eq!(kind(locks.mutex("a").try_acquire().await), ErrorKind::Busy);
+    lives();
+    waiter.abort();
+    tickets(&locks, "a", 1).await;
+    lives();
+    give_back(guard).await;
+}

@@ -1,0 +1,179 @@
+//! A server that answers and will not, or not where it is asked to: full, read-only, busy, without its scripts.
+
+use std::time::{Duration, Instant};
+
+use libtest_mimic::Trial;
+use lockcore::ErrorKind;
+use tests::eventually::eventually;
+use tests::proxy::Proxy;
+use tests::redis_server::RedisServer;
+
+use super::{builder, client, nothing_left, through};
+use crate::store::{Kind, SOON, Store, give_back};
+
+pub(super) fn facts(store: Kind) -> Vec<Trial> {
+    crate::store_facts![store, crate::store::DEFAULT;
+        a_full_server_refuses_locks_but_renews_and_releases
+        a_full_server_takes_back_a_lock_and_keeps_its_mark
+        a_read_only_server_is_unavailable
+        a_server_that_cannot_save_is_unavailable
+        a_server_busy_with_a_script_is_unavailable_and_comes_back
+        forgotten_scripts_are_loaded_again
+        the_database_of_the_url_is_used
+        ready_reports_a_replica
+    ]
+}
+
+/// H11: OOM.
+async fn a_full_server_refuses_locks_but_renews_and_releases(_: Store) {
+    let server = RedisServer::start();
+    let locks = client(&server);
+    let guard = locks
+        .mutex("a")
+        .ttl(Duration::from_millis(600))
+        .acquire()
+        .await
+        .unwrap();
+    server.command::<()>(&["CONFIG", "SET", "maxmemory", "1"]);
+
+    let error = locks.mutex("b").acquire().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert!(error.to_string().contains("maxmemory"), "{error}");
+    let until = Instant::now() + Duration::from_millis(1500);
+    while Instant::now() < until {
+        assert!(guard.is_valid(), "the renewal was refused");
+        tokio::task::yield_now().await;
+    }
+    give_back(guard).await;
+    nothing_left(&server).await;
+}
+
+/// H11, H28: the release of a lock that was asked for twice leaves a mark, which is one more key.
+async fn a_full_server_takes_back_a_lock_and_keeps_its_mark(_: Store) {
+    let server = RedisServer::start();
+    let proxy = Proxy::to(server.port());
+    let locks = through(&proxy);
+    give_back(locks.mutex("warm").acquire().await.unwrap()).await;
+    proxy.lose_replies(b"EVALSHA", 1);
+    let guard = locks.mutex("a").acquire().await.unwrap();
+    server.command::<()>(&["CONFIG", "SET", "maxmemory", "1"]);
+
+    give_back(guard).await;
+
+    assert_eq!(server.keys("test:1:{a}:gone:*").len(), 1);
+}
+
+/// H11: READONLY.
+async fn a_read_only_server_is_unavailable(_: Store) {
+    let server = RedisServer::start();
+    let locks = client(&server);
+    give_back(locks.mutex("a").acquire().await.unwrap()).await;
+    server.command::<()>(&["REPLICAOF", "127.0.0.1", "1"]);
+
+    let error = locks.mutex("a").acquire().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert!(error.to_string().contains("replica"), "{error}");
+    server.command::<()>(&["REPLICAOF", "NO", "ONE"]);
+    give_back(locks.mutex("a").acquire().await.unwrap()).await;
+}
+
+/// H11: MISCONF. A background save that cannot write its file.
+async fn a_server_that_cannot_save_is_unavailable(_: Store) {
+    let server = RedisServer::with(&["--dbfilename", "taken.rdb"]);
+    let locks = client(&server);
+    give_back(locks.mutex("a").acquire().await.unwrap()).await;
+    server.command::<()>(&["CONFIG", "SET", "save", "3600 1"]);
+    let folder: Vec<String> = server.command(&["CONFIG", "GET", "dir"]);
+    // The file's name is taken by a folder that is not empty, so that renaming onto it fails, for root too.
+    let taken = std::path::Path::new(&folder[1]).join("taken.rdb");
+    std::fs::create_dir_all(taken.join("x")).unwrap();
+    let _: Result<String, _> = server.try_command(&["BGSAVE"]);
+    eventually("the save has failed", SOON, async || {
+        let info: String = server.command(&["INFO", "persistence"]);
+        info.contains("rdb_last_bgsave_status:err")
+    })
+    .await;
+
+    let error = locks.mutex("a").acquire().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert!(error.to_string().contains("MISCONF"), "{error}");
+}
+
+/// H11: BUSY.
+async fn a_server_busy_with_a_script_is_unavailable_and_comes_back(_: Store) {
+    let server = RedisServer::with(&["--busy-reply-threshold", "50"]);
+    let locks = client(&server);
+    give_back(locks.mutex("a").acquire().await.unwrap()).await;
+    let url = server.url();
+    let busy = std::thread::spawn(move || {
+        let mut connection = redis::Client::open(url).unwrap().get_connection().unwrap();
+        let _: Result<(), _> = redis::cmd("EVAL")
+            .arg("while true do end")
+            .arg(0)
+            .query(&mut connection);
+    });
+    eventually("the server is busy", SOON, async || {
+        server
+            .try_command::<String>(&["PING"])
+            .is_err_and(|error| error.code() == Some("BUSY"))
+    })
+    .await;
+
+    // A busy server takes a moment to refuse. The last refusal may come too late for this operation, and then its
+    // outcome is unknown, rightly.
+    eventually("refused in time", SOON, async || {
+        let error = locks.mutex("a").try_acquire().await.unwrap_err();
+        assert_eq!(
+            error.may_hold(),
+            error.kind() == ErrorKind::Unknown,
+            "{error:?}"
+        );
+        error.kind() == ErrorKind::Unavailable
+    })
+    .await;
+    server.command::<()>(&["SCRIPT", "KILL"]);
+    busy.join().unwrap();
+    give_back(locks.mutex("a").acquire().await.unwrap()).await;
+}
+
+/// H11: NOSCRIPT.
+async fn forgotten_scripts_are_loaded_again(_: Store) {
+    let server = RedisServer::start();
+    let locks = client(&server);
+    for _ in 0..3 {
+        let guard = locks.mutex("a").acquire().await.unwrap();
+        server.command::<()>(&["SCRIPT", "FLUSH"]);
+        give_back(guard).await;
+        server.command::<()>(&["SCRIPT", "FLUSH"]);
+    }
+}
+
+async fn the_database_of_the_url_is_used(_: Store) {
+    let server = RedisServer::start();
+    let locks = builder(format!("{}/3", server.url().trim_end_matches('/')))
+        .build()
+        .unwrap();
+    let guard = locks.mutex("a").acquire().await.unwrap();
+
+    let keyspace: String = server.command(&["INFO", "keyspace"]);
+    assert!(
+        keyspace.contains("db3:") && !keyspace.contains("db0:"),
+        "{keyspace}"
+    );
+    give_back(guard).await;
+    let nowhere = format!("{}/99", server.url().trim_end_matches('/'));
+    let error = builder(nowhere).build().unwrap().mutex("a").acquire().await;
+    let error = error.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+    assert!(error.to_string().contains("out of range"), "{error}");
+}
+
+async fn ready_reports_a_replica(_: Store) {
+    let server = RedisServer::start();
+    client(&server).ready(SOON).await.unwrap();
+    server.command::<()>(&["REPLICAOF", "127.0.0.1", "1"]);
+
+    let error = client(&server).ready(SOON).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Config);
+    assert!(error.to_string().contains("replica"), "{error}");
+}

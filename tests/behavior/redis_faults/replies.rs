@@ -1,0 +1,283 @@
+//! Requests and replies that are lost, late, or out of order, and callers that do not stay for them.
+
+use std::task::Poll;
+use std::time::{Duration, Instant};
+
+use libtest_mimic::Trial;
+use lockcore::{ErrorKind, LostReason, Release};
+use tests::eventually::eventually;
+use tests::proxy::Proxy;
+use tests::redis_server::RedisServer;
+
+use super::{builder, client, nothing_left, through};
+use crate::store::{Kind, SOON, Store, give_back, kind, tickets};
+
+pub(super) fn facts(store: Kind) -> Vec<Trial> {
+    crate::store_facts![store, crate::store::DEFAULT;
+        a_lost_reply_is_asked_for_again_and_granted_once
+        giving_up_on_a_lost_reply_leaves_nothing
+        a_release_that_overtakes_its_enqueue_is_obeyed
+        a_server_stopped_for_longer_than_a_lease_still_gets_the_release
+        an_enqueue_that_arrives_after_its_release_takes_nothing
+        a_slow_reply_counts_against_the_lease
+        a_lease_ends_on_time_while_its_renewal_hangs
+        a_budget_shorter_than_a_round_trip_does_not_cost_the_connection
+        a_handle_dropped_in_mid_acquire_leaves_no_lock_on_a_runtime_of_one_thread
+        shutdown_waits_for_a_release_that_is_under_way
+    ]
+}
+
+/// H10, S29.
+async fn a_lost_reply_is_asked_for_again_and_granted_once(_: Store) {
+    let server = RedisServer::start();
+    let proxy = Proxy::to(server.port());
+    let locks = through(&proxy);
+    give_back(locks.mutex("warm").acquire().await.unwrap()).await;
+    for round in 0..10 {
+        proxy.lose_replies(b"EVALSHA", 1);
+
+        let name = format!("n{round}");
+        let asked = Instant::now();
+        let guard = locks.mutex(&name).acquire().await.unwrap();
+
+        // By the repetition itself; a ticket that was taken twice is granted by its first renewal, after 3.3 s.
+        assert!(
+            asked.elapsed() < Duration::from_secs(1),
+            "{:?}",
+            asked.elapsed()
+        );
+        assert_eq!(client(&server).inspect(&name).await.unwrap().len(), 1);
+        assert_eq!(
+            kind(client(&server).mutex(&name).try_acquire().await),
+            ErrorKind::Busy
+        );
+        give_back(guard).await;
+        // The mark that a late repetition would obey stays for a minute; no ticket does.
+        assert!(client(&server).inspect(&name).await.unwrap().is_empty());
+    }
+}
+
+async fn giving_up_on_a_lost_reply_leaves_nothing(_: Store) {
+    let server = RedisServer::start();
+    let proxy = Proxy::to(server.port());
+    let locks = through(&proxy);
+    give_back(locks.mutex("warm").acquire().await.unwrap()).await;
+    proxy.lose_replies(b"EVALSHA", usize::MAX);
+
+    let error = locks
+        .mutex("a")
+        .wait(Duration::from_millis(300))
+        .acquire()
+        .await
+        .unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unknown);
+    assert!(error.may_hold());
+    proxy.restore();
+    proxy.lose_replies(b"EVALSHA", 0);
+
+    tickets(&client(&server), "a", 0).await;
+    give_back(client(&server).mutex("a").try_acquire().await.unwrap()).await;
+}
+
+/// H28: the requests of a client that gave up sit in a frozen network; when it thaws, enqueue and
+/// release arrive over different connections, in any order.
+async fn a_release_that_overtakes_its_enqueue_is_obeyed(_: Store) {
+    let server = RedisServer::start();
+    let proxy = Proxy::to(server.port());
+    let locks = through(&proxy);
+    give_back(locks.mutex("warm").acquire().await.unwrap()).await;
+    for round in 0..10 {
+        let name = format!("n{round}");
+        proxy.freeze();
+        let outcome = locks
+            .mutex(&name)
+            .wait(Duration::from_millis(50))
+            .acquire()
+            .await;
+        assert_eq!(kind(outcome), ErrorKind::Unknown);
+        proxy.thaw();
+
+        // What was on its way has arrived when this, sent after it, has come back …
+        eventually("the client works again", SOON, async || {
+            match locks.mutex("after").try_acquire().await {
+                Ok(guard) => guard.release().await.is_ok(),
+                Err(_) => false,
+            }
+        })
+        .await;
+        // … and is gone long before its lease of 10 s is over.
+        eventually("nothing is left", Duration::from_secs(3), async || {
+            client(&server).inspect(&name).await.unwrap().is_empty()
+        })
+        .await;
+    }
+}
+
+/// What was sent to a stopped server runs when it goes on, however long ago its sender gave up.
+async fn a_server_stopped_for_longer_than_a_lease_still_gets_the_release(_: Store) {
+    let server = RedisServer::start();
+    let locks = builder(server.url())
+        .op_timeout(Duration::from_millis(200))
+        .build()
+        .unwrap();
+    give_back(locks.mutex("warm").acquire().await.unwrap()).await;
+    server.freeze();
+    let lease = Duration::from_millis(300);
+    let lock = locks.mutex("a").ttl(lease).wait(Duration::from_millis(100));
+    assert_eq!(kind(lock.acquire().await), ErrorKind::Unknown);
+    tokio::time::sleep(4 * lease).await; // the stop outlasts lease and operation; no event stands for that
+    server.thaw();
+
+    // The release leaves its mark, which an enqueue that comes even later obeys.
+    eventually("the release has come", SOON, async || {
+        !server.keys("test:1:{a}:gone:*").is_empty()
+    })
+    .await;
+    tickets(&client(&server), "a", 0).await;
+}
+
+/// H28: byte for byte the request that was answered to nobody, when its release has been carried out.
+async fn an_enqueue_that_arrives_after_its_release_takes_nothing(_: Store) {
+    let server = RedisServer::start();
+    let proxy = Proxy::to(server.port());
+    let locks = through(&proxy);
+    give_back(locks.mutex("warm").acquire().await.unwrap()).await;
+    server.command::<()>(&["CONFIG", "SET", "slowlog-log-slower-than", "0"]);
+    proxy.lose_replies(b"EVALSHA", usize::MAX);
+    let wait = Duration::from_millis(300);
+    assert_eq!(
+        kind(locks.mutex("a").wait(wait).acquire().await),
+        ErrorKind::Unknown
+    );
+    proxy.lose_replies(b"EVALSHA", 0);
+    tickets(&client(&server), "a", 0).await;
+
+    // The log has every command with its arguments: an enqueue has three keys, the third being the mark.
+    let log: Vec<(u64, u64, u64, Vec<String>, String, String)> =
+        server.command(&["SLOWLOG", "GET", "-1"]);
+    let enqueue = log.into_iter().map(|entry| entry.3).find(|command| {
+        command[0] == "EVALSHA"
+            && command.len() == 12
+            && command[2] == "3"
+            && command[3] == "test:1:{a}"
+    });
+    let enqueue = enqueue.expect("the enqueue is in the log");
+    let enqueue: Vec<&str> = enqueue.iter().map(String::as_str).collect();
+    let answer: Vec<i64> = server.command(&enqueue);
+
+    assert_eq!(answer, [4], "released before");
+    assert!(client(&server).inspect("a").await.unwrap().is_empty());
+}
+
+/// H2, P3.
+async fn a_slow_reply_counts_against_the_lease(_: Store) {
+    let server = RedisServer::start();
+    let proxy = Proxy::to(server.port());
+    let locks = builder(proxy.url()).op_timeout(SOON).build().unwrap();
+    give_back(locks.mutex("warm").acquire().await.unwrap()).await;
+    let late = Duration::from_millis(500);
+    proxy.delay(Duration::ZERO, late);
+
+    let ttl = Duration::from_secs(2);
+    let guard = locks
+        .mutex("a")
+        .ttl(ttl)
+        .renew(false)
+        .acquire()
+        .await
+        .unwrap();
+
+    assert!(guard.remaining() <= ttl - late, "{:?}", guard.remaining());
+    proxy.delay(Duration::ZERO, Duration::ZERO);
+    give_back(guard).await;
+}
+
+/// H3.
+async fn a_lease_ends_on_time_while_its_renewal_hangs(_: Store) {
+    let server = RedisServer::start();
+    let proxy = Proxy::to(server.port());
+    let locks = builder(proxy.url()).op_timeout(SOON).build().unwrap();
+    let ttl = Duration::from_millis(900);
+    let guard = locks.mutex("a").ttl(ttl).acquire().await.unwrap();
+    proxy.freeze();
+    let frozen = Instant::now();
+
+    let reason = guard.lost().await;
+
+    assert_eq!(reason, LostReason::Expired);
+    assert!(
+        frozen.elapsed() < ttl + Duration::from_millis(300),
+        "{:?}",
+        frozen.elapsed()
+    );
+    // The acknowledgement that comes now revives nothing.
+    proxy.thaw();
+    tickets(&client(&server), "a", 0).await;
+    assert!(!guard.is_valid());
+    assert_eq!(guard.release().await.unwrap(), Release::AlreadyLost);
+}
+
+async fn a_budget_shorter_than_a_round_trip_does_not_cost_the_connection(_: Store) {
+    let server = RedisServer::start();
+    let proxy = Proxy::to(server.port());
+    let locks = builder(proxy.url()).op_timeout(SOON).build().unwrap();
+    give_back(locks.mutex("warm").acquire().await.unwrap()).await;
+    proxy.delay(Duration::ZERO, Duration::from_millis(50));
+    let before = proxy.traffic().connections;
+    for _ in 0..20 {
+        let hasty = locks.mutex("a").wait(Duration::from_millis(1));
+        assert_eq!(kind(hasty.acquire().await), ErrorKind::Unknown);
+    }
+    proxy.delay(Duration::ZERO, Duration::ZERO);
+
+    nothing_left(&server).await;
+    // The keeper's own, which the clean-up needed.
+    assert!(proxy.traffic().connections <= before + 1);
+}
+
+/// The dropping thread is the one that would have to read the reply.
+async fn a_handle_dropped_in_mid_acquire_leaves_no_lock_on_a_runtime_of_one_thread(_: Store) {
+    let server = RedisServer::start();
+    let locks = client(&server);
+    let dropped = tokio::task::spawn_blocking(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        runtime.block_on(async {
+            locks.ready(SOON).await.unwrap();
+            let lock = locks.mutex("a");
+            let mut acquire = Box::pin(async move { lock.acquire().await.map(drop) });
+            // Sent, and not answered.
+            let sent = std::future::poll_fn(|cx| Poll::Ready(acquire.as_mut().poll(cx))).await;
+            assert!(sent.is_pending());
+            tokio::task::yield_now().await;
+            drop(acquire);
+            drop(locks);
+        });
+    });
+    dropped.await.unwrap();
+
+    tickets(&client(&server), "a", 0).await;
+    assert!(client(&server).mutex("a").try_acquire().await.is_ok());
+}
+
+async fn shutdown_waits_for_a_release_that_is_under_way(_: Store) {
+    let server = RedisServer::start();
+    let proxy = Proxy::to(server.port());
+    let locks = builder(proxy.url()).op_timeout(SOON).build().unwrap();
+    let guard = locks.mutex("a").acquire().await.unwrap();
+    proxy.freeze();
+    let mut release = Box::pin(guard.release());
+    let sent = std::future::poll_fn(|cx| Poll::Ready(release.as_mut().poll(cx))).await;
+    assert!(sent.is_pending());
+
+    let closing = locks.clone();
+    let mut shutdown = Box::pin(async move { closing.shutdown(SOON).await });
+    let early = std::future::poll_fn(|cx| Poll::Ready(shutdown.as_mut().poll(cx))).await;
+    assert!(early.is_pending(), "shut down with a release under way");
+    proxy.thaw();
+
+    assert_eq!(release.await.unwrap(), Release::Released);
+    shutdown.await.unwrap();
+}

@@ -1,0 +1,110 @@
+//! What waiting and handing over cost in transactions.
+
+use std::process::Command;
+use std::time::Duration;
+
+use libtest_mimic::Trial;
+use tests::eventually::eventually;
+use tests::process::{Holder, HolderOptions};
+
+use super::{builder, next_held};
+use crate::store::{Kind, SOON, Store, give_back};
+
+pub(super) fn facts(store: Kind) -> Vec<Trial> {
+    crate::store_facts![store, crate::store::DEFAULT;
+        a_lock_that_another_process_holds_for_long_costs_no_transactions
+        a_hand_over_between_processes_costs_as_many_transactions_with_ten_waiters_as_with_one
+    ]
+}
+
+/// How many transactions have been committed to the file, from the header of its shared index. Read by another process:
+/// closing a file of ours would drop SQLite's locks on it.
+fn commits(store: &Store) -> u64 {
+    let index = store.file().folder().join("locks.db-shm");
+    let said = Command::new("od")
+        .args(["-An", "-tu4", "-j8", "-N4"])
+        .arg(index)
+        .output()
+        .unwrap();
+    String::from_utf8(said.stdout)
+        .unwrap()
+        .trim()
+        .parse()
+        .unwrap()
+}
+
+/// H24.
+async fn a_lock_that_another_process_holds_for_long_costs_no_transactions(store: Store) {
+    let locks = builder(&store.file().url())
+        .ttl(Duration::from_secs(60)) // no renewal falls into the count
+        .build()
+        .unwrap();
+    let options = HolderOptions {
+        namespace: "test".into(),
+        ttl: Duration::from_secs(60),
+        ..HolderOptions::mutex(&store.file().url(), "a")
+    };
+    let mut other = Holder::start(env!("CARGO_BIN_EXE_holder"), &options);
+    other.acquire();
+    let mut waiters = tokio::task::JoinSet::new();
+    for _ in 0..20 {
+        let lock = locks.mutex("a").wait(3 * SOON);
+        waiters.spawn(async move { give_back(lock.acquire().await.unwrap()).await });
+    }
+    eventually("the line has formed", SOON, async || {
+        store.file().litter().len() > 1
+    })
+    .await;
+
+    tokio::time::sleep(Duration::from_millis(300)).await; // the line settles
+    let before = commits(&store);
+    tokio::time::sleep(Duration::from_millis(1500)).await; // what is counted is what happens in a time
+    assert_eq!(commits(&store), before);
+
+    other.release();
+    while let Some(done) = waiters.join_next().await {
+        done.unwrap();
+    }
+}
+
+/// H24, P7.
+async fn a_hand_over_between_processes_costs_as_many_transactions_with_ten_waiters_as_with_one(
+    store: Store,
+) {
+    let mut spent = Vec::new();
+    for waiters in [1, 10] {
+        let options = HolderOptions {
+            namespace: "test".into(),
+            ttl: Duration::from_secs(60),
+            ..HolderOptions::mutex(&store.file().url(), "a")
+        };
+        let start = || Holder::start(env!("CARGO_BIN_EXE_holder"), &options);
+        let mut first = start();
+        first.acquire();
+        let mut line: Vec<Holder> = Vec::new();
+        for number in 0..waiters {
+            let mut holder = start();
+            holder.ask_to_acquire();
+            line.push(holder);
+            eventually("in line", SOON, async || {
+                store.file().litter().len() == number + 2
+            })
+            .await;
+        }
+
+        let before = commits(&store);
+        first.release();
+        let (at, _) = next_held(&mut line);
+        assert_eq!(at, 0);
+        tokio::time::sleep(Duration::from_millis(200)).await; // whoever else is woken has time to show
+        spent.push(commits(&store) - before);
+        for holder in line {
+            holder.kill();
+        }
+        store.file().query("DELETE FROM tickets");
+    }
+
+    println!("transactions for a hand-over with 1 and 10 waiters: {spent:?}");
+    // The release, and that of the next in line to make it its own.
+    assert_eq!(spent, [2, 2]);
+}

@@ -1,0 +1,170 @@
+//! Files that are locked, removed, replaced or broken.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use libtest_mimic::Trial;
+use lockcore::{ErrorKind, LostReason};
+use tests::eventually::eventually;
+use tests::process::{Holder, HolderOptions};
+
+use super::{builder, client};
+use crate::store::{Kind, SOON, Store, assert_nothing_left, give_back, kind};
+
+pub(super) fn facts(store: Kind) -> Vec<Trial> {
+    crate::store_facts![store, crate::store::DEFAULT;
+        a_file_that_another_program_keeps_locked_is_unavailable_within_one_operation
+        a_lock_outlasts_a_file_that_is_locked_for_less_than_its_lease
+        a_file_that_is_removed_costs_the_lock_and_tokens_still_rise
+        a_file_that_is_replaced_costs_the_lock_and_tokens_still_rise
+        a_broken_file_is_an_error_and_no_lock
+    ]
+}
+
+async fn a_file_that_another_program_keeps_locked_is_unavailable_within_one_operation(
+    store: Store,
+) {
+    let op_timeout = Duration::from_millis(400);
+    let locks = builder(&store.file().url())
+        .op_timeout(op_timeout)
+        .build()
+        .unwrap();
+    let held = locks.mutex("held").acquire().await.unwrap();
+    for connected in [true, false] {
+        let writer = store.file().lock();
+        let locks = match connected {
+            true => locks.clone(),
+            false => builder(&store.file().url())
+                .op_timeout(op_timeout)
+                .build()
+                .unwrap(),
+        };
+        for waits in [true, false] {
+            let lock = locks.mutex("a").wait(SOON);
+            let started = Instant::now();
+            let outcome = match waits {
+                true => lock.acquire().await,
+                false => lock.try_acquire().await,
+            };
+            let error = outcome.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+            assert!(error.to_string().contains("locked"), "{error}");
+            assert!(
+                started.elapsed() < op_timeout + Duration::from_millis(300),
+                "{:?}",
+                started.elapsed()
+            );
+        }
+        drop(writer);
+        eventually("nothing is left", SOON, async || {
+            store.file().litter().len() == 1
+        })
+        .await;
+        give_back(locks.mutex("a").acquire().await.unwrap()).await;
+    }
+    give_back(held).await;
+}
+
+async fn a_lock_outlasts_a_file_that_is_locked_for_less_than_its_lease(store: Store) {
+    let lock = client(&store).mutex("a").ttl(Duration::from_secs(2));
+    let guard = lock.acquire().await.unwrap();
+    for _ in 0..2 {
+        let writer = store.file().lock();
+        tokio::time::sleep(Duration::from_millis(1200)).await; // over the next renewal
+        drop(writer);
+        eventually("renewed", SOON, async || {
+            guard.remaining() > Duration::from_millis(1500)
+        })
+        .await;
+    }
+
+    assert!(guard.is_valid());
+    give_back(guard).await;
+    assert_nothing_left(&store, &client(&store), "a").await;
+}
+
+async fn a_file_that_is_removed_costs_the_lock_and_tokens_still_rise(store: Store) {
+    loses_the_lock(store, |path| {
+        for beside in ["", "-wal", "-shm"] {
+            fs::remove_file(format!("{}{beside}", path.display())).unwrap();
+        }
+    })
+    .await;
+}
+
+async fn a_file_that_is_replaced_costs_the_lock_and_tokens_still_rise(store: Store) {
+    loses_the_lock(store, |path| {
+        let new = path.with_extension("new");
+        fs::write(&new, "").unwrap();
+        fs::set_permissions(&new, fs::Permissions::from_mode(0o600)).unwrap();
+        for beside in ["-wal", "-shm"] {
+            fs::remove_file(format!("{}{beside}", path.display())).unwrap();
+        }
+        fs::rename(new, path).unwrap();
+    })
+    .await;
+}
+
+/// In this process and in another.
+async fn loses_the_lock(store: Store, lose: impl Fn(&Path)) {
+    let ttl = Duration::from_millis(900);
+    let locks = client(&store);
+    let ours = locks.mutex("ours").ttl(ttl).acquire().await.unwrap();
+    let options = HolderOptions {
+        namespace: "test".into(),
+        ttl,
+        ..HolderOptions::mutex(&store.file().url(), "theirs")
+    };
+    let mut other = Holder::start(env!("CARGO_BIN_EXE_holder"), &options);
+    let theirs = other.acquire();
+
+    lose(&store.file().path());
+    let next = locks.mutex("theirs").try_acquire().await.unwrap();
+    assert!(next.token().as_u64() > theirs);
+    assert_eq!(other.lost(SOON), "Taken");
+    assert_eq!(ours.lost().await, LostReason::Taken);
+    let again = locks.mutex("ours").try_acquire().await.unwrap();
+
+    assert!(again.token() > ours.token());
+    assert_eq!(other.release(), "AlreadyLost");
+    assert_eq!(other.try_acquire(), Err("Busy".into()));
+    give_back(next).await;
+    give_back(again).await;
+}
+
+async fn a_broken_file_is_an_error_and_no_lock(store: Store) {
+    give_back(client(&store).mutex("a").acquire().await.unwrap()).await;
+    eventually("closed", SOON, async || {
+        !store.file().folder().join("locks.db-wal").exists()
+    })
+    .await;
+    let whole = fs::read(store.file().path()).unwrap();
+    for broken_from in [0, 100, 4096] {
+        let mut broken = whole.clone();
+        broken[broken_from..].fill(0xa5);
+        fs::write(store.file().path(), broken).unwrap();
+
+        let locks = client(&store);
+        let started = Instant::now();
+        for _ in 0..2 {
+            let outcome = locks.mutex("a").wait(SOON).acquire().await;
+            assert_eq!(kind(outcome), ErrorKind::Config, "from {broken_from}");
+        }
+        assert!(started.elapsed() < SOON);
+    }
+    // Whoever repairs it need not restart anybody.
+    let locks = client(&store);
+    assert_eq!(
+        kind(locks.mutex("a").try_acquire().await),
+        ErrorKind::Config
+    );
+    for beside in ["", "-wal", "-shm"] {
+        let _ = fs::remove_file(format!("{}{beside}", store.file().path().display()));
+    }
+    eventually("repaired", SOON, async || {
+        locks.mutex("a").try_acquire().await.is_ok()
+    })
+    .await;
+}

@@ -1,0 +1,179 @@
+//! What a URL may name, by which names, and who else may have it.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use libtest_mimic::Trial;
+use lockcore::{ErrorKind, Locks};
+use tests::eventually::eventually;
+use tests::process::Process;
+
+use super::{builder, client, holder};
+use crate::store::{Kind, SOON, Store, give_back, kind, tickets};
+
+pub(super) fn facts(store: Kind) -> Vec<Trial> {
+    crate::store_facts![store, crate::store::DEFAULT;
+        the_file_and_what_lies_beside_it_are_for_their_owner_only
+        a_path_that_cannot_be_used_says_why
+        a_file_that_may_only_be_read_is_a_mistake
+        the_database_of_another_program_is_left_alone
+        a_file_of_another_layout_is_refused
+        clients_of_one_process_meet_whatever_they_call_the_file
+    ]
+}
+
+/// H50–59.
+async fn the_file_and_what_lies_beside_it_are_for_their_owner_only(store: Store) {
+    let guard = client(&store).mutex("a").acquire().await.unwrap();
+
+    let mut names = BTreeSet::new();
+    for entry in fs::read_dir(store.file().folder()).unwrap() {
+        let entry = entry.unwrap();
+        let mode = entry.metadata().unwrap().mode() & 0o777;
+        assert_eq!(mode, 0o600, "{:?}", entry.file_name());
+        names.insert(entry.file_name().into_string().unwrap());
+    }
+    let expected = ["locks.db", "locks.db-shm", "locks.db-wal"];
+    assert_eq!(names.iter().collect::<Vec<_>>(), expected);
+    give_back(guard).await;
+}
+
+async fn a_path_that_cannot_be_used_says_why(store: Store) {
+    let folder = store.file().folder();
+    fs::write(
+        folder.join("text"),
+        "not a database, but long enough to be looked at ".repeat(99),
+    )
+    .unwrap();
+    fs::create_dir(folder.join("folder")).unwrap();
+    for (path, why) in [
+        ("missing/locks.db", "the folder does not exist"),
+        ("folder", "it is a folder"),
+        ("text/locks.db", "Not a directory"),
+        ("text", "something else"),
+    ] {
+        let url = format!("sqlite:{}", folder.join(path).display());
+        let started = Instant::now();
+        let error = builder(&url)
+            .build()
+            .unwrap()
+            .mutex("a")
+            .wait(SOON)
+            .acquire()
+            .await
+            .unwrap_err();
+
+        assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+        assert!(error.to_string().contains(why), "{error}");
+        assert!(error.to_string().contains(path), "{error}");
+        assert!(started.elapsed() < Duration::from_secs(1));
+    }
+    let error = Locks::connect("sqlite::memory:").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Config);
+    assert!(error.to_string().contains("\"memory:\""), "{error}");
+    let text = fs::read_to_string(folder.join("text")).unwrap();
+    assert!(text.starts_with("not a database"), "it was written to");
+}
+
+async fn a_file_that_may_only_be_read_is_a_mistake(store: Store) {
+    give_back(client(&store).mutex("a").acquire().await.unwrap()).await;
+    eventually("closed", SOON, async || {
+        !store.file().folder().join("locks.db-wal").exists()
+    })
+    .await;
+    let mode = |path: &Path, mode| {
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    };
+    mode(&store.file().path(), 0o444);
+    mode(store.file().folder(), 0o555);
+
+    // Nothing is forbidden to root.
+    let mut helper = Command::new(program_for_all(&store));
+    if fs::metadata("/proc/self").unwrap().uid() == 0 {
+        helper.uid(65_534).gid(65_534);
+    }
+    helper
+        .args(["mutex", "a"])
+        .env("LOCK_URL", store.file().url())
+        .env("LOCK_WAIT", "5s");
+    let mut helper = Process::start(&mut helper);
+    for command in ["acquire", "try"] {
+        helper.say(command);
+        assert_eq!(helper.expect("FAILED", SOON), "Config");
+    }
+    drop(helper);
+    mode(store.file().folder(), 0o755);
+}
+
+/// The holder program where every user can start it.
+fn program_for_all(store: &Store) -> PathBuf {
+    let program = store.file().folder().join("holder");
+    fs::copy(env!("CARGO_BIN_EXE_holder"), &program).unwrap();
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    program
+}
+
+async fn the_database_of_another_program_is_left_alone(store: Store) {
+    drop(fs::File::create(store.file().path()).unwrap());
+    store.file().query("CREATE TABLE orders (id INTEGER)");
+
+    let error = client(&store).mutex("a").acquire().await.unwrap_err();
+
+    assert_eq!(error.kind(), ErrorKind::Config);
+    assert!(error.to_string().contains("another program"), "{error}");
+    let tables = store.file().query("SELECT name FROM sqlite_schema");
+    assert_eq!(tables, ["orders"]);
+    assert_eq!(store.file().query("PRAGMA journal_mode"), ["delete"]);
+}
+
+/// P9.
+async fn a_file_of_another_layout_is_refused(store: Store) {
+    let mut other = holder(&store, "a");
+    let token = other.acquire();
+    store.file().query("PRAGMA user_version = 2");
+
+    let error = client(&store).mutex("a").try_acquire().await.unwrap_err();
+
+    assert_eq!(error.kind(), ErrorKind::Config);
+    assert!(error.to_string().contains("layout version 2"), "{error}");
+    let known = store.file().query("SELECT ticket FROM tickets");
+    assert_eq!(known, [(token >> 10).to_string()]);
+}
+
+async fn clients_of_one_process_meet_whatever_they_call_the_file(store: Store) {
+    let folder = store.file().folder();
+    let link = folder.join("link.db");
+    let locks = client(&store);
+    let guard = locks.mutex("a").acquire().await.unwrap();
+    std::os::unix::fs::symlink(store.file().path(), &link).unwrap();
+    fs::create_dir(folder.join("b c")).unwrap();
+
+    for path in [
+        "link.db",
+        "b%20c/../locks.db",
+        "b c/../link.db",
+        "./locks.db",
+    ] {
+        let other = builder(&format!("sqlite:{}/{path}", folder.display()))
+            .build()
+            .unwrap();
+        assert_eq!(kind(other.mutex("a").try_acquire().await), ErrorKind::Busy);
+        let lock = other.mutex("a").wait(SOON);
+        let waiter = tokio::spawn(async move { lock.acquire().await });
+        tickets(&client(&store), "a", 2).await;
+        waiter.abort();
+        tickets(&client(&store), "a", 1).await;
+    }
+    give_back(guard).await;
+    // One handle for all of them.
+    let file = fs::canonicalize(store.file().path()).unwrap();
+    let opened = fs::read_dir("/proc/self/fd").unwrap();
+    let opened = opened.filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());
+    assert_eq!(opened.filter(|opened| *opened == file).count(), 1);
+    drop(locks);
+}

@@ -1,0 +1,128 @@
+//! Processes that share a file: in which order, how soon, and what of those that are killed.
+
+use std::time::{Duration, Instant};
+
+use libtest_mimic::Trial;
+use tests::process::{Holder, HolderOptions};
+
+use super::{client, holder, holder_of, next_held};
+use crate::store::{Kind, SOON, Store, assert_nothing_left, give_back, tickets};
+
+pub(super) fn facts(store: Kind) -> Vec<Trial> {
+    crate::store_facts![store, crate::store::DEFAULT;
+        processes_that_come_first_at_once_agree_on_one_file
+        processes_exclude_each_other_in_the_order_of_their_tickets
+        processes_killed_at_random_moments_leave_a_sound_file
+        a_release_in_another_process_is_found_within_moments
+    ]
+}
+
+async fn processes_that_come_first_at_once_agree_on_one_file(store: Store) {
+    for round in 0..5 {
+        let path = store.file().folder().join(format!("round{round}.db"));
+        let url = format!("sqlite:{}", path.display());
+        let mut holders: Vec<_> = (0..6).map(|_| holder_of(&url, "a")).collect();
+        for holder in &mut holders {
+            holder.ask_to_acquire();
+        }
+
+        one_after_another(&mut holders, 1);
+    }
+}
+
+/// H29, in real processes: each asks anew as soon as it has let go.
+async fn processes_exclude_each_other_in_the_order_of_their_tickets(store: Store) {
+    let mut holders: Vec<_> = (0..4).map(|_| holder(&store, "a")).collect();
+    for holder in &mut holders {
+        holder.ask_to_acquire();
+    }
+
+    let rounds = if tests::fact::long() { 500 } else { 50 };
+    one_after_another(&mut holders, rounds);
+    assert_nothing_left(&store, &client(&store), "a").await;
+}
+
+/// Lets each hold `rounds` times. While one holds none of the others says so, and the tokens rise.
+fn one_after_another(holders: &mut [Holder], rounds: usize) {
+    let mut left = vec![rounds; holders.len()];
+    let mut last = 0;
+    while left.iter().any(|left| *left > 0) {
+        let (at, token) = next_held(holders);
+        assert!(token > last, "{token} after {last}");
+        last = token;
+        for (other, holder) in holders.iter_mut().enumerate() {
+            let heard = holder.process().hear(Duration::from_millis(1));
+            assert_eq!(heard, None, "{other} holds while {at} does");
+        }
+        left[at] -= 1;
+        holders[at].process().say("release");
+        if left[at] > 0 {
+            holders[at].ask_to_acquire();
+        }
+        assert_eq!(holders[at].process().expect("RELEASED", SOON), "Released");
+    }
+}
+
+/// Also in the middle of a transaction, and of a checkpoint.
+async fn processes_killed_at_random_moments_leave_a_sound_file(store: Store) {
+    let mut random = fastrand::Rng::with_seed(5);
+    let rounds = if tests::fact::long() { 300 } else { 30 };
+    let url = store.file().url();
+    let locks = client(&store);
+    for round in 0..rounds {
+        let options = HolderOptions {
+            namespace: "test".into(),
+            ttl: Duration::from_millis(100),
+            ..HolderOptions::mutex(&url, "a")
+        };
+        let mut dying = Holder::start(env!("CARGO_BIN_EXE_holder"), &options);
+        dying.acquire();
+        for _ in 0..400 {
+            dying.process().say("release");
+            dying.process().say("acquire");
+        }
+        tokio::time::sleep(Duration::from_micros(random.u64(..30_000))).await;
+        dying.kill();
+
+        let lock = locks.mutex("a").ttl(Duration::from_millis(300));
+        let guard = lock.wait(SOON).acquire().await.unwrap();
+        assert!(guard.is_valid(), "round {round}");
+        give_back(guard).await;
+    }
+    assert_eq!(store.file().query("PRAGMA integrity_check"), ["ok"]);
+    assert_nothing_left(&store, &locks, "a").await;
+}
+
+/// W5, roughly: this machine runs other tests as well.
+async fn a_release_in_another_process_is_found_within_moments(store: Store) {
+    let locks = client(&store);
+    let mut took = Vec::new();
+    for round in 0..20 {
+        let mut other = holder(&store, "a");
+        other.acquire();
+        let lock = locks.mutex("a").wait(SOON);
+        let waiter = tokio::spawn(async move {
+            let guard = lock.acquire().await.unwrap();
+            (guard, Instant::now())
+        });
+        tickets(&locks, "a", 2).await;
+        if round == 0 {
+            // By then it is looked for as rarely as ever.
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+        other.release();
+        let released = Instant::now();
+        let (guard, held) = waiter.await.unwrap();
+        took.push(held.saturating_duration_since(released));
+        assert!(took[round] < Duration::from_millis(500), "{took:?}");
+        // It has its whole time: what the releaser cut off was given back.
+        assert!(locks.inspect("a").await.unwrap()[0].remaining > Duration::from_secs(9));
+        give_back(guard).await;
+    }
+    took.sort();
+    println!(
+        "release in another process to the next holder: {:?} in the middle of 20",
+        took[10]
+    );
+    assert!(took[10] < Duration::from_millis(100), "{took:?}");
+}

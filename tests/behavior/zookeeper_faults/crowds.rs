@@ -1,0 +1,200 @@
+//! What goes over the wire for one and for many, and many who come and go.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use libtest_mimic::Trial;
+use lockcore::{ErrorKind, Locks};
+use tests::eventually::eventually;
+use tests::witness::Witness;
+use tests::zookeeper_server::ZooKeeperServer;
+
+use super::{builder, client, counted, nothing_left};
+use crate::store::{Kind, SOON, Store, give_back};
+
+pub(super) fn facts(store: Kind) -> Vec<Trial> {
+    crate::store_facts![store, crate::store::DEFAULT;
+        an_uncontended_pair_costs_three_requests
+        one_hand_over_costs_the_same_whatever_the_number_of_waiters
+        a_crowd_of_clients_costs_the_same_however_many_they_are
+        a_crowd_that_comes_and_goes_never_overlaps
+    ]
+}
+
+async fn an_uncontended_pair_costs_three_requests(_: Store) {
+    let server = ZooKeeperServer::start();
+    let locks = counted(&server);
+    give_back(locks.mutex("n0").acquire().await.unwrap()).await;
+    // The first use makes the parent.
+    for (first, pair) in [(1, 4), (0, 3)] {
+        let before = server.packets();
+        for _ in 0..50 {
+            for number in 0..first {
+                let name = format!("cold{number}-{}", fastrand::u64(..));
+                give_back(locks.mutex(name).acquire().await.unwrap()).await;
+            }
+            if first == 0 {
+                give_back(locks.mutex("n0").acquire().await.unwrap()).await;
+            }
+        }
+        let spent = server.packets().since(before);
+        println!(
+            "50 pairs, {}: {spent:?}",
+            if first == 1 { "cold" } else { "warm" }
+        );
+        assert_eq!((spent.received, spent.sent), (50 * pair, 50 * pair));
+    }
+}
+
+/// S18, P7.
+async fn one_hand_over_costs_the_same_whatever_the_number_of_waiters(_: Store) {
+    let server = ZooKeeperServer::start();
+    for waiters in [1, 10, 100] {
+        let (holding, waiting) = (counted(&server), counted(&server));
+        let guard = holding.mutex("a").acquire().await.unwrap();
+        let mut tasks = tokio::task::JoinSet::new();
+        for _ in 0..waiters {
+            let lock = waiting.mutex("a");
+            tasks.spawn(async move { give_back(lock.acquire().await.unwrap()).await });
+        }
+        eventually("the line has formed", SOON, async || {
+            server.ephemerals("/test:1/{a}/").len() == waiters + 1
+        })
+        .await;
+        // The last watch is set after the last ticket stands.
+        tokio::time::sleep(Duration::from_millis(300)).await; // no event stands for a watch that was set
+
+        let before = server.packets();
+        give_back(guard).await;
+        while let Some(done) = tasks.join_next().await {
+            done.unwrap();
+        }
+        let spent = server.packets().since(before);
+
+        println!("{waiters} waiters: {spent:?}");
+        // A release each, and the holder's; its reply and one event to the one process that waits.
+        assert_eq!(spent.received, waiters as u64 + 1);
+        assert_eq!(spent.sent, 2 * (waiters as u64 + 1));
+    }
+}
+
+/// S18: beyond eight processes the price of a hand-over does not rise any more.
+async fn a_crowd_of_clients_costs_the_same_however_many_they_are(_: Store) {
+    let server = ZooKeeperServer::start();
+    for (clients, tasks) in [(4, 1), (8, 1), (16, 1), (16, 3), (32, 2)] {
+        let name = format!("a{clients}-{tasks}");
+        let witness = Arc::new(Witness::exclusive());
+        let stop = Arc::new(AtomicBool::new(false));
+        let mut crowd = tokio::task::JoinSet::new();
+        for _ in 0..clients {
+            let locks = builder(server.url() + "?session_timeout=280s")
+                .ttl(Duration::from_secs(120))
+                .wait(3 * SOON)
+                .fair(lockcore::Fair::Strict)
+                .build()
+                .unwrap();
+            for _ in 0..tasks {
+                let (lock, witness, stop) =
+                    (locks.mutex(&name), Arc::clone(&witness), Arc::clone(&stop));
+                crowd.spawn(async move {
+                    while !stop.load(Ordering::SeqCst) {
+                        let guard = lock.acquire().await.unwrap();
+                        drop(witness.enter(1));
+                        give_back(guard).await;
+                    }
+                });
+            }
+        }
+        let visits = |least| {
+            let witness = Arc::clone(&witness);
+            eventually("the crowd moves", 3 * SOON, async move || {
+                witness.seen().visits >= least
+            })
+        };
+        // Until everybody has seen how many there are.
+        visits(200 + 40 * clients as u64).await;
+        let (before, began) = (server.packets(), witness.seen().visits);
+        visits(began + 1000).await;
+        let (spent, visited) = (
+            server.packets().since(before),
+            witness.seen().visits - began,
+        );
+        stop.store(true, Ordering::SeqCst);
+        while let Some(done) = crowd.join_next().await {
+            done.unwrap();
+        }
+
+        witness.assert_no_overlap();
+        let each = |packets: u64| packets as f64 / visited as f64;
+        let (received, sent) = (each(spent.received), each(spent.sent));
+        println!(
+            "{clients} clients of {tasks}: {received:.1} packets received and {sent:.1} sent per hand-over"
+        );
+        let most = match clients {
+            // Its own request's replies, and two events to each.
+            ..=8 => 3.5 + 2.0 * f64::from(clients),
+            _ => 10.0,
+        };
+        assert!(sent <= most, "{sent} > {most}");
+    }
+    nothing_left(&server).await;
+}
+
+/// Readers, writers, who gives up and who does not wait, in crowds and alone: lines are followed now in this way, now in
+/// that.
+async fn a_crowd_that_comes_and_goes_never_overlaps(_: Store) {
+    let server = ZooKeeperServer::start();
+    let witness = Arc::new(Witness::readers_and_writers());
+    let clients: Vec<Locks> = (0..12).map(|_| client(&server)).collect();
+    for (round, crowd) in [12, 3, 12, 6, 10].into_iter().enumerate() {
+        let mut tasks = tokio::task::JoinSet::new();
+        for (number, locks) in clients.iter().take(crowd).enumerate() {
+            for task in 0..3 {
+                let (catalog, witness) = (locks.rwlock("c"), Arc::clone(&witness));
+                tasks.spawn(async move {
+                    for turn in 0..20 {
+                        // In even rounds everybody wants all, so that a crowd is one.
+                        let reads = round % 2 == 1 && (number + task + turn) % 4 == 0;
+                        let lock = if reads {
+                            catalog.read()
+                        } else {
+                            catalog.write()
+                        };
+                        let lock = match turn % 5 {
+                            0 => lock.wait(Duration::ZERO),
+                            1 => lock.wait(Duration::from_millis(20)),
+                            _ => lock.wait(2 * SOON),
+                        };
+                        match lock.acquire().await {
+                            Ok(guard) => {
+                                let visit = if reads {
+                                    witness.read()
+                                } else {
+                                    witness.write()
+                                };
+                                tokio::task::yield_now().await;
+                                drop(visit);
+                                give_back(guard).await;
+                            }
+                            Err(error) => assert!(
+                                // Unknown is a budget shorter than the round trip.
+                                turn % 5 < 2
+                                    && matches!(
+                                        error.kind(),
+                                        ErrorKind::Busy | ErrorKind::Timeout | ErrorKind::Unknown
+                                    ),
+                                "{error}"
+                            ),
+                        }
+                    }
+                });
+            }
+        }
+        while let Some(done) = tasks.join_next().await {
+            done.unwrap();
+        }
+    }
+    println!("{} visits", witness.assert_no_overlap().visits);
+    nothing_left(&server).await;
+}

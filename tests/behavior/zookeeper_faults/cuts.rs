@@ -1,0 +1,163 @@
+//! A network that is cut, and wake-ups that do not arrive.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use libtest_mimic::Trial;
+use lockcore::{Error, ErrorKind, LostReason};
+use tests::eventually::eventually;
+use tests::proxy::Proxy;
+use tests::zookeeper_server::ZooKeeperServer;
+
+use super::{builder, client, nothing_left, proxied, through};
+use crate::store::{Kind, SOON, Store, give_back, kind, tickets};
+
+pub(super) fn facts(store: Kind) -> Vec<Trial> {
+    crate::store_facts![store, crate::store::DEFAULT;
+        a_cut_that_heals_before_the_deadline_loses_nothing
+        a_cut_that_outlasts_the_session_stops_the_work
+        a_lost_release_is_repeated
+        wake_ups_that_were_cut_off_are_caught_up_on
+        a_waiter_of_before_a_reconnect_is_woken_after_it
+    ]
+}
+
+/// S22, first half.
+async fn a_cut_that_heals_before_the_deadline_loses_nothing(_: Store) {
+    let server = ZooKeeperServer::start();
+    let proxy = Proxy::to(server.port());
+    let locks = through(&proxy);
+    let guard = locks.mutex("a").acquire().await.unwrap();
+    let before = proxy.traffic().connections;
+    for _ in 0..3 {
+        proxy.cut();
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        proxy.restore();
+        tokio::time::sleep(Duration::from_millis(500)).await;
+    }
+
+    eventually("renewed on a new connection", 2 * SOON, async || {
+        proxy.traffic().connections > before && guard.remaining() > Duration::from_millis(5500)
+    })
+    .await;
+    assert!(guard.is_valid());
+    assert_eq!(server.ephemerals("/test:1/{a}/").len(), 1);
+    give_back(guard).await;
+}
+
+/// S22, second half. Judged at what the work touches: its last step lies before the next holder's first.
+async fn a_cut_that_outlasts_the_session_stops_the_work(_: Store) {
+    let server = ZooKeeperServer::start();
+    let proxy = Proxy::to(server.port());
+    let ttl = Duration::from_secs(2);
+    let locks = builder(proxied(&proxy))
+        .op_timeout(Duration::from_millis(400))
+        .ttl(ttl)
+        .build()
+        .unwrap();
+    let lock = locks.mutex("a");
+    let (begun, has_begun) = tokio::sync::oneshot::channel();
+    let next_is_in = Arc::new(AtomicBool::new(false));
+    let seen = Arc::clone(&next_is_in);
+    let work = tokio::spawn(async move {
+        lock.run(async |_| {
+            begun.send(()).unwrap();
+            while !seen.load(Ordering::SeqCst) {
+                tokio::task::yield_now().await;
+            }
+            Ok::<_, Error>(())
+        })
+        .await
+    });
+    has_begun.await.unwrap();
+    proxy.cut();
+
+    // The next holder waits at the store, past the cut.
+    let next = client(&server).mutex("a").acquire().await.unwrap();
+    next_is_in.store(true, Ordering::SeqCst);
+
+    // Had the work made one more step, it would have seen the next holder and ended well.
+    assert_eq!(
+        kind(work.await.unwrap()),
+        ErrorKind::Lost(LostReason::Expired)
+    );
+    give_back(next).await;
+}
+
+async fn a_lost_release_is_repeated(_: Store) {
+    let server = ZooKeeperServer::start();
+    let proxy = Proxy::to(server.port());
+    let locks = through(&proxy);
+    let guard = locks.mutex("a").acquire().await.unwrap();
+    proxy.cut();
+
+    let failed = guard.release().await.unwrap_err();
+    assert!(matches!(
+        failed.kind(),
+        ErrorKind::Unknown | ErrorKind::Unavailable
+    ));
+    assert_eq!(server.ephemerals("/test:1/{a}/").len(), 1);
+    proxy.restore();
+
+    nothing_left(&server).await;
+}
+
+/// H19.
+async fn wake_ups_that_were_cut_off_are_caught_up_on(_: Store) {
+    let server = ZooKeeperServer::start();
+    let proxy = Proxy::to(server.port());
+    let (locks, cut_off) = (client(&server), through(&proxy));
+    for _ in 0..3 {
+        let guard = locks.mutex("a").acquire().await.unwrap();
+        let lock = cut_off.mutex("a").wait(SOON);
+        let waiter = tokio::spawn(async move { lock.acquire().await });
+        tickets(&locks, "a", 2).await;
+        proxy.cut();
+        give_back(guard).await;
+        proxy.restore();
+        let restored = Instant::now();
+
+        give_back(waiter.await.unwrap().unwrap()).await;
+        // Not by the next renewal, which is seconds away.
+        assert!(
+            restored.elapsed() < Duration::from_secs(2),
+            "{:?}",
+            restored.elapsed()
+        );
+    }
+}
+
+/// H27. The library forgets standing watches when it reconnects.
+async fn a_waiter_of_before_a_reconnect_is_woken_after_it(_: Store) {
+    let server = ZooKeeperServer::start();
+    let proxy = Proxy::to(server.port());
+    let (locks, waiting) = (client(&server), through(&proxy));
+    let guard = locks.mutex("a").acquire().await.unwrap();
+    let lock = waiting.mutex("a").wait(SOON);
+    let waiter = tokio::spawn(async move { lock.acquire().await });
+    tickets(&locks, "a", 2).await;
+    proxy.cut();
+    proxy.restore();
+    // What is renewed at once after the reconnect is over; the next is seconds away.
+    give_back(
+        waiting
+            .mutex("connected")
+            .wait(SOON)
+            .acquire()
+            .await
+            .unwrap(),
+    )
+    .await;
+    tokio::time::sleep(Duration::from_millis(500)).await;
+
+    give_back(guard).await;
+    let released = Instant::now();
+
+    give_back(waiter.await.unwrap().unwrap()).await;
+    assert!(
+        released.elapsed() < Duration::from_millis(500),
+        "{:?}",
+        released.elapsed()
+    );
+}

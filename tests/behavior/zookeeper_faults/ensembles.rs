@@ -1,0 +1,182 @@
+//! Three servers, of which one is cut off, hangs or dies.
+
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use libtest_mimic::Trial;
+use lockcore::{Error, ErrorKind, LostReason};
+use tests::eventually::eventually;
+use tests::process::Process;
+use tests::witness::FileWitness;
+use tests::zookeeper_server::Ensemble;
+
+use super::builder;
+use crate::store::{Kind, SOON, Store, give_back, kind, tickets};
+
+pub(super) fn facts(store: Kind) -> Vec<Trial> {
+    crate::store_facts![store, crate::store::DEFAULT;
+        a_follower_cut_off_from_its_leader_lets_no_second_holder_in
+        a_server_that_hangs_costs_no_lease_while_others_answer
+        a_crowd_overlaps_nowhere_while_leaders_die
+    ]
+}
+
+/// S30, H26. Judged at what the work touches, as above; the server that serves the holder goes on answering.
+async fn a_follower_cut_off_from_its_leader_lets_no_second_holder_in(_: Store) {
+    let ensemble = Ensemble::with_bridges();
+    let bridged = ensemble.bridged();
+    assert_eq!(bridged.role().as_deref(), Some("follower"));
+    let ttl = Duration::from_secs(3);
+    let cut_off = builder(bridged.url()).ttl(ttl).build().unwrap();
+    let elsewhere = builder(ensemble.servers()[0].url()).build().unwrap();
+    let (begun, has_begun) = tokio::sync::oneshot::channel();
+    let next_is_in = Arc::new(AtomicBool::new(false));
+    let seen = Arc::clone(&next_is_in);
+    let lock = cut_off.mutex("a");
+    let work = tokio::spawn(async move {
+        lock.run(async |held| {
+            begun.send(held).unwrap();
+            while !seen.load(Ordering::SeqCst) {
+                tokio::task::yield_now().await;
+            }
+            Ok::<_, Error>(())
+        })
+        .await
+    });
+    let held = has_begun.await.unwrap();
+    // Beyond the first proof, which is the session's creation.
+    tokio::time::sleep(ttl).await;
+    assert!(held.is_valid());
+    let lock = elsewhere.mutex("a").wait(3 * SOON);
+    let waiter = tokio::spawn(async move { lock.acquire().await });
+    tickets(&elsewhere, "a", 2).await;
+
+    ensemble.cut_off();
+    let cut = Instant::now();
+    let lost = tokio::spawn(async move {
+        held.lost().await;
+        Instant::now()
+    });
+    let next = waiter.await.unwrap().unwrap();
+    let granted = Instant::now();
+    next_is_in.store(true, Ordering::SeqCst);
+
+    assert_eq!(
+        kind(work.await.unwrap()),
+        ErrorKind::Lost(LostReason::Expired)
+    );
+    let lost = lost.await.unwrap();
+    println!(
+        "cut off: lost after {:?}, the next granted after {:?}; the server that was cut off: {:?}",
+        lost - cut,
+        granted - cut,
+        bridged.role()
+    );
+    assert!(lost < granted, "two valid holders");
+    assert_eq!(
+        bridged.role().as_deref(),
+        Some("follower"),
+        "it noticed too early for this to be a test"
+    );
+    give_back(next).await;
+}
+
+/// The connections stay, and nothing is said on them.
+async fn a_server_that_hangs_costs_no_lease_while_others_answer(_: Store) {
+    let ensemble = Ensemble::start();
+    let ttl = Duration::from_secs(4);
+    let mut guards = Vec::new();
+    // So many that some are served by the one that will hang, and some of those try it once more.
+    for number in 0..24 {
+        let locks = builder(ensemble.url()).ttl(ttl).build().unwrap();
+        let lock = locks.mutex(format!("a{number}"));
+        guards.push(lock.acquire().await.unwrap());
+    }
+    // Beyond the first proof, which is the session's creation.
+    tokio::time::sleep(ttl).await;
+    let followers = ensemble.followers();
+    let hangs = followers.iter().max_by_key(|server| server.sessions());
+    let hangs = hangs.unwrap();
+    println!("{} of 24 are served by the one", hangs.sessions());
+    assert!(hangs.sessions() >= 6);
+
+    hangs.freeze();
+    let frozen = Instant::now();
+    let mut lost = tokio::task::JoinSet::new();
+    for guard in &guards {
+        let held = (**guard).clone();
+        lost.spawn(async move { held.lost().await });
+    }
+    let first = tokio::time::timeout(2 * ttl, lost.join_next()).await;
+
+    assert!(first.is_err(), "lost after {:?}", frozen.elapsed());
+    for guard in guards {
+        give_back(guard).await;
+    }
+    hangs.thaw();
+}
+
+/// Four processes of sixteen tasks each on one key.
+async fn a_crowd_overlaps_nowhere_while_leaders_die(_: Store) {
+    let ensemble = Ensemble::start();
+    let folder = tempfile::tempdir().unwrap();
+    let seconds = if tests::fact::long() { 60 } else { 25 };
+    let mut crowd: Vec<Process> = (0..4)
+        .map(|_| {
+            Process::start(
+                Command::new(env!("CARGO_BIN_EXE_crowd"))
+                    .args(["a", "16", &seconds.to_string()])
+                    .arg(folder.path())
+                    .env("LOCK_URL", ensemble.url())
+                    .env("LOCK_NAMESPACE", "test")
+                    .env("LOCK_TTL", "6s")
+                    .env("LOCK_WAIT", "20s")
+                    .env("LOCK_FAIR", "strict"),
+            )
+        })
+        .collect();
+    let witness = FileWitness::in_folder(folder.path());
+    let mut visits = 0;
+    for _ in 0..2 {
+        eventually("the crowd moves", 2 * SOON, async || {
+            witness.visits() > visits + 200
+        })
+        .await;
+        let leader = ensemble.leader();
+        leader.kill();
+        let killed = Instant::now();
+        visits = witness.visits();
+        eventually("the crowd moves again", 2 * SOON, async || {
+            witness.visits() > visits + 200
+        })
+        .await;
+        println!("leader killed, 200 visits later: {:?}", killed.elapsed());
+        leader.restart();
+        ensemble.wait_until_complete();
+        visits = witness.visits();
+    }
+    let (mut done, mut errors) = (0, 0);
+    for process in &mut crowd {
+        let told = process.expect("DONE", Duration::from_secs(seconds) + 2 * SOON);
+        let (visited, failed) = told.split_once(' ').unwrap();
+        done += visited.parse::<u64>().unwrap();
+        errors += failed.parse::<u64>().unwrap();
+    }
+    let tokens = std::fs::read_to_string(folder.path().join("tokens")).unwrap();
+    let tokens: Vec<u64> = tokens.lines().map(|token| token.parse().unwrap()).collect();
+    let out_of_order = tokens.windows(2).filter(|pair| pair[0] >= pair[1]).count();
+
+    println!(
+        "{done} visits, {errors} errors, {} overlaps, {out_of_order} tokens out of order",
+        witness.overlaps().len()
+    );
+    witness.assert_no_overlap();
+    assert_eq!(out_of_order, 0);
+    let leader = ensemble.leader();
+    eventually("nothing is left", SOON, async || {
+        leader.ephemerals("/test:1/").is_empty()
+    })
+    .await;
+}

@@ -1,0 +1,176 @@
+//! A server that is down, comes back, and knows what it knew before, or does not.
+
+use std::time::{Duration, Instant};
+
+use libtest_mimic::Trial;
+use lockcore::{ErrorKind, LostReason, Release};
+use tests::eventually::eventually;
+use tests::zookeeper_server::ZooKeeperServer;
+
+use super::{builder, client, operator};
+use crate::store::{Kind, SOON, Store, give_back, tickets};
+
+pub(super) fn facts(store: Kind) -> Vec<Trial> {
+    crate::store_facts![store, crate::store::DEFAULT;
+        a_server_that_is_down_is_unavailable_within_one_operation
+        a_client_that_was_idle_through_an_outage_works_again
+        a_server_that_restarts_keeps_locks_and_line
+        a_server_that_lost_its_data_takes_the_lock
+        a_node_that_somebody_deleted_costs_the_lock_and_the_holder_learns_it
+        tokens_rise_although_the_sequence_starts_again
+    ]
+}
+
+async fn a_server_that_is_down_is_unavailable_within_one_operation(_: Store) {
+    let port = tests::ports::free_port();
+    let locks = builder(format!("zookeeper://127.0.0.1:{port}"))
+        .build()
+        .unwrap();
+    for waits in [true, false] {
+        let lock = locks.mutex("a").wait(3 * SOON);
+        let started = Instant::now();
+        let outcome = if waits {
+            lock.acquire().await
+        } else {
+            lock.try_acquire().await
+        };
+        let error = outcome.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable);
+        assert!(!error.may_hold());
+        assert!(error.to_string().contains(&port.to_string()), "{error}");
+        assert!(started.elapsed() < Duration::from_secs(2));
+    }
+}
+
+async fn a_client_that_was_idle_through_an_outage_works_again(_: Store) {
+    let server = ZooKeeperServer::start();
+    let locks = builder(server.url())
+        .ttl(Duration::from_secs(1))
+        .build()
+        .unwrap();
+    give_back(locks.mutex("a").acquire().await.unwrap()).await;
+    server.stop();
+    // Longer than the session.
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    server.restart();
+
+    eventually("works again", SOON, async || {
+        match locks.mutex("a").acquire().await {
+            Ok(guard) => guard.release().await.is_ok(),
+            Err(_) => false,
+        }
+    })
+    .await;
+}
+
+async fn a_server_that_restarts_keeps_locks_and_line(_: Store) {
+    let server = ZooKeeperServer::start();
+    let (locks, waiting) = (client(&server), client(&server));
+    let guard = locks.mutex("a").acquire().await.unwrap();
+    let lock = waiting.mutex("a").wait(2 * SOON);
+    let waiter = tokio::spawn(async move { lock.acquire().await });
+    tickets(&locks, "a", 2).await;
+    let places = locks.inspect("a").await.unwrap();
+
+    server.kill();
+    server.restart();
+
+    eventually("reads again", SOON, async || {
+        locks.inspect("a").await.is_ok()
+    })
+    .await;
+    let after = locks.inspect("a").await.unwrap();
+    assert_eq!(
+        places.iter().map(|p| p.ticket).collect::<Vec<_>>(),
+        after.iter().map(|p| p.ticket).collect::<Vec<_>>()
+    );
+    assert!(guard.is_valid());
+    give_back(guard).await;
+    give_back(waiter.await.unwrap().unwrap()).await;
+}
+
+/// H13.
+async fn a_server_that_lost_its_data_takes_the_lock(_: Store) {
+    let server = ZooKeeperServer::start();
+    let locks = client(&server);
+    let guard = locks.mutex("a").acquire().await.unwrap();
+    server.restart_empty();
+    let lost = Instant::now();
+
+    let reason = guard.lost().await;
+
+    println!("lost {:?} after the restart: {reason:?}", lost.elapsed());
+    assert!(lost.elapsed() < SOON);
+    // A server that is behind what the client has seen refuses the session; it is given up when it may have ended.
+    eventually("works again", 2 * SOON, async || {
+        match locks.mutex("a").acquire().await {
+            Ok(guard) => guard.release().await.is_ok(),
+            Err(_) => false,
+        }
+    })
+    .await;
+    println!("works again {:?} after the restart", lost.elapsed());
+    assert_eq!(guard.release().await.unwrap(), Release::AlreadyLost);
+}
+
+async fn a_node_that_somebody_deleted_costs_the_lock_and_the_holder_learns_it(_: Store) {
+    let server = ZooKeeperServer::start();
+    let locks = client(&server);
+    let operator = operator(&server).await;
+    for contended in [false, true] {
+        let guard = locks
+            .mutex("a")
+            .ttl(Duration::from_secs(3))
+            .acquire()
+            .await
+            .unwrap();
+        let waiter = contended.then(|| {
+            let lock = locks.mutex("a").wait(SOON);
+            tokio::spawn(async move { lock.acquire().await })
+        });
+        tickets(&locks, "a", 1 + usize::from(contended)).await;
+        let node = server.ephemerals("/test:1/{a}/").remove(0);
+        let node = if contended {
+            let places = operator.list_children("/test:1/{a}").await.unwrap();
+            let oldest = places
+                .iter()
+                .min_by_key(|node| node[node.len() - 10..].to_owned());
+            format!("/test:1/{{a}}/{}", oldest.unwrap())
+        } else {
+            node
+        };
+        operator.delete(&node, None).await.unwrap();
+        let deleted = Instant::now();
+
+        assert_eq!(guard.lost().await, LostReason::Taken);
+        assert!(
+            deleted.elapsed() < Duration::from_secs(2),
+            "{:?}",
+            deleted.elapsed()
+        );
+        assert_eq!(guard.release().await.unwrap(), Release::AlreadyLost);
+        if let Some(waiter) = waiter {
+            give_back(waiter.await.unwrap().unwrap()).await;
+        }
+    }
+}
+
+/// H7.
+async fn tokens_rise_although_the_sequence_starts_again(_: Store) {
+    let server = ZooKeeperServer::that_forgets_soon();
+    let locks = client(&server);
+    let operator = operator(&server).await;
+    let mut last = 0;
+    for _ in 0..3 {
+        for _ in 0..3 {
+            let guard = locks.mutex("a").acquire().await.unwrap();
+            assert!(guard.token().as_u64() > last);
+            last = guard.token().as_u64();
+            give_back(guard).await;
+        }
+        eventually("the parent is gone", SOON, async || {
+            operator.check_stat("/test:1/{a}").await.unwrap().is_none()
+        })
+        .await;
+    }
+}

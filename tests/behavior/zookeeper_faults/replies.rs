@@ -1,0 +1,149 @@
+//! Requests and replies that are lost, late, or out of order.
+
+use std::time::{Duration, Instant};
+
+use libtest_mimic::Trial;
+use lockcore::{ErrorKind, LostReason};
+use tests::eventually::eventually;
+use tests::proxy::Proxy;
+use tests::zookeeper_server::ZooKeeperServer;
+use zookeeper_client::{Acls, AddWatchMode, CreateMode, EventType};
+
+use super::{builder, nothing_left, operator, proxied, through};
+use crate::store::{Kind, SOON, Store, give_back, kind};
+
+pub(super) fn facts(store: Kind) -> Vec<Trial> {
+    crate::store_facts![store, crate::store::DEFAULT;
+        a_lost_reply_is_asked_for_again_and_granted_once
+        giving_up_on_a_lost_reply_leaves_nothing
+        what_was_sent_to_a_stopped_server_is_found_and_deleted
+        a_node_that_appears_after_its_release_is_deleted
+        a_lease_ends_on_time_while_nothing_is_answered
+    ]
+}
+
+/// H10, H16.
+async fn a_lost_reply_is_asked_for_again_and_granted_once(_: Store) {
+    let server = ZooKeeperServer::start();
+    let proxy = Proxy::to(server.port());
+    let locks = through(&proxy);
+    give_back(locks.mutex("a").acquire().await.unwrap()).await;
+    for round in 0..10 {
+        // The create of a ticket bears its sequence of permits and capacity; a list does not.
+        proxy.lose_replies(b"-1073741824-1073741824-", 1);
+        let guard = locks.mutex("a").wait(SOON).acquire().await.unwrap();
+
+        assert_eq!(
+            proxy.traffic().replies_lost,
+            round + 1,
+            "the reply was lost"
+        );
+        let left = server.ephemerals("/test:1/{a}/");
+        assert_eq!(left.len(), 1, "{left:?}");
+        give_back(guard).await;
+    }
+    nothing_left(&server).await;
+}
+
+/// S29.
+async fn giving_up_on_a_lost_reply_leaves_nothing(_: Store) {
+    let server = ZooKeeperServer::start();
+    let proxy = Proxy::to(server.port());
+    let locks = through(&proxy);
+    give_back(locks.mutex("warm").acquire().await.unwrap()).await;
+    for waits in [true, false] {
+        proxy.lose_replies(b"-1073741824-1073741824-", 1);
+        let lock = locks.mutex("a").wait(Duration::from_millis(30));
+        let outcome = match waits {
+            true => lock.acquire().await,
+            false => {
+                let abandoned = tokio::time::timeout(Duration::from_millis(10), lock.try_acquire());
+                match abandoned.await {
+                    Ok(outcome) => outcome,
+                    Err(_) => locks.mutex("other").acquire().await,
+                }
+            }
+        };
+        if let Ok(guard) = outcome {
+            give_back(guard).await;
+        }
+        nothing_left(&server).await;
+    }
+}
+
+/// What was sent to a stopped server is carried out when it goes on, however long ago its sender gave up.
+async fn what_was_sent_to_a_stopped_server_is_found_and_deleted(_: Store) {
+    let server = ZooKeeperServer::start();
+    let locks = builder(server.url())
+        .op_timeout(Duration::from_millis(200))
+        .build()
+        .unwrap();
+    locks.ready(SOON).await.unwrap();
+    give_back(locks.mutex("warm").acquire().await.unwrap()).await;
+    for stopped in [Duration::from_millis(500), Duration::from_millis(5500)] {
+        server.freeze();
+        let lock = locks.mutex("a").wait(Duration::from_millis(100));
+        assert_eq!(kind(lock.acquire().await), ErrorKind::Unknown);
+        // The longer one is more than the library waits before it gives the connection up (2/5 of 10 s).
+        tokio::time::sleep(stopped).await;
+        server.thaw();
+
+        eventually("works again", SOON, async || {
+            match locks.mutex("after").acquire().await {
+                Ok(guard) => guard.release().await.is_ok(),
+                Err(_) => false,
+            }
+        })
+        .await;
+        nothing_left(&server).await;
+    }
+}
+
+/// H28: as a create does that sat in the buffer of a connection that is no more. It is played by another client, with
+/// the very id.
+async fn a_node_that_appears_after_its_release_is_deleted(_: Store) {
+    let server = ZooKeeperServer::start();
+    let locks = builder(server.url())
+        .op_timeout(Duration::from_millis(200))
+        .build()
+        .unwrap();
+    locks.ready(SOON).await.unwrap();
+    give_back(locks.mutex("a").acquire().await.unwrap()).await;
+    let operator = operator(&server).await;
+    let recursive = AddWatchMode::PersistentRecursive;
+    let mut watcher = operator.watch("/test:1/{a}", recursive).await.unwrap();
+    server.freeze();
+    let lock = locks.mutex("a").wait(Duration::from_millis(100));
+    assert_eq!(kind(lock.acquire().await), ErrorKind::Unknown);
+    // The keeper gives up waiting for the reply, and sends a release that leaves a mark.
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    server.thaw();
+    let created = watcher.changed().await;
+    assert_eq!(created.event_type, EventType::NodeCreated);
+    nothing_left(&server).await;
+
+    let prefix = &created.path[..created.path.len() - 10];
+    let options = CreateMode::EphemeralSequential.with_acls(Acls::anyone_all());
+    operator.create(prefix, b"late", &options).await.unwrap();
+
+    nothing_left(&server).await;
+}
+
+/// H3.
+async fn a_lease_ends_on_time_while_nothing_is_answered(_: Store) {
+    let server = ZooKeeperServer::start();
+    let proxy = Proxy::to(server.port());
+    let ttl = Duration::from_secs(2);
+    let locks = builder(proxied(&proxy)).ttl(ttl).build().unwrap();
+    let guard = locks.mutex("a").acquire().await.unwrap();
+    proxy.freeze();
+    let frozen = Instant::now();
+
+    assert_eq!(guard.lost().await, LostReason::Expired);
+
+    assert!(
+        frozen.elapsed() < ttl + Duration::from_millis(200),
+        "{:?}",
+        frozen.elapsed()
+    );
+}

@@ -1,0 +1,105 @@
+//! Users, what they may see of each other, and the least that they need; and where their locks lie.
+
+use libtest_mimic::Trial;
+use lockcore::ErrorKind;
+use tests::eventually::eventually;
+use tests::zookeeper_server::ZooKeeperServer;
+use zookeeper_client::{Acls, Client, CreateMode};
+
+use super::{builder, operator};
+use crate::store::{Kind, SOON, Store, give_back, kind, tickets};
+
+pub(super) fn facts(store: Kind) -> Vec<Trial> {
+    crate::store_facts![store, crate::store::DEFAULT;
+        the_chroot_of_the_url_is_used
+        nodes_of_a_user_are_closed_to_others
+        a_user_with_the_documented_rights_can_do_everything
+    ]
+}
+
+async fn the_chroot_of_the_url_is_used(_: Store) {
+    let server = ZooKeeperServer::start();
+    let locks = builder(server.url() + "/app/locks").build().unwrap();
+
+    let error = locks.mutex("a").acquire().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Config);
+    assert!(error.to_string().contains("/app/locks"), "{error}");
+
+    let operator = operator(&server).await;
+    let options = CreateMode::Persistent.with_acls(Acls::anyone_all());
+    operator.mkdir("/app/locks", &options).await.unwrap();
+    eventually("works now", SOON, async || locks.ready(SOON).await.is_ok()).await;
+    let guard = locks.mutex("a").acquire().await.unwrap();
+    assert_eq!(server.ephemerals("/app/locks/test:1/{a}/").len(), 1);
+    let lock = locks.mutex("a").wait(SOON);
+    let waiter = tokio::spawn(async move { lock.acquire().await });
+    tickets(&locks, "a", 2).await;
+    give_back(guard).await;
+    give_back(waiter.await.unwrap().unwrap()).await;
+}
+
+async fn nodes_of_a_user_are_closed_to_others(_: Store) {
+    let server = ZooKeeperServer::start();
+    let ann = builder(server.url_with_user("ann", "p@ss:word"))
+        .build()
+        .unwrap();
+    let guard = ann.mutex("a").acquire().await.unwrap();
+
+    for url in [
+        server.url(),
+        server.url_with_user("ann", "another"),
+        server.url_with_user("bob", "p@ss:word"),
+    ] {
+        let other = builder(url).build().unwrap();
+        let error = other.mutex("a").acquire().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+        assert!(!format!("{error} {error:?}").contains("another"));
+    }
+
+    let same = builder(server.url_with_user("ann", "p@ss:word"))
+        .build()
+        .unwrap();
+    assert_eq!(kind(same.mutex("a").try_acquire().await), ErrorKind::Busy);
+    give_back(guard).await;
+    give_back(same.mutex("a").acquire().await.unwrap()).await;
+}
+
+/// With what the guide asks for: nothing at the root, everything below the chroot's own node but to change its rights.
+async fn a_user_with_the_documented_rights_can_do_everything(_: Store) {
+    use zookeeper_client::{Acl, AuthId, Permission};
+    let server = ZooKeeperServer::start();
+    let operator = operator(&server).await;
+    operator.auth("digest", b"op:op").await.unwrap();
+    let open = CreateMode::Persistent.with_acls(Acls::anyone_all());
+    operator.create("/locks", b"", &open).await.unwrap();
+    // As `setAcl /locks digest:ann:<hash>:crd` does it.
+    let rights = [Acl::new(
+        Permission::READ | Permission::CREATE | Permission::DELETE,
+        AuthId::new("digest", "ann:qqrHIGv6wQBqTWRWAn5AN0ZlqLs="),
+    )];
+    let user = Client::connector()
+        .with_auth("digest", b"ann:secret")
+        .connect(&format!("127.0.0.1:{}", server.port()))
+        .await
+        .unwrap();
+    // The server writes down the identity that a digest stands for.
+    let creators = CreateMode::Persistent.with_acls(Acls::creator_all());
+    user.create("/whoami", b"", &creators).await.unwrap();
+    let (identity, _) = user.get_acl("/whoami").await.unwrap();
+    let rights = [Acl::new(
+        rights[0].permission(),
+        identity[0].auth_id().clone(),
+    )];
+    operator.set_acl("/locks", &rights, None).await.unwrap();
+
+    let locks = builder(server.url_with_user("ann", "secret") + "/locks")
+        .build()
+        .unwrap();
+    locks.ready(SOON).await.unwrap();
+    let guard = locks.mutex("a").acquire().await.unwrap();
+    let lock = locks.mutex("a").wait(SOON);
+    let waiter = tokio::spawn(async move { lock.acquire().await });
+    tickets(&locks, "a", 2).await;
+    give_back(guard).await;
+    give_back(waiter.await.unwrap().unwrap()).await;
+}
