@@ -8,6 +8,7 @@
 mod counted;
 mod crowd;
 mod exclusion;
+mod faults;
 mod fencing;
 mod giving_up;
 mod histories;

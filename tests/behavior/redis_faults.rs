@@ -15,6 +15,7 @@ use tests::eventually::eventually;
 use tests::proxy::Proxy;
 use tests::redis_server::RedisServer;
 
+use crate::faults::builder;
 use crate::store::{Kind, litter};
 
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
@@ -26,10 +27,6 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         data::facts,
     ];
     groups.into_iter().flat_map(|facts| facts(store)).collect()
-}
-
-fn builder(url: String) -> lockcore::Builder {
-    Locks::builder().url(url).namespace("test")
 }
 
 fn client(server: &RedisServer) -> Locks {

@@ -11,8 +11,9 @@ use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
 use lockcore::Locks;
-use tests::process::{Holder, HolderOptions};
+use tests::process::Holder;
 
+use crate::faults::{self, builder};
 use crate::store::{Kind, SOON, Store};
 
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
@@ -31,20 +32,11 @@ fn holder(store: &Store, name: &str) -> Holder {
 }
 
 fn holder_of(url: &str, name: &str) -> Holder {
-    let options = HolderOptions {
-        namespace: "test".into(),
-        ttl: Duration::from_secs(20),
-        ..HolderOptions::mutex(url, name)
-    };
-    Holder::start(env!("CARGO_BIN_EXE_holder"), &options)
+    faults::holder(url, name, Duration::from_secs(20))
 }
 
 fn client(store: &Store) -> Locks {
-    builder(&store.file().url()).build().unwrap()
-}
-
-fn builder(url: &str) -> lockcore::Builder {
-    Locks::builder().url(url).namespace("test")
+    builder(store.file().url()).build().unwrap()
 }
 
 fn next_held(holders: &mut [Holder]) -> (usize, u64) {

@@ -12,12 +12,13 @@ mod sessions;
 use std::time::Duration;
 
 use libtest_mimic::Trial;
-use lockcore::Locks;
+use lockcore::{Builder, Fair, Locks};
 use tests::eventually::eventually;
 use tests::proxy::Proxy;
 use tests::zookeeper_server::ZooKeeperServer;
 use zookeeper_client::Client;
 
+use crate::faults;
 use crate::store::{Kind, SOON};
 
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
@@ -34,11 +35,8 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
 }
 
 /// What is looked at here is what goes over the wire, so every request has a ticket of its own.
-fn builder(url: String) -> lockcore::Builder {
-    Locks::builder()
-        .url(url)
-        .namespace("test")
-        .fair(lockcore::Fair::Strict)
+fn builder(url: String) -> Builder {
+    faults::builder(url).fair(Fair::Strict)
 }
 
 fn client(server: &ZooKeeperServer) -> Locks {

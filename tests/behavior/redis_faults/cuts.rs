@@ -1,17 +1,16 @@
 //! A network that is cut, and wake-ups that do not arrive, or should not be believed.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
-use lockcore::{Error, ErrorKind, Event, LostReason};
+use lockcore::{ErrorKind, Event, LostReason};
 use tests::eventually::eventually;
 use tests::proxy::Proxy;
 use tests::redis_server::RedisServer;
 
 use super::{client, nothing_left, through};
-use crate::store::{Kind, SOON, Store, give_back, kind, tickets};
+use crate::faults::{Work, begin};
+use crate::store::{Kind, SOON, Store, give_back, tickets};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT;
@@ -58,31 +57,12 @@ async fn a_cut_that_outlasts_the_lease_stops_the_work(_: Store) {
     let locks = through(&proxy);
     let lock = locks.mutex("a").ttl(Duration::from_secs(2));
     let mut events = locks.events();
-    let (begun, has_begun) = tokio::sync::oneshot::channel();
-    let next_is_in = Arc::new(AtomicBool::new(false));
-    let seen = Arc::clone(&next_is_in);
-    let work = tokio::spawn(async move {
-        lock.run(async |_| {
-            begun.send(()).unwrap();
-            while !seen.load(Ordering::SeqCst) {
-                tokio::task::yield_now().await;
-            }
-            Ok::<_, Error>(())
-        })
-        .await
-    });
-    has_begun.await.unwrap();
+    let work = Work::begin(lock).await;
     proxy.cut();
 
     // The next holder waits at the store, past the cut.
     let next = client(&server).mutex("a").acquire().await.unwrap();
-    next_is_in.store(true, Ordering::SeqCst);
-
-    // Had the work made one more step, it would have seen the next holder and ended well.
-    assert_eq!(
-        kind(work.await.unwrap()),
-        ErrorKind::Lost(LostReason::Expired)
-    );
+    work.assert_stopped().await;
     assert_eq!(events.next().await, Some(Event::Suspended));
     let lost = events.next().await;
     let Some(Event::Lost { name, reason, .. }) = &lost else {
@@ -117,8 +97,7 @@ async fn wake_ups_that_were_cut_off_are_caught_up_on(_: Store) {
     let locks = through(&proxy);
     for _ in 0..5 {
         let guard = client(&server).mutex("a").acquire().await.unwrap();
-        let lock = locks.mutex("a").wait(SOON);
-        let waiter = tokio::spawn(async move { lock.acquire().await });
+        let waiter = begin(locks.mutex("a").wait(SOON));
         tickets(&client(&server), "a", 2).await;
         proxy.cut();
         give_back(guard).await; // its message reaches nobody
@@ -142,8 +121,7 @@ async fn a_waiter_of_before_a_reconnect_is_woken_after_it(_: Store) {
     let locks = through(&proxy);
     let guard = client(&server).mutex("a").acquire().await.unwrap();
     // No renewal but those of the reconnect comes into it: the ordinary ones are 40 s apart.
-    let lock = locks.mutex("a").ttl(Duration::from_secs(120)).wait(SOON);
-    let waiter = tokio::spawn(async move { lock.acquire().await });
+    let waiter = begin(locks.mutex("a").ttl(Duration::from_secs(120)).wait(SOON));
     tickets(&client(&server), "a", 2).await;
     let before = server.command_stats();
     proxy.cut();
@@ -175,8 +153,7 @@ async fn a_forged_wake_up_grants_nothing(_: Store) {
     let server = RedisServer::start();
     let locks = client(&server);
     let guard = locks.mutex("a").acquire().await.unwrap();
-    let lock = client(&server).mutex("a").wait(SOON);
-    let waiter = tokio::spawn(async move { lock.acquire().await });
+    let waiter = begin(client(&server).mutex("a").wait(SOON));
     tickets(&locks, "a", 2).await;
     let channels: Vec<String> = server.command(&["PUBSUB", "CHANNELS", "test:1:wake:*"]);
     assert!(channels.len() >= 2);

@@ -8,6 +8,7 @@ use tests::faketime::Clock;
 use tests::redis_server::RedisServer;
 
 use super::{client, nothing_left};
+use crate::faults::begin;
 use crate::store::{Kind, SOON, Store, give_back, kind, tickets};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
@@ -219,11 +220,12 @@ async fn no_request_shortens_the_life_of_a_key(_: Store) {
         .unwrap();
     lives();
     // Its first renewal, which would raise it again, is 3 s away.
-    let lock = client(&server)
-        .mutex("a")
-        .ttl(Duration::from_secs(9))
-        .wait(SOON);
-    let waiter = tokio::spawn(async move { lock.acquire().await });
+    let waiter = begin(
+        client(&server)
+            .mutex("a")
+            .ttl(Duration::from_secs(9))
+            .wait(SOON),
+    );
     tickets(&locks, "a", 2).await;
     lives();
     guard.ensure(Duration::from_secs(30)).await.unwrap_err(); // renews, and says that it is not enough

@@ -8,7 +8,8 @@ use tests::eventually::eventually;
 use tests::proxy::Proxy;
 use tests::redis_server::RedisServer;
 
-use super::{builder, client, nothing_left};
+use super::{client, nothing_left};
+use crate::faults::{begin, builder, is_unavailable_within_one_operation};
 use crate::store::{Kind, SOON, Store, give_back, kind, tickets};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
@@ -27,20 +28,7 @@ async fn a_server_that_is_down_is_unavailable_within_one_operation(_: Store) {
     let locks = builder(format!("redis://127.0.0.1:{port}"))
         .build()
         .unwrap();
-    for waits in [true, false] {
-        let lock = locks.mutex("a").wait(3 * SOON);
-        let started = Instant::now();
-        let outcome = if waits {
-            lock.acquire().await
-        } else {
-            lock.try_acquire().await
-        };
-        let error = outcome.unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Unavailable);
-        assert!(!error.may_hold());
-        assert!(error.to_string().contains("refused"), "{error}");
-        assert!(started.elapsed() < Duration::from_secs(2));
-    }
+    is_unavailable_within_one_operation(&locks, "refused").await;
     assert_eq!(
         kind(locks.ready(Duration::from_millis(200)).await),
         ErrorKind::Unavailable
@@ -94,11 +82,12 @@ async fn shutdown_gives_up_waiters_while_the_server_is_down(_: Store) {
     let server = RedisServer::start();
     let locks = client(&server);
     let guard = client(&server).mutex("a").acquire().await.unwrap();
-    let lock = locks
-        .mutex("a")
-        .ttl(Duration::from_millis(300))
-        .wait(lockcore::Wait::Forever);
-    let waiter = tokio::spawn(async move { lock.acquire().await });
+    let waiter = begin(
+        locks
+            .mutex("a")
+            .ttl(Duration::from_millis(300))
+            .wait(lockcore::Wait::Forever),
+    );
     tickets(&client(&server), "a", 2).await;
     server.kill();
     // Its ticket runs out, and it asks a server that is not there, for ever.

@@ -8,7 +8,8 @@ use tests::eventually::eventually;
 use tests::proxy::Proxy;
 use tests::redis_server::RedisServer;
 
-use super::{builder, client, nothing_left, through};
+use super::{client, nothing_left, through};
+use crate::faults::builder;
 use crate::store::{Kind, SOON, Store, give_back};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {

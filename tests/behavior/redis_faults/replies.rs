@@ -9,7 +9,8 @@ use tests::eventually::eventually;
 use tests::proxy::Proxy;
 use tests::redis_server::RedisServer;
 
-use super::{builder, client, nothing_left, through};
+use super::{client, nothing_left, through};
+use crate::faults::{builder, works_again};
 use crate::store::{Kind, SOON, Store, give_back, kind, tickets};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
@@ -98,13 +99,7 @@ async fn a_release_that_overtakes_its_enqueue_is_obeyed(_: Store) {
         proxy.thaw();
 
         // What was on its way has arrived when this, sent after it, has come back …
-        eventually("the client works again", SOON, async || {
-            match locks.mutex("after").try_acquire().await {
-                Ok(guard) => guard.release().await.is_ok(),
-                Err(_) => false,
-            }
-        })
-        .await;
+        works_again(&locks, "after", SOON).await;
         // … and is gone long before its lease of 10 s is over.
         eventually("nothing is left", Duration::from_secs(3), async || {
             client(&server).inspect(&name).await.unwrap().is_empty()

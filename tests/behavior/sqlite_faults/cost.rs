@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use libtest_mimic::Trial;
 use tests::eventually::eventually;
-use tests::process::{Holder, HolderOptions};
+use tests::process::Holder;
 
-use super::{builder, next_held};
+use super::next_held;
+use crate::faults::{self, builder};
 use crate::store::{Kind, SOON, Store, give_back};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
@@ -15,6 +16,13 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
         a_lock_that_another_process_holds_for_long_costs_no_transactions
         a_hand_over_between_processes_costs_as_many_transactions_with_ten_waiters_as_with_one
     ]
+}
+
+/// No renewal falls into the count.
+const LONG: Duration = Duration::from_secs(60);
+
+fn holder_without_renewals(store: &Store) -> Holder {
+    faults::holder(&store.file().url(), "a", LONG)
 }
 
 /// How many transactions have been committed to the file, from the header of its shared index. Read by another process:
@@ -35,16 +43,8 @@ fn commits(store: &Store) -> u64 {
 
 /// H24.
 async fn a_lock_that_another_process_holds_for_long_costs_no_transactions(store: Store) {
-    let locks = builder(&store.file().url())
-        .ttl(Duration::from_secs(60)) // no renewal falls into the count
-        .build()
-        .unwrap();
-    let options = HolderOptions {
-        namespace: "test".into(),
-        ttl: Duration::from_secs(60),
-        ..HolderOptions::mutex(&store.file().url(), "a")
-    };
-    let mut other = Holder::start(env!("CARGO_BIN_EXE_holder"), &options);
+    let locks = builder(store.file().url()).ttl(LONG).build().unwrap();
+    let mut other = holder_without_renewals(&store);
     other.acquire();
     let mut waiters = tokio::task::JoinSet::new();
     for _ in 0..20 {
@@ -73,17 +73,11 @@ async fn a_hand_over_between_processes_costs_as_many_transactions_with_ten_waite
 ) {
     let mut spent = Vec::new();
     for waiters in [1, 10] {
-        let options = HolderOptions {
-            namespace: "test".into(),
-            ttl: Duration::from_secs(60),
-            ..HolderOptions::mutex(&store.file().url(), "a")
-        };
-        let start = || Holder::start(env!("CARGO_BIN_EXE_holder"), &options);
-        let mut first = start();
+        let mut first = holder_without_renewals(&store);
         first.acquire();
         let mut line: Vec<Holder> = Vec::new();
         for number in 0..waiters {
-            let mut holder = start();
+            let mut holder = holder_without_renewals(&store);
             holder.ask_to_acquire();
             line.push(holder);
             eventually("in line", SOON, async || {

@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use libtest_mimic::Trial;
 use lockcore::{ErrorKind, LostReason};
 use tests::eventually::eventually;
-use tests::process::{Holder, HolderOptions};
 
-use super::{builder, client};
+use super::client;
+use crate::faults::{self, builder};
 use crate::store::{Kind, SOON, Store, assert_nothing_left, give_back, kind};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
@@ -27,7 +27,7 @@ async fn a_file_that_another_program_keeps_locked_is_unavailable_within_one_oper
     store: Store,
 ) {
     let op_timeout = Duration::from_millis(400);
-    let locks = builder(&store.file().url())
+    let locks = builder(store.file().url())
         .op_timeout(op_timeout)
         .build()
         .unwrap();
@@ -36,7 +36,7 @@ async fn a_file_that_another_program_keeps_locked_is_unavailable_within_one_oper
         let writer = store.file().lock();
         let locks = match connected {
             true => locks.clone(),
-            false => builder(&store.file().url())
+            false => builder(store.file().url())
                 .op_timeout(op_timeout)
                 .build()
                 .unwrap(),
@@ -112,12 +112,7 @@ async fn loses_the_lock(store: Store, lose: impl Fn(&Path)) {
     let ttl = Duration::from_millis(900);
     let locks = client(&store);
     let ours = locks.mutex("ours").ttl(ttl).acquire().await.unwrap();
-    let options = HolderOptions {
-        namespace: "test".into(),
-        ttl,
-        ..HolderOptions::mutex(&store.file().url(), "theirs")
-    };
-    let mut other = Holder::start(env!("CARGO_BIN_EXE_holder"), &options);
+    let mut other = faults::holder(&store.file().url(), "theirs", ttl);
     let theirs = other.acquire();
 
     lose(&store.file().path());

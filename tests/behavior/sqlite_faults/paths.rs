@@ -13,7 +13,8 @@ use lockcore::{ErrorKind, Locks};
 use tests::eventually::eventually;
 use tests::process::Process;
 
-use super::{builder, client, holder};
+use super::{client, holder};
+use crate::faults::{begin, builder};
 use crate::store::{Kind, SOON, Store, give_back, kind, tickets};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
@@ -159,12 +160,11 @@ async fn clients_of_one_process_meet_whatever_they_call_the_file(store: Store) {
         "b c/../link.db",
         "./locks.db",
     ] {
-        let other = builder(&format!("sqlite:{}/{path}", folder.display()))
+        let other = builder(format!("sqlite:{}/{path}", folder.display()))
             .build()
             .unwrap();
         assert_eq!(kind(other.mutex("a").try_acquire().await), ErrorKind::Busy);
-        let lock = other.mutex("a").wait(SOON);
-        let waiter = tokio::spawn(async move { lock.acquire().await });
+        let waiter = begin(other.mutex("a").wait(SOON));
         tickets(&client(&store), "a", 2).await;
         waiter.abort();
         tickets(&client(&store), "a", 1).await;

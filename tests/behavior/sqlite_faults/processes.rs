@@ -3,9 +3,10 @@
 use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
-use tests::process::{Holder, HolderOptions};
+use tests::process::Holder;
 
 use super::{client, holder, holder_of, next_held};
+use crate::faults;
 use crate::store::{Kind, SOON, Store, assert_nothing_left, give_back, tickets};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
@@ -70,12 +71,7 @@ async fn processes_killed_at_random_moments_leave_a_sound_file(store: Store) {
     let url = store.file().url();
     let locks = client(&store);
     for round in 0..rounds {
-        let options = HolderOptions {
-            namespace: "test".into(),
-            ttl: Duration::from_millis(100),
-            ..HolderOptions::mutex(&url, "a")
-        };
-        let mut dying = Holder::start(env!("CARGO_BIN_EXE_holder"), &options);
+        let mut dying = faults::holder(&url, "a", Duration::from_millis(100));
         dying.acquire();
         for _ in 0..400 {
             dying.process().say("release");

@@ -1,17 +1,16 @@
 //! A network that is cut, and wake-ups that do not arrive.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
-use lockcore::{Error, ErrorKind, LostReason};
+use lockcore::ErrorKind;
 use tests::eventually::eventually;
 use tests::proxy::Proxy;
 use tests::zookeeper_server::ZooKeeperServer;
 
 use super::{builder, client, nothing_left, proxied, through};
-use crate::store::{Kind, SOON, Store, give_back, kind, tickets};
+use crate::faults::{Work, begin};
+use crate::store::{Kind, SOON, Store, give_back, tickets};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT;
@@ -57,31 +56,12 @@ async fn a_cut_that_outlasts_the_session_stops_the_work(_: Store) {
         .build()
         .unwrap();
     let lock = locks.mutex("a");
-    let (begun, has_begun) = tokio::sync::oneshot::channel();
-    let next_is_in = Arc::new(AtomicBool::new(false));
-    let seen = Arc::clone(&next_is_in);
-    let work = tokio::spawn(async move {
-        lock.run(async |_| {
-            begun.send(()).unwrap();
-            while !seen.load(Ordering::SeqCst) {
-                tokio::task::yield_now().await;
-            }
-            Ok::<_, Error>(())
-        })
-        .await
-    });
-    has_begun.await.unwrap();
+    let work = Work::begin(lock).await;
     proxy.cut();
 
     // The next holder waits at the store, past the cut.
     let next = client(&server).mutex("a").acquire().await.unwrap();
-    next_is_in.store(true, Ordering::SeqCst);
-
-    // Had the work made one more step, it would have seen the next holder and ended well.
-    assert_eq!(
-        kind(work.await.unwrap()),
-        ErrorKind::Lost(LostReason::Expired)
-    );
+    work.assert_stopped().await;
     give_back(next).await;
 }
 
@@ -110,8 +90,7 @@ async fn wake_ups_that_were_cut_off_are_caught_up_on(_: Store) {
     let (locks, cut_off) = (client(&server), through(&proxy));
     for _ in 0..3 {
         let guard = locks.mutex("a").acquire().await.unwrap();
-        let lock = cut_off.mutex("a").wait(SOON);
-        let waiter = tokio::spawn(async move { lock.acquire().await });
+        let waiter = begin(cut_off.mutex("a").wait(SOON));
         tickets(&locks, "a", 2).await;
         proxy.cut();
         give_back(guard).await;
@@ -134,8 +113,7 @@ async fn a_waiter_of_before_a_reconnect_is_woken_after_it(_: Store) {
     let proxy = Proxy::to(server.port());
     let (locks, waiting) = (client(&server), through(&proxy));
     let guard = locks.mutex("a").acquire().await.unwrap();
-    let lock = waiting.mutex("a").wait(SOON);
-    let waiter = tokio::spawn(async move { lock.acquire().await });
+    let waiter = begin(waiting.mutex("a").wait(SOON));
     tickets(&locks, "a", 2).await;
     proxy.cut();
     proxy.restore();

@@ -1,19 +1,17 @@
 //! Three servers, of which one is cut off, hangs or dies.
 
 use std::process::Command;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
-use lockcore::{Error, ErrorKind, LostReason};
 use tests::eventually::eventually;
 use tests::process::Process;
 use tests::witness::FileWitness;
 use tests::zookeeper_server::Ensemble;
 
 use super::builder;
-use crate::store::{Kind, SOON, Store, give_back, kind, tickets};
+use crate::faults::{Work, begin};
+use crate::store::{Kind, SOON, Store, give_back, tickets};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT;
@@ -31,26 +29,12 @@ async fn a_follower_cut_off_from_its_leader_lets_no_second_holder_in(_: Store) {
     let ttl = Duration::from_secs(3);
     let cut_off = builder(bridged.url()).ttl(ttl).build().unwrap();
     let elsewhere = builder(ensemble.servers()[0].url()).build().unwrap();
-    let (begun, has_begun) = tokio::sync::oneshot::channel();
-    let next_is_in = Arc::new(AtomicBool::new(false));
-    let seen = Arc::clone(&next_is_in);
-    let lock = cut_off.mutex("a");
-    let work = tokio::spawn(async move {
-        lock.run(async |held| {
-            begun.send(held).unwrap();
-            while !seen.load(Ordering::SeqCst) {
-                tokio::task::yield_now().await;
-            }
-            Ok::<_, Error>(())
-        })
-        .await
-    });
-    let held = has_begun.await.unwrap();
+    let work = Work::begin(cut_off.mutex("a")).await;
+    let held = work.held.clone();
     // Beyond the first proof, which is the session's creation.
     tokio::time::sleep(ttl).await;
     assert!(held.is_valid());
-    let lock = elsewhere.mutex("a").wait(3 * SOON);
-    let waiter = tokio::spawn(async move { lock.acquire().await });
+    let waiter = begin(elsewhere.mutex("a").wait(3 * SOON));
     tickets(&elsewhere, "a", 2).await;
 
     ensemble.cut_off();
@@ -61,12 +45,8 @@ async fn a_follower_cut_off_from_its_leader_lets_no_second_holder_in(_: Store) {
     });
     let next = waiter.await.unwrap().unwrap();
     let granted = Instant::now();
-    next_is_in.store(true, Ordering::SeqCst);
 
-    assert_eq!(
-        kind(work.await.unwrap()),
-        ErrorKind::Lost(LostReason::Expired)
-    );
+    work.assert_stopped().await;
     let lost = lost.await.unwrap();
     println!(
         "cut off: lost after {:?}, the next granted after {:?}; the server that was cut off: {:?}",

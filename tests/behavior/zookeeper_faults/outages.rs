@@ -3,11 +3,12 @@
 use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
-use lockcore::{ErrorKind, LostReason, Release};
+use lockcore::{LostReason, Release};
 use tests::eventually::eventually;
 use tests::zookeeper_server::ZooKeeperServer;
 
 use super::{builder, client, operator};
+use crate::faults::{begin, is_unavailable_within_one_operation, works_again};
 use crate::store::{Kind, SOON, Store, give_back, tickets};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
@@ -26,20 +27,7 @@ async fn a_server_that_is_down_is_unavailable_within_one_operation(_: Store) {
     let locks = builder(format!("zookeeper://127.0.0.1:{port}"))
         .build()
         .unwrap();
-    for waits in [true, false] {
-        let lock = locks.mutex("a").wait(3 * SOON);
-        let started = Instant::now();
-        let outcome = if waits {
-            lock.acquire().await
-        } else {
-            lock.try_acquire().await
-        };
-        let error = outcome.unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Unavailable);
-        assert!(!error.may_hold());
-        assert!(error.to_string().contains(&port.to_string()), "{error}");
-        assert!(started.elapsed() < Duration::from_secs(2));
-    }
+    is_unavailable_within_one_operation(&locks, &port.to_string()).await;
 }
 
 async fn a_client_that_was_idle_through_an_outage_works_again(_: Store) {
@@ -54,21 +42,14 @@ async fn a_client_that_was_idle_through_an_outage_works_again(_: Store) {
     tokio::time::sleep(Duration::from_secs(3)).await;
     server.restart();
 
-    eventually("works again", SOON, async || {
-        match locks.mutex("a").acquire().await {
-            Ok(guard) => guard.release().await.is_ok(),
-            Err(_) => false,
-        }
-    })
-    .await;
+    works_again(&locks, "a", SOON).await;
 }
 
 async fn a_server_that_restarts_keeps_locks_and_line(_: Store) {
     let server = ZooKeeperServer::start();
     let (locks, waiting) = (client(&server), client(&server));
     let guard = locks.mutex("a").acquire().await.unwrap();
-    let lock = waiting.mutex("a").wait(2 * SOON);
-    let waiter = tokio::spawn(async move { lock.acquire().await });
+    let waiter = begin(waiting.mutex("a").wait(2 * SOON));
     tickets(&locks, "a", 2).await;
     let places = locks.inspect("a").await.unwrap();
 
@@ -102,13 +83,7 @@ async fn a_server_that_lost_its_data_takes_the_lock(_: Store) {
     println!("lost {:?} after the restart: {reason:?}", lost.elapsed());
     assert!(lost.elapsed() < SOON);
     // A server that is behind what the client has seen refuses the session; it is given up when it may have ended.
-    eventually("works again", 2 * SOON, async || {
-        match locks.mutex("a").acquire().await {
-            Ok(guard) => guard.release().await.is_ok(),
-            Err(_) => false,
-        }
-    })
-    .await;
+    works_again(&locks, "a", 2 * SOON).await;
     println!("works again {:?} after the restart", lost.elapsed());
     assert_eq!(guard.release().await.unwrap(), Release::AlreadyLost);
 }
@@ -124,10 +99,7 @@ async fn a_node_that_somebody_deleted_costs_the_lock_and_the_holder_learns_it(_:
             .acquire()
             .await
             .unwrap();
-        let waiter = contended.then(|| {
-            let lock = locks.mutex("a").wait(SOON);
-            tokio::spawn(async move { lock.acquire().await })
-        });
+        let waiter = contended.then(|| begin(locks.mutex("a").wait(SOON)));
         tickets(&locks, "a", 1 + usize::from(contended)).await;
         let node = server.ephemerals("/test:1/{a}/").remove(0);
         let node = if contended {

@@ -4,12 +4,12 @@ use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
 use lockcore::{ErrorKind, LostReason};
-use tests::eventually::eventually;
 use tests::proxy::Proxy;
 use tests::zookeeper_server::ZooKeeperServer;
 use zookeeper_client::{Acls, AddWatchMode, CreateMode, EventType};
 
 use super::{builder, nothing_left, operator, proxied, through};
+use crate::faults::works_again;
 use crate::store::{Kind, SOON, Store, give_back, kind};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
@@ -88,13 +88,7 @@ async fn what_was_sent_to_a_stopped_server_is_found_and_deleted(_: Store) {
         tokio::time::sleep(stopped).await;
         server.thaw();
 
-        eventually("works again", SOON, async || {
-            match locks.mutex("after").acquire().await {
-                Ok(guard) => guard.release().await.is_ok(),
-                Err(_) => false,
-            }
-        })
-        .await;
+        works_again(&locks, "after", SOON).await;
         nothing_left(&server).await;
     }
 }

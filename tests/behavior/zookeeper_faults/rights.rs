@@ -7,6 +7,7 @@ use tests::zookeeper_server::ZooKeeperServer;
 use zookeeper_client::{Acls, Client, CreateMode};
 
 use super::{builder, operator};
+use crate::faults::begin;
 use crate::store::{Kind, SOON, Store, give_back, kind, tickets};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
@@ -31,8 +32,7 @@ async fn the_chroot_of_the_url_is_used(_: Store) {
     eventually("works now", SOON, async || locks.ready(SOON).await.is_ok()).await;
     let guard = locks.mutex("a").acquire().await.unwrap();
     assert_eq!(server.ephemerals("/app/locks/test:1/{a}/").len(), 1);
-    let lock = locks.mutex("a").wait(SOON);
-    let waiter = tokio::spawn(async move { lock.acquire().await });
+    let waiter = begin(locks.mutex("a").wait(SOON));
     tickets(&locks, "a", 2).await;
     give_back(guard).await;
     give_back(waiter.await.unwrap().unwrap()).await;
@@ -97,8 +97,7 @@ async fn a_user_with_the_documented_rights_can_do_everything(_: Store) {
         .unwrap();
     locks.ready(SOON).await.unwrap();
     let guard = locks.mutex("a").acquire().await.unwrap();
-    let lock = locks.mutex("a").wait(SOON);
-    let waiter = tokio::spawn(async move { lock.acquire().await });
+    let waiter = begin(locks.mutex("a").wait(SOON));
     tickets(&locks, "a", 2).await;
     give_back(guard).await;
     give_back(waiter.await.unwrap().unwrap()).await;

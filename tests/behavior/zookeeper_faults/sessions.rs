@@ -4,11 +4,11 @@ use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
 use lockcore::ErrorKind;
-use tests::process::{Holder, HolderOptions};
 use tests::witness::FencedResource;
 use tests::zookeeper_server::ZooKeeperServer;
 
 use super::{builder, client, counted, nothing_left};
+use crate::faults::{begin, holder};
 use crate::store::{Kind, SOON, Store, give_back, tickets};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
@@ -21,26 +21,16 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
-fn holder(url: &str, ttl: Duration) -> Holder {
-    let options = HolderOptions {
-        namespace: "test".into(),
-        ttl,
-        ..HolderOptions::mutex(url, "a")
-    };
-    Holder::start(env!("CARGO_BIN_EXE_holder"), &options)
-}
-
 /// S3.
 async fn a_killed_holder_is_followed_when_its_session_is_over(_: Store) {
     let server = ZooKeeperServer::start();
     let ttl = Duration::from_secs(2);
     let mut longest = Duration::ZERO;
     for _ in 0..3 {
-        let mut dying = holder(&server.url(), ttl);
+        let mut dying = holder(&server.url(), "a", ttl);
         let token = dying.acquire();
         let locks = client(&server);
-        let lock = locks.mutex("a").wait(SOON);
-        let waiter = tokio::spawn(async move { lock.acquire().await });
+        let waiter = begin(locks.mutex("a").wait(SOON));
         tickets(&client(&server), "a", 2).await;
 
         dying.kill();
@@ -59,7 +49,7 @@ async fn a_killed_holder_is_followed_when_its_session_is_over(_: Store) {
 async fn a_frozen_holder_is_followed_and_its_late_write_is_refused(_: Store) {
     let server = ZooKeeperServer::start();
     let resource = FencedResource::default();
-    let mut frozen = holder(&server.url(), Duration::from_secs(1));
+    let mut frozen = holder(&server.url(), "a", Duration::from_secs(1));
     let old = frozen.acquire();
     resource.write(old).unwrap();
     frozen.process().freeze();
@@ -86,7 +76,7 @@ async fn a_frozen_holder_is_followed_and_its_late_write_is_refused(_: Store) {
 async fn a_process_that_ends_with_a_guard_leaves_no_lock(_: Store) {
     let server = ZooKeeperServer::start();
     for _ in 0..3 {
-        let mut ending = holder(&server.url(), Duration::from_secs(60));
+        let mut ending = holder(&server.url(), "a", Duration::from_secs(60));
         ending.acquire();
         ending.finish(SOON);
 
@@ -102,8 +92,7 @@ async fn a_client_that_ends_leaves_no_session(_: Store) {
         let locks = counted(&server);
         let guard = locks.mutex("a").acquire().await.unwrap();
         if waits {
-            let lock = locks.mutex("a").wait(SOON);
-            let waiter = tokio::spawn(async move { lock.acquire().await });
+            let waiter = begin(locks.mutex("a").wait(SOON));
             tickets(&locks, "a", 2).await;
             give_back(guard).await;
             drop(waiter.await.unwrap().unwrap());
