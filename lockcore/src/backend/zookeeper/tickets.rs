@@ -26,6 +26,9 @@ use crate::token::MAX_TICKET;
 /// be of no use.
 const LEAST_CERTAIN: u32 = 8;
 
+/// Nodes that are read in one request; the path of each has two kilobytes at most.
+const READS: usize = 250;
+
 pub(super) async fn enqueue(
     session: Arc<Session>,
     request: Arc<Request>,
@@ -627,13 +630,22 @@ pub(super) async fn inspect(session: Arc<Session>, name: Name) -> Result<Vec<Pla
     if line.is_empty() {
         return Ok(Vec::new());
     }
-    let mut reads = session.client.new_multi_reader();
-    for ticket in &line {
-        reads
-            .add_get_data(&parent.child(&ticket.node))
-            .map_err(failed)?;
+    // Sent together, in requests that stay far below the megabyte for which a server ends the connection.
+    let mut reading = Vec::new();
+    for page in line.chunks(READS) {
+        let mut reads = session.client.new_multi_reader();
+        for ticket in page {
+            reads
+                .add_get_data(&parent.child(&ticket.node))
+                .map_err(failed)?;
+        }
+        reading.push(reads.commit());
     }
-    let mut read = reads.commit().await.map_err(failed)?.into_iter();
+    let mut read = Vec::with_capacity(line.len());
+    for page in reading {
+        read.extend(page.await.map_err(failed)?);
+    }
+    let mut read = read.into_iter();
     let mut told = Vec::with_capacity(line.len());
     line.retain(|_| match read.next() {
         Some(MultiReadResult::Data { data, stat }) => {
