@@ -35,7 +35,7 @@ pub(crate) enum Kind {
 #[derive(Debug)]
 pub(crate) struct Store {
     pub(crate) kind: Kind,
-    fair: Fair,
+    pub(crate) fair: Fair,
     pub(crate) namespace: String,
     /// Whose clients are as good as those of several processes.
     memory: Option<testing::Store>,
