@@ -104,6 +104,7 @@ async fn in_this_process(
             Arrived::Given(baton) => (baton, budget.started),
             Arrived::Stranger => return Ok((None, budget.started)),
             Arrived::Busy(remaining) => return Err(Error::busy(remaining)),
+            Arrived::Crowded => return Err(Error::crowded(None)),
             // Dropped here, or late: the place in line goes, and what it was given passes itself on.
             Arrived::Waits(waiting) => match shared.by(budget.give_up, waiting).await {
                 Some(baton) => (baton, shared.clock.now()),
@@ -304,6 +305,9 @@ impl Pending {
                 valid_for,
                 recheck_in,
             } => (ticket, valid_for, recheck_in),
+            Enqueued::Busy { retry_in } if lease.request.wait => {
+                return Err(Error::crowded(retry_in));
+            }
             Enqueued::Busy { retry_in } => return Err(Error::busy(retry_in)),
             Enqueued::CapacityMismatch { in_use } => {
                 return Err(Error::capacity_mismatch(

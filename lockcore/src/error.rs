@@ -21,7 +21,8 @@ struct Inner {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// Held by another, and the caller would not wait. Nothing is held, nothing is left behind.
+    /// Held by another, and the caller would not wait, or too many wait already: ten thousand, in the
+    /// store's line or in that of this process. Nothing is held, nothing is left behind.
     Busy,
     /// Waited as long as was allowed, in the store's line or in that of this process. Nothing is held.
     Timeout,
@@ -109,6 +110,13 @@ impl Error {
 
     pub(crate) fn busy(retry_in: Option<Duration>) -> Self {
         let mut error = Self::new(ErrorKind::Busy, "held by another");
+        error.0.retry_after = retry_in;
+        error
+    }
+
+    /// For a caller who would wait.
+    pub(crate) fn crowded(retry_in: Option<Duration>) -> Self {
+        let mut error = Self::new(ErrorKind::Busy, "too many wait for it already");
         error.0.retry_after = retry_in;
         error
     }

@@ -26,6 +26,7 @@ use crate::error::{Error, LostReason};
 use crate::hash::Prehashed;
 use crate::lease::Lease;
 use crate::name::Name;
+use crate::queue::MOST_TICKETS;
 use crate::shared::{Alarm, Shared};
 use crate::sync::{Mutex, MutexGuard, oneshot};
 use crate::table::Cleanup;
@@ -108,6 +109,8 @@ pub(crate) enum Arrived {
     Waits(Waiting),
     /// Held by this process, for so long at most if nobody renews it.
     Busy(Option<Duration>),
+    /// As many wait as may.
+    Crowded,
     /// Takes a ticket of its own: unlike those in the lane, or not to wait for what they will find.
     Stranger,
 }
@@ -165,6 +168,10 @@ impl Lanes {
         if first && !lane.is_worth_waiting_for(exclusive, now, self.bound) {
             lane.begin_errand(exclusive);
             return Arrived::Given(Baton::Errand(Errand::new(shared, name, exclusive)));
+        }
+        // Those who have gone since they were last counted out may be counted twice here; that is near enough.
+        if lane.line.len().saturating_sub(lane.gone) >= MOST_TICKETS {
+            return Arrived::Crowded;
         }
         let (baton, given) = oneshot::channel();
         lane.line.push_back(Waiter {

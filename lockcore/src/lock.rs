@@ -229,9 +229,9 @@ impl Lock {
     /// [`Unknown`](crate::ErrorKind::Unknown),
     /// [`CapacityMismatch`](crate::ErrorKind::CapacityMismatch),
     /// [`WouldDeadlock`](crate::ErrorKind::WouldDeadlock), [`Config`](crate::ErrorKind::Config);
-    /// [`Busy`](crate::ErrorKind::Busy) with a `wait` of zero; [`Lost`](crate::ErrorKind::Lost) after
-    /// a shutdown, and inside a lock that is lost. A store that cannot be reached is reported after one
-    /// operation timeout, not after the whole wait.
+    /// [`Busy`](crate::ErrorKind::Busy) with a `wait` of zero, and where ten thousand wait already;
+    /// [`Lost`](crate::ErrorKind::Lost) after a shutdown, and inside a lock that is lost. A store that
+    /// cannot be reached is reported after one operation timeout, not after the whole wait.
     ///
     /// # Cancel safety
     ///

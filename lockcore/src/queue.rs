@@ -7,6 +7,10 @@ use std::collections::VecDeque;
 use crate::request::Id;
 use crate::token::MAX_TICKET;
 
+/// Who would have to stand behind so many tickets is refused: a line is not to grow without end because somebody asks
+/// without end. So many still fit into the megabyte that an answer of ZooKeeper may have.
+pub const MOST_TICKETS: usize = 10_000;
+
 /// One name's tickets. `T` is what the caller wants to find again on a ticket.
 #[derive(Clone, Debug)]
 pub struct Queue<T> {
@@ -39,7 +43,7 @@ pub struct Ticket<T> {
 /// Why [`Queue::enqueue`] took no ticket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoTicket {
-    /// The permits are not free and the request was not to wait.
+    /// The permits are not free, and the request was not to wait or would wait behind [`MOST_TICKETS`].
     Busy,
     /// The oldest ticket has this capacity.
     CapacityMismatch(u32),
@@ -83,7 +87,8 @@ impl<T> Queue<T> {
         }
         let nobody_waits = self.granted == self.tickets.len();
         let holds = nobody_waits && self.permits_out + u64::from(permits) <= u64::from(capacity);
-        if !holds && !wait {
+        let may_wait = wait && self.tickets.len() < MOST_TICKETS;
+        if !holds && !may_wait {
             return Err(NoTicket::Busy);
         }
         let number = (self.last + 1).max(floor);

@@ -5,6 +5,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a panic is the report")]
 
+mod border;
 mod counted;
 mod crowd;
 mod exclusion;
@@ -47,6 +48,7 @@ fn main() {
         trials.extend(multi::facts(kind));
         trials.extend(fencing::facts(kind));
         trials.extend(crowd::facts(kind));
+        trials.extend(border::facts(kind));
     }
     for kind in [Kind::Memory, Kind::Redis, Kind::Sqlite, Kind::ZooKeeper] {
         trials.extend(histories::facts(kind));
@@ -61,6 +63,7 @@ fn main() {
     trials.extend(redis_faults::facts(Kind::Redis));
     trials.extend(redis_scripts::facts(Kind::Redis));
     trials.extend(fencing::facts_of_redis(Kind::Redis));
+    trials.extend(border::facts_of_redis(Kind::Redis));
     trials.extend(fencing::facts_of_sqlite(Kind::Sqlite));
     trials.extend(sqlite_faults::facts(Kind::Sqlite));
     trials.extend(redis_rights::facts(Kind::Redis));

@@ -118,6 +118,14 @@ impl Store {
         }
     }
 
+    /// The store itself.
+    pub(crate) fn backend(&self) -> Arc<dyn Backend> {
+        match &self.memory {
+            Some(store) => Arc::new(store.clone()),
+            None => backend::open(&self.url_for_long_leases()).unwrap(),
+        }
+    }
+
     fn trusted(&self, builder: Builder) -> Builder {
         match self.kind {
             Kind::ZooKeeperTls => builder.ca_file(authority().file()),
@@ -127,11 +135,7 @@ impl Store {
 
     /// A client whose store counts what it is asked.
     pub(crate) fn counted(&self, fair: Fair) -> (Locks, Arc<Counts>) {
-        let store: Arc<dyn Backend> = match &self.memory {
-            Some(store) => Arc::new(store.clone()),
-            None => backend::open(&self.url_for_long_leases()).unwrap(),
-        };
-        let (counted, counts) = Counted::around(store);
+        let (counted, counts) = Counted::around(self.backend());
         let locks = Locks::builder()
             .namespace(&self.namespace)
             .fair(fair)

@@ -193,7 +193,8 @@ pub enum Enqueued {
         /// then. `None` leaves it to the ordinary renewals.
         recheck_in: Option<Duration>,
     },
-    /// Not free, and the request was not to wait: nothing was left behind.
+    /// Not free, and the request was not to wait, or would have had to behind
+    /// [`MOST_TICKETS`](crate::queue::MOST_TICKETS): nothing was left behind.
     Busy {
         /// When the first of the holders' leases ends if it is not renewed.
         retry_in: Option<Duration>,

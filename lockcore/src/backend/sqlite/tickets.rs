@@ -85,7 +85,8 @@ pub(super) async fn enqueue(
         });
     }
     let fits = older + u64::from(request.permits.get()) <= u64::from(request.capacity.get());
-    if fits || request.wait {
+    let crowded = column::<i64>(row, "crowded")? != 0;
+    if fits || (request.wait && !crowded) {
         return Err(StoreError::new(
             Fault::Refused,
             "ticket numbers are exhausted for this name",

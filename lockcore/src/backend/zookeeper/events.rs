@@ -72,6 +72,10 @@ impl Line {
         self.tickets.front().map(|oldest| oldest.capacity)
     }
 
+    pub(super) fn len(&self) -> usize {
+        self.tickets.len()
+    }
+
     pub(super) fn stop(&mut self) {
         self.current = false;
         self.ahead_of = None;

@@ -18,6 +18,7 @@ use super::session::{Mine, Session, Standing};
 use crate::backend::{Departure, Enqueued, Fault, Place, Released, Renewed, StoreError};
 use crate::clock::Clock;
 use crate::name::Name;
+use crate::queue::MOST_TICKETS;
 use crate::request::Request;
 use crate::token::MAX_TICKET;
 
@@ -99,7 +100,9 @@ fn begin(session: &Arc<Session>, request: &Request, parent: &Parent) -> Begin {
     // wait needs to know it now.
     let told_by_events = request.wait
         && state.lines.get(&parent.path).is_some_and(|line| {
-            line.is_current() && line.capacity() == Some(request.capacity.get())
+            line.is_current()
+                && line.capacity() == Some(request.capacity.get())
+                && line.len() < MOST_TICKETS
         });
     if told_by_events {
         session.follow(&mut state, &parent.path); // it is of use
@@ -353,7 +356,7 @@ async fn answer(
             withdraw(session, request, &standing).await?;
             return Ok(Enqueued::CapacityMismatch { in_use });
         }
-        if !request.wait {
+        if !request.wait || at >= MOST_TICKETS {
             let first_to_end = line[..holders].iter().map(|holder| holder.ttl).min();
             withdraw(session, request, &standing).await?;
             return Ok(Enqueued::Busy {

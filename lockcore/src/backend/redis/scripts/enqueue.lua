@@ -8,7 +8,7 @@
 --       6 highest ticket number that the client has seen
 -- Reply {0, ticket, ttl in ms}                    granted
 --       {1, ticket, ttl in ms, recheck in ms}     waiting; -1: no recheck
---       {2, ms until the first holder expires}    busy; -1: unknown
+--       {2, ms until the first holder expires}    busy, or too many wait; -1: unknown
 --       {3, capacity in use}                      another capacity is in use
 --       {4}                                       this id was released before, or has expired
 --       {5}                                       ticket numbers are exhausted
@@ -22,6 +22,7 @@
 local tickets, queue, id, ttl = KEYS[1], KEYS[2], ARGV[2], tonumber(ARGV[3])
 local MAX_TICKET = 9007199254740991
 local DAY_MICROS, HOUR_MICROS, DAY_MS = 86400000000, 3600000000, 86400000
+local MOST_TICKETS = 10000
 
 local time = redis.call('TIME')
 local micros = time[1] * 1000000 + time[2]
@@ -89,7 +90,8 @@ local permits, capacity = string.match(ARGV[4], '^(%d+):(%d+):')
 -- The next most common: an exclusive lock is held and this one has to wait, behind nobody who is dead.
 if not known[1] and known[3] and ARGV[5] == '1' then
   local expires, held, of = parse(known[3])
-  if expires > now and held == of and of == capacity and known[4] and parse(known[4]) > now then
+  if expires > now and held == of and of == capacity and known[4] and parse(known[4]) > now
+    and redis.call('LLEN', queue) < MOST_TICKETS then
     local number = draw(last)
     if number > MAX_TICKET then return {5} end
     write(number, last)
@@ -122,7 +124,7 @@ if line.capacity and line.capacity ~= capacity then
   return {3, line.capacity}
 end
 local granted = not line.blocked and line.used + permits <= capacity
-if not granted and ARGV[5] == '0' then
+if not granted and (ARGV[5] == '0' or redis.call('LLEN', queue) >= MOST_TICKETS) then
   settle(tickets, queue, now, line, ARGV[1], nil)
   return {2, line.soonest and line.soonest - now or -1}
 end

@@ -16,6 +16,7 @@ local with_key = {
   { 'HMGET', key, 'id', 'last' },
   { 'HLEN', key },
   { 'HSET', key, 'id', 'record' },
+  { 'LLEN', key },
   { 'LPOP', key },
   { 'LRANGE', key, '0', '-1' },
   { 'LREM', key, '1', 'id' },

@@ -3,7 +3,7 @@
 --
 -- Rows: one of kind 0, none if the epoch is over: ticket (null: none was taken), permits of the live tickets before it,
 -- `gone` (released before, or expired), another capacity in use, when the first of the holders expires, whether
--- another process is ahead; and one of kind 1 for each ticket of this process that holds newly: id, ticket, receiver.
+-- another process is ahead, whether the line is too long to wait in; and one of kind 1 for each ticket of this process that holds newly: id, ticket, receiver.
 --
 -- One transaction. The row of the name was locked before the number is drawn (H29).
 
@@ -23,7 +23,8 @@ WHERE number <= 9007199254740991
   AND id NOT IN (SELECT id FROM marks)
   AND id NOT IN (SELECT id FROM line)
   AND capacity = coalesce((SELECT capacity FROM line WHERE live LIMIT 1), capacity)
-  AND (wait OR permits + coalesce((SELECT sum(permits) FROM tickets WHERE name = name_key), 0) <= capacity);
+  AND (wait AND NOT EXISTS (SELECT 1 FROM tickets WHERE name = name_key LIMIT 1 OFFSET 9999)
+       OR permits + coalesce((SELECT sum(permits) FROM tickets WHERE name = name_key), 0) <= capacity);
 
 UPDATE names SET last = (SELECT ticket FROM tickets WHERE id = (SELECT id FROM asked))
 WHERE name = (SELECT key FROM asked)
@@ -43,10 +44,12 @@ SELECT 0 AS kind,
        EXISTS (
            SELECT 1 FROM tickets
            WHERE tickets.name = names.key AND tickets.ticket < mine.ticket AND tickets.process <> asked.process
-       ) AS foreign_ahead
+       ) AS foreign_ahead,
+       mine.ticket IS NULL
+           AND EXISTS (SELECT 1 FROM tickets WHERE tickets.name = names.key LIMIT 1 OFFSET 9999) AS crowded
 FROM asked LEFT JOIN names ON names.name = asked.key LEFT JOIN tickets AS mine ON mine.id = asked.id
 UNION ALL
-SELECT 1, line.id, line.ticket, line.receiver, NULL, NULL, NULL, NULL, NULL
+SELECT 1, line.id, line.ticket, line.receiver, NULL, NULL, NULL, NULL, NULL, NULL
 FROM line, asked
 WHERE live AND was > line.capacity AND now_is <= line.capacity AND line.process = asked.process AND line.id <> asked.id;
 

@@ -1,0 +1,235 @@
+//! At the border: what strangers, forgers and those who ask without end can do to a lock. Passwords, rights and encryption
+//! are in `redis_rights` and `tls`.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Waker};
+use std::time::{Duration, Instant};
+
+use libtest_mimic::Trial;
+use lockcore::backend::{Connection, Departure, Enqueued, Events, Released, Renewed};
+use lockcore::queue::MOST_TICKETS;
+use lockcore::{ErrorKind, FULL, Fair, Id, Locks, Name, Namespace, Request};
+use tests::redis_server::RedisServer;
+use tokio::task::coop::unconstrained;
+
+use crate::store::{DEFAULT, Kind, SOON, Store, give_back, kind, tickets};
+
+pub(crate) fn facts(store: Kind) -> Vec<Trial> {
+    crate::store_facts![store, DEFAULT;
+        a_stranger_releases_and_renews_nothing
+        who_would_wait_behind_ten_thousand_is_refused
+        of_one_process_ten_thousand_may_wait_and_no_more
+    ]
+}
+
+pub(crate) fn facts_of_redis(store: Kind) -> Vec<Trial> {
+    crate::store_facts![store, DEFAULT; a_flood_of_forged_wake_ups_grants_nothing_and_drowns_nothing]
+}
+
+/// Tickets in one request, as many as the core sends.
+const BATCH: usize = 100;
+
+/// Somebody who speaks with the store directly.
+async fn stranger(store: &Store) -> Arc<dyn Connection> {
+    let events = Events::new(fastrand::u64(..), namespace(store), |_| ());
+    store.backend().connect(events).await.unwrap()
+}
+
+fn namespace(store: &Store) -> Namespace {
+    Namespace::new(&store.namespace).unwrap()
+}
+
+fn request(store: &Store, name: &str, id: &str) -> Arc<Request> {
+    Arc::new(Request {
+        name: Name::new(namespace(store), name).unwrap(),
+        id: Id::parse(id).unwrap(),
+        permits: FULL,
+        capacity: FULL,
+        ttl: Duration::from_secs(60),
+        wait: true,
+        highest_seen: 0,
+        owner: "stranger".into(),
+    })
+}
+
+fn random_id() -> String {
+    format!("{:032x}", fastrand::u128(..))
+}
+
+/// P1: by 100,000 ids that are not theirs neither the holder nor the waiter loses anything, and nothing comes to be.
+async fn a_stranger_releases_and_renews_nothing(store: Store) {
+    let (holding, waiting) = (store.client(), store.client());
+    let guard = holding.mutex("a").acquire().await.unwrap();
+    let lock = waiting.mutex("a").wait(6 * SOON);
+    let waiter = tokio::spawn(async move { lock.acquire().await });
+    tickets(&holding, "a", 2).await;
+    let numbers = async || {
+        let places = holding.inspect("a").await.unwrap();
+        places.iter().map(|place| place.ticket).collect::<Vec<_>>()
+    };
+    let line = numbers().await;
+
+    let stranger = stranger(&store).await;
+    let (mut released, mut renewed) = (0, 0);
+    for _ in 0..100_000 / BATCH {
+        let foreign: Vec<_> = (0..BATCH)
+            .map(|_| request(&store, "a", &random_id()))
+            .collect();
+        for answer in stranger.renew(foreign.clone()).await.unwrap() {
+            renewed += usize::from(answer != Renewed::Lost);
+        }
+        let leaving = foreign.into_iter().map(|request| Departure {
+            request,
+            enqueue_may_follow: false,
+        });
+        for answer in stranger.release(leaving.collect()).await.unwrap() {
+            released += usize::from(answer != Released::NotFound);
+        }
+    }
+
+    assert_eq!((released, renewed), (0, 0));
+    assert_eq!(numbers().await, line);
+    assert!(!waiter.is_finished());
+    guard.ensure(Duration::from_secs(9)).await.unwrap(); // the store says so too
+    give_back(guard).await;
+    give_back(waiter.await.unwrap().unwrap()).await;
+}
+
+/// Who would stand behind ten thousand is refused at once, and when one of those has left the next may wait.
+async fn who_would_wait_behind_ten_thousand_is_refused(store: Store) {
+    let stranger = stranger(&store).await;
+    let in_line = ten_thousand(&store, &stranger).await;
+    let locks = store.client();
+    locks.ready(SOON).await.unwrap();
+    let length = async || locks.inspect("a").await.unwrap().len();
+    assert_eq!(length().await, MOST_TICKETS);
+
+    for _ in 0..2 {
+        let asked = Instant::now();
+        let refused = locks.mutex("a").wait(2 * SOON).acquire().await.unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Busy, "{refused}");
+        assert!(refused.to_string().contains("too many wait"), "{refused}");
+        assert!(asked.elapsed() < SOON, "{:?}", asked.elapsed());
+    }
+    assert_eq!(length().await, MOST_TICKETS, "it has left something behind");
+
+    let leaving = Departure {
+        request: in_line,
+        enqueue_may_follow: false,
+    };
+    let left = stranger.release(vec![leaving]).await.unwrap();
+    assert_eq!(left, [Released::Released]);
+    let waits = locks.mutex("a").wait(Duration::from_millis(500));
+    assert_eq!(kind(waits.acquire().await), ErrorKind::Timeout);
+    stranger.close().await;
+}
+
+/// One that holds and those behind it. Returns one of these.
+async fn ten_thousand(store: &Store, stranger: &Arc<dyn Connection>) -> Arc<Request> {
+    let holder = request(store, "a", &random_id());
+    let holds = stranger.enqueue(holder).await.unwrap();
+    assert!(matches!(holds, Enqueued::Granted { .. }), "{holds:?}");
+    if store.kind == Kind::Sqlite {
+        // Each by itself would be a transaction over all that are there.
+        let more = MOST_TICKETS - 1;
+        store.file().query(&format!(
+            "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {more}) \
+             INSERT INTO tickets SELECT name, ticket + i, printf('%032x', i), permits, capacity, ttl_millis, \
+             expires_at, receiver, process, owner FROM tickets, n"
+        ));
+        return request(store, "a", &format!("{more:032x}"));
+    }
+    let mut in_line = Vec::with_capacity(MOST_TICKETS);
+    while in_line.len() < MOST_TICKETS - 1 {
+        let batch = BATCH.min(MOST_TICKETS - 1 - in_line.len());
+        let asked: Vec<_> = (0..batch)
+            .map(|_| request(store, "a", &random_id()))
+            .collect();
+        // All on their way at once.
+        let asking: Vec<_> = (asked.iter())
+            .map(|request| tokio::spawn(stranger.enqueue(Arc::clone(request))))
+            .collect();
+        for answer in asking {
+            let waits = answer.await.unwrap().unwrap();
+            assert!(matches!(waits, Enqueued::Waiting { .. }), "{waits:?}");
+        }
+        in_line.extend(asked);
+    }
+    in_line.swap_remove(MOST_TICKETS / 2)
+}
+
+/// They are one ticket at the store, which would never refuse them.
+async fn of_one_process_ten_thousand_may_wait_and_no_more(store: Store) {
+    let (locks, counts) = store.counted(Fair::Local(Duration::from_secs(3600)));
+    let guard = locks.mutex("a").acquire().await.unwrap();
+    let mut line: Vec<Pin<Box<dyn Future<Output = ()> + Send>>> = Vec::new();
+    for _ in 0..MOST_TICKETS {
+        let lock = locks.mutex("a").wait(6 * SOON);
+        let mut waiter: Pin<Box<dyn Future<Output = ()> + Send>> = Box::pin(unconstrained(
+            async move { drop(lock.acquire().await.unwrap()) },
+        ));
+        let mut cx = Context::from_waker(Waker::noop());
+        assert!(waiter.as_mut().poll(&mut cx).is_pending());
+        line.push(waiter);
+    }
+
+    let refused = locks.mutex("a").wait(SOON).acquire().await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Busy, "{refused}");
+    assert!(refused.to_string().contains("too many wait"), "{refused}");
+
+    assert_eq!(counts.enqueued(), 1);
+    // Who has gone makes room.
+    line.truncate(MOST_TICKETS / 4);
+    let lock = locks.mutex("a").wait(SOON);
+    let next = tokio::spawn(async move { lock.acquire().await });
+    tickets(&locks, "a", 2 + MOST_TICKETS / 4).await;
+    drop(line);
+    give_back(guard).await;
+    give_back(next.await.unwrap().unwrap()).await;
+}
+
+/// By somebody who may publish and not read: nobody is let in by it, no lease is lost over it, and what is true comes through.
+async fn a_flood_of_forged_wake_ups_grants_nothing_and_drowns_nothing(store: Store) {
+    let server = RedisServer::start();
+    let client = || {
+        let builder = Locks::builder().url(server.url());
+        builder.namespace(&store.namespace).build().unwrap()
+    };
+    let (holding, waiting) = (client(), client());
+    let ttl = Duration::from_secs(1);
+    let guard = holding.mutex("a").ttl(ttl).acquire().await.unwrap();
+    let lock = waiting.mutex("a").wait(6 * SOON);
+    let waiter = tokio::spawn(async move { lock.acquire().await });
+    tickets(&holding, "a", 2).await;
+    let mut events = waiting.events();
+    let pattern = format!("{}:1:wake:*", store.namespace);
+    let channels: Vec<String> = server.command(&["PUBSUB", "CHANNELS", &pattern]);
+
+    // Longer than the lease, and as fast as both can read it: whose connections have a backlog of seconds is out of reach.
+    let began = Instant::now();
+    let mut forged = 0;
+    while began.elapsed() < 2 * ttl || forged < 200_000 {
+        let many = "for i = 1, 5000 do \
+            redis.call('PUBLISH', KEYS[1], string.format('%032x %d', i * 7919, i)) end";
+        for channel in &channels {
+            server.command::<()>(&["EVAL", many, "1", channel]);
+            forged += 5000;
+        }
+        for client in [&holding, &waiting] {
+            tickets(client, "a", 2).await;
+        }
+        assert!(guard.is_valid(), "lost after {forged}");
+    }
+    println!("{forged} forged wake-ups in {:?}", began.elapsed());
+    assert!(!waiter.is_finished(), "a forged wake-up granted the lock");
+
+    let left = Instant::now();
+    give_back(guard).await;
+    give_back(waiter.await.unwrap().unwrap()).await;
+    // By its wake-up: the waiter's renewals are three seconds apart.
+    assert!(left.elapsed() < ttl, "{:?}", left.elapsed());
+    // None of it was trouble with the store.
+    drop((holding, waiting));
+    assert_eq!(events.next().await, None);
+}
