@@ -325,18 +325,25 @@ async fn a_release_of_permits_that_were_lost_frees_nothing(store: Store) {
 
 /// S11.
 async fn two_who_want_all_permits_never_get_one_each(store: Store) {
+    let witness = Arc::new(Witness::of(2));
     let mut tasks = JoinSet::new();
     for locks in [store.client(), store.client()] {
+        let witness = Arc::clone(&witness);
         tasks.spawn(async move {
             for _ in 0..50 {
                 let both = locks.semaphore("s", 2).permits(2).wait(SOON);
-                give_back(both.acquire().await.unwrap()).await;
+                let guard = both.acquire().await.unwrap();
+                let visit = witness.enter(2);
+                tokio::task::yield_now().await;
+                drop(visit);
+                give_back(guard).await;
             }
         });
     }
     while let Some(done) = tasks.join_next().await {
         done.unwrap();
     }
+    assert_eq!(witness.assert_no_overlap().visits, 2 * 50);
 }
 
 async fn another_capacity_is_refused_while_the_name_is_in_use(store: Store) {

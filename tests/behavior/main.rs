@@ -59,6 +59,7 @@ fn main() {
     trials.extend(inversions::facts(Kind::Memory));
     trials.extend(processes::facts(Kind::Redis));
     trials.extend(processes::facts(Kind::Sqlite));
+    trials.extend(processes::facts_of_sessions(Kind::ZooKeeper));
     trials.extend(processes::facts_of_redis(Kind::Redis));
     trials.extend(redis_faults::facts(Kind::Redis));
     trials.extend(redis_scripts::facts(Kind::Redis));

@@ -162,36 +162,47 @@ async fn the_read_side_inside_the_write_side_re_enters(store: Store) {
         .unwrap();
 }
 
+/// Protected by nothing but the lock `acct:<number>`.
+struct Account {
+    number: u32,
+    locks: Locks,
+    balance: AtomicU32,
+    witness: Witness,
+}
+
+impl Account {
+    #[distributed_lock(key = "acct:{self.number}", locks = &self.locks, wait = SOON)]
+    async fn add(&self, amount: u32) -> Result<(), Error> {
+        let visit = self.witness.enter(1);
+        let before = self.balance.load(Ordering::SeqCst);
+        for _ in 0..3 {
+            tokio::task::yield_now().await;
+        }
+        self.balance.store(before + amount, Ordering::SeqCst);
+        drop(visit);
+        Ok(())
+    }
+
+    #[distributed_lock(key = "acct:{self.number}", locks = &self.locks)]
+    async fn add_both(&self) -> Result<(), Error> {
+        let (one, other) = tokio::join!(self.add(1), self.add(2));
+        one.and(other)
+    }
+}
+
 /// S27.
 async fn branches_that_re_enter_take_turns(store: Store) {
-    let locks = store.client();
-    let (outer, witness) = (locks.mutex("acct:7"), Witness::exclusive());
-    let sum = AtomicU32::new(0);
-    let add = async |amount: u32| {
-        let inner = locks.mutex("acct:7").wait(SOON);
-        inner
-            .run(async |_| {
-                let visit = witness.enter(1);
-                let before = sum.load(Ordering::SeqCst);
-                for _ in 0..3 {
-                    tokio::task::yield_now().await;
-                }
-                sum.store(before + amount, Ordering::SeqCst);
-                drop(visit);
-                Ok::<_, Error>(())
-            })
-            .await
+    let account = Account {
+        number: 7,
+        locks: store.client(),
+        balance: AtomicU32::new(0),
+        witness: Witness::exclusive(),
     };
-    outer
-        .run(async |_| {
-            let (one, other) = tokio::join!(add(1), add(2));
-            one.and(other)
-        })
-        .await
-        .unwrap();
 
-    assert_eq!(witness.assert_no_overlap().visits, 2);
-    assert_eq!(sum.into_inner(), 3);
+    account.add_both().await.unwrap();
+
+    assert_eq!(account.witness.assert_no_overlap().visits, 2);
+    assert_eq!(account.balance.into_inner(), 3);
 }
 
 async fn readers_that_re_enter_do_not_wait_for_each_other(store: Store) {
@@ -214,19 +225,22 @@ async fn readers_that_re_enter_do_not_wait_for_each_other(store: Store) {
         .unwrap();
 }
 
-/// S28: here two clients of one store; it makes no difference that the names are the same.
+/// S28, and two clients of one store.
 async fn another_client_does_not_re_enter(store: Store) {
     let (locks, _) = store.counted(DEFAULT);
     let elsewhere = Locks::connect("memory:").unwrap();
     let (other, counts) = store.counted(DEFAULT);
     let outer = locks.mutex("a");
     outer
-        .run(async |_| {
+        .run(async |held| {
             let inner = other.mutex("a").wait(Duration::from_millis(50));
             assert_eq!(kind(inner.acquire().await), ErrorKind::Timeout);
             assert_eq!(counts.enqueued(), 1);
-            // On another store the name is free.
-            give_back(elsewhere.mutex("a").try_acquire().await?).await;
+            // On another store the name is free, and to be had there.
+            let guard = elsewhere.mutex("a").try_acquire().await?;
+            assert_ne!(guard.token(), held.token());
+            assert_eq!(elsewhere.inspect("a").await?.len(), 1);
+            give_back(guard).await;
             Ok::<_, Error>(())
         })
         .await

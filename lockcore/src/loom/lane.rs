@@ -75,7 +75,9 @@ impl Process {
         match self.arrive(exclusive) {
             Arrived::Given(baton) => self.follow(baton, exclusive),
             Arrived::Waits(waiting) => self.follow(wait_for(waiting), exclusive),
-            Arrived::Busy(_) | Arrived::Crowded | Arrived::Stranger => panic!("who waits is not sent away"),
+            Arrived::Busy(_) | Arrived::Crowded | Arrived::Stranger => {
+                panic!("who waits is not sent away")
+            }
         }
     }
 
