@@ -15,12 +15,17 @@ use lockcore::{Name, Request};
 pub(crate) struct Counts {
     enqueued: AtomicUsize,
     released: AtomicUsize,
+    renewals: AtomicUsize,
     refuses_renewals: AtomicBool,
 }
 
 impl Counts {
     pub(crate) fn enqueued(&self) -> usize {
         self.enqueued.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn renewals(&self) -> usize {
+        self.renewals.load(Ordering::SeqCst)
     }
 
     /// As a store that is in trouble for a while.
@@ -79,6 +84,7 @@ impl Connection for CountedConnection {
     }
 
     fn renew(&self, tickets: Vec<Arc<Request>>) -> Answer<Vec<Renewed>> {
+        self.counts.renewals.fetch_add(1, Ordering::SeqCst);
         if self.counts.refuses_renewals.load(Ordering::SeqCst) {
             let error = StoreError::new(Fault::Retry, "not now");
             return Box::pin(std::future::ready(Err(error)));

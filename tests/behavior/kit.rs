@@ -8,6 +8,7 @@ use lockcore::backend::Fault;
 use lockcore::testing::{Store as Kit, Verb};
 use lockcore::{Error, ErrorKind, Fair, Guard, Locks, LostReason, Release, distributed_lock};
 use tests::eventually::eventually;
+use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
 use crate::store::{Kind, SOON, Store, give_back, kind, tickets};
@@ -32,6 +33,9 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         a_waiter_of_before_a_break_is_woken_after_it
         what_was_sent_into_a_freeze_is_carried_out_in_order_after_it
         one_process_is_cut_off_while_another_works
+        who_is_cancelled_or_cut_off_in_line_leaves_the_order_of_the_rest
+        a_hand_over_costs_as_many_requests_with_a_hundred_waiters_as_with_one
+        a_process_keeps_a_lock_among_its_own_until_the_bound_and_no_longer
         the_innermost_default_counts_and_tasks_are_outside
     ]
 }
@@ -348,6 +352,126 @@ async fn one_process_is_cut_off_while_another_works(_: Store) {
     elsewhere.thaw();
     assert_eq!(cut_off.release().await.unwrap(), Release::AlreadyLost);
     give_back(next).await;
+}
+
+/// S19, as far as one process can show it: who is cut off for ever is as good as killed.
+async fn who_is_cancelled_or_cut_off_in_line_leaves_the_order_of_the_rest(_: Store) {
+    let (kit, locks) = kit();
+    let guard = locks.mutex("a").acquire().await.unwrap();
+    let (served, mut order) = mpsc::unbounded_channel();
+    // Who waits behind one that is gone looks when he renews, after a third of his own ttl.
+    let (short, look) = (Duration::from_millis(400), Duration::from_secs(1));
+    let (mut cancelled, mut cut_off) = (Vec::new(), Vec::new());
+    for number in 1..=20 {
+        let process = kit.another_process();
+        let (client, served) = (process.client().unwrap(), served.clone());
+        let dies = number == 5 || number == 15;
+        let task = tokio::spawn(async move {
+            let ttl = if dies { short } else { 3 * look };
+            let guard = client.mutex("a").ttl(ttl).wait(SOON).acquire().await;
+            let guard = guard.unwrap();
+            served.send((number, guard.token())).unwrap();
+            give_back(guard).await;
+        });
+        match number {
+            5 | 15 => cut_off.push((process, task)),
+            4 | 10 | 20 => cancelled.push(task),
+            _ => {}
+        }
+        tickets(&locks, "a", number + 1).await;
+    }
+    drop(served);
+
+    for (process, _) in &cut_off {
+        process.freeze();
+    }
+    for task in cancelled {
+        task.abort();
+    }
+    eventually("the cancelled have gone", SOON, async || {
+        let line = locks.inspect("a").await.unwrap();
+        line.len() <= 21 - 3 // those who are cut off may have run out by now
+    })
+    .await;
+    let left = Instant::now();
+    give_back(guard).await;
+
+    let mut last = None;
+    for expected in (1..=20).filter(|number| ![4, 5, 10, 15, 20].contains(number)) {
+        let (number, token) = soon(order.recv()).await.unwrap();
+        assert_eq!(number, expected);
+        assert!(Some(token) > last);
+        last = Some(token);
+    }
+    assert!(
+        left.elapsed() < 2 * look + SOON / 10,
+        "{:?}",
+        left.elapsed()
+    );
+    for (process, task) in cut_off {
+        task.abort();
+        process.thaw();
+    }
+    tickets(&locks, "a", 0).await;
+}
+
+/// S18, in what the core asks of a store.
+async fn a_hand_over_costs_as_many_requests_with_a_hundred_waiters_as_with_one(store: Store) {
+    for waiters in [1, 10, 100] {
+        let (locks, counts) = store.counted(Fair::Strict);
+        let lock = locks.mutex("a").ttl(Duration::from_secs(120)).wait(SOON);
+        let guard = lock.acquire().await.unwrap();
+        let mut tasks = tokio::task::JoinSet::new();
+        for _ in 0..waiters {
+            let lock = lock.clone();
+            tasks.spawn(async move { give_back(lock.acquire().await.unwrap()).await });
+        }
+        tickets(&locks, "a", waiters + 1).await;
+        let before = (counts.all(), counts.renewals());
+
+        give_back(guard).await;
+        tasks.join_all().await;
+
+        // Each gives back what it had, and that is all: who is woken holds without having asked.
+        assert_eq!(counts.all() - before.0, waiters + 1);
+        assert_eq!(counts.renewals(), before.1);
+    }
+}
+
+/// S20, to the nanosecond, for a holder that works on and for tasks that pass it on.
+async fn a_process_keeps_a_lock_among_its_own_until_the_bound_and_no_longer(_: Store) {
+    let kit = Kit::new();
+    kit.clock().stop();
+    let bound = Duration::from_millis(50);
+    let locks = kit
+        .client_with(Locks::builder().fair(Fair::Local(bound)))
+        .unwrap();
+    let at_the_store = async || locks.inspect("a").await.unwrap().len();
+    let ticket = |guard: &Guard| guard.token().as_u64() >> 10;
+    let first = locks.mutex("a").acquire().await.unwrap();
+    let ours = ticket(&first);
+    let second = begin(&locks, "a");
+    tickets(&locks, "a", 2).await;
+
+    kit.clock().advance(bound - Duration::from_nanos(1));
+    give_back(first).await;
+    let second = soon(second).await.unwrap().unwrap();
+    assert_eq!(ticket(&second), ours, "not passed on within the bound");
+    let third = begin(&locks, "a");
+    tickets(&locks, "a", 2).await;
+    // The keeper has looked at the time when this is done.
+    give_back(locks.mutex("other").acquire().await.unwrap()).await;
+    assert_eq!(at_the_store().await, 1);
+
+    kit.clock().advance(Duration::from_nanos(1));
+    eventually("the next stands in line at the store", SOON, async || {
+        at_the_store().await == 2
+    })
+    .await;
+    give_back(second).await;
+    let third = soon(third).await.unwrap().unwrap();
+    assert_ne!(ticket(&third), ours, "passed on beyond the bound");
+    give_back(third).await;
 }
 
 #[distributed_lock(key = "a", try)]

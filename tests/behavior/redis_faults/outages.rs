@@ -1,12 +1,15 @@
 //! A server that is down, and comes back.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
-use lockcore::{ErrorKind, LostReason};
+use lockcore::{ErrorKind, Fair, FencingToken, Locks, LostReason};
 use tests::eventually::eventually;
 use tests::proxy::Proxy;
 use tests::redis_server::RedisServer;
+use tests::witness::Witness;
+use tokio::sync::mpsc;
 
 use super::{client, nothing_left};
 use crate::faults::{begin, builder, is_unavailable_within_one_operation};
@@ -20,6 +23,8 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
         a_client_that_was_idle_through_an_outage_works_again
         shutdown_gives_up_waiters_while_the_server_is_down
         waiters_survive_a_server_that_restarts_empty
+        waiters_keep_their_places_over_restarts_of_a_server_with_its_data
+        a_server_that_reads_its_data_is_unavailable_and_comes_back
     ]
 }
 
@@ -126,30 +131,118 @@ async fn tasks_in_line_behind_one_another_learn_together_that_the_store_is_down(
     assert!(started.elapsed() < Duration::from_secs(5));
 }
 
+/// A hundred, of ten clients, each with a place at the store. Each enters the resource and tells its number and token.
+async fn hundred_waiters(
+    server: &RedisServer,
+    ttl: Duration,
+    resource: &Arc<Witness>,
+) -> mpsc::UnboundedReceiver<(usize, FencingToken)> {
+    let (served, order) = mpsc::unbounded_channel();
+    let strict = || builder(server.url()).fair(Fair::Strict).build().unwrap();
+    let clients: Vec<Locks> = (0..10).map(|_| strict()).collect();
+    for number in 0..100 {
+        let lock = clients[number % 10].mutex("a").ttl(ttl).wait(6 * SOON);
+        let (served, resource) = (served.clone(), Arc::clone(resource));
+        tokio::spawn(async move {
+            let guard = lock.acquire().await.unwrap();
+            let visit = resource.enter(1);
+            served.send((number, guard.token())).unwrap();
+            tokio::task::yield_now().await;
+            drop(visit);
+            drop(guard); // whether the server is there or not
+        });
+        tickets(&clients[0], "a", number + 2).await;
+    }
+    order
+}
+
 async fn waiters_survive_a_server_that_restarts_empty(_: Store) {
     let server = RedisServer::start();
-    let locks = client(&server);
-    let guard = locks
-        .mutex("a")
-        .ttl(Duration::from_secs(1))
-        .acquire()
-        .await
-        .unwrap();
-    let mut tasks = tokio::task::JoinSet::new();
-    for _ in 0..10 {
-        let lock = client(&server)
-            .mutex("a")
-            .ttl(Duration::from_secs(1))
-            .wait(3 * SOON);
-        tasks.spawn(async move { give_back(lock.acquire().await.unwrap()).await });
-    }
-    tickets(&locks, "a", 11).await;
+    let resource = Arc::new(Witness::exclusive());
+    let ttl = Duration::from_secs(2);
+    let lock = client(&server).mutex("a").ttl(ttl);
+    let guard = lock.acquire().await.unwrap();
+    let mut served = hundred_waiters(&server, ttl, &resource).await;
     server.kill();
     server.restart();
 
+    // They ask anew, in whatever order, without waiting for the one who has not heard of it yet.
     guard.lost().await;
-    while let Some(done) = tasks.join_next().await {
-        done.unwrap();
+    let mut last = guard.token();
+    for _ in 0..100 {
+        let (_, token) = served.recv().await.unwrap();
+        assert!(token > last, "{token} after {last}");
+        last = token;
     }
+    assert_eq!(resource.assert_no_overlap().visits, 100);
     nothing_left(&server).await;
+}
+
+/// And come to their turns in the old order.
+async fn waiters_keep_their_places_over_restarts_of_a_server_with_its_data(_: Store) {
+    let server = RedisServer::with(&["--appendonly", "yes", "--appendfsync", "always"]);
+    let resource = Arc::new(Witness::exclusive());
+    let ttl = Duration::from_secs(30);
+    let guard = client(&server).mutex("a").ttl(ttl).acquire().await.unwrap();
+    let mut last = guard.token();
+    let mut served = hundred_waiters(&server, ttl, &resource).await;
+    server.kill();
+    server.restart();
+    assert_eq!(client(&server).inspect("a").await.unwrap().len(), 101);
+    assert!(guard.is_valid());
+    let visit = resource.enter(1);
+    drop((visit, guard));
+
+    for expected in 0..100 {
+        if expected % 30 == 29 {
+            server.kill(); // in the middle of a hand-over, as like as not
+            server.restart();
+        }
+        let (number, token) = served.recv().await.unwrap();
+        assert_eq!(number, expected);
+        assert!(token > last, "{token} after {last}");
+        last = token;
+    }
+    assert_eq!(resource.assert_no_overlap().visits, 101);
+    nothing_left(&server).await;
+}
+
+/// H11: LOADING. A server that has a second's worth to read.
+async fn a_server_that_reads_its_data_is_unavailable_and_comes_back(_: Store) {
+    let slowly = [
+        "--key-load-delay",
+        "1000",
+        "--loading-process-events-interval-bytes",
+        "1024",
+    ];
+    let server = Arc::new(RedisServer::with(&slowly));
+    let locks = client(&server);
+    let ttl = Duration::from_secs(60);
+    let guard = locks.mutex("a").ttl(ttl).acquire().await.unwrap();
+    let much = "for i = 1, 3000 do redis.call('SET', 'key' .. i, string.rep('x', 100)) end";
+    server.command::<()>(&["EVAL", much, "0"]);
+    server.command::<()>(&["SAVE"]);
+    server.kill();
+    let starting = Arc::clone(&server);
+    let restart = tokio::task::spawn_blocking(move || starting.restart());
+
+    // As above, one may be without an answer.
+    eventually("told of it", SOON, async || {
+        let error = locks.mutex("b").try_acquire().await.unwrap_err();
+        assert!(
+            matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Unknown),
+            "{error}"
+        );
+        error.kind() == ErrorKind::Unavailable && error.to_string().contains("loading the dataset")
+    })
+    .await;
+    // Who has the time waits.
+    let next = locks.mutex("b").wait(2 * SOON);
+    eventually("it is there", 2 * SOON, async || {
+        next.acquire().await.is_ok()
+    })
+    .await;
+    restart.await.unwrap();
+    assert!(guard.is_valid());
+    give_back(guard).await;
 }
