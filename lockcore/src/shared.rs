@@ -367,7 +367,8 @@ impl Shared {
         tokio::select! {
             biased;
             result = future => Some(result),
-            () = self.alarm(at) => None,
+            // Made when it is polled: most futures here are ready at once.
+            () = async { self.alarm(at).await } => None,
         }
     }
 
