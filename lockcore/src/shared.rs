@@ -161,7 +161,7 @@ impl Shared {
         let mut table = self.table();
         let due = table.keep(lease.request.id, until);
         self.wake_keeper_at(&mut table, due);
-        let idle = table.is_idle();
+        let idle = table.is_awaited_idle();
         drop(table);
         self.tell_if(idle);
     }
@@ -193,7 +193,7 @@ impl Shared {
     pub(crate) fn disarm(&self, id: Id) {
         let mut table = self.table();
         table.remove(id);
-        let idle = table.is_idle();
+        let idle = table.is_awaited_idle();
         drop(table);
         self.tell_if(idle);
     }
@@ -212,7 +212,7 @@ impl Shared {
     pub(crate) fn cleaned_up(&self, count: usize) {
         let mut table = self.table();
         table.cleanups_open -= count;
-        let idle = table.is_idle();
+        let idle = table.is_awaited_idle();
         let ending = matches!(table.phase, Phase::Ending(_));
         drop(table);
         self.tell_if(idle);
@@ -545,7 +545,7 @@ impl Shared {
             let mut idle = std::pin::pin!(idle);
             // Registered before looking, so that no change is missed in between.
             idle.as_mut().enable();
-            let left = self.table().in_use();
+            let left = self.table().await_idle();
             if left == 0 || self.clock.now() >= until {
                 return left;
             }

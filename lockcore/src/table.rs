@@ -28,6 +28,8 @@ pub(crate) struct Table {
     kept: usize,
     /// Clean-ups that are not finished, queued or under way.
     pub(crate) cleanups_open: usize,
+    /// A shutdown waits, or has waited, until nothing is in use.
+    idle_awaited: bool,
     /// When the keeper will wake by itself; whoever puts in something earlier wakes it.
     pub(crate) next_wake: Instant,
     pub(crate) phase: Phase,
@@ -120,6 +122,7 @@ impl Default for Table {
             cleanups: Vec::new(),
             kept: 0,
             cleanups_open: 0,
+            idle_awaited: false,
             next_wake: Instant::FAR_FUTURE,
             phase: Phase::Open,
         }
@@ -254,13 +257,19 @@ impl Table {
         self.look_again_at(id, due)
     }
 
-    /// What a shutdown has to wait for.
-    pub(crate) fn in_use(&self) -> usize {
-        self.leases.len() - self.kept + self.cleanups_open
+    /// What a shutdown has to wait for; from now on it is told when that is nothing.
+    pub(crate) fn await_idle(&mut self) -> usize {
+        self.idle_awaited = true;
+        self.in_use()
     }
 
-    pub(crate) fn is_idle(&self) -> bool {
-        self.in_use() == 0
+    /// Whether there is nothing that a shutdown would have to wait for, and one waits.
+    pub(crate) fn is_awaited_idle(&self) -> bool {
+        self.idle_awaited && self.in_use() == 0
+    }
+
+    fn in_use(&self) -> usize {
+        self.leases.len() - self.kept + self.cleanups_open
     }
 
     pub(crate) fn leases_where(&self, wanted: impl Fn(Stage) -> bool) -> Vec<Arc<Lease>> {
