@@ -488,10 +488,8 @@ struct Departing<'a> {
 
 impl<'a> Departing<'a> {
     fn of(held: &'a Held) -> Self {
-        let lease = &held.0.lease;
         // No later batch renews it.
-        held.shared()
-            .entrust(lease.request.id, Stage::Leaving, Instant::FAR_FUTURE);
+        held.shared().table().leave(held.0.lease.request.id);
         Self {
             held,
             acknowledged: false,

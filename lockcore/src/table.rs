@@ -187,7 +187,12 @@ impl Table {
                 .push((Arc::clone(&tracked.lease), tracked.stage));
             return;
         }
-        if !tracked.renewing && (tracked.stage == Stage::Waiting || tracked.lease.wants_renewal()) {
+        let wanted = match tracked.stage {
+            Stage::Waiting => true,
+            Stage::Leaving => false,
+            Stage::Asked | Stage::Held | Stage::Kept { .. } => tracked.lease.wants_renewal(),
+        };
+        if wanted && !tracked.renewing {
             tracked.renewing = true;
             round.renew.push(Arc::clone(&tracked.lease));
         }
@@ -245,6 +250,14 @@ impl Table {
         }
     }
 
+    /// Notes that the user of a held lease is releasing it. When it is looked at next stays as it is:
+    /// mostly it is gone before that.
+    pub(crate) fn leave(&mut self, id: Id) {
+        if let Some(tracked) = self.leases.get_mut(&id) {
+            tracked.stage = Stage::Leaving;
+        }
+    }
+
     /// Notes that the user of a held lease is done with it. Returns when it is looked at next.
     pub(crate) fn keep(&mut self, id: Id, until: Instant) -> Instant {
         let Some(tracked) = self.leases.get_mut(&id) else {
@@ -278,5 +291,39 @@ impl Table {
             .filter(|tracked| wanted(tracked.stage))
             .map(|tracked| Arc::clone(&tracked.lease))
             .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::lease;
+
+    #[test]
+    fn a_ticket_that_is_being_released_is_watched_and_not_renewed() {
+        let at = |seconds: u64| Instant::from_nanos(seconds * 1_000_000_000);
+        let lease = Arc::new(lease::tests::lease());
+        lease.answered(7, at(100), Duration::from_secs(10));
+        let id = lease.request.id;
+        let mut table = Table::default();
+        let tracked = Tracked {
+            lease: Arc::clone(&lease),
+            due: None,
+            stage: Stage::Held,
+            renewing: false,
+            again: false,
+        };
+        table.leases.insert(id, tracked);
+        table.look_again_at(id, at(103));
+
+        table.leave(id);
+
+        let round = table.take_round(at(103));
+        assert!(round.renew.is_empty(), "renewed");
+        assert_eq!(round.next, Some(lease.deadline()));
+        let round = table.take_round(at(110));
+        assert_eq!(round.expired.len(), 1, "not watched any more");
     }
 }

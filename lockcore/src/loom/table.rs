@@ -182,7 +182,7 @@ fn a_renewal_in_flight_brings_nothing_back_that_was_released() {
             let releasing = spawn({
                 let shared = Arc::clone(&shared);
                 move || {
-                    shared.entrust(id, Stage::Leaving, Instant::FAR_FUTURE);
+                    shared.table().leave(id);
                     shared.disarm(id);
                 }
             });
