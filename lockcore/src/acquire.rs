@@ -325,7 +325,6 @@ impl Pending {
             return Ok(Turn::PlaceLost);
         }
         if let Enqueued::Granted { .. } = answer {
-            lease.grant(ticket);
             return Ok(Turn::Granted);
         }
         tracing::debug!(ticket, "in line");
