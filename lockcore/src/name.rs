@@ -48,16 +48,19 @@ impl Namespace {
 
 /// The name of one lock inside a namespace: any UTF-8 of 1 to 4,096 bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Name {
+pub struct Name(Arc<Parts>);
+
+#[derive(Debug, PartialEq, Eq)]
+struct Parts {
     /// Keyed, because names come from outside; computed once, because maps ask for it often.
     hash: u64,
     namespace: Namespace,
-    name: Arc<str>,
+    name: String,
 }
 
 impl Hash for Name {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        state.write_u64(self.hash);
+        state.write_u64(self.0.hash);
     }
 }
 
@@ -81,23 +84,23 @@ impl Name {
             )));
         }
         static KEY: LazyLock<RandomState> = LazyLock::new(RandomState::new);
-        Ok(Self {
+        Ok(Self(Arc::new(Parts {
             hash: KEY.hash_one((namespace.as_str(), &name)),
             namespace,
-            name: name.into(),
-        })
+            name,
+        })))
     }
 
     /// The namespace.
     #[must_use]
     pub fn namespace(&self) -> &Namespace {
-        &self.namespace
+        &self.0.namespace
     }
 
     /// The name as the user gave it.
     #[must_use]
     pub fn as_str(&self) -> &str {
-        &self.name
+        &self.0.name
     }
 
     /// The key at a store that takes printable text of at most `limit` bytes after the prefix:
@@ -111,10 +114,10 @@ impl Name {
     pub fn key(&self, version: u32, limit: usize) -> String {
         let mut key = format!(
             "{}{SEPARATOR}{version}{SEPARATOR}{{",
-            self.namespace.as_str()
+            self.0.namespace.as_str()
         );
         let start = key.len();
-        for c in self.name.chars() {
+        for c in self.0.name.chars() {
             push_escaped(&mut key, c);
         }
         if key.len() - start > limit {
@@ -123,7 +126,7 @@ impl Name {
                 cut -= 1;
             }
             key.truncate(cut);
-            let digest = Sha256::digest(self.name.as_bytes());
+            let digest = Sha256::digest(self.0.name.as_bytes());
             key.push('~');
             for byte in digest {
                 push_hex(&mut key, byte);
@@ -155,7 +158,7 @@ fn push_hex(key: &mut String, byte: u8) {
 impl fmt::Display for Name {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // Control characters in a name must not reach a terminal or split a log line.
-        self.name.escape_debug().fmt(f)
+        self.0.name.escape_debug().fmt(f)
     }
 }
 
