@@ -409,6 +409,9 @@ impl Shared {
                 (Where::Here, Ok(runtime)) => self.links.of(self, &runtime),
                 (Where::Here, Err(_)) | (Where::Keeper, _) => self.links.of(self, &self.keeper),
             };
+            if let Some(connection) = link.up() {
+                return Ok((link, connection));
+            }
             match self.by(by, link.connection()).await {
                 Some(Ok(connection)) => return Ok((link, connection)),
                 Some(Err(NotConnected::Failed(error))) => return Err(error),

@@ -111,11 +111,16 @@ impl Links {
 }
 
 impl Link {
+    /// The connection, if it is up.
+    pub(crate) fn up(&self) -> Option<Arc<dyn Connection>> {
+        match &*self.state.borrow() {
+            State::Up(connection) => Some(Arc::clone(connection)),
+            _ => None,
+        }
+    }
+
     /// Waits for the connection. Fails without waiting on only for a mistake, found after the call.
     pub(crate) async fn connection(&self) -> Result<Arc<dyn Connection>, NotConnected> {
-        if let State::Up(connection) = &*self.state.borrow() {
-            return Ok(Arc::clone(connection));
-        }
         let mut state = self.state.subscribe();
         self.state.send_if_modified(|state| match state {
             State::Down(mistake) if mistake.fault() == Fault::Config => {
