@@ -228,21 +228,25 @@ impl Pending {
         })
     }
 
+    /// [Asks](Self::ask), unless the client is shut down: only that loses a lease that has no ticket
+    /// yet. What is under way then stays in `asking`, for the drop.
+    async fn enqueue(&mut self, by: Instant) -> Result<Turn, Error> {
+        let (shared, lease) = (Arc::clone(&self.shared), Arc::clone(&self.lease));
+        tokio::select! {
+            biased;
+            turn = self.ask(by) => turn,
+            reason = lease.until_lost(&shared.clock) => Err(Error::lost(reason)),
+        }
+    }
+
     /// Asks until there is an answer, an error that asking again will not mend, or `by` has come.
     /// The id stays the same, so that a request that was carried out without our knowing is found
     /// instead of doubled.
-    async fn enqueue(&mut self, by: Instant) -> Result<Turn, Error> {
-        let (shared, lease) = (Arc::clone(&self.shared), Arc::clone(&self.lease));
-        // Only a shutdown loses a lease that has no ticket yet.
-        let given_up = lease.until_lost(&shared.clock);
-        let mut given_up = std::pin::pin!(given_up);
+    async fn ask(&mut self, by: Instant) -> Result<Turn, Error> {
         let mut pause = Duration::from_millis(5);
         loop {
-            let connection = tokio::select! {
-                biased;
-                connection = shared.connection(Where::Here, by) => connection,
-                reason = &mut given_up => return Err(Error::lost(reason)),
-            };
+            let (shared, lease) = (&self.shared, &self.lease);
+            let connection = shared.connection(Where::Here, by).await;
             let (link, connection) = connection.map_err(|error| self.failed(error))?;
             self.link = Some(Arc::clone(&link));
             // P3: the lease counts from here, before the send.
@@ -253,12 +257,7 @@ impl Pending {
                 .asking
                 .insert(connection.enqueue(Arc::clone(&lease.request)));
             let one_operation = by.min(sent.after(shared.op_timeout));
-            let answer = tokio::select! {
-                biased;
-                answer = shared.by(one_operation, asking) => answer,
-                reason = &mut given_up => return Err(Error::lost(reason)),
-            };
-            let error = match answer {
+            let error = match shared.by(one_operation, asking).await {
                 Some(Ok(answer)) => {
                     self.asking = None;
                     return self.answered(answer, sent);
@@ -288,10 +287,7 @@ impl Pending {
                 lease.set_ambiguous();
             }
             tracing::debug!(%error, "asking the store again");
-            tokio::select! {
-                () = shared.alarm(again) => {}
-                reason = &mut given_up => return Err(Error::lost(reason)),
-            }
+            shared.alarm(again).await;
             pause = (pause * 2).min(Duration::from_millis(200));
         }
     }
