@@ -5,7 +5,6 @@
 //! only the source of ticket numbers, so that tokens rise over restarts of the process too.
 
 use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -319,10 +318,8 @@ impl Store {
 
 impl Names {
     fn drop_if_empty(&mut self, name: &Name) {
-        if let Entry::Occupied(entry) = self.queues.entry(name.clone())
-            && entry.get().is_empty()
-        {
-            entry.remove();
+        if self.queues.get(name).is_some_and(Queue::is_empty) {
+            self.queues.remove(name);
         }
     }
 }
