@@ -230,41 +230,41 @@ impl Lanes {
     /// released at the store.
     fn leave(&self, shared: &Arc<Shared>, lease: &Arc<Lease>) -> bool {
         let mut ours = false;
-        for unused in self.advance_after(shared, &lease.request.name, |lane| lane.leave(lease)) {
-            match Arc::ptr_eq(&unused, lease) {
+        let leave = |lane: &mut Lane| lane.leave(lease);
+        self.change_and_tell(
+            shared,
+            &lease.request.name,
+            leave,
+            |unused| match Arc::ptr_eq(&unused, lease) {
                 true => ours = true,
                 false => shared.clean_up(Cleanup::of(&unused)),
-            }
-        }
+            },
+        );
         ours
     }
 
     /// Changes a lane and gives whoever is next what that makes free.
     fn change(&self, shared: &Arc<Shared>, name: &Name, change: impl FnOnce(&mut Lane)) {
         // A ticket whose last user has left while it was offered to somebody who had gone.
-        for lease in self.advance_after(shared, name, change) {
-            shared.clean_up(Cleanup::of(&lease));
-        }
+        self.change_and_tell(shared, name, change, |unused| {
+            shared.clean_up(Cleanup::of(&unused));
+        });
     }
 
-    /// As [`change`](Self::change); returns the tickets that nobody uses any more.
+    /// As [`change`](Self::change); tells of the tickets that nobody uses any more.
     ///
     /// A loop, however many of those in line have gone: a chain of drops would recurse (H40).
-    fn advance_after(
+    fn change_and_tell(
         &self,
         shared: &Arc<Shared>,
         name: &Name,
         change: impl FnOnce(&mut Lane),
-    ) -> Vec<Arc<Lease>> {
-        let mut released = Vec::new();
-        let mut given = {
-            let mut state = self.state();
-            let Some(lane) = state.lanes.get_mut(name) else {
-                return released;
-            };
-            change(lane);
-            VecDeque::from(self.advance(shared, &mut state, name, &mut released))
-        };
+        mut tell: impl FnMut(Arc<Lease>),
+    ) {
+        let mut given = VecDeque::new();
+        if let Some(unused) = self.advance_after(shared, name, change, &mut given) {
+            tell(unused);
+        }
         // The first in line first.
         while let Some((waiter, gift)) = given.pop_front() {
             let baton = match gift {
@@ -277,48 +277,46 @@ impl Lanes {
             let Err(baton) = waiter.baton.send(baton) else {
                 continue;
             };
-            let mut state = self.state();
-            if let Some(lane) = state.lanes.get_mut(name) {
-                match baton {
-                    Baton::Share(mut share) => {
-                        share.open = false;
-                        lane.leave(&share.lease);
-                    }
-                    Baton::Errand(mut errand) => {
-                        errand.open = false;
-                        lane.errand = false;
-                    }
-                    Baton::Refused(_) => {}
+            let take_back = |lane: &mut Lane| match baton {
+                Baton::Share(mut share) => {
+                    share.open = false;
+                    lane.leave(&share.lease);
                 }
-                given.extend(self.advance(shared, &mut state, name, &mut released));
+                Baton::Errand(mut errand) => {
+                    errand.open = false;
+                    lane.errand = false;
+                }
+                Baton::Refused(_) => {}
+            };
+            if let Some(unused) = self.advance_after(shared, name, take_back, &mut given) {
+                tell(unused);
             }
         }
-        released
     }
 
-    /// Serves those in front who can be served, and takes out what nobody uses.
-    fn advance(
+    /// Changes a lane, serves those in front who can be served then, and takes out what nobody uses:
+    /// returns the ticket.
+    fn advance_after(
         &self,
         shared: &Arc<Shared>,
-        state: &mut State,
         name: &Name,
-        released: &mut Vec<Arc<Lease>>,
-    ) -> Vec<(Waiter, Gift)> {
-        let mut given = Vec::new();
-        let Some(lane) = state.lanes.get_mut(name) else {
-            return given;
-        };
+        change: impl FnOnce(&mut Lane),
+        given: &mut VecDeque<(Waiter, Gift)>,
+    ) -> Option<Arc<Lease>> {
+        let mut state = self.state();
+        let lane = state.lanes.get_mut(name)?;
+        change(lane);
         while !lane.line.is_empty() {
-            lane.advance(shared.clock.now(), self.bound, &mut given);
+            lane.advance(shared.clock.now(), self.bound, given);
             if lane.set_alarm(shared, self.bound) {
                 break;
             }
         }
-        released.extend(lane.take_unused());
+        let unused = lane.take_unused();
         if lane.is_idle() {
             state.lanes.remove(name);
         }
-        given
+        unused
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -347,7 +345,7 @@ impl Lane {
     }
 
     /// Serves from the front of the line.
-    fn advance(&mut self, now: Instant, bound: Duration, given: &mut Vec<(Waiter, Gift)>) {
+    fn advance(&mut self, now: Instant, bound: Duration, given: &mut VecDeque<(Waiter, Gift)>) {
         while !self.errand {
             while self.line.front().is_some_and(|w| w.baton.is_closed()) {
                 self.line.pop_front();
