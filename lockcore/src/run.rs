@@ -8,7 +8,7 @@ use std::future::Future;
 use std::ops::Deref;
 use std::pin::Pin;
 use std::slice;
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll};
 
 use futures_util::FutureExt;
 use pin_project_lite::pin_project;
@@ -173,7 +173,7 @@ pin_project! {
         #[pin]
         body: Body<F>,
         // Resolves after a change of any lock that comes after its first poll. There is one once the
-        // body has begun, if the loss of any lock ends it.
+        // body has waited, if the loss of any lock ends it.
         #[pin]
         changed: Option<C>,
         next_change: N,
@@ -216,36 +216,53 @@ where
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut this = self.project();
-        let cancels = |held: &&Held| held.on_lost() == OnLost::Cancel;
         if let BodyProj::Ahead { body } = this.body.as_mut().project()
             && let Some(body) = body.take()
         {
             // Not before now: it is inside of what is around at the first poll.
             let body = scope::inside(this.held, body);
             this.body.set(Body::Begun { body });
-            if this.held.iter().any(|held| cancels(&held)) {
-                this.changed.set(Some((this.next_change)(this.held)));
-            }
         }
-        // Registers for the loss before looking at it, so that one in between is not missed. It
-        // fires for other changes too, which there are none of once the lock is held.
-        while let Some(changed) = this.changed.as_mut().as_pin_mut()
-            && changed.poll(cx).is_ready()
-        {
-            this.changed.set(Some((this.next_change)(this.held)));
-        }
-        let mut held = this.held.iter().filter(cancels);
-        let lost =
-            held.find_map(|held| Some(Error::lost(held.lost_reason()?).of_name(held.name())));
-        let result = match (lost, this.body.as_mut().project()) {
-            (Some(error), _) => Err(error),
-            (None, BodyProj::Begun { body }) => Ok(ready!(body.poll(cx))),
+        let polled = match (lost(this.held), this.body.as_mut().project()) {
+            (Some(error), _) => Poll::Ready(Err(error)),
+            (None, BodyProj::Begun { body }) => body.poll(cx).map(Ok),
             (None, BodyProj::Ahead { .. }) => return Poll::Pending,
+        };
+        let result = match polled {
+            Poll::Ready(result) => result,
+            Poll::Pending if !this.held.iter().any(cancels) => return Poll::Pending,
+            Poll::Pending => {
+                // What waits has to hear of a loss. Registers for it before looking again, so that one in
+                // between is not missed. It fires for other changes too, which there are none of once
+                // the lock is held.
+                while this
+                    .changed
+                    .as_mut()
+                    .as_pin_mut()
+                    .is_none_or(|changed| changed.poll(cx).is_ready())
+                {
+                    this.changed.set(Some((this.next_change)(this.held)));
+                }
+                match lost(this.held) {
+                    Some(error) => Err(error),
+                    None => return Poll::Pending,
+                }
+            }
         };
         // It goes before the result is seen, whoever still has this future then.
         this.body.set(Body::Ahead { body: None });
         Poll::Ready(result)
     }
+}
+
+fn cancels(held: &Held) -> bool {
+    held.on_lost() == OnLost::Cancel
+}
+
+/// The loss that ends the body, if there is one.
+fn lost(held: &[Held]) -> Option<Error> {
+    let mut held = held.iter().filter(|held| cancels(held));
+    held.find_map(|held| Some(Error::lost(held.lost_reason()?).of_name(held.name())))
 }
 
 #[cfg(test)]
