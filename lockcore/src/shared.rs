@@ -402,21 +402,26 @@ impl Shared {
         whose: Where,
         by: Instant,
     ) -> Result<(Arc<Link>, Arc<dyn Connection>), StoreError> {
+        let link = self.link(whose);
+        match link.up() {
+            Some(connection) => Ok((link, connection)),
+            // On the heap, because it is seldom: every future that asks a store would have the room.
+            None => Box::pin(self.connected(link, whose, by)).await,
+        }
+    }
+
+    async fn connected(
+        self: &Arc<Self>,
+        mut link: Arc<Link>,
+        whose: Where,
+        by: Instant,
+    ) -> Result<(Arc<Link>, Arc<dyn Connection>), StoreError> {
         loop {
-            // Outside of any runtime the keeper's connection serves: slower by a change of threads,
-            // and good enough for a release in an odd place.
-            let link = match (whose, tokio::runtime::Handle::try_current()) {
-                (Where::Here, Ok(runtime)) => self.links.of(self, &runtime),
-                (Where::Here, Err(_)) | (Where::Keeper, _) => self.links.of(self, &self.keeper),
-            };
-            if let Some(connection) = link.up() {
-                return Ok((link, connection));
-            }
             match self.by(by, link.connection()).await {
                 Some(Ok(connection)) => return Ok((link, connection)),
                 Some(Err(NotConnected::Failed(error))) => return Err(error),
                 // Nobody looks after it any more; the next one is another.
-                Some(Err(NotConnected::Closed)) => {}
+                Some(Err(NotConnected::Closed)) => link = self.link(whose),
                 None => {
                     return Err(link.trouble().unwrap_or_else(|| {
                         let text = "the store could not be reached in time";
@@ -424,6 +429,15 @@ impl Shared {
                     }));
                 }
             }
+        }
+    }
+
+    fn link(self: &Arc<Self>, whose: Where) -> Arc<Link> {
+        match (whose, tokio::runtime::Handle::try_current()) {
+            (Where::Here, Ok(runtime)) => self.links.of(self, &runtime),
+            // Outside of any runtime the keeper's connection serves: slower by a change of threads,
+            // and good enough for a release in an odd place.
+            (Where::Here, Err(_)) | (Where::Keeper, _) => self.links.of(self, &self.keeper),
         }
     }
 
