@@ -5,6 +5,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::runtime;
+
 use crate::backend::{Answer, Enqueued, Fault, Renewed, StoreError};
 use crate::clock::Instant;
 use crate::error::Error;
@@ -14,7 +16,6 @@ use crate::local::{Arrived, Baton};
 use crate::lock::{Order, Wait};
 use crate::request::Request;
 use crate::shared::{Shared, Where, jittered};
-use crate::supervise::Link;
 use crate::table::{Cleanup, Stage};
 
 /// Takes the lock that `order` describes.
@@ -190,7 +191,7 @@ pub(crate) struct Pending {
     shared: Arc<Shared>,
     lease: Arc<Lease>,
     /// Where the ticket was asked for, and where its wake-ups go.
-    link: Option<Arc<Link>>,
+    runtime: Option<runtime::Id>,
     /// The enqueue that is under way.
     asking: Option<Answer<Enqueued>>,
     /// The store has told of a ticket.
@@ -221,7 +222,7 @@ impl Pending {
         Ok(Self {
             shared: Arc::clone(shared),
             lease,
-            link: None,
+            runtime: None,
             asking: None,
             has_ticket: false,
             handed_over: false,
@@ -247,8 +248,8 @@ impl Pending {
         loop {
             let (shared, lease) = (&self.shared, &self.lease);
             let connection = shared.connection(Where::Here, by).await;
-            let (link, connection) = connection.map_err(|error| self.failed(error))?;
-            self.link = Some(Arc::clone(&link));
+            let (runtime, connection) = connection.map_err(|error| self.failed(error))?;
+            self.runtime = Some(runtime);
             // P3: the lease counts from here, before the send.
             let sent = shared.clock.now();
             // Sent when polled; from then on it is the keeper's if this future is dropped. An
@@ -264,11 +265,11 @@ impl Pending {
                 }
                 Some(Err(error)) => {
                     self.asking = None;
-                    link.failed(&connection, &error);
+                    shared.links.failed(&connection, &error);
                     error
                 }
                 None => {
-                    shared.unanswered(&link, &connection, sent);
+                    shared.unanswered(&connection, sent);
                     StoreError::new(Fault::Unknown, "the store did not answer in time")
                 }
             };
@@ -384,9 +385,9 @@ impl Pending {
     }
 
     /// Whether its wake-ups are heard in a runtime.
-    pub(crate) fn is_of(&self, runtime: Option<tokio::runtime::Id>) -> bool {
-        let link = self.link.as_ref();
-        link.is_none_or(|link| link.serves(&self.shared, runtime))
+    pub(crate) fn is_heard(&self, here: Option<runtime::Id>) -> bool {
+        self.runtime
+            .is_none_or(|asked| self.shared.is_heard(asked, here))
     }
 
     /// The caller is responsible for the lease from here on; the keeper goes on with its care.

@@ -623,10 +623,9 @@ impl Drop for Errand {
             };
             // Only for its like: a writer cannot do with a reader's ticket, and in another runtime
             // nobody would hear its wake-up.
-            let heir = lane
-                .line
-                .front()
-                .is_some_and(|heir| heir.exclusive == self.exclusive && place.is_of(heir.runtime));
+            let heir = lane.line.front().is_some_and(|heir| {
+                heir.exclusive == self.exclusive && place.is_heard(heir.runtime)
+            });
             let Some(heir) = heir.then(|| lane.line.pop_front()).flatten() else {
                 break;
             };

@@ -8,6 +8,8 @@ use std::sync::{Arc, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use tokio::runtime;
+
 use crate::backend::{Answer, Backend, Connection, Fault, Renewed, StoreError, Wake};
 use crate::clock::{Clock, Instant};
 use crate::config::Fair;
@@ -18,7 +20,7 @@ use crate::local::Lanes;
 use crate::lock::Wait;
 use crate::name::Namespace;
 use crate::request::{Id, Ids};
-use crate::supervise::{Link, Links, NotConnected};
+use crate::supervise::{Links, NotConnected};
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Mutex, MutexGuard, Notify};
 use crate::table::{Cleanup, Phase, Stage, Table, Tracked};
@@ -51,7 +53,7 @@ pub(crate) struct Shared {
     pub(crate) place: String,
     pub(crate) defaults: Defaults,
     /// Where the keeper's tasks run.
-    pub(crate) keeper: tokio::runtime::Handle,
+    pub(crate) keeper: runtime::Handle,
     pub(crate) links: Links,
     pub(crate) lanes: Lanes,
     pub(crate) ids: Ids,
@@ -81,7 +83,7 @@ impl Shared {
     pub(crate) fn new(
         backend: Arc<dyn Backend>,
         settings: Settings,
-        keeper: tokio::runtime::Handle,
+        keeper: runtime::Handle,
     ) -> Self {
         let own_for = match settings.defaults.fair {
             Fair::Local(bound) => bound,
@@ -380,48 +382,53 @@ impl Shared {
         by: Instant,
         verb: impl FnOnce(&dyn Connection) -> Answer<T>,
     ) -> Result<(Instant, T), StoreError> {
-        let (link, connection) = self.connection(whose, by).await?;
+        let (_, connection) = self.connection(whose, by).await?;
         let sent = self.clock.now();
         match self.by(by, verb(&*connection)).await {
             Some(Ok(answer)) => Ok((sent, answer)),
             Some(Err(error)) => {
-                link.failed(&connection, &error);
+                self.links.failed(&connection, &error);
                 Err(error)
             }
             None => {
-                self.unanswered(&link, &connection, sent);
+                self.unanswered(&connection, sent);
                 let text = "the store did not answer in time";
                 Err(StoreError::new(Fault::Unknown, text))
             }
         }
     }
 
-    /// A connection that is up, and the link that it is of.
+    /// A connection that is up, and the runtime that it is of.
     pub(crate) async fn connection(
         self: &Arc<Self>,
         whose: Where,
         by: Instant,
-    ) -> Result<(Arc<Link>, Arc<dyn Connection>), StoreError> {
-        let link = self.link(whose);
-        match link.up() {
-            Some(connection) => Ok((link, connection)),
+    ) -> Result<(runtime::Id, Arc<dyn Connection>), StoreError> {
+        let here = runtime::Handle::try_current().ok();
+        let runtime = match whose {
+            Where::Here => self.serving(here.as_ref()),
+            Where::Keeper => &self.keeper,
+        };
+        let connection = match self.links.up(runtime) {
+            Some(connection) => connection,
             // On the heap, because it is seldom: every future that asks a store would have the room.
-            None => Box::pin(self.connected(link, whose, by)).await,
-        }
+            None => Box::pin(self.connected(runtime, by)).await?,
+        };
+        Ok((runtime.id(), connection))
     }
 
     async fn connected(
         self: &Arc<Self>,
-        mut link: Arc<Link>,
-        whose: Where,
+        runtime: &runtime::Handle,
         by: Instant,
-    ) -> Result<(Arc<Link>, Arc<dyn Connection>), StoreError> {
+    ) -> Result<Arc<dyn Connection>, StoreError> {
         loop {
+            let link = self.links.of(self, runtime);
             match self.by(by, link.connection()).await {
-                Some(Ok(connection)) => return Ok((link, connection)),
+                Some(Ok(connection)) => return Ok(connection),
                 Some(Err(NotConnected::Failed(error))) => return Err(error),
                 // Nobody looks after it any more; the next one is another.
-                Some(Err(NotConnected::Closed)) => link = self.link(whose),
+                Some(Err(NotConnected::Closed)) => {}
                 None => {
                     return Err(link.trouble().unwrap_or_else(|| {
                         let text = "the store could not be reached in time";
@@ -432,20 +439,26 @@ impl Shared {
         }
     }
 
-    fn link(self: &Arc<Self>, whose: Where) -> Arc<Link> {
-        match (whose, tokio::runtime::Handle::try_current()) {
-            (Where::Here, Ok(runtime)) => self.links.of(self, &runtime),
-            // Outside of any runtime the keeper's connection serves: slower by a change of threads,
-            // and good enough for a release in an odd place.
-            (Where::Here, Err(_)) | (Where::Keeper, _) => self.links.of(self, &self.keeper),
-        }
+    /// The runtime whose connection serves callers in `here`. At a store with sessions that is the
+    /// keeper's for all: what a session holds must not end with the runtime that asked. Outside of any
+    /// runtime it is the keeper's as well: slower by a change of threads, and good enough for a release
+    /// in an odd place.
+    fn serving<'a>(&'a self, here: Option<&'a runtime::Handle>) -> &'a runtime::Handle {
+        let sessions = self.backend.capability().sessions;
+        here.filter(|_| !sessions).unwrap_or(&self.keeper)
+    }
+
+    /// Whether the wake-ups of what was asked on the connection of a runtime are heard `here`.
+    pub(crate) fn is_heard(&self, asked: runtime::Id, here: Option<runtime::Id>) -> bool {
+        let sessions = self.backend.capability().sessions;
+        asked == here.filter(|_| !sessions).unwrap_or(self.keeper.id())
     }
 
     /// No reply to what was sent at `sent`. Only after a whole operation timeout is that the
     /// connection's fault; a caller's budget may be shorter than what a sound one needs.
-    pub(crate) fn unanswered(&self, link: &Link, connection: &Arc<dyn Connection>, sent: Instant) {
+    pub(crate) fn unanswered(&self, connection: &Arc<dyn Connection>, sent: Instant) {
         if sent.until(self.clock.now()) >= self.op_timeout {
-            link.replace(connection);
+            self.links.replace(connection);
         }
     }
 

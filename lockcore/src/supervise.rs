@@ -5,7 +5,7 @@
 //! is forgotten; the next runtime gets its own.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
@@ -64,15 +64,17 @@ pub(crate) enum NotConnected {
 }
 
 impl Links {
-    /// The link of a runtime; opened if there is none. At a store with sessions that is the
-    /// keeper's for every runtime: what a session holds must not end with the runtime that asked.
+    /// The connection of a runtime, if it is up.
+    pub(crate) fn up(&self, runtime: &Handle) -> Option<Arc<dyn Connection>> {
+        let list = self.list();
+        let link = list.iter().find(|link| link.is_of(runtime))?;
+        link.up()
+    }
+
+    /// The link of a runtime; opened if there is none.
     pub(crate) fn of(&self, shared: &Arc<Shared>, runtime: &Handle) -> Arc<Link> {
-        let runtime = match shared.backend.capability().sessions {
-            true => &shared.keeper,
-            false => runtime,
-        };
-        let mut list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(link) = list.iter().find(|link| link.runtime.id() == runtime.id()) {
+        let mut list = self.list();
+        if let Some(link) = list.iter().find(|link| link.is_of(runtime)) {
             return Arc::clone(link);
         }
         let link = Arc::new(Link {
@@ -94,7 +96,7 @@ impl Links {
     /// goes with the keeper's runtime.
     pub(crate) async fn end(&self) {
         self.ended.store(true, Ordering::SeqCst);
-        let links = std::mem::take(&mut *self.list.lock().unwrap_or_else(PoisonError::into_inner));
+        let links = std::mem::take(&mut *self.list());
         for link in links {
             if let State::Up(connection) = link.state.send_replace(State::Closed) {
                 connection.close().await;
@@ -102,17 +104,37 @@ impl Links {
         }
     }
 
+    /// An operation failed: if that broke the connection, it is replaced.
+    pub(crate) fn failed(&self, connection: &Arc<dyn Connection>, error: &StoreError) {
+        if error.is_broken() {
+            self.replace(connection);
+        }
+    }
+
+    /// The connection is broken, or dead without anybody having told us.
+    pub(crate) fn replace(&self, connection: &Arc<dyn Connection>) {
+        // Outside of the mutex: this runs wakers.
+        let links = self.list().clone();
+        for link in links {
+            link.replace(connection);
+        }
+    }
+
     fn remove(&self, link: &Arc<Link>) {
-        self.list
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .retain(|other| !Arc::ptr_eq(other, link));
+        self.list().retain(|other| !Arc::ptr_eq(other, link));
+    }
+
+    fn list(&self) -> MutexGuard<'_, Vec<Arc<Link>>> {
+        self.list.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Link {
-    /// The connection, if it is up.
-    pub(crate) fn up(&self) -> Option<Arc<dyn Connection>> {
+    fn is_of(&self, runtime: &Handle) -> bool {
+        self.runtime.id() == runtime.id()
+    }
+
+    fn up(&self) -> Option<Arc<dyn Connection>> {
         match &*self.state.borrow() {
             State::Up(connection) => Some(Arc::clone(connection)),
             _ => None,
@@ -145,13 +167,6 @@ impl Link {
         }
     }
 
-    /// Whether it is the link of a runtime; of none, that is the keeper's.
-    pub(crate) fn serves(&self, shared: &Shared, runtime: Option<tokio::runtime::Id>) -> bool {
-        let keeper = shared.keeper.id();
-        let all = shared.backend.capability().sessions;
-        self.runtime.id() == runtime.filter(|_| !all).unwrap_or(keeper)
-    }
-
     /// Why there is no connection, if there is none and a reason is known.
     pub(crate) fn trouble(&self) -> Option<StoreError> {
         match &*self.state.borrow() {
@@ -160,15 +175,8 @@ impl Link {
         }
     }
 
-    /// An operation failed: if that broke the connection, it is replaced.
-    pub(crate) fn failed(&self, connection: &Arc<dyn Connection>, error: &StoreError) {
-        if error.is_broken() {
-            self.replace(connection);
-        }
-    }
-
-    /// The connection is broken, or dead without anybody having told us.
-    pub(crate) fn replace(&self, connection: &Arc<dyn Connection>) {
+    /// Another connection instead of this one, if it is this one that is up.
+    fn replace(&self, connection: &Arc<dyn Connection>) {
         let replaced = self.state.send_if_modified(|state| match state {
             State::Up(up) if Arc::ptr_eq(up, connection) => {
                 *state = State::Connecting;
