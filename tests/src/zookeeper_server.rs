@@ -277,6 +277,12 @@ impl ZooKeeperServer {
         told.matches(",sid=0x").count()
     }
 
+    /// Watches that its clients have set, by a count of its own.
+    pub fn watches(&self) -> usize {
+        let told = self.mntr().remove("zk_watch_count");
+        told.map_or(0, |count| count.parse().unwrap())
+    }
+
     /// The paths of the ephemeral nodes under a path, sorted. Only a leader knows, or a server by itself.
     pub fn ephemerals(&self, under: &str) -> Vec<String> {
         let told = self.ask("dump").unwrap_or_default();

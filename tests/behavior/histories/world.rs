@@ -278,6 +278,7 @@ impl World {
         if let Backing::ZooKeeper { .. } = self.backing {
             let by = Instant::now() + SOON;
             while model.is_still_to_wake(&wakes) && Instant::now() < by {
+                // They are brought by other tasks of this thread, which must not be blocked by waiting for them.
                 tokio::time::sleep(Duration::from_millis(1)).await;
                 wakes.extend(self.heard()?);
             }

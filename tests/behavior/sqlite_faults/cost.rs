@@ -9,7 +9,7 @@ use tests::process::Holder;
 
 use super::next_held;
 use crate::faults::{self, builder};
-use crate::store::{Kind, SOON, Store, give_back};
+use crate::store::{Kind, SOON, Store, give_back, tickets};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT;
@@ -51,12 +51,9 @@ async fn a_lock_that_another_process_holds_for_long_costs_no_transactions(store:
         let lock = locks.mutex("a").wait(3 * SOON);
         waiters.spawn(async move { give_back(lock.acquire().await.unwrap()).await });
     }
-    eventually("the line has formed", SOON, async || {
-        store.file().litter().len() > 1
-    })
-    .await;
+    // Their one ticket stands, and they stand behind it.
+    tickets(&locks, "a", 21).await;
 
-    tokio::time::sleep(Duration::from_millis(300)).await; // the line settles
     let before = commits(&store);
     tokio::time::sleep(Duration::from_millis(1500)).await; // what is counted is what happens in a time
     assert_eq!(commits(&store), before);

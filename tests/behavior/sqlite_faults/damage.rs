@@ -68,16 +68,18 @@ async fn a_file_that_another_program_keeps_locked_is_unavailable_within_one_oper
 }
 
 async fn a_lock_outlasts_a_file_that_is_locked_for_less_than_its_lease(store: Store) {
-    let lock = client(&store).mutex("a").ttl(Duration::from_secs(2));
+    let ttl = Duration::from_secs(2);
+    let lock = client(&store).mutex("a").ttl(ttl);
     let guard = lock.acquire().await.unwrap();
     for _ in 0..2 {
         let writer = store.file().lock();
-        tokio::time::sleep(Duration::from_millis(1200)).await; // over the next renewal
-        drop(writer);
-        eventually("renewed", SOON, async || {
-            guard.remaining() > Duration::from_millis(1500)
+        // It comes when two thirds of the ttl are left.
+        eventually("a renewal is overdue", SOON, async || {
+            guard.remaining() < ttl / 2
         })
         .await;
+        drop(writer);
+        eventually("renewed", SOON, async || guard.remaining() > ttl * 3 / 4).await;
     }
 
     assert!(guard.is_valid());

@@ -77,6 +77,7 @@ async fn processes_killed_at_random_moments_leave_a_sound_file(store: Store) {
             dying.process().say("release");
             dying.process().say("acquire");
         }
+        // The moment is what is tried.
         tokio::time::sleep(Duration::from_micros(random.u64(..30_000))).await;
         dying.kill();
 
@@ -103,7 +104,7 @@ async fn a_release_in_another_process_is_found_within_moments(store: Store) {
         });
         tickets(&locks, "a", 2).await;
         if round == 0 {
-            // By then it is looked for as rarely as ever.
+            // By then it is looked for as rarely as ever; looks leave no trace that could be waited for.
             tokio::time::sleep(Duration::from_secs(1)).await;
         }
         other.release();

@@ -11,7 +11,7 @@ use tests::witness::Witness;
 use tests::zookeeper_server::ZooKeeperServer;
 
 use super::{builder, client, counted, nothing_left};
-use crate::store::{Kind, SOON, Store, give_back};
+use crate::store::{Kind, SOON, Store, give_back, tickets};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT;
@@ -62,8 +62,9 @@ async fn one_hand_over_costs_the_same_whatever_the_number_of_waiters(_: Store) {
             server.ephemerals("/test:1/{a}/").len() == waiters + 1
         })
         .await;
-        // The last watch is set after the last ticket stands.
-        tokio::time::sleep(Duration::from_millis(300)).await; // no event stands for a watch that was set
+        // The watch is set after a ticket stands, and the line is read right behind it: before this is answered.
+        eventually("the line is watched", SOON, async || server.watches() > 0).await;
+        tickets(&waiting, "a", waiters + 1).await;
 
         let before = server.packets();
         give_back(guard).await;

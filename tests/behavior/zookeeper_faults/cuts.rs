@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
-use lockcore::ErrorKind;
+use lockcore::{ErrorKind, Event};
 use tests::eventually::eventually;
 use tests::proxy::Proxy;
 use tests::zookeeper_server::ZooKeeperServer;
@@ -29,11 +29,12 @@ async fn a_cut_that_heals_before_the_deadline_loses_nothing(_: Store) {
     let locks = through(&proxy);
     let guard = locks.mutex("a").acquire().await.unwrap();
     let before = proxy.traffic().connections;
+    let mut events = locks.events();
     for _ in 0..3 {
         proxy.cut();
-        tokio::time::sleep(Duration::from_millis(500)).await;
+        assert_eq!(events.next().await, Some(Event::Suspended));
         proxy.restore();
-        tokio::time::sleep(Duration::from_millis(500)).await;
+        assert_eq!(events.next().await, Some(Event::Restored));
     }
 
     eventually("renewed on a new connection", 2 * SOON, async || {
@@ -115,19 +116,13 @@ async fn a_waiter_of_before_a_reconnect_is_woken_after_it(_: Store) {
     let guard = locks.mutex("a").acquire().await.unwrap();
     let waiter = begin(waiting.mutex("a").wait(SOON));
     tickets(&locks, "a", 2).await;
+    eventually("it is watched", SOON, async || server.watches() > 0).await;
     proxy.cut();
+    eventually("the watch is gone", SOON, async || server.watches() == 0).await;
     proxy.restore();
+    eventually("it is watched again", SOON, async || server.watches() > 0).await;
     // What is renewed at once after the reconnect is over; the next is seconds away.
-    give_back(
-        waiting
-            .mutex("connected")
-            .wait(SOON)
-            .acquire()
-            .await
-            .unwrap(),
-    )
-    .await;
-    tokio::time::sleep(Duration::from_millis(500)).await;
+    tickets(&waiting, "a", 2).await;
 
     give_back(guard).await;
     let released = Instant::now();

@@ -38,7 +38,7 @@ async fn a_client_that_was_idle_through_an_outage_works_again(_: Store) {
         .unwrap();
     give_back(locks.mutex("a").acquire().await.unwrap()).await;
     server.stop();
-    // Longer than the session.
+    // Longer than the session; nobody is there to tell of its end.
     tokio::time::sleep(Duration::from_secs(3)).await;
     server.restart();
 

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
 use lockcore::{ErrorKind, LostReason};
+use tests::eventually::eventually;
 use tests::proxy::Proxy;
 use tests::zookeeper_server::ZooKeeperServer;
 use zookeeper_client::{Acls, AddWatchMode, CreateMode, EventType};
@@ -84,7 +85,8 @@ async fn what_was_sent_to_a_stopped_server_is_found_and_deleted(_: Store) {
         server.freeze();
         let lock = locks.mutex("a").wait(Duration::from_millis(100));
         assert_eq!(kind(lock.acquire().await), ErrorKind::Unknown);
-        // The longer one is more than the library waits before it gives the connection up (2/5 of 10 s).
+        // How long it is stopped is what is tried. The longer one is more than the library waits before it gives the
+        // connection up (2/5 of 10 s).
         tokio::time::sleep(stopped).await;
         server.thaw();
 
@@ -97,7 +99,8 @@ async fn what_was_sent_to_a_stopped_server_is_found_and_deleted(_: Store) {
 /// the very id.
 async fn a_node_that_appears_after_its_release_is_deleted(_: Store) {
     let server = ZooKeeperServer::start();
-    let locks = builder(server.url())
+    let proxy = Proxy::to(server.port());
+    let locks = builder(proxied(&proxy))
         .op_timeout(Duration::from_millis(200))
         .build()
         .unwrap();
@@ -109,8 +112,12 @@ async fn a_node_that_appears_after_its_release_is_deleted(_: Store) {
     server.freeze();
     let lock = locks.mutex("a").wait(Duration::from_millis(100));
     assert_eq!(kind(lock.acquire().await), ErrorKind::Unknown);
-    // The keeper gives up waiting for the reply, and sends a release that leaves a mark.
-    tokio::time::sleep(Duration::from_millis(500)).await;
+    let asked = proxy.traffic().bytes_up;
+    // The keeper gives up waiting for the reply, and begins with a release that leaves a mark.
+    eventually("the release is sent", SOON, async || {
+        proxy.traffic().bytes_up > asked
+    })
+    .await;
     server.thaw();
     let created = watcher.changed().await;
     assert_eq!(created.event_type, EventType::NodeCreated);
