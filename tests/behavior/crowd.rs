@@ -1,7 +1,9 @@
 //! Crowds of tasks that want the same locks in every mode, give up at random moments, and are watched by the resource itself.
 //! One kind of giving up at a time is in `giving_up`, each verb of the store in `histories`.
 
+use std::cell::Cell;
 use std::collections::VecDeque;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -9,19 +11,22 @@ use std::time::{Duration, Instant};
 use libtest_mimic::Trial;
 use lockcore::backend::Fault;
 use lockcore::testing::{Hold, Store as Kit, Verb};
-use lockcore::{ErrorKind, Lock, Locks, Wait};
+use lockcore::{ErrorKind, Fair, Lock, Locks, Wait};
 use tests::witness::{FencedResource, Visit, Witness};
-use tokio::task::JoinSet;
+use tokio::task::{JoinSet, LocalSet};
 
 use crate::giving_up::polled;
-use crate::store::{Kind, Store, assert_nothing_left};
+use crate::store::{Kind, Store, assert_nothing_left, tickets};
 
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store; a_crowd_never_overlaps_and_leaves_nothing]
 }
 
 pub(crate) fn facts_of_the_kit(store: Kind) -> Vec<Trial> {
-    crate::store_facts![store; a_crowd_at_a_store_that_fails_at_random_never_overlaps_and_leaves_nothing]
+    crate::store_facts![store;
+        a_crowd_at_a_store_that_fails_at_random_never_overlaps_and_leaves_nothing
+        a_crowd_whose_leases_run_out_writes_nothing_late_and_leaves_nothing
+    ]
 }
 
 const CATALOG: &str = "catalog";
@@ -220,6 +225,88 @@ async fn a_crowd_at_a_store_that_fails_at_random_never_overlaps_and_leaves_nothi
         }
     }
     resource.judge("a crowd in trouble", began);
+}
+
+/// Processes that are cut off for longer than their leases, in the middle of everything. Each step of the work under a lock
+/// is a write with its token. On the one thread that turns the clock as well, none of these may be late (P5).
+async fn a_crowd_whose_leases_run_out_writes_nothing_late_and_leaves_nothing(store: Store) {
+    let fair = store.fair;
+    let crowd = move || {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build();
+        runtime.unwrap().block_on(crowd_whose_leases_run_out(fair));
+    };
+    tokio::task::spawn_blocking(crowd).await.unwrap();
+}
+
+async fn crowd_whose_leases_run_out(fair: Fair) {
+    let kit = Kit::new();
+    kit.clock().stop();
+    let processes = [(); 4].map(|()| kit.another_process());
+    let fence = Rc::new(FencedResource::default());
+    let lost = Rc::new(Cell::new(0));
+    let began = Instant::now();
+    let mut random = fastrand::Rng::new();
+    for _ in 0..rounds() {
+        let tasks = LocalSet::new();
+        let mut left = Vec::new();
+        for process in &processes {
+            let builder = Locks::builder().fair(fair).ttl(Duration::from_secs(10));
+            let locks = process.client_with(builder).unwrap();
+            for task in 0..4 {
+                let lock = match task {
+                    0 => locks.rwlock(CATALOG).write(),
+                    _ => locks.mutex(CATALOG),
+                };
+                let (lock, fence) = (lock.wait(Wait::Forever), Rc::clone(&fence));
+                let lost = Rc::clone(&lost);
+                let steps = random.usize(1..60);
+                left.push(tasks.spawn_local(async move {
+                    for _ in 0..4 {
+                        let work = lock.run(async |held| {
+                            for _ in 0..steps {
+                                fence.write(held.token().as_u64()).unwrap();
+                                tokio::time::sleep(Duration::from_micros(100)).await; // work
+                            }
+                            Ok::<_, lockcore::Error>(())
+                        });
+                        match work.await.map_err(|error| error.kind()) {
+                            Ok(()) | Err(ErrorKind::Unavailable | ErrorKind::Unknown) => {}
+                            Err(ErrorKind::Lost(_)) => lost.set(lost.get() + 1),
+                            Err(kind) => panic!("{kind:?}"),
+                        }
+                    }
+                }));
+            }
+        }
+        let trouble = async {
+            while left.iter().any(|task| !task.is_finished()) {
+                let cut_off = random.choice(&processes).unwrap();
+                cut_off.freeze();
+                for _ in 0..random.usize(..60) {
+                    kit.clock().advance(Duration::from_millis(500));
+                    tokio::time::sleep(Duration::from_millis(1)).await; // that long it lasts
+                }
+                cut_off.thaw();
+            }
+        };
+        tasks.run_until(trouble).await;
+        for task in left {
+            task.await.unwrap();
+        }
+    }
+
+    let log = fence.log();
+    println!(
+        "{} writes, {} losses in {:?}",
+        log.accepted,
+        lost.get(),
+        began.elapsed()
+    );
+    assert_eq!(log.refused, 0);
+    assert!(lost.get() > 0 && log.accepted > 100);
+    tickets(&kit.client().unwrap(), CATALOG, 0).await;
 }
 
 /// Two milliseconds of it are a second on the store's clock.

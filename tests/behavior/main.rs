@@ -35,7 +35,7 @@ use libtest_mimic::Arguments;
 use store::Kind;
 
 fn main() {
-    tests::watch::output_for(tests::watch::SECRET);
+    tests::watch::output_for(&traces::SECRETS);
     traces::search();
     let mut trials = Vec::new();
     for kind in [Kind::Memory, Kind::Redis, Kind::Sqlite, Kind::ZooKeeper] {

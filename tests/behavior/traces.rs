@@ -11,8 +11,8 @@ use tracing::{Event, Metadata, Subscriber};
 
 use tests::watch::SECRET;
 
-/// What no trace may contain.
-const SECRETS: [&str; 2] = [SECRET, WRONG];
+/// What no trace may contain, and no output.
+pub(crate) const SECRETS: [&str; 2] = [SECRET, WRONG];
 
 /// The wrong password of the facts that offer one.
 pub(crate) const WRONG: &str = "hunter2";

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use libtest_mimic::Trial;
-use lockcore::{ErrorKind, LostReason, Release};
+use lockcore::backend::{self, Events};
+use lockcore::{ErrorKind, LostReason, Namespace, Release};
 use tests::faketime::Clock;
 use tests::redis_server::RedisServer;
 
@@ -16,6 +17,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
         one_bad_name_does_not_cost_the_other_leases
         a_line_of_thousands_that_died_at_once_is_cleared
         a_server_that_lost_its_data_takes_the_lock_and_tokens_still_rise
+        ready_reports_a_server_that_evicts
         an_evicted_ticket_costs_the_lock_and_the_holder_learns_it
         an_evicted_queue_costs_nobody_the_lock_or_the_place
         a_clock_that_jumps_forward_is_noticed_and_tokens_rise
@@ -74,6 +76,30 @@ async fn a_server_that_lost_its_data_takes_the_lock_and_tokens_still_rise(_: Sto
     assert_eq!(guard.release().await.unwrap(), Release::AlreadyLost);
     assert!(next.is_valid());
     give_back(next).await;
+}
+
+/// H12.
+async fn ready_reports_a_server_that_evicts(_: Store) {
+    let server = RedisServer::start();
+    let store = backend::open(&server.url()).unwrap();
+    let events = Events::new(1, Namespace::new("test").unwrap(), |_| ());
+    let connection = store.connect(events).await.unwrap();
+    let policies = "noeviction volatile-lru volatile-lfu volatile-ttl volatile-random allkeys-lru allkeys-lfu allkeys-random";
+    for policy in policies.split(' ') {
+        server.command::<()>(&["CONFIG", "SET", "maxmemory-policy", policy]);
+
+        let told = connection.check().await.unwrap().join(" ");
+
+        // Every key of ours has an end, so that all but one of them take ours too.
+        let evicts = policy != "noeviction";
+        assert_eq!(told.contains(policy), evicts, "{policy}: {told}");
+        assert_eq!(
+            told.contains("maxmemory-policy noeviction"),
+            evicts,
+            "{policy}: {told}"
+        );
+        client(&server).ready(SOON).await.unwrap(); // it is said, and passed over
+    }
 }
 
 /// H12: eviction takes keys one by one.
