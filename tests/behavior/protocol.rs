@@ -10,7 +10,7 @@ use lockcore::backend::{
     Renewed, StoreError,
 };
 use lockcore::testing::{Store as Kit, Verb};
-use lockcore::{ErrorKind, Guard, Locks, LostReason, Name, Release, Request, Wait};
+use lockcore::{ErrorKind, Event, Guard, Locks, LostReason, Name, Release, Request, Wait};
 use tests::eventually::eventually;
 use tokio::sync::{mpsc, oneshot};
 
@@ -490,23 +490,25 @@ async fn clients_that_lost_their_connections_do_not_come_back_all_at_once(_: Sto
         .map(|_| theirs.hold_next(Verb::Connect))
         .collect();
 
-    theirs.break_connections();
-    for early in &mut back[..3] {
-        // A step at a time: each client begins its pause when it has noticed the break.
-        while tokio::time::timeout(Duration::from_millis(1), early.arrived())
-            .await
-            .is_err()
-        {
-            kit.clock().advance(Duration::from_millis(1));
-        }
-    }
+    let mut events: Vec<_> = clients.iter().map(Locks::events).collect();
 
-    // The clock stands still.
+    theirs.break_connections();
+    for client in &mut events {
+        assert_eq!(client.next().await, Some(Event::Suspended));
+    }
+    // Half of the longest pause; then the clock stands still.
+    kit.clock().advance(Duration::from_millis(11));
+
+    let first = tokio::time::timeout(SOON, back[0].arrived());
+    first.await.expect("nobody comes before the longest pause");
     tokio::select! {
         biased;
         () = back.last_mut().unwrap().arrived() => panic!("all are back"),
         () = std::future::ready(()) => {}
     }
+    kit.clock().advance(Duration::from_millis(11));
+    let last = tokio::time::timeout(SOON, back.last_mut().unwrap().arrived());
+    last.await.expect("somebody stays away");
     drop(holder);
 }
 
