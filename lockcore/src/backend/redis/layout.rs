@@ -1,5 +1,6 @@
 //! How tickets are written: keys, channels and scripts. All of it is wire format.
 
+use std::fmt::{self, Display};
 use std::sync::LazyLock;
 
 use crate::name::{Name, Namespace};
@@ -13,21 +14,24 @@ const VERSION: u32 = 1;
 const READABLE: usize = 512;
 
 /// The keys of one name; what they hold is in `scripts/line.lua`.
-pub(super) struct Keys {
-    pub(super) tickets: String,
-    pub(super) queue: String,
-}
+pub(super) struct Keys(String);
 
 impl Keys {
     pub(super) fn of(name: &Name) -> Self {
-        let tickets = name.key(VERSION, READABLE);
-        let queue = format!("{tickets}:queue");
-        Self { tickets, queue }
+        Self(name.key(VERSION, READABLE))
+    }
+
+    pub(super) fn tickets(&self) -> &str {
+        &self.0
+    }
+
+    pub(super) fn queue(&self) -> impl Display {
+        fmt::from_fn(|f| write!(f, "{}:queue", self.0))
     }
 
     /// The mark that an id was released before its enqueue arrived.
-    pub(super) fn mark(&self, id: Id) -> String {
-        format!("{}:gone:{id}", self.tickets)
+    pub(super) fn mark(&self, id: Id) -> impl Display {
+        fmt::from_fn(move |f| write!(f, "{}:gone:{id}", self.0))
     }
 }
 
@@ -37,13 +41,13 @@ pub(super) fn some_key(namespace: &Namespace) -> String {
 }
 
 /// What all wake-up channels of a namespace begin with.
-pub(super) fn wake_prefix(namespace: &Namespace) -> String {
-    format!("{}:{VERSION}:wake:", namespace.as_str())
+pub(super) fn wake_prefix(namespace: &Namespace) -> impl Display {
+    fmt::from_fn(|f| write!(f, "{}:{VERSION}:wake:", namespace.as_str()))
 }
 
 /// The channel of one receiver.
 pub(super) fn wake_channel(namespace: &Namespace, receiver: &str) -> String {
-    wake_prefix(namespace) + receiver
+    format!("{}{receiver}", wake_prefix(namespace))
 }
 
 /// A script and the hash that the server knows it by.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::{Cmd, ErrorKind, RedisError, Value};
+use redis::{Cmd, ErrorKind, RedisError, RedisWrite, Value};
 
 use super::RedisConnection;
 use super::layout::{self, Keys, Script};
@@ -21,23 +21,22 @@ pub(super) async fn enqueue(
     request: Arc<Request>,
 ) -> Result<Enqueued, StoreError> {
     let keys = Keys::of(&request.name);
-    let mut call = Call::new(&layout::ENQUEUE);
-    call.keys = vec![keys.mark(request.id)];
-    call.keys.insert(0, keys.queue);
-    call.keys.insert(0, keys.tickets);
-    let (permits, capacity) = (request.permits, request.capacity);
-    let (channel, owner) = (&connection.channel, &request.owner);
-    let ttl = millis(request.ttl);
-    let record = format!("{permits}:{capacity}:{ttl}:{channel}:{owner}");
-    call.args = vec![
-        layout::wake_prefix(request.name.namespace()),
-        request.id.to_string(),
-        ttl,
-        record,
-        u8::from(request.wait).to_string(),
-        request.highest_seen.to_string(),
-    ];
-    let reply = numbers(call.send(connection).await?)?;
+    let channel = Arc::clone(&connection.channel);
+    let write = |call: &mut Cmd| {
+        let Request { id, ttl, .. } = *request;
+        let (permits, capacity) = (request.permits, request.capacity);
+        let (ttl, owner) = (ttl.as_millis(), &request.owner);
+        call.write_arg_fmt(keys.tickets());
+        call.write_arg_fmt(keys.queue());
+        call.write_arg_fmt(keys.mark(id));
+        call.write_arg_fmt(layout::wake_prefix(request.name.namespace()));
+        call.write_arg_fmt(id);
+        call.write_arg_fmt(ttl);
+        call.write_arg_fmt(format_args!("{permits}:{capacity}:{ttl}:{channel}:{owner}"));
+        call.write_arg_fmt(u8::from(request.wait));
+        call.write_arg_fmt(request.highest_seen);
+    };
+    let reply = numbers(run(connection, &layout::ENQUEUE, 3, write).await?)?;
     match reply[..] {
         [0, ticket, ttl] => Ok(Enqueued::Granted {
             ticket: ticket.unsigned_abs(),
@@ -67,14 +66,18 @@ pub(super) async fn renew(
     connection: RedisConnection,
     tickets: Vec<Arc<Request>>,
 ) -> Result<Vec<Renewed>, StoreError> {
-    let mut call = Call::new(&layout::RENEW);
-    call.prefix_of(tickets.first());
-    for request in &tickets {
-        let keys = Keys::of(&request.name);
-        call.keys.extend([keys.tickets, keys.queue]);
-        call.args.push(request.id.to_string());
-    }
-    let reply = numbers(call.send(connection).await?)?;
+    let write = |call: &mut Cmd| {
+        for request in &tickets {
+            let keys = Keys::of(&request.name);
+            call.write_arg_fmt(keys.tickets());
+            call.write_arg_fmt(keys.queue());
+        }
+        write_prefix(call, tickets.first());
+        for request in &tickets {
+            call.write_arg_fmt(request.id);
+        }
+    };
+    let reply = numbers(run(connection, &layout::RENEW, 2 * tickets.len(), write).await?)?;
     reply
         .chunks(3)
         .map(|answer| match *answer {
@@ -96,21 +99,24 @@ pub(super) async fn release(
     connection: RedisConnection,
     tickets: Vec<Departure>,
 ) -> Result<Vec<Released>, StoreError> {
-    let mut call = Call::new(&layout::RELEASE);
-    call.prefix_of(tickets.first().map(|departure| &departure.request));
-    for departure in &tickets {
-        let id = departure.request.id;
-        let keys = Keys::of(&departure.request.name);
-        let mark = keys.mark(id);
-        call.keys.extend([keys.tickets, keys.queue, mark]);
-        let keep_mark = if departure.enqueue_may_follow {
-            MARK
-        } else {
-            Duration::ZERO
-        };
-        call.args.extend([id.to_string(), millis(keep_mark)]);
-    }
-    let reply = numbers(call.send(connection).await?)?;
+    let write = |call: &mut Cmd| {
+        for Departure { request, .. } in &tickets {
+            let keys = Keys::of(&request.name);
+            call.write_arg_fmt(keys.tickets());
+            call.write_arg_fmt(keys.queue());
+            call.write_arg_fmt(keys.mark(request.id));
+        }
+        write_prefix(call, tickets.first().map(|departure| &departure.request));
+        for departure in &tickets {
+            let keep_mark = match departure.enqueue_may_follow {
+                true => MARK,
+                false => Duration::ZERO,
+            };
+            call.write_arg_fmt(departure.request.id);
+            call.write_arg_fmt(keep_mark.as_millis());
+        }
+    };
+    let reply = numbers(run(connection, &layout::RELEASE, 3 * tickets.len(), write).await?)?;
     Ok(reply
         .iter()
         .map(|found| match found {
@@ -125,10 +131,11 @@ pub(super) async fn inspect(
     connection: RedisConnection,
     name: Name,
 ) -> Result<Vec<Place>, StoreError> {
-    let mut call = Call::new(&layout::INSPECT);
-    call.keys = vec![Keys::of(&name).tickets];
+    let keys = Keys::of(&name);
+    let write = |call: &mut Cmd| call.write_arg_fmt(keys.tickets());
     let reply: Vec<Value> =
-        redis::from_redis_value(call.send(connection).await?).map_err(unreadable)?;
+        redis::from_redis_value(run(connection, &layout::INSPECT, 1, write).await?)
+            .map_err(unreadable)?;
     let mut reply = reply.into_iter();
     let now: u64 = match reply.next() {
         Some(now) => redis::from_redis_value(now).map_err(unreadable)?,
@@ -187,58 +194,43 @@ impl<'a> Record<'a> {
 
 pub(super) async fn forget(connection: RedisConnection, name: Name) -> Result<(), StoreError> {
     let keys = Keys::of(&name);
-    let mut call = Call::new(&layout::FORGET);
-    call.keys = vec![keys.tickets, keys.queue];
-    call.send(connection).await.map(drop)
+    let write = |call: &mut Cmd| {
+        call.write_arg_fmt(keys.tickets());
+        call.write_arg_fmt(keys.queue());
+    };
+    run(connection, &layout::FORGET, 2, write).await.map(drop)
 }
 
-/// A script with its keys and arguments.
-struct Call {
-    script: &'static Script,
-    keys: Vec<String>,
-    args: Vec<String>,
+/// The first argument of a batch. All tickets of a client are in one namespace.
+fn write_prefix(call: &mut Cmd, request: Option<&Arc<Request>>) {
+    if let Some(request) = request {
+        call.write_arg_fmt(layout::wake_prefix(request.name.namespace()));
+    }
 }
 
-impl Call {
-    fn new(script: &'static Script) -> Self {
-        Self {
-            script,
-            keys: Vec::new(),
-            args: Vec::new(),
-        }
-    }
-
-    /// The first argument of a batch. All tickets of a client are in one namespace.
-    fn prefix_of(&mut self, request: Option<&Arc<Request>>) {
-        if let Some(request) = request {
-            self.args
-                .push(layout::wake_prefix(request.name.namespace()));
-        }
-    }
-
-    /// Runs it by its hash. A server that does not know the script, because it is new or has
-    /// restarted, gets its text; that it does not know it is certain, so nothing is done twice.
-    async fn send(self, connection: RedisConnection) -> Result<Value, StoreError> {
-        let mut connection = connection.connection;
-        let by_hash = self.command("EVALSHA", &self.script.sha1);
-        match by_hash.query_async(&mut connection).await {
-            Err(error) if error.code() == Some("NOSCRIPT") => self
-                .command("EVAL", &self.script.source)
-                .query_async(&mut connection)
-                .await
-                .map_err(failed),
-            outcome => outcome.map_err(failed),
-        }
-    }
-
-    fn command(&self, verb: &str, script: &str) -> Cmd {
-        let mut command = redis::cmd(verb);
+/// Runs a script by its hash. A server that does not know it, because it is new or has restarted, gets
+/// its text; that it does not know it is certain, so nothing is done twice.
+async fn run(
+    connection: RedisConnection,
+    script: &Script,
+    keys: usize,
+    write_keys_and_arguments: impl Fn(&mut Cmd),
+) -> Result<Value, StoreError> {
+    let command = |verb: &str, script: &str| {
+        // Room for what one ticket takes.
+        let mut command = Cmd::with_capacity(16, 512);
+        command.arg(verb).arg(script).arg(keys);
+        write_keys_and_arguments(&mut command);
         command
-            .arg(script)
-            .arg(self.keys.len())
-            .arg(&self.keys)
-            .arg(&self.args);
-        command
+    };
+    let mut connection = connection.connection;
+    let by_hash = command("EVALSHA", &script.sha1);
+    match by_hash.query_async(&mut connection).await {
+        Err(error) if error.code() == Some("NOSCRIPT") => command("EVAL", &script.source)
+            .query_async(&mut connection)
+            .await
+            .map_err(failed),
+        outcome => outcome.map_err(failed),
     }
 }
 
@@ -318,10 +310,6 @@ fn unreadable(error: redis::ParsingError) -> StoreError {
 
 fn unexpected(reply: &impl std::fmt::Debug) -> StoreError {
     StoreError::new(Fault::Unknown, format!("Redis: unexpected reply {reply:?}"))
-}
-
-fn millis(duration: Duration) -> String {
-    duration.as_millis().to_string()
 }
 
 fn duration(millis: i64) -> Duration {
