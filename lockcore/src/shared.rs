@@ -3,6 +3,7 @@
 //! store with their deadlines.
 
 use std::future::Future;
+use std::ops::RangeInclusive;
 use std::pin::Pin;
 use std::sync::{Arc, PoisonError};
 use std::task::{Context, Poll};
@@ -148,13 +149,26 @@ impl Shared {
     }
 
     /// Puts a lease that was just granted into the keeper's care.
+    ///
+    /// One that has waited has its time for the next renewal. Another, which would differ by the jitter,
+    /// could only wake the keeper, at the very moment that the holder wants to go on.
     pub(crate) fn entrust_held(&self, lease: &Lease) {
+        let mut table = self.table();
+        let id = lease.request.id;
+        let Some(tracked) = table.leases.get_mut(&id) else {
+            return;
+        };
+        tracked.stage = Stage::Held;
         let due = if lease.wants_renewal() {
+            let times = Self::renewal_times(lease, lease.request.ttl);
+            if tracked.due.is_some_and(|due| times.contains(&due)) {
+                return;
+            }
             Self::renewal_time(lease, lease.request.ttl)
         } else {
             Instant::FAR_FUTURE // the keeper only watches the deadline
         };
-        self.entrust(lease.request.id, Stage::Held, due);
+        self.look_again_at(&mut table, id, due);
     }
 
     /// Leaves a lease that its user is done with in the keeper's care: renewed as before, and given
@@ -227,8 +241,13 @@ impl Shared {
     /// lease is at risk, less up to a tenth of that as jitter, so that leases taken together do not
     /// stay together.
     pub(crate) fn renewal_time(lease: &Lease, valid_for: Duration) -> Instant {
-        let jitter = (valid_for / 30).mul_f64(fastrand::f64());
-        lease.deadline().before(valid_for / 3 * 2 + jitter)
+        let latest = *Self::renewal_times(lease, valid_for).end();
+        latest.before((valid_for / 30).mul_f64(fastrand::f64()))
+    }
+
+    fn renewal_times(lease: &Lease, valid_for: Duration) -> RangeInclusive<Instant> {
+        let latest = lease.deadline().before(valid_for / 3 * 2);
+        latest.before(valid_for / 30)..=latest
     }
 
     /// Works an acknowledged renewal into the lease.
