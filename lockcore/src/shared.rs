@@ -744,6 +744,38 @@ mod tests {
         assert_eq!(shared.table().cleanups.len(), 1);
     }
 
+    /// It would wake the keeper's thread for nothing, at the worst moment.
+    #[tokio::test]
+    async fn a_grant_in_line_is_renewed_when_its_wait_would_have_been() {
+        let clock = Clock::by_hand();
+        let shared = shared(Settings {
+            clock: clock.clone(),
+            ..Settings::of_tests()
+        });
+        let lease = Arc::new(crate::lease::tests::lease());
+        shared.arm(&lease).expect("open");
+        let ttl = lease.request.ttl;
+        lease.answered(7, clock.now(), ttl);
+        let due = || {
+            shared
+                .table()
+                .leases
+                .values()
+                .next()
+                .and_then(|lease| lease.due)
+        };
+
+        let in_line = Shared::renewal_time(&lease, ttl);
+        shared.entrust(lease.request.id, Stage::Waiting, in_line);
+        shared.entrust_held(&lease);
+        assert_eq!(due(), Some(in_line));
+
+        // But for one that had to look sooner, at the end of another's lease.
+        shared.entrust(lease.request.id, Stage::Waiting, clock.now());
+        shared.entrust_held(&lease);
+        assert!(due() > Some(clock.now()));
+    }
+
     /// Runs on a thread of its own, because a deadlock could not be ended.
     fn without_deadlock(code: impl FnOnce(&tokio::runtime::Runtime) + Send + 'static) {
         let (done, is_done) = std::sync::mpsc::channel();
