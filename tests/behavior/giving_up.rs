@@ -94,6 +94,8 @@ async fn an_acquire_dropped_at_any_poll_leaves_nothing(store: Store) {
         .await;
     }
     println!("{drops} drops of an acquire that was being answered");
+    // A store in memory answers at once.
+    assert!(drops > 0 || store.kind == Kind::Memory);
 }
 
 async fn a_waiter_dropped_at_any_poll_leaves_nothing(store: Store) {
@@ -112,6 +114,7 @@ async fn a_waiter_dropped_at_any_poll_leaves_nothing(store: Store) {
         .await;
     }
     println!("{drops} drops of an acquire in line");
+    assert!(drops > 0);
     give_back(guard).await;
     assert_nothing_left(&store, &locks, "a").await;
 }
@@ -153,6 +156,7 @@ async fn a_release_dropped_at_any_poll_still_releases(store: Store) {
     )
     .await;
     println!("{drops} drops of a release");
+    assert!(drops > 0 || store.kind == Kind::Memory);
 }
 
 async fn a_run_dropped_at_any_poll_leaves_nothing(store: Store) {
@@ -349,7 +353,7 @@ async fn run_until(
     task
 }
 
-/// S2 with everything in motion: held, waited for, passed on, asked for, given up.
+/// With everything in motion: held, waited for, passed on, asked for, given up; and held by what does not end by itself.
 async fn shutdown_under_load_leaves_nothing(store: Store) {
     let locks = store.client();
     let witness = Arc::new(Witness::exclusive());
@@ -367,7 +371,10 @@ async fn shutdown_under_load_leaves_nothing(store: Store) {
                 let ran = lock.run(async |_| {
                     let _visit = (task % 4 > 1).then(|| witness.enter(1));
                     let _ = working.try_send(());
-                    tokio::task::yield_now().await;
+                    match task % 8 {
+                        0 => std::future::pending().await,
+                        _ => tokio::task::yield_now().await,
+                    }
                     Ok::<_, Error>(())
                 });
                 if let Err(error) = ran.await {
@@ -380,12 +387,15 @@ async fn shutdown_under_load_leaves_nothing(store: Store) {
         at_work.recv().await.unwrap();
     }
 
-    locks.shutdown(SOON).await.unwrap();
+    locks.shutdown(Duration::from_secs(1)).await.unwrap();
 
     for error in tasks.join_all().await {
         let lost = ErrorKind::Lost(lockcore::LostReason::Shutdown);
         assert_eq!(error, lost);
     }
     witness.assert_no_overlap();
-    assert_nothing_left(&store, &store.client(), "hot").await;
+    let observer = store.client();
+    for name in ["hot", "own0", "own4", "own60"] {
+        assert_nothing_left(&store, &observer, name).await;
+    }
 }

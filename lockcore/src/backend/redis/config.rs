@@ -150,6 +150,12 @@ mod tests {
         assert_eq!(info.addr().to_string(), "example.com:6400");
     }
 
+    /// H21: what the driver would do by itself.
+    #[test]
+    fn a_request_does_not_wait_in_the_socket_for_the_next() {
+        assert!(info("redis://localhost").unwrap().tcp_settings().nodelay());
+    }
+
     #[test]
     fn a_form_that_would_be_misread_is_refused() {
         for url in [
