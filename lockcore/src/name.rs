@@ -226,7 +226,7 @@ mod tests {
             "aaaaaaaaaaaaaaaa",
         ];
         let mut seen: HashMap<String, String> = HashMap::new();
-        while seen.len() < 1_000 {
+        while seen.len() < 2_000 {
             let length = random.usize(1..12);
             let name: String = (0..length)
                 .map(|_| *random.choice(&pieces).unwrap())
