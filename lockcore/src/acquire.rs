@@ -232,11 +232,11 @@ impl Pending {
     /// [Asks](Self::ask), unless the client is shut down: only that loses a lease that has no ticket
     /// yet. What is under way then stays in `asking`, for the drop.
     async fn enqueue(&mut self, by: Instant) -> Result<Turn, Error> {
-        let (shared, lease) = (Arc::clone(&self.shared), Arc::clone(&self.lease));
+        let (clock, lease) = (self.shared.clock.clone(), Arc::clone(&self.lease));
         tokio::select! {
             biased;
             turn = self.ask(by) => turn,
-            reason = lease.until_lost(&shared.clock) => Err(Error::lost(reason)),
+            reason = lease.until_lost(&clock) => Err(Error::lost(reason)),
         }
     }
 
