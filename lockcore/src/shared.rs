@@ -634,6 +634,10 @@ impl Future for Alarm {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        // Who waits for ever is not woken by the clock.
+        if self.at == Instant::FAR_FUTURE {
+            return Poll::Pending;
+        }
         if self.shared.clock.now() >= self.at {
             return Poll::Ready(());
         }
