@@ -22,7 +22,8 @@ struct Inner {
 #[non_exhaustive]
 pub enum ErrorKind {
     /// Held by another, and the caller would not wait, or too many wait already: ten thousand, in the
-    /// store's line or in that of this process. Nothing is held, nothing is left behind.
+    /// store's line or in that of this process. Nothing is held, nothing is left behind. Or another guard
+    /// stands in the way of a [downgrade](crate::Guard::downgrade), and nothing has changed.
     Busy,
     /// Waited as long as was allowed, in the store's line or in that of this process. Nothing is held.
     Timeout,
@@ -119,6 +120,11 @@ impl Error {
         let mut error = Self::new(ErrorKind::Busy, "too many wait for it already");
         error.0.retry_after = retry_in;
         error
+    }
+
+    pub(crate) fn still_written() -> Self {
+        let text = "another guard of this hold, or a lock taken inside of it, still writes; end that first";
+        Self::new(ErrorKind::Busy, text)
     }
 
     pub(crate) fn timeout(waited: Duration) -> Self {

@@ -9,15 +9,16 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::backend::{Departure, Released};
 use crate::clock::Instant;
-use crate::error::{Error, LostReason};
+use crate::error::{Error, ErrorKind, LostReason};
 use crate::lease::Lease;
 use crate::local::Share;
 use crate::lock::{OnLost, Order};
 use crate::locks::Client;
 use crate::name::Name;
+use crate::request::FULL;
 use crate::shared::{Shared, Where};
 use crate::sync::Mutex;
-use crate::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::table::{Cleanup, Stage};
 use crate::token::{FencingToken, WriteToken};
 
@@ -31,13 +32,11 @@ pub struct Held(Arc<Hold>);
 struct Hold {
     lease: Arc<Lease>,
     token: FencingToken,
-    exclusive: bool,
     client: Arc<Client>,
     on_lost: OnLost,
     #[cfg(debug_assertions)]
     label: Option<&'static str>,
-    /// Zero is final.
-    guards: AtomicU32,
+    guards: Guards,
     /// A guard has ended that had lost the lock.
     ended_lost: AtomicBool,
     /// `None` once it has been given back.
@@ -54,6 +53,79 @@ enum Source {
     Share(Share),
     /// Another hold of the same lock, whose scope this was taken in.
     Outer(Guard, Option<Turn>),
+}
+
+/// How many guards a hold has, and how many of them write: in one word, so that there is one who ended
+/// last, and one after whom nobody writes.
+///
+/// Without guards it is over. Without writers, of which an exclusive hold keeps the last beyond its end,
+/// it is a reader's. Both are final.
+struct Guards(AtomicU64);
+
+/// Below are the guards, from here on those that write.
+const WRITER: u64 = 1 << 32;
+
+/// What a guard has left behind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Left {
+    Nobody,
+    /// It was the last that wrote.
+    Readers,
+    /// Whoever writes, or reads where nobody has written.
+    Others,
+}
+
+impl Guards {
+    /// The first.
+    fn new(exclusive: bool) -> Self {
+        Self(AtomicU64::new(if exclusive { WRITER | 1 } else { 1 }))
+    }
+
+    fn are_gone(&self) -> bool {
+        self.0.load(Ordering::SeqCst) as u32 == 0
+    }
+
+    fn are_exclusive(&self) -> bool {
+        self.0.load(Ordering::SeqCst) >= WRITER
+    }
+
+    /// One more, while there is one: it writes if it wants to and others do. Returns whether it does.
+    fn one_more(&self, write: bool) -> Option<bool> {
+        let writer = |guards: u64| if write && guards >= WRITER { WRITER } else { 0 };
+        let one_more = |guards: u64| {
+            let room = !matches!(guards as u32, 0 | u32::MAX);
+            room.then(|| guards + writer(guards) + 1)
+        };
+        let order = Ordering::SeqCst;
+        let before = self.0.fetch_update(order, order, one_more).ok()?;
+        Some(writer(before) > 0)
+    }
+
+    fn one_less(&self, writes: bool) -> Left {
+        let left = |guards: u64| match (guards as u32, guards < 2 * WRITER) {
+            (1, _) => (Left::Nobody, guards - 1),
+            (_, true) if writes => (Left::Readers, guards - WRITER - 1),
+            _ if writes => (Left::Others, guards - WRITER - 1),
+            _ => (Left::Others, guards - 1),
+        };
+        let one_less = |guards| Some(left(guards).1);
+        let order = Ordering::SeqCst;
+        match self.0.fetch_update(order, order, one_less) {
+            Ok(before) | Err(before) => left(before).0,
+        }
+    }
+
+    /// One that writes reads on. Returns whether it was the last that wrote.
+    fn one_writer_less(&self) -> bool {
+        self.0.fetch_sub(WRITER, Ordering::SeqCst) < 2 * WRITER
+    }
+
+    /// The same if no other writes. Returns whether that is so.
+    fn only_writer_less(&self) -> bool {
+        let only = |guards: u64| (guards < 2 * WRITER).then(|| guards - WRITER);
+        let order = Ordering::SeqCst;
+        self.0.fetch_update(order, order, only).is_ok()
+    }
 }
 
 /// What an exclusive inner hold takes, a shared one taking 1: fewer than tokio allows anywhere.
@@ -83,8 +155,9 @@ impl Held {
     ///
     /// # Errors
     ///
-    /// [`Config`](crate::ErrorKind::Config) for the read side of a read/write lock, and for a
-    /// semaphore: several hold those at once, so that their tokens order nothing.
+    /// [`Config`](crate::ErrorKind::Config) for the read side of a read/write lock, also after a
+    /// [downgrade](Guard::downgrade), and for a semaphore: several hold those at once, so that their
+    /// tokens order nothing.
     pub fn write_token(&self) -> Result<WriteToken, Error> {
         if !self.is_exclusive() {
             return Err(Error::config(
@@ -213,24 +286,21 @@ impl Held {
     /// that is another's business.
     fn is_over(&self) -> bool {
         let hold = &self.0;
-        hold.guards.load(Ordering::SeqCst) == 0 && !hold.ended_lost.load(Ordering::SeqCst)
+        hold.guards.are_gone() && !hold.ended_lost.load(Ordering::SeqCst)
     }
 
-    /// Another guard of the same hold, while there is one.
-    pub(crate) fn guard(&self) -> Option<Guard> {
-        let one_more = |guards: u32| (guards > 0).then(|| guards.checked_add(1))?;
-        self.0
-            .guards
-            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, one_more)
-            .ok()?;
+    /// Another guard of the same hold, while there is one; to `write` if that is still done under it.
+    pub(crate) fn guard(&self, write: bool) -> Option<Guard> {
+        let writes = self.0.guards.one_more(write)?;
         Some(Guard {
             held: self.clone(),
+            writes,
             over: false,
         })
     }
 
     pub(crate) fn is_exclusive(&self) -> bool {
-        self.0.exclusive
+        self.0.guards.are_exclusive()
     }
 
     pub(crate) fn is_of(&self, client: &Arc<Client>, name: &Name) -> bool {
@@ -264,6 +334,42 @@ impl Held {
     fn shared(&self) -> &Arc<Shared> {
         &self.0.client.shared
     }
+
+    /// Nobody writes under this hold any more, and somebody reads. If that was the ticket's last writer, it
+    /// is a writer's no more from here on, and the store has to be asked to let readers in.
+    fn read_on(&self) {
+        let mut held = self.clone();
+        loop {
+            let hold = &held.0;
+            let mut source = hold.source.lock().unwrap_or_else(PoisonError::into_inner);
+            let (outer, turn) = match &mut *source {
+                // The last reader has ended meanwhile.
+                None => return,
+                Some(Source::Ticket { .. } | Source::Share(_)) => {
+                    // Under the mutex: whoever is given the ticket after this finds that it is no writer's.
+                    hold.lease.shrink();
+                    drop(source);
+                    let shared = &hold.client.shared;
+                    return shared.lanes.mode_changed(shared, &hold.lease);
+                }
+                Some(Source::Outer(outer, turn)) => {
+                    // Readers of the hold around need not wait for it any more.
+                    let rest = turn
+                        .as_mut()
+                        .and_then(|turn| turn.split(TURNS as usize - 1));
+                    outer.writes = false;
+                    let last = outer.0.guards.one_writer_less();
+                    (last.then(|| outer.held()), rest)
+                }
+            };
+            drop(source);
+            drop(turn); // runs wakers
+            match outer {
+                Some(outer) => held = outer,
+                None => return,
+            }
+        }
+    }
 }
 
 impl fmt::Debug for Held {
@@ -293,8 +399,19 @@ impl fmt::Debug for Held {
 #[must_use = "the lock is released as soon as the guard is dropped; bind it to a variable"]
 pub struct Guard {
     held: Held,
+    /// It counts among those that write.
+    writes: bool,
     /// It does not count any more.
     over: bool,
+}
+
+/// What is to be done at the end of a guard.
+enum End {
+    /// Others of its hold are left.
+    Nothing,
+    /// Those read, and the store does not know yet.
+    Shrink,
+    GiveBack(Source),
 }
 
 /// What [`Guard::release`] found.
@@ -347,23 +464,29 @@ impl Guard {
     }
 
     fn new(lease: Arc<Lease>, token: FencingToken, source: Source, order: &Order<'_>) -> Self {
+        let writes = order.is_exclusive();
         let hold = Hold {
             lease,
             token,
-            exclusive: order.is_exclusive(),
             client: Arc::clone(order.client),
             on_lost: order.on_lost,
             #[cfg(debug_assertions)]
             label: order.label,
-            guards: AtomicU32::new(1),
+            guards: Guards::new(writes),
             ended_lost: AtomicBool::new(false),
             source: Mutex::new(Some(source)),
             turns: OnceLock::new(),
         };
         Self {
             held: Held(Arc::new(hold)),
+            writes,
             over: false,
         }
+    }
+
+    /// Whether the hold stays exclusive for as long as this guard does.
+    pub(crate) fn writes(&self) -> bool {
+        self.writes
     }
 
     /// A view that can be cloned and passed on.
@@ -383,13 +506,85 @@ impl Guard {
             return Err(Error::lost(reason).of_name(self.name()));
         }
         let released = || Error::lost(LostReason::Released).of_name(self.name());
-        self.held.guard().ok_or_else(released)
+        self.held.guard(true).ok_or_else(released)
+    }
+
+    /// Makes a write hold a read hold, and waits for the store's answer, at most one operation timeout:
+    /// other readers come in, those that wait in line are woken, and no writer has been in between. The
+    /// place in line stays what it is: a writer that waits lets no later reader pass.
+    ///
+    /// From then on, whatever this returns but `Busy` and `Config`, there is no
+    /// [`write_token`](Held::write_token), and to write means to release and to take the lock again: inside,
+    /// asking for the write side is [`WouldDeadlock`](crate::ErrorKind::WouldDeadlock).
+    /// [`token`](Held::token) stays. The lease is renewed by it, as by [`ensure`](Held::ensure), also without
+    /// [renewal](crate::Lock::renew).
+    ///
+    /// A read hold stays as it is; one whose change was not acknowledged is asked for again. Of a lock that
+    /// is taken inside of another hold of it ([`Lock::reentrant`](crate::Lock::reentrant)), readers elsewhere
+    /// come in when nobody writes under that one either, and the store is not asked before.
+    ///
+    /// # Errors
+    ///
+    /// [`Busy`](crate::ErrorKind::Busy) while another guard of the same hold is left, or an inner one that
+    /// writes; [`Config`](crate::ErrorKind::Config) for a semaphore; [`Lost`](crate::ErrorKind::Lost).
+    /// [`Unavailable`](crate::ErrorKind::Unavailable), [`Unknown`](crate::ErrorKind::Unknown) or what else the
+    /// store may say when it has not acknowledged: this is a read hold all the same, and held for
+    /// [`remaining`](Held::remaining), but readers elsewhere may still be kept out. The keeper goes on asking
+    /// until they are not.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped before its first poll, nothing has happened. After that this is a read hold, and the keeper
+    /// goes on asking.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), lockcore::Error> {
+    /// let locks = lockcore::Locks::connect("memory:")?;
+    /// let catalog = locks.rwlock("catalog:7");
+    /// let mut guard = catalog.write().acquire().await?;
+    /// println!("rebuilt, nobody has seen it half done");
+    ///
+    /// guard.downgrade().await?;
+    /// let reader = catalog.read().try_acquire().await?;
+    /// assert!(catalog.write().try_acquire().await.is_err());
+    /// # drop((guard, reader));
+    /// # Ok(()) }
+    /// ```
+    pub async fn downgrade(&mut self) -> Result<(), Error> {
+        let outcome = self.downgraded().await;
+        outcome.map_err(|error| error.of_name(self.name()))
+    }
+
+    async fn downgraded(&mut self) -> Result<(), Error> {
+        if self.lease().request.capacity != FULL {
+            return Err(Error::config(
+                "a semaphore has no read side; take fewer permits instead",
+            ));
+        }
+        if let Some(reason) = self.lost_reason() {
+            return Err(Error::lost(reason));
+        }
+        if self.writes {
+            if !self.held.0.guards.only_writer_less() {
+                return Err(Error::still_written());
+            }
+            self.writes = false;
+            self.held.read_on();
+        }
+        match self.lease().is_shrinking() {
+            true => Shrinking(&self.held).ask().await,
+            false => Ok(()),
+        }
     }
 
     /// Releases the lock and waits for the store's answer, at most one operation timeout. There is
     /// nothing to wait for where the lock is passed on inside this process, where another guard of the
     /// same hold is left, and where the keeper gives it back later
-    /// ([`Lock::min_hold`](crate::Lock::min_hold)).
+    /// ([`Lock::min_hold`](crate::Lock::min_hold)). Where this was the last to write and what was taken inside
+    /// is still read under, the lock becomes the read side: see [`downgrade`](Self::downgrade).
     ///
     /// # Errors
     ///
@@ -403,10 +598,21 @@ impl Guard {
         let now = self.shared().clock.now();
         let lost_before = self.lost_at(now).is_some();
         let at_the_store = match self.end(now) {
-            None => false,
-            Some(Source::Ticket { .. }) => true,
-            Some(Source::Share(share)) => share.leave(),
-            Some(Source::Outer(outer, turn)) => {
+            End::Nothing => false,
+            End::Shrink => {
+                let asked = Shrinking(&self.held).ask().await;
+                match asked.map_err(|error| error.of_name(self.name())) {
+                    // The same as if it had been found before.
+                    Err(error) if matches!(error.kind(), ErrorKind::Lost(_)) => {
+                        return Ok(Release::AlreadyLost);
+                    }
+                    asked => asked?,
+                }
+                false
+            }
+            End::GiveBack(Source::Ticket { .. }) => true,
+            End::GiveBack(Source::Share(share)) => share.leave(),
+            End::GiveBack(Source::Outer(outer, turn)) => {
                 drop(turn);
                 // Boxed, or this future would contain itself.
                 return Box::pin(outer.release()).await;
@@ -425,10 +631,10 @@ impl Guard {
         })
     }
 
-    /// Ends this guard. Returns what is to be given back now if it was the last of its hold.
-    fn end(&mut self, now: Instant) -> Option<Source> {
+    /// Ends this guard.
+    fn end(&mut self, now: Instant) -> End {
         if std::mem::replace(&mut self.over, true) {
-            return None;
+            return End::Nothing;
         }
         let hold = &self.held.0;
         let shared = self.shared();
@@ -437,8 +643,16 @@ impl Guard {
             hold.ended_lost.store(true, Ordering::SeqCst);
             shared.lost(&hold.lease, Stage::Held, reason);
         }
-        if hold.guards.fetch_sub(1, Ordering::SeqCst) > 1 {
-            return None;
+        match hold.guards.one_less(self.writes) {
+            Left::Nobody => {}
+            Left::Readers if lost.is_none() => {
+                self.held.read_on();
+                return match hold.lease.is_shrinking() {
+                    true => End::Shrink,
+                    false => End::Nothing,
+                };
+            }
+            Left::Readers | Left::Others => return End::Nothing,
         }
         let mut source = hold.source.lock().unwrap_or_else(PoisonError::into_inner);
         let source = source.take();
@@ -447,9 +661,9 @@ impl Guard {
             && now < keep_until
         {
             shared.keep(&hold.lease, keep_until);
-            return None;
+            return End::Nothing;
         }
-        source
+        source.map_or(End::Nothing, End::GiveBack)
     }
 }
 
@@ -466,8 +680,10 @@ impl Drop for Guard {
         if self.over {
             return;
         }
-        let Some(source) = self.end(self.shared().clock.now()) else {
-            return;
+        let source = match self.end(self.shared().clock.now()) {
+            End::Nothing => return,
+            End::Shrink => return self.shared().renew_soon(self.lease().request.id),
+            End::GiveBack(source) => source,
         };
         tracing::debug!(lock = self.name(), token = %self.token(), "lock released in the background");
         match source {
@@ -475,6 +691,31 @@ impl Drop for Guard {
             // Their drops give back.
             Source::Share(share) => drop(share),
             Source::Outer(outer, turn) => drop((turn, outer)),
+        }
+    }
+}
+
+/// A ticket that nobody writes under any more, and that the store has not let readers into. If that is
+/// not acknowledged, for whatever reason, its drop leaves it to the keeper.
+struct Shrinking<'a>(&'a Held);
+
+impl Shrinking<'_> {
+    async fn ask(self) -> Result<(), Error> {
+        let held = self.0;
+        held.renew().await?;
+        let text = "the store could not say whether the lock is a reader's now";
+        match held.lease().is_shrinking() {
+            true => Err(Error::unknown(text)),
+            false => Ok(()),
+        }
+    }
+}
+
+impl Drop for Shrinking<'_> {
+    fn drop(&mut self) {
+        let lease = self.0.lease();
+        if lease.is_shrinking() {
+            self.0.shared().renew_soon(lease.request.id);
         }
     }
 }

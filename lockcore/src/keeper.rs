@@ -181,25 +181,24 @@ async fn close(shared: &Shared) {
 
 /// Renews a batch on the keeper's connection. Whatever goes wrong here changes no deadline.
 async fn renew(shared: Arc<Shared>, leases: Vec<Arc<Lease>>) {
-    let requests = leases
-        .iter()
-        .map(|lease| Arc::clone(&lease.request))
-        .collect();
+    // What is asked for, that is what the answers are about.
+    let renewals: Vec<_> = leases.iter().map(|l| Arc::clone(l.renewal())).collect();
+    let asked = renewals.clone();
     let shortest = leases.iter().map(|lease| lease.request.ttl).min();
     let shortest = shortest.unwrap_or_default();
     // Begun after a third of the ttl, there is time for three attempts of a quarter each.
     let patience = shared.op_timeout.min(shortest / 4);
     let by = shared.clock.now().after(patience);
     let outcome = shared
-        .operate(Where::Keeper, by, |connection| connection.renew(requests))
+        .operate(Where::Keeper, by, |connection| connection.renew(asked))
         .await;
     // The supervisor paces the reconnecting; this only keeps a refusing store from being asked in a
     // tight loop.
     let pause = Duration::from_millis(200).min(shortest / 10);
     match outcome {
         Ok((sent, answers)) => {
-            for (lease, answer) in leases.iter().zip(answers) {
-                shared.renewed(lease, sent, answer, pause);
+            for ((lease, renewal), answer) in leases.iter().zip(&renewals).zip(answers) {
+                shared.renewed(lease, renewal, sent, answer, pause);
             }
         }
         Err(error) => {

@@ -1,7 +1,7 @@
 //! The lease record: what this process knows of one ticket, and until when it may believe in it.
 //! Who renews it is `keeper`; what the user sees of it is `guard`.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use crate::clock::{Clock, Instant};
@@ -31,6 +31,10 @@ pub(crate) struct Lease {
     /// The number that a wake-up or a renewal says is granted, else 0. A wake-up may overtake the
     /// reply to its own enqueue; it is kept here and compared when the reply has come.
     granted: AtomicU64,
+    /// Who may use it: [`WRITER`], [`SHRINKING`] or [`SHARED`].
+    side: AtomicU8,
+    /// What it is renewed with from when it is shrinking.
+    shrunk: OnceLock<Arc<Request>>,
     /// Its loss has been told to those who watch the client.
     told: AtomicBool,
     /// An enqueue of this id was sent and never answered, so it may still arrive.
@@ -41,6 +45,14 @@ pub(crate) struct Lease {
 
 const LOST: u64 = 0;
 
+/// One writer, and who is inside of his hold.
+const WRITER: u8 = 0;
+/// Nobody writes any more, and the store has not acknowledged it: whoever has it reads on, and nobody else
+/// may do anything.
+const SHRINKING: u8 = 1;
+/// Readers, or the permits of a semaphore.
+const SHARED: u8 = 2;
+
 /// The word was final already.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct AlreadyLost;
@@ -48,6 +60,7 @@ pub(crate) struct AlreadyLost;
 impl Lease {
     /// A record for a request that has not been sent: it holds nothing, and cannot expire.
     pub(crate) fn new(request: Arc<Request>, renew: bool) -> Self {
+        let exclusive = request.is_exclusive();
         Self {
             request,
             renew,
@@ -57,6 +70,8 @@ impl Lease {
             ticket: AtomicU64::new(0),
             hand_overs: AtomicU16::new(0),
             granted: AtomicU64::new(0),
+            side: AtomicU8::new(if exclusive { WRITER } else { SHARED }),
+            shrunk: OnceLock::new(),
             told: AtomicBool::new(false),
             ambiguous: AtomicBool::new(false),
             changed: Notify::new(),
@@ -104,6 +119,43 @@ impl Lease {
         self.deadline.fetch_min(until, Ordering::SeqCst);
     }
 
+    /// Nobody writes under it any more, and somebody reads: it is to become a read ticket, and is no
+    /// writer's from now on, whatever the store knows of it yet.
+    pub(crate) fn shrink(&self) {
+        let to_read = || Arc::new(self.request.to_read());
+        self.shrunk.get_or_init(to_read);
+        let order = Ordering::SeqCst;
+        let _ = self.side.compare_exchange(WRITER, SHRINKING, order, order);
+    }
+
+    /// What to renew it with. Once it is to shrink, that asks for it again and again.
+    pub(crate) fn renewal(&self) -> &Arc<Request> {
+        self.shrunk.get().unwrap_or(&self.request)
+    }
+
+    /// A renewal with this was acknowledged. Returns whether the ticket is a read ticket by it, and was
+    /// not known to be one.
+    pub(crate) fn acknowledged(&self, renewal: &Request) -> bool {
+        let order = Ordering::SeqCst;
+        let shrinks = self.shrunk.get().is_some() && !renewal.is_exclusive();
+        shrinks && (self.side.compare_exchange(SHRINKING, SHARED, order, order)).is_ok()
+    }
+
+    /// Of a ticket that one may write under, and nobody else does anything.
+    pub(crate) fn is_exclusive(&self) -> bool {
+        self.side.load(Ordering::SeqCst) == WRITER
+    }
+
+    /// Whether the store has still to be asked to let readers in.
+    pub(crate) fn is_shrinking(&self) -> bool {
+        self.side.load(Ordering::SeqCst) == SHRINKING
+    }
+
+    /// Whether others may read under it, as far as is known.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.side.load(Ordering::SeqCst) == SHARED
+    }
+
     /// The time that no renewal moves the deadline beyond.
     pub(crate) fn hold_until(&self) -> Instant {
         Instant::from_nanos(self.hold_until.load(Ordering::SeqCst))
@@ -111,7 +163,7 @@ impl Lease {
 
     /// Whether a renewal would be of any use.
     pub(crate) fn wants_renewal(&self) -> bool {
-        self.renew && self.deadline() < self.hold_until()
+        self.is_shrinking() || self.renew && self.deadline() < self.hold_until()
     }
 
     /// Makes the loss final. Returns whether it was this call that did.

@@ -226,6 +226,12 @@ impl Lanes {
         self.change(shared, &lease.request.name, |lane| lane.retire(lease));
     }
 
+    /// A ticket of this process became another's too, for readers, or is on its way there: nobody waits
+    /// for it to be passed on any more.
+    pub(crate) fn mode_changed(&self, shared: &Arc<Shared>, lease: &Arc<Lease>) {
+        self.change(shared, &lease.request.name, |_| ());
+    }
+
     /// One use of a ticket is over. Returns whether the ticket has no users any more and is to be
     /// released at the store.
     fn leave(&self, shared: &Arc<Shared>, lease: &Arc<Lease>) -> bool {
@@ -379,10 +385,11 @@ impl Lane {
     ) -> Option<(Arc<Lease>, u16)> {
         let ttl = self.ttl;
         let tenure = self.current.as_mut()?;
-        // A reader could use an exclusive ticket, but would keep the readers elsewhere out.
-        let fits = match tenure.lease.request.is_exclusive() {
+        // A reader could use an exclusive ticket, but would keep the readers elsewhere out. One that is on
+        // its way to be a read ticket is nobody's: of others, the store may have let readers in or not.
+        let fits = match tenure.lease.is_exclusive() {
             true => exclusive && tenure.users == 0,
-            false => !exclusive,
+            false => !exclusive && tenure.lease.is_shared(),
         };
         // Half of the ttl is what a renewal that is due now, and one more, may still save.
         let fresh = now.until(tenure.lease.deadline()) >= ttl / 2;
@@ -400,7 +407,7 @@ impl Lane {
         self.current.as_ref().is_some_and(|tenure| {
             exclusive
                 && tenure.users > 0
-                && tenure.lease.request.is_exclusive()
+                && tenure.lease.is_exclusive()
                 && tenure.lease.deadline() > now
                 && tenure.is_within(now, bound)
         })
@@ -409,7 +416,7 @@ impl Lane {
     /// For how long the process itself keeps a request out, if it does.
     fn excludes(&self, exclusive: bool, now: Instant) -> Option<Duration> {
         let tenure = self.current.as_ref().filter(|tenure| tenure.users > 0)?;
-        let excludes = exclusive || tenure.lease.request.is_exclusive();
+        let excludes = exclusive || tenure.lease.is_exclusive();
         let remaining = now.until(tenure.lease.deadline());
         (excludes && !remaining.is_zero()).then_some(remaining)
     }

@@ -337,7 +337,7 @@ impl Lock {
         let budget = Budget::new(&order, wait);
         let outer = order
             .can_reenter()
-            .then(|| scope::find(&self.client, name))
+            .then(|| scope::find(&self.client, name, order.is_exclusive()))
             .flatten();
         let guard = async {
             match outer {

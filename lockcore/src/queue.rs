@@ -136,6 +136,21 @@ impl<T> Queue<T> {
         }
     }
 
+    /// Lets a ticket keep no more than so many permits; it never gets more. Returns how many tickets
+    /// hold newly because of it, which may be the ticket itself.
+    pub fn shrink(&mut self, id: Id, permits: u32) -> usize {
+        let Some(at) = self.position(id) else {
+            return 0;
+        };
+        let ticket = &mut self.tickets[at];
+        let given_up = ticket.permits.saturating_sub(permits);
+        ticket.permits -= given_up;
+        if at < self.granted {
+            self.permits_out -= u64::from(given_up);
+        }
+        self.grant()
+    }
+
     /// Removes every ticket that ended before or at `now`. Returns how many hold newly.
     pub fn expire(&mut self, now: u64) -> usize {
         let mut at = 0;
@@ -253,6 +268,22 @@ mod tests {
     }
 
     #[test]
+    fn a_writer_that_reads_on_lets_readers_in_as_far_as_the_next_writer() {
+        const FULL: u32 = 1 << 30;
+        let mut queue = Queue::default();
+        let holder = id();
+        queue.enqueue(holder, FULL, FULL, 10, 0, true, ()).unwrap();
+        for permits in [1, 1, FULL, 1] {
+            queue.enqueue(id(), permits, FULL, 10, 0, true, ()).unwrap();
+        }
+
+        assert_eq!(queue.shrink(holder, 1), 2);
+        assert_eq!(granted(&queue), [true, true, true, false, false]);
+        assert_eq!(queue.shrink(holder, FULL), 0, "it does not grow again");
+        assert_eq!(queue.shrink(id(), 1), 0);
+    }
+
+    #[test]
     fn a_dead_waiter_goes_away_as_a_dead_holder_does() {
         let mut queue = Queue::default();
         queue.enqueue(id(), 1, 1, 10, 0, true, ()).unwrap();
@@ -284,7 +315,7 @@ mod tests {
             let mut queue = Queue::default();
             let mut held_before: Vec<Id> = Vec::new();
             for now in 0..40 {
-                match random.u8(0..4) {
+                match random.u8(0..5) {
                     0 | 1 => {
                         let permits = random.u32(1..=capacity);
                         let expires_at = now + random.u64(1..20);
@@ -294,6 +325,13 @@ mod tests {
                     2 if !queue.is_empty() => {
                         let at = random.usize(..queue.tickets.len());
                         queue.remove(queue.tickets[at].id);
+                    }
+                    3 if !queue.is_empty() => {
+                        let at = random.usize(..queue.tickets.len());
+                        let (id, before) = (queue.tickets[at].id, queue.tickets[at].permits);
+                        let permits = random.u32(1..=capacity);
+                        queue.shrink(id, permits);
+                        assert_eq!(queue.tickets[at].permits, before.min(permits));
                     }
                     _ => {
                         queue.expire(now);

@@ -106,6 +106,14 @@ impl Request {
     pub(crate) fn is_exclusive(&self) -> bool {
         self.permits == FULL
     }
+
+    /// What the ticket of a writer is renewed with when he only reads on.
+    pub(crate) fn to_read(&self) -> Self {
+        Self {
+            permits: NonZeroU32::MIN,
+            ..self.clone()
+        }
+    }
 }
 
 #[cfg(test)]

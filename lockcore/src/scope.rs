@@ -73,13 +73,14 @@ pub(crate) fn inside<F: Future>(held: &[Held], body: F) -> Inside<F> {
     SCOPE.scope(of(held), body)
 }
 
-/// The innermost hold of a name that the running code is inside of and that is not over.
-pub(crate) fn find(client: &Arc<Client>, name: &Name) -> Option<Guard> {
+/// The innermost hold of a name that the running code is inside of and that is not over, to `write` under it
+/// or to read.
+pub(crate) fn find(client: &Arc<Client>, name: &Name, write: bool) -> Option<Guard> {
     SCOPE
         .try_with(|innermost| {
             std::iter::successors(innermost.as_ref(), |scope| scope.outer.as_deref())
                 .filter(|scope| scope.held.is_of(client, name))
-                .find_map(|scope| scope.held.guard())
+                .find_map(|scope| scope.held.guard(write))
         })
         .ok()?
 }
@@ -114,7 +115,7 @@ pub(crate) async fn reenter(
             "held already by the caller, and not to be taken again (reentrant = false)",
         ));
     }
-    if order.is_exclusive() && !outer.is_exclusive() {
+    if order.is_exclusive() && !outer.writes() {
         return Err(Error::would_deadlock(
             "the caller holds the read side and would wait for himself; take the write side first",
         ));
@@ -187,7 +188,7 @@ impl Held {
         work: F,
     ) -> impl Future<Output = Result<F::Output, Error>> + use<F> {
         // Now, and not when the future is polled first: the lock may be released before that.
-        let guard = self.guard();
+        let guard = self.guard(true);
         let around = around();
         let name = self.name().to_owned();
         let over = self.lost_reason().unwrap_or(LostReason::Released);

@@ -20,7 +20,7 @@ use crate::lease::{AlreadyLost, Lease};
 use crate::local::Lanes;
 use crate::lock::Wait;
 use crate::name::Namespace;
-use crate::request::{Id, Ids};
+use crate::request::{Id, Ids, Request};
 use crate::supervise::{Links, NotConnected};
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Mutex, MutexGuard, Notify};
@@ -254,6 +254,7 @@ impl Shared {
     pub(crate) fn renewed(
         self: &Arc<Self>,
         lease: &Arc<Lease>,
+        renewal: &Request,
         sent: Instant,
         answer: Renewed,
         pause: Duration,
@@ -293,6 +294,28 @@ impl Shared {
         );
         if let Renewed::Granted { .. } = answer {
             self.grant_if_waiting(id);
+            self.let_readers_in(lease, renewal);
+        }
+    }
+
+    /// The store has acknowledged a renewal: if it was the first of a ticket that only reads on, the
+    /// readers of this process may come in too.
+    fn let_readers_in(self: &Arc<Self>, lease: &Arc<Lease>, renewal: &Request) {
+        if lease.acknowledged(renewal) {
+            let lock = &lease.request.name;
+            tracing::debug!(%lock, token = %lease.token(), "lock downgraded");
+            self.lanes.mode_changed(self, lease);
+        }
+    }
+
+    /// Has the keeper renew a held lease at once, also if it is being renewed already.
+    pub(crate) fn renew_soon(&self, id: Id) {
+        let mut table = self.table();
+        match table.leases.get_mut(&id) {
+            Some(tracked) if tracked.stage != Stage::Held => {}
+            Some(tracked) if tracked.renewing => tracked.again = true,
+            Some(_) => self.look_again_at(&mut table, id, self.clock.now()),
+            None => {}
         }
     }
 
@@ -304,17 +327,19 @@ impl Shared {
         by: Instant,
     ) -> Result<Renewed, StoreError> {
         let by = by.min(self.clock.now().after(self.op_timeout));
-        let request = Arc::clone(&lease.request);
+        let renewal = Arc::clone(lease.renewal());
+        let asked = vec![Arc::clone(&renewal)];
         let (sent, answers) = self
-            .operate(Where::Here, by, |connection| {
-                connection.renew(vec![request])
-            })
+            .operate(Where::Here, by, |connection| connection.renew(asked))
             .await?;
         let renewed = answers.first().copied().unwrap_or(Renewed::Failed);
         match renewed {
             Renewed::Granted { valid_for } | Renewed::Waiting { valid_for, .. } => {
                 // An `Err` is a lease that ran out meanwhile; whoever looks at it next finds that.
                 let _ = lease.extend(sent, valid_for, self.clock.now());
+                if let Renewed::Granted { .. } = renewed {
+                    self.let_readers_in(lease, &renewal);
+                }
             }
             Renewed::Lost => self.taken(lease),
             Renewed::Failed => {
@@ -739,7 +764,7 @@ mod tests {
 
         clock.suspend(Duration::from_secs(3600));
         let granted = Renewed::Granted { valid_for: ttl };
-        shared.renewed(&lease, sent, granted, Duration::ZERO);
+        shared.renewed(&lease, &lease.request, sent, granted, Duration::ZERO);
 
         let told = tokio::time::timeout(Duration::from_secs(5), lost).await;
         assert_eq!(told.expect("told").expect("no panic"), LostReason::Expired);

@@ -10,8 +10,8 @@
 //! and a way to wake clients, and owes three things beside the rule:
 //!
 //! - **Order is final.** Once a ticket is visible, none with a smaller number ever appears.
-//! - **Who removes, wakes.** Whoever removes a ticket, by release or because it expired, tells the
-//!   owner of every ticket that is thereby granted, in the same atomic step.
+//! - **Who removes, wakes.** Whoever removes a ticket, by release or because it expired, or makes it
+//!   smaller, tells the owner of every ticket that is thereby granted, in the same atomic step.
 //! - **Verbs are idempotent by id** and neither loop, retry nor sleep. Deadlines, repetition,
 //!   renewal, clean-up and reconnecting are the core's, once for all stores.
 //!
@@ -73,6 +73,10 @@ pub trait Connection: fmt::Debug + Send + Sync + 'static {
     fn enqueue(&self, request: Arc<Request>) -> Answer<Enqueued>;
 
     /// Prolongs tickets to their ttl from now; one answer per ticket, in order. Never creates one.
+    ///
+    /// A request of fewer permits than its ticket has makes the ticket smaller, for good: a writer that
+    /// reads on. That is one atomic step with the waking of every ticket that is thereby granted, and
+    /// the ticket keeps its number and its place. A ticket never gets more permits.
     fn renew(&self, tickets: Vec<Arc<Request>>) -> Answer<Vec<Renewed>>;
 
     /// Removes tickets; one answer per ticket, in order.

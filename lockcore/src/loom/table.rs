@@ -130,7 +130,7 @@ fn of_the_guards_of_one_hold_the_last_gives_it_back() {
         let id = held.lease().request.id;
         let dropping = [first, second].map(|guard| spawn(move || drop(guard)));
 
-        if let Some(third) = held.guard() {
+        if let Some(third) = held.guard(true) {
             let watched = shared.table().leases.contains_key(&id);
             assert!(watched, "a guard of what was given back");
             drop(third);
@@ -177,7 +177,7 @@ fn a_renewal_in_flight_brings_nothing_back_that_was_released() {
             let id = lease.request.id;
             let renewing = spawn({
                 let shared = Arc::clone(&shared);
-                move || shared.renewed(&lease, shared.clock.now(), answer, TTL)
+                move || shared.renewed(&lease, &lease.request, shared.clock.now(), answer, TTL)
             });
             let releasing = spawn({
                 let shared = Arc::clone(&shared);
@@ -211,7 +211,7 @@ fn a_renewal_that_was_too_late_and_the_guard_leave_nothing_open() {
         let renewing = spawn({
             let (shared, client) = (Arc::clone(&shared), Arc::clone(&client));
             move || {
-                shared.renewed(&lease, sent, RENEWED, TTL);
+                shared.renewed(&lease, &lease.request, sent, RENEWED, TTL);
                 drop(client);
             }
         });
@@ -409,7 +409,7 @@ fn after_a_gap_a_renewal_is_begun_even_if_one_is_under_way() {
             let (shared, begin) = (Arc::clone(&shared), begin.clone());
             move || {
                 for lease in begin() {
-                    shared.renewed(&lease, shared.clock.now(), RENEWED, TTL);
+                    shared.renewed(&lease, &lease.request, shared.clock.now(), RENEWED, TTL);
                 }
             }
         });

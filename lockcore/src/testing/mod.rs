@@ -106,7 +106,8 @@ pub enum Verb {
     Connect,
     /// A ticket: a lock, or a place in line.
     Enqueue,
-    /// The renewal of all tickets of a client that are due.
+    /// The renewal of all tickets of a client that are due; and of one, as
+    /// [`Held::ensure`](crate::Held::ensure) and [`Guard::downgrade`](crate::Guard::downgrade) ask for it.
     Renew,
     /// The removal of tickets.
     Release,

@@ -241,6 +241,8 @@ impl Store {
             return Renewed::Lost;
         }
         wakes.collect(queue.expire(now.as_nanos()), queue, receivers);
+        let newly = queue.shrink(request.id, request.permits.get());
+        wakes.collect(newly, queue, receivers);
         let renewed = renew(queue, request, now);
         names.drop_if_empty(&request.name);
         renewed
