@@ -57,7 +57,7 @@ fn release(server: &RedisServer, id: &str, mark_millis: &str) -> Vec<i64> {
 fn renew(server: &RedisServer, id: &str) -> Vec<i64> {
     let mut call = vec!["EVAL", script!("renew"), "2"];
     call.extend(&KEYS[..2]);
-    call.extend(["t:1:wake:", id]);
+    call.extend(["t:1:wake:", id, "10"]);
     server.command(&call)
 }
 

@@ -75,6 +75,7 @@ pub(super) async fn renew(
         write_prefix(call, tickets.first());
         for request in &tickets {
             call.write_arg_fmt(request.id);
+            call.write_arg_fmt(request.permits);
         }
     };
     let reply = numbers(run(connection, &layout::RENEW, 2 * tickets.len(), write).await?)?;

@@ -47,8 +47,8 @@ end
 
 -- Walks a name's tickets from the oldest on, for as long as they hold or newly hold.
 --
--- `leaving` is the id of a ticket that is about to go, `asker` one that wants to know about itself.
--- Nothing is changed here: settle() does that.
+-- `leaving` is the id of a ticket that is about to go, `asker` one that wants to know about itself, and
+-- `given_up` how many permits its record has just lost. Nothing is changed here: settle() does that.
 --
 -- Returns a table:
 --   used      permits of those that stay and hold
@@ -59,7 +59,7 @@ end
 --   expired   whether the asker is among the dead
 --   dead      ids that have expired, or have no record
 --   granted   {id, record} of those that hold now and did not before
-local function walk(tickets, queue, now, leaving, asker)
+local function walk(tickets, queue, now, leaving, asker, given_up)
   local line = { used = 0, dead = {}, granted = {}, asker = false }
   local before, at, page = 0, 0, 2
   while true do
@@ -80,6 +80,7 @@ local function walk(tickets, queue, now, leaving, asker)
         permits, capacity = tonumber(permits), tonumber(capacity)
         local was_older = before
         before = before + permits
+        if id == asker then before = before + (given_up or 0) end
         if expires <= now then
           line.dead[#line.dead + 1] = id
           line.expired = line.expired or id == asker

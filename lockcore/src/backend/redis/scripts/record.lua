@@ -9,7 +9,7 @@ local function parse(record)
   return tonumber(expires), permits, capacity
 end
 
--- The record with another expiry; the rest never changes.
+-- The record with another expiry; the rest stays.
 local function with_expiry(record, expires)
   return string.format('%d', expires) .. string.sub(record, string.find(record, ':', 1, true), -1)
 end

@@ -1,8 +1,9 @@
--- Prolongs tickets to their ttl from now. Never creates one: a ticket that has expired, or been evicted,
--- is lost.
+-- Prolongs tickets to their ttl from now, and lets none keep more permits than it is renewed with, which
+-- wakes whoever holds because of it. Never creates one: a ticket that has expired, or been evicted, is
+-- lost.
 --
 -- KEYS  per ticket: tickets, queue
--- ARGV  1 prefix of wake-up channels; then per ticket: id
+-- ARGV  1 prefix of wake-up channels; then per ticket: id, permits
 -- Reply per ticket three numbers in a row:
 --       0, ttl in ms, -1              holds
 --       1, ttl in ms, recheck in ms   waits; -1: no recheck
@@ -15,15 +16,18 @@
 
 local now = clock()
 
-local function renew(tickets, queue, id)
+local function renew(tickets, queue, id, most)
   local known = redis.call('HMGET', tickets, id, 'last')
   local record = known[1]
   if not record then return 2, -1, -1 end
   keep(tickets, queue, now, tonumber(known[2] or '0'))
-  local lives = parse(record) > now
+  local expires, permits = parse(record)
+  local lives = expires > now
   local ttl = tonumber(string.match(record, '^%d+:%d+:%d+:%d+:(%d+):'))
+  local given_up = lives and math.max(permits - tonumber(most), 0) or 0
+  if given_up > 0 then record = string.gsub(record, '^(%d+:%d+:)%d+', '%1' .. most) end
   if lives then redis.call('HSET', tickets, id, with_expiry(record, now + ttl)) end
-  local line = walk(tickets, queue, now, nil, id)
+  local line = walk(tickets, queue, now, nil, id, given_up)
   settle(tickets, queue, now, line, ARGV[1], id)
   if not lives then return 2, -1, -1 end
   if line.asker then return 0, ttl, -1 end
@@ -31,9 +35,9 @@ local function renew(tickets, queue, id)
 end
 
 local reply = {}
-for i = 2, #ARGV do
+for i = 2, #ARGV, 2 do
   -- Whatever is wrong with one name must not cost the others their leases.
-  local done, status, ttl, again = pcall(renew, KEYS[2 * i - 3], KEYS[2 * i - 2], ARGV[i])
+  local done, status, ttl, again = pcall(renew, KEYS[i - 1], KEYS[i], ARGV[i], ARGV[i + 1])
   if not done then status, ttl, again = 3, -1, -1 end
   reply[#reply + 1], reply[#reply + 2], reply[#reply + 3] = status, ttl, again
 end
