@@ -19,18 +19,19 @@ pub(super) const SCRATCH: &str = include_str!("schema/scratch.sql");
 /// The statements of a verb are one text, run to its end by the driver's thread without asking back: the file is not
 /// locked for as long as it takes some other thread to be scheduled.
 macro_rules! verb {
-    ($ask:literal, $verb:literal) => {
+    ($($before:literal),+; $verb:literal) => {
         concat!(
-            include_str!($ask),
+            $(include_str!($before),)+
             include_str!("schema/line.sql"),
             include_str!($verb)
         )
     };
 }
 
-pub(super) const ENQUEUE: &str = verb!("schema/ask_one.sql", "schema/enqueue.sql");
-pub(super) const RENEW: &str = verb!("schema/ask_many.sql", "schema/renew.sql");
-pub(super) const RELEASE: &str = verb!("schema/ask_many.sql", "schema/release.sql");
+pub(super) const ENQUEUE: &str = verb!("schema/ask_one.sql"; "schema/enqueue.sql");
+pub(super) const RENEW: &str =
+    verb!("schema/ask_many.sql", "schema/shrink.sql"; "schema/renew.sql");
+pub(super) const RELEASE: &str = verb!("schema/ask_many.sql"; "schema/release.sql");
 pub(super) const GRANTED: &str = include_str!("schema/granted.sql");
 pub(super) const INSPECT: &str = include_str!("schema/inspect.sql");
 pub(super) const FORGET: &str = include_str!("schema/forget.sql");
@@ -52,6 +53,19 @@ pub(super) fn list<T: std::fmt::Display>(ids: impl Iterator<Item = T>) -> String
     }
     list.push(']');
     list
+}
+
+/// Numbers by id, likewise.
+pub(super) fn object<T: std::fmt::Display>(numbers: impl Iterator<Item = (T, u32)>) -> String {
+    let mut object = String::from("{");
+    for (id, number) in numbers {
+        if object.len() > 1 {
+            object.push(',');
+        }
+        object.push_str(&format!("\"{id}\":{number}"));
+    }
+    object.push('}');
+    object
 }
 
 /// Milliseconds of the clock that tickets expire by.
@@ -140,5 +154,7 @@ mod tests {
     fn a_list_is_what_json_takes() {
         assert_eq!(list::<&str>([].into_iter()), "[]");
         assert_eq!(list(["a", "b"].into_iter()), r#"["a","b"]"#);
+        assert_eq!(object::<&str>([].into_iter()), "{}");
+        assert_eq!(object([("a", 1), ("b", 2)].into_iter()), r#"{"a":1,"b":2}"#);
     }
 }

@@ -60,11 +60,12 @@ pub(super) async fn enqueue(
         return Err(file.taken_over());
     };
     let older = unsigned(column(row, "older")?);
+    let fits = older + unsigned(column(row, "permits")?) <= u64::from(request.capacity.get());
     let soonest: Option<i64> = column(row, "soonest")?;
     let until_soonest = soonest.map(|at| duration(at - now));
     if let Some(ticket) = column::<Option<i64>>(row, "ticket")? {
         let (ticket, valid_for) = (unsigned(ticket), duration(ttl));
-        if older + u64::from(request.permits.get()) <= u64::from(request.capacity.get()) {
+        if fits {
             wakes.settled(request.id);
             return Ok(Enqueued::Granted { ticket, valid_for });
         }
@@ -84,7 +85,6 @@ pub(super) async fn enqueue(
             in_use: u32::try_from(in_use).unwrap_or(u32::MAX),
         });
     }
-    let fits = older + u64::from(request.permits.get()) <= u64::from(request.capacity.get());
     let crowded = column::<i64>(row, "crowded")? != 0;
     if fits || (request.wait && !crowded) {
         return Err(StoreError::new(
@@ -103,16 +103,10 @@ pub(super) async fn renew(
     tickets: &[Arc<Request>],
 ) -> Result<Vec<Renewed>, StoreError> {
     let ids: Vec<Id> = tickets.iter().map(|request| request.id).collect();
-    renew_ids(file, wakes, &ids).await
-}
-
-async fn renew_ids(
-    file: &mut File,
-    wakes: &mut Wakes,
-    ids: &[Id],
-) -> Result<Vec<Renewed>, StoreError> {
+    let parts = tickets.iter().filter(|r| r.permits < r.capacity);
+    let keeps = layout::object(parts.map(|request| (request.id, request.permits.get())));
     let now = layout::now_millis();
-    let rows = ask_many(file, layout::RENEW, ids, &[], false, now).await?;
+    let rows = ask_many(file, layout::RENEW, &ids, Asked::Renew(&keeps), now).await?;
     let mut answers = Vec::with_capacity(ids.len());
     for row in &rows {
         let Answered { asked, row } = answered(row)?;
@@ -159,7 +153,7 @@ pub(super) async fn release(
         .map(|leaving| leaving.request.id)
         .collect();
     let now = layout::now_millis();
-    let rows = ask_many(file, layout::RELEASE, &ids, &marked, true, now).await?;
+    let rows = ask_many(file, layout::RELEASE, &ids, Asked::Release(&marked), now).await?;
     let mut answers = Vec::with_capacity(ids.len());
     for row in &rows {
         let Answered { asked, row } = answered(row)?;
@@ -179,14 +173,26 @@ pub(super) async fn release(
     Ok(answers)
 }
 
+/// What is asked of several tickets.
+#[derive(Clone, Copy)]
+enum Asked<'a> {
+    /// How many permits they keep, if not all.
+    Renew(&'a str),
+    /// Which of them leave a mark.
+    Release(&'a [Id]),
+}
+
 async fn ask_many(
     file: &mut File,
     verb: &'static str,
     ids: &[Id],
-    marked: &[Id],
-    leave: bool,
+    what: Asked<'_>,
     now: i64,
 ) -> Result<Vec<SqliteRow>, StoreError> {
+    let (leave, marked, keeps) = match what {
+        Asked::Renew(keeps) => (false, [].as_slice(), keeps),
+        Asked::Release(marked) => (true, marked, "{}"),
+    };
     let (asked, marked) = (layout::list(ids.iter()), layout::list(marked.iter()));
     let (process, epoch) = (file.process, file.epoch);
     let query = || {
@@ -197,6 +203,7 @@ async fn ask_many(
             .bind(now)
             .bind(process)
             .bind(epoch)
+            .bind(keeps.to_owned())
     };
     file.transact(query).await
 }
@@ -225,7 +232,7 @@ async fn look_for(file: &mut File, wakes: &mut Wakes) -> Result<(), StoreError> 
     // Who let them in cut their time short, as it could not know whether anybody would look. A wake-up tells the waiter
     // that it holds for as long as it believes; so first that is made true.
     let now = layout::now_millis();
-    let rows = ask_many(file, layout::RENEW, &granted, &[], false, now).await?;
+    let rows = ask_many(file, layout::RENEW, &granted, Asked::Renew("{}"), now).await?;
     for row in &rows {
         let Answered { asked, row } = answered(row)?;
         if !asked {
@@ -449,9 +456,18 @@ mod tests {
                             .find(old.id)
                             .is_some_and(|(found, _)| found.expires_at > 1);
                         let known = rule.find(old.id).is_some();
-                        newly = if known { rule.expire(1) } else { 0 };
+                        let mut renewal = Request::clone(&old);
+                        if random.bool() {
+                            let most = NonZeroU32::new(random.u32(1..=capacity)).unwrap();
+                            renewal.permits = renewal.permits.min(most);
+                        }
+                        let mut granted = if known { rule.expire(1) } else { 0 };
+                        if lives {
+                            granted += rule.shrink(old.id, renewal.permits.get());
+                        }
+                        newly = granted;
                         let expected = lives.then(|| rule.find(old.id).unwrap().1);
-                        let answer = processes[of].renew(&old).await;
+                        let answer = processes[of].renew(&Arc::new(renewal)).await;
                         match (expected, answer) {
                             (Some(true), Renewed::Granted { .. }) => {
                                 // Told by the answer, if it is new.

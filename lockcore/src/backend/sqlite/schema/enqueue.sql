@@ -1,9 +1,10 @@
 -- Takes a ticket, or finds the one that an earlier try with the same id left and renews it. After `ask_one.sql`, whose
 -- arguments it has, and `line.sql`.
 --
--- Rows: one of kind 0, none if the epoch is over: ticket (null: none was taken), permits of the live tickets before it,
--- `gone` (released before, or expired), another capacity in use, when the first of the holders expires, whether
--- another process is ahead, whether the line is too long to wait in; and one of kind 1 for each ticket of this process that holds newly: id, ticket, receiver.
+-- Rows: one of kind 0, none if the epoch is over: ticket (null: none was taken), its permits (fewer than asked for, if it
+-- was made smaller since), permits of the live tickets before it, `gone` (released before, or expired), another capacity
+-- in use, when the first of the holders expires, whether another process is ahead, whether the line is too long to wait
+-- in; and one of kind 1 for each ticket of this process that holds newly: id, ticket, receiver.
 --
 -- One transaction. The row of the name was locked before the number is drawn (H29).
 
@@ -34,6 +35,7 @@ SELECT 0 AS kind,
        asked.id AS id,
        mine.ticket AS ticket,
        asked.receiver AS receiver,
+       coalesce(mine.permits, asked.permits) AS permits,
        coalesce((
            SELECT sum(permits) FROM tickets
            WHERE tickets.name = names.key AND (mine.ticket IS NULL OR tickets.ticket < mine.ticket)
@@ -49,7 +51,7 @@ SELECT 0 AS kind,
            AND EXISTS (SELECT 1 FROM tickets WHERE tickets.name = names.key LIMIT 1 OFFSET 9999) AS crowded
 FROM asked LEFT JOIN names ON names.name = asked.key LEFT JOIN tickets AS mine ON mine.id = asked.id
 UNION ALL
-SELECT 1, line.id, line.ticket, line.receiver, NULL, NULL, NULL, NULL, NULL, NULL
+SELECT 1, line.id, line.ticket, line.receiver, NULL, NULL, NULL, NULL, NULL, NULL, NULL
 FROM line, asked
 WHERE live AND was > line.capacity AND now_is <= line.capacity AND line.process = asked.process AND line.id <> asked.id;
 

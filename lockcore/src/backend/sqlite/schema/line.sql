@@ -7,14 +7,15 @@
 DELETE FROM line;
 
 INSERT INTO line
-SELECT name, ticket, id, permits, capacity, expires_at, receiver, process, live, was, now_is, foreign_ahead
+SELECT name, ticket, id, keeps, capacity, expires_at, receiver, process, live, was, now_is, foreign_ahead
 FROM (
     SELECT *,
            sum(permits) OVER older AS was,
-           sum(permits * live) OVER older AS now_is,
+           sum(keeps * live) OVER older AS now_is,
            max(live AND process <> mine) OVER older AS foreign_ahead
     FROM (
         SELECT tickets.*, a.process AS mine,
+               coalesce((SELECT shrinks.permits FROM shrinks WHERE shrinks.id = tickets.id), tickets.permits) AS keeps,
                tickets.expires_at > a.now AND tickets.id NOT IN (SELECT id FROM asked WHERE leaves) AS live
         FROM (SELECT now, process FROM asked LIMIT 1) AS a, tickets
         WHERE tickets.name IN (
@@ -25,7 +26,7 @@ FROM (
     )
     WINDOW older AS (PARTITION BY name ORDER BY ticket ROWS UNBOUNDED PRECEDING)
 )
-WHERE NOT live OR now_is - permits <= capacity OR id IN (SELECT id FROM asked);
+WHERE NOT live OR now_is - keeps <= capacity OR id IN (SELECT id FROM asked);
 
 -- Physically, and before anybody is granted because of it: a renewal that read its clock before this transaction had
 -- the file must not find the ticket alive after it was taken for dead.

@@ -1,4 +1,5 @@
--- Prolongs tickets to their ttl from now. Never creates one. After `ask_many.sql`, whose arguments it has, and `line.sql`.
+-- Prolongs tickets to their ttl from now, and makes those smaller that are to keep fewer permits. Never creates one.
+-- After `ask_many.sql`, whose arguments it has, `shrink.sql` and `line.sql`.
 --
 -- Rows, none if the epoch is over: one of kind 0 for each id, in order: ticket (null: lost), ttl in ms, permits of it
 -- and all older live ones, its own, the capacity, when the first of the holders expires (if it is the first in line),
@@ -6,6 +7,11 @@
 -- ticket, receiver.
 --
 -- One transaction, whatever the number of ids.
+
+UPDATE tickets SET permits = (SELECT permits FROM shrinks WHERE shrinks.id = tickets.id)
+WHERE id IN (SELECT id FROM shrinks);
+
+DELETE FROM shrinks;
 
 UPDATE tickets SET expires_at = (SELECT now FROM asked LIMIT 1) + ttl_millis
 WHERE id IN (SELECT id FROM asked);

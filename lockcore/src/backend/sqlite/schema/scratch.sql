@@ -18,17 +18,23 @@ CREATE TEMP TABLE asked (
     process     INTEGER NOT NULL
 );
 
+-- Of the tickets that a renewal makes smaller: how many permits they keep. Empty but during such a renewal.
+CREATE TEMP TABLE shrinks (
+    id          TEXT    NOT NULL PRIMARY KEY,
+    permits     INTEGER NOT NULL
+) WITHOUT ROWID;
+
 CREATE TEMP TABLE line (
     name        INTEGER NOT NULL,
     ticket      INTEGER NOT NULL,
     id          TEXT    NOT NULL,
-    permits     INTEGER NOT NULL,
+    permits     INTEGER NOT NULL, -- from now on
     capacity    INTEGER NOT NULL,
     expires_at  INTEGER NOT NULL,
     receiver    INTEGER NOT NULL,
     process     INTEGER NOT NULL,
     live        INTEGER NOT NULL, -- neither expired nor leaving
-    was         INTEGER NOT NULL, -- permits of this and all older ones, before anybody goes
-    now_is      INTEGER NOT NULL, -- the same without those that go
+    was         INTEGER NOT NULL, -- permits of this and all older ones, before anybody goes or shrinks
+    now_is      INTEGER NOT NULL, -- the same without those that go, and with what the others keep
     foreign_ahead INTEGER NOT NULL -- a live older one is of another process
 );
