@@ -11,6 +11,8 @@
 //! - A ticket of ours that is in a current line has everything that is older in front of it, because
 //!   it got its number last. Events that are still on their way can only be about younger tickets
 //!   and about deletions, and to believe in a ticket that is gone means to wait a little longer.
+//! - A ticket that is made smaller has a node anew, and that node comes before the old one goes: in the
+//!   events as in the transaction. So no line is without it in between.
 //! - So a ticket of ours that is *in* the line and first by the rule holds; one that is not in it yet
 //!   is not granted from it, whatever the line looks like (H27). A line that is not current is not
 //!   looked at: renewals ask the store then.
@@ -102,8 +104,10 @@ impl Line {
     /// Somebody came. `false` when somebody else must have come before, and nobody told.
     fn came(&mut self, ticket: Ticket) -> bool {
         match ticket.sequence.wrapping_sub(self.highest) {
-            // From before the line was read.
-            ..=0 => true,
+            ..=0 => {
+                self.came_anew(ticket);
+                true
+            }
             1 => {
                 self.highest = ticket.sequence;
                 self.tickets.push_back(ticket);
@@ -113,6 +117,18 @@ impl Line {
                 self.current = false;
                 false
             }
+        }
+    }
+
+    /// From before the line was read; or a ticket that was made smaller, and has a node anew with the number
+    /// that it had. Every create takes a number, that one too, although nothing bears it: if the line was
+    /// read before it, which the old node shows that is still in it, nobody has counted it yet.
+    fn came_anew(&mut self, ticket: Ticket) {
+        let is_there = self.tickets.iter().any(|other| other.node == ticket.node);
+        let same = |other: &&mut Ticket| other.sequence == ticket.sequence;
+        if !is_there && let Some(old) = self.tickets.iter_mut().find(same) {
+            *old = ticket;
+            self.highest = self.highest.wrapping_add(1);
         }
     }
 
@@ -569,5 +585,29 @@ mod tests {
         assert_eq!(line.tickets.len(), 2);
         assert!(!line.came(ticket(10)));
         assert!(!line.is_current());
+    }
+
+    /// S8: with neither of its nodes in the line, the next would hold.
+    #[test]
+    fn a_ticket_that_is_made_smaller_is_never_missing_and_takes_one_number_more() {
+        let (old, behind) = (ticket(7), ticket(8));
+        let anew = Ticket::parse(&old.node.replacen("-1-1-", "-1-2-", 1)).unwrap();
+        // Read before it, when nobody has counted it; and after.
+        for (before, counted) in [(true, 18), (false, 20)] {
+            let mut line = Line::default();
+            let first = if before { &old } else { &anew };
+            let children = [first.node.clone(), behind.node.clone()];
+            line.read(&children, Some(&stat(counted - 2, 2)));
+            assert_eq!(line.highest, if before { 8 } else { 9 });
+
+            assert!(line.came(anew.clone()));
+            assert_eq!(line.tickets[0], anew);
+            assert_eq!(line.went(&old.node), None);
+
+            assert_eq!(line.tickets.len(), 2);
+            assert_eq!(line.highest, 9);
+            assert!(line.came(ticket(10)));
+            assert!(line.is_current());
+        }
     }
 }

@@ -48,6 +48,16 @@ impl Parent {
         )
     }
 
+    /// The path of a ticket that `request` makes smaller. All else of its name stays, so that it has the
+    /// same place in line.
+    pub(super) fn smaller(&self, path: &str, request: &Request) -> Option<String> {
+        let node = path.strip_prefix(&self.path)?.strip_prefix('/')?;
+        let mut fields: Vec<&str> = node.splitn(6, '-').collect();
+        let permits = request.permits.to_string();
+        *fields.get_mut(1)? = &permits;
+        Some(self.child(&fields.join("-")))
+    }
+
     pub(super) fn child(&self, node: &str) -> String {
         format!("{}/{node}", self.path)
     }
@@ -104,6 +114,22 @@ impl Ticket {
     }
 }
 
+/// The data of a ticket: who asked. The number of a ticket is the transaction that created its node; of
+/// one that was made smaller, which has a node anew, the number stands behind a line break.
+pub(super) fn data(owner: &str, number: u64) -> Vec<u8> {
+    format!("{owner}\n{number}").into_bytes()
+}
+
+/// Reads what [`data`] wrote, or an owner alone.
+pub(super) fn owner_and_number(data: &[u8], created: u64) -> (String, u64) {
+    let text = String::from_utf8_lossy(data).into_owned();
+    let number = text.rsplit_once('\n');
+    match number.and_then(|(owner, number)| Some((owner, number.parse().ok()?))) {
+        Some((owner, number)) => (owner.to_owned(), number),
+        None => (text, created),
+    }
+}
+
 /// Sequence numbers are 32-bit today; should they grow, their lower half still tells the order.
 pub(super) const fn wrapped(sequence: i64) -> i32 {
     sequence as i32
@@ -149,6 +175,7 @@ pub(super) fn holders<'a>(line: impl IntoIterator<Item = &'a Ticket>) -> usize {
 #[cfg(test)]
 mod tests {
     use std::collections::HashMap;
+    use std::num::NonZeroU32;
 
     use super::*;
     use crate::name::Namespace;
@@ -252,6 +279,47 @@ mod tests {
         ] {
             assert_eq!(Ticket::parse(other), None, "{other}");
         }
+    }
+
+    #[test]
+    fn a_ticket_that_is_made_smaller_is_the_same_but_for_its_permits() {
+        let name = Name::new(Namespace::new("lock").unwrap(), "a-b").unwrap();
+        let parent = Parent::of(&name);
+        for sequence in [17, -2_147_483_648] {
+            let before = Ticket::parse(&node(3, 5, sequence)).unwrap();
+            let request = Request {
+                name: name.clone(),
+                id: before.id,
+                permits: NonZeroU32::new(2).unwrap(),
+                capacity: NonZeroU32::new(5).unwrap(),
+                ttl: before.ttl,
+                wait: true,
+                highest_seen: 0,
+                owner: "".into(),
+            };
+
+            let path = parent.smaller(&parent.child(&before.node), &request);
+
+            let path = path.unwrap();
+            let after = Ticket::parse(&path[parent.path.len() + 1..]).unwrap();
+            let expected = Ticket {
+                permits: 2,
+                node: after.node.clone(),
+                ..before
+            };
+            assert_eq!(after, expected);
+            assert_eq!(path, parent.child(&after.node));
+        }
+    }
+
+    #[test]
+    fn a_number_that_is_written_down_is_read_back_and_an_owner_alone_is_one() {
+        assert_eq!(
+            owner_and_number(&data("host/1/2", 7), 9),
+            ("host/1/2".into(), 7)
+        );
+        assert_eq!(owner_and_number(b"host/1/2", 9), ("host/1/2".into(), 9));
+        assert_eq!(owner_and_number(b"a\nb", 9), ("a\nb".into(), 9));
     }
 
     /// H16: after 2³¹ tickets on one hot name.

@@ -80,6 +80,10 @@ pub(super) struct Standing {
     /// The path of its parent, and its own.
     pub(super) parent: String,
     pub(super) path: String,
+    pub(super) permits: u32,
+    /// The path that it has by now, or will have, if a request to make it smaller was carried out, or is.
+    /// There is one at most: the core makes a ticket smaller once, and asks until that is acknowledged.
+    pub(super) shrinks_to: Option<String>,
     pub(super) sequence: i32,
     pub(super) ticket: u64,
     /// It holds; that is never taken back.
@@ -483,6 +487,22 @@ impl State {
     pub(super) fn granted(&mut self, id: Id) {
         if let Some(standing) = self.standing_mut(id) {
             standing.granted = true;
+        }
+    }
+
+    /// It is about to be made smaller.
+    pub(super) fn shrinks(&mut self, id: Id, path: &str) {
+        if let Some(standing) = self.standing_mut(id) {
+            standing.shrinks_to = Some(path.to_owned());
+        }
+    }
+
+    /// It was made smaller.
+    pub(super) fn shrunk(&mut self, id: Id, path: String, permits: u32) {
+        if let Some(standing) = self.standing_mut(id) {
+            standing.path = path;
+            standing.permits = permits;
+            standing.shrinks_to = None;
         }
     }
 

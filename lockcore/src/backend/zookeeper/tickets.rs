@@ -19,7 +19,7 @@ use crate::backend::{Departure, Enqueued, Fault, Place, Released, Renewed, Store
 use crate::clock::Clock;
 use crate::name::Name;
 use crate::queue::MOST_TICKETS;
-use crate::request::Request;
+use crate::request::{Id, Request};
 use crate::token::MAX_TICKET;
 
 /// Of the session timeout that must be certain before a lock is asked for. After a process was
@@ -309,6 +309,8 @@ fn stands(
     let standing = Standing {
         parent: parent.path.clone(),
         path,
+        permits: request.permits.get(),
+        shrinks_to: None,
         sequence,
         ticket,
         granted: false,
@@ -403,11 +405,14 @@ async fn withdraw(
 /// that the session lives, which probes of its own renew; the question here is only whether somebody
 /// has deleted a node. Renewals are more frequent than a third of the ttl, because the proof is
 /// always some time old; nodes are looked at no more often than that.
+///
+/// Tickets that are to be smaller are made so first.
 pub(super) async fn renew(
     session: Arc<Session>,
     tickets: Vec<Arc<Request>>,
 ) -> Result<Vec<Renewed>, StoreError> {
     session.usable()?;
+    let shrunk = shrink(&session, &tickets).await;
     // Before the requests: what is answered later is older.
     let mut answers = Vec::with_capacity(tickets.len());
     let mut reads = session.client.new_multi_reader();
@@ -421,6 +426,7 @@ pub(super) async fn renew(
                 None => Renewed::Lost, // of an earlier session, or released
                 Some(Mine::Asked) => Renewed::Failed,
                 Some(Mine::Standing(mine)) if mine.lost => Renewed::Lost,
+                _ if shrunk.contains(&(request.id, false)) => Renewed::Failed,
                 Some(Mine::Standing(mine)) => {
                     let line = state.lines.get(&mine.parent);
                     let told_by_events = line.is_some_and(|line| line.is_current());
@@ -429,7 +435,9 @@ pub(super) async fn renew(
                         && mine
                             .seen
                             .is_some_and(|seen| now < seen.after(request.ttl / 3));
-                    if !told_by_events && !mine.granted {
+                    // One that waits may hold because it is smaller.
+                    let unsure = !told_by_events || shrunk.contains(&(request.id, true));
+                    if unsure && !mine.granted {
                         listed.push((at, mine.clone()));
                     } else if !told_by_events && !seen_lately {
                         reads.add_get_data(&mine.path).map_err(failed)?;
@@ -489,6 +497,66 @@ pub(super) async fn renew(
     Ok(answers)
 }
 
+/// Makes tickets smaller that have more permits than they are renewed with: each gets another node, with
+/// the sequence number that it has, in one transaction, and the old one goes with it. Returns which were to
+/// be made so, and whether that is known to be done.
+///
+/// Dropped half-way or unanswered, it may be carried out all the same; both paths are known from before it
+/// is sent, and a release deletes what is at either. After that there is nothing to be made smaller, and the
+/// transaction fails as a whole.
+async fn shrink(session: &Arc<Session>, tickets: &[Arc<Request>]) -> Vec<(Id, bool)> {
+    let mut sent = Vec::new(); // allocates when something is put in
+    for request in tickets {
+        let (id, permits) = (request.id, request.permits.get());
+        let mut state = session.state();
+        let Some(mine) = state.standing(id) else {
+            continue;
+        };
+        if permits >= mine.permits || mine.lost || mine.leaving {
+            continue;
+        }
+        let (old, data) = (mine.path.clone(), layout::data(&request.owner, mine.ticket));
+        let Some(new) = Parent::of(&request.name).smaller(&old, request) else {
+            continue;
+        };
+        state.shrinks(id, &new);
+        drop(state);
+        let mut writes = session.client.new_multi_writer();
+        let node = CreateMode::Ephemeral.with_acls(session.acls);
+        // In this order: whoever follows the line is told so, and must not see it without either.
+        let both = writes.add_create(&new, &data, &node);
+        let both = both.and_then(|()| writes.add_delete(&old, None));
+        let answer = both.map(|()| writes.commit());
+        sent.push((id, permits, new, answer));
+    }
+    let mut tried = Vec::new();
+    for (id, permits, new, answer) in sent {
+        let outcome = match answer {
+            Ok(answer) => answer.await.map(drop).map_err(ZkError::from),
+            Err(error) => Err(error),
+        };
+        let done = match outcome {
+            // Or an earlier try, which was not answered.
+            Ok(()) | Err(ZkError::NodeExists) => {
+                session.state().shrunk(id, new, permits);
+                true
+            }
+            Err(ZkError::NoNode) => {
+                if let Some(mine) = session.state().standing_mut(id) {
+                    mine.lost = true;
+                }
+                true
+            }
+            Err(error) => {
+                tracing::debug!(%error, "a ticket could not be made smaller, or perhaps it was");
+                false
+            }
+        };
+        tried.push((id, done));
+    }
+    tried
+}
+
 fn how_it_stands(granted: bool, valid_for: Duration) -> Renewed {
     match granted {
         true => Renewed::Granted { valid_for },
@@ -536,6 +604,7 @@ async fn delete(
         let mut state = session.state();
         state.leaves(id);
         let path = state.standing(id).map(|standing| standing.path.clone());
+        let smaller = state.standing(id).and_then(|mine| mine.shrinks_to.clone());
         if departure.enqueue_may_follow {
             // Whatever comes later is seen by the line's watch, and deleted.
             state.mark_gone(id, &parent.path);
@@ -550,17 +619,23 @@ async fn delete(
             .then(|| client.sync(&parent.path));
         sent.push((
             path.map(|path| client.delete(&path, None)),
+            smaller.map(|path| client.delete(&path, None)),
             synced,
             search.then(|| client.list_children(&parent.path)),
         ));
     }
     let mut answers = Vec::with_capacity(tickets.len());
-    for ((departure, parent), (deleted, synced, listed)) in tickets.iter().zip(&parents).zip(sent) {
+    for ((departure, parent), (deleted, smaller, synced, listed)) in
+        tickets.iter().zip(&parents).zip(sent)
+    {
         let id = departure.request.id;
-        let mut released = match deleted {
-            Some(deleted) => was_deleted(deleted.await)?,
-            None => Released::NotFound,
-        };
+        let mut released = Released::NotFound;
+        for deleted in [deleted, smaller].into_iter().flatten() {
+            match was_deleted(deleted.await)? {
+                Released::NotFound => {}
+                found => released = found,
+            }
+        }
         if let Some(synced) = synced {
             synced.await.map_err(failed)?;
         }
@@ -629,7 +704,7 @@ pub(super) async fn inspect(session: Arc<Session>, name: Name) -> Result<Vec<Pla
         Err(ZkError::NoNode) => return Ok(Vec::new()),
         Err(error) => return Err(failed(error)),
     };
-    let mut line = layout::in_line(&children);
+    let line = layout::in_line(&children);
     if line.is_empty() {
         return Ok(Vec::new());
     }
@@ -648,31 +723,24 @@ pub(super) async fn inspect(session: Arc<Session>, name: Name) -> Result<Vec<Pla
     for page in reading {
         read.extend(page.await.map_err(failed)?);
     }
-    let mut read = read.into_iter();
-    let mut told = Vec::with_capacity(line.len());
-    line.retain(|_| match read.next() {
-        Some(MultiReadResult::Data { data, stat }) => {
-            told.push((data, stat));
-            true
-        }
-        _ => false, // gone meanwhile
-    });
+    // As the line was: of what is gone meanwhile, or has another node, nobody else is shown to hold for it.
     let holders = layout::holders(&line);
-    let places = line
-        .iter()
-        .zip(told)
-        .enumerate()
-        .map(|(at, (ticket, (data, stat)))| {
-            Place::new(
-                stat.czxid.unsigned_abs(),
-                at < holders,
-                ticket.permits,
-                ticket.capacity,
-                // The servers do not tell how long a session has left; this is the most.
-                ticket.ttl,
-                String::from_utf8_lossy(&data).into_owned(),
-            )
-        });
+    let places = line.iter().zip(read).enumerate();
+    let places = places.filter_map(|(at, (ticket, read))| {
+        let MultiReadResult::Data { data, stat } = read else {
+            return None;
+        };
+        let (owner, number) = layout::owner_and_number(&data, stat.czxid.unsigned_abs());
+        Some(Place::new(
+            number,
+            at < holders,
+            ticket.permits,
+            ticket.capacity,
+            // The servers do not tell how long a session has left; this is the most.
+            ticket.ttl,
+            owner,
+        ))
+    });
     Ok(places.collect())
 }
 
