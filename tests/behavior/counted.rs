@@ -24,6 +24,7 @@ impl Counts {
         self.enqueued.load(Ordering::SeqCst)
     }
 
+    /// Requests, of however many tickets.
     pub(crate) fn renewals(&self) -> usize {
         self.renewals.load(Ordering::SeqCst)
     }

@@ -8,6 +8,7 @@
 mod border;
 mod counted;
 mod crowd;
+mod downgrade;
 mod exclusion;
 mod faults;
 mod fencing;
@@ -45,6 +46,8 @@ fn main() {
         trials.extend(runtimes::facts(kind));
         trials.extend(local::facts(kind));
         trials.extend(reentry::facts(kind));
+        trials.extend(downgrade::facts(kind));
+        trials.extend(downgrade::local_facts(kind));
         trials.extend(multi::facts(kind));
         trials.extend(fencing::facts(kind));
         trials.extend(crowd::facts(kind));
@@ -57,6 +60,10 @@ fn main() {
     trials.extend(crowd::facts_of_the_kit(Kind::Memory));
     trials.extend(protocol::facts(Kind::Memory));
     trials.extend(inversions::facts(Kind::Memory));
+    trials.extend(downgrade::facts_of_the_kit(Kind::Memory));
+    for kind in [Kind::Redis, Kind::Sqlite, Kind::ZooKeeper] {
+        trials.extend(downgrade::facts_of_processes(kind));
+    }
     trials.extend(processes::facts(Kind::Redis));
     trials.extend(processes::facts(Kind::Sqlite));
     trials.extend(processes::facts_of_sessions(Kind::ZooKeeper));

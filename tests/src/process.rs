@@ -189,6 +189,12 @@ impl Holder {
         }
     }
 
+    /// Lets readers in.
+    pub fn downgrade(&mut self) {
+        self.0.say("downgrade");
+        assert_eq!(self.0.expect("DOWNGRADED", ANSWER), "");
+    }
+
     /// `Released` or `AlreadyLost`.
     pub fn release(&mut self) -> String {
         self.0.say("release");

@@ -3,6 +3,7 @@
 //! ```text
 //! acquire   → HELD <token> | FAILED <kind>     waits as long as LOCK_WAIT says
 //! try       → HELD <token> | FAILED <kind>     does not wait
+//! downgrade → DOWNGRADED | FAILED <kind>       it only reads from here on
 //! release   → RELEASED Released | RELEASED AlreadyLost | FAILED <kind>
 //! valid     → VALID true | VALID false         the guard's own judgement, without asking the store
 //! lost      → LOST <reason>                    when the guard is lost
@@ -73,6 +74,10 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
             "try" => guard = report(lock.try_acquire().await),
             "release" => match held(guard.take())?.release().await {
                 Ok(release) => println!("RELEASED {release:?}"),
+                Err(error) => println!("FAILED {:?}", error.kind()),
+            },
+            "downgrade" => match held(guard.as_mut())?.downgrade().await {
+                Ok(()) => println!("DOWNGRADED"),
                 Err(error) => println!("FAILED {:?}", error.kind()),
             },
             "valid" => println!("VALID {}", held(guard.as_ref())?.is_valid()),
