@@ -111,7 +111,8 @@ enum Seen {
 enum Step {
     /// Also of a ticket that is there, was there, or was released before.
     Enqueue(usize),
-    Renew(Vec<usize>),
+    /// With all their permits, or with so many at most.
+    Renew(Vec<usize>, Option<u32>),
     Release(Vec<usize>, EnqueueMayFollow),
     Pass(u64),
     Disconnect(usize),
@@ -190,8 +191,9 @@ impl Step {
         };
         match random.u8(..100) {
             0..45 => Self::Enqueue(random.usize(..requests)),
-            45..60 => Self::Renew(some(random)),
-            60..82 => Self::Release(some(random), random.u8(..4) == 0),
+            45..60 => Self::Renew(some(random), None),
+            60..65 => Self::Renew(some(random), random.choice([1, 1, 2, 3])),
+            65..82 => Self::Release(some(random), random.u8(..4) == 0),
             82..96 => Self::Pass(random.choice([1, 1, 1, 2, 9]).unwrap()),
             96 => Self::Disconnect(random.usize(..CLIENTS)),
             97 => Self::Connect(random.usize(..CLIENTS)),

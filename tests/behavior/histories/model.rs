@@ -103,6 +103,18 @@ impl Model {
         })
     }
 
+    /// What a ticket is renewed with, if it is to keep so many permits at most.
+    pub(super) fn renewal(&self, ticket: usize, most: Option<u32>) -> Arc<Request> {
+        let request = self.request(ticket);
+        match most.and_then(NonZeroU32::new) {
+            Some(most) => Arc::new(Request {
+                permits: request.permits.min(most),
+                ..(*request).clone()
+            }),
+            None => request,
+        }
+    }
+
     pub(super) fn enqueued(
         &mut self,
         ticket: usize,
@@ -212,7 +224,7 @@ impl Model {
         let (known, holds) = self.queues[wish.name].find(self.ids[ticket]).unwrap();
         if holds {
             known.payload.told = true;
-            self.note_exclusive(wish, number)?;
+            self.note_exclusive(ticket, number)?;
             let ticket = number;
             let valid_for = ttl;
             return expect(answer, Enqueued::Granted { ticket, valid_for });
@@ -231,7 +243,7 @@ impl Model {
     }
 
     /// Before the answers of a batch: where it is carried out at once, each of them sees all of it.
-    pub(super) fn renew_together(&mut self, tickets: &[usize]) {
+    pub(super) fn renew_together(&mut self, tickets: &[usize], most: Option<u32>) {
         if !self.manner.by_id {
             return;
         }
@@ -241,13 +253,21 @@ impl Model {
                 && known.expires_at > self.now
             {
                 known.expires_at = self.now + wish.ttl;
+                self.shrink(*ticket, most);
             }
+        }
+    }
+
+    fn shrink(&mut self, ticket: usize, most: Option<u32>) {
+        if let Some(most) = most {
+            self.queues[self.wishes[ticket].name].shrink(self.ids[ticket], most);
         }
     }
 
     pub(super) fn renewed(
         &mut self,
         ticket: usize,
+        most: Option<u32>,
         answer: Renewed,
         wakes: &[(usize, Wake)],
     ) -> Result<(), String> {
@@ -265,6 +285,8 @@ impl Model {
         };
         known.expires_at = self.now + wish.ttl;
         let number = known.number;
+        self.shrink(ticket, most);
+        self.settle(wish.name, Some(ticket));
         let (ticket_number, ttl) = (number, Duration::from_millis(wish.ttl));
         let answer = match answer {
             Renewed::Granted { valid_for } => Enqueued::Granted {
@@ -405,9 +427,9 @@ impl Model {
             return Err(format!("woken were {wakes:?}, and should be {to_wake:?}"));
         }
         for (client, wake) in wakes {
-            let wish = self.wishes[self.ids.iter().position(|id| *id == wake.id).unwrap()];
+            let ticket = self.ids.iter().position(|id| *id == wake.id).unwrap();
             self.highest_seen[client] = self.highest_seen[client].max(wake.ticket);
-            self.note_exclusive(wish, wake.ticket)?;
+            self.note_exclusive(ticket, wake.ticket)?;
         }
         for (name, places) in std::mem::take(&mut self.seen) {
             self.shows(name, &places)?;
@@ -452,9 +474,13 @@ impl Model {
     }
 
     /// P6.
-    fn note_exclusive(&mut self, wish: Wish, number: u64) -> Result<(), String> {
+    fn note_exclusive(&mut self, ticket: usize, number: u64) -> Result<(), String> {
+        let wish = self.wishes[ticket];
+        // Fewer than were wished for, if it was made smaller.
+        let known = self.queues[wish.name].find(self.ids[ticket]);
+        let permits = known.map_or(wish.permits, |(known, _)| known.permits);
         let last = &mut self.exclusive[wish.name];
-        if wish.permits < wish.capacity {
+        if permits < wish.capacity {
             return Ok(());
         }
         if number < *last {

@@ -155,7 +155,11 @@ impl World {
         };
         // Who has no session has nothing at the store, and nobody to ask for him.
         let possible = match step {
-            Step::Renew(tickets) if with_session => &Step::Renew(here(tickets)),
+            // It makes all of a batch smaller before it says how any of them stands.
+            Step::Renew(tickets, most) if with_session && most.is_some() => {
+                &Step::Renew(here(&tickets[..1]), *most)
+            }
+            Step::Renew(tickets, most) if with_session => &Step::Renew(here(tickets), *most),
             Step::Release(tickets, may) if with_session => &Step::Release(here(tickets), *may),
             Step::Pass(_) | Step::LoseData if with_session => return Ok(()),
             step => step,
@@ -171,7 +175,7 @@ impl World {
                 model.enqueued(*ticket, &request, answer, self.micros(), &wakes)?;
                 return self.expect(wakes, model).await;
             }
-            Step::Renew(tickets) => {
+            Step::Renew(tickets, most) => {
                 // A store that still knows of the expired looks around for them. Whom that has woken can be told
                 // when nobody is away and nothing else has been renewed.
                 let expired = tickets.iter().any(|ticket| model.expired.contains(ticket));
@@ -180,13 +184,13 @@ impl World {
                 }
                 let mut answers = Vec::new();
                 for (connection, batch) in self.batches(tickets, model) {
-                    let requests = batch.iter().map(|ticket| model.request(*ticket));
+                    let requests = batch.iter().map(|ticket| model.renewal(*ticket, *most));
                     answers.extend(connection.renew(requests.collect()).await.unwrap());
                 }
                 let wakes = self.look(model).await?;
-                model.renew_together(tickets);
+                model.renew_together(tickets, *most);
                 for (ticket, answer) in tickets.iter().zip(answers) {
-                    model.renewed(*ticket, answer, &wakes)?;
+                    model.renewed(*ticket, *most, answer, &wakes)?;
                 }
                 model.of_one_batch(tickets, &wakes);
                 return self.expect(wakes, model).await;
