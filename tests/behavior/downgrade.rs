@@ -24,6 +24,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store;
         readers_come_in_at_once_and_writers_do_not
         who_waits_behind_a_writer_stays_behind_it
+        a_crowd_of_writers_in_line_stays_in_line
         no_writer_gets_in_while_a_writer_becomes_a_reader
         a_downgraded_hold_reads_and_does_not_write
         a_downgraded_hold_that_is_given_back_leaves_nothing
@@ -155,6 +156,31 @@ async fn who_waits_behind_a_writer_stays_behind_it(store: Store) {
     assert!(!last.is_finished());
     give_back(writer).await;
     give_back(at_once(last).await).await;
+}
+
+/// On ZooKeeper each of so many looks at the ticket in front of it only, and that one has another node
+/// afterwards.
+async fn a_crowd_of_writers_in_line_stays_in_line(store: Store) {
+    let observer = store.client();
+    let mut guard = store.client().mutex("c").acquire().await.unwrap();
+    let mut crowd = Vec::new();
+    for place in 0..10 {
+        crowd.push(begin(store.client().mutex("c")));
+        tickets(&observer, "c", place + 2).await;
+    }
+
+    guard.downgrade().await.unwrap();
+
+    let reader = observer.rwlock("c").read();
+    assert_eq!(kind(reader.try_acquire().await), ErrorKind::Busy);
+    let places = observer.inspect("c").await.unwrap();
+    assert!(places[0].granted && places[0].permits == 1);
+    assert!(!places[1..].iter().any(|place| place.granted));
+    assert!(crowd.iter().all(|writer| !writer.is_finished()));
+    give_back(guard).await;
+    for writer in crowd {
+        give_back(at_once(writer).await).await;
+    }
 }
 
 /// Judged at what the lock is for: a number that each writer reads and writes back.

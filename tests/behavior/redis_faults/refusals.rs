@@ -10,12 +10,13 @@ use tests::redis_server::RedisServer;
 
 use super::{client, nothing_left, through};
 use crate::faults::builder;
-use crate::store::{Kind, SOON, Store, give_back};
+use crate::store::{Kind, SOON, Store, give_back, tickets};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT;
         a_full_server_refuses_locks_but_renews_and_releases
         a_full_server_takes_back_a_lock_and_keeps_its_mark
+        a_full_server_lets_readers_in
         a_read_only_server_is_unavailable
         a_server_that_cannot_save_is_unavailable
         a_server_busy_with_a_script_is_unavailable_and_comes_back
@@ -62,6 +63,23 @@ async fn a_full_server_takes_back_a_lock_and_keeps_its_mark(_: Store) {
     give_back(guard).await;
 
     assert_eq!(server.keys("test:1:{a}:gone:*").len(), 1);
+}
+
+/// H11, S8.
+async fn a_full_server_lets_readers_in(_: Store) {
+    let server = RedisServer::start();
+    let (locks, other) = (client(&server), client(&server));
+    let mut guard = locks.mutex("a").acquire().await.unwrap();
+    let read = other.rwlock("a").read().wait(SOON);
+    let reader = tokio::spawn(async move { read.acquire().await });
+    tickets(&locks, "a", 2).await;
+    server.command::<()>(&["CONFIG", "SET", "maxmemory", "1"]);
+
+    guard.downgrade().await.unwrap();
+
+    give_back(reader.await.unwrap().unwrap()).await;
+    give_back(guard).await;
+    nothing_left(&server).await;
 }
 
 /// H11: READONLY.

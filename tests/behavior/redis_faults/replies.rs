@@ -16,6 +16,7 @@ use crate::store::{Kind, SOON, Store, give_back, kind, tickets};
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT;
         a_lost_reply_is_asked_for_again_and_granted_once
+        a_downgrade_whose_reply_is_lost_has_let_readers_in_and_no_writer
         giving_up_on_a_lost_reply_leaves_nothing
         a_release_that_overtakes_its_enqueue_is_obeyed
         a_server_stopped_for_longer_than_a_lease_still_gets_the_release
@@ -55,6 +56,36 @@ async fn a_lost_reply_is_asked_for_again_and_granted_once(_: Store) {
         give_back(guard).await;
         // The mark that a late repetition would obey stays for a minute; no ticket does.
         assert!(client(&server).inspect(&name).await.unwrap().is_empty());
+    }
+}
+
+/// H10, S8.
+async fn a_downgrade_whose_reply_is_lost_has_let_readers_in_and_no_writer(_: Store) {
+    let server = RedisServer::start();
+    let proxy = Proxy::to(server.port());
+    let (locks, other) = (through(&proxy), client(&server));
+    for round in 0..6 {
+        let mut guard = locks.mutex("a").wait(SOON).acquire().await.unwrap();
+        let read = other.rwlock("a").read().wait(SOON);
+        let reader = tokio::spawn(async move { read.acquire().await });
+        tickets(&other, "a", 2).await;
+        let lost = proxy.traffic().replies_lost;
+        proxy.lose_replies(b"EVALSHA", 1);
+
+        assert_eq!(kind(guard.downgrade().await), ErrorKind::Unknown);
+
+        assert_eq!(proxy.traffic().replies_lost, lost + 1);
+        let reader = reader.await.unwrap().unwrap();
+        assert!(guard.is_valid());
+        assert_eq!(kind(other.mutex("a").try_acquire().await), ErrorKind::Busy);
+        if round % 2 == 0 {
+            guard.downgrade().await.unwrap();
+            give_back(guard).await;
+        } else {
+            drop(guard);
+        }
+        give_back(reader).await;
+        nothing_left(&server).await;
     }
 }
 
