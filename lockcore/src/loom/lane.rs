@@ -11,8 +11,11 @@ use crate::acquire::{Pending, Turn};
 use crate::backend::{Enqueued, Wake};
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, LostReason};
+use crate::guard::Guard;
 use crate::lease::Lease;
 use crate::local::{Arrived, Baton, Errand, Share, Waiting};
+use crate::lock::{OnLost, Order};
+use crate::locks::Client;
 use crate::request::{FULL, Id};
 use crate::shared::Shared;
 use crate::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -595,5 +598,78 @@ fn when_the_store_fails_somebody_tries_again() {
         errand.failed(&Error::unavailable("down"));
         going.join().unwrap();
         staying.join().unwrap();
+    });
+}
+
+/// S8. The last who writes and the last who reads end at the same time: whoever is passed the ticket
+/// writes alone, and it does not become a reader's under him.
+#[test]
+fn a_ticket_is_passed_on_to_a_writer_or_becomes_a_readers() {
+    model(|process| {
+        let client = Client::without_thread(&process.shared);
+        let name = name();
+        let order = |permits| Order {
+            client: &client,
+            name: &name,
+            permits,
+            capacity: FULL,
+            ttl: TTL,
+            renew: true,
+            limited: false,
+            reentrant: true,
+            on_lost: OnLost::Cancel,
+        };
+        let writes = Guard::of_share(process.holder(WRITES), &order(FULL));
+        let outer = writes.held().guard(READS).unwrap();
+        let reads = Guard::inside(outer, None, &order(NonZeroU32::MIN));
+        let waits = process.waiter(WRITES);
+        let waiting = thread!(process, {
+            let share = process.follow(wait_for(waits), WRITES).unwrap();
+            let lease = Arc::clone(share.lease());
+            assert!(lease.is_exclusive());
+            process.use_ticket(share);
+            assert!(
+                lease.is_exclusive(),
+                "it became a reader's under its writer"
+            );
+        });
+        let writing = spawn(move || drop(writes));
+        drop(reads);
+        writing.join().unwrap();
+        waiting.join().unwrap();
+        drop(client);
+    });
+}
+
+#[test]
+fn readers_join_a_ticket_that_became_a_readers_and_writers_do_not() {
+    model(|process| {
+        let holder = process.holder(WRITES);
+        let lease = Arc::clone(holder.lease());
+        let coming = thread!(process, {
+            let share = process.take(READS).unwrap();
+            assert!(share.lease().is_shared());
+            drop(share);
+        });
+        let writing = thread!(process, {
+            let share = process.take(WRITES).unwrap();
+            assert!(share.lease().is_exclusive());
+            process.use_ticket(share);
+        });
+        let keeping = thread!(process, {
+            // The store acknowledges what it was asked, whatever that was.
+            if lease.acknowledged(lease.renewal()) {
+                process.shared.lanes.mode_changed(&process.shared, &lease);
+            }
+        });
+        holder.lease().shrink();
+        process
+            .shared
+            .lanes
+            .mode_changed(&process.shared, holder.lease());
+        drop(holder);
+        for thread in [coming, writing, keeping] {
+            thread.join().unwrap();
+        }
     });
 }
