@@ -519,6 +519,8 @@ impl Guard {
     /// [`token`](Held::token) stays. The lease is renewed by it, as by [`ensure`](Held::ensure), also without
     /// [renewal](crate::Lock::renew).
     ///
+    /// [`min_hold`](crate::Lock::min_hold) keeps the read side then.
+    ///
     /// A read hold stays as it is; one whose change was not acknowledged is asked for again. Of a lock that
     /// is taken inside of another hold of it ([`Lock::reentrant`](crate::Lock::reentrant)), readers elsewhere
     /// come in when nobody writes under that one either, and the store is not asked before.

@@ -31,6 +31,7 @@
 //! | take several at once | [`Locks::all`] |
 //! | ask who holds it | [`Locks::inspect`] |
 //! | take it again inside, or carry it into a task | [`Lock::reentrant`], [`Held::scope`], [`Guard::reenter`] |
+//! | write, then only read on | [`Guard::downgrade`] |
 //! | be told of trouble | [`Locks::events`], [`Held::in_danger`], [`Held::lost`] |
 //! | let a process serve its own, or not | [`Fair`] |
 //! | know what happens when, and why | [`guide`] |

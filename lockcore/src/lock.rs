@@ -164,8 +164,8 @@ impl Lock {
         self
     }
 
-    /// Whether the lease is renewed while it is held. Without, it ends one ttl after the grant,
-    /// whatever happens. Default: true.
+    /// Whether the lease is renewed while it is held. Without, it ends one ttl after the grant, or
+    /// after what has renewed it by hand ([`Held::ensure`], [`Guard::downgrade`]). Default: true.
     pub fn renew(mut self, on: bool) -> Self {
         self.renew = on;
         self
@@ -200,6 +200,9 @@ impl Lock {
     ///
     /// The inner one has the outer one's lease: its own `ttl`, `renew`, `min_hold` and `max_hold` mean
     /// nothing.
+    ///
+    /// The read side that is taken inside of the write side may outlive it: when the last that writes is
+    /// done, the lock is held as [downgraded](Guard::downgrade) until the last that reads is.
     ///
     /// "Runs under" means inside [`run`](Self::run), [`Held::while_held`] or [`Held::scope`]; a bare
     /// [`Guard`] is taken again by [`Guard::reenter`] only: a second `acquire` beside it waits for it. Semaphores are not re-entered: each

@@ -11,6 +11,11 @@ use crate::request::FULL;
 ///
 /// Fair: a reader does not pass a writer that waits.
 ///
+/// A writer that is done with writing and reads on lets readers in by [`Guard::downgrade`]. There is no
+/// way in the other direction: two readers who want to become writers would wait for each other.
+///
+/// [`Guard::downgrade`]: crate::Guard::downgrade
+///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), lockcore::Error> {
