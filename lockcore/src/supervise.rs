@@ -354,4 +354,17 @@ mod tests {
             std::thread::yield_now();
         }
     }
+
+    #[tokio::test]
+    async fn a_connection_that_is_of_no_use_is_not_handed_out_again() {
+        let memory = Arc::new(Memory::new(Clock::BOOT));
+        let (_keeper, shared) = Keeper::start(memory, Settings::of_tests()).unwrap();
+        let connection = || shared.connection(Where::Here, Instant::FAR_FUTURE);
+        let (_, first) = connection().await.unwrap();
+
+        shared.links.failed(&first, &StoreError::broken("gone"));
+
+        let (_, second) = connection().await.unwrap();
+        assert!(!Arc::ptr_eq(&first, &second));
+    }
 }
