@@ -326,6 +326,22 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_body_that_nothing_else_wakes_is_stopped_by_the_loss() {
+        let ttl = Duration::from_millis(50);
+        let lock = locks(&Clock::BOOT).mutex("a").ttl(ttl).renew(false);
+
+        // Elsewhere, so that the end of the timeout does not wake it.
+        let waits = tokio::spawn(async move {
+            lock.run(async |_| std::future::pending::<Result<(), Error>>().await)
+                .await
+        });
+
+        let outcome = tokio::time::timeout(Duration::from_secs(10), waits).await;
+        let outcome = outcome.expect("woken").expect("no panic");
+        assert_eq!(outcome.expect_err("lost").kind(), LOST);
+    }
+
+    #[tokio::test]
     async fn a_body_that_has_returned_keeps_its_result_although_the_lock_was_lost() {
         let clock = Clock::by_hand();
         let lock = locks(&clock).mutex("done").renew(false);
