@@ -16,6 +16,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         who_waits_behind_an_unheard_grant_looks_again_when_it_ends
         one_ticket_alone_is_one_key
         a_queue_that_is_lost_is_made_anew_in_its_order
+        a_queue_of_thousands_that_is_lost_is_made_anew
         a_queue_without_its_tickets_keeps_nobody_out
         the_next_in_line_is_woken_past_those_who_died
     ]
@@ -207,6 +208,31 @@ async fn a_queue_that_is_lost_is_made_anew_in_its_order(_: Store) {
     assert_eq!(renew(&server, "a")[0], 1, "and nobody else does");
     let left: i64 = server.command(&["PTTL", KEYS[1]]);
     assert!(left > 86_400_000 - 60_000, "lives for {left} ms");
+}
+
+/// H12: of as many as may wait, which is more than a script can have in hand at once.
+async fn a_queue_of_thousands_that_is_lost_is_made_anew(_: Store) {
+    const FILL: &str = "local now = redis.call('TIME')[1] * 1000 \
+        for i = 1, 10000 do redis.call('HSET', KEYS[1], 't' .. i, (now + 60000) .. ':' .. i .. ':10:10:60000:00:me') end \
+        redis.call('HSET', KEYS[1], 'last', '10000')";
+    for verb in ["release", "renew", "enqueue"] {
+        let server = RedisServer::start();
+        server.command::<()>(&["EVAL", FILL, "1", KEYS[0]]);
+
+        match verb {
+            "release" => assert_eq!(release(&server, "t1", "0"), [1]),
+            "renew" => assert_eq!(renew(&server, "t1")[0], 0),
+            _ => assert_eq!(enqueue(&server, "t10000", "10", "60000")[0], 1),
+        }
+
+        let line = line(&server);
+        let first = if verb == "release" { "t2" } else { "t1" };
+        assert_eq!(
+            (line[0].as_str(), line.last().unwrap().as_str()),
+            (first, "t10000")
+        );
+        assert_eq!(renew(&server, first)[0], 0, "it holds");
+    }
 }
 
 /// H12, the other way round.

@@ -66,7 +66,8 @@ local function walk(tickets, queue, now, leaving, asker, given_up)
     local ids = redis.call('LRANGE', queue, at, at + page - 1)
     if #ids == 0 and at == 0 then
       ids = ordered(tickets, queue, now)
-      page = #ids + 1
+      -- Of thousands, unpack() takes a page at a time.
+      if #ids > page then ids = redis.call('LRANGE', queue, '0', page - 1) end
     end
     if #ids == 0 then return line end
     local records = redis.call('HMGET', tickets, unpack(ids))
