@@ -248,7 +248,10 @@ async fn crowd_whose_leases_run_out(fair: Fair) {
     let lost = Rc::new(Cell::new(0));
     let began = Instant::now();
     let mut random = fastrand::Rng::new();
-    for _ in 0..rounds() {
+    let mut round = 0;
+    // Whom the trouble hits is chance.
+    while round < rounds() || round < 100 && lost.get() < 5 {
+        round += 1;
         let tasks = LocalSet::new();
         let mut left = Vec::new();
         for process in &processes {
@@ -284,7 +287,7 @@ async fn crowd_whose_leases_run_out(fair: Fair) {
             while left.iter().any(|task| !task.is_finished()) {
                 let cut_off = random.choice(&processes).unwrap();
                 cut_off.freeze();
-                for _ in 0..random.usize(..60) {
+                for _ in 0..random.usize(20..60) {
                     kit.clock().advance(Duration::from_millis(500));
                     tokio::time::sleep(Duration::from_millis(1)).await; // that long it lasts
                 }
@@ -299,13 +302,13 @@ async fn crowd_whose_leases_run_out(fair: Fair) {
 
     let log = fence.log();
     println!(
-        "{} writes, {} losses in {:?}",
+        "{} writes, {} losses in {round} rounds, {:?}",
         log.accepted,
         lost.get(),
         began.elapsed()
     );
     assert_eq!(log.refused, 0);
-    assert!(lost.get() > 0 && log.accepted > 100);
+    assert!(lost.get() >= 5 && log.accepted > 100);
     tickets(&kit.client().unwrap(), CATALOG, 0).await;
 }
 
