@@ -1,0 +1,139 @@
+//! Gives tickets back.
+
+use std::sync::Arc;
+
+use zookeeper_client::Error as ZkError;
+
+use super::failed;
+use crate::backend::zookeeper::layout::{self, Parent};
+use crate::backend::zookeeper::session::Session;
+use crate::backend::{Departure, Released, StoreError};
+
+/// Deletes nodes. Repeated by the core until it is acknowledged; a node that is not there, because
+/// an earlier try was carried out or because its session is over, is acknowledged too.
+///
+/// Dropped half-way, what was sent is carried out, and the ids stay known.
+pub(crate) async fn release(
+    session: Arc<Session>,
+    tickets: Vec<Departure>,
+) -> Result<Vec<Released>, StoreError> {
+    if let Some(answers) = went_with_the_session(&session, &tickets) {
+        return Ok(answers);
+    }
+    let outcome = delete(&session, &tickets).await;
+    match outcome {
+        // A process that was stopped hears that its connection is gone before it hears why.
+        Err(error) if session.give_up_if_uncertain() => {
+            went_with_the_session(&session, &tickets).ok_or(error)
+        }
+        outcome => outcome,
+    }
+}
+
+async fn delete(
+    session: &Arc<Session>,
+    tickets: &[Departure],
+) -> Result<Vec<Released>, StoreError> {
+    session.usable()?;
+    let client = &session.client;
+    let parents: Vec<Parent> = tickets
+        .iter()
+        .map(|departure| Parent::of(&departure.request.name))
+        .collect();
+    let mut sent = Vec::with_capacity(tickets.len());
+    for (departure, parent) in tickets.iter().zip(&parents) {
+        let id = departure.request.id;
+        let mut state = session.state();
+        state.leaves(id);
+        let path = state.standing(id).map(|standing| standing.path.clone());
+        let smaller = state.standing(id).and_then(|mine| mine.shrinks_to.clone());
+        if departure.enqueue_may_follow {
+            // Whatever comes later is seen by the line's watch, and deleted.
+            state.mark_gone(id, &parent.path);
+            session.follow(&mut state, &parent.path);
+        }
+        drop(state);
+        // Of an id that we know nothing of there may be a node all the same: of a try that was never
+        // answered, or of an earlier session.
+        let search = departure.enqueue_may_follow || path.is_none();
+        let synced = departure
+            .enqueue_may_follow
+            .then(|| client.sync(&parent.path));
+        sent.push((
+            path.map(|path| client.delete(&path, None)),
+            smaller.map(|path| client.delete(&path, None)),
+            synced,
+            search.then(|| client.list_children(&parent.path)),
+        ));
+    }
+    let mut answers = Vec::with_capacity(tickets.len());
+    for ((departure, parent), (deleted, smaller, synced, listed)) in
+        tickets.iter().zip(&parents).zip(sent)
+    {
+        let id = departure.request.id;
+        let mut released = Released::NotFound;
+        for deleted in [deleted, smaller].into_iter().flatten() {
+            match was_deleted(deleted.await)? {
+                Released::NotFound => {}
+                found => released = found,
+            }
+        }
+        if let Some(synced) = synced {
+            synced.await.map_err(failed)?;
+        }
+        if let Some(listed) = listed {
+            let children = match listed.await {
+                Ok(children) => children,
+                Err(ZkError::NoNode) => Vec::new(),
+                Err(error) => return Err(failed(error)),
+            };
+            for ticket in layout::in_line(&children) {
+                if ticket.id == id {
+                    let path = parent.child(&ticket.node);
+                    match was_deleted(client.delete(&path, None).await)? {
+                        Released::NotFound => {}
+                        found => released = found,
+                    }
+                }
+            }
+        }
+        if released != Released::Failed {
+            session.state().left(id);
+        }
+        answers.push(released);
+    }
+    Ok(answers)
+}
+
+/// The answers of a session that is over, if any of the tickets was in it. Nobody continues it, so its
+/// nodes go, and so does what is still under way in it. Others are asked for in the next session.
+fn went_with_the_session(session: &Session, tickets: &[Departure]) -> Option<Vec<Released>> {
+    if !session.is_over() {
+        return None;
+    }
+    let mut state = session.state();
+    let answers: Vec<Released> = tickets
+        .iter()
+        .map(
+            |departure| match state.tickets.remove(&departure.request.id) {
+                Some(_) => Released::NotFound,
+                None => Released::Failed,
+            },
+        )
+        .collect();
+    answers.contains(&Released::NotFound).then_some(answers)
+}
+
+/// An error that is this ticket's alone does not keep the others from being acknowledged.
+fn was_deleted(outcome: Result<(), ZkError>) -> Result<Released, StoreError> {
+    match outcome {
+        Ok(()) => Ok(Released::Released),
+        // Nodes go with their session, and nothing that is still under way in it is carried out.
+        Err(ZkError::NoNode | ZkError::SessionExpired) => Ok(Released::NotFound),
+        Err(ZkError::NoAuth) => {
+            tracing::debug!("ZooKeeper: no right to delete a ticket (see the guide of the store)");
+            Ok(Released::Failed)
+        }
+        Err(error) => Err(failed(error)),
+    }
+}
