@@ -618,6 +618,8 @@ fn a_ticket_is_passed_on_to_a_writer_or_becomes_a_readers() {
             limited: false,
             reentrant: true,
             on_lost: OnLost::Cancel,
+            #[cfg(debug_assertions)]
+            label: None,
         };
         let writes = Guard::of_share(process.holder(WRITES), &order(FULL));
         let outer = writes.held().guard(READS).unwrap();
