@@ -17,6 +17,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         one_ticket_alone_is_one_key
         a_queue_that_is_lost_is_made_anew_in_its_order
         a_queue_of_thousands_that_is_lost_is_made_anew
+        a_crowd_that_has_died_keeps_nobody_out
         a_queue_without_its_tickets_keeps_nobody_out
         the_next_in_line_is_woken_past_those_who_died
     ]
@@ -210,14 +211,24 @@ async fn a_queue_that_is_lost_is_made_anew_in_its_order(_: Store) {
     assert!(left > 86_400_000 - 60_000, "lives for {left} ms");
 }
 
+/// Exclusive tickets `t1`, `t2` and so on that live, and behind them others that do not any more; without a queue.
+fn fill(server: &RedisServer, live: u32, dead: u32) {
+    const FILL: &str = "local now = redis.call('TIME')[1] * 1000 \
+        local function put(i, expires) \
+            redis.call('HSET', KEYS[1], 't' .. i, string.format('%.0f:%d:10:10:60000:00:me', expires, i)) \
+        end \
+        for i = 1, ARGV[1] do put(i, now + 60000) end \
+        for i = ARGV[1] + 1, ARGV[1] + ARGV[2] do put(i, now - 1) end \
+        redis.call('HSET', KEYS[1], 'last', '10000')";
+    let (live, dead) = (live.to_string(), dead.to_string());
+    server.command::<()>(&["EVAL", FILL, "1", KEYS[0], &live, &dead]);
+}
+
 /// H12: of as many as may wait, which is more than a script can have in hand at once.
 async fn a_queue_of_thousands_that_is_lost_is_made_anew(_: Store) {
-    const FILL: &str = "local now = redis.call('TIME')[1] * 1000 \
-        for i = 1, 10000 do redis.call('HSET', KEYS[1], 't' .. i, (now + 60000) .. ':' .. i .. ':10:10:60000:00:me') end \
-        redis.call('HSET', KEYS[1], 'last', '10000')";
     for verb in ["release", "renew", "enqueue"] {
         let server = RedisServer::start();
-        server.command::<()>(&["EVAL", FILL, "1", KEYS[0]]);
+        fill(&server, 10_000, 0);
 
         match verb {
             "release" => assert_eq!(release(&server, "t1", "0"), [1]),
@@ -227,12 +238,27 @@ async fn a_queue_of_thousands_that_is_lost_is_made_anew(_: Store) {
 
         let line = line(&server);
         let first = if verb == "release" { "t2" } else { "t1" };
-        assert_eq!(
-            (line[0].as_str(), line.last().unwrap().as_str()),
-            (first, "t10000")
-        );
+        let (front, end) = (line.first().unwrap(), line.last().unwrap());
+        assert_eq!((front.as_str(), end.as_str()), (first, "t10000"));
         assert_eq!(renew(&server, first)[0], 0, "it holds");
     }
+}
+
+/// Whether somebody who lives waits before it, behind whom nobody is looked at, or it comes next.
+async fn a_crowd_that_has_died_keeps_nobody_out(_: Store) {
+    for live in [1, 2] {
+        let server = RedisServer::start();
+        fill(&server, live, 10_000 - live);
+        assert_eq!(renew(&server, "t1")[0], 0);
+
+        let answer = enqueue(&server, "x", "10", "60000");
+
+        assert_eq!(answer[0], 1, "{answer:?}");
+        assert_eq!(line(&server).last().unwrap(), "x");
+    }
+    let server = RedisServer::start();
+    fill(&server, 10_000, 0);
+    assert_eq!(enqueue(&server, "x", "10", "60000")[0], 2);
 }
 
 /// H12, the other way round.

@@ -35,14 +35,13 @@ async fn one_bad_name_does_not_cost_the_other_leases(_: Store) {
     let good = locks.mutex("good").ttl(ttl).acquire().await.unwrap();
     let bad = locks.mutex("bad").ttl(ttl).acquire().await.unwrap();
     // Somebody else's key in the place of ours.
-    server.command::<i64>(&["DEL", "test:1:{bad}:queue"]);
-    server.command::<()>(&["SET", "test:1:{bad}:queue", "foreign"]);
+    server.command::<()>(&["SET", "test:1:{bad}", "foreign"]);
 
     bad.lost().await;
 
     let also_lost = tokio::time::timeout(2 * ttl, good.lost()).await;
     assert!(also_lost.is_err(), "the good lease went with the bad one");
-    server.command::<i64>(&["DEL", "test:1:{bad}:queue"]);
+    server.command::<i64>(&["DEL", "test:1:{bad}"]);
     drop(bad);
     give_back(good).await;
 }
@@ -56,7 +55,8 @@ async fn a_line_of_thousands_that_died_at_once_is_cleared(_: Store) {
 
     let guard = client(&server).mutex("a").acquire().await.unwrap();
 
-    assert_eq!(server.command::<usize>(&["LLEN", "test:1:{a}:queue"]), 1);
+    assert_eq!(server.command::<usize>(&["HLEN", "test:1:{a}"]), 2); // one ticket, and the number drawn last
+    assert_eq!(server.command::<usize>(&["LLEN", "test:1:{a}:queue"]), 0);
     give_back(guard).await;
     nothing_left(&server).await;
 }

@@ -57,8 +57,8 @@ pub(super) struct Script {
 }
 
 impl Script {
-    /// `-- include line.lua` stands for that file: what comes before it needs none of it, and is
-    /// spared the making of its functions.
+    /// `-- include line.lua` stands for that file, and so for `record.lua`: what comes before it needs none
+    /// of it, and is spared the making of its functions.
     fn new(source: &str) -> Self {
         let line = include_str!("scripts/line.lua");
         let record = include_str!("scripts/record.lua");

@@ -257,7 +257,10 @@ pub(super) fn failed(error: RedisError) -> StoreError {
         // These need another URL, password or access list.
         (
             _,
-            Some("NOAUTH" | "WRONGPASS" | "NOPERM" | "WRONGTYPE" | "MOVED" | "ASK" | "CROSSSLOT"),
+            Some(
+                "NOAUTH" | "WRONGPASS" | "NOPERM" | "WRONGTYPE" | "MOVED" | "ASK" | "CROSSSLOT"
+                | "SMALLINT",
+            ),
         ) => Fault::Config,
         // A reply that makes no sense, a script that failed half-way.
         _ => Fault::Unknown,
@@ -351,6 +354,7 @@ mod tests {
             "MOVED 1 h:1",
             "ASK 1 h:1",
             "CROSSSLOT",
+            "SMALLINT",
         ] {
             assert_eq!(fault(code), Fault::Config, "{code}");
         }

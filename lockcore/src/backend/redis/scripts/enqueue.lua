@@ -14,14 +14,14 @@
 --       {5}                                       ticket numbers are exhausted
 --
 -- Atomic as every script. The first write is one that a full server refuses (HSET), so that an
--- enqueue under OOM is refused whole.
+-- enqueue under OOM is refused whole; one that had to make an evicted queue anew is carried out whole.
 --
--- Written for what a call costs here (a few tenths of a microsecond for most of them): numbers go to
--- Redis as text made by '%d', which is far cheaper than what Redis makes of a Lua number.
+-- Numbers go to Redis as text made by '%d': what Redis makes of a Lua number is not exact, and '%.0f'
+-- takes longer. A 32-bit server, where it ends at 31 bits, is refused when connecting (rights.lua).
 
 local tickets, queue, id, ttl = KEYS[1], KEYS[2], ARGV[2], tonumber(ARGV[3])
 local MAX_TICKET = 9007199254740991
-local DAY_MICROS, HOUR_MICROS, DAY_MS = 86400000000, 3600000000, 86400000
+local DAY_MICROS, HOUR_MICROS = 86400000000, 3600000000
 local MOST_TICKETS = 10000
 
 local time = redis.call('TIME')
@@ -37,7 +37,7 @@ local function draw(last)
   return number
 end
 
--- Who is there: the first tickets, and whether there is a queue. One ticket alone has none.
+-- Who is there: the first two tickets, and whether there is a queue. One ticket alone has none.
 local front, in_queue = {}, false
 
 local function write(number, last)
@@ -53,7 +53,7 @@ local function write(number, last)
   local new_hour = math.floor(last / HOUR_MICROS) ~= math.floor(number / HOUR_MICROS)
   local new_queue = front[1] and not in_queue
   if new_hour or new_queue then
-    local until_ms = string.format('%d', math.max(now, math.floor(number / 1000)) + DAY_MS)
+    local until_ms = string.format('%d', math.floor((math.max(micros, number) + DAY_MICROS) / 1000))
     redis.call('PEXPIREAT', queue, until_ms)
     if new_hour then redis.call('PEXPIREAT', tickets, until_ms) end
   end
@@ -61,8 +61,9 @@ end
 
 -- The common case: nobody is here, and no release came first.
 local here = redis.call('EXISTS', queue, KEYS[3])
+local fields
 if here == 0 then
-  local fields = redis.call('HGETALL', tickets)
+  fields = redis.call('HGETALL', tickets)
   if #fields <= 2 then
     local last = tonumber(fields[2] or '0')
     local number = draw(last)
@@ -72,26 +73,30 @@ if here == 0 then
   end
 end
 
--- include line.lua
-
-if here == 0 then
-  front = ordered(tickets, queue, now)
-  in_queue = #front > 1
-else
-  front = here == 1 and redis.call('LRANGE', queue, '0', '1') or {}
-  in_queue = true
+-- The records of this ticket, of the first and of the second, and in between the last number.
+local known
+if here > 0 then
+  front, in_queue = here == 1 and redis.call('LRANGE', queue, '0', '1') or {}, true
   -- It is the mark that is there.
   if #front == 0 then return {4} end
+  known = redis.call('HMGET', tickets, id, 'last', front[1], front[2] or front[1])
+elseif #fields == 4 then
+  local of_last = fields[1] == 'last' and 1 or 3
+  local of_first = 4 - of_last
+  front[1] = fields[of_first]
+  known = { front[1] == id and fields[of_first + 1], fields[of_last + 1], fields[of_first + 1] }
 end
-local known = redis.call('HMGET', tickets, id, 'last', front[1], front[2] or front[1])
-local last = tonumber(known[2] or '0')
-local permits, capacity = string.match(ARGV[4], '^(%d+):(%d+):')
+
+-- include record.lua
 
 -- The next most common: an exclusive lock is held and this one has to wait, behind nobody who is dead.
-if not known[1] and known[3] and ARGV[5] == '1' then
+local permits, capacity = string.match(ARGV[4], '^(%d+):(%d+):')
+if known and not known[1] and known[3] and ARGV[5] == '1' then
   local expires, held, of = parse(known[3])
-  if expires > now and held == of and of == capacity and known[4] and parse(known[4]) > now
-    and redis.call('LLEN', queue) < MOST_TICKETS then
+  local nobody_dead = not front[2] or known[4] and parse(known[4]) > now
+  if expires > now and held == of and of == capacity and nobody_dead
+    and (not front[2] or redis.call('LLEN', queue) < MOST_TICKETS) then
+    local last = tonumber(known[2] or '0')
     local number = draw(last)
     if number > MAX_TICKET then return {5} end
     write(number, last)
@@ -99,8 +104,19 @@ if not known[1] and known[3] and ARGV[5] == '1' then
   end
 end
 
+-- include line.lua
+
+if not known then
+  front = ordered(tickets, queue, now)
+  in_queue = #front > 1
+  known = redis.call('HMGET', tickets, id, 'last')
+end
+local last = tonumber(known[2] or '0')
 permits, capacity = tonumber(permits), tonumber(capacity)
-local line = walk(tickets, queue, now, nil, id)
+local page = known[3] ~= nil
+local line = walk(tickets, queue, now, {
+  asker = id, ids = page and front, records = page and { known[3], known[4] },
+})
 -- A repetition that comes after the lease is over must not be taken anew.
 local expired = known[1] and parse(known[1]) <= now
 if expired and not line.expired then line.dead[#line.dead + 1] = id end
@@ -123,8 +139,25 @@ if line.capacity and line.capacity ~= capacity then
   settle(tickets, queue, now, line, ARGV[1], nil)
   return {3, line.capacity}
 end
+-- Whether as many wait as may. Nobody behind the first who waits has been looked at, so that some are
+-- now, from the end on: a crowd that has died must not keep everybody out until its turn comes.
+local function is_full()
+  local length = redis.call('LLEN', queue) - #line.dead
+  if length < MOST_TICKETS then return false end
+  local ids = redis.call('LRANGE', queue, '-128', '-1')
+  local records = redis.call('HMGET', tickets, unpack(ids))
+  for i = #ids, 1, -1 do
+    if not (records[i] and parse(records[i]) > now) then
+      redis.call('HDEL', tickets, ids[i])
+      redis.call('LREM', queue, '-1', ids[i])
+      length = length - 1
+    end
+  end
+  return length >= MOST_TICKETS
+end
+
 local granted = not line.blocked and line.used + permits <= capacity
-if not granted and (ARGV[5] == '0' or redis.call('LLEN', queue) >= MOST_TICKETS) then
+if not granted and (ARGV[5] == '0' or is_full()) then
   settle(tickets, queue, now, line, ARGV[1], nil)
   return {2, line.soonest and line.soonest - now or -1}
 end

@@ -3,7 +3,7 @@
 -- KEYS  1 tickets
 -- Reply {now in ms, record, record, …}; reads only
 
--- include line.lua
+-- include record.lua
 
 local reply = { clock() }
 local fields = redis.call('HGETALL', KEYS[1])

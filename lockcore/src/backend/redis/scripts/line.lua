@@ -1,32 +1,27 @@
--- What the verbs share: reading the clock and walking the line of one name.
+-- What the verbs share: walking the line of one name. It needs record.lua.
 --
 -- A name has two keys:
 --   tickets  hash    id -> record (see record.lua), and 'last' -> the number drawn last
 --   queue    list    ids by number: numbers only rise, and a ticket is put at the end
--- The hash is the truth. The queue is its order, and not there while one ticket is all there is; if it is
--- evicted it is made anew. An id in it without a record is of a ticket that has gone.
-
--- include record.lua
+-- The hash is the truth. The queue is its order, made when a second ticket comes; if it is evicted it is
+-- made anew. An id in it without a record is of a ticket that has gone.
 
 local DAY_MS = 86400000
-
--- Server time in milliseconds.
-local function clock()
-  local time = redis.call('TIME')
-  return time[1] * 1000 + math.floor(time[2] / 1000)
-end
+local MANY = 128
 
 -- Lets both keys live until a day after the clock has passed the last number. A ticket lives for 12
--- hours at most, so that no request with a short ttl can end a key under a ticket with a long one.
+-- hours at most, so that no request with a short ttl can end a key under a ticket with a long one, and
+-- neither can a clock that was put back.
 local function keep(tickets, queue, now, last)
   local until_ms = string.format('%d', math.max(now, math.floor(last / 1000)) + DAY_MS)
   redis.call('PEXPIREAT', tickets, until_ms)
-  redis.call('PEXPIREAT', queue, until_ms)
+  if queue then redis.call('PEXPIREAT', queue, until_ms) end
 end
 
 -- The ids of all tickets by number, for a name that has no queue. Several ought to have one, and get it.
 local function ordered(tickets, queue, now)
-  local fields, ids, numbers, last = redis.call('HGETALL', tickets), {}, {}, 0
+  local fields = redis.call('HGETALL', tickets)
+  local ids, numbers, last = {}, {}, 0
   for i = 1, #fields, 2 do
     local id, value = fields[i], fields[i + 1]
     if id == 'last' then
@@ -45,10 +40,14 @@ local function ordered(tickets, queue, now)
   return ids
 end
 
--- Walks a name's tickets from the oldest on, for as long as they hold or newly hold.
+-- Walks a name's tickets from the oldest on, for as long as they hold or newly hold. Nothing is changed
+-- here: settle() does that.
 --
--- `leaving` is the id of a ticket that is about to go, `asker` one that wants to know about itself, and
--- `given_up` how many permits its record has just lost. Nothing is changed here: settle() does that.
+-- `whose` has
+--   leaving   id of a ticket that is about to go
+--   asker     id of one that wants to know about itself
+--   given_up  how many permits the asker's record has just lost
+--   ids, records   the first two, or the only one, if they have been read; else it reads them
 --
 -- Returns a table:
 --   used      permits of those that stay and hold
@@ -59,18 +58,22 @@ end
 --   expired   whether the asker is among the dead
 --   dead      ids that have expired, or have no record
 --   granted   {id, record} of those that hold now and did not before
-local function walk(tickets, queue, now, leaving, asker, given_up)
+local function walk(tickets, queue, now, whose)
+  local leaving, asker, given_up = whose.leaving, whose.asker, whose.given_up or 0
   local line = { used = 0, dead = {}, granted = {}, asker = false }
   local before, at, page = 0, 0, 2
+  local ids, records = whose.ids, whose.records
   while true do
-    local ids = redis.call('LRANGE', queue, at, at + page - 1)
-    if #ids == 0 and at == 0 then
-      ids = ordered(tickets, queue, now)
-      -- Of thousands, unpack() takes a page at a time.
-      if #ids > page then ids = redis.call('LRANGE', queue, '0', page - 1) end
+    if not ids then
+      ids = redis.call('LRANGE', queue, at, at + page - 1)
+      if #ids == 0 and at == 0 then
+        ids = ordered(tickets, queue, now)
+        -- Of thousands, unpack() takes a page at a time.
+        if #ids > page then ids = redis.call('LRANGE', queue, '0', page - 1) end
+      end
+      if #ids == 0 then return line end
+      records = redis.call('HMGET', tickets, unpack(ids))
     end
-    if #ids == 0 then return line end
-    local records = redis.call('HMGET', tickets, unpack(ids))
     for i, id in ipairs(ids) do
       local record = records[i]
       if not record then
@@ -81,7 +84,7 @@ local function walk(tickets, queue, now, leaving, asker, given_up)
         permits, capacity = tonumber(permits), tonumber(capacity)
         local was_older = before
         before = before + permits
-        if id == asker then before = before + (given_up or 0) end
+        if id == asker then before = before + given_up end
         if expires <= now then
           line.dead[#line.dead + 1] = id
           line.expired = line.expired or id == asker
@@ -104,14 +107,19 @@ local function walk(tickets, queue, now, leaving, asker, given_up)
     end
     if #ids < page then return line end
     at, page = at + page, math.min(page * 4, 128)
+    ids = nil
   end
 end
 
 -- Removes the dead and wakes whoever holds because of it. Call it before soonest is told to anybody.
 local function settle(tickets, queue, now, line, prefix, asker)
-  for _, id in ipairs(line.dead) do
-    redis.call('LREM', queue, '1', id)
-    redis.call('HDEL', tickets, id)
+  for _, id in ipairs(line.dead) do redis.call('HDEL', tickets, id) end
+  if #line.dead > MANY then
+    -- To look for each would take as long as the line is long.
+    redis.call('DEL', queue)
+    ordered(tickets, queue, now)
+  else
+    for _, id in ipairs(line.dead) do redis.call('LREM', queue, '1', id) end
   end
   for _, grant in ipairs(line.granted) do
     if grant[1] ~= asker and wake(tickets, grant[1], grant[2], now, prefix) then

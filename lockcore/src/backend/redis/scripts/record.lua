@@ -1,7 +1,14 @@
--- A ticket as it is written: 'expires_ms:number:permits:capacity:ttl_ms:channel:owner'.
+-- A ticket as it is written, 'expires_ms:number:permits:capacity:ttl_ms:channel:owner', the clock that it
+-- is judged by, and how its client learns that it holds.
 
 -- A waiter that no connection listens for is given this long to come back and renew.
 local UNHEARD_MS = 2000
+
+-- Server time in milliseconds.
+local function clock()
+  local time = redis.call('TIME')
+  return time[1] * 1000 + math.floor(time[2] / 1000)
+end
 
 -- When it expires, as a number; permits and capacity as they are written.
 local function parse(record)

@@ -16,28 +16,27 @@ if alone and redis.call('HLEN', KEYS[1]) == 2 then
   return { found }
 end
 
--- include line.lua
+-- include record.lua
 
-local now = clock()
-
--- The next most common: it is exclusive, and so is the next in line, who lives.
+-- The next most common: it is the first, and the next, who lives, has to have the lock to itself. That one
+-- did not hold, and does when this one has gone, whatever this one had.
 local front = alone and redis.call('LRANGE', KEYS[2], '0', '1') or {}
-if front[1] == ARGV[2] and front[2] then
-  local records = redis.call('HMGET', KEYS[1], unpack(front))
-  if records[1] and records[2] then
-    local _, held, of = parse(records[1])
-    local expires, permits, capacity = parse(records[2])
-    if held == of and permits == capacity and expires > now then
-      redis.call('LPOP', KEYS[2])
-      redis.call('HDEL', KEYS[1], front[1])
-      wake(KEYS[1], front[2], records[2], now, ARGV[1])
-      return { 1 }
-    end
+local record = front[1] == ARGV[2] and front[2] and redis.call('HMGET', KEYS[1], front[2])[1]
+local now = clock()
+if record then
+  local expires, permits, capacity = parse(record)
+  if permits == capacity and expires > now then
+    local found = redis.call('HDEL', KEYS[1], ARGV[2])
+    redis.call('LPOP', KEYS[2])
+    wake(KEYS[1], front[2], record, now, ARGV[1])
+    return { found }
   end
 end
 
+-- include line.lua
+
 local function release(tickets, queue, mark, id, mark_ms)
-  local line = walk(tickets, queue, now, id, nil)
+  local line = walk(tickets, queue, now, { leaving = id })
   local found = redis.call('HDEL', tickets, id)
   redis.call('LREM', queue, '1', id)
   settle(tickets, queue, now, line, ARGV[1], nil)

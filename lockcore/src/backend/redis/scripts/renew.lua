@@ -12,6 +12,7 @@
 --
 -- Each ticket begins with a PEXPIREAT, after which the rest of the script passes on a full server.
 
+-- include record.lua
 -- include line.lua
 
 local now = clock()
@@ -20,14 +21,17 @@ local function renew(tickets, queue, id, most)
   local known = redis.call('HMGET', tickets, id, 'last')
   local record = known[1]
   if not record then return 2, -1, -1 end
-  keep(tickets, queue, now, tonumber(known[2] or '0'))
+  -- With nobody beside it, it holds if it lives.
+  local alone = redis.call('HLEN', tickets) == 2
+  keep(tickets, not alone and queue, now, tonumber(known[2] or '0'))
   local expires, permits = parse(record)
   local lives = expires > now
   local ttl = tonumber(string.match(record, '^%d+:%d+:%d+:%d+:(%d+):'))
   local given_up = lives and math.max(permits - tonumber(most), 0) or 0
   if given_up > 0 then record = string.gsub(record, '^(%d+:%d+:)%d+', '%1' .. most) end
   if lives then redis.call('HSET', tickets, id, with_expiry(record, now + ttl)) end
-  local line = walk(tickets, queue, now, nil, id, given_up)
+  if lives and alone then return 0, ttl, -1 end
+  local line = walk(tickets, queue, now, { asker = id, given_up = given_up })
   settle(tickets, queue, now, line, ARGV[1], id)
   if not lives then return 2, -1, -1 end
   if line.asker then return 0, ttl, -1 end

@@ -1,11 +1,16 @@
--- Which commands of the other scripts the user may not run.
+-- Which commands of the other scripts the user may not run, and whether those could count at all.
 --
 -- ARGV  1 a key and 2 a channel of the namespace; neither is touched
 -- Reply the names of the commands that are denied. Nothing before Redis 7, which cannot tell, and
 --       nothing about keys if this one is not the user's: others of the namespace may be.
+--       An error where the numbers of the other scripts would not fit.
 --
 -- Each call is written out as it would be made: Redis 7.0 crashes when it is asked about a SET that
 -- lacks its arguments.
+
+if string.format('%d', 2^52) ~= '4503599627370496' then
+  return redis.error_reply('SMALLINT this server counts to 31 bits; a 64-bit Redis or Valkey is needed')
+end
 
 local key, channel = ARGV[1], ARGV[2]
 local with_key = {
