@@ -21,9 +21,12 @@ struct Inner {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// Held by another, and the caller would not wait, or too many wait already: ten thousand, in the
-    /// store's line or in that of this process. Nothing is held, nothing is left behind. Or another guard
-    /// stands in the way of a [downgrade](crate::Guard::downgrade), and nothing has changed.
+    /// Nothing has been taken, nothing is left behind, and nothing has changed:
+    ///
+    /// - held by another, and the caller would not wait;
+    /// - the caller would wait, and ten thousand tickets are at the store before him, those that hold
+    ///   included, or as many wait in the line of this process;
+    /// - another guard stands in the way of a [downgrade](crate::Guard::downgrade).
     Busy,
     /// Waited as long as was allowed, in the store's line or in that of this process. Nothing is held.
     Timeout,
@@ -188,6 +191,15 @@ impl Error {
         match error.fault() {
             Fault::Config => Self::config(error.to_string()),
             Fault::Retry | Fault::Refused | Fault::Unknown => Self::unavailable(error.to_string()),
+        }
+    }
+
+    /// For what has been done already, as far as it is this process's to do: `Config` would say that it has
+    /// not.
+    pub(crate) fn unavailable_if_config(self) -> Self {
+        match self.0.kind {
+            ErrorKind::Config => Self::unavailable(self.0.message),
+            _ => self,
         }
     }
 

@@ -513,26 +513,29 @@ impl Guard {
     /// other readers come in, those that wait in line are woken, and no writer has been in between. The
     /// place in line stays what it is: a writer that waits lets no later reader pass.
     ///
-    /// From then on, whatever this returns but `Busy` and `Config`, there is no
-    /// [`write_token`](Held::write_token), and to write means to release and to take the lock again: inside,
-    /// asking for the write side is [`WouldDeadlock`](crate::ErrorKind::WouldDeadlock).
-    /// [`token`](Held::token) stays. The lease is renewed by it, as by [`ensure`](Held::ensure), also without
-    /// [renewal](crate::Lock::renew).
+    /// A read hold has no [`write_token`](Held::write_token). To write means to release it and to take the
+    /// lock again: inside, asking for the write side is [`WouldDeadlock`](crate::ErrorKind::WouldDeadlock).
+    /// [`token`](Held::token) stays. The lease is renewed by the change, as by [`ensure`](Held::ensure), also
+    /// without [renewal](crate::Lock::renew). [`min_hold`](crate::Lock::min_hold) keeps the read side then.
     ///
-    /// [`min_hold`](crate::Lock::min_hold) keeps the read side then.
+    /// Called again, or for a lock that was taken to read, this does nothing, unless the store has not
+    /// acknowledged the change yet: then it is asked again.
     ///
-    /// A read hold stays as it is; one whose change was not acknowledged is asked for again. Of a lock that
-    /// is taken inside of another hold of it ([`Lock::reentrant`](crate::Lock::reentrant)), readers elsewhere
-    /// come in when nobody writes under that one either, and the store is not asked before.
+    /// A hold that was taken inside of another hold of the lock ([`Lock::reentrant`](crate::Lock::reentrant))
+    /// is a part of that one: readers elsewhere come in when nobody writes under the outer one either, and
+    /// the store is not asked before.
     ///
     /// # Errors
     ///
+    /// Nothing has changed:
     /// [`Busy`](crate::ErrorKind::Busy) while another guard of the same hold is left, or an inner one that
-    /// writes; [`Config`](crate::ErrorKind::Config) for a semaphore; [`Lost`](crate::ErrorKind::Lost).
-    /// [`Unavailable`](crate::ErrorKind::Unavailable), [`Unknown`](crate::ErrorKind::Unknown) or what else the
-    /// store may say when it has not acknowledged: this is a read hold all the same, and held for
-    /// [`remaining`](Held::remaining), but readers elsewhere may still be kept out. The keeper goes on asking
-    /// until they are not.
+    /// writes; [`Config`](crate::ErrorKind::Config) for a semaphore; [`Lost`](crate::ErrorKind::Lost) if the
+    /// lock was lost before.
+    ///
+    /// This is a read hold all the same: [`Unavailable`](crate::ErrorKind::Unavailable) or
+    /// [`Unknown`](crate::ErrorKind::Unknown) when the store has not acknowledged it. It is held for
+    /// [`remaining`](Held::remaining), but readers elsewhere may still be kept out; the keeper goes on asking
+    /// until they are not. [`Lost`](crate::ErrorKind::Lost) when that is what the store says.
     ///
     /// # Cancel safety
     ///
@@ -604,6 +607,8 @@ impl Guard {
             End::Shrink => {
                 let asked = Shrinking(&self.held).ask().await;
                 match asked.map_err(|error| error.of_name(self.name())) {
+                    // Who read on has ended meanwhile, and with that the hold.
+                    _ if self.held.is_over() => {}
                     // The same as if it had been found before.
                     Err(error) if matches!(error.kind(), ErrorKind::Lost(_)) => {
                         return Ok(Release::AlreadyLost);
@@ -704,7 +709,8 @@ struct Shrinking<'a>(&'a Held);
 impl Shrinking<'_> {
     async fn ask(self) -> Result<(), Error> {
         let held = self.0;
-        held.renew().await?;
+        // Whatever the store says, nothing is as it was before.
+        held.renew().await.map_err(Error::unavailable_if_config)?;
         let text = "the store could not say whether the lock is a reader's now";
         match held.lease().is_shrinking() {
             true => Err(Error::unknown(text)),

@@ -103,7 +103,8 @@ struct Part {
 
 impl Part {
     fn of(held: &Held) -> Self {
-        let request = &held.lease().request;
+        // Of a write hold that has become a reader's, what it has become.
+        let request = held.lease().renewal();
         Self {
             name: request.name.clone(),
             permits: request.permits.get(),

@@ -226,8 +226,7 @@ impl Lanes {
         self.change(shared, &lease.request.name, |lane| lane.retire(lease));
     }
 
-    /// A ticket of this process became another's too, for readers, or is on its way there: nobody waits
-    /// for it to be passed on any more.
+    /// A ticket of this process is on its way to the readers: nobody waits for it to be passed on any more.
     pub(crate) fn mode_changed(&self, shared: &Arc<Shared>, lease: &Arc<Lease>) {
         self.change(shared, &lease.request.name, |_| ());
     }

@@ -7,8 +7,9 @@ use std::collections::VecDeque;
 use crate::request::Id;
 use crate::token::MAX_TICKET;
 
-/// Who would have to stand behind so many tickets is refused: a line is not to grow without end because somebody asks
-/// without end. So many still fit into the megabyte that an answer of ZooKeeper may have.
+/// Who would have to stand behind so many tickets, those that hold included, is refused: a line is not to grow without
+/// end because somebody asks without end. A line of so many still fits into the megabyte that an answer of ZooKeeper may
+/// have; who can hold at once is let in, however many do.
 pub const MOST_TICKETS: usize = 10_000;
 
 /// One name's tickets. `T` is what the caller wants to find again on a ticket.

@@ -117,7 +117,7 @@ pub(crate) async fn reenter(
     }
     if order.is_exclusive() && !outer.writes() {
         return Err(Error::would_deadlock(
-            "the caller holds the read side and would wait for himself; take the write side first",
+            "the caller holds the read side and would wait for himself; release it and take the write side",
         ));
     }
     let turn = match outer.is_exclusive() {

@@ -294,25 +294,15 @@ impl Shared {
         );
         if let Renewed::Granted { .. } = answer {
             self.grant_if_waiting(id);
-            self.let_readers_in(lease, renewal);
+            note_acknowledged(lease, renewal);
         }
     }
 
-    /// The store has acknowledged a renewal: if it was the first of a ticket that only reads on, the
-    /// readers of this process may come in too.
-    fn let_readers_in(self: &Arc<Self>, lease: &Arc<Lease>, renewal: &Request) {
-        if lease.acknowledged(renewal) {
-            let lock = &lease.request.name;
-            tracing::debug!(%lock, token = %lease.token(), "lock downgraded");
-            self.lanes.mode_changed(self, lease);
-        }
-    }
-
-    /// Has the keeper renew a held lease at once, also if it is being renewed already.
+    /// Has the keeper renew a lease that is held or kept at once, also if it is being renewed already.
     pub(crate) fn renew_soon(&self, id: Id) {
         let mut table = self.table();
         match table.leases.get_mut(&id) {
-            Some(tracked) if tracked.stage != Stage::Held => {}
+            Some(tracked) if !matches!(tracked.stage, Stage::Held | Stage::Kept { .. }) => {}
             Some(tracked) if tracked.renewing => tracked.again = true,
             Some(_) => self.look_again_at(&mut table, id, self.clock.now()),
             None => {}
@@ -336,9 +326,9 @@ impl Shared {
         match renewed {
             Renewed::Granted { valid_for } | Renewed::Waiting { valid_for, .. } => {
                 // An `Err` is a lease that ran out meanwhile; whoever looks at it next finds that.
-                let _ = lease.extend(sent, valid_for, self.clock.now());
-                if let Renewed::Granted { .. } = renewed {
-                    self.let_readers_in(lease, &renewal);
+                let extended = lease.extend(sent, valid_for, self.clock.now());
+                if let (Ok(()), Renewed::Granted { .. }) = (extended, renewed) {
+                    note_acknowledged(lease, &renewal);
                 }
             }
             Renewed::Lost => self.taken(lease),
@@ -644,6 +634,14 @@ impl Shared {
     pub(crate) fn table(&self) -> MutexGuard<'_, Table> {
         // No code that can panic runs under the mutex; should that change, the maps are still whole.
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The store has acknowledged a renewal; perhaps it was the first of a ticket that only reads on.
+fn note_acknowledged(lease: &Lease, renewal: &Request) {
+    if lease.acknowledged(renewal) {
+        let lock = &lease.request.name;
+        tracing::debug!(%lock, token = %lease.token(), "lock downgraded");
     }
 }
 

@@ -62,7 +62,7 @@ fn holder_of(store: &Store, lock: &str, ttl: Duration) -> Holder {
 
 /// From the end of a dead holder's lease to the next holder. S3 allows 200 ms on an idle machine, and a second where a server
 /// watches over sessions; this one runs other tests as well.
-fn moments(store: &Store) -> Duration {
+pub(crate) fn moments(store: &Store) -> Duration {
     Duration::from_millis(match store.kind {
         Kind::ZooKeeper => 1400,
         _ => 600,

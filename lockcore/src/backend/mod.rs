@@ -67,7 +67,8 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
 
 /// A connection to a store: the verbs.
 ///
-/// Requests are shared, not copied: what was enqueued is what is renewed and released.
+/// Requests are shared, not copied: what was enqueued is what is released, and what is renewed, unless the
+/// ticket is to be [smaller](Self::renew).
 pub trait Connection: fmt::Debug + Send + Sync + 'static {
     /// Takes a ticket, or finds the one that an earlier try with the same id left, and renews it.
     fn enqueue(&self, request: Arc<Request>) -> Answer<Enqueued>;
