@@ -24,6 +24,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         a_scope_that_is_carried_into_a_task_counts_and_what_is_around_it_does_not
         readers_in_two_orders_deadlock_behind_writers_and_are_told_of
         a_semaphore_that_is_used_up_deadlocks_and_is_told_of
+        a_gate_lets_one_in_at_a_time_until_it_is_a_readers
         clients_are_told_of_each_on_its_own
     ];
     if cfg!(debug_assertions) {
@@ -293,6 +294,23 @@ async fn a_semaphore_that_is_used_up_deadlocks_and_is_told_of(store: Store) {
         nest_at_once(&a, &all_inside, &permit)
     );
     assert_eq!(kind(one.and(other).and(third)), ErrorKind::Timeout);
+}
+
+async fn a_gate_lets_one_in_at_a_time_until_it_is_a_readers(store: Store) {
+    let locks = store.client();
+    let gate = locks.rwlock("gate").write();
+    for reads_on in [false, true] {
+        let [a, b] = ["a", "b"].map(|name| locks.mutex(format!("gate:{reads_on}:{name}")));
+        for (outer, inner) in [(&a, &b), (&b, &a)] {
+            let mut guard = gate.acquire().await.unwrap();
+            if reads_on {
+                guard.downgrade().await.unwrap();
+            }
+            guard.while_held(nest(outer, inner)).await.unwrap();
+            give_back(guard).await;
+        }
+        assert_eq!(traces::inversions("gate:").len(), usize::from(reads_on));
+    }
 }
 
 async fn clients_are_told_of_each_on_its_own(store: Store) {
