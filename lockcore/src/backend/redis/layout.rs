@@ -7,7 +7,7 @@ use crate::name::{Name, Namespace};
 use crate::request::Id;
 
 /// In every key and channel. Versions of the library that write differently have another number
-/// here, and so do not see each other; a change of it is a breaking release.
+/// here, and so do not see each other; a change of it is a breaking release. 1 is the first that is released.
 const VERSION: u32 = 1;
 
 /// Bytes of a name that stay readable in a key.

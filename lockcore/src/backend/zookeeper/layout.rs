@@ -8,7 +8,7 @@ use crate::name::Name;
 use crate::request::{Id, Request};
 
 /// In every path. Versions of the library that write differently have another number here, and so
-/// do not see each other; a change of it is a breaking release.
+/// do not see each other; a change of it is a breaking release. 1 is the first that is released.
 const VERSION: u32 = 1;
 
 /// Bytes of a name that stay readable in a path. ZooKeeper itself has no limit below a megabyte.
