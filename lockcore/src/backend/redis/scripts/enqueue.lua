@@ -54,8 +54,8 @@ local function write(number, last)
   local new_queue = front[1] and not in_queue
   if new_hour or new_queue then
     local until_ms = string.format('%d', math.floor((math.max(micros, number) + DAY_MICROS) / 1000))
-    redis.call('PEXPIREAT', queue, until_ms)
     if new_hour then redis.call('PEXPIREAT', tickets, until_ms) end
+    if front[1] then redis.call('PEXPIREAT', queue, until_ms) end
   end
 end
 
