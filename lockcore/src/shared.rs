@@ -26,6 +26,9 @@ use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Mutex, MutexGuard, Notify};
 use crate::table::{Cleanup, Phase, Stage, Table, Tracked};
 
+/// However often a message says so, which somebody may have forged, nobody looks again more often.
+const LEAST_RECHECK: Duration = Duration::from_millis(100);
+
 /// What a client is made with, checked.
 pub(crate) struct Settings {
     pub(crate) clock: Clock,
@@ -363,6 +366,20 @@ impl Shared {
             .map(|tracked| Arc::clone(&tracked.lease));
         if let Some(lease) = lease {
             lease.grant(wake.ticket);
+        }
+    }
+
+    /// Who waits for this ticket is to ask again then, as nobody will tell.
+    pub(crate) fn recheck(&self, id: Id, after: Duration) {
+        let due = self.clock.now().after(after.max(LEAST_RECHECK));
+        let mut table = self.table();
+        match table.leases.get_mut(&id) {
+            Some(tracked) if tracked.stage != Stage::Waiting => {}
+            // The answer that is on its way does not know of this.
+            Some(tracked) if tracked.renewing => tracked.again = true,
+            Some(tracked) if tracked.due.is_some_and(|before| before <= due) => {}
+            Some(_) => self.look_again_at(&mut table, id, due),
+            None => {}
         }
     }
 
@@ -801,6 +818,33 @@ mod tests {
         shared.entrust(lease.request.id, Stage::Waiting, clock.now());
         shared.entrust_held(&lease);
         assert!(due() > Some(clock.now()));
+    }
+
+    #[tokio::test]
+    async fn who_waits_asks_again_when_it_is_told_to_and_not_without_end() {
+        let clock = Clock::by_hand();
+        clock.stop();
+        let shared = shared(Settings {
+            clock: clock.clone(),
+            ..Settings::of_tests()
+        });
+        let lease = Arc::new(crate::lease::tests::lease());
+        shared.arm(&lease).expect("open");
+        let (id, ttl) = (lease.request.id, lease.request.ttl);
+        lease.answered(7, clock.now(), ttl);
+        let in_line = Shared::renewal_time(&lease, ttl);
+        let told = |stage, after| {
+            shared.entrust(id, stage, in_line);
+            shared.recheck(id, after);
+            shared.table().leases.get(&id).and_then(|lease| lease.due)
+        };
+
+        let soon = Duration::from_secs(1);
+        assert_eq!(told(Stage::Waiting, soon), Some(clock.now().after(soon)));
+        let forged = told(Stage::Waiting, Duration::ZERO);
+        assert_eq!(forged, Some(clock.now().after(LEAST_RECHECK)));
+        assert_eq!(told(Stage::Waiting, Duration::MAX), Some(in_line));
+        assert_eq!(told(Stage::Held, soon), Some(in_line));
     }
 
     /// Runs on a thread of its own, because a deadlock could not be ended.

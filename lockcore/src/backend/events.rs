@@ -7,6 +7,7 @@ use tokio::sync::oneshot;
 
 use super::Wake;
 use crate::name::Namespace;
+use crate::request::Id;
 use crate::shared::Shared;
 
 /// Where a connection tells what the store says unasked. Dropping it says that the connection is
@@ -24,6 +25,8 @@ pub struct Events {
 pub enum News {
     /// A ticket is granted.
     Granted(Wake),
+    /// A ticket that waits is to be asked after when this time is over.
+    Recheck(Id, Duration),
     /// Wake-ups may have been missed.
     Gap,
 }
@@ -80,6 +83,7 @@ impl Events {
             if let Some(client) = client.upgrade() {
                 match news {
                     News::Granted(wake) => client.granted(wake),
+                    News::Recheck(id, after) => client.recheck(id, after),
                     News::Gap => client.renew_everything(),
                 }
             }
@@ -111,6 +115,12 @@ impl Events {
     /// A ticket is granted. Callable from any thread; wakes the waiter without blocking.
     pub fn granted(&self, wake: Wake) {
         self.tell(News::Granted(wake));
+    }
+
+    /// A ticket that waits may be granted when this time is over, and nobody will say so: it is asked after
+    /// then, or after 100 ms if that is later. Otherwise as [`recheck_in`](super::Enqueued::Waiting).
+    pub fn recheck(&self, id: Id, after: Duration) {
+        self.tell(News::Recheck(id, after));
     }
 
     /// Wake-ups may have been missed: everything is asked after.

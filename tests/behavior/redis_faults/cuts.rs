@@ -167,6 +167,8 @@ async fn a_forged_wake_up_grants_nothing(_: Store) {
             "00000000000000000000000000000000 1".into(),
             format!("{} 1", ids[1]),
             format!("{} {}", ids[1], u64::MAX),
+            format!("{} again 0", ids[1]),
+            format!("{} again {}", ids[1], u64::MAX),
         ] {
             server.command::<i64>(&["PUBLISH", channel, &message]);
         }

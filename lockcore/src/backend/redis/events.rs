@@ -1,6 +1,7 @@
 //! Wake-ups: what the server pushes on the connection, turned into the core's words.
 
 use std::convert::Infallible;
+use std::time::Duration;
 
 use redis::{PushInfo, PushKind, Value};
 
@@ -15,20 +16,35 @@ pub(super) fn sink(events: Events) -> impl Fn(PushInfo) -> Result<(), Infallible
     move |push| {
         if push.kind == PushKind::Message
             && let Some(Value::BulkString(message)) = push.data.get(1)
-            && let Some(wake) = parse(message)
         {
-            events.granted(wake);
+            match parse(message) {
+                Some(Message::Granted(wake)) => events.granted(wake),
+                Some(Message::Again(id, after)) => events.recheck(id, after),
+                None => {}
+            }
         }
         Ok(())
     }
 }
 
-/// `<id> <ticket>`. Anything else is somebody else's message and is ignored.
-fn parse(message: &[u8]) -> Option<Wake> {
-    let (id, ticket) = std::str::from_utf8(message).ok()?.split_once(' ')?;
-    Some(Wake {
-        id: Id::parse(id)?,
-        ticket: ticket.parse().ok()?,
+#[derive(Debug, PartialEq, Eq)]
+enum Message {
+    /// `<id> <ticket>`
+    Granted(Wake),
+    /// `<id> again <ms>`
+    Again(Id, Duration),
+}
+
+/// Anything else is somebody else's message and is ignored.
+fn parse(message: &[u8]) -> Option<Message> {
+    let (id, what) = std::str::from_utf8(message).ok()?.split_once(' ')?;
+    let id = Id::parse(id)?;
+    Some(match what.strip_prefix("again ") {
+        Some(millis) => Message::Again(id, Duration::from_millis(millis.parse().ok()?)),
+        None => Message::Granted(Wake {
+            id,
+            ticket: what.parse().ok()?,
+        }),
     })
 }
 
@@ -37,10 +53,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_an_id_and_a_number_are_a_wake_up() {
+    fn only_what_a_script_sends_is_a_message() {
         let id = Id::draw().unwrap();
-        let wake = parse(format!("{id} 17").as_bytes()).unwrap();
-        assert_eq!((wake.id, wake.ticket), (id, 17));
+        let wake = parse(format!("{id} 17").as_bytes());
+        assert_eq!(wake, Some(Message::Granted(Wake { id, ticket: 17 })));
+        let again = parse(format!("{id} again 17").as_bytes());
+        assert_eq!(again, Some(Message::Again(id, Duration::from_millis(17))));
 
         for forged in [
             &b""[..],
@@ -53,6 +71,9 @@ mod tests {
             b"00000000000000000000000000000000 -1",
             b"00000000000000000000000000000000 17 ",
             b"+0000000000000000000000000000000 17",
+            b"00000000000000000000000000000000 again",
+            b"00000000000000000000000000000000 again -1",
+            b"00000000000000000000000000000000 again  1",
         ] {
             assert_eq!(parse(forged), None, "{forged:?}");
         }

@@ -51,7 +51,8 @@ end
 --
 -- Returns a table:
 --   used      permits of those that stay and hold
---   blocked   id of the first that stays and does not hold; nil if all that stay hold
+--   blocked   id of the first that stays and does not hold, and blocked_at, its place in the queue; nil if
+--             all that stay hold
 --   capacity  of the oldest that stays; nil if none does
 --   soonest   when the first of the holders expires; nil if nobody holds
 --   asker     whether the asker holds
@@ -91,7 +92,7 @@ local function walk(tickets, queue, now, whose)
         elseif id ~= leaving then
           line.capacity = line.capacity or capacity
           if line.used + permits > line.capacity then
-            line.blocked = id
+            line.blocked, line.blocked_at = id, at + i - 1
             return line
           end
           line.used = line.used + permits
@@ -111,6 +112,20 @@ local function walk(tickets, queue, now, whose)
   end
 end
 
+-- A grant that nobody heard ends at some time, and nobody will tell those who wait behind it. So the first
+-- of them who hears it, of the next few, is told now to look again then.
+local function look_again(tickets, queue, now, prefix, ends)
+  local line = walk(tickets, queue, now, {})
+  if not line.blocked then return end
+  local ids = redis.call('LRANGE', queue, line.blocked_at, line.blocked_at + 15)
+  local records = redis.call('HMGET', tickets, unpack(ids))
+  local message = string.format(' again %d', ends - now + 10)
+  for i, id in ipairs(ids) do
+    local channel = string.match(records[i] or '', '^%d+:%d+:%d+:%d+:%d+:(%x+):')
+    if channel and redis.call('PUBLISH', prefix .. channel, id .. message) > 0 then return end
+  end
+end
+
 -- Removes the dead and wakes whoever holds because of it. Call it before soonest is told to anybody.
 local function settle(tickets, queue, now, line, prefix, asker)
   for _, id in ipairs(line.dead) do redis.call('HDEL', tickets, id) end
@@ -121,12 +136,15 @@ local function settle(tickets, queue, now, line, prefix, asker)
   else
     for _, id in ipairs(line.dead) do redis.call('LREM', queue, '1', id) end
   end
+  local unheard
   for _, grant in ipairs(line.granted) do
-    if grant[1] ~= asker and wake(tickets, grant[1], grant[2], now, prefix) then
-      -- Who waits behind it looks again then.
-      line.soonest = math.min(line.soonest, now + UNHEARD_MS)
+    local ends = grant[1] ~= asker and wake(tickets, grant[1], grant[2], now, prefix)
+    if ends then
+      line.soonest = math.min(line.soonest, ends)
+      unheard = math.max(unheard or 0, ends)
     end
   end
+  if unheard then look_again(tickets, queue, now, prefix, unheard) end
 end
 
 -- How long until a ticket may have moved up without a wake-up: -1 but for the first in line.

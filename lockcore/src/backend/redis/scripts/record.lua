@@ -22,12 +22,11 @@ local function with_expiry(record, expires)
 end
 
 -- Tells a ticket's client that it holds: one message, to the channel of that client. A grant that nobody
--- hears is cut short, so that a dead waiter costs two seconds and not its whole ttl. Returns whether
--- it was.
+-- hears is cut short, so that a dead waiter costs two seconds and not its whole ttl; returns when it ends.
 local function wake(tickets, id, record, now, prefix)
   local expires, number, channel = string.match(record, '^(%d+):(%d+):%d+:%d+:%d+:(%x+):')
-  local heard = redis.call('PUBLISH', prefix .. channel, id .. ' ' .. number)
-  if heard > 0 or tonumber(expires) <= now + UNHEARD_MS then return false end
-  redis.call('HSET', tickets, id, with_expiry(record, now + UNHEARD_MS))
-  return true
+  if redis.call('PUBLISH', prefix .. channel, id .. ' ' .. number) > 0 then return nil end
+  local ends = math.min(tonumber(expires), now + UNHEARD_MS)
+  redis.call('HSET', tickets, id, with_expiry(record, ends))
+  return ends
 end

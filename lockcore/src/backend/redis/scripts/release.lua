@@ -23,17 +23,23 @@ end
 local front = alone and redis.call('LRANGE', KEYS[2], '0', '1') or {}
 local record = front[1] == ARGV[2] and front[2] and redis.call('HMGET', KEYS[1], front[2])[1]
 local now = clock()
+local found, unheard
 if record then
   local expires, permits, capacity = parse(record)
   if permits == capacity and expires > now then
-    local found = redis.call('HDEL', KEYS[1], ARGV[2])
+    found = redis.call('HDEL', KEYS[1], ARGV[2])
     redis.call('LPOP', KEYS[2])
-    wake(KEYS[1], front[2], record, now, ARGV[1])
-    return { found }
+    unheard = wake(KEYS[1], front[2], record, now, ARGV[1])
+    if not unheard then return { found } end
   end
 end
 
 -- include line.lua
+
+if unheard then
+  look_again(KEYS[1], KEYS[2], now, ARGV[1], unheard)
+  return { found }
+end
 
 local function release(tickets, queue, mark, id, mark_ms)
   local line = walk(tickets, queue, now, { leaving = id })
