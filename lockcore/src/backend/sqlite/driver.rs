@@ -491,7 +491,7 @@ impl File {
     }
 
     /// Another boot, or another machine, has the file now; this handle changes nothing any more.
-    pub(super) fn taken_over(&mut self) -> StoreError {
+    pub(super) fn taken_over(&self) -> StoreError {
         let text = format!(
             "{} was taken over from another boot or another machine; a file is for the processes of one machine",
             self.path.display()

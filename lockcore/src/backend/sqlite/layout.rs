@@ -19,19 +19,18 @@ pub(super) const SCRATCH: &str = include_str!("schema/scratch.sql");
 /// The statements of a verb are one text, run to its end by the driver's thread without asking back: the file is not
 /// locked for as long as it takes some other thread to be scheduled.
 macro_rules! verb {
-    ($($before:literal),+; $verb:literal) => {
+    ($ask:literal, $verb:literal) => {
         concat!(
-            $(include_str!($before),)+
+            include_str!($ask),
             include_str!("schema/line.sql"),
             include_str!($verb)
         )
     };
 }
 
-pub(super) const ENQUEUE: &str = verb!("schema/ask_one.sql"; "schema/enqueue.sql");
-pub(super) const RENEW: &str =
-    verb!("schema/ask_many.sql", "schema/shrink.sql"; "schema/renew.sql");
-pub(super) const RELEASE: &str = verb!("schema/ask_many.sql"; "schema/release.sql");
+pub(super) const ENQUEUE: &str = verb!("schema/ask_one.sql", "schema/enqueue.sql");
+pub(super) const RENEW: &str = verb!("schema/ask_many.sql", "schema/renew.sql");
+pub(super) const RELEASE: &str = verb!("schema/ask_many.sql", "schema/release.sql");
 pub(super) const GRANTED: &str = include_str!("schema/granted.sql");
 pub(super) const INSPECT: &str = include_str!("schema/inspect.sql");
 pub(super) const FORGET: &str = include_str!("schema/forget.sql");
@@ -42,20 +41,7 @@ pub(super) fn key(name: &Name) -> String {
     name.key(VERSION, READABLE)
 }
 
-/// Ids as `json_each` takes them; they are hexadecimal, so that nothing in them needs escaping.
-pub(super) fn list<T: std::fmt::Display>(ids: impl Iterator<Item = T>) -> String {
-    let mut list = String::from("[");
-    for id in ids {
-        if list.len() > 1 {
-            list.push(',');
-        }
-        list.push_str(&format!("\"{id}\""));
-    }
-    list.push(']');
-    list
-}
-
-/// Numbers by id, likewise.
+/// Numbers by id as `json_each` takes them; ids are hexadecimal, so that nothing in them needs escaping.
 pub(super) fn object<T: std::fmt::Display>(numbers: impl Iterator<Item = (T, u32)>) -> String {
     let mut object = String::from("{");
     for (id, number) in numbers {
@@ -151,9 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_is_what_json_takes() {
-        assert_eq!(list::<&str>([].into_iter()), "[]");
-        assert_eq!(list(["a", "b"].into_iter()), r#"["a","b"]"#);
+    fn an_object_is_what_json_takes() {
         assert_eq!(object::<&str>([].into_iter()), "{}");
         assert_eq!(object([("a", 1), ("b", 2)].into_iter()), r#"{"a":1,"b":2}"#);
     }

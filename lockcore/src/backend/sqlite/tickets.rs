@@ -1,5 +1,6 @@
 //! The verbs: one text of statements each, which is one transaction; what the rows mean; and whom to wake.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -102,25 +103,20 @@ pub(super) async fn renew(
     wakes: &mut Wakes,
     tickets: &[Arc<Request>],
 ) -> Result<Vec<Renewed>, StoreError> {
-    let ids: Vec<Id> = tickets.iter().map(|request| request.id).collect();
-    let parts = tickets.iter().filter(|r| r.permits < r.capacity);
-    let keeps = layout::object(parts.map(|request| (request.id, request.permits.get())));
+    let keeps = tickets.iter().map(|r| (r.id, r.permits.get()));
     let now = layout::now_millis();
-    let rows = ask_many(file, layout::RENEW, &ids, Asked::Renew(&keeps), now).await?;
-    let mut answers = Vec::with_capacity(ids.len());
+    let rows = ask_many(file, Verb::Renew, keeps, now).await?;
+    let mut answers = HashMap::with_capacity(tickets.len());
     for row in &rows {
         let Answered { asked, row } = answered(row)?;
         if asked {
             let id = id(row)?;
-            answers.push(renewed(wakes, id, row, now)?);
+            answers.insert(id, renewed(wakes, id, row, now)?);
         } else {
             wake(wakes, row)?;
         }
     }
-    if answers.len() != ids.len() {
-        return Err(file.taken_over());
-    }
-    Ok(answers)
+    in_order(file, &answers, tickets.iter().map(|r| r.id))
 }
 
 fn renewed(wakes: &mut Wakes, id: Id, row: &SqliteRow, now: i64) -> Result<Renewed, StoreError> {
@@ -146,66 +142,69 @@ pub(super) async fn release(
     wakes: &mut Wakes,
     tickets: &[Departure],
 ) -> Result<Vec<Released>, StoreError> {
-    let ids: Vec<Id> = tickets.iter().map(|leaving| leaving.request.id).collect();
-    let marked: Vec<Id> = tickets
+    let marks = tickets
         .iter()
-        .filter(|leaving| leaving.enqueue_may_follow)
-        .map(|leaving| leaving.request.id)
-        .collect();
-    let now = layout::now_millis();
-    let rows = ask_many(file, layout::RELEASE, &ids, Asked::Release(&marked), now).await?;
-    let mut answers = Vec::with_capacity(ids.len());
+        .map(|t| (t.request.id, u32::from(t.enqueue_may_follow)));
+    let rows = ask_many(file, Verb::Release, marks, layout::now_millis()).await?;
+    let mut answers = HashMap::with_capacity(tickets.len());
     for row in &rows {
         let Answered { asked, row } = answered(row)?;
         if asked {
-            wakes.settled(id(row)?);
-            answers.push(match column::<i64>(row, "ticket")? {
+            let id = id(row)?;
+            wakes.settled(id);
+            let answer = match column::<i64>(row, "ticket")? {
                 0 => Released::NotFound,
                 _ => Released::Released,
-            });
+            };
+            answers.insert(id, answer);
         } else {
             wake(wakes, row)?;
         }
     }
-    if answers.len() != ids.len() {
-        return Err(file.taken_over());
-    }
-    Ok(answers)
+    in_order(file, &answers, tickets.iter().map(|t| t.request.id))
 }
 
 /// What is asked of several tickets.
-#[derive(Clone, Copy)]
-enum Asked<'a> {
-    /// How many permits they keep, if not all.
-    Renew(&'a str),
-    /// Which of them leave a mark.
-    Release(&'a [Id]),
+#[derive(Clone, Copy, PartialEq)]
+enum Verb {
+    Renew,
+    Release,
 }
 
+/// The number by each id is what `schema/ask_many.sql` says.
 async fn ask_many(
     file: &mut File,
-    verb: &'static str,
-    ids: &[Id],
-    what: Asked<'_>,
+    verb: Verb,
+    numbers: impl Iterator<Item = (Id, u32)>,
     now: i64,
 ) -> Result<Vec<SqliteRow>, StoreError> {
-    let (leave, marked, keeps) = match what {
-        Asked::Renew(keeps) => (false, [].as_slice(), keeps),
-        Asked::Release(marked) => (true, marked, "{}"),
+    let numbers = layout::object(numbers);
+    let statements = match verb {
+        Verb::Renew => layout::RENEW,
+        Verb::Release => layout::RELEASE,
     };
-    let (asked, marked) = (layout::list(ids.iter()), layout::list(marked.iter()));
     let (process, epoch) = (file.process, file.epoch);
     let query = || {
-        sqlx::query(verb)
-            .bind(asked.clone())
-            .bind(i64::from(leave))
-            .bind(marked.clone())
+        sqlx::query(statements)
+            .bind(numbers.clone())
+            .bind(i64::from(verb == Verb::Release))
             .bind(now)
             .bind(process)
             .bind(epoch)
-            .bind(keeps.to_owned())
     };
     file.transact(query).await
+}
+
+/// An answer for each that was asked for, in that order. There is none if the epoch is over.
+fn in_order<T: Copy>(
+    file: &File,
+    answers: &HashMap<Id, T>,
+    asked: impl Iterator<Item = Id>,
+) -> Result<Vec<T>, StoreError> {
+    asked
+        .map(|id| answers.get(&id).copied())
+        .collect::<Option<_>>()
+        .ok_or_else(|| file.taken_over())
 }
 
 /// Looks whether another process has let somebody of ours in, and tells them.
@@ -221,7 +220,7 @@ async fn look_for(file: &mut File, wakes: &mut Wakes) -> Result<(), StoreError> 
         return Ok(());
     }
     wakes.changed();
-    let waiting = layout::list(wakes.waiting());
+    let waiting = layout::object(wakes.waiting().map(|id| (id, 0)));
     let rows = file
         .transact(|| sqlx::query(layout::GRANTED).bind(waiting.clone()))
         .await?;
@@ -232,7 +231,9 @@ async fn look_for(file: &mut File, wakes: &mut Wakes) -> Result<(), StoreError> 
     // Who let them in cut their time short, as it could not know whether anybody would look. A wake-up tells the waiter
     // that it holds for as long as it believes; so first that is made true.
     let now = layout::now_millis();
-    let rows = ask_many(file, layout::RENEW, &granted, Asked::Renew("{}"), now).await?;
+    // All of their permits: none has more.
+    let keep_all = granted.into_iter().map(|id| (id, u32::MAX));
+    let rows = ask_many(file, Verb::Renew, keep_all, now).await?;
     for row in &rows {
         let Answered { asked, row } = answered(row)?;
         if !asked {
@@ -620,6 +621,73 @@ mod tests {
                 "{answer:?}"
             );
         }
+    }
+
+    /// A ticket that is made smaller lets others in, who would have to go again if it became larger.
+    #[tokio::test]
+    async fn an_enqueue_repeated_neither_makes_a_ticket_larger_again_nor_smaller() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut process = Process::start(&folder, 1).await;
+        let (held, waits) = (request(3, 3), request(1, 3));
+        assert!(holds(process.enqueue(&held).await));
+        assert!(!holds(process.enqueue(&waits).await));
+        let with = |permits| {
+            Arc::new(Request {
+                permits: NonZeroU32::new(permits).unwrap(),
+                ..Request::clone(&held)
+            })
+        };
+
+        assert!(holds(process.enqueue(&with(1)).await));
+        assert_eq!(process.places().await[0].permits, 3);
+        assert_eq!(process.told(), []);
+
+        process.renew(&with(2)).await;
+        assert_eq!(process.told(), [waits.id]);
+        assert!(holds(process.enqueue(&held).await));
+        let permits: Vec<_> = process.places().await.iter().map(|p| p.permits).collect();
+        assert_eq!(permits, [2, 1]);
+    }
+
+    #[tokio::test]
+    async fn a_batch_is_answered_in_its_order_also_where_it_names_a_ticket_twice() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut process = Process::start(&folder, 1).await;
+        let (held, waits, unknown) = (request(3, 3), request(3, 3), request(3, 3));
+        assert!(holds(process.enqueue(&held).await));
+        assert!(!holds(process.enqueue(&waits).await));
+        let smaller = Arc::new(Request {
+            permits: NonZeroU32::MIN,
+            ..Request::clone(&held)
+        });
+
+        let batch = [&unknown, &smaller, &waits, &held, &unknown].map(Arc::clone);
+        let renewed = renew(&mut process.file, &mut process.wakes, &batch).await;
+        assert!(
+            matches!(
+                renewed.as_deref(),
+                Ok([
+                    Renewed::Lost,
+                    Renewed::Granted { .. },
+                    Renewed::Waiting { .. },
+                    Renewed::Granted { .. },
+                    Renewed::Lost,
+                ])
+            ),
+            "{renewed:?}"
+        );
+        assert_eq!(process.places().await[0].permits, 1);
+
+        let batch = [(&unknown, true), (&held, false), (&unknown, false)];
+        let batch = batch.map(|(request, enqueue_may_follow)| Departure {
+            request: Arc::clone(request),
+            enqueue_may_follow,
+        });
+        let released = release(&mut process.file, &mut process.wakes, &batch).await;
+        let missing = Released::NotFound;
+        assert_eq!(released.unwrap(), [missing, Released::Released, missing]);
+        assert_eq!(process.told(), [waits.id]);
+        assert_eq!(process.enqueue(&unknown).await.unwrap(), Enqueued::Gone);
     }
 
     /// H28.

@@ -1,7 +1,7 @@
 -- The beginning of a renewal or a release: has the file to itself and notes what is asked.
 --
--- ?1 ids, as a JSON array   ?2 1 if they are to leave, else 0   ?3 ids to leave a mark of, as a JSON array
--- ?4 now in ms of the boot clock     ?5 process     ?6 epoch
+-- ?1 JSON object: a number by id: of a renewal how many permits it asks for; of a release 1 to leave a mark, else 0
+-- ?2 0 for a renewal, 1 for a release   ?3 now in ms of the boot clock   ?4 process   ?5 epoch
 --
 -- Nothing is asked if the epoch is over.
 
@@ -9,7 +9,9 @@ BEGIN IMMEDIATE;
 
 DELETE FROM asked;
 
-INSERT INTO asked (place, id, leaves, marks, now, micros, process)
-SELECT json_each.key, json_each.value, ?2, json_each.value IN (SELECT value FROM json_each(?3)), ?4, 0, ?5
-FROM json_each(?1), store WHERE epoch = ?6;
+INSERT INTO asked (id, keeps, leaves, marks, now, micros, process)
+SELECT key, CASE WHEN NOT ?2 THEN value END, ?2, ?2 AND value, ?3, 0, ?4
+FROM json_each(?1), store WHERE epoch = ?5
+-- One that is named twice gets the smaller number of permits, and a mark if either says so.
+ON CONFLICT (id) DO UPDATE SET keeps = min(keeps, excluded.keeps), marks = max(marks, excluded.marks);
 

@@ -15,9 +15,10 @@ FROM (
            max(live AND process <> mine) OVER older AS foreign_ahead
     FROM (
         SELECT tickets.*, a.process AS mine,
-               coalesce((SELECT shrinks.permits FROM shrinks WHERE shrinks.id = tickets.id), tickets.permits) AS keeps,
-               tickets.expires_at > a.now AND tickets.id NOT IN (SELECT id FROM asked WHERE leaves) AS live
-        FROM (SELECT now, process FROM asked LIMIT 1) AS a, tickets
+               asked.id IS NOT NULL AS is_asked,
+               min(tickets.permits, coalesce(asked.keeps, tickets.permits)) AS keeps,
+               tickets.expires_at > a.now AND asked.leaves IS NOT TRUE AS live
+        FROM (SELECT now, process FROM asked LIMIT 1) AS a, tickets LEFT JOIN asked ON asked.id = tickets.id
         WHERE tickets.name IN (
             SELECT names.key FROM names WHERE names.name IN (SELECT key FROM asked)
             UNION ALL
@@ -26,7 +27,7 @@ FROM (
     )
     WINDOW older AS (PARTITION BY name ORDER BY ticket ROWS UNBOUNDED PRECEDING)
 )
-WHERE NOT live OR now_is - keeps <= capacity OR id IN (SELECT id FROM asked);
+WHERE NOT live OR now_is - keeps <= capacity OR is_asked;
 
 -- Physically, and before anybody is granted because of it: a renewal that read its clock before this transaction had
 -- the file must not find the ticket alive after it was taken for dead.

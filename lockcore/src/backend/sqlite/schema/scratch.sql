@@ -1,8 +1,7 @@
 -- Tables of one connection, in memory: what a verb was asked, and the lines of the names it is about.
 
 CREATE TEMP TABLE asked (
-    place       INTEGER NOT NULL, -- in the request; replies come in this order
-    id          TEXT    NOT NULL,
+    id          TEXT    NOT NULL PRIMARY KEY,
     key         TEXT,             -- names.name, for an enqueue
     permits     INTEGER,
     capacity    INTEGER,
@@ -11,17 +10,13 @@ CREATE TEMP TABLE asked (
     seen        INTEGER,
     receiver    INTEGER,
     owner       TEXT,
+    keeps       INTEGER,          -- permits from now on if it has more, for a renewal
     leaves      INTEGER NOT NULL, -- is to be removed
     marks       INTEGER NOT NULL, -- and is to be refused if it comes later
+    swept       INTEGER,          -- names.key, for a sweep
     now         INTEGER NOT NULL, -- ms of the boot clock
     micros      INTEGER NOT NULL, -- of the wall clock
     process     INTEGER NOT NULL
-);
-
--- Of the tickets that a renewal makes smaller: how many permits they keep. Empty but during such a renewal.
-CREATE TEMP TABLE shrinks (
-    id          TEXT    NOT NULL PRIMARY KEY,
-    permits     INTEGER NOT NULL
 ) WITHOUT ROWID;
 
 CREATE TEMP TABLE line (

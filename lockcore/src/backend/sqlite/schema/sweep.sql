@@ -10,23 +10,23 @@ BEGIN IMMEDIATE;
 
 DELETE FROM asked;
 
-INSERT INTO asked (place, id, leaves, marks, now, micros, process)
-SELECT key, '', 0, 0, ?2, ?3, 0 FROM names, store WHERE key > ?1 AND epoch = ?4 ORDER BY key LIMIT 1000;
+INSERT INTO asked (id, swept, leaves, marks, now, micros, process)
+SELECT key, key, 0, 0, ?2, ?3, 0 FROM names, store WHERE key > ?1 AND epoch = ?4 ORDER BY key LIMIT 1000;
 
 DELETE FROM tickets
-WHERE name IN (SELECT place FROM asked)
+WHERE name IN (SELECT swept FROM asked)
   AND NOT EXISTS (
       SELECT 1 FROM tickets AS other
       WHERE other.name = tickets.name AND other.expires_at > (SELECT now - 60000 FROM asked LIMIT 1)
   );
 
 DELETE FROM names
-WHERE key IN (SELECT place FROM asked)
+WHERE key IN (SELECT swept FROM asked)
   AND last < (SELECT micros - 86400000000 FROM asked LIMIT 1)
   AND NOT EXISTS (SELECT 1 FROM tickets WHERE tickets.name = names.key);
 
 DELETE FROM marks WHERE expires_at <= (SELECT now FROM asked LIMIT 1);
 
-SELECT max(place) AS last FROM asked;
+SELECT max(swept) AS last FROM asked;
 
 COMMIT;
