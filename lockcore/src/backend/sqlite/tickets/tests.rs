@@ -1,0 +1,536 @@
+//! The verbs on the file itself, two handles as two processes have them: moments that no client can bring about at will.
+
+use std::num::NonZeroU32;
+
+use tempfile::TempDir;
+
+use super::*;
+use crate::name::Namespace;
+use crate::queue::{NoTicket, Queue};
+use crate::token::MAX_TICKET;
+
+struct Process {
+    file: File,
+    wakes: Wakes,
+}
+
+impl Process {
+    async fn start(folder: &TempDir, number: i64) -> Self {
+        let mut file = File::open(&folder.path().join("locks.db")).await.unwrap();
+        file.process = number;
+        Self {
+            file,
+            wakes: Wakes::default(),
+        }
+    }
+
+    async fn enqueue(&mut self, request: &Request) -> Result<Enqueued, StoreError> {
+        enqueue(&mut self.file, &mut self.wakes, request, 7).await
+    }
+
+    async fn renew(&mut self, request: &Arc<Request>) -> Renewed {
+        let asked = [Arc::clone(request)];
+        renew(&mut self.file, &mut self.wakes, &asked)
+            .await
+            .unwrap()[0]
+    }
+
+    async fn release(&mut self, request: &Arc<Request>, marked: bool) -> Released {
+        let leaving = [Departure {
+            request: Arc::clone(request),
+            enqueue_may_follow: marked,
+        }];
+        let released = release(&mut self.file, &mut self.wakes, &leaving).await;
+        released.unwrap()[0]
+    }
+
+    async fn places(&mut self) -> Vec<Place> {
+        inspect(&mut self.file, &name("a")).await.unwrap()
+    }
+
+    /// As when its time is over.
+    async fn end(&mut self, request: &Request) {
+        self.sql("UPDATE tickets SET expires_at = 1 WHERE id = ?1", request)
+            .await;
+    }
+
+    async fn sql(&mut self, statement: &'static str, request: &Request) -> Vec<SqliteRow> {
+        let id = request.id.to_string();
+        let query = || sqlx::query(statement).bind(id.clone());
+        self.file.run(query).await.unwrap()
+    }
+
+    fn told(&mut self) -> Vec<Id> {
+        std::mem::take(&mut self.wakes.told)
+    }
+}
+
+fn name(name: &str) -> Name {
+    Name::new(Namespace::new("test").unwrap(), name).unwrap()
+}
+
+fn request(permits: u32, capacity: u32) -> Arc<Request> {
+    Arc::new(Request {
+        name: name("a"),
+        id: Id::draw().unwrap(),
+        permits: NonZeroU32::new(permits).unwrap(),
+        capacity: NonZeroU32::new(capacity).unwrap(),
+        ttl: Duration::from_secs(60),
+        wait: true,
+        highest_seen: 0,
+        owner: "host/1/0".into(),
+    })
+}
+
+fn holds(enqueued: Result<Enqueued, StoreError>) -> bool {
+    match enqueued.unwrap() {
+        Enqueued::Granted { .. } => true,
+        Enqueued::Waiting { .. } => false,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn random_histories_keep_to_the_rule_and_every_grant_is_told_once() {
+    for seed in 0..40 {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let capacity = random.u32(1..6);
+        let folder = tempfile::tempdir().unwrap();
+        let mut processes = [
+            Process::start(&folder, 1).await,
+            Process::start(&folder, 2).await,
+        ];
+        let mut rule: Queue<usize> = Queue::default();
+        let mut asked: Vec<(Arc<Request>, usize)> = Vec::new();
+        for step in 0..60 {
+            let at = random.usize(..2);
+            let newly;
+            let picked = random.usize(..asked.len().max(1));
+            let what = random.u8(0..6);
+            match (what, asked.get(picked).cloned()) {
+                (0..=2, _) | (_, None) => {
+                    let other = u32::from(random.u8(..8) == 0);
+                    let mut new = request(random.u32(1..=capacity), capacity + other);
+                    Arc::get_mut(&mut new).unwrap().wait = random.bool();
+                    newly = rule.expire(1);
+                    let expected = rule.enqueue(
+                        new.id,
+                        new.permits.get(),
+                        new.capacity.get(),
+                        9,
+                        0,
+                        new.wait,
+                        at,
+                    );
+                    let answer = processes[at].enqueue(&new).await.unwrap();
+                    match (expected, answer) {
+                        (Ok((_, true)), Enqueued::Granted { .. })
+                        | (Ok((_, false)), Enqueued::Waiting { .. }) => asked.push((new, at)),
+                        (Err(NoTicket::Busy), Enqueued::Busy { .. })
+                        | (Err(NoTicket::CapacityMismatch(_)), Enqueued::CapacityMismatch { .. }) =>
+                            {}
+                        differ => panic!("seed {seed}, step {step}: {differ:?}"),
+                    }
+                    if let Ok((_, true)) = expected {
+                        // Told by the answer.
+                        let last = rule.holders().len() - 1;
+                        let granted: Vec<_> = holders(&rule).drain(last - newly..last).collect();
+                        told(&mut processes, &granted, seed, step).await;
+                        continue;
+                    }
+                }
+                (3, Some((old, of))) => {
+                    let lives = rule
+                        .find(old.id)
+                        .is_some_and(|(found, _)| found.expires_at > 1);
+                    let known = rule.find(old.id).is_some();
+                    let mut renewal = Request::clone(&old);
+                    if random.bool() {
+                        let most = NonZeroU32::new(random.u32(1..=capacity)).unwrap();
+                        renewal.permits = renewal.permits.min(most);
+                    }
+                    let mut granted = if known { rule.expire(1) } else { 0 };
+                    if lives {
+                        granted += rule.shrink(old.id, renewal.permits.get());
+                    }
+                    newly = granted;
+                    let expected = lives.then(|| rule.find(old.id).unwrap().1);
+                    let answer = processes[of].renew(&Arc::new(renewal)).await;
+                    match (expected, answer) {
+                        (Some(true), Renewed::Granted { .. }) => {
+                            // Told by the answer, if it is new.
+                            let first = rule.holders().len() - newly;
+                            let mut granted = holders(&rule).split_off(first);
+                            granted.retain(|(id, _)| *id != old.id);
+                            told(&mut processes, &granted, seed, step).await;
+                            continue;
+                        }
+                        (Some(false), Renewed::Waiting { .. }) | (None, Renewed::Lost) => {}
+                        differ => panic!("seed {seed}, step {step}: {differ:?}"),
+                    }
+                }
+                (4, Some((old, of))) => {
+                    let known = rule.find(old.id).is_some();
+                    newly = if known {
+                        rule.remove(old.id).1 + rule.expire(1)
+                    } else {
+                        0
+                    };
+                    let answer = processes[of].release(&old, false).await;
+                    assert_eq!(
+                        answer == Released::Released,
+                        known,
+                        "seed {seed}, step {step}"
+                    );
+                }
+                (_, Some((old, _))) => {
+                    if let Some((ticket, _)) = rule.find(old.id) {
+                        ticket.expires_at = 1;
+                    }
+                    processes[at].end(&old).await;
+                    continue;
+                }
+            }
+            let first = rule.holders().len() - newly;
+            let granted = holders(&rule).split_off(first);
+            told(&mut processes, &granted, seed, step).await;
+
+            if rule.tickets().all(|(ticket, _)| ticket.expires_at > 1) {
+                let expected: Vec<_> = rule
+                    .tickets()
+                    .map(|(ticket, holds)| (ticket.permits, holds))
+                    .collect();
+                let places = processes[at].places().await;
+                let found: Vec<_> = places
+                    .iter()
+                    .map(|place| (place.permits, place.granted))
+                    .collect();
+                assert_eq!(found, expected, "seed {seed}, step {step}");
+                assert!(places.is_sorted_by_key(|place| place.ticket));
+            }
+        }
+    }
+}
+
+fn holders(rule: &Queue<usize>) -> Vec<(Id, usize)> {
+    rule.holders()
+        .map(|ticket| (ticket.id, ticket.payload))
+        .collect()
+}
+
+/// Each process has been told of its own new grants, or finds them when it looks, and of no others.
+async fn told(processes: &mut [Process; 2], granted: &[(Id, usize)], seed: u64, step: u32) {
+    for (at, process) in processes.iter_mut().enumerate() {
+        look(&mut process.file, &mut process.wakes).await;
+        let mut expected: Vec<Id> = granted
+            .iter()
+            .filter(|(_, of)| *of == at)
+            .map(|(id, _)| *id)
+            .collect();
+        let mut told = process.told();
+        expected.sort();
+        told.sort();
+        assert_eq!(told, expected, "seed {seed}, step {step}, process {at}");
+    }
+}
+
+/// H10.
+#[tokio::test]
+async fn an_enqueue_repeated_in_time_is_the_same_ticket_and_after_its_lease_none() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut process = Process::start(&folder, 1).await;
+    let (first, second) = (request(1, 1), request(1, 1));
+    let tickets = [
+        process.enqueue(&first).await.unwrap(),
+        process.enqueue(&second).await.unwrap(),
+    ];
+
+    assert_eq!(process.enqueue(&first).await.unwrap(), tickets[0]);
+    let Enqueued::Waiting { ticket, .. } = process.enqueue(&second).await.unwrap() else {
+        panic!("it does not wait");
+    };
+    assert!(matches!(tickets[1], Enqueued::Waiting { ticket: same, .. } if same == ticket));
+    assert_eq!(process.places().await.len(), 2);
+
+    // It is still written down, as nobody has looked since.
+    process.end(&first).await;
+    assert_eq!(process.enqueue(&first).await.unwrap(), Enqueued::Gone);
+    assert_eq!(process.told(), [second.id]);
+    assert_eq!(process.places().await.len(), 1);
+}
+
+#[tokio::test]
+async fn a_renewal_that_removes_the_dead_tells_whom_else_it_lets_in() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut process = Process::start(&folder, 1).await;
+    let (held, first, second) = (request(2, 2), request(1, 2), request(1, 2));
+    assert!(holds(process.enqueue(&held).await));
+    for waits in [&first, &second] {
+        assert!(!holds(process.enqueue(waits).await));
+    }
+    process.end(&held).await;
+
+    let renewed = process.renew(&second).await;
+
+    assert!(matches!(renewed, Renewed::Granted { .. }), "{renewed:?}");
+    assert_eq!(process.told(), [first.id]);
+}
+
+/// Also when another holds by then than at the enqueue, and in a line of another process.
+#[tokio::test]
+async fn the_first_in_line_is_told_when_the_holders_time_is_over_and_the_others_are_not() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut processes = [
+        Process::start(&folder, 1).await,
+        Process::start(&folder, 2).await,
+    ];
+    let line = [request(1, 1), request(1, 1), request(1, 1)];
+    for (at, new) in line.iter().enumerate() {
+        let answer = processes[at % 2].enqueue(new).await.unwrap();
+        let recheck = match answer {
+            Enqueued::Waiting { recheck_in, .. } => recheck_in,
+            _ => None,
+        };
+        assert_eq!(recheck.is_some(), at == 1, "{answer:?}");
+    }
+    processes[0].renew(&line[0]).await;
+
+    for (at, waits) in line.iter().enumerate().skip(1) {
+        let answer = processes[at % 2].renew(waits).await;
+        let Renewed::Waiting { recheck_in, .. } = answer else {
+            panic!("{answer:?}");
+        };
+        let whole = Duration::from_secs(60);
+        let told = recheck_in.is_some_and(|at| at > whole / 2 && at <= whole);
+        assert_eq!(
+            (recheck_in.is_some(), told),
+            (at == 1, at == 1),
+            "{answer:?}"
+        );
+    }
+}
+
+/// A ticket that is made smaller lets others in, who would have to go again if it became larger.
+#[tokio::test]
+async fn an_enqueue_repeated_neither_makes_a_ticket_larger_again_nor_smaller() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut process = Process::start(&folder, 1).await;
+    let (held, waits) = (request(3, 3), request(1, 3));
+    assert!(holds(process.enqueue(&held).await));
+    assert!(!holds(process.enqueue(&waits).await));
+    let with = |permits| {
+        Arc::new(Request {
+            permits: NonZeroU32::new(permits).unwrap(),
+            ..Request::clone(&held)
+        })
+    };
+
+    assert!(holds(process.enqueue(&with(1)).await));
+    assert_eq!(process.places().await[0].permits, 3);
+    assert_eq!(process.told(), []);
+
+    process.renew(&with(2)).await;
+    assert_eq!(process.told(), [waits.id]);
+    assert!(holds(process.enqueue(&held).await));
+    let permits: Vec<_> = process.places().await.iter().map(|p| p.permits).collect();
+    assert_eq!(permits, [2, 1]);
+}
+
+#[tokio::test]
+async fn a_batch_is_answered_in_its_order_also_where_it_names_a_ticket_twice() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut process = Process::start(&folder, 1).await;
+    let (held, waits, unknown) = (request(3, 3), request(3, 3), request(3, 3));
+    assert!(holds(process.enqueue(&held).await));
+    assert!(!holds(process.enqueue(&waits).await));
+    let smaller = Arc::new(Request {
+        permits: NonZeroU32::MIN,
+        ..Request::clone(&held)
+    });
+
+    let batch = [&unknown, &smaller, &waits, &held, &unknown].map(Arc::clone);
+    let renewed = renew(&mut process.file, &mut process.wakes, &batch).await;
+    assert!(
+        matches!(
+            renewed.as_deref(),
+            Ok([
+                Renewed::Lost,
+                Renewed::Granted { .. },
+                Renewed::Waiting { .. },
+                Renewed::Granted { .. },
+                Renewed::Lost,
+            ])
+        ),
+        "{renewed:?}"
+    );
+    assert_eq!(process.places().await[0].permits, 1);
+
+    let batch = [(&unknown, true), (&held, false), (&unknown, false)];
+    let batch = batch.map(|(request, enqueue_may_follow)| Departure {
+        request: Arc::clone(request),
+        enqueue_may_follow,
+    });
+    let released = release(&mut process.file, &mut process.wakes, &batch).await;
+    let missing = Released::NotFound;
+    assert_eq!(released.unwrap(), [missing, Released::Released, missing]);
+    assert_eq!(process.told(), [waits.id]);
+    assert_eq!(process.enqueue(&unknown).await.unwrap(), Enqueued::Gone);
+}
+
+/// H28.
+#[tokio::test]
+async fn an_enqueue_after_its_release_is_refused_while_the_mark_is_there() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut process = Process::start(&folder, 1).await;
+    let (late, other) = (request(1, 1), request(1, 1));
+    assert_eq!(process.release(&late, true).await, Released::NotFound);
+
+    assert_eq!(process.enqueue(&late).await.unwrap(), Enqueued::Gone);
+    assert_eq!(process.places().await.len(), 0);
+    assert!(holds(process.enqueue(&other).await));
+    // Now that the name is known.
+    assert_eq!(process.enqueue(&late).await.unwrap(), Enqueued::Gone);
+    assert_eq!(process.places().await.len(), 1);
+
+    let marks = process
+        .sql("UPDATE marks SET expires_at = 1 WHERE id = ?1", &late)
+        .await;
+    assert!(marks.is_empty());
+    process.release(&other, true).await;
+    let left = process
+        .sql("SELECT id FROM marks WHERE id = ?1", &late)
+        .await;
+    assert!(left.is_empty(), "a mark stays for ever");
+}
+
+/// P6.
+#[tokio::test]
+async fn numbers_rise_over_what_was_drawn_and_seen_and_end_instead_of_wrapping() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut process = Process::start(&folder, 1).await;
+    let minute = 60_000_000;
+    let now = unsigned(layout::wall_micros());
+    let mut last = 0;
+    for (seen, at_least, below) in [
+        (0, now, now + minute),
+        (now + 2 * minute, now + 2 * minute + 1, now + 3 * minute),
+        (0, now + 2 * minute + 2, now + 3 * minute),
+        // Beyond a day it is not believed.
+        (now + 2000 * minute, now + 2 * minute + 3, now + 3 * minute),
+        (u64::MAX, now + 2 * minute + 4, now + 3 * minute),
+    ] {
+        let mut new = request(1, 1);
+        Arc::get_mut(&mut new).unwrap().highest_seen = seen;
+        let Enqueued::Granted { ticket, .. } = process.enqueue(&new).await.unwrap() else {
+            panic!("it waits");
+        };
+        assert!(
+            ticket > last && ticket >= at_least && ticket < below,
+            "{ticket}"
+        );
+        last = ticket;
+        process.release(&new, false).await;
+    }
+
+    let max = i64::try_from(MAX_TICKET).unwrap();
+    let query = || sqlx::query("UPDATE names SET last = ?1").bind(max);
+    process.file.run(query).await.unwrap();
+    let error = process.enqueue(&request(1, 1)).await.unwrap_err();
+    assert_eq!(error.fault(), Fault::Refused);
+    assert_eq!(process.places().await.len(), 0);
+}
+
+#[tokio::test]
+async fn a_full_disk_refuses_and_changes_nothing_until_there_is_room() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut process = Process::start(&folder, 1).await;
+    let held = request(1, 1);
+    assert!(holds(process.enqueue(&held).await));
+    // Refuses a page more than there are, as a full disk does.
+    let limit = |pages: &'static str| move || sqlx::query(pages);
+    process
+        .file
+        .run(limit("PRAGMA max_page_count = 1"))
+        .await
+        .unwrap();
+
+    let mut taken = 0;
+    let refused = loop {
+        let mut new = request(1, 1);
+        Arc::get_mut(&mut new).unwrap().name = name(&format!("n{taken}").repeat(50));
+        match process.enqueue(&new).await {
+            Ok(_) => taken += 1,
+            Err(error) => break (error, new),
+        }
+        assert!(taken < 1000);
+    };
+    assert_eq!(refused.0.fault(), Fault::Refused);
+    assert!(refused.0.to_string().contains("full"), "{}", refused.0);
+    assert!(process.file.over.is_none());
+    let left = process
+        .sql("SELECT id FROM tickets WHERE id = ?1", &refused.1)
+        .await;
+    assert!(left.is_empty());
+
+    assert!(matches!(
+        process.renew(&held).await,
+        Renewed::Granted { .. }
+    ));
+    assert_eq!(process.release(&held, false).await, Released::Released);
+    process
+        .file
+        .run(limit("PRAGMA max_page_count = 1000000"))
+        .await
+        .unwrap();
+    assert!(holds(process.enqueue(&refused.1).await));
+}
+
+#[tokio::test]
+async fn another_boot_ends_all_leases_and_whoever_is_still_there_changes_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut before = Process::start(&folder, 1).await;
+    let (held, next) = (request(1, 1), request(1, 1));
+    let Enqueued::Granted { ticket, .. } = before.enqueue(&held).await.unwrap() else {
+        panic!("it waits");
+    };
+    // Somebody who opens the file later is of the same boot.
+    assert_eq!(Process::start(&folder, 2).await.places().await.len(), 1);
+    let reboot = || sqlx::query("UPDATE store SET boot = 'another', booted_at = booted_at - 60000");
+    before.file.run(reboot).await.unwrap();
+
+    let mut after = Process::start(&folder, 3).await;
+    assert_eq!(after.places().await, []);
+    let Enqueued::Granted { ticket: later, .. } = after.enqueue(&next).await.unwrap() else {
+        panic!("it waits");
+    };
+    assert!(later > ticket);
+
+    let error = before.enqueue(&held).await.unwrap_err();
+    assert_eq!(error.fault(), Fault::Config);
+    assert!(error.to_string().contains("another boot"), "{error}");
+    assert_eq!(after.places().await.len(), 1);
+}
+
+/// The process that lets a waiter in does not know whether anybody looks for its grant.
+#[tokio::test]
+async fn a_grant_that_nobody_looks_for_is_over_after_two_seconds_and_one_that_is_found_is_whole() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut one, mut other) = (
+        Process::start(&folder, 1).await,
+        Process::start(&folder, 2).await,
+    );
+    let (held, waits) = (request(1, 1), request(1, 1));
+    assert!(holds(one.enqueue(&held).await));
+    assert!(!holds(other.enqueue(&waits).await));
+
+    one.release(&held, false).await;
+    let place = &one.places().await[0];
+    assert!(
+        place.granted && place.remaining <= Duration::from_secs(2),
+        "{place:?}"
+    );
+    look(&mut other.file, &mut other.wakes).await;
+
+    assert_eq!(other.told(), [waits.id]);
+    assert!(one.places().await[0].remaining > Duration::from_secs(50));
+}
