@@ -3,6 +3,7 @@
 mod config;
 mod driver;
 mod events;
+mod file;
 mod layout;
 mod tickets;
 

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use sqlx::sqlite::SqliteRow;
 
-use super::driver::{File, column};
 use super::events::Wakes;
+use super::file::{File, column};
 use super::layout;
 use crate::backend::{Departure, Enqueued, Fault, Place, Released, Renewed, StoreError, Wake};
 use crate::name::Name;

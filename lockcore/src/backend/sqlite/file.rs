@@ -1,0 +1,466 @@
+//! The open file: whose it is, how a text of statements is run on it, and what its failures mean. What the statements are
+//! is in `layout` and `tickets`; the one thread that has it, in `driver`.
+
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use sqlx::sqlite::{
+    Sqlite, SqliteArguments, SqliteConnectOptions, SqliteConnection, SqliteRow, SqliteSynchronous,
+};
+use sqlx::{ConnectOptions as _, Connection as _, Row as _};
+
+use super::config::{self, Identity};
+use super::layout::{self, Boot};
+use crate::backend::{Fault, StoreError};
+
+/// How long a file that another process has locked is waited for. A transaction takes some 50 µs; but on a machine with
+/// more to do than it can, whoever is in the middle of one may not run for a good while, and a checkpoint waits for the
+/// disk. Short against the operation timeout, within which the verb should have failed rather than have no outcome.
+const PATIENCE: Duration = Duration::from_millis(250);
+
+/// As [`PATIENCE`], when the last one was in vain: the thread is not to be kept from answering those who come next.
+const LITTLE_PATIENCE: Duration = Duration::from_millis(5);
+
+/// Enqueues between two steps of the sweep, each of which looks at 1,000 names: at four for each that may have been added.
+const SWEEP_EVERY: u64 = 250;
+
+/// A statement with its arguments.
+pub(super) type Query = sqlx::query::Query<'static, Sqlite, SqliteArguments>;
+
+/// The open file.
+pub(super) struct File {
+    path: PathBuf,
+    connection: SqliteConnection,
+    identity: Identity,
+    /// See `schema/tables.sql`.
+    pub(super) epoch: i64,
+    /// Tells the tickets of this process from those of others.
+    pub(super) process: i64,
+    /// Whether the write-ahead log could be turned on.
+    wal: bool,
+    /// The last attempt found the file locked for as long as we would wait.
+    blocked: bool,
+    /// Why the file has to be opened again.
+    pub(super) over: Option<StoreError>,
+    /// What `PRAGMA data_version` said last.
+    version: i64,
+    enqueued: u64,
+    swept: i64,
+}
+
+impl File {
+    pub(super) async fn open(path: &Path) -> Result<Self, StoreError> {
+        config::make(path)?;
+        let identity = Identity::of(path)?;
+        let options = SqliteConnectOptions::new()
+            .filename(path)
+            .create_if_missing(false)
+            // To open it: who closes it last clears up behind itself, and locks it meanwhile.
+            .busy_timeout(PATIENCE)
+            .foreign_keys(false)
+            // With the write-ahead log: a killed process loses nothing; a machine that goes down may lose what was
+            // committed since the last checkpoint, but no lease outlives the boot, and the next numbers follow the wall
+            // clock, which has passed those that were lost. OFF could leave a broken file, FULL would wait for the disk
+            // twice for every lock.
+            .synchronous(SqliteSynchronous::Normal)
+            .pragma("temp_store", "MEMORY")
+            // More than a job's rows: SQLite's thread has committed before anybody has to read them.
+            .row_buffer_size(1024)
+            .thread_name(|_| "lockcore-sqlite-io".into())
+            .disable_statement_logging();
+        let connection = options.connect().await;
+        let mut file = Self {
+            path: path.to_owned(),
+            connection: connection.map_err(|error| not_opened(path, &error))?,
+            identity,
+            epoch: 0,
+            process: process(),
+            wal: false,
+            blocked: false,
+            over: None,
+            version: 0,
+            enqueued: 0,
+            swept: 0,
+        };
+        match file.prepare().await {
+            Ok(()) => Ok(file),
+            Err(error) => {
+                file.close().await;
+                Err(error)
+            }
+        }
+    }
+
+    /// Looks whose file it is, makes its tables if it is new, and settles which boot its times are of.
+    async fn prepare(&mut self) -> Result<(), StoreError> {
+        // From now on the waiting is ours: SQLite's begins with a millisecond, twenty transactions.
+        self.run(|| sqlx::query("PRAGMA busy_timeout = 0")).await?;
+        self.is_new().await?;
+        let mode = self
+            .run(|| sqlx::query("PRAGMA journal_mode = WAL"))
+            .await?;
+        self.wal = mode.first().and_then(|row| row.try_get(0).ok()) == Some("wal".to_owned());
+        if !self.wal {
+            // The rollback journal needs more care for the file to survive a loss of power.
+            self.run(|| sqlx::query("PRAGMA synchronous = FULL"))
+                .await?;
+        }
+        self.run(|| sqlx::query(layout::SCRATCH)).await?;
+        self.run(|| sqlx::query("BEGIN IMMEDIATE")).await?;
+        match self.settle().await {
+            Ok(()) => self.run(|| sqlx::query("COMMIT")).await.map(drop),
+            Err(error) => {
+                self.roll_back().await;
+                Err(error)
+            }
+        }?;
+        if Identity::of(&self.path)? != self.identity {
+            return Err(moved(&self.path));
+        }
+        self.sweep().await
+    }
+
+    /// In one transaction, so that of several processes that come first one is.
+    async fn settle(&mut self) -> Result<(), StoreError> {
+        if self.is_new().await? {
+            self.run(|| sqlx::query(layout::TABLES)).await?;
+        }
+        let now = Boot::now()?;
+        let rows = self
+            .run(|| sqlx::query("SELECT epoch, boot, booted_at FROM store"))
+            .await?;
+        let last = rows.first().map(|row| {
+            let boot = Boot {
+                id: column(row, "boot")?,
+                booted_at: column(row, "booted_at")?,
+            };
+            Ok::<_, StoreError>((column::<i64>(row, "epoch")?, boot))
+        });
+        self.epoch = match last.transpose()? {
+            Some((epoch, boot)) if boot.is_same(&now) => {
+                self.epoch = epoch;
+                return Ok(());
+            }
+            Some((epoch, _)) => epoch + 1,
+            None => 1,
+        };
+        // All that held or waited was of the boot before, and no process outlives that.
+        for statement in [
+            "DELETE FROM tickets",
+            "DELETE FROM marks",
+            "DELETE FROM store",
+        ] {
+            self.run(|| sqlx::query(statement)).await?;
+        }
+        let epoch = self.epoch;
+        self.run(|| {
+            sqlx::query("INSERT INTO store (epoch, boot, booted_at) VALUES (?1, ?2, ?3)")
+                .bind(epoch)
+                .bind(now.id.clone())
+                .bind(now.booted_at)
+        })
+        .await
+        .map(drop)
+    }
+
+    /// Whether there is nothing in it yet; else it is ours, in this layout, or an error.
+    async fn is_new(&mut self) -> Result<bool, StoreError> {
+        let rows = self
+            .run(|| {
+                sqlx::query(
+                    "SELECT (SELECT application_id FROM pragma_application_id) AS application, \
+                     (SELECT user_version FROM pragma_user_version) AS version, \
+                     (SELECT count(*) FROM sqlite_schema) AS tables",
+                )
+            })
+            .await?;
+        let row = rows.first().ok_or_else(no_answer)?;
+        let (application, version): (i64, i64) =
+            (column(row, "application")?, column(row, "version")?);
+        if application == 0 && version == 0 && column::<i64>(row, "tables")? == 0 {
+            return Ok(true);
+        }
+        let why = if application != layout::APPLICATION {
+            "it is the database of another program; locks need a file of their own".to_owned()
+        } else if version != i64::from(layout::VERSION) {
+            format!(
+                "it has layout version {version} and this library writes {}; all processes that share a file need \
+                 versions that agree",
+                layout::VERSION
+            )
+        } else {
+            return Ok(false);
+        };
+        let text = format!("cannot use {}: {why}", self.path.display());
+        Err(StoreError::new(Fault::Config, text))
+    }
+
+    /// Runs a text of statements. If it fails, nothing of it is left, unless the error says that this is unknown.
+    pub(super) async fn run(
+        &mut self,
+        query: impl Fn() -> Query,
+    ) -> Result<Vec<SqliteRow>, StoreError> {
+        self.run_within([PATIENCE, LITTLE_PATIENCE], query).await
+    }
+
+    /// Waits for the file as long as the first duration while another process writes, or, if that was in vain the time
+    /// before, as long as the second.
+    async fn run_within(
+        &mut self,
+        patience: [Duration; 2],
+        query: impl Fn() -> Query,
+    ) -> Result<Vec<SqliteRow>, StoreError> {
+        let patience = patience[usize::from(self.blocked)];
+        let began = std::time::Instant::now();
+        let mut pause = Duration::from_micros(30);
+        loop {
+            // Not dropped half-way: see the thread. SQLite's own works the whole text off by itself.
+            let error = match query().fetch_all(&mut self.connection).await {
+                Ok(rows) => {
+                    self.blocked = false;
+                    return Ok(rows);
+                }
+                Err(error) => error,
+            };
+            if !is_locked(&error) {
+                return Err(self.failed(&error).await);
+            }
+            self.roll_back().await;
+            if began.elapsed() >= patience {
+                self.blocked = true;
+                let text = format!("another process keeps {} locked", self.path.display());
+                return Err(StoreError::new(Fault::Retry, text));
+            }
+            // This thread has nothing else to do, and tokio's timers are too coarse.
+            std::thread::sleep(pause.mul_f64(0.5 + fastrand::f64()));
+            pause = (pause * 2).min(Duration::from_millis(1));
+        }
+    }
+
+    /// As [`run`](Self::run), for what is about tickets: not if the path names another file by now, because nobody else
+    /// would see it.
+    pub(super) async fn transact(
+        &mut self,
+        query: impl Fn() -> Query,
+    ) -> Result<Vec<SqliteRow>, StoreError> {
+        self.is_in_place()?;
+        self.run(query).await
+    }
+
+    /// As [`transact`](Self::transact), for what the core repeats itself until its time is up: a file that stays locked
+    /// costs that no wait here, so that it has an outcome when its time is up.
+    pub(super) async fn transact_repeated(
+        &mut self,
+        query: impl Fn() -> Query,
+    ) -> Result<Vec<SqliteRow>, StoreError> {
+        self.is_in_place()?;
+        self.run_within([PATIENCE, Duration::ZERO], query).await
+    }
+
+    fn is_in_place(&mut self) -> Result<(), StoreError> {
+        if Identity::of(&self.path).is_ok_and(|identity| identity == self.identity) {
+            return Ok(());
+        }
+        let error = moved(&self.path);
+        self.over = Some(error.clone());
+        Err(error)
+    }
+
+    /// Another boot, or another machine, has the file now; this handle changes nothing any more.
+    pub(super) fn taken_over(&self) -> StoreError {
+        let text = format!(
+            "{} was taken over from another boot or another machine; a file is for the processes of one machine",
+            self.path.display()
+        );
+        StoreError::new(Fault::Config, text)
+    }
+
+    /// Whether another process has committed anything since the last call. Reads a counter in shared memory.
+    pub(super) async fn has_changed(&mut self) -> Result<bool, StoreError> {
+        let rows = self.run(|| sqlx::query("PRAGMA data_version")).await?;
+        let version = rows.first().and_then(|row| row.try_get(0).ok());
+        let version: i64 = version.ok_or_else(no_answer)?;
+        Ok(std::mem::replace(&mut self.version, version) != version)
+    }
+
+    async fn failed(&mut self, error: &sqlx::Error) -> StoreError {
+        let failed = failed(&self.path, error);
+        if failed.must_reopen {
+            // Closing ends the transaction.
+            self.over = Some(failed.error.clone());
+        } else {
+            self.roll_back().await;
+        }
+        failed.error
+    }
+
+    /// Ends the transaction that a failed statement may have left.
+    async fn roll_back(&mut self) {
+        let outcome = sqlx::query("ROLLBACK").execute(&mut self.connection).await;
+        if let Err(error) = outcome
+            && primary_code(&error) != Some(SQLITE_ERROR)
+        {
+            // `SQLITE_ERROR` says that there is none. All else would leave us in one.
+            self.over = Some(failed(&self.path, &error).error);
+        }
+    }
+
+    pub(super) async fn sweep_now_and_then(&mut self) {
+        self.enqueued += 1;
+        if self.enqueued.is_multiple_of(SWEEP_EVERY)
+            && self.over.is_none()
+            && let Err(error) = self.sweep().await
+        {
+            tracing::debug!(%error, "cannot remove forgotten names");
+        }
+    }
+
+    /// A step further through the names; after the last of them, from the first on.
+    async fn sweep(&mut self) -> Result<(), StoreError> {
+        let (after, now, micros, epoch) = (
+            self.swept,
+            layout::now_millis(),
+            layout::wall_micros(),
+            self.epoch,
+        );
+        let rows = self
+            .transact(|| {
+                sqlx::query(layout::SWEEP)
+                    .bind(after)
+                    .bind(now)
+                    .bind(micros)
+                    .bind(epoch)
+            })
+            .await?;
+        let last: Option<i64> = rows.first().and_then(|row| row.try_get("last").ok());
+        self.swept = last.unwrap_or(0);
+        Ok(())
+    }
+
+    pub(super) fn warnings(&self) -> Vec<String> {
+        let mut warnings = config::warnings(&self.path);
+        if !self.wal {
+            warnings.push(format!(
+                "the write-ahead log of {} cannot be turned on, so that every lock waits for the disk: does its file \
+                 system have shared memory?",
+                self.path.display()
+            ));
+        }
+        warnings
+    }
+
+    pub(super) async fn close(self) {
+        // What fails here is cleaned up by who opens the file next.
+        drop(self.connection.close().await);
+    }
+}
+
+/// Drawn once: a driver that follows another in the same process must know its tickets for ours.
+fn process() -> i64 {
+    static PROCESS: OnceLock<i64> = OnceLock::new();
+    *PROCESS.get_or_init(|| fastrand::i64(..))
+}
+
+pub(super) fn column<'r, T>(row: &'r SqliteRow, name: &'static str) -> Result<T, StoreError>
+where
+    T: sqlx::Decode<'r, Sqlite> + sqlx::Type<Sqlite>,
+{
+    // It was committed by then.
+    row.try_get(name)
+        .map_err(|error| StoreError::new(Fault::Unknown, format!("SQLite: {name}: {error}")))
+}
+
+fn no_answer() -> StoreError {
+    StoreError::new(Fault::Unknown, "SQLite: a statement gave no row")
+}
+
+fn moved(path: &Path) -> StoreError {
+    let text = format!(
+        "{} was removed or replaced; the locks in it are lost",
+        path.display()
+    );
+    StoreError::new(Fault::Retry, text)
+}
+
+// https://www.sqlite.org/rescode.html
+const SQLITE_ERROR: i32 = 1;
+const SQLITE_PERM: i32 = 3;
+const SQLITE_BUSY: i32 = 5;
+const SQLITE_LOCKED: i32 = 6;
+const SQLITE_NOMEM: i32 = 7;
+const SQLITE_READONLY: i32 = 8;
+const SQLITE_CORRUPT: i32 = 11;
+const SQLITE_FULL: i32 = 13;
+const SQLITE_CANTOPEN: i32 = 14;
+const SQLITE_AUTH: i32 = 23;
+const SQLITE_NOTADB: i32 = 26;
+
+/// The low byte of the extended code.
+fn primary_code(error: &sqlx::Error) -> Option<i32> {
+    let code: i32 = error.as_database_error()?.code()?.parse().ok()?;
+    Some(code & 0xff)
+}
+
+fn is_locked(error: &sqlx::Error) -> bool {
+    matches!(primary_code(error), Some(SQLITE_BUSY | SQLITE_LOCKED))
+}
+
+struct Failed {
+    error: StoreError,
+    /// The handle is of no use any more, or may be of none.
+    must_reopen: bool,
+}
+
+/// What a failure says about the request (H11). Its transaction has been rolled back, or will be when the file is closed.
+fn failed(path: &Path, error: &sqlx::Error) -> Failed {
+    let (fault, must_reopen, hint) = match primary_code(error) {
+        Some(SQLITE_BUSY | SQLITE_LOCKED) => (Fault::Retry, false, ""),
+        Some(SQLITE_FULL) => (
+            Fault::Refused,
+            false,
+            " (the disk, or the user's share of it, is full)",
+        ),
+        Some(SQLITE_NOMEM) => (Fault::Refused, false, ""),
+        Some(SQLITE_READONLY) => (
+            Fault::Config,
+            true,
+            " (this process may not write the file, or the folder it lies in)",
+        ),
+        Some(SQLITE_PERM | SQLITE_AUTH | SQLITE_CANTOPEN) => (Fault::Config, true, ""),
+        Some(SQLITE_NOTADB) => (
+            Fault::Config,
+            true,
+            " (it is something else; locks need a file of their own)",
+        ),
+        Some(SQLITE_CORRUPT) => (
+            Fault::Config,
+            true,
+            " (stop all processes that use it and remove it, with its -wal and -shm; tokens go on rising)",
+        ),
+        // A statement that does not fit the tables: somebody has changed them.
+        Some(SQLITE_ERROR) => (Fault::Config, true, " (has somebody changed its tables?)"),
+        // The disk failed, the thread is gone, or something that was not thought of.
+        _ => {
+            let text = format!("cannot use {}: SQLite: {error}", path.display());
+            return Failed {
+                error: StoreError::broken(text),
+                must_reopen: true,
+            };
+        }
+    };
+    let text = format!("cannot use {}: SQLite: {error}{hint}", path.display());
+    Failed {
+        error: StoreError::new(fault, text),
+        must_reopen,
+    }
+}
+
+/// As [`failed`], before anything has been asked: nothing can be unknown.
+fn not_opened(path: &Path, error: &sqlx::Error) -> StoreError {
+    let error = failed(path, error).error;
+    match error.fault() {
+        Fault::Unknown => StoreError::new(Fault::Retry, error.to_string()),
+        _ => error,
+    }
+}
