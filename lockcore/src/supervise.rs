@@ -216,7 +216,7 @@ async fn supervise(shared: Arc<Shared>, link: Arc<Link>) {
     let mut reconnecting = false;
     while !shared.links.ended.load(Ordering::SeqCst) {
         let (events, closed) = Events::of_client(&shared, link.receiver);
-        match attempt(&shared, &link, events).await {
+        let pause_from = match attempt(&shared, &link, events).await {
             Ok(connection) => {
                 link.state.send_replace(State::Up(connection));
                 shared.teller.restored();
@@ -242,10 +242,13 @@ async fn supervise(shared: Arc<Shared>, link: Arc<Link>) {
                     break;
                 }
                 tracing::info!("connection to the lock store lost");
+                // From before it is told, so that whoever hears of it and then turns the clock turns it within the pause.
+                let now = shared.clock.now();
                 shared.teller.suspended();
-                if up_since.until(shared.clock.now()) > SETTLED {
+                if up_since.until(now) > SETTLED {
                     pause = FIRST_PAUSE;
                 }
+                now
             }
             Err(Attempt::RuntimeEnded) => break,
             Err(Attempt::Failed(error)) => {
@@ -265,12 +268,13 @@ async fn supervise(shared: Arc<Shared>, link: Arc<Link>) {
                         _ = &mut runtime_ended => break,
                     }
                 }
+                shared.clock.now()
             }
-        }
+        };
         // Registered before looking.
         let asked = link.asked.notified();
         if !link.is_wanted() {
-            let again = shared.clock.now().after(jittered(pause));
+            let again = pause_from.after(jittered(pause));
             let _ = shared.by(again, asked).await;
         }
         // Jittered also at first: all clients of a server that restarts come at once.
