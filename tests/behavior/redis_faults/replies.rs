@@ -10,7 +10,7 @@ use tests::proxy::Proxy;
 use tests::redis_server::RedisServer;
 
 use super::{client, nothing_left, through};
-use crate::faults::{builder, works_again};
+use crate::faults::{a_downgrade_whose_reply_is_lost, builder, works_again};
 use crate::store::{Kind, SOON, Store, give_back, kind, tickets};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
@@ -59,34 +59,14 @@ async fn a_lost_reply_is_asked_for_again_and_granted_once(_: Store) {
     }
 }
 
-/// H10, S8.
 async fn a_downgrade_whose_reply_is_lost_has_let_readers_in_and_no_writer(_: Store) {
     let server = RedisServer::start();
-    let proxy = Proxy::to(server.port());
-    let (locks, other) = (through(&proxy), client(&server));
-    for round in 0..6 {
-        let mut guard = locks.mutex("a").wait(SOON).acquire().await.unwrap();
-        let read = other.rwlock("a").read().wait(SOON);
-        let reader = tokio::spawn(async move { read.acquire().await });
-        tickets(&other, "a", 2).await;
-        let lost = proxy.traffic().replies_lost;
-        proxy.lose_replies(b"EVALSHA", 1);
-
-        assert_eq!(kind(guard.downgrade().await), ErrorKind::Unknown);
-
-        assert_eq!(proxy.traffic().replies_lost, lost + 1);
-        let reader = reader.await.unwrap().unwrap();
-        assert!(guard.is_valid());
-        assert_eq!(kind(other.mutex("a").try_acquire().await), ErrorKind::Busy);
-        if round % 2 == 0 {
-            guard.downgrade().await.unwrap();
-            give_back(guard).await;
-        } else {
-            drop(guard);
-        }
-        give_back(reader).await;
-        nothing_left(&server).await;
-    }
+    let other = client(&server);
+    // A renewal that is no downgrade leaves a writer all permits.
+    let one_permit = b"\r\n$1\r\n1\r\n";
+    let nothing_left = async || nothing_left(&server).await;
+    let through = |proxy: &Proxy| builder(proxy.url());
+    a_downgrade_whose_reply_is_lost(server.port(), through, &other, one_permit, nothing_left).await;
 }
 
 async fn giving_up_on_a_lost_reply_leaves_nothing(_: Store) {

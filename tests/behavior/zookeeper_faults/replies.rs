@@ -10,8 +10,8 @@ use tests::zookeeper_server::ZooKeeperServer;
 use zookeeper_client::{Acls, AddWatchMode, CreateMode, EventType};
 
 use super::{builder, client, nothing_left, operator, proxied, through};
-use crate::faults::works_again;
-use crate::store::{Kind, SOON, Store, give_back, kind, tickets};
+use crate::faults::{a_downgrade_whose_reply_is_lost, works_again};
+use crate::store::{Kind, SOON, Store, give_back, kind};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT;
@@ -47,40 +47,15 @@ async fn a_lost_reply_is_asked_for_again_and_granted_once(_: Store) {
     nothing_left(&server).await;
 }
 
-/// H10, S8: the ticket has another node then, and this client does not know.
+/// The ticket has another node then.
 async fn a_downgrade_whose_reply_is_lost_has_let_readers_in_and_no_writer(_: Store) {
     let server = ZooKeeperServer::start();
-    let proxy = Proxy::to(server.port());
-    let (locks, other) = (through(&proxy), client(&server));
-    for round in 0..6 {
-        let mut guard = locks.mutex("a").wait(SOON).acquire().await.unwrap();
-        let token = guard.token();
-        let read = other.rwlock("a").read().wait(SOON);
-        let reader = tokio::spawn(async move { read.acquire().await });
-        tickets(&other, "a", 2).await;
-        // In the name of the smaller node.
-        proxy.lose_replies(b"-1-1073741824-", 1);
-
-        assert_eq!(kind(guard.downgrade().await), ErrorKind::Unknown);
-
-        assert_eq!(proxy.traffic().replies_lost, round + 1);
-        let reader = reader.await.unwrap().unwrap();
-        assert!(guard.is_valid());
-        assert_eq!(kind(other.mutex("a").try_acquire().await), ErrorKind::Busy);
-        let places = other.inspect("a").await.unwrap();
-        assert_eq!(places[0].ticket, token.as_u64() >> 10, "{places:?}");
-        if round % 2 == 0 {
-            eventually("it is acknowledged", SOON, async || {
-                guard.downgrade().await.is_ok()
-            })
-            .await;
-            give_back(guard).await;
-        } else {
-            drop(guard);
-        }
-        give_back(reader).await;
-        nothing_left(&server).await;
-    }
+    let other = client(&server);
+    // In the name of the smaller node.
+    let smaller = b"-1-1073741824-";
+    let nothing_left = async || nothing_left(&server).await;
+    let through = |proxy: &Proxy| builder(proxied(proxy));
+    a_downgrade_whose_reply_is_lost(server.port(), through, &other, smaller, nothing_left).await;
 }
 
 /// S29.
