@@ -16,6 +16,7 @@ use tests::redis_server::RedisServer;
 use tests::sqlite_file::SqliteFile;
 use tests::watch::SECRET;
 use tests::zookeeper_server::ZooKeeperServer;
+use tokio::runtime::Runtime;
 
 use crate::counted::{Counted, Counts};
 use crate::{redis_rights, traces};
@@ -69,12 +70,24 @@ pub(crate) fn fact(kind: Kind, fair: Fair, group: &str, name: &str, body: Body) 
             .enable_all()
             .build()
             .unwrap();
-        runtime.block_on(async {
+        let runtime = LeftAlone(Some(runtime));
+        runtime.0.as_ref().unwrap().block_on(async {
             tokio::time::timeout(LONGEST_FACT, body(Store::new(kind, fair)))
                 .await
                 .expect("hangs");
         });
     })
+}
+
+/// A runtime whose end waits for none of its threads: one that hangs makes its fact fail, and not the run hang with it.
+struct LeftAlone(Option<Runtime>);
+
+impl Drop for LeftAlone {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.0.take() {
+            runtime.shutdown_background();
+        }
+    }
 }
 
 /// The facts of a module, for one store, under one policy or (when none is given) under both.
