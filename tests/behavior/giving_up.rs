@@ -355,7 +355,9 @@ async fn run_until(
 
 /// With everything in motion: held, waited for, passed on, asked for, given up; and held by what does not end by itself.
 async fn shutdown_under_load_leaves_nothing(store: Store) {
-    let locks = store.client();
+    // Half of the deadline is for those who do not end by themselves.
+    let deadline = Duration::from_secs(4);
+    let locks = store.client_with(Locks::builder().op_timeout(deadline));
     let witness = Arc::new(Witness::exclusive());
     let mut tasks = tokio::task::JoinSet::new();
     let (working, mut at_work) = tokio::sync::mpsc::channel(1);
@@ -387,7 +389,7 @@ async fn shutdown_under_load_leaves_nothing(store: Store) {
         at_work.recv().await.unwrap();
     }
 
-    locks.shutdown(Duration::from_secs(1)).await.unwrap();
+    locks.shutdown(deadline).await.unwrap();
 
     for error in tasks.join_all().await {
         let lost = ErrorKind::Lost(lockcore::LostReason::Shutdown);

@@ -120,7 +120,11 @@ impl Store {
 
     /// A client; another one each time.
     pub(crate) fn client(&self) -> Locks {
-        let builder = Locks::builder().namespace(&self.namespace).fair(self.fair);
+        self.client_with(Locks::builder())
+    }
+
+    pub(crate) fn client_with(&self, builder: Builder) -> Locks {
+        let builder = builder.namespace(&self.namespace).fair(self.fair);
         match &self.memory {
             Some(store) => store.client_with(builder).unwrap(),
             None => self
