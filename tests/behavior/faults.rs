@@ -121,7 +121,7 @@ impl Work {
             lock.run(async |held| {
                 begun.send(held).unwrap();
                 while !seen.load(Ordering::SeqCst) {
-                    tokio::task::yield_now().await;
+                    tokio::time::sleep(Duration::from_millis(1)).await; // a step
                 }
                 Ok::<_, Error>(())
             })
