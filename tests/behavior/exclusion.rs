@@ -8,7 +8,7 @@ use lockcore::{Error, ErrorKind, Release};
 use tests::witness::Witness;
 use tokio::task::JoinSet;
 
-use crate::store::{Kind, SOON, Store, give_back, kind, tickets};
+use crate::store::{Kind, SLACK, SOON, Store, give_back, kind, tickets};
 
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store;
@@ -96,16 +96,19 @@ async fn a_wait_ends_with_timeout_when_it_is_over(store: Store) {
     locks.ready(SOON).await.unwrap();
 
     let wait = Duration::from_millis(300);
-    let started = Instant::now();
-    let error = locks.mutex("a").wait(wait).acquire().await.unwrap_err();
-    let waited = started.elapsed();
+    let mut late = Duration::ZERO;
+    for _ in 0..5 {
+        let started = Instant::now();
+        let error = locks.mutex("a").wait(wait).acquire().await.unwrap_err();
+        let waited = started.elapsed();
 
-    assert_eq!(error.kind(), ErrorKind::Timeout);
-    // S21 allows 50 ms on an idle machine; this one runs other tests as well.
-    assert!(
-        waited >= wait && waited < wait + Duration::from_millis(250),
-        "{waited:?}"
-    );
+        assert_eq!(error.kind(), ErrorKind::Timeout);
+        assert!(waited >= wait, "{waited:?}");
+        late += waited - wait;
+    }
+    // S21 allows 50 ms on an idle machine. All together: one by one, who looks but once a second would be late by less.
+    let on_an_idle_machine = 5 * Duration::from_millis(50);
+    assert!(late < on_an_idle_machine + SLACK, "{late:?}");
     tickets(&locks, "a", 1).await;
 }
 

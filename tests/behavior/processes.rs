@@ -10,7 +10,7 @@ use tests::eventually::eventually;
 use tests::process::{Holder, HolderOptions, Process};
 use tests::witness::{FencedResource, FileWitness};
 
-use crate::store::{Kind, SOON, Store, assert_nothing_left, give_back, kind, tickets};
+use crate::store::{Kind, SLACK, SOON, Store, assert_nothing_left, give_back, kind, tickets};
 
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT;
@@ -61,12 +61,13 @@ fn holder_of(store: &Store, lock: &str, ttl: Duration) -> Holder {
 }
 
 /// From the end of a dead holder's lease to the next holder. S3 allows 200 ms on an idle machine, and a second where a server
-/// watches over sessions; this one runs other tests as well.
+/// watches over sessions.
 pub(crate) fn moments(store: &Store) -> Duration {
-    Duration::from_millis(match store.kind {
-        Kind::ZooKeeper => 1400,
-        _ => 600,
-    })
+    let on_an_idle_machine = Duration::from_millis(match store.kind {
+        Kind::ZooKeeper => 1000,
+        _ => 200,
+    });
+    on_an_idle_machine + SLACK
 }
 
 /// S3.

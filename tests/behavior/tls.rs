@@ -17,7 +17,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 use tokio_rustls::rustls::crypto::CryptoProvider;
 
-use crate::store::{Kind, SOON, Store, give_back, kind, shows_no_password, tickets};
+use crate::store::{Kind, SLACK, SOON, Store, give_back, kind, shows_no_password, tickets};
 
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT;
@@ -43,8 +43,6 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
 
 /// One operation at a server that is doing this for the first time, on a busy machine.
 const ONE_OPERATION: Duration = Duration::from_secs(3);
-
-const SLACK: Duration = Duration::from_millis(500);
 
 const HERE: [&str; 2] = ["127.0.0.1", "localhost"];
 

@@ -11,7 +11,7 @@ use zookeeper_client::{Acls, AddWatchMode, CreateMode, EventType};
 
 use super::{builder, client, nothing_left, operator, proxied, through};
 use crate::faults::{a_downgrade_whose_reply_is_lost, works_again};
-use crate::store::{Kind, SOON, Store, give_back, kind};
+use crate::store::{Kind, SLACK, SOON, Store, give_back, kind};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT;
@@ -147,16 +147,13 @@ async fn a_lease_ends_on_time_while_nothing_is_answered(_: Store) {
     let server = ZooKeeperServer::start();
     let proxy = Proxy::to(server.port());
     let ttl = Duration::from_secs(2);
-    let locks = builder(proxied(&proxy)).ttl(ttl).build().unwrap();
+    let locks = builder(proxied(&proxy)).ttl(ttl).op_timeout(SOON);
+    let locks = locks.build().unwrap();
     let guard = locks.mutex("a").acquire().await.unwrap();
     proxy.freeze();
     let frozen = Instant::now();
 
     assert_eq!(guard.lost().await, LostReason::Expired);
 
-    assert!(
-        frozen.elapsed() < ttl + Duration::from_millis(200),
-        "{:?}",
-        frozen.elapsed()
-    );
+    assert!(frozen.elapsed() < ttl + SLACK, "{:?}", frozen.elapsed());
 }

@@ -9,7 +9,7 @@ use tests::zookeeper_server::ZooKeeperServer;
 
 use super::{builder, client, counted, nothing_left};
 use crate::faults::{begin, holder};
-use crate::store::{Kind, SOON, Store, give_back, tickets};
+use crate::store::{Kind, SLACK, SOON, Store, give_back, tickets};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT;
@@ -29,7 +29,8 @@ async fn a_killed_holder_is_followed_when_its_session_is_over(_: Store) {
     for _ in 0..3 {
         let mut dying = holder(&server.url(), "a", ttl);
         let token = dying.acquire();
-        let locks = client(&server);
+        // Its own renewals are 40 s apart: it is told by the server that the holder's session is over.
+        let locks = counted(&server);
         let waiter = begin(locks.mutex("a").wait(SOON));
         tickets(&client(&server), "a", 2).await;
 
@@ -42,7 +43,11 @@ async fn a_killed_holder_is_followed_when_its_session_is_over(_: Store) {
         give_back(next).await;
     }
     println!("SIGKILL of the holder to the next holder, session of 2 s: {longest:?} at most");
-    assert!(longest < ttl + Duration::from_secs(1), "{longest:?}");
+    // S3 allows a second on an idle machine.
+    assert!(
+        longest < ttl + Duration::from_secs(1) + SLACK,
+        "{longest:?}"
+    );
 }
 
 /// H1, H16: its session is another's past.
