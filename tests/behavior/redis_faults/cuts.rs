@@ -151,9 +151,9 @@ async fn a_waiter_of_before_a_reconnect_is_woken_after_it(_: Store) {
 
 async fn a_forged_wake_up_grants_nothing(_: Store) {
     let server = RedisServer::start();
-    let locks = client(&server);
+    let (locks, waiting) = (client(&server), client(&server));
     let guard = locks.mutex("a").acquire().await.unwrap();
-    let waiter = begin(client(&server).mutex("a").wait(SOON));
+    let waiter = begin(waiting.mutex("a").wait(SOON));
     tickets(&locks, "a", 2).await;
     let channels: Vec<String> = server.command(&["PUBSUB", "CHANNELS", "test:1:wake:*"]);
     assert!(channels.len() >= 2);
@@ -173,8 +173,8 @@ async fn a_forged_wake_up_grants_nothing(_: Store) {
             server.command::<i64>(&["PUBLISH", channel, &message]);
         }
     }
-    // All of it has arrived when a round trip on the same connection has come back.
-    tickets(&locks, "a", 2).await;
+    // All of it has arrived when a round trip on the waiter's connection has come back, to which it was sent.
+    tickets(&waiting, "a", 2).await;
 
     assert!(!waiter.is_finished(), "a forged wake-up granted the lock");
     give_back(guard).await;
