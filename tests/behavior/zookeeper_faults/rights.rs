@@ -101,4 +101,11 @@ async fn a_user_with_the_documented_rights_can_do_everything(_: Store) {
     tickets(&locks, "a", 2).await;
     give_back(guard).await;
     give_back(waiter.await.unwrap().unwrap()).await;
+    // One request that creates and deletes.
+    let mut writer = locks.rwlock("a").write().acquire().await.unwrap();
+    let reader = begin(locks.rwlock("a").read().wait(SOON));
+    tickets(&locks, "a", 2).await;
+    writer.downgrade().await.unwrap();
+    give_back(reader.await.unwrap().unwrap()).await;
+    give_back(writer).await;
 }
