@@ -26,6 +26,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         a_semaphore_that_is_used_up_deadlocks_and_is_told_of
         a_gate_lets_one_in_at_a_time_until_it_is_a_readers
         clients_are_told_of_each_on_its_own
+        who_holds_more_than_thirty_two_is_not_looked_at
     ];
     if cfg!(debug_assertions) {
         return facts;
@@ -326,4 +327,28 @@ async fn clients_are_told_of_each_on_its_own(store: Store) {
     nest(&one[1], &one[0]).await;
     nest(&other[0], &other[1]).await;
     assert_eq!(traces::inversions("each:").len(), 2);
+}
+
+/// Asks for the last inside of all the others.
+async fn nest_all(outer: &[Lock], last: &Lock) -> Result<(), Error> {
+    match outer {
+        [] => last.run(async |_| Ok(())).await,
+        [first, rest @ ..] => {
+            let inside = async |_| Box::pin(nest_all(rest, last)).await;
+            first.run(inside).await
+        }
+    }
+}
+
+async fn who_holds_more_than_thirty_two_is_not_looked_at(store: Store) {
+    let locks = store.client();
+    for (held, told) in [(33, 0), (32, 1)] {
+        let lock = |number| locks.mutex(format!("many{held}:{number}"));
+        let (outer, last) = ((0..held).map(lock).collect::<Vec<_>>(), lock(held));
+        nest(&last, &outer[0]).await;
+        nest_all(&outer, &last).await.unwrap();
+
+        let inversions = traces::inversions(&format!("many{held}:"));
+        assert_eq!(inversions.len(), told, "{inversions:#?}");
+    }
 }
