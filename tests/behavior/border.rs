@@ -31,7 +31,7 @@ pub(crate) fn facts_of_redis(store: Kind) -> Vec<Trial> {
 const BATCH: usize = 100;
 
 /// Somebody who speaks with the store directly.
-async fn stranger(store: &Store) -> Arc<dyn Connection> {
+pub(crate) async fn stranger(store: &Store) -> Arc<dyn Connection> {
     let events = Events::new(fastrand::u64(..), namespace(store), |_| ());
     store.backend().connect(events).await.unwrap()
 }
@@ -40,7 +40,7 @@ fn namespace(store: &Store) -> Namespace {
     Namespace::new(&store.namespace).unwrap()
 }
 
-fn request(store: &Store, name: &str, id: &str) -> Arc<Request> {
+pub(crate) fn request(store: &Store, name: &str, id: &str) -> Arc<Request> {
     Arc::new(Request {
         name: Name::new(namespace(store), name).unwrap(),
         id: Id::parse(id).unwrap(),
@@ -53,7 +53,7 @@ fn request(store: &Store, name: &str, id: &str) -> Arc<Request> {
     })
 }
 
-fn random_id() -> String {
+pub(crate) fn random_id() -> String {
     format!("{:032x}", fastrand::u128(..))
 }
 

@@ -7,15 +7,20 @@ mod model;
 mod world;
 
 use std::fmt;
+use std::num::NonZeroU32;
+use std::sync::Arc;
 use std::time::Instant;
 
 use libtest_mimic::Trial;
-use lockcore::FULL;
+use lockcore::backend::{Enqueued, Renewed};
+use lockcore::{FULL, Request};
+use tests::eventually::eventually;
 use tests::faketime::FakeClock;
 use tests::redis_server::RedisServer;
 use tests::zookeeper_server::ZooKeeperServer;
 
-use crate::store::Kind;
+use crate::border::{random_id, request, stranger};
+use crate::store::{DEFAULT, Kind, SOON, Store};
 use world::World;
 
 const CLIENTS: usize = 3;
@@ -55,7 +60,58 @@ pub(crate) fn facts(kind: Kind) -> Vec<Trial> {
         ));
         facts.push(fact("long_histories_keep_to_the_rule", long, 150));
     }
+    facts.extend(crate::store_facts![kind, DEFAULT; tickets_are_made_smaller_in_one_batch]);
     facts
+}
+
+/// Of one name and of another, where each takes part in letting somebody in. Random histories do that to one at a time
+/// where the store does not say between them how each stands.
+async fn tickets_are_made_smaller_in_one_batch(store: Store) {
+    let connection = stranger(&store).await;
+    let ticket = |name: &str, permits: NonZeroU32, capacity: NonZeroU32| {
+        Arc::new(Request {
+            permits,
+            capacity,
+            ..(*request(&store, name, &random_id())).clone()
+        })
+    };
+    let [one, two, four] = [1, 2, 4].map(|permits| NonZeroU32::new(permits).unwrap());
+    let holders = [
+        ticket("pool", two, four),
+        ticket("catalog", FULL, FULL),
+        ticket("pool", two, four),
+    ];
+    let waiters = [ticket("pool", two, four), ticket("catalog", one, FULL)];
+    for holder in &holders {
+        let holds = connection.enqueue(Arc::clone(holder)).await.unwrap();
+        assert!(matches!(holds, Enqueued::Granted { .. }), "{holds:?}");
+    }
+    for waiter in &waiters {
+        let waits = connection.enqueue(Arc::clone(waiter)).await.unwrap();
+        assert!(matches!(waits, Enqueued::Waiting { .. }), "{waits:?}");
+    }
+
+    let smaller = holders.map(|holder| {
+        Arc::new(Request {
+            permits: one,
+            ..(*holder).clone()
+        })
+    });
+    let renewed = connection.renew(smaller.to_vec()).await.unwrap();
+
+    let holds = |answer: &Renewed| matches!(answer, Renewed::Granted { .. });
+    assert!(renewed.iter().all(holds), "{renewed:?}");
+    // Where a client is told by events who has gone, these may be on their way.
+    eventually("the waiters hold", SOON, async || {
+        let asked = connection.renew(waiters.to_vec()).await.unwrap();
+        asked.iter().all(holds)
+    })
+    .await;
+    for full in [ticket("pool", one, four), ticket("catalog", FULL, FULL)] {
+        let waits = connection.enqueue(full).await.unwrap();
+        assert!(matches!(waits, Enqueued::Waiting { .. }), "{waits:?}");
+    }
+    connection.close().await;
 }
 
 fn run(kind: Kind, histories: u64, steps: usize) {
