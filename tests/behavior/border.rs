@@ -13,7 +13,7 @@ use lockcore::{ErrorKind, FULL, Fair, Id, Locks, Name, Namespace, Request};
 use tests::redis_server::RedisServer;
 use tokio::task::coop::unconstrained;
 
-use crate::store::{DEFAULT, Kind, SOON, Store, give_back, kind, tickets};
+use crate::store::{DEFAULT, Kind, SOON, Store, begin, give_back, kind, tickets};
 
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, DEFAULT;
@@ -61,8 +61,7 @@ pub(crate) fn random_id() -> String {
 async fn a_stranger_releases_and_renews_nothing(store: Store) {
     let (holding, waiting) = (store.client(), store.client());
     let guard = holding.mutex("a").acquire().await.unwrap();
-    let lock = waiting.mutex("a").wait(6 * SOON);
-    let waiter = tokio::spawn(async move { lock.acquire().await });
+    let waiter = begin(waiting.mutex("a").wait(6 * SOON));
     tickets(&holding, "a", 2).await;
     let numbers = async || {
         let places = holding.inspect("a").await.unwrap();
@@ -181,8 +180,7 @@ async fn of_one_process_ten_thousand_may_wait_and_no_more(store: Store) {
     assert_eq!(counts.enqueued(), 1);
     // Who has gone makes room.
     line.truncate(MOST_TICKETS / 4);
-    let lock = locks.mutex("a").wait(SOON);
-    let next = tokio::spawn(async move { lock.acquire().await });
+    let next = begin(locks.mutex("a").wait(SOON));
     tickets(&locks, "a", 2 + MOST_TICKETS / 4).await;
     drop(line);
     give_back(guard).await;
@@ -200,8 +198,7 @@ async fn a_flood_of_forged_wake_ups_grants_nothing_and_drowns_nothing(store: Sto
     let ttl = Duration::from_secs(3);
     let guard = holding.mutex("a").ttl(ttl).acquire().await.unwrap();
     let lock = waiting.mutex("a").ttl(Duration::from_secs(60));
-    let lock = lock.wait(6 * SOON);
-    let waiter = tokio::spawn(async move { lock.acquire().await });
+    let waiter = begin(lock.wait(6 * SOON));
     tickets(&holding, "a", 2).await;
     let mut events = waiting.events();
     let pattern = format!("{}:1:wake:*", store.namespace);

@@ -8,7 +8,7 @@ use lockcore::{Error, ErrorKind, Release};
 use tests::witness::Witness;
 use tokio::task::JoinSet;
 
-use crate::store::{Kind, SLACK, SOON, Store, give_back, kind, tickets};
+use crate::store::{Kind, SLACK, SOON, Store, begin, give_back, kind, tickets};
 
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store;
@@ -77,7 +77,7 @@ async fn a_waiter_gets_in_when_the_holder_leaves(store: Store) {
     let locks = store.client();
     let guard = locks.mutex("a").acquire().await.unwrap();
     let other = store.client();
-    let waiter = tokio::spawn(async move { other.mutex("a").wait(SOON).acquire().await });
+    let waiter = begin(other.mutex("a").wait(SOON));
     tickets(&locks, "a", 2).await;
 
     let token = guard.token();
@@ -163,13 +163,11 @@ async fn a_waiting_writer_is_not_overtaken_by_later_readers(store: Store) {
     let locks = store.client();
     let catalog = locks.rwlock("c");
     let reader = catalog.read().acquire().await.unwrap();
-    let write = catalog.write().wait(SOON);
-    let writer = tokio::spawn(async move { write.acquire().await });
+    let writer = begin(catalog.write().wait(SOON));
     tickets(&locks, "c", 2).await;
 
     assert_eq!(kind(catalog.read().try_acquire().await), ErrorKind::Busy);
-    let read = catalog.read().wait(SOON);
-    let late_reader = tokio::spawn(async move { read.acquire().await });
+    let late_reader = begin(catalog.read().wait(SOON));
     tickets(&locks, "c", 3).await;
     drop(reader);
 
@@ -485,7 +483,7 @@ async fn inspect_shows_who_holds_and_who_waits(store: Store) {
     let locks = store.client();
     let guard = locks.semaphore("s", 3).permits(2).acquire().await.unwrap();
     let pool = locks.semaphore("s", 3);
-    let waiter = tokio::spawn(async move { pool.permits(3).wait(SOON).acquire().await });
+    let waiter = begin(pool.permits(3).wait(SOON));
     tickets(&locks, "s", 2).await;
 
     let places = locks.inspect("s").await.unwrap();

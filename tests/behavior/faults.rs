@@ -5,14 +5,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use lockcore::{Builder, Error, ErrorKind, Guard, Held, Lock, Locks, LostReason};
+use lockcore::{Builder, Error, ErrorKind, Held, Lock, Locks, LostReason};
 use tests::eventually::eventually;
 use tests::process::{Holder, HolderOptions};
 use tests::proxy::Proxy;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-use crate::store::{SOON, give_back, kind, tickets};
+use crate::store::{SOON, begin, give_back, kind, tickets};
 
 /// Each fact has a store to itself, so that one is enough.
 const NAMESPACE: &str = "test";
@@ -29,11 +29,6 @@ pub(crate) fn holder(url: &str, name: &str, ttl: Duration) -> Holder {
         ..HolderOptions::mutex(url, name)
     };
     Holder::start(env!("CARGO_BIN_EXE_holder"), &options)
-}
-
-/// A task that asks.
-pub(crate) fn begin(lock: Lock) -> JoinHandle<Result<Guard, Error>> {
-    tokio::spawn(async move { lock.acquire().await })
 }
 
 /// Of a store that nobody is at home in: whoever waits and whoever does not is told `why`.

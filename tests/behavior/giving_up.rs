@@ -16,7 +16,7 @@ use lockcore::{Error, ErrorKind, Locks};
 use tests::witness::Witness;
 use tokio::task::coop::unconstrained;
 
-use crate::store::{Kind, SOON, Store, assert_nothing_left, give_back, kind, tickets};
+use crate::store::{Kind, SOON, Store, assert_nothing_left, begin, give_back, kind, tickets};
 
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store;
@@ -128,8 +128,7 @@ async fn a_waiter_dropped_in_the_moment_of_the_grant_passes_the_lock_on(store: S
         let first = tokio::spawn(async move { lock.acquire().await.map(drop) });
         tickets(&locks, "a", 2).await;
         // On a shared store behind the first in its process.
-        let lock = other.mutex("a").wait(SOON);
-        let second = tokio::spawn(async move { lock.acquire().await });
+        let second = begin(other.mutex("a").wait(SOON));
         tickets(&other, "a", 3).await;
 
         let release = tokio::spawn(guard.release());
@@ -268,8 +267,7 @@ async fn a_waiter_that_gives_up_does_not_hold_up_the_line(store: Store) {
     let lock = locks.mutex("a").wait(SOON);
     let quitter = tokio::spawn(async move { lock.acquire().await.map(drop) });
     tickets(&locks, "a", 2).await;
-    let lock = store.client().mutex("a").wait(SOON);
-    let patient = tokio::spawn(async move { lock.acquire().await });
+    let patient = begin(store.client().mutex("a").wait(SOON));
     tickets(&locks, "a", 3).await;
 
     quitter.abort();
@@ -282,8 +280,7 @@ async fn a_waiter_that_gives_up_does_not_hold_up_the_line(store: Store) {
 async fn shutdown_ends_waiters_at_once_and_leaves_nothing(store: Store) {
     let locks = store.client();
     let guard = locks.mutex("a").acquire().await.unwrap();
-    let lock = locks.mutex("a").wait(SOON);
-    let waiter = tokio::spawn(async move { lock.acquire().await });
+    let waiter = begin(locks.mutex("a").wait(SOON));
     tickets(&locks, "a", 2).await;
 
     let closing = locks.clone();

@@ -8,7 +8,7 @@ use libtest_mimic::Trial;
 use lockcore::{Error, ErrorKind, Lock, Locks, OnLost, distributed_lock};
 use tokio::sync::Barrier;
 
-use crate::store::{Kind, SOON, Store, give_back, kind, tickets};
+use crate::store::{Kind, SOON, Store, begin, give_back, kind, tickets};
 use crate::traces;
 
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
@@ -260,7 +260,7 @@ async fn readers_in_two_orders_deadlock_behind_writers_and_are_told_of(store: St
         for name in ["readers:a", "readers:b"] {
             tickets(&writes, name, 1).await;
             let lock = writes.mutex(name).wait(SOON);
-            writers.push(tokio::spawn(async move { lock.acquire().await }));
+            writers.push(begin(lock));
             tickets(&writes, name, 2).await;
         }
         writers_wait.wait().await;

@@ -9,9 +9,8 @@ use lockcore::testing::{Store as Kit, Verb};
 use lockcore::{Error, ErrorKind, Fair, Guard, Locks, LostReason, Release, distributed_lock};
 use tests::eventually::eventually;
 use tokio::sync::mpsc;
-use tokio::task::JoinHandle;
 
-use crate::store::{Kind, SLACK, SOON, Store, give_back, kind, tickets};
+use crate::store::{Kind, SLACK, SOON, Store, begin, give_back, kind, tickets};
 
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, Fair::Strict;
@@ -46,11 +45,6 @@ fn kit() -> (Kit, Locks) {
     let strict = Locks::builder().fair(Fair::Strict);
     let locks = kit.client_with(strict).unwrap();
     (kit, locks)
-}
-
-fn begin(locks: &Locks, name: &str) -> JoinHandle<Result<Guard, Error>> {
-    let lock = locks.mutex(name).wait(SOON);
-    tokio::spawn(async move { lock.acquire().await })
 }
 
 async fn soon<T>(future: impl Future<Output = T>) -> T {
@@ -228,7 +222,7 @@ async fn an_enqueue_let_go_after_its_caller_gave_up_leaves_nothing(_: Store) {
     let (kit, locks) = kit();
     let mut enqueue = kit.hold_next(Verb::Enqueue);
     let mut release = kit.hold_next(Verb::Release);
-    let task = begin(&locks, "a");
+    let task = begin(locks.mutex("a").wait(SOON));
     soon(enqueue.arrived()).await;
 
     task.abort();
@@ -247,7 +241,7 @@ async fn an_enqueue_that_arrives_after_its_release_takes_nothing(_: Store) {
     locks.ready(SOON).await.unwrap();
     let mut enqueue = kit.hold_next(Verb::Enqueue);
     let mut release = kit.hold_next(Verb::Release);
-    let task = begin(&locks, "a");
+    let task = begin(locks.mutex("a").wait(SOON));
     soon(enqueue.arrived()).await;
     task.abort();
     assert!(task.await.is_err());
@@ -282,7 +276,7 @@ async fn a_lost_wake_up_is_made_up_for_by_a_renewal(_: Store) {
     kit.clock().stop();
     for _ in 0..20 {
         let guard = locks.mutex("a").acquire().await.unwrap();
-        let waiter = begin(&locks, "a");
+        let waiter = begin(locks.mutex("a").wait(SOON));
         tickets(&locks, "a", 2).await;
 
         kit.lose_next_wake_up();
@@ -301,7 +295,7 @@ async fn a_waiter_of_before_a_break_is_woken_after_it(_: Store) {
     let (kit, locks) = kit();
     let guard = locks.mutex("a").acquire().await.unwrap();
     let theirs = kit.another_process();
-    let waiter = begin(&theirs.client().unwrap(), "a");
+    let waiter = begin(theirs.client().unwrap().mutex("a").wait(SOON));
     tickets(&locks, "a", 2).await;
     // Whoever reconnects asks after everything; what tells him here is to be the wake-up.
     let _no_renewal = [(); 30].map(|()| theirs.hold_next(Verb::Renew));
@@ -322,7 +316,7 @@ async fn what_was_sent_into_a_freeze_is_carried_out_in_order_after_it(_: Store) 
     let first = locks.mutex("a").acquire().await.unwrap();
     kit.freeze();
     let release = tokio::spawn(first.release());
-    let waiter = begin(&locks, "a");
+    let waiter = begin(locks.mutex("a").wait(SOON));
     for _ in 0..20 {
         give_back(elsewhere.mutex("b").acquire().await.unwrap()).await;
     }
@@ -450,14 +444,14 @@ async fn a_process_keeps_a_lock_among_its_own_until_the_bound_and_no_longer(_: S
     let ticket = |guard: &Guard| guard.token().as_u64() >> 10;
     let first = locks.mutex("a").acquire().await.unwrap();
     let ours = ticket(&first);
-    let second = begin(&locks, "a");
+    let second = begin(locks.mutex("a").wait(SOON));
     tickets(&locks, "a", 2).await;
 
     kit.clock().advance(bound - Duration::from_nanos(1));
     give_back(first).await;
     let second = soon(second).await.unwrap().unwrap();
     assert_eq!(ticket(&second), ours, "not passed on within the bound");
-    let third = begin(&locks, "a");
+    let third = begin(locks.mutex("a").wait(SOON));
     tickets(&locks, "a", 2).await;
     // The keeper has looked at the time when this is done.
     give_back(locks.mutex("other").acquire().await.unwrap()).await;
@@ -508,7 +502,6 @@ async fn who_runs_out_of_time_at_the_store_does_not_speak_for_the_others(_: Stor
     let ours = kit.client_with(short).unwrap();
     let guard = theirs.mutex("a").acquire().await.unwrap();
     let side = ours.rwlock("a");
-    let begin = |lock: lockcore::Lock| tokio::spawn(async move { lock.acquire().await });
     let reader = begin(side.read().wait(Duration::from_millis(300)));
     tickets(&ours, "a", 2).await;
     let hasty = begin(side.write().wait(Duration::from_millis(310)));

@@ -10,7 +10,9 @@ use std::time::{Duration, Instant};
 use libtest_mimic::Trial;
 use lockcore::{Error, ErrorKind, Event, Fair, Guard, Locks, LostReason, OnLost, Release};
 
-use crate::store::{Kind, SLACK, SOON, Store, assert_nothing_left, give_back, kind, tickets};
+use crate::store::{
+    Kind, SLACK, SOON, Store, assert_nothing_left, begin, give_back, kind, tickets,
+};
 
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store;
@@ -128,7 +130,7 @@ async fn a_lease_without_renewal_is_handed_over_with_its_whole_ttl(store: Store)
         .ttl(Duration::from_secs(3))
         .renew(false)
         .wait(SOON);
-    let waiter = tokio::spawn(async move { lock.acquire().await });
+    let waiter = begin(lock);
     tickets(&locks, "a", 2).await;
     tokio::time::sleep(Duration::from_millis(500)).await; // the ticket ages; no event stands for that
     drop(guard);
@@ -382,7 +384,7 @@ async fn a_waiter_outlives_many_of_its_own_leases_in_line(store: Store) {
             .ttl(Duration::from_millis(200))
             .renew(renew)
             .wait(SOON);
-        waiters.push(tokio::spawn(async move { lock.acquire().await }));
+        waiters.push(begin(lock));
         tickets(&locks, "a", waiters.len() + 1).await;
         places.push(locks.inspect("a").await.unwrap()[waiters.len()].ticket);
     }

@@ -14,7 +14,7 @@ use tests::witness::Witness;
 use tokio::task::JoinSet;
 use tokio::task::coop::unconstrained;
 
-use crate::store::{Kind, SOON, Store, assert_nothing_left, give_back, kind, tickets};
+use crate::store::{Kind, SOON, Store, assert_nothing_left, begin, give_back, kind, tickets};
 
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT;
@@ -205,8 +205,7 @@ async fn a_holder_of_many_tasks_lets_other_processes_in(store: Store) {
 async fn at_the_bound_the_next_stands_in_line_at_the_store(store: Store) {
     let locks = store.client();
     let guard = locks.mutex("a").acquire().await.unwrap();
-    let lock = locks.mutex("a").wait(SOON);
-    let waiter = tokio::spawn(async move { lock.acquire().await });
+    let waiter = begin(locks.mutex("a").wait(SOON));
     tickets(&locks, "a", 2).await;
 
     eventually("the waiter is in line at the store", SOON, async || {
@@ -285,8 +284,7 @@ async fn a_waiter_dropped_with_the_lock_in_its_hands_passes_it_on(store: Store) 
     let mut first = Box::pin(async { lock.acquire().await.map(drop) });
     let mut cx = Context::from_waker(Waker::noop());
     assert!(first.as_mut().poll(&mut cx).is_pending());
-    let second = locks.mutex("a").wait(SOON);
-    let second = tokio::spawn(async move { second.acquire().await });
+    let second = begin(locks.mutex("a").wait(SOON));
     tickets(&locks, "a", 3).await;
 
     let ticket = guard.token().as_u64() >> 10;
@@ -337,7 +335,7 @@ async fn a_lost_lock_that_its_holder_keeps_does_not_keep_the_line(store: Store) 
     let (locks, counts) = store.counted(Fair::Local(Duration::from_secs(60)));
     let lock = locks.mutex("a").ttl(Duration::from_secs(2)).wait(SOON);
     let guard = lock.acquire().await.unwrap();
-    let waiter = tokio::spawn(async move { lock.acquire().await });
+    let waiter = begin(lock);
     tickets(&locks, "a", 2).await;
 
     counts.refuse_renewals(true);
@@ -361,7 +359,7 @@ async fn an_aged_ticket_is_not_passed_on(store: Store) {
     let (locks, counts) = store.counted(Fair::Local(Duration::from_secs(60)));
     let lock = locks.mutex("a").ttl(Duration::from_secs(3)).wait(SOON);
     let guard = lock.acquire().await.unwrap();
-    let waiter = tokio::spawn(async move { lock.acquire().await });
+    let waiter = begin(lock);
     tickets(&locks, "a", 2).await;
 
     counts.refuse_renewals(true);
@@ -395,8 +393,7 @@ async fn a_reader_does_not_join_past_a_local_writer(store: Store) {
     let (locks, _) = store.counted(Fair::Local(Duration::from_secs(60)));
     let catalog = locks.rwlock("c");
     let reader = catalog.read().acquire().await.unwrap();
-    let write = catalog.write().wait(SOON);
-    let writer = tokio::spawn(async move { write.acquire().await });
+    let writer = begin(catalog.write().wait(SOON));
     tickets(&locks, "c", 2).await;
 
     assert_eq!(kind(catalog.read().try_acquire().await), ErrorKind::Busy);
@@ -429,8 +426,7 @@ async fn readers_behind_a_writer_come_in_together(store: Store) {
         });
     }
     tickets(&locks, "c", 11).await;
-    let write = catalog.write().wait(SOON);
-    let next = tokio::spawn(async move { write.acquire().await });
+    let next = begin(catalog.write().wait(SOON));
     tickets(&locks, "c", 12).await;
 
     give_back(writer).await;
@@ -473,8 +469,7 @@ async fn try_asks_nobody_when_the_process_itself_holds_the_lock(store: Store) {
 async fn another_ttl_is_another_ticket(store: Store) {
     let (locks, counts) = store.counted(Fair::Local(Duration::from_secs(60)));
     let guard = locks.mutex("a").acquire().await.unwrap();
-    let lock = locks.mutex("a").ttl(Duration::from_secs(30)).wait(SOON);
-    let waiter = tokio::spawn(async move { lock.acquire().await });
+    let waiter = begin(locks.mutex("a").ttl(Duration::from_secs(30)).wait(SOON));
     tickets(&locks, "a", 2).await;
     assert_eq!(counts.enqueued(), 2);
 
@@ -488,8 +483,7 @@ async fn a_view_of_a_lock_that_was_passed_on_is_over(store: Store) {
     let (locks, _) = store.counted(Fair::Local(Duration::from_secs(60)));
     let guard = locks.mutex("a").acquire().await.unwrap();
     let view = guard.held();
-    let lock = locks.mutex("a").wait(SOON);
-    let waiter = tokio::spawn(async move { lock.acquire().await });
+    let waiter = begin(locks.mutex("a").wait(SOON));
     tickets(&locks, "a", 2).await;
 
     give_back(guard).await;

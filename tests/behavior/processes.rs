@@ -10,7 +10,9 @@ use tests::eventually::eventually;
 use tests::process::{Holder, HolderOptions, Process};
 use tests::witness::{FencedResource, FileWitness};
 
-use crate::store::{Kind, SLACK, SOON, Store, assert_nothing_left, give_back, kind, tickets};
+use crate::store::{
+    Kind, SLACK, SOON, Store, assert_nothing_left, begin, give_back, kind, tickets,
+};
 
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT;
@@ -80,8 +82,7 @@ async fn a_killed_holder_is_followed_when_its_lease_is_over(store: Store) {
         let token = dying.acquire();
         let locks = store.client();
         // Its own renewals are 20 s apart: it looks because the holder's lease is over.
-        let lock = locks.mutex("a").ttl(Duration::from_secs(60)).wait(SOON);
-        let waiter = tokio::spawn(async move { lock.acquire().await });
+        let waiter = begin(locks.mutex("a").ttl(Duration::from_secs(60)).wait(SOON));
         tickets(&store.client(), "a", 2).await;
 
         dying.kill();
@@ -117,8 +118,7 @@ async fn a_killed_waiter_holds_up_the_line_for_two_seconds_at_most(store: Store)
         }
         // Redis tells it when to look again. On a file it finds out when it renews, after a third of this.
         let ttl = Duration::from_secs(if store.kind == Kind::Redis { 60 } else { 3 });
-        let patient = store.client().mutex("a").ttl(ttl);
-        let patient = tokio::spawn(async move { patient.wait(3 * SOON).acquire().await });
+        let patient = begin(store.client().mutex("a").ttl(ttl).wait(3 * SOON));
         tickets(&locks, "a", dead.len() + 2).await;
 
         dying.into_iter().for_each(Holder::kill);

@@ -15,7 +15,7 @@ use lockcore::{ErrorKind, Event, Guard, Locks, LostReason, Name, Release, Reques
 use tests::eventually::eventually;
 use tokio::sync::{mpsc, oneshot};
 
-use crate::store::{Kind, SOON, Store, give_back, kind, tickets};
+use crate::store::{Kind, SOON, Store, begin, give_back, kind, tickets};
 
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT;
@@ -198,12 +198,6 @@ const fn waiting(valid_for: Duration, recheck_in: Option<Duration>) -> Enqueued 
     }
 }
 
-/// Begins to take a lock; what comes of it is the task's.
-fn begin(locks: &Locks, name: &str) -> tokio::task::JoinHandle<Result<Guard, lockcore::Error>> {
-    let lock = locks.mutex(name);
-    tokio::spawn(async move { lock.acquire().await })
-}
-
 async fn abandon<T>(task: tokio::task::JoinHandle<T>) {
     task.abort();
     assert!(task.await.is_err_and(|ended| ended.is_cancelled()));
@@ -215,7 +209,7 @@ async fn an_abandoned_request_is_released_after_its_reply_and_not_before(_: Stor
     drop(store.grant(&locks.mutex("warm")).await);
     store.release().await; // the keeper is connected
     let other = store.grant(&locks.mutex("other")).await;
-    let task = begin(&locks, "a");
+    let task = begin(locks.mutex("a"));
     let (request, reply) = store.enqueue().await;
 
     abandon(task).await;
@@ -234,7 +228,7 @@ async fn an_abandoned_request_is_released_after_its_reply_and_not_before(_: Stor
 
 async fn an_abandoned_request_that_is_never_answered_leaves_a_mark(_: Store) {
     let (locks, mut store) = played();
-    let task = begin(&locks, "a");
+    let task = begin(locks.mutex("a"));
     let (request, _never_answered) = store.enqueue().await;
 
     abandon(task).await;
@@ -251,7 +245,7 @@ async fn a_refusal_does_not_settle_an_earlier_try_of_an_abandoned_request(_: Sto
     ];
     for refusal in refusals {
         let (locks, mut store) = played();
-        let task = begin(&locks, "a");
+        let task = begin(locks.mutex("a"));
         let (request, lost) = store.enqueue().await;
         drop(lost);
         let (again, reply) = store.enqueue().await;
@@ -269,7 +263,7 @@ async fn a_refusal_does_not_settle_an_earlier_try_of_an_abandoned_request(_: Sto
 async fn a_release_leaves_a_mark_when_an_earlier_try_is_still_under_way(_: Store) {
     for dropped in [false, true] {
         let (locks, mut store) = played();
-        let task = begin(&locks, "a");
+        let task = begin(locks.mutex("a"));
         drop(store.enqueue().await); // the first try breaks off
         let (request, reply) = store.enqueue().await;
         reply.send(Ok(granted(request.ttl))).unwrap();
@@ -290,7 +284,7 @@ async fn a_release_leaves_a_mark_when_an_earlier_try_is_still_under_way(_: Store
 
 async fn an_unanswered_try_makes_the_outcome_unknown_whatever_the_next_answer_is(_: Store) {
     let (locks, mut store) = played();
-    let task = begin(&locks, "a");
+    let task = begin(locks.mutex("a"));
     drop(store.enqueue().await); // the first try breaks off
     let (_, reply) = store.enqueue().await;
     reply
@@ -308,8 +302,7 @@ async fn an_unanswered_try_makes_the_outcome_unknown_whatever_the_next_answer_is
 async fn a_grant_that_arrives_after_its_end_is_not_handed_out(_: Store) {
     let (kit, locks) = kit();
     let mut late = kit.hold_next(Verb::Enqueue);
-    let lock = locks.mutex("a").ttl(Duration::from_millis(100));
-    let task = tokio::spawn(async move { lock.acquire().await });
+    let task = begin(locks.mutex("a").ttl(Duration::from_millis(100)));
     late.arrived().await;
 
     kit.clock().advance(Duration::from_millis(100));
@@ -394,7 +387,7 @@ async fn a_place_in_line_that_has_aged_is_renewed_before_it_is_handed_out(_: Sto
     let holder = locks.mutex("a").ttl(100 * TTL).acquire().await.unwrap();
     let theirs = kit.another_process();
     let lock = theirs.client().unwrap().mutex("a").ttl(10 * TTL);
-    let waiter = tokio::spawn(async move { lock.wait(Wait::Forever).acquire().await });
+    let waiter = begin(lock.wait(Wait::Forever));
     tickets(&locks, "a", 2).await;
     let mut unanswered = theirs.hold_next(Verb::Renew);
     kit.clock().advance(6 * TTL);
@@ -410,8 +403,7 @@ async fn a_place_in_line_that_has_aged_is_renewed_before_it_is_handed_out(_: Sto
 /// S3: a holder that died says nothing; who waits looks when its lease is over, also if it was renewed in between.
 async fn a_waiter_asks_again_each_time_the_holders_lease_may_be_over(_: Store) {
     let (locks, mut store) = played();
-    let lock = locks.mutex("a").ttl(60 * TTL).wait(SOON);
-    let _task = tokio::spawn(async move { lock.acquire().await });
+    let _task = begin(locks.mutex("a").ttl(60 * TTL).wait(SOON));
     let recheck_in = Duration::from_millis(200);
     let (_, reply) = store.enqueue().await;
     let mut told = Instant::now();
@@ -485,7 +477,10 @@ async fn clients_that_lost_their_connections_do_not_come_back_all_at_once(_: Sto
     let theirs = kit.another_process();
     let clients: Vec<Locks> = (0..30).map(|_| theirs.client().unwrap()).collect();
     // At the store, and nobody asks for anything: each comes back by himself, after one pause.
-    let _waiters: Vec<_> = clients.iter().map(|client| begin(client, "a")).collect();
+    let _waiters: Vec<_> = clients
+        .iter()
+        .map(|client| begin(client.mutex("a")))
+        .collect();
     tickets(&locks, "a", 1 + clients.len()).await;
     let mut back: Vec<_> = (clients.iter())
         .map(|_| theirs.hold_next(Verb::Connect))

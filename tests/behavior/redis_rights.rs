@@ -10,7 +10,7 @@ use tests::eventually::eventually;
 use tests::redis_server::RedisServer;
 use tests::watch::SECRET;
 
-use crate::store::{Kind, SOON, Store, give_back, kind, shows_no_password, tickets};
+use crate::store::{Kind, SOON, Store, begin, give_back, kind, shows_no_password, tickets};
 use crate::traces::{self, WRONG};
 
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
@@ -83,8 +83,7 @@ async fn a_user_with_the_documented_rights_can_do_everything_and_nothing_else(_:
         .acquire()
         .await
         .unwrap();
-    let lock = client(url.clone()).mutex("a").wait(SOON);
-    let waiter = tokio::spawn(async move { lock.acquire().await });
+    let waiter = begin(client(url.clone()).mutex("a").wait(SOON));
     tickets(&locks, "a", 2).await;
     guard.ensure(Duration::from_millis(590)).await.unwrap_err(); // renews, and says that it is not enough
     give_back(guard).await;

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use libtest_mimic::Trial;
 use lockcore::backend::{self, Backend};
-use lockcore::{Builder, Error, ErrorKind, Fair, Guard, Locks, testing};
+use lockcore::{Builder, Error, ErrorKind, Fair, Guard, Lock, Locks, testing};
 use tests::certificates::Authority;
 use tests::eventually::eventually;
 use tests::redis_server::RedisServer;
@@ -17,6 +17,7 @@ use tests::sqlite_file::SqliteFile;
 use tests::watch::SECRET;
 use tests::zookeeper_server::ZooKeeperServer;
 use tokio::runtime::Runtime;
+use tokio::task::JoinHandle;
 
 use crate::counted::{Counted, Counts};
 use crate::{redis_rights, traces};
@@ -277,6 +278,11 @@ pub(crate) async fn tickets(locks: &Locks, name: &str, count: usize) {
         places.len() + local as usize == count
     })
     .await;
+}
+
+/// A task that asks.
+pub(crate) fn begin(lock: Lock) -> JoinHandle<Result<Guard, Error>> {
+    tokio::spawn(async move { lock.acquire().await })
 }
 
 /// Releases and sees that it was held to the end.

@@ -17,7 +17,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 use tokio_rustls::rustls::crypto::CryptoProvider;
 
-use crate::store::{Kind, SLACK, SOON, Store, give_back, kind, shows_no_password, tickets};
+use crate::store::{Kind, SLACK, SOON, Store, begin, give_back, kind, shows_no_password, tickets};
 
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT;
@@ -180,8 +180,7 @@ async fn locks_are_handed_over_and_nothing_goes_out_in_plain_text(store: Store) 
     one.ready(SOON).await.unwrap();
 
     let guard = one.mutex("a").acquire().await.unwrap();
-    let lock = other.mutex("a").wait(SOON).renew(true);
-    let waiter = tokio::spawn(async move { lock.acquire().await });
+    let waiter = begin(other.mutex("a").wait(SOON).renew(true));
     tickets(&one, "a", 2).await;
     let released = Instant::now();
     give_back(guard).await;

@@ -9,8 +9,7 @@ use tests::faketime::Clock;
 use tests::redis_server::RedisServer;
 
 use super::{client, nothing_left};
-use crate::faults::begin;
-use crate::store::{Kind, SOON, Store, give_back, kind, tickets};
+use crate::store::{Kind, SOON, Store, begin, give_back, kind, tickets};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT;
@@ -126,7 +125,7 @@ async fn an_evicted_queue_costs_nobody_the_lock_or_the_place(_: Store) {
     let mut waiters = Vec::new();
     for place in 0..3 {
         let lock = client(&server).mutex("a").wait(SOON);
-        waiters.push(tokio::spawn(async move { lock.acquire().await }));
+        waiters.push(begin(lock));
         tickets(&locks, "a", place + 2).await;
     }
     assert_eq!(server.command::<i64>(&["DEL", "test:1:{a}:queue"]), 1);

@@ -12,8 +12,8 @@ use tests::witness::Witness;
 use tokio::sync::mpsc;
 
 use super::{client, nothing_left};
-use crate::faults::{begin, builder, is_unavailable_within_one_operation};
-use crate::store::{Kind, SOON, Store, give_back, kind, tickets};
+use crate::faults::{builder, is_unavailable_within_one_operation};
+use crate::store::{Kind, SOON, Store, begin, give_back, kind, tickets};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT;

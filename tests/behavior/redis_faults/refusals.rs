@@ -10,7 +10,7 @@ use tests::redis_server::RedisServer;
 
 use super::{client, nothing_left, through};
 use crate::faults::builder;
-use crate::store::{Kind, SOON, Store, give_back, tickets};
+use crate::store::{Kind, SOON, Store, begin, give_back, tickets};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT;
@@ -66,8 +66,7 @@ async fn a_full_server_lets_readers_in(_: Store) {
     let server = RedisServer::start();
     let (locks, other) = (client(&server), client(&server));
     let mut guard = locks.mutex("a").acquire().await.unwrap();
-    let read = other.rwlock("a").read().wait(SOON);
-    let reader = tokio::spawn(async move { read.acquire().await });
+    let reader = begin(other.rwlock("a").read().wait(SOON));
     tickets(&locks, "a", 2).await;
     server.command::<()>(&["CONFIG", "SET", "maxmemory", "1"]);
 

@@ -14,8 +14,8 @@ use tests::eventually::eventually;
 use tests::process::Process;
 
 use super::{client, holder};
-use crate::faults::{begin, builder};
-use crate::store::{Kind, SOON, Store, give_back, kind, tickets};
+use crate::faults::builder;
+use crate::store::{Kind, SOON, Store, begin, give_back, kind, tickets};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT;

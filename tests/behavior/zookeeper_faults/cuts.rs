@@ -9,8 +9,8 @@ use tests::proxy::Proxy;
 use tests::zookeeper_server::ZooKeeperServer;
 
 use super::{builder, client, nothing_left, proxied, through};
-use crate::faults::{Work, begin};
-use crate::store::{Kind, SOON, Store, give_back, tickets};
+use crate::faults::Work;
+use crate::store::{Kind, SOON, Store, begin, give_back, tickets};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT;

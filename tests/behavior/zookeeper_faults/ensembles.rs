@@ -12,8 +12,8 @@ use tests::witness::FileWitness;
 use tests::zookeeper_server::Ensemble;
 
 use super::builder;
-use crate::faults::{Work, begin};
-use crate::store::{Kind, SOON, Store, give_back, tickets};
+use crate::faults::Work;
+use crate::store::{Kind, SOON, Store, begin, give_back, tickets};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT;

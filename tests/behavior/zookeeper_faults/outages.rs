@@ -8,8 +8,8 @@ use tests::eventually::eventually;
 use tests::zookeeper_server::ZooKeeperServer;
 
 use super::{builder, client, operator};
-use crate::faults::{begin, is_unavailable_within_one_operation, works_again};
-use crate::store::{Kind, SLACK, SOON, Store, give_back, tickets};
+use crate::faults::{is_unavailable_within_one_operation, works_again};
+use crate::store::{Kind, SLACK, SOON, Store, begin, give_back, tickets};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT;

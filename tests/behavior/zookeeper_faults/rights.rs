@@ -7,8 +7,7 @@ use tests::zookeeper_server::ZooKeeperServer;
 use zookeeper_client::{Acls, Client, CreateMode};
 
 use super::{builder, operator};
-use crate::faults::begin;
-use crate::store::{Kind, SOON, Store, give_back, kind, tickets};
+use crate::store::{Kind, SOON, Store, begin, give_back, kind, tickets};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT;

@@ -8,8 +8,8 @@ use tests::witness::FencedResource;
 use tests::zookeeper_server::ZooKeeperServer;
 
 use super::{builder, client, counted, nothing_left};
-use crate::faults::{begin, holder};
-use crate::store::{Kind, SLACK, SOON, Store, give_back, tickets};
+use crate::faults::holder;
+use crate::store::{Kind, SLACK, SOON, Store, begin, give_back, tickets};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT;
