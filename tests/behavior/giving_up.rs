@@ -146,14 +146,18 @@ async fn a_waiter_dropped_in_the_moment_of_the_grant_passes_the_lock_on(store: S
 
 async fn a_release_dropped_at_any_poll_still_releases(store: Store) {
     let locks = store.client();
-    let drops = drop_at_every_poll(
-        async || {
-            let guard = locks.mutex("a").acquire().await.unwrap();
-            guard.release()
-        },
-        async || assert_nothing_left(&store, &locks, "a").await,
-    )
-    .await;
+    let mut drops = 0;
+    // A store may answer within the first poll, on a thread that the machine sets aside there.
+    for _ in 0..10 {
+        drops += drop_at_every_poll(
+            async || {
+                let guard = locks.mutex("a").acquire().await.unwrap();
+                guard.release()
+            },
+            async || assert_nothing_left(&store, &locks, "a").await,
+        )
+        .await;
+    }
     println!("{drops} drops of a release");
     assert!(drops > 0 || store.kind == Kind::Memory);
 }
