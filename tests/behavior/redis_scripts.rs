@@ -18,6 +18,8 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         a_queue_that_is_lost_is_made_anew_in_its_order
         a_queue_of_thousands_that_is_lost_is_made_anew
         a_crowd_that_has_died_keeps_nobody_out
+        who_comes_behind_waiters_that_died_is_told_when_to_look_again
+        a_renewal_that_cannot_see_the_line_makes_nothing_smaller
         a_queue_without_its_tickets_keeps_nobody_out
         the_next_in_line_is_woken_past_those_who_died
     ]
@@ -57,9 +59,13 @@ fn release(server: &RedisServer, id: &str, mark_millis: &str) -> Vec<i64> {
 }
 
 fn renew(server: &RedisServer, id: &str) -> Vec<i64> {
+    renew_with(server, id, "10")
+}
+
+fn renew_with(server: &RedisServer, id: &str, permits: &str) -> Vec<i64> {
     let mut call = vec!["EVAL", script!("renew"), "2"];
     call.extend(&KEYS[..2]);
-    call.extend(["t:1:wake:", id, "10"]);
+    call.extend(["t:1:wake:", id, permits]);
     server.command(&call)
 }
 
@@ -251,21 +257,69 @@ async fn a_queue_of_thousands_that_is_lost_is_made_anew(_: Store) {
     }
 }
 
-/// Whether somebody who lives waits before it, behind whom nobody is looked at, or it comes next.
+/// Whether somebody who lives waits before it, behind whom nobody is looked at, or it comes next; and whether or not
+/// others live behind the crowd.
 async fn a_crowd_that_has_died_keeps_nobody_out(_: Store) {
-    for live in [1, 2] {
+    for (before, behind) in [(1, 0), (2, 0), (2, 130)] {
         let server = RedisServer::start();
-        fill(&server, live, 10_000 - live);
+        fill(&server, before, 10_000 - before - behind);
         assert_eq!(renew(&server, "t1")[0], 0);
+        for number in 0..behind {
+            let (id, place) = (format!("behind{number}"), 10_001 + number);
+            let record = format!("9999999999999:{place}:10:10:60000:00:me");
+            server.command::<()>(&["HSET", KEYS[0], &id, &record]);
+            server.command::<()>(&["RPUSH", KEYS[1], &id]);
+        }
 
-        let answer = enqueue(&server, "x", "10", "60000");
+        let mut tries = 0;
+        eventually("there is room", SOON, async || {
+            tries += 1;
+            enqueue(&server, "x", "10", "60000")[0] == 1
+        })
+        .await;
 
-        assert_eq!(answer[0], 1, "{answer:?}");
+        // Which part of the line is looked at for dead ones, the clock says.
+        assert!(tries == 1 || behind > 0, "{tries} tries");
+
         assert_eq!(line(&server).last().unwrap(), "x");
     }
     let server = RedisServer::start();
     fill(&server, 10_000, 0);
-    assert_eq!(enqueue(&server, "x", "10", "60000")[0], 2);
+    for _ in 0..10 {
+        assert_eq!(enqueue(&server, "x", "10", "60000")[0], 2);
+    }
+}
+
+/// Its reply is the place for it: a message would be there before the reply.
+async fn who_comes_behind_waiters_that_died_is_told_when_to_look_again(_: Store) {
+    let server = RedisServer::start();
+    for id in ["holds", "dead", "dead too"] {
+        enqueue(&server, id, "10", "60000");
+    }
+    end_lease(&server, "holds");
+
+    let waits = enqueue(&server, "late", "10", "60000");
+
+    let [1, _, _, recheck] = waits[..] else {
+        panic!("{waits:?}");
+    };
+    assert!((1..=2010).contains(&recheck), "{recheck} ms");
+}
+
+/// A later one could not tell any more who is let in by it.
+async fn a_renewal_that_cannot_see_the_line_makes_nothing_smaller(_: Store) {
+    let server = RedisServer::start();
+    enqueue(&server, "x", "10", "60000");
+    enqueue(&server, "w", "1", "60000");
+    server.command::<()>(&["SET", KEYS[1], "foreign"]);
+
+    assert_eq!(renew_with(&server, "x", "1"), [3, -1, -1]);
+    server.command::<()>(&["DEL", KEYS[1]]);
+
+    let record: String = server.command(&["HGET", KEYS[0], "x"]);
+    assert_eq!(record.split(':').nth(2), Some("10"));
+    assert_eq!(renew_with(&server, "x", "1")[0], 0);
+    assert_eq!(renew_with(&server, "w", "1")[0], 0);
 }
 
 /// H12, the other way round.

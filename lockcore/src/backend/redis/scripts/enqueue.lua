@@ -140,20 +140,21 @@ if line.capacity and line.capacity ~= capacity then
   return {3, line.capacity}
 end
 -- Whether as many wait as may. Nobody behind the first who waits has been looked at, so that some are
--- now, from the end on: a crowd that has died must not keep everybody out until its turn comes.
+-- now, anywhere in the line: a crowd that has died must not keep everybody out until its turn comes.
 local function is_full()
-  local length = redis.call('LLEN', queue) - #line.dead
-  if length < MOST_TICKETS then return false end
-  local ids = redis.call('LRANGE', queue, '-128', '-1')
+  local length = redis.call('LLEN', queue)
+  if length - #line.dead < MOST_TICKETS then return false end
+  local from = micros % length
+  local ids = redis.call('LRANGE', queue, from, from + 127)
   local records = redis.call('HMGET', tickets, unpack(ids))
-  for i = #ids, 1, -1 do
-    if not (records[i] and parse(records[i]) > now) then
-      redis.call('HDEL', tickets, ids[i])
-      redis.call('LREM', queue, '-1', ids[i])
-      length = length - 1
+  local known = {}
+  for _, id in ipairs(line.dead) do known[id] = true end
+  for i, id in ipairs(ids) do
+    if not known[id] and not (records[i] and parse(records[i]) > now) then
+      line.dead[#line.dead + 1] = id
     end
   end
-  return length >= MOST_TICKETS
+  return length - #line.dead >= MOST_TICKETS
 end
 
 local granted = not line.blocked and line.used + permits <= capacity
@@ -165,6 +166,6 @@ end
 local number = draw(last)
 if number > MAX_TICKET then return {5} end
 write(number, last)
-settle(tickets, queue, now, line, ARGV[1], nil)
+settle(tickets, queue, now, line, ARGV[1], id)
 if granted then return {0, number, ttl} end
 return {1, number, ttl, recheck(line, nil, now)}

@@ -10,8 +10,8 @@ local DAY_MS = 86400000
 local MANY = 128
 
 -- Lets both keys live until a day after the clock has passed the last number. A ticket lives for 12
--- hours at most, so that no request with a short ttl can end a key under a ticket with a long one, and
--- neither can a clock that was put back.
+-- hours at most, so that no request with a short ttl can end a key under a ticket with a long one. Only a
+-- clock that is put back by 12 hours or more, and then forward again, can.
 local function keep(tickets, queue, now, last)
   local until_ms = string.format('%d', math.max(now, math.floor(last / 1000)) + DAY_MS)
   redis.call('PEXPIREAT', tickets, until_ms)
@@ -46,7 +46,7 @@ end
 -- `whose` has
 --   leaving   id of a ticket that is about to go
 --   asker     id of one that wants to know about itself
---   given_up  how many permits the asker's record has just lost
+--   keeps     of how many permits the asker is to keep at most
 --   ids, records   the first two, or the only one, if they have been read; else it reads them
 --
 -- Returns a table:
@@ -60,7 +60,7 @@ end
 --   dead      ids that have expired, or have no record
 --   granted   {id, record} of those that hold now and did not before
 local function walk(tickets, queue, now, whose)
-  local leaving, asker, given_up = whose.leaving, whose.asker, whose.given_up or 0
+  local leaving, asker, keeps = whose.leaving, whose.asker, whose.keeps
   local line = { used = 0, dead = {}, granted = {}, asker = false }
   local before, at, page = 0, 0, 2
   local ids, records = whose.ids, whose.records
@@ -85,7 +85,7 @@ local function walk(tickets, queue, now, whose)
         permits, capacity = tonumber(permits), tonumber(capacity)
         local was_older = before
         before = before + permits
-        if id == asker then before = before + given_up end
+        if keeps and id == asker then permits = math.min(permits, keeps) end
         if expires <= now then
           line.dead[#line.dead + 1] = id
           line.expired = line.expired or id == asker
@@ -113,16 +113,20 @@ local function walk(tickets, queue, now, whose)
 end
 
 -- A grant that nobody heard ends at some time, and nobody will tell those who wait behind it. So the first
--- of them who hears it, of the next few, is told now to look again then.
-local function look_again(tickets, queue, now, prefix, ends)
+-- of them who lives and hears it, of the next few, is told now to look again then. The asker is not, its
+-- reply says it: then this returns in how many ms.
+local function look_again(tickets, queue, now, prefix, ends, asker)
   local line = walk(tickets, queue, now, {})
   if not line.blocked then return end
   local ids = redis.call('LRANGE', queue, line.blocked_at, line.blocked_at + 15)
   local records = redis.call('HMGET', tickets, unpack(ids))
-  local message = string.format(' again %d', ends - now + 10)
+  local in_ms = ends - now + 10
+  local message = string.format(' again %d', in_ms)
   for i, id in ipairs(ids) do
-    local channel = string.match(records[i] or '', '^%d+:%d+:%d+:%d+:%d+:(%x+):')
-    if channel and redis.call('PUBLISH', prefix .. channel, id .. message) > 0 then return end
+    if id == asker then return in_ms end
+    local expires, channel = string.match(records[i] or '', '^(%d+):%d+:%d+:%d+:%d+:(%x+):')
+    local lives = channel and tonumber(expires) > now
+    if lives and redis.call('PUBLISH', prefix .. channel, id .. message) > 0 then return end
   end
 end
 
@@ -144,13 +148,14 @@ local function settle(tickets, queue, now, line, prefix, asker)
       unheard = math.max(unheard or 0, ends)
     end
   end
-  if unheard then look_again(tickets, queue, now, prefix, unheard) end
+  if unheard then line.again = look_again(tickets, queue, now, prefix, unheard, asker) end
 end
 
--- How long until a ticket may have moved up without a wake-up: -1 but for the first in line.
+-- How long until a ticket may have moved up without a wake-up: -1 but for the first in line, and for one
+-- that is to look again.
 local function recheck(line, id, now)
   if (line.blocked == nil or line.blocked == id) and line.soonest then
     return line.soonest - now
   end
-  return -1
+  return line.again or -1
 end

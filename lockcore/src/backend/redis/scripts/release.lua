@@ -44,9 +44,9 @@ end
 local function release(tickets, queue, mark, id, mark_ms)
   local line = walk(tickets, queue, now, { leaving = id })
   local found = redis.call('HDEL', tickets, id)
+  if mark_ms ~= '0' then redis.call('SET', mark, '', 'PX', mark_ms) end
   redis.call('LREM', queue, '1', id)
   settle(tickets, queue, now, line, ARGV[1], nil)
-  if mark_ms ~= '0' then redis.call('SET', mark, '', 'PX', mark_ms) end
   return found
 end
 

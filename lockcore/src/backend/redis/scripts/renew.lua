@@ -27,11 +27,13 @@ local function renew(tickets, queue, id, most)
   local expires, permits = parse(record)
   local lives = expires > now
   local ttl = tonumber(string.match(record, '^%d+:%d+:%d+:%d+:(%d+):'))
-  local given_up = lives and math.max(permits - tonumber(most), 0) or 0
-  if given_up > 0 then record = string.gsub(record, '^(%d+:%d+:)%d+', '%1' .. most) end
-  if lives then redis.call('HSET', tickets, id, with_expiry(record, now + ttl)) end
-  if lives and alone then return 0, ttl, -1 end
-  local line = walk(tickets, queue, now, { asker = id, given_up = given_up })
+  -- Before anything is written: who is let in by it is found now or never.
+  local line = not (lives and alone) and walk(tickets, queue, now, { asker = id, keeps = tonumber(most) })
+  if lives then
+    if permits + 0 > tonumber(most) then record = string.gsub(record, '^(%d+:%d+:)%d+', '%1' .. most) end
+    redis.call('HSET', tickets, id, with_expiry(record, now + ttl))
+  end
+  if not line then return 0, ttl, -1 end
   settle(tickets, queue, now, line, ARGV[1], id)
   if not lives then return 2, -1, -1 end
   if line.asker then return 0, ttl, -1 end
