@@ -137,6 +137,7 @@ impl Shared {
             stage: Stage::Asked,
             renewing: false,
             again: false,
+            look_by: None,
         };
         table.leases.insert(lease.request.id, tracked);
         Ok(())
@@ -147,6 +148,7 @@ impl Shared {
         let mut table = self.table();
         if let Some(tracked) = table.leases.get_mut(&id) {
             tracked.stage = stage;
+            let due = tracked.look_by.take().map_or(due, |by| due.min(by));
             self.look_again_at(&mut table, id, due);
         }
     }
@@ -194,6 +196,7 @@ impl Shared {
                 true => self.clock.now(),
                 false => due,
             };
+            let due = tracked.look_by.take().map_or(due, |by| due.min(by));
             self.look_again_at(&mut table, id, due);
         }
     }
@@ -374,9 +377,15 @@ impl Shared {
         let due = self.clock.now().after(after.max(LEAST_RECHECK));
         let mut table = self.table();
         match table.leases.get_mut(&id) {
+            // The answer that is on its way, to its enqueue or a renewal, may not know of this.
+            Some(tracked)
+                if tracked.stage == Stage::Asked
+                    || tracked.stage == Stage::Waiting && tracked.renewing =>
+            {
+                let by = tracked.look_by.map_or(due, |before| before.min(due));
+                tracked.look_by = Some(by);
+            }
             Some(tracked) if tracked.stage != Stage::Waiting => {}
-            // The answer that is on its way does not know of this.
-            Some(tracked) if tracked.renewing => tracked.again = true,
             Some(tracked) if tracked.due.is_some_and(|before| before <= due) => {}
             Some(_) => self.look_again_at(&mut table, id, due),
             None => {}
@@ -845,6 +854,25 @@ mod tests {
         assert_eq!(forged, Some(clock.now().after(LEAST_RECHECK)));
         assert_eq!(told(Stage::Waiting, Duration::MAX), Some(in_line));
         assert_eq!(told(Stage::Held, soon), Some(in_line));
+
+        // While the answer to its enqueue, or to a renewal, is under way.
+        for stage in [Stage::Asked, Stage::Waiting] {
+            let due = || shared.table().leases.get(&id).and_then(|lease| lease.due);
+            shared.entrust(id, stage, in_line);
+            shared.table().leases.get_mut(&id).expect("there").renewing = true;
+            shared.recheck(id, soon);
+            shared.recheck(id, Duration::ZERO);
+            shared.recheck(id, soon);
+            assert_eq!(due(), Some(in_line), "not before the answer");
+            match stage {
+                Stage::Asked => shared.entrust(id, Stage::Waiting, in_line),
+                _ => shared.renewal_over(id, in_line),
+            }
+            assert_eq!(due(), Some(clock.now().after(LEAST_RECHECK)));
+            // And once.
+            shared.renewal_over(id, in_line);
+            assert_eq!(due(), Some(in_line));
+        }
     }
 
     /// Runs on a thread of its own, because a deadlock could not be ended.

@@ -52,6 +52,8 @@ pub(crate) struct Tracked {
     pub(crate) renewing: bool,
     /// Its answer may be older than what is asked now: renew again when it is here.
     pub(crate) again: bool,
+    /// It waits, and is to be looked at then at the latest, whatever the answer that is under way says.
+    pub(crate) look_by: Option<Instant>,
 }
 
 impl Tracked {
@@ -314,6 +316,7 @@ mod tests {
             stage: Stage::Held,
             renewing: false,
             again: false,
+            look_by: None,
         };
         table.leases.insert(id, tracked);
         table.look_again_at(id, at(103));
