@@ -129,10 +129,14 @@ pub struct Capability {
     /// outlive the runtime that took them, and a lease that has run out is removed by the keeper,
     /// which does not give up before the store has acknowledged it.
     pub sessions: bool,
+    /// How many enqueues and releases a connection carries at the same time. The core keeps the
+    /// others back until it is their turn, in order of arrival. Renewals are never kept back, so a
+    /// burst of requests cannot delay them by more than this many requests take.
+    pub in_flight: u32,
 }
 
 impl Capability {
-    /// Pushes wake-ups, one process, and a ttl of up to a year.
+    /// Pushes wake-ups, one process, a ttl of up to a year, and 1,000 requests in flight.
     #[must_use]
     pub const fn new() -> Self {
         Self {
@@ -140,6 +144,7 @@ impl Capability {
             pushes: true,
             longest_ttl: Duration::from_secs(365 * 24 * 60 * 60),
             sessions: false,
+            in_flight: 1_000,
         }
     }
 
@@ -168,6 +173,13 @@ impl Capability {
     #[must_use]
     pub const fn sessions(mut self, yes: bool) -> Self {
         self.sessions = yes;
+        self
+    }
+
+    /// Sets [`in_flight`](Self::in_flight); at least 1.
+    #[must_use]
+    pub const fn in_flight(mut self, requests: u32) -> Self {
+        self.in_flight = if requests == 0 { 1 } else { requests };
         self
     }
 }
@@ -333,13 +345,21 @@ impl StoreError {
         }
     }
 
+    /// A failure with its effect, after which the connection is of no use: the core opens another.
+    /// What became of the request is a separate question. A server that has become a replica, for
+    /// example, refuses a write for certain and will refuse every later one on this connection.
+    #[must_use]
+    pub fn replace(fault: Fault, message: impl Into<String>) -> Self {
+        Self {
+            broken: true,
+            ..Self::new(fault, message)
+        }
+    }
+
     /// The connection broke under the request, whose fate is unknown; the core opens another.
     #[must_use]
     pub fn broken(message: impl Into<String>) -> Self {
-        Self {
-            broken: true,
-            ..Self::new(Fault::Unknown, message)
-        }
+        Self::replace(Fault::Unknown, message)
     }
 
     /// What it did to the request.
