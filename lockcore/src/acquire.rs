@@ -375,6 +375,7 @@ impl Pending {
             return Ok(Turn::PlaceLost);
         }
         if let Enqueued::Granted { .. } = answer {
+            lease.is_granted_since(sent.at);
             return Ok(Turn::Granted);
         }
         tracing::debug!(ticket, "in line");
