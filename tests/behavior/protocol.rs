@@ -1,6 +1,7 @@
 //! What the core says to a store, in which order, and what it makes of each answer. Where the words themselves matter the
 //! store is played by the test; where only their time does, it is the library's own store for tests with its clock stopped.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -11,7 +12,7 @@ use lockcore::backend::{
     Renewed, StoreError,
 };
 use lockcore::testing::{Hold, Store as Kit, Verb};
-use lockcore::{ErrorKind, Event, Guard, Locks, LostReason, Name, Release, Request, Wait};
+use lockcore::{ErrorKind, Event, Fair, Guard, Locks, LostReason, Name, Release, Request, Wait};
 use tests::eventually::eventually;
 use tokio::sync::{mpsc, oneshot};
 
@@ -34,6 +35,17 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         an_acknowledgement_that_comes_after_the_deadline_leads_to_a_release
         clients_that_lost_their_connections_do_not_come_back_all_at_once
         after_a_gap_everything_is_asked_after_a_hundred_at_a_time
+        a_gap_among_many_leases_is_asked_about_in_bounded_steps
+        a_release_that_is_not_answered_for_is_repeated
+        a_renewal_that_is_not_answered_for_is_repeated
+        a_late_answer_replaces_no_connection_on_which_others_are_answered
+        requests_beyond_what_a_store_carries_wait_and_a_release_does_not_wait_for_them
+        a_renewal_passes_the_requests_that_wait
+        a_break_is_followed_by_one_connection
+        a_listener_hears_that_the_store_is_back_though_nobody_asks
+        a_listener_that_comes_during_an_outage_is_told_of_it
+        after_a_loss_of_data_nothing_is_passed_on_before_the_store_was_asked
+        a_ticket_is_passed_on_again_when_the_store_has_confirmed_it
     ]
 }
 
@@ -52,12 +64,21 @@ fn kit() -> (Kit, Locks) {
 struct Wire {
     asked: mpsc::UnboundedSender<Asked>,
     events: Arc<Mutex<Vec<Arc<Events>>>>,
+    /// Those of the runtime that connected first, by their receivers. The keeper's are not counted.
+    connections: Arc<Mutex<Vec<u64>>>,
+    /// Of these, so many have broken.
+    broken: Arc<AtomicUsize>,
+    /// Which of these this one is, from 1.
+    number: usize,
+    capability: Capability,
 }
 
 /// The player's side. An answer that is dropped is a connection that broke before the reply.
 struct Player {
     asked: mpsc::UnboundedReceiver<Asked>,
     events: Arc<Mutex<Vec<Arc<Events>>>>,
+    connections: Arc<Mutex<Vec<u64>>>,
+    broken: Arc<AtomicUsize>,
 }
 
 #[derive(Debug)]
@@ -70,15 +91,30 @@ enum Asked {
 type Reply<T> = oneshot::Sender<Result<T, StoreError>>;
 
 fn played() -> (Locks, Player) {
+    played_with(Capability::new())
+}
+
+fn played_with(capability: Capability) -> (Locks, Player) {
     let (sender, asked) = mpsc::unbounded_channel();
     let events = Arc::default();
+    let connections = Arc::<Mutex<Vec<u64>>>::default();
+    let broken = Arc::<AtomicUsize>::default();
     let wire = Wire {
         asked: sender,
         events: Arc::clone(&events),
+        connections: Arc::clone(&connections),
+        broken: Arc::clone(&broken),
+        number: 0,
+        capability,
     };
     (
         Locks::with_backend(Arc::new(wire)).unwrap(),
-        Player { asked, events },
+        Player {
+            asked,
+            events,
+            connections,
+            broken,
+        },
     )
 }
 
@@ -89,6 +125,9 @@ impl Wire {
         question: impl FnOnce(Reply<T>) -> Asked + Send + 'static,
     ) -> Answer<T> {
         let asked = self.asked.clone();
+        if self.number <= self.broken.load(Ordering::SeqCst) {
+            return Box::pin(std::future::ready(Err(StoreError::broken("it broke"))));
+        }
         Box::pin(async move {
             let (reply, answer) = oneshot::channel();
             let _ = asked.send(question(reply));
@@ -101,12 +140,27 @@ impl Wire {
 
 impl Backend for Wire {
     fn capability(&self) -> Capability {
-        Capability::new()
+        self.capability
     }
 
     fn connect(&self, events: Events) -> Answer<Arc<dyn Connection>> {
+        let number = {
+            let mut receivers = self.connections.lock().unwrap();
+            let first = *receivers.first().unwrap_or(&events.receiver());
+            match events.receiver() == first {
+                true => {
+                    receivers.push(first);
+                    receivers.len()
+                }
+                false => usize::MAX,
+            }
+        };
         self.events.lock().unwrap().push(Arc::new(events));
-        let connection: Arc<dyn Connection> = Arc::new(self.clone());
+        let connection = Self {
+            number,
+            ..self.clone()
+        };
+        let connection: Arc<dyn Connection> = Arc::new(connection);
         Box::pin(std::future::ready(Ok(connection)))
     }
 }
@@ -529,4 +583,286 @@ async fn after_a_gap_everything_is_asked_after_a_hundred_at_a_time(_: Store) {
     }
     sizes.sort_unstable(); // the order in which they go out is nobody's business
     assert_eq!(sizes, [50, 100, 100]);
+}
+
+async fn a_gap_among_many_leases_is_asked_about_in_bounded_steps(_: Store) {
+    let (locks, mut store) = played();
+    let mut guards = Vec::new();
+    for number in 0..2_000 {
+        guards.push(store.grant(&locks.mutex(format!("n{number}"))).await);
+    }
+    let events = Arc::clone(&store.events.lock().unwrap()[0]);
+
+    // Twice, as when two connections break.
+    events.gap();
+    events.gap();
+
+    let (mut under_way, mut asked) = (Vec::new(), 0);
+    while asked < guards.len() {
+        // Whatever comes without an answer.
+        while let Ok(next) = tokio::time::timeout(Duration::from_millis(50), store.next()).await {
+            under_way.push(next);
+        }
+        assert!((1..=8).contains(&under_way.len()), "{}", under_way.len());
+        let Asked::Renew(tickets, reply) = under_way.remove(0) else {
+            panic!("not a renewal");
+        };
+        asked += tickets.len();
+        reply.send(Ok(still_granted(&tickets))).unwrap();
+    }
+}
+
+fn still_granted(tickets: &[Arc<Request>]) -> Vec<Renewed> {
+    let granted = tickets.iter().map(|request| Renewed::Granted {
+        valid_for: request.ttl,
+    });
+    granted.collect()
+}
+
+/// A store of somebody else's, which answers for fewer tickets than it was asked about.
+async fn a_release_that_is_not_answered_for_is_repeated(_: Store) {
+    let (locks, mut store) = played();
+    drop(store.grant(&locks.mutex("a")).await);
+    for _ in 0..2 {
+        let Asked::Release(tickets, reply) = store.next().await else {
+            panic!("not a release");
+        };
+        assert_eq!(tickets.len(), 1);
+        reply.send(Ok(Vec::new())).unwrap();
+    }
+    store.release().await;
+    locks.shutdown(SOON).await.unwrap();
+}
+
+async fn a_renewal_that_is_not_answered_for_is_repeated(_: Store) {
+    let (locks, mut store) = played();
+    let guard = store.grant(&locks.mutex("a").ttl(TTL)).await;
+    for _ in 0..2 {
+        let (_, reply) = store.renewal().await;
+        reply.send(Ok(Vec::new())).unwrap();
+    }
+    let (tickets, reply) = store.renewal().await;
+    reply.send(Ok(still_granted(&tickets))).unwrap();
+    eventually("it is renewed", SOON, async || guard.remaining() > TTL / 2).await;
+}
+
+async fn a_late_answer_replaces_no_connection_on_which_others_are_answered(_: Store) {
+    let (locks, mut store) = played();
+    let late = begin(locks.mutex("late").wait(SOON));
+    let mut unanswered = vec![store.enqueue().await.1];
+    let began = Instant::now();
+    while began.elapsed() < 3 * TTL {
+        let asking = begin(locks.mutex("prompt"));
+        // The late one asks again after an operation timeout.
+        loop {
+            match store.next().await {
+                Asked::Enqueue(request, reply) if request.name.as_str() == "prompt" => {
+                    let _ = reply.send(Ok(Enqueued::Busy { retry_in: None }));
+                    break;
+                }
+                Asked::Enqueue(_, reply) => unanswered.push(reply),
+                // Of the one that has given up.
+                Asked::Release(_, reply) => reply.send(Ok(vec![Released::NotFound])).unwrap(),
+                other @ Asked::Renew(..) => panic!("not an enqueue: {other:?}"),
+            }
+        }
+        assert_eq!(kind(asking.await.unwrap()), ErrorKind::Busy);
+    }
+    assert_eq!(
+        store.connections.lock().unwrap().len(),
+        1,
+        "it was replaced"
+    );
+    late.abort();
+}
+
+async fn requests_beyond_what_a_store_carries_wait_and_a_release_does_not_wait_for_them(_: Store) {
+    let (locks, mut store) = played_with(Capability::new().in_flight(2));
+    let guard = store.grant(&locks.mutex("held")).await;
+    let waits = Duration::from_secs(3);
+    let asking: Vec<_> = (0..4)
+        .map(|number| begin(locks.mutex(format!("n{number}")).wait(waits)))
+        .collect();
+    let first = [store.enqueue().await, store.enqueue().await];
+    let beyond = tokio::time::timeout(Duration::from_millis(200), store.next()).await;
+    assert!(beyond.is_err(), "{beyond:?}");
+
+    let releasing = tokio::spawn(guard.release());
+    store.release().await;
+    assert_eq!(releasing.await.unwrap().unwrap(), Release::Released);
+
+    // The store is slow. The last one waits for longer than an operation may take, because it was not sent, and each is
+    // asked for once.
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    for (request, reply) in first {
+        reply.send(Ok(granted(request.ttl))).unwrap();
+    }
+    for _ in 0..2 {
+        let (request, reply) = store.enqueue().await;
+        tokio::time::sleep(Duration::from_millis(400)).await;
+        reply.send(Ok(granted(request.ttl))).unwrap();
+    }
+    for asked in asking {
+        drop(asked.await.unwrap().unwrap());
+        store.release().await;
+    }
+}
+
+async fn a_renewal_passes_the_requests_that_wait(_: Store) {
+    let (locks, mut store) = played_with(Capability::new().in_flight(1));
+    let guard = store.grant(&locks.mutex("held").ttl(TTL)).await;
+    let asking: Vec<_> = (0..4)
+        .map(|number| begin(locks.mutex(format!("n{number}")).wait(SOON)))
+        .collect();
+    let (_, _unanswered) = store.enqueue().await;
+
+    let (tickets, reply) = store.renewal().await;
+
+    reply.send(Ok(still_granted(&tickets))).unwrap();
+    eventually("it is renewed", SOON, async || guard.remaining() > TTL / 2).await;
+    for asked in asking {
+        asked.abort();
+    }
+}
+
+/// However many requests fail because of it, and however the connection's driver and they race for the news.
+async fn a_break_is_followed_by_one_connection(_: Store) {
+    let (locks, store) = played();
+    let connections = || store.connections.lock().unwrap().len();
+    locks.ready(SOON).await.unwrap();
+    let mut asked = store.asked;
+    let playing = tokio::spawn(async move {
+        while let Some(next) = asked.recv().await {
+            if let Asked::Enqueue(_, reply) = next {
+                let _ = reply.send(Ok(Enqueued::Busy { retry_in: None }));
+            }
+        }
+    });
+
+    for round in 1..=100 {
+        let before = connections();
+        assert_eq!(before, round, "one too many");
+        // Dropped below: the driver of the connection has ended.
+        let events = store.events.lock().unwrap().pop();
+        store.broken.store(round, Ordering::SeqCst);
+        let asking: Vec<_> = (0..8)
+            .map(|number| begin(locks.mutex(format!("n{number}")).wait(SOON)))
+            .collect();
+        drop(events);
+        eventually("it is connected again", SOON, async || {
+            connections() > before
+        })
+        .await;
+        for asked in asking {
+            let _ = asked.await.unwrap();
+        }
+    }
+    playing.abort();
+}
+
+async fn a_listener_hears_that_the_store_is_back_though_nobody_asks(_: Store) {
+    let (kit, locks) = kit();
+    let mut events = locks.events();
+    give_back(locks.mutex("a").acquire().await.unwrap()).await;
+    for _ in 0..3 {
+        kit.fail_next(Verb::Connect, Fault::Retry);
+    }
+
+    kit.break_connections();
+
+    let clock = kit.clock().clone();
+    let turning = tokio::spawn(async move {
+        loop {
+            clock.advance(Duration::from_millis(100));
+            tokio::time::sleep(Duration::from_millis(1)).await; // the pauses of the supervisor pass
+        }
+    });
+    let next = tokio::time::timeout(SOON, events.next()).await;
+    assert_eq!(next.expect("nothing is told"), Some(Event::Suspended));
+    let next = tokio::time::timeout(SOON, events.next()).await;
+    assert_eq!(next.expect("nothing is told"), Some(Event::Restored));
+    turning.abort();
+}
+
+async fn a_listener_that_comes_during_an_outage_is_told_of_it(_: Store) {
+    let (kit, locks) = kit();
+    give_back(locks.mutex("a").acquire().await.unwrap()).await;
+    let mut first = locks.events();
+    let mut again = kit.hold_next(Verb::Connect);
+    kit.break_connections();
+    let next = tokio::time::timeout(SOON, first.next()).await;
+    assert_eq!(next.expect("nothing is told"), Some(Event::Suspended));
+
+    let mut late = locks.events();
+
+    assert_eq!(late.next().await, Some(Event::Suspended));
+    let clock = kit.clock().clone();
+    let turning = tokio::spawn(async move {
+        loop {
+            clock.advance(Duration::from_millis(10));
+            tokio::time::sleep(Duration::from_millis(1)).await; // the pauses of the supervisor pass
+        }
+    });
+    again.arrived().await;
+    turning.abort();
+    again.let_go();
+    for events in [&mut first, &mut late] {
+        let next = tokio::time::timeout(SOON, events.next()).await;
+        assert_eq!(next.expect("nothing is told"), Some(Event::Restored));
+    }
+}
+
+/// A client that keeps a lock among its own for an hour.
+fn keeps_its_own(kit: &Kit) -> Locks {
+    let fair = Fair::Local(Duration::from_secs(3600));
+    kit.client_with(Locks::builder().fair(fair)).unwrap()
+}
+
+/// Else they would be the holders of lower tokens than those that the store has given out since.
+async fn after_a_loss_of_data_nothing_is_passed_on_before_the_store_was_asked(_: Store) {
+    let kit = Kit::new();
+    let (locks, elsewhere) = (keeps_its_own(&kit), kit.another_process().client().unwrap());
+    let holder = locks.mutex("a").acquire().await.unwrap();
+    let waiter = begin(locks.mutex("a").wait(SOON));
+    tickets(&locks, "a", 2).await;
+    let mut renewal = kit.hold_next(Verb::Renew);
+    kit.lose_data();
+    kit.break_connections();
+    renewal.arrived().await;
+    let theirs = elsewhere.mutex("a").try_acquire().await.unwrap();
+
+    drop(holder);
+
+    tickets(&elsewhere, "a", 2).await;
+    assert!(!waiter.is_finished(), "two are in");
+    renewal.let_go();
+    let before = theirs.token();
+    give_back(theirs).await;
+    let next = waiter.await.unwrap().unwrap();
+    assert!(next.token() > before);
+}
+
+async fn a_ticket_is_passed_on_again_when_the_store_has_confirmed_it(_: Store) {
+    let kit = Kit::new();
+    let locks = keeps_its_own(&kit);
+    let holder = locks.mutex("a").acquire().await.unwrap();
+    let waiter = begin(locks.mutex("a").wait(SOON));
+    tickets(&locks, "a", 2).await;
+    let before = holder.remaining();
+    kit.clock().advance(Duration::from_secs(1));
+    kit.break_connections();
+    eventually("it is confirmed", SOON, async || {
+        holder.remaining() + Duration::from_millis(500) > before
+    })
+    .await;
+
+    let token = holder.token();
+    drop(holder);
+
+    let next = waiter.await.unwrap().unwrap();
+    assert_eq!(
+        next.token().as_u64() >> 10,
+        token.as_u64() >> 10,
+        "another ticket"
+    );
 }
