@@ -14,9 +14,6 @@ use std::time::Duration;
 use lockcore::backend::Fault;
 use lockcore::testing::{Store, Verb};
 use lockcore::{Error, ErrorKind, Held, Locks, LostReason, distributed_lock, with_default};
-use tracing::field::{Field, Visit};
-use tracing::span::{Attributes, Id, Record};
-use tracing::{Event, Metadata, Subscriber};
 
 const LOST: ErrorKind = ErrorKind::Lost(LostReason::Expired);
 
@@ -485,88 +482,4 @@ async fn a_body_that_panics_releases() {
 
     assert!(call.await.unwrap_err().is_panic());
     assert!(is_released(&theirs, "a").await);
-}
-
-// ---- labels
-
-#[distributed_lock(key = "secret:{user}", locks = locks)]
-async fn with_key(locks: &Locks, user: &str) -> Result<(), Error> {
-    Ok(())
-}
-
-#[distributed_lock(keys = ["secret:{user}", user.to_owned()], locks = locks)]
-async fn with_keys(locks: &Locks, user: &str) -> Result<(), Error> {
-    Ok(())
-}
-
-struct Daily;
-
-impl Daily {
-    fn name(&self) -> String {
-        "daily".to_owned()
-    }
-}
-
-#[async_trait::async_trait]
-trait Report {
-    async fn write(&self, locks: &Locks) -> Result<(), Error>;
-}
-
-#[async_trait::async_trait]
-impl Report for Daily {
-    #[distributed_lock(key = self.name(), locks = locks)]
-    async fn write(&self, locks: &Locks) -> Result<(), Error> {
-        Ok(())
-    }
-}
-
-/// Notes the label of each acquisition.
-#[derive(Clone, Default)]
-struct Labels(std::sync::Arc<Mutex<Vec<String>>>);
-
-impl Visit for Labels {
-    fn record_str(&mut self, field: &Field, value: &str) {
-        if field.name() == "label" {
-            self.0.lock().unwrap().push(value.to_owned());
-        }
-    }
-
-    fn record_debug(&mut self, _: &Field, _: &dyn Debug) {}
-}
-
-impl Subscriber for Labels {
-    fn enabled(&self, _: &Metadata<'_>) -> bool {
-        true
-    }
-
-    fn new_span(&self, span: &Attributes<'_>) -> Id {
-        span.record(&mut self.clone());
-        Id::from_u64(1)
-    }
-
-    fn record(&self, _: &Id, _: &Record<'_>) {}
-    fn record_follows_from(&self, _: &Id, _: &Id) {}
-    fn event(&self, _: &Event<'_>) {}
-    fn enter(&self, _: &Id) {}
-    fn exit(&self, _: &Id) {}
-}
-
-#[tokio::test]
-async fn the_label_is_the_template_and_never_the_key() {
-    let (_, ours, _) = store();
-    let labels = Labels::default();
-    let _traced = tracing::subscriber::set_default(labels.clone());
-
-    with_key(&ours, "ann").await.unwrap();
-    with_keys(&ours, "ann").await.unwrap();
-    Daily.write(&ours).await.unwrap();
-
-    let mut labels = labels.0.lock().unwrap().clone();
-    labels.dedup();
-    let expected = [
-        "secret:{user}",
-        "secret:{user}, user.to_owned()",
-        "self.name()",
-    ];
-    assert_eq!(labels, expected);
 }
