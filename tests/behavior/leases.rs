@@ -382,14 +382,14 @@ async fn a_waiter_outlives_many_of_its_own_leases_in_line(store: Store) {
         let lock = store
             .client()
             .mutex("a")
-            .ttl(Duration::from_millis(600)) // a busy machine has 400 ms for each renewal
+            .ttl(Duration::from_secs(1)) // a busy machine has two thirds of it for each renewal
             .renew(renew)
             .wait(SOON);
         waiters.push(begin(lock));
         tickets(&locks, "a", waiters.len() + 1).await;
         places.push(locks.inspect("a").await.unwrap()[waiters.len()].ticket);
     }
-    tokio::time::sleep(Duration::from_secs(3)).await; // five leases; no event stands for that
+    tokio::time::sleep(Duration::from_secs(5)).await; // five leases; no event stands for that
 
     let line = locks.inspect("a").await.unwrap();
     let line: Vec<u64> = line[1..].iter().map(|place| place.ticket).collect();
