@@ -14,9 +14,6 @@ use std::time::Duration;
 use lockcore::backend::Fault;
 use lockcore::testing::{Store, Verb};
 use lockcore::{Error, ErrorKind, Held, Locks, LostReason, distributed_lock, with_default};
-use tracing::field::{Field, Visit};
-use tracing::span::{Attributes, Id, Record};
-use tracing::{Event, Metadata, Subscriber};
 
 const LOST: ErrorKind = ErrorKind::Lost(LostReason::Expired);
 
@@ -109,7 +106,7 @@ async fn instead(
 async fn on_busy_is_evaluated_when_the_lock_is_not_to_be_had_and_only_then() {
     let (_, ours, theirs) = store();
     let seen = Cell::new(None);
-    let briefly = Duration::from_millis(20);
+    let briefly = Duration::from_millis(500); // long enough for an answer, also on a busy machine
     assert_eq!(instead(&ours, briefly, 3, &seen).await.unwrap(), 100);
     assert_eq!(seen.take(), None);
     let _guard = theirs.mutex("a").acquire().await.unwrap();
@@ -485,88 +482,4 @@ async fn a_body_that_panics_releases() {
 
     assert!(call.await.unwrap_err().is_panic());
     assert!(is_released(&theirs, "a").await);
-}
-
-// ---- labels
-
-#[distributed_lock(key = "secret:{user}", locks = locks)]
-async fn with_key(locks: &Locks, user: &str) -> Result<(), Error> {
-    Ok(())
-}
-
-#[distributed_lock(keys = ["secret:{user}", user.to_owned()], locks = locks)]
-async fn with_keys(locks: &Locks, user: &str) -> Result<(), Error> {
-    Ok(())
-}
-
-struct Daily;
-
-impl Daily {
-    fn name(&self) -> String {
-        "daily".to_owned()
-    }
-}
-
-#[async_trait::async_trait]
-trait Report {
-    async fn write(&self, locks: &Locks) -> Result<(), Error>;
-}
-
-#[async_trait::async_trait]
-impl Report for Daily {
-    #[distributed_lock(key = self.name(), locks = locks)]
-    async fn write(&self, locks: &Locks) -> Result<(), Error> {
-        Ok(())
-    }
-}
-
-/// Notes the label of each acquisition.
-#[derive(Clone, Default)]
-struct Labels(std::sync::Arc<Mutex<Vec<String>>>);
-
-impl Visit for Labels {
-    fn record_str(&mut self, field: &Field, value: &str) {
-        if field.name() == "label" {
-            self.0.lock().unwrap().push(value.to_owned());
-        }
-    }
-
-    fn record_debug(&mut self, _: &Field, _: &dyn Debug) {}
-}
-
-impl Subscriber for Labels {
-    fn enabled(&self, _: &Metadata<'_>) -> bool {
-        true
-    }
-
-    fn new_span(&self, span: &Attributes<'_>) -> Id {
-        span.record(&mut self.clone());
-        Id::from_u64(1)
-    }
-
-    fn record(&self, _: &Id, _: &Record<'_>) {}
-    fn record_follows_from(&self, _: &Id, _: &Id) {}
-    fn event(&self, _: &Event<'_>) {}
-    fn enter(&self, _: &Id) {}
-    fn exit(&self, _: &Id) {}
-}
-
-#[tokio::test]
-async fn the_label_is_the_template_and_never_the_key() {
-    let (_, ours, _) = store();
-    let labels = Labels::default();
-    let _traced = tracing::subscriber::set_default(labels.clone());
-
-    with_key(&ours, "ann").await.unwrap();
-    with_keys(&ours, "ann").await.unwrap();
-    Daily.write(&ours).await.unwrap();
-
-    let mut labels = labels.0.lock().unwrap().clone();
-    labels.dedup();
-    let expected = [
-        "secret:{user}",
-        "secret:{user}, user.to_owned()",
-        "self.name()",
-    ];
-    assert_eq!(labels, expected);
 }

@@ -43,6 +43,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
 /// S1.
 async fn a_stalled_holder_is_lost_before_its_next_step_and_cannot_take_the_lock_back(store: Store) {
     let lease = Duration::from_millis(400);
+    let asked = Instant::now(); // the store counts the lease from somewhere after this
     let stalled = store
         .client()
         .mutex("a")
@@ -63,9 +64,9 @@ async fn a_stalled_holder_is_lost_before_its_next_step_and_cannot_take_the_lock_
 
     assert!(!stalled.is_valid(), "two valid holders");
     assert!(
-        started.elapsed() >= lease - Duration::from_millis(20),
+        asked.elapsed() >= lease - Duration::from_millis(20),
         "{:?}",
-        started.elapsed()
+        asked.elapsed()
     );
     assert!(
         started.elapsed() < lease + SOON / 4,
@@ -381,14 +382,14 @@ async fn a_waiter_outlives_many_of_its_own_leases_in_line(store: Store) {
         let lock = store
             .client()
             .mutex("a")
-            .ttl(Duration::from_millis(200))
+            .ttl(Duration::from_secs(1)) // a busy machine has two thirds of it for each renewal
             .renew(renew)
             .wait(SOON);
         waiters.push(begin(lock));
         tickets(&locks, "a", waiters.len() + 1).await;
         places.push(locks.inspect("a").await.unwrap()[waiters.len()].ticket);
     }
-    tokio::time::sleep(Duration::from_millis(1500)).await; // seven leases; no event stands for that
+    tokio::time::sleep(Duration::from_secs(5)).await; // five leases; no event stands for that
 
     let line = locks.inspect("a").await.unwrap();
     let line: Vec<u64> = line[1..].iter().map(|place| place.ticket).collect();
@@ -427,7 +428,7 @@ async fn a_leaked_guard_is_not_renewed_beyond_its_limit(store: Store) {
 
 /// Whoever comes next gets in when the time has come, over several leases, and not before.
 async fn a_lock_stays_taken_as_long_as_asked_however_its_user_ends(store: Store) {
-    let (ttl, least) = (Duration::from_millis(400), Duration::from_millis(1300));
+    let (ttl, least) = (Duration::from_millis(800), Duration::from_millis(2600));
     let locks = store.client();
     let lock = |name: &str| locks.mutex(name).ttl(ttl).min_hold(least);
     let next = store.client();

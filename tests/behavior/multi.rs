@@ -114,7 +114,7 @@ async fn one_that_is_not_free_leaves_the_others_free(store: Store) {
         // Given back before the answer; elsewhere, unless the store takes its time.
         assert!(locks.inspect("a").await.unwrap().is_empty());
     }
-    let late = all.clone().wait(Duration::from_millis(100)).acquire().await;
+    let late = all.clone().wait(SLACK).acquire().await;
     let late = late.unwrap_err();
     assert_eq!((late.kind(), late.name()), (ErrorKind::Timeout, Some("b")));
 
@@ -187,14 +187,15 @@ async fn limits_of_the_hold_begin_when_all_are_held(store: Store) {
     let waits = tokio::spawn(async move { both.acquire().await });
     tickets(&other, "b", 2).await;
     tokio::time::sleep(Duration::from_millis(700)).await; // longer than it may be held
+    // They are granted after this. How long after they are granted this task goes on is up to the machine.
+    let not_held = Instant::now();
     give_back(in_the_way).await;
 
     let guard = waits.await.unwrap().unwrap();
-    let held = Instant::now();
     assert_eq!(guard.release().await.unwrap(), Release::Released);
     for name in ["a", "b"] {
         give_back(other.mutex(name).wait(SOON).acquire().await.unwrap()).await;
-        assert!(held.elapsed() >= Duration::from_millis(290), "{name}");
+        assert!(not_held.elapsed() >= Duration::from_millis(290), "{name}");
     }
 }
 

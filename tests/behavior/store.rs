@@ -222,7 +222,21 @@ pub(crate) fn shared_zookeeper() -> &'static ZooKeeperServer {
 
 fn shared_encrypted_zookeeper() -> &'static ZooKeeperServer {
     static SERVER: OnceLock<ZooKeeperServer> = OnceLock::new();
-    SERVER.get_or_init(|| ZooKeeperServer::with_tls(&authority().server(&["127.0.0.1"]), None, &[]))
+    SERVER.get_or_init(|| {
+        let server = ZooKeeperServer::with_tls(&authority().server(&["127.0.0.1"]), None, &[]);
+        // Java loads its TLS at the first handshake, which takes longer on a busy machine than a client waits for it.
+        let patient = Locks::builder()
+            .url(server.url())
+            .ca_file(authority().file())
+            .op_timeout(3 * SOON);
+        let first = || {
+            let runtime = Runtime::new().unwrap();
+            runtime.block_on(async { patient.build().unwrap().ready(3 * SOON).await.unwrap() })
+        };
+        // On a thread of its own: this one is a runtime's already.
+        std::thread::scope(|scope| scope.spawn(first).join().unwrap());
+        server
+    })
 }
 
 fn authority() -> &'static Authority {

@@ -9,7 +9,7 @@ mod common;
 use std::convert::Infallible;
 use std::future::pending;
 use std::panic::AssertUnwindSafe;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -21,7 +21,6 @@ use lockcore::{Locks, OnLost};
 use lockcore_tower::{HoldUntil, Key, LockLayer, LockService, Upgrades};
 use tokio::sync::{Barrier, Notify};
 use tower::{Layer, Service, ServiceExt, service_fn};
-use tracing_subscriber::fmt::format::FmtSpan;
 
 const NAME: &str = "order:42";
 const OTHER: &str = "shop:1";
@@ -355,40 +354,6 @@ async fn the_lock_may_be_let_go_with_the_headers() {
             .to_bytes(),
         "all"
     );
-}
-
-#[derive(Clone, Default)]
-struct Traces(Arc<Mutex<Vec<u8>>>);
-
-impl std::io::Write for Traces {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().unwrap().write(bytes)
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
-}
-
-#[tokio::test]
-async fn the_label_is_in_the_traces() {
-    let traces = Traces::default();
-    let writer = traces.clone();
-    let subscriber = tracing_subscriber::fmt()
-        .with_max_level(tracing_subscriber::filter::LevelFilter::DEBUG)
-        .with_span_events(FmtSpan::NEW)
-        .with_ansi(false)
-        .with_writer(move || writer.clone())
-        .finish();
-    // Of this thread only, which is this test's.
-    let listening = tracing_subscriber::util::SubscriberInitExt::set_default(subscriber);
-
-    let layer = one_lock(&memory()).label("order:{id}");
-    assert_eq!(status(&layer, post()).await, StatusCode::OK);
-
-    drop(listening);
-    let traces = String::from_utf8(std::mem::take(&mut *traces.0.lock().unwrap())).unwrap();
-    assert!(traces.contains(r#"label="order:{id}""#), "{traces}");
 }
 
 // ---- two layers

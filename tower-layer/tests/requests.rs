@@ -525,12 +525,20 @@ async fn a_name_in_use_as_a_semaphore_is_answered_with_500() {
 #[derive(Clone, Copy, Debug)]
 struct Broken(Fault);
 
-impl Broken {
-    fn fail<T>(self) -> Answer<T>
+/// Its connection, which keeps the sink. A sink that is dropped says that the connection is of no use, and a request
+/// would get this store's answer only if it came before that is seen.
+#[derive(Debug)]
+struct BrokenConnection(
+    Broken,
+    #[expect(dead_code, reason = "the connection lives as long")] Events,
+);
+
+impl BrokenConnection {
+    fn fail<T>(&self) -> Answer<T>
     where
         T: Send + 'static,
     {
-        let error = StoreError::new(self.0, "no such user: redis://:hunter2@10.0.0.1");
+        let error = StoreError::new(self.0.0, "no such user: redis://:hunter2@10.0.0.1");
         Box::pin(async { Err(error) })
     }
 }
@@ -540,14 +548,13 @@ impl Backend for Broken {
         Capability::new()
     }
 
-    fn connect(&self, _events: Events) -> Answer<Arc<dyn Connection>> {
-        let connection: Arc<dyn Connection> = Arc::new(*self);
-        // `Events` is dropped: such a store pushes nothing.
+    fn connect(&self, events: Events) -> Answer<Arc<dyn Connection>> {
+        let connection: Arc<dyn Connection> = Arc::new(BrokenConnection(*self, events));
         Box::pin(async { Ok(connection) })
     }
 }
 
-impl Connection for Broken {
+impl Connection for BrokenConnection {
     fn enqueue(&self, _request: Arc<lockcore::Request>) -> Answer<Enqueued> {
         self.fail()
     }

@@ -1,0 +1,56 @@
+//! What the layer adds to the traces.
+//!
+//! A program of its own with one test, because `tracing` remembers for each place in the code whether anybody listens: a
+//! test that passes such a place while another begins to listen can leave it deaf for the whole program.
+#![allow(
+    clippy::unwrap_used,
+    reason = "clippy.toml lets tests unwrap, but not their helpers"
+)]
+
+mod common;
+
+use std::convert::Infallible;
+use std::sync::{Arc, Mutex};
+
+use bytes::Bytes;
+use common::*;
+use http::{Response, StatusCode};
+use http_body_util::Empty;
+use lockcore_tower::{Key, LockLayer};
+use tower::{Layer, ServiceExt, service_fn};
+use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::fmt::format::FmtSpan;
+
+#[derive(Clone, Default)]
+struct Traces(Arc<Mutex<Vec<u8>>>);
+
+impl std::io::Write for Traces {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[tokio::test]
+async fn the_label_is_in_the_traces() {
+    let traces = Traces::default();
+    let writer = traces.clone();
+    tracing_subscriber::fmt()
+        .with_max_level(LevelFilter::DEBUG)
+        .with_span_events(FmtSpan::NEW)
+        .with_ansi(false)
+        .with_writer(move || writer.clone())
+        .init();
+
+    let layer = LockLayer::new(memory(), Key::template("order:42")).label("order:{id}");
+    let handler =
+        service_fn(async |_: In| Ok::<_, Infallible>(Response::new(Empty::<Bytes>::new())));
+    let response = layer.layer(handler).oneshot(get("/")).await.unwrap();
+
+    assert_eq!(response.status(), StatusCode::OK);
+    let traces = String::from_utf8(std::mem::take(&mut *traces.0.lock().unwrap())).unwrap();
+    assert!(traces.contains(r#"label="order:{id}""#), "{traces}");
+}
