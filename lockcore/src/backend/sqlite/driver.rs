@@ -178,7 +178,7 @@ async fn serve(file: &mut File, wakes: &mut Wakes, jobs: &mut mpsc::UnboundedRec
             Some(at) => tokio::select! {
                 biased;
                 () = tokio::time::sleep_until(at) => {
-                    tickets::look(file, wakes).await;
+                    let _ = tickets::look(file, wakes).await;
                     looked = tokio::time::Instant::now();
                     continue;
                 }
