@@ -259,10 +259,11 @@ impl File {
     }
 
     fn is_in_place(&mut self) -> Result<(), StoreError> {
-        if Identity::of(&self.path).is_ok_and(|identity| identity == self.identity) {
-            return Ok(());
-        }
-        let error = moved(&self.path);
+        let error = match Identity::of(&self.path) {
+            Ok(identity) if identity == self.identity => return Ok(()),
+            Err(error) if error.fault() == Fault::Config => error,
+            Ok(_) | Err(_) => moved(&self.path),
+        };
         self.over = Some(error.clone());
         Err(error)
     }
@@ -425,7 +426,14 @@ fn failed(path: &Path, error: &sqlx::Error) -> Failed {
             true,
             " (this process may not write the file, or the folder it lies in)",
         ),
-        Some(SQLITE_PERM | SQLITE_AUTH | SQLITE_CANTOPEN) => (Fault::Config, true, ""),
+        Some(SQLITE_PERM | SQLITE_AUTH) => (Fault::Config, true, ""),
+        // SQLite does not say why.
+        Some(SQLITE_CANTOPEN) if config::is_forbidden(path) => (Fault::Config, true, ""),
+        Some(SQLITE_CANTOPEN) => (
+            Fault::Retry,
+            true,
+            " (are there file descriptors left? `ulimit -n`)",
+        ),
         Some(SQLITE_NOTADB) => (
             Fault::Config,
             true,

@@ -1,6 +1,9 @@
 //! How tickets are written: the file's tables and statements, and the clock that its times are of. All of it is wire
 //! format.
 
+#[cfg(any(target_os = "linux", target_os = "android"))]
+use std::io::ErrorKind;
+
 use crate::backend::{Fault, StoreError};
 use crate::name::Name;
 
@@ -91,7 +94,12 @@ impl Boot {
         let (id, booted_at) = {
             const ID: &str = "/proc/sys/kernel/random/boot_id";
             let id = std::fs::read_to_string(ID).map_err(|error| {
-                StoreError::new(Fault::Config, format!("cannot read {ID}: {error}"))
+                let fault = match error.kind() {
+                    ErrorKind::NotFound | ErrorKind::PermissionDenied => Fault::Config,
+                    // No file descriptor is left, for example.
+                    _ => Fault::Retry,
+                };
+                StoreError::new(fault, format!("cannot read {ID}: {error}"))
             })?;
             let booted_at = wall_micros() / 1000 - now_millis();
             (id.trim().to_owned(), booted_at)
