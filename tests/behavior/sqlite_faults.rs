@@ -4,6 +4,7 @@
 mod bursts;
 mod cost;
 mod damage;
+mod forks;
 mod paths;
 mod processes;
 mod time;
@@ -25,6 +26,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         cost::facts,
         time::facts,
         bursts::facts,
+        forks::facts,
     ];
     groups.into_iter().flat_map(|facts| facts(store)).collect()
 }

@@ -6,11 +6,11 @@
 //! no queue; and a thread of its own, because a lock on the file must not depend on a runtime that its user may block or
 //! end in the middle of a transaction.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use tokio::sync::{mpsc, oneshot};
 
@@ -43,26 +43,41 @@ pub(super) struct Driver {
     jobs: mpsc::UnboundedSender<Job>,
 }
 
-/// The threads of this process, by the canonical path of their files.
-static DRIVERS: Mutex<BTreeMap<PathBuf, (u64, Weak<Driver>)>> = Mutex::new(BTreeMap::new());
+/// A thread that has a file open, or is about to, or has not closed it yet.
+struct Listed {
+    /// Canonical.
+    file: PathBuf,
+    number: u64,
+    /// In a forked child there is the list of its parent, but not the threads.
+    process: u32,
+    driver: Weak<Driver>,
+}
+
+static DRIVERS: Mutex<Vec<Listed>> = Mutex::new(Vec::new());
 
 impl Driver {
     /// The thread of a file; started if there is none.
     pub(super) fn of(file: &Path) -> Result<Arc<Self>, StoreError> {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
-        let mut drivers = DRIVERS.lock().unwrap_or_else(PoisonError::into_inner);
-        let driver = drivers.get(file).and_then(|(_, driver)| driver.upgrade());
-        // One that has ended, even by a panic, is replaced.
-        if let Some(driver) = driver.filter(|driver| !driver.jobs.is_closed()) {
-            return Ok(driver);
+        let process = std::process::id();
+        let mut drivers = drivers();
+        for listed in drivers.iter().filter(|listed| listed.file == file) {
+            if listed.process != process {
+                return Err(open_at_the_fork(file));
+            }
+            // One that has ended, even by a panic, is replaced.
+            if let Some(driver) = listed.driver.upgrade()
+                && !driver.jobs.is_closed()
+            {
+                return Ok(driver);
+            }
         }
-        drivers.retain(|_, (_, driver)| driver.strong_count() > 0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let (jobs, to_do) = mpsc::unbounded_channel();
         let path = file.to_owned();
         std::thread::Builder::new()
             .name("lockcore-sqlite".into())
-            .spawn(move || run(&path, number, to_do))
+            .spawn(move || run(&path, OnTheList(number), to_do))
             .map_err(|error| {
                 StoreError::new(
                     Fault::Retry,
@@ -70,7 +85,13 @@ impl Driver {
                 )
             })?;
         let driver = Arc::new(Self { jobs });
-        drivers.insert(file.to_owned(), (number, Arc::downgrade(&driver)));
+        // The thread cannot have taken itself off yet: that needs the mutex.
+        drivers.push(Listed {
+            file: file.to_owned(),
+            number,
+            process,
+            driver: Arc::downgrade(&driver),
+        });
         Ok(driver)
     }
 
@@ -97,17 +118,35 @@ impl Driver {
     pub(super) fn send(&self, job: Job) -> bool {
         self.jobs.send(job).is_ok()
     }
+}
 
-    fn remove(path: &Path, number: u64) {
-        let mut drivers = DRIVERS.lock().unwrap_or_else(PoisonError::into_inner);
-        if drivers.get(path).is_some_and(|(other, _)| *other == number) {
-            drivers.remove(path);
-        }
+fn drivers() -> MutexGuard<'static, Vec<Listed>> {
+    DRIVERS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// SQLite in the child has a copy of what it knows in the parent about its locks on the file, and takes those for locks of
+/// this process; but the system gives none of them to a child. A new handle there would work on without any: whoever
+/// else closes the file then removes its log, and from that moment on it would lock nobody out.
+fn open_at_the_fork(file: &Path) -> StoreError {
+    let text = format!(
+        "cannot use {}: the parent of this process had it open when it forked, and SQLite cannot open a file in both; fork \
+         before the first lock is taken, or start the child as a program (exec)",
+        file.display()
+    );
+    StoreError::new(Fault::Config, text)
+}
+
+/// Dropped, also by a panic, the thread is off the list.
+struct OnTheList(u64);
+
+impl Drop for OnTheList {
+    fn drop(&mut self) {
+        drivers().retain(|listed| listed.number != self.0);
     }
 }
 
 /// The thread.
-fn run(path: &Path, number: u64, jobs: mpsc::UnboundedReceiver<Job>) {
+fn run(path: &Path, listed: OnTheList, jobs: mpsc::UnboundedReceiver<Job>) {
     // Nothing of the user's runs here: a subscriber that blocks would keep the file from everybody.
     let _quiet = tracing::dispatcher::set_default(&tracing::Dispatch::none());
     let mut jobs = Jobs::new(jobs);
@@ -117,7 +156,7 @@ fn run(path: &Path, number: u64, jobs: mpsc::UnboundedReceiver<Job>) {
     let runtime = match runtime {
         Ok(runtime) => runtime,
         Err(error) => {
-            Driver::remove(path, number);
+            drop(listed);
             let text = format!("cannot start the runtime of SQLite's thread: {error}");
             return refuse_all(&mut jobs, &StoreError::new(Fault::Retry, text));
         }
@@ -139,7 +178,7 @@ fn run(path: &Path, number: u64, jobs: mpsc::UnboundedReceiver<Job>) {
             Err(error) => error,
         };
         // Off the list before anybody is told, so that who is told finds another.
-        Driver::remove(path, number);
+        drop(listed);
         refuse_all(&mut jobs, &error);
         // Tells all clients that the connection is of no use any more.
         drop(wakes);

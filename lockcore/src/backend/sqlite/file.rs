@@ -355,10 +355,12 @@ impl File {
     }
 }
 
-/// Drawn once: a driver that follows another in the same process must know its tickets for ours.
+/// Drawn once: a driver that follows another in the same process must know its tickets for ours. A forked child, which has
+/// what its parent drew, is another.
 fn process() -> i64 {
     static PROCESS: OnceLock<i64> = OnceLock::new();
-    *PROCESS.get_or_init(|| fastrand::i64(..))
+    let drawn = *PROCESS.get_or_init(|| fastrand::i64(..));
+    drawn.wrapping_add(i64::from(std::process::id()))
 }
 
 pub(super) fn column<'r, T>(row: &'r SqliteRow, name: &'static str) -> Result<T, StoreError>
