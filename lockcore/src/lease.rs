@@ -312,7 +312,9 @@ const fn reason_code(reason: LostReason) -> u8 {
         LostReason::Taken => 2,
         LostReason::Shutdown => 3,
         LostReason::MaxHold => 4,
-        LostReason::Released => 5, // a view finds it, no lease is lost by it
+        // A view finds these; no lease is lost by them.
+        LostReason::Released => 5,
+        LostReason::Forked => 6,
     }
 }
 

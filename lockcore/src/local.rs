@@ -743,6 +743,11 @@ impl Share {
         self.hand_overs
     }
 
+    /// Forgets the use, which is another process's.
+    pub(crate) fn disown(mut self) {
+        self.open = false;
+    }
+
     /// Ends the use. Returns whether the ticket is to be released at the store, which is the
     /// caller's to do then.
     pub(crate) fn leave(mut self) -> bool {
