@@ -44,9 +44,9 @@ impl Backend for Sqlite {
         Capability::new()
             // Between processes a wake-up takes up to 50 ms; it comes all the same.
             .cross_process(true)
-            // One thread works them off one by one, some 100 µs each: enough that it is never idle, and so few that a
-            // renewal or an answer does not wait longer than a few milliseconds for them.
-            .in_flight(32)
+            // One thread works them off one by one, some 100 µs each: enough that it is never idle, and so few that an
+            // answer comes within milliseconds, on a busy machine too.
+            .in_flight(16)
     }
 
     fn connect(&self, events: Events) -> Answer<Arc<dyn Connection>> {
