@@ -300,7 +300,9 @@ impl Pending {
             // The lease counts from here, before the send.
             let sent = shared.sent_now();
             if pass.has_waited {
-                by = by.max(give_up.min(sent.at.after(shared.op_timeout)));
+                // In the last moment, a moment more: or the answer would be "unknown".
+                let last = give_up.max(sent.at.after(LAST_MOMENT));
+                by = by.max(last.min(sent.at.after(shared.op_timeout)));
             }
             let id = lease.request.id;
             shared.will_be_answered_by(id, sent.at.after(shared.op_timeout + lease.request.ttl));

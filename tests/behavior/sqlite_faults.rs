@@ -1,8 +1,10 @@
 //! SQLite files that are locked, removed, read-only, somebody else's or broken, and processes that share one. Here is
 //! what the groups of facts share, which are the files of this folder.
 
+mod bursts;
 mod cost;
 mod damage;
+mod forks;
 mod paths;
 mod processes;
 mod time;
@@ -23,6 +25,8 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         processes::facts,
         cost::facts,
         time::facts,
+        bursts::facts,
+        forks::facts,
     ];
     groups.into_iter().flat_map(|facts| facts(store)).collect()
 }

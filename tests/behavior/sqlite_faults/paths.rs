@@ -10,22 +10,32 @@ use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
 use lockcore::{ErrorKind, Locks};
+use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
 use tests::eventually::eventually;
 use tests::process::Process;
+use tests::sqlite_file::SqliteFile;
 
-use super::{client, holder};
+use super::{client, holder, holder_of};
 use crate::faults::builder;
 use crate::store::{Kind, SOON, Store, begin, give_back, kind, tickets};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
-    crate::store_facts![store, crate::store::DEFAULT;
+    let mut facts = crate::store_facts![store, crate::store::DEFAULT;
         the_file_and_what_lies_beside_it_are_for_their_owner_only
         a_path_that_cannot_be_used_says_why
         a_file_that_may_only_be_read_is_a_mistake
         the_database_of_another_program_is_left_alone
         a_file_of_another_layout_is_refused
         clients_of_one_process_meet_whatever_they_call_the_file
-    ]
+        a_file_with_two_names_is_refused_until_it_has_one
+        a_process_without_file_descriptors_finds_the_store_unavailable_and_then_goes_on
+    ];
+    facts.push(tests::fact::fact(
+        "sqlite::sqlite_faults::a_file_that_is_mounted_by_itself_is_refused_and_its_folder_is_not",
+        mounts_possible(),
+        a_file_that_is_mounted_by_itself_is_refused_and_its_folder_is_not,
+    ));
+    facts
 }
 
 /// H50–59.
@@ -176,4 +186,109 @@ async fn clients_of_one_process_meet_whatever_they_call_the_file(store: Store) {
     let opened = opened.filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());
     assert_eq!(opened.filter(|opened| *opened == file).count(), 1);
     drop(locks);
+}
+
+/// Each name has a log of its own, and so locks of its own.
+async fn a_file_with_two_names_is_refused_until_it_has_one(store: Store) {
+    let locks = client(&store);
+    let guard = locks.mutex("a").acquire().await.unwrap();
+    let link = store.file().folder().join("other.db");
+    let url = format!("sqlite:{}", link.display());
+    fs::hard_link(store.file().path(), &link).unwrap();
+
+    // By the second name, in another process and in this one; and by the first, which is open.
+    assert_eq!(holder_of(&url, "a").try_acquire(), Err("Config".into()));
+    for locks in [&builder(&url).build().unwrap(), &locks] {
+        let error = locks.mutex("b").try_acquire().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+        assert!(error.to_string().contains("hard links"), "{error}");
+    }
+
+    fs::remove_file(&link).unwrap();
+    eventually("it is used again", SOON, async || {
+        locks.mutex("b").try_acquire().await.is_ok()
+    })
+    .await;
+    give_back(guard).await;
+}
+
+/// Whether this process may make a mount, in a namespace of its own.
+fn mounts_possible() -> Result<(), String> {
+    let folder = std::env::temp_dir();
+    let mut command = Command::new("unshare");
+    command
+        .args(["--mount", "mount", "--bind"])
+        .args([&folder, &folder]);
+    match command.output() {
+        Ok(output) if output.status.success() => Ok(()),
+        Ok(output) => Err(format!(
+            "cannot mount: {}",
+            String::from_utf8_lossy(&output.stderr).trim()
+        )),
+        Err(error) => Err(format!("unshare: {error}")),
+    }
+}
+
+/// As a container's volume of a single file is.
+fn a_file_that_is_mounted_by_itself_is_refused_and_its_folder_is_not() {
+    let file = SqliteFile::new();
+    let mut first = holder_of(&file.url(), "a");
+    first.acquire();
+    let other = file.folder().join("other");
+    fs::create_dir(&other).unwrap();
+    fs::write(other.join("locks.db"), "").unwrap();
+    for (what, at, answer) in [
+        (file.path(), other.join("locks.db"), "Config"),
+        (file.folder().to_owned(), other.clone(), "Busy"),
+    ] {
+        let mut command = Command::new("unshare");
+        let script = "mount --bind \"$1\" \"$2\" && shift 2 && exec \"$@\"";
+        command
+            .args(["--mount", "sh", "-c", script, "sh"])
+            .args([&what, &at])
+            .args([env!("CARGO_BIN_EXE_holder"), "mutex", "a"])
+            .env(
+                "LOCK_URL",
+                format!("sqlite:{}", other.join("locks.db").display()),
+            )
+            .env("LOCK_NAMESPACE", "test");
+        let mut second = Process::start(&mut command);
+        second.say("try");
+        assert_eq!(second.expect("FAILED", SOON), answer, "{what:?}");
+    }
+    assert!(first.is_valid());
+}
+
+/// The file has to be opened again when there are none left for it, or for its log, or for the log's index, or for what the
+/// kernel says of the boot.
+async fn a_process_without_file_descriptors_finds_the_store_unavailable_and_then_goes_on(
+    store: Store,
+) {
+    let mut other = holder(&store, "a");
+    let id = other.process().pid();
+    let limit = |most: Option<u64>| {
+        let maximum = getrlimit(Resource::Nofile).maximum;
+        let current = most.or(maximum);
+        let pid = Pid::from_raw(id.cast_signed());
+        prlimit(pid, Resource::Nofile, Rlimit { current, maximum }).unwrap();
+    };
+    for left in 0..=3 {
+        other.acquire();
+        other.release();
+        // What is not the file's stays open.
+        let stays = |number: &u64| {
+            let opened = fs::read_link(format!("/proc/{id}/fd/{number}"));
+            opened.is_ok_and(|opened| !opened.starts_with(store.file().folder()))
+        };
+        limit((0..).filter(|number| !stays(number)).nth(left));
+        for beside in ["", "-wal", "-shm"] {
+            fs::remove_file(format!("{}{beside}", store.file().path().display())).unwrap();
+        }
+
+        let outcome = other.try_acquire();
+        assert_eq!(outcome, Err("Unavailable".into()), "{left} left");
+
+        limit(None);
+    }
+    other.acquire();
 }

@@ -6,8 +6,8 @@ use libtest_mimic::Trial;
 use tests::process::Holder;
 
 use super::{client, holder, holder_of, next_held};
-use crate::faults;
-use crate::store::{Kind, SOON, Store, assert_nothing_left, give_back, tickets};
+use crate::faults::{self, builder};
+use crate::store::{Kind, SLACK, SOON, Store, assert_nothing_left, begin, give_back, tickets};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT;
@@ -15,6 +15,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
         processes_exclude_each_other_in_the_order_of_their_tickets
         processes_killed_at_random_moments_leave_a_sound_file
         a_release_in_another_process_is_found_within_moments
+        a_first_in_line_that_gives_up_leaves_the_next_to_the_end_of_a_dead_holder
     ]
 }
 
@@ -122,4 +123,41 @@ async fn a_release_in_another_process_is_found_within_moments(store: Store) {
         took[10]
     );
     assert!(took[10] < Duration::from_millis(100), "{took:?}");
+}
+
+/// And not to its own renewal, which is a third of its ttl away. The next is of this process, or of another.
+async fn a_first_in_line_that_gives_up_leaves_the_next_to_the_end_of_a_dead_holder(store: Store) {
+    let (url, long) = (store.file().url(), Duration::from_secs(60));
+    let patient = || builder(&url).ttl(long).build().unwrap();
+    let locks = patient();
+    for elsewhere in [false, true] {
+        let ttl = Duration::from_secs(3);
+        let mut dying = faults::holder(&url, "a", ttl);
+        dying.acquire();
+        let first = begin(locks.mutex("a").wait(3 * SOON));
+        tickets(&locks, "a", 2).await;
+        let mut other = faults::holder(&url, "a", long);
+        let here = match elsewhere {
+            true => {
+                other.ask_to_acquire();
+                None
+            }
+            false => Some(begin(patient().mutex("a").wait(3 * SOON))),
+        };
+        tickets(&locks, "a", 3).await;
+
+        dying.kill();
+        let died = Instant::now();
+        first.abort();
+        match here {
+            Some(here) => give_back(here.await.unwrap().unwrap()).await,
+            None => {
+                other.held(3 * SOON);
+                other.release();
+            }
+        }
+
+        let took = died.elapsed();
+        assert!(took < ttl + SLACK, "elsewhere {elsewhere}: {took:?}");
+    }
 }

@@ -131,13 +131,79 @@ pub(super) fn make(file: &Path) -> Result<(), StoreError> {
 pub(super) struct Identity(u64, u64);
 
 impl Identity {
+    /// # Errors
+    ///
+    /// `Config` if it may have another path, beside which SQLite would put another log: processes that use the one would
+    /// not see the locks of those that use the other.
     pub(super) fn of(file: &Path) -> Result<Self, StoreError> {
         let metadata = fs::metadata(file).map_err(|error| match error.kind() {
             io::ErrorKind::NotFound => cannot(file, "it was removed", Fault::Retry),
             _ => cannot_by(file, &error),
         })?;
-        Ok(Self(metadata.dev(), metadata.ino()))
+        let why = if metadata.nlink() > 1 {
+            "it has more than one name (hard links), and processes that use different ones do not see each other's locks; \
+             leave it one"
+        } else if is_mounted(file) {
+            "it is mounted by itself, and processes that use its other path do not see the locks of those that use this \
+             one; mount the folder it lies in"
+        } else {
+            return Ok(Self(metadata.dev(), metadata.ino()));
+        };
+        Err(cannot(file, why, Fault::Config))
     }
+}
+
+/// Whether a file is mounted where it is, rather than the folder that it lies in. Before Linux 5.8 nobody knows.
+fn is_mounted(file: &Path) -> bool {
+    #[cfg(target_os = "linux")]
+    {
+        use rustix::fs::{AtFlags, CWD, Statx, StatxAttributes, StatxFlags, statx};
+
+        let look = |path: &Path| statx(CWD, path, AtFlags::empty(), StatxFlags::MNT_ID).ok();
+        let Some(found) = look(file) else {
+            return false;
+        };
+        let is_root = StatxAttributes::MOUNT_ROOT;
+        if found.stx_attributes_mask.contains(is_root) {
+            return found.stx_attributes.contains(is_root);
+        }
+        let mount = |found: Statx| {
+            let known = found.stx_mask & StatxFlags::MNT_ID.bits() != 0;
+            known.then_some(found.stx_mnt_id)
+        };
+        let folder = file.parent().and_then(look).and_then(mount);
+        matches!((mount(found), folder), (Some(file), Some(folder)) if file != folder)
+    }
+    #[cfg(not(target_os = "linux"))]
+    {
+        let _ = file;
+        false
+    }
+}
+
+/// Whether this process may not do with a file, or with what SQLite puts beside it, what it has to.
+pub(super) fn is_forbidden(file: &Path) -> bool {
+    use rustix::fs::{Access, access};
+    use rustix::io::Errno;
+
+    let refused = |path: &Path, how| {
+        let outcome = access(path, how);
+        matches!(outcome, Err(Errno::ACCESS | Errno::PERM | Errno::ROFS))
+    };
+    let beside = |suffix: &str| {
+        let mut path = file.as_os_str().to_owned();
+        path.push(suffix);
+        PathBuf::from(path)
+    };
+    let (read_and_write, make) = (
+        Access::READ_OK | Access::WRITE_OK,
+        Access::WRITE_OK | Access::EXEC_OK,
+    );
+    ["", "-wal", "-shm"]
+        .map(beside)
+        .iter()
+        .any(|path| refused(path, read_and_write))
+        || file.parent().is_some_and(|folder| refused(folder, make))
 }
 
 /// What an operator should know about where the file lies.

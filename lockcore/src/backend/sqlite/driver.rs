@@ -1,14 +1,16 @@
 //! The thread that has the file open for the whole process: one handle, one job at a time, each run to its end whoever
-//! stops listening. The handle is in `file`; what the jobs do, in `tickets`; whom they wake, in `events`.
+//! stops listening. Which job is next is decided here. The handle is in `file`; what the jobs do, in `tickets`; whom they
+//! wake, in `events`.
 //!
 //! One handle, because the clients of a process would otherwise stand in each other's way at the file's lock, which has
 //! no queue; and a thread of its own, because a lock on the file must not depend on a runtime that its user may block or
 //! end in the middle of a transaction.
 
-use std::collections::BTreeMap;
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use tokio::sync::{mpsc, oneshot};
 
@@ -41,26 +43,41 @@ pub(super) struct Driver {
     jobs: mpsc::UnboundedSender<Job>,
 }
 
-/// The threads of this process, by the canonical path of their files.
-static DRIVERS: Mutex<BTreeMap<PathBuf, (u64, Weak<Driver>)>> = Mutex::new(BTreeMap::new());
+/// A thread that has a file open, or is about to, or has not closed it yet.
+struct Listed {
+    /// Canonical.
+    file: PathBuf,
+    number: u64,
+    /// In a forked child there is the list of its parent, but not the threads.
+    process: u32,
+    driver: Weak<Driver>,
+}
+
+static DRIVERS: Mutex<Vec<Listed>> = Mutex::new(Vec::new());
 
 impl Driver {
     /// The thread of a file; started if there is none.
     pub(super) fn of(file: &Path) -> Result<Arc<Self>, StoreError> {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
-        let mut drivers = DRIVERS.lock().unwrap_or_else(PoisonError::into_inner);
-        let driver = drivers.get(file).and_then(|(_, driver)| driver.upgrade());
-        // One that has ended, even by a panic, is replaced.
-        if let Some(driver) = driver.filter(|driver| !driver.jobs.is_closed()) {
-            return Ok(driver);
+        let process = std::process::id();
+        let mut drivers = drivers();
+        for listed in drivers.iter().filter(|listed| listed.file == file) {
+            if listed.process != process {
+                return Err(open_at_the_fork(file));
+            }
+            // One that has ended, even by a panic, is replaced.
+            if let Some(driver) = listed.driver.upgrade()
+                && !driver.jobs.is_closed()
+            {
+                return Ok(driver);
+            }
         }
-        drivers.retain(|_, (_, driver)| driver.strong_count() > 0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let (jobs, to_do) = mpsc::unbounded_channel();
         let path = file.to_owned();
         std::thread::Builder::new()
             .name("lockcore-sqlite".into())
-            .spawn(move || run(&path, number, to_do))
+            .spawn(move || run(&path, OnTheList(number), to_do))
             .map_err(|error| {
                 StoreError::new(
                     Fault::Retry,
@@ -68,14 +85,23 @@ impl Driver {
                 )
             })?;
         let driver = Arc::new(Self { jobs });
-        drivers.insert(file.to_owned(), (number, Arc::downgrade(&driver)));
+        // The thread cannot have taken itself off yet: that needs the mutex.
+        drivers.push(Listed {
+            file: file.to_owned(),
+            number,
+            process,
+            driver: Arc::downgrade(&driver),
+        });
         Ok(driver)
     }
 
     /// Sends a job and waits for its outcome.
     ///
-    /// The only await is that for the reply. Dropped there, what has begun is finished, and what has not is not begun
-    /// (a release is).
+    /// The only await is that for the reply. Dropped there, what has begun is finished, and what has not is not begun. For a
+    /// release that is enough, because the core asks for it again: whoever drops the future of a release, late or
+    /// with its runtime, hands the ticket to the keeper, and the keeper asks until it has an answer. Only at the end of a
+    /// client there is nobody who would ask again; what has not been released within the time that the end may take goes
+    /// with its lease.
     pub(super) async fn ask<T>(&self, job: impl FnOnce(Reply<T>) -> Job) -> Result<T, StoreError> {
         let (reply, outcome) = oneshot::channel();
         if !self.send(job(reply)) {
@@ -92,24 +118,45 @@ impl Driver {
     pub(super) fn send(&self, job: Job) -> bool {
         self.jobs.send(job).is_ok()
     }
+}
 
-    fn remove(path: &Path, number: u64) {
-        let mut drivers = DRIVERS.lock().unwrap_or_else(PoisonError::into_inner);
-        if drivers.get(path).is_some_and(|(other, _)| *other == number) {
-            drivers.remove(path);
-        }
+fn drivers() -> MutexGuard<'static, Vec<Listed>> {
+    DRIVERS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// SQLite in the child has a copy of what it knows in the parent about its locks on the file, and takes those for locks of
+/// this process; but the system gives none of them to a child. A new handle there would work on without any: whoever
+/// else closes the file then removes its log, and from that moment on it would lock nobody out.
+fn open_at_the_fork(file: &Path) -> StoreError {
+    let text = format!(
+        "cannot use {}: the parent of this process had it open when it forked, and SQLite cannot open a file in both; fork \
+         before the first lock is taken, or start the child as a program (exec)",
+        file.display()
+    );
+    StoreError::new(Fault::Config, text)
+}
+
+/// Dropped, also by a panic, the thread is off the list.
+struct OnTheList(u64);
+
+impl Drop for OnTheList {
+    fn drop(&mut self) {
+        drivers().retain(|listed| listed.number != self.0);
     }
 }
 
 /// The thread.
-fn run(path: &Path, number: u64, mut jobs: mpsc::UnboundedReceiver<Job>) {
+fn run(path: &Path, listed: OnTheList, jobs: mpsc::UnboundedReceiver<Job>) {
+    // Nothing of the user's runs here: a subscriber that blocks would keep the file from everybody.
+    let _quiet = tracing::dispatcher::set_default(&tracing::Dispatch::none());
+    let mut jobs = Jobs::new(jobs);
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
         .build();
     let runtime = match runtime {
         Ok(runtime) => runtime,
         Err(error) => {
-            Driver::remove(path, number);
+            drop(listed);
             let text = format!("cannot start the runtime of SQLite's thread: {error}");
             return refuse_all(&mut jobs, &StoreError::new(Fault::Retry, text));
         }
@@ -131,7 +178,7 @@ fn run(path: &Path, number: u64, mut jobs: mpsc::UnboundedReceiver<Job>) {
             Err(error) => error,
         };
         // Off the list before anybody is told, so that who is told finds another.
-        Driver::remove(path, number);
+        drop(listed);
         refuse_all(&mut jobs, &error);
         // Tells all clients that the connection is of no use any more.
         drop(wakes);
@@ -139,54 +186,123 @@ fn run(path: &Path, number: u64, mut jobs: mpsc::UnboundedReceiver<Job>) {
 }
 
 /// What has not begun was not carried out, whatever became of the job before.
-fn refuse_all(jobs: &mut mpsc::UnboundedReceiver<Job>, error: &StoreError) {
+fn refuse_all(jobs: &mut Jobs, error: &StoreError) {
     let fault = match error.fault() {
         Fault::Unknown => Fault::Retry,
         fault => fault,
     };
     let error = StoreError::new(fault, error.to_string());
-    jobs.close();
-    while let Ok(job) = jobs.try_recv() {
+    jobs.arriving.close();
+    while let Some(job) = jobs.take() {
         job.refuse(&error);
     }
 }
 
-impl Job {
-    fn refuse(self, error: &StoreError) {
-        let error = error.clone();
-        // Who does not listen any more need not be told.
-        match self {
-            Self::Join(_, reply) => drop(reply.send(Err(error))),
-            Self::Leave(..) => {}
-            Self::Enqueue(.., reply) => drop(reply.send(Err(error))),
-            Self::Renew(_, reply) => drop(reply.send(Err(error))),
-            Self::Release(_, reply) => drop(reply.send(Err(error))),
-            Self::Inspect(_, reply) => drop(reply.send(Err(error))),
-            Self::Forget(_, reply) => drop(reply.send(Err(error))),
-            Self::Check(reply) => drop(reply.send(Err(error))),
+/// What is to be done, in which order.
+struct Jobs {
+    arriving: mpsc::UnboundedReceiver<Job>,
+    /// The first of them is empty before anything of the second is done, and so on.
+    waiting: [VecDeque<Job>; 3],
+}
+
+impl Jobs {
+    fn new(arriving: mpsc::UnboundedReceiver<Job>) -> Self {
+        Self {
+            arriving,
+            waiting: Default::default(),
         }
     }
+
+    /// The next; `None` when nobody is left who could send one. Dropped while it waits, it has taken none.
+    async fn next(&mut self) -> Option<Job> {
+        match self.take() {
+            None => self.arriving.recv().await,
+            job => job,
+        }
+    }
+
+    /// The next of those that are here.
+    fn take(&mut self) -> Option<Job> {
+        while let Ok(job) = self.arriving.try_recv() {
+            if let Some(queue) = self.waiting.get_mut(job.rank()) {
+                queue.push_back(job);
+            }
+        }
+        self.waiting.iter_mut().find_map(VecDeque::pop_front)
+    }
+}
+
+impl Job {
+    /// Renewals first: a burst of requests must not cost a lease that is held. Then releases, because others wait for
+    /// them. A release cannot overtake the enqueue of its ticket: it is sent when that was answered, or when nobody listens
+    /// any more, so that the enqueue is not carried out.
+    fn rank(&self) -> usize {
+        match self {
+            // These four do not touch the file.
+            Self::Join(..) | Self::Leave(..) | Self::Check(..) | Self::Renew(..) => 0,
+            Self::Release(..) => 1,
+            Self::Enqueue(..) | Self::Inspect(..) | Self::Forget(..) => 2,
+        }
+    }
+
+    /// Whether nobody waits for its outcome any more.
+    fn is_given_up(&self) -> bool {
+        match self {
+            // Joining is undone, and leaving waits for nothing.
+            Self::Join(..) | Self::Leave(..) => false,
+            Self::Enqueue(.., reply) => reply.is_closed(),
+            Self::Renew(_, reply) => reply.is_closed(),
+            Self::Release(_, reply) => reply.is_closed(),
+            Self::Inspect(_, reply) => reply.is_closed(),
+            Self::Forget(_, reply) => reply.is_closed(),
+            Self::Check(reply) => reply.is_closed(),
+        }
+    }
+
+    fn refuse(self, error: &StoreError) {
+        let error = error.clone();
+        let _ = match self {
+            Self::Leave(..) => false,
+            Self::Join(_, reply) => tell(reply, Err(error)),
+            Self::Enqueue(.., reply) => tell(reply, Err(error)),
+            Self::Renew(_, reply) => tell(reply, Err(error)),
+            Self::Release(_, reply) => tell(reply, Err(error)),
+            Self::Inspect(_, reply) => tell(reply, Err(error)),
+            Self::Forget(_, reply) => tell(reply, Err(error)),
+            Self::Check(reply) => tell(reply, Err(error)),
+        };
+    }
+}
+
+/// Tells an outcome to whoever waits for it; whether anybody did. That runs a waker of theirs, which may panic: their
+/// trouble, and not that of this thread.
+fn tell<T>(reply: Reply<T>, outcome: Result<T, StoreError>) -> bool {
+    // It is woken when the outcome is there.
+    catch_unwind(AssertUnwindSafe(|| reply.send(outcome).is_ok())).unwrap_or(true)
 }
 
 /// One job after another, and a look at the file in between while somebody waits for another process. Returns when
 /// nobody is left, or the file is over.
-async fn serve(file: &mut File, wakes: &mut Wakes, jobs: &mut mpsc::UnboundedReceiver<Job>) {
+async fn serve(file: &mut File, wakes: &mut Wakes, jobs: &mut Jobs) {
     let mut looked = tokio::time::Instant::now();
     while file.over.is_none() {
         let job = match wakes.look_at(looked) {
-            None => jobs.recv().await,
+            None => jobs.next().await,
             Some(at) => tokio::select! {
                 biased;
                 () = tokio::time::sleep_until(at) => {
-                    tickets::look(file, wakes).await;
+                    // What a look misses is found by the next, or by the renewals.
+                    let _ = tickets::look(file, wakes).await;
                     looked = tokio::time::Instant::now();
                     continue;
                 }
-                job = jobs.recv() => job,
+                job = jobs.next() => job,
             },
         };
         let Some(job) = job else { return };
-        carry_out(job, file, wakes).await;
+        if !job.is_given_up() {
+            carry_out(job, file, wakes).await;
+        }
     }
 }
 
@@ -195,38 +311,97 @@ async fn carry_out(job: Job, file: &mut File, wakes: &mut Wakes) {
         Job::Join(events, reply) => {
             let receiver = events.receiver();
             let joined = wakes.join(events);
-            if reply.send(Ok(joined)).is_err() {
+            if !tell(reply, Ok(joined)) {
                 wakes.leave(receiver, joined);
             }
         }
         Job::Leave(receiver, joined) => wakes.leave(receiver, joined),
         Job::Enqueue(request, receiver, reply) => {
-            if reply.is_closed() {
-                return;
-            }
             let outcome = tickets::enqueue(file, wakes, &request, receiver).await;
-            drop(reply.send(outcome));
+            tell(reply, outcome);
             file.sweep_now_and_then().await;
         }
         Job::Renew(tickets, reply) => {
-            if !reply.is_closed() {
-                drop(reply.send(tickets::renew(file, wakes, &tickets).await));
-            }
+            tell(reply, tickets::renew(file, wakes, &tickets).await);
         }
-        // Also when nobody listens: it is what should happen either way.
         Job::Release(tickets, reply) => {
-            drop(reply.send(tickets::release(file, wakes, &tickets).await));
+            tell(reply, tickets::release(file, wakes, &tickets).await);
         }
         Job::Inspect(name, reply) => {
-            if !reply.is_closed() {
-                drop(reply.send(tickets::inspect(file, &name).await));
-            }
+            tell(reply, tickets::inspect(file, &name).await);
         }
         Job::Forget(name, reply) => {
-            if !reply.is_closed() {
-                drop(reply.send(tickets::forget(file, &name).await));
+            tell(reply, tickets::forget(file, &name).await);
+        }
+        Job::Check(reply) => {
+            tell(reply, Ok(file.warnings()));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn asked() -> (Jobs, mpsc::UnboundedSender<Job>) {
+        let (jobs, to_do) = mpsc::unbounded_channel();
+        (Jobs::new(to_do), jobs)
+    }
+
+    #[tokio::test]
+    async fn renewals_go_first_and_then_releases_whatever_came_before_them() {
+        let (mut to_do, jobs) = asked();
+        let name = Name::new(crate::name::Namespace::new("test").unwrap(), "a").unwrap();
+        let mut replies = Vec::new();
+        for _ in 0..2 {
+            let (forget, one) = oneshot::channel();
+            let (release, two) = oneshot::channel();
+            let (renew, three) = oneshot::channel();
+            jobs.send(Job::Forget(name.clone(), forget)).unwrap();
+            jobs.send(Job::Release(Vec::new(), release)).unwrap();
+            jobs.send(Job::Renew(Vec::new(), renew)).unwrap();
+            replies.push((one, two, three));
+        }
+        drop(jobs);
+
+        let mut order = Vec::new();
+        while let Some(job) = to_do.next().await {
+            order.push(job.rank());
+        }
+
+        assert_eq!(order, [0, 0, 1, 1, 2, 2]);
+    }
+
+    #[test]
+    fn what_nobody_waits_for_is_given_up() {
+        let (reply, outcome) = oneshot::channel();
+        let release = Job::Release(Vec::new(), reply);
+        assert!(!release.is_given_up());
+
+        drop(outcome);
+
+        assert!(release.is_given_up());
+    }
+
+    /// The thread goes on.
+    #[tokio::test]
+    async fn a_waker_that_panics_is_its_owners_trouble() {
+        struct Panics;
+        impl std::task::Wake for Panics {
+            fn wake(self: Arc<Self>) {
+                panic!("on purpose");
             }
         }
-        Job::Check(reply) => drop(reply.send(Ok(file.warnings()))),
+        let waker = std::task::Waker::from(Arc::new(Panics));
+        let folder = tempfile::tempdir().unwrap();
+        let driver = Driver::of(&folder.path().join("locks.db")).unwrap();
+
+        let mut asks = Box::pin(driver.ask(Job::Check));
+        let mut context = std::task::Context::from_waker(&waker);
+        assert!(asks.as_mut().poll(&mut context).is_pending());
+
+        // Answered after the first, whose waker has run by then.
+        assert!(driver.ask(Job::Check).await.is_ok());
+        assert_eq!(asks.await.unwrap(), Vec::<String>::new());
     }
 }

@@ -1,7 +1,7 @@
 //! Wake-ups. Inside the process a release tells the next in line at once; of releases in other processes the driver
 //! learns by looking: this file keeps whom to tell, for whom to look, and how often.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -25,7 +25,8 @@ const PART: u32 = 8;
 pub(super) struct Wakes {
     clients: HashMap<u64, Client>,
     joined: u64,
-    waiting: HashSet<Id>,
+    /// And the key of the name that each waits for.
+    waiting: HashMap<Id, i64>,
     /// When another process last changed the file, or somebody began to wait for one.
     changed: Option<Instant>,
     #[cfg(test)]
@@ -70,10 +71,17 @@ impl Wakes {
         }
     }
 
-    /// The ticket waits. If only tickets of this process are ahead, it is let in by a release that passes by here, and
-    /// there is no hurry to look: but another process may remove those that have expired.
-    pub(super) fn waits(&mut self, id: Id, foreign_ahead: bool) {
-        if self.waiting.insert(id) && foreign_ahead {
+    /// The ticket is the first that waits, and may hold without a word when that time is over.
+    pub(super) fn first(&self, receiver: u64, id: Id, after: Duration) {
+        if let Some(client) = self.clients.get(&receiver) {
+            client.events.recheck(id, after);
+        }
+    }
+
+    /// The ticket waits for a name. If only tickets of this process are ahead, it is let in by a release that passes by
+    /// here, and there is no hurry to look: but another process may remove those that have expired.
+    pub(super) fn waits(&mut self, id: Id, name: i64, foreign_ahead: bool) {
+        if self.waiting.insert(id, name).is_none() && foreign_ahead {
             self.changed = Some(Instant::now());
         }
     }
@@ -83,9 +91,15 @@ impl Wakes {
         self.waiting.remove(&id);
     }
 
-    /// For whom to look.
-    pub(super) fn waiting(&self) -> impl Iterator<Item = Id> {
-        self.waiting.iter().copied()
+    pub(super) fn is_waiting(&self, id: Id) -> bool {
+        self.waiting.contains_key(&id)
+    }
+
+    /// Where to look: the keys of the names, as `json_each` takes them.
+    pub(super) fn lines(&self) -> String {
+        let names: BTreeSet<i64> = self.waiting.values().copied().collect();
+        let names: Vec<_> = names.iter().map(i64::to_string).collect();
+        format!("[{}]", names.join(","))
     }
 
     /// Another process has changed the file.
@@ -115,7 +129,7 @@ mod tests {
         let mut wakes = Wakes::default();
         let id = Id::draw().unwrap();
         assert_eq!(wakes.look_at(Instant::now()), None);
-        wakes.waits(id, true);
+        wakes.waits(id, 1, true);
 
         let began = Instant::now();
         let mut looked = began;
@@ -135,7 +149,7 @@ mod tests {
 
         wakes.settled(id);
         assert_eq!(wakes.look_at(looked), None);
-        wakes.waits(id, false);
+        wakes.waits(id, 1, false);
         let next = wakes.look_at(looked);
         assert_eq!(next, Some(looked + LATEST), "all ahead are of this process");
     }

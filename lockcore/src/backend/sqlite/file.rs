@@ -259,10 +259,11 @@ impl File {
     }
 
     fn is_in_place(&mut self) -> Result<(), StoreError> {
-        if Identity::of(&self.path).is_ok_and(|identity| identity == self.identity) {
-            return Ok(());
-        }
-        let error = moved(&self.path);
+        let error = match Identity::of(&self.path) {
+            Ok(identity) if identity == self.identity => return Ok(()),
+            Err(error) if error.fault() == Fault::Config => error,
+            Ok(_) | Err(_) => moved(&self.path),
+        };
         self.over = Some(error.clone());
         Err(error)
     }
@@ -308,11 +309,9 @@ impl File {
 
     pub(super) async fn sweep_now_and_then(&mut self) {
         self.enqueued += 1;
-        if self.enqueued.is_multiple_of(SWEEP_EVERY)
-            && self.over.is_none()
-            && let Err(error) = self.sweep().await
-        {
-            tracing::debug!(%error, "cannot remove forgotten names");
+        if self.enqueued.is_multiple_of(SWEEP_EVERY) && self.over.is_none() {
+            // What stays is removed by a later one.
+            let _ = self.sweep().await;
         }
     }
 
@@ -356,10 +355,12 @@ impl File {
     }
 }
 
-/// Drawn once: a driver that follows another in the same process must know its tickets for ours.
+/// Drawn once: a driver that follows another in the same process must know its tickets for ours. A forked child, which has
+/// what its parent drew, is another.
 fn process() -> i64 {
     static PROCESS: OnceLock<i64> = OnceLock::new();
-    *PROCESS.get_or_init(|| fastrand::i64(..))
+    let drawn = *PROCESS.get_or_init(|| fastrand::i64(..));
+    drawn.wrapping_add(i64::from(std::process::id()))
 }
 
 pub(super) fn column<'r, T>(row: &'r SqliteRow, name: &'static str) -> Result<T, StoreError>
@@ -427,7 +428,14 @@ fn failed(path: &Path, error: &sqlx::Error) -> Failed {
             true,
             " (this process may not write the file, or the folder it lies in)",
         ),
-        Some(SQLITE_PERM | SQLITE_AUTH | SQLITE_CANTOPEN) => (Fault::Config, true, ""),
+        Some(SQLITE_PERM | SQLITE_AUTH) => (Fault::Config, true, ""),
+        // SQLite does not say why.
+        Some(SQLITE_CANTOPEN) if config::is_forbidden(path) => (Fault::Config, true, ""),
+        Some(SQLITE_CANTOPEN) => (
+            Fault::Retry,
+            true,
+            " (are there file descriptors left? `ulimit -n`)",
+        ),
         Some(SQLITE_NOTADB) => (
             Fault::Config,
             true,

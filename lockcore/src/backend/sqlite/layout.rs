@@ -1,6 +1,9 @@
 //! How tickets are written: the file's tables and statements, and the clock that its times are of. All of it is wire
 //! format.
 
+#[cfg(any(target_os = "linux", target_os = "android"))]
+use std::io::ErrorKind;
+
 use crate::backend::{Fault, StoreError};
 use crate::name::Name;
 
@@ -41,17 +44,15 @@ pub(super) fn key(name: &Name) -> String {
     name.key(VERSION, READABLE)
 }
 
-/// Numbers by id as `json_each` takes them; ids are hexadecimal, so that nothing in them needs escaping.
-pub(super) fn object<T: std::fmt::Display>(numbers: impl Iterator<Item = (T, u32)>) -> String {
-    let mut object = String::from("{");
-    for (id, number) in numbers {
-        if object.len() > 1 {
-            object.push(',');
-        }
-        object.push_str(&format!("\"{id}\":{number}"));
-    }
-    object.push('}');
-    object
+/// What is asked of each id as `schema/ask_many.sql` takes it; ids are hexadecimal, so that nothing in them needs escaping.
+pub(super) fn object<T: std::fmt::Display>(
+    asked: impl Iterator<Item = (T, u32, Option<i64>)>,
+) -> String {
+    let asked = asked.map(|(id, number, ttl)| match ttl {
+        Some(ttl) => format!("\"{id}\":[{number},{ttl}]"),
+        None => format!("\"{id}\":[{number},null]"),
+    });
+    format!("{{{}}}", asked.collect::<Vec<_>>().join(","))
 }
 
 /// Milliseconds of the clock that tickets expire by.
@@ -93,7 +94,12 @@ impl Boot {
         let (id, booted_at) = {
             const ID: &str = "/proc/sys/kernel/random/boot_id";
             let id = std::fs::read_to_string(ID).map_err(|error| {
-                StoreError::new(Fault::Config, format!("cannot read {ID}: {error}"))
+                let fault = match error.kind() {
+                    ErrorKind::NotFound | ErrorKind::PermissionDenied => Fault::Config,
+                    // No file descriptor is left, for example.
+                    _ => Fault::Retry,
+                };
+                StoreError::new(fault, format!("cannot read {ID}: {error}"))
             })?;
             let booted_at = wall_micros() / 1000 - now_millis();
             (id.trim().to_owned(), booted_at)
@@ -139,6 +145,7 @@ mod tests {
     #[test]
     fn an_object_is_what_json_takes() {
         assert_eq!(object::<&str>([].into_iter()), "{}");
-        assert_eq!(object([("a", 1), ("b", 2)].into_iter()), r#"{"a":1,"b":2}"#);
+        let two = object([("a", 1, None), ("b", 2, Some(3))].into_iter());
+        assert_eq!(two, r#"{"a":[1,null],"b":[2,3]}"#);
     }
 }

@@ -13,13 +13,6 @@ use crate::backend::{Departure, Enqueued, Fault, Place, Released, Renewed, Store
 use crate::name::Name;
 use crate::request::{Id, Request};
 
-/// The first columns of what enqueue, renew and release answer.
-struct Answered<'r> {
-    /// Else it is about a ticket that holds newly.
-    asked: bool,
-    row: &'r SqliteRow,
-}
-
 pub(super) async fn enqueue(
     file: &mut File,
     wakes: &mut Wakes,
@@ -50,11 +43,8 @@ pub(super) async fn enqueue(
     let rows = file.transact_repeated(query).await?;
     let mut answer = None;
     for row in &rows {
-        let Answered { asked, row } = answered(row)?;
-        if asked {
+        if is_answer(wakes, row, now)? {
             answer = Some(row);
-        } else {
-            wake(wakes, row)?;
         }
     }
     let Some(row) = answer else {
@@ -70,7 +60,7 @@ pub(super) async fn enqueue(
             wakes.settled(request.id);
             return Ok(Enqueued::Granted { ticket, valid_for });
         }
-        wakes.waits(request.id, column::<i64>(row, "foreign_ahead")? != 0);
+        in_line(wakes, request.id, row)?;
         let first_in_line = older <= u64::from(request.capacity.get());
         return Ok(Enqueued::Waiting {
             ticket,
@@ -103,17 +93,16 @@ pub(super) async fn renew(
     wakes: &mut Wakes,
     tickets: &[Arc<Request>],
 ) -> Result<Vec<Renewed>, StoreError> {
-    let keeps = tickets.iter().map(|r| (r.id, r.permits.get()));
+    let asked = tickets
+        .iter()
+        .map(|r| (r.id, r.permits.get(), Some(millis(r.ttl))));
     let now = layout::now_millis();
-    let rows = ask_many(file, Verb::Renew, keeps, now).await?;
+    let rows = ask_many(file, Verb::Renew, asked, now).await?;
     let mut answers = HashMap::with_capacity(tickets.len());
     for row in &rows {
-        let Answered { asked, row } = answered(row)?;
-        if asked {
+        if is_answer(wakes, row, now)? {
             let id = id(row)?;
             answers.insert(id, renewed(wakes, id, row, now)?);
-        } else {
-            wake(wakes, row)?;
         }
     }
     in_order(file, &answers, tickets.iter().map(|r| r.id))
@@ -125,11 +114,11 @@ fn renewed(wakes: &mut Wakes, id: Id, row: &SqliteRow, now: i64) -> Result<Renew
         return Ok(Renewed::Lost);
     }
     let valid_for = duration(column(row, "ttl_millis")?);
-    if column::<i64>(row, "now_is")? <= column::<i64>(row, "capacity")? {
+    if column::<i64>(row, "holds")? != 0 {
         wakes.settled(id);
         return Ok(Renewed::Granted { valid_for });
     }
-    wakes.waits(id, column::<i64>(row, "foreign_ahead")? != 0);
+    in_line(wakes, id, row)?;
     let soonest: Option<i64> = column(row, "soonest")?;
     Ok(Renewed::Waiting {
         valid_for,
@@ -144,12 +133,12 @@ pub(super) async fn release(
 ) -> Result<Vec<Released>, StoreError> {
     let marks = tickets
         .iter()
-        .map(|t| (t.request.id, u32::from(t.enqueue_may_follow)));
-    let rows = ask_many(file, Verb::Release, marks, layout::now_millis()).await?;
+        .map(|t| (t.request.id, u32::from(t.enqueue_may_follow), None));
+    let now = layout::now_millis();
+    let rows = ask_many(file, Verb::Release, marks, now).await?;
     let mut answers = HashMap::with_capacity(tickets.len());
     for row in &rows {
-        let Answered { asked, row } = answered(row)?;
-        if asked {
+        if is_answer(wakes, row, now)? {
             let id = id(row)?;
             wakes.settled(id);
             let answer = match column::<i64>(row, "ticket")? {
@@ -157,8 +146,6 @@ pub(super) async fn release(
                 _ => Released::Released,
             };
             answers.insert(id, answer);
-        } else {
-            wake(wakes, row)?;
         }
     }
     in_order(file, &answers, tickets.iter().map(|t| t.request.id))
@@ -171,14 +158,14 @@ enum Verb {
     Release,
 }
 
-/// The number by each id is what `schema/ask_many.sql` says.
+/// What is by each id is what `schema/ask_many.sql` says.
 async fn ask_many(
     file: &mut File,
     verb: Verb,
-    numbers: impl Iterator<Item = (Id, u32)>,
+    asked: impl Iterator<Item = (Id, u32, Option<i64>)>,
     now: i64,
 ) -> Result<Vec<SqliteRow>, StoreError> {
-    let numbers = layout::object(numbers);
+    let asked = layout::object(asked);
     let statements = match verb {
         Verb::Renew => layout::RENEW,
         Verb::Release => layout::RELEASE,
@@ -186,7 +173,7 @@ async fn ask_many(
     let (process, epoch) = (file.process, file.epoch);
     let query = || {
         sqlx::query(statements)
-            .bind(numbers.clone())
+            .bind(asked.clone())
             .bind(i64::from(verb == Verb::Release))
             .bind(now)
             .bind(process)
@@ -207,24 +194,34 @@ fn in_order<T: Copy>(
         .ok_or_else(|| file.taken_over())
 }
 
-/// Looks whether another process has let somebody of ours in, and tells them.
-pub(super) async fn look(file: &mut File, wakes: &mut Wakes) {
-    if let Err(error) = look_for(file, wakes).await {
-        // The renewals still find out.
-        tracing::debug!(%error, "cannot look whether a lock has become free");
-    }
-}
-
-async fn look_for(file: &mut File, wakes: &mut Wakes) -> Result<(), StoreError> {
+/// Looks whether another process has let somebody of ours in, or to the head of a line, and tells them.
+///
+/// A look that fails is made up for by the next one, and by the renewals.
+pub(super) async fn look(file: &mut File, wakes: &mut Wakes) -> Result<(), StoreError> {
     if !file.has_changed().await? {
         return Ok(());
     }
     wakes.changed();
-    let waiting = layout::object(wakes.waiting().map(|id| (id, 0)));
+    let (lines, process) = (wakes.lines(), file.process);
+    let now = layout::now_millis();
     let rows = file
-        .transact(|| sqlx::query(layout::GRANTED).bind(waiting.clone()))
+        .transact(|| {
+            sqlx::query(layout::GRANTED)
+                .bind(lines.clone())
+                .bind(process)
+        })
         .await?;
-    let granted: Vec<Id> = rows.iter().map(id).collect::<Result<_, _>>()?;
+    let mut granted = Vec::new();
+    for row in &rows {
+        let id = id(row)?;
+        if !wakes.is_waiting(id) {
+            continue;
+        }
+        match column::<i64>(row, "holds")? {
+            0 => is_first(wakes, row, now)?,
+            _ => granted.push(id),
+        }
+    }
     if granted.is_empty() {
         return Ok(());
     }
@@ -232,13 +229,12 @@ async fn look_for(file: &mut File, wakes: &mut Wakes) -> Result<(), StoreError> 
     // that it holds for as long as it believes; so first that is made true.
     let now = layout::now_millis();
     // All of their permits: none has more.
-    let keep_all = granted.into_iter().map(|id| (id, u32::MAX));
+    let keep_all = granted.into_iter().map(|id| (id, u32::MAX, None));
     let rows = ask_many(file, Verb::Renew, keep_all, now).await?;
     for row in &rows {
-        let Answered { asked, row } = answered(row)?;
-        if !asked {
-            wake(wakes, row)?;
-        } else if let Renewed::Granted { .. } = renewed(wakes, id(row)?, row, now)? {
+        if is_answer(wakes, row, now)?
+            && let Renewed::Granted { .. } = renewed(wakes, id(row)?, row, now)?
+        {
             wake(wakes, row)?;
         }
     }
@@ -272,11 +268,30 @@ pub(super) async fn forget(file: &mut File, name: &Name) -> Result<(), StoreErro
         .map(drop)
 }
 
-fn answered(row: &SqliteRow) -> Result<Answered<'_>, StoreError> {
-    Ok(Answered {
-        asked: column::<i64>(row, "kind")? == 0,
-        row,
-    })
+/// Whether a row of enqueue, renew or release answers what was asked. Else it is about somebody who is to be told.
+fn is_answer(wakes: &mut Wakes, row: &SqliteRow, now: i64) -> Result<bool, StoreError> {
+    match column::<i64>(row, "kind")? {
+        0 => return Ok(true),
+        1 => wake(wakes, row)?,
+        _ => is_first(wakes, row, now)?,
+    }
+    Ok(false)
+}
+
+/// The ticket waits.
+fn in_line(wakes: &mut Wakes, id: Id, row: &SqliteRow) -> Result<(), StoreError> {
+    let foreign_ahead = column::<i64>(row, "foreign_ahead")? != 0;
+    wakes.waits(id, column(row, "name")?, foreign_ahead);
+    Ok(())
+}
+
+/// The ticket is the first that waits: nobody says so when a holder's time is over.
+fn is_first(wakes: &Wakes, row: &SqliteRow, now: i64) -> Result<(), StoreError> {
+    let receiver: i64 = column(row, "receiver")?;
+    if let Some(at) = column::<Option<i64>>(row, "soonest")? {
+        wakes.first(receiver.cast_unsigned(), id(row)?, duration(at - now));
+    }
+    Ok(())
 }
 
 fn wake(wakes: &mut Wakes, row: &SqliteRow) -> Result<(), StoreError> {

@@ -1,10 +1,10 @@
 -- Takes a ticket, or finds the one that an earlier try with the same id left and renews it. After `ask_one.sql`, whose
 -- arguments it has, and `line.sql`.
 --
--- Rows: one of kind 0, none if the epoch is over: ticket (null: none was taken), its permits (fewer than asked for, if it
--- was made smaller since), permits of the live tickets before it, `gone` (released before, or expired), another capacity
--- in use, when the first of the holders expires, whether another process is ahead, whether the line is too long to wait
--- in; and one of kind 1 for each ticket of this process that holds newly: id, ticket, receiver.
+-- Rows: one of kind 0, none if the epoch is over: the name's key, ticket (null: none was taken), its permits (fewer than
+-- asked for, if it was made smaller since), permits of the live tickets before it (or as many of them as exceed the
+-- capacity), `gone` (released before, or expired), another capacity in use, when the first of the holders expires,
+-- whether another process is ahead, whether the line is too long to wait in; and those of the view `told`.
 --
 -- One transaction. The row of the name was locked before the number is drawn (H29).
 
@@ -16,7 +16,7 @@ WHERE id = (SELECT id FROM asked);
 INSERT INTO tickets (name, ticket, id, permits, capacity, ttl_millis, expires_at, receiver, process, owner)
 SELECT name_key, number, id, permits, capacity, ttl_millis, now + ttl_millis, receiver, process, owner
 FROM (
-    SELECT asked.*, names.key AS name_key,
+    SELECT asked.*, names.key AS name_key, names.tickets AS tickets,
            max(last + 1, micros, CASE WHEN seen <= micros + 86400000000 THEN seen + 1 ELSE 0 END) AS number
     FROM asked JOIN names ON names.name = asked.key
 )
@@ -24,35 +24,28 @@ WHERE number <= 9007199254740991
   AND id NOT IN (SELECT id FROM marks)
   AND id NOT IN (SELECT id FROM line)
   AND capacity = coalesce((SELECT capacity FROM line WHERE live LIMIT 1), capacity)
-  AND (wait AND NOT EXISTS (SELECT 1 FROM tickets WHERE name = name_key LIMIT 1 OFFSET 9999)
-       OR permits + coalesce((SELECT sum(permits) FROM tickets WHERE name = name_key), 0) <= capacity);
-
-UPDATE names SET last = (SELECT ticket FROM tickets WHERE id = (SELECT id FROM asked))
-WHERE name = (SELECT key FROM asked)
-  AND last < (SELECT ticket FROM tickets WHERE id = (SELECT id FROM asked));
+  AND (wait AND tickets < 10000
+       OR permits + coalesce((SELECT max(now_is) FROM line), 0) <= capacity);
 
 SELECT 0 AS kind,
        asked.id AS id,
+       names.key AS name,
        mine.ticket AS ticket,
        asked.receiver AS receiver,
        coalesce(mine.permits, asked.permits) AS permits,
-       coalesce((
-           SELECT sum(permits) FROM tickets
-           WHERE tickets.name = names.key AND (mine.ticket IS NULL OR tickets.ticket < mine.ticket)
-       ), 0) AS older,
+       coalesce(
+           (SELECT now_is - line.permits FROM line WHERE line.id = asked.id AND live),
+           (SELECT max(now_is) FROM line),
+           0
+       ) AS older,
        asked.id IN (SELECT id FROM marks) OR asked.id IN (SELECT id FROM line WHERE NOT live) AS gone,
        (SELECT capacity FROM line WHERE live AND capacity <> asked.capacity LIMIT 1) AS in_use,
        (SELECT min(expires_at) FROM line WHERE live AND now_is <= capacity) AS soonest,
-       EXISTS (
-           SELECT 1 FROM tickets
-           WHERE tickets.name = names.key AND tickets.ticket < mine.ticket AND tickets.process <> asked.process
-       ) AS foreign_ahead,
-       mine.ticket IS NULL
-           AND EXISTS (SELECT 1 FROM tickets WHERE tickets.name = names.key LIMIT 1 OFFSET 9999) AS crowded
+       EXISTS (SELECT 1 FROM line WHERE live AND line.process <> asked.process) AS foreign_ahead,
+       mine.ticket IS NULL AND names.tickets >= 10000 AS crowded
 FROM asked LEFT JOIN names ON names.name = asked.key LEFT JOIN tickets AS mine ON mine.id = asked.id
 UNION ALL
-SELECT 1, line.id, line.ticket, line.receiver, NULL, NULL, NULL, NULL, NULL, NULL, NULL
-FROM line, asked
-WHERE live AND was > line.capacity AND now_is <= line.capacity AND line.process = asked.process AND line.id <> asked.id;
+SELECT kind, id, NULL, ticket, receiver, NULL, NULL, NULL, NULL, soonest, NULL, NULL
+FROM told;
 
 COMMIT;

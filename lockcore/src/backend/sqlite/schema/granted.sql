@@ -1,12 +1,20 @@
--- Which of these waiting tickets hold, because another process has left. Reads only: what has expired counts as if it
--- were there, until somebody removes it.
+-- Who of this process holds in these lines, and who of it is the first that waits, because another process has left.
+-- Reads only: what has expired counts as if it were there, until somebody removes it.
 --
--- ?1 JSON object, the ids its keys
--- Rows: id
+-- ?1 JSON array of the keys of names   ?2 process
+-- Rows: id, receiver, whether it holds, when the first of those before it expires
 
-SELECT id FROM (
-    SELECT id, capacity, sum(permits) OVER (PARTITION BY name ORDER BY ticket ROWS UNBOUNDED PRECEDING) AS so_far
-    FROM tickets
-    WHERE name IN (SELECT name FROM tickets WHERE id IN (SELECT key FROM json_each(?1)))
+WITH RECURSIVE front (name, ticket, id, permits, capacity, expires_at, receiver, process, older, soonest) AS (
+    SELECT value, -1, NULL, 0, 0, NULL, NULL, NULL, 0, NULL FROM json_each(?1)
+    UNION ALL
+    SELECT next.name, next.ticket, next.id, next.permits, next.capacity, next.expires_at, next.receiver, next.process,
+           front.older + front.permits,
+           coalesce(min(front.soonest, front.expires_at), front.soonest, front.expires_at)
+    FROM front
+    JOIN tickets AS next ON next.name = front.name AND next.ticket = (
+        SELECT ticket FROM tickets WHERE tickets.name = front.name AND tickets.ticket > front.ticket
+        ORDER BY tickets.ticket LIMIT 1
+    )
+    WHERE front.older + front.permits <= front.capacity
 )
-WHERE so_far <= capacity AND id IN (SELECT key FROM json_each(?1));
+SELECT id, receiver, older + permits <= capacity AS holds, soonest FROM front WHERE process = ?2;

@@ -1,33 +1,48 @@
 -- The lines of the names in question, as far as they matter, and whoever has to go from them. After `asked` is filled.
 --
--- Of each line: those that hold or go, those that are asked for, and the first that waits.
+-- Of each line: the front, which is those that hold and the first that waits; those that go; and those that are asked
+-- for. However many wait behind the first, nobody looks at them.
 -- A ticket holds when the permits of all older live tickets plus its own (`now_is`) are at most the capacity; it holds
--- *newly* when that was not so before (`was`).
+-- *newly* when that was not so before (`was`). The first that waits is so *newly* when others waited before it did.
 
 DELETE FROM line;
 
 INSERT INTO line
-SELECT name, ticket, id, keeps, capacity, expires_at, receiver, process, live, was, now_is, foreign_ahead
-FROM (
-    SELECT *,
-           sum(permits) OVER older AS was,
-           sum(keeps * live) OVER older AS now_is,
-           max(live AND process <> mine) OVER older AS foreign_ahead
+WITH RECURSIVE front (
+    name, ticket, id, permits, keeps, capacity, expires_at, receiver, process, live, older_was, older_is
+) AS (
+    SELECT name, -1, NULL, 0, 0, 0, NULL, NULL, NULL, 0, 0, 0
     FROM (
-        SELECT tickets.*, a.process AS mine,
-               asked.id IS NOT NULL AS is_asked,
-               min(tickets.permits, coalesce(asked.keeps, tickets.permits)) AS keeps,
-               tickets.expires_at > a.now AND asked.leaves IS NOT TRUE AS live
-        FROM (SELECT now, process FROM asked LIMIT 1) AS a, tickets LEFT JOIN asked ON asked.id = tickets.id
-        WHERE tickets.name IN (
-            SELECT names.key FROM names WHERE names.name IN (SELECT key FROM asked)
-            UNION ALL
-            SELECT mine.name FROM tickets AS mine WHERE mine.id IN (SELECT id FROM asked)
-        )
+        SELECT names.key AS name FROM names WHERE names.name IN (SELECT key FROM asked)
+        UNION
+        SELECT mine.name FROM tickets AS mine WHERE mine.id IN (SELECT id FROM asked)
     )
-    WINDOW older AS (PARTITION BY name ORDER BY ticket ROWS UNBOUNDED PRECEDING)
+    UNION ALL
+    SELECT next.name, next.ticket, next.id, next.permits, min(next.permits, coalesce(asked.keeps, next.permits)),
+           next.capacity, next.expires_at, next.receiver, next.process,
+           next.expires_at > (SELECT now FROM asked LIMIT 1) AND asked.leaves IS NOT TRUE,
+           front.older_was + front.permits, front.older_is + front.keeps * front.live
+    FROM front
+    JOIN tickets AS next ON next.name = front.name AND next.ticket = (
+        SELECT ticket FROM tickets WHERE tickets.name = front.name AND tickets.ticket > front.ticket
+        ORDER BY tickets.ticket LIMIT 1
+    )
+    LEFT JOIN asked ON asked.id = next.id
+    WHERE NOT (front.live AND front.older_is + front.keeps > front.capacity)
 )
-WHERE NOT live OR now_is - keeps <= capacity OR is_asked;
+SELECT name, ticket, id, keeps, capacity, expires_at, receiver, process, live,
+       older_was, older_was + permits, older_is + keeps * live
+FROM front WHERE ticket >= 0;
+
+-- Each name that has tickets is in `line` by now.
+INSERT OR IGNORE INTO line
+SELECT name, ticket, id, permits, capacity, expires_at, receiver, process, 0, NULL, NULL, NULL
+FROM tickets
+WHERE name IN (SELECT name FROM line) AND expires_at <= (SELECT now FROM asked LIMIT 1)
+UNION ALL
+SELECT name, ticket, tickets.id, min(tickets.permits, coalesce(asked.keeps, tickets.permits)), tickets.capacity,
+       expires_at, tickets.receiver, tickets.process, expires_at > now AND NOT leaves, NULL, NULL, NULL
+FROM asked CROSS JOIN tickets ON tickets.id = asked.id; -- In this order, or the whole table is read.
 
 -- Physically, and before anybody is granted because of it: a renewal that read its clock before this transaction had
 -- the file must not find the ticket alive after it was taken for dead.

@@ -1,8 +1,7 @@
 -- Removes tickets (`line.sql` does that) and says who holds because of it. After `ask_many.sql`, whose arguments it has,
 -- and `line.sql`.
 --
--- Rows, none if the epoch is over: one of kind 0 for each id: whether it was there; and one of kind 1 for each ticket of
--- this process that holds newly: id, ticket, receiver.
+-- Rows, none if the epoch is over: one of kind 0 for each id: whether it was there; and those of the view `told`.
 --
 -- One transaction, whatever the number of ids.
 
@@ -13,10 +12,9 @@ WHERE EXISTS (SELECT 1 FROM asked WHERE marks) AND expires_at <= (SELECT now FRO
 INSERT INTO marks (id, expires_at) SELECT id, now + 60000 FROM asked WHERE marks
 ON CONFLICT (id) DO UPDATE SET expires_at = excluded.expires_at;
 
-SELECT 0 AS kind, asked.id AS id, asked.id IN (SELECT id FROM line) AS ticket, 0 AS receiver
+SELECT 0 AS kind, asked.id AS id, asked.id IN (SELECT id FROM line) AS ticket, 0 AS receiver, NULL AS soonest
 FROM asked
 UNION ALL
-SELECT 1, id, ticket, receiver FROM line
-WHERE live AND was > capacity AND now_is <= capacity AND process = (SELECT process FROM asked LIMIT 1);
+SELECT kind, id, ticket, receiver, soonest FROM told;
 
 COMMIT;

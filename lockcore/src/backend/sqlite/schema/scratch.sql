@@ -5,7 +5,7 @@ CREATE TEMP TABLE asked (
     key         TEXT,             -- names.name, for an enqueue
     permits     INTEGER,
     capacity    INTEGER,
-    ttl_millis  INTEGER,
+    ttl_millis  INTEGER,          -- null leaves it as it is
     wait        INTEGER,
     seen        INTEGER,
     receiver    INTEGER,
@@ -29,7 +29,25 @@ CREATE TEMP TABLE line (
     receiver    INTEGER NOT NULL,
     process     INTEGER NOT NULL,
     live        INTEGER NOT NULL, -- neither expired nor leaving
-    was         INTEGER NOT NULL, -- permits of this and all older ones, before anybody goes or shrinks
-    now_is      INTEGER NOT NULL, -- the same without those that go, and with what the others keep
-    foreign_ahead INTEGER NOT NULL -- a live older one is of another process
-);
+    -- Null behind the first that waits.
+    older_was   INTEGER,          -- permits of all older ones, before anybody goes or shrinks
+    was         INTEGER,          -- the same and its own
+    now_is      INTEGER,          -- the same without those that go, and with what the others keep
+    PRIMARY KEY (name, ticket)
+) WITHOUT ROWID;
+
+-- Of the lines, who of this process is to be told, other than by the answer to what it asked: of kind 1 the tickets that
+-- hold newly; of kind 2 the first that wait, newly, and when the first of the holders before them expires.
+CREATE TEMP VIEW told AS
+SELECT 1 AS kind, id, ticket, receiver, NULL AS soonest
+FROM line
+WHERE live AND was > capacity AND now_is <= capacity
+  AND process = (SELECT process FROM asked LIMIT 1) AND id NOT IN (SELECT id FROM asked)
+UNION ALL
+SELECT 2, id, ticket, receiver, (
+    SELECT min(t.expires_at) FROM line AS holder CROSS JOIN tickets AS t ON t.id = holder.id
+    WHERE holder.name = line.name AND holder.live AND holder.now_is <= holder.capacity
+)
+FROM line
+WHERE live AND older_was > capacity AND now_is > capacity
+  AND process = (SELECT process FROM asked LIMIT 1) AND id NOT IN (SELECT id FROM asked);

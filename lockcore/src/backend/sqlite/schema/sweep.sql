@@ -14,11 +14,10 @@ INSERT INTO asked (id, swept, leaves, marks, now, micros, process)
 SELECT key, key, 0, 0, ?2, ?3, 0 FROM names, store WHERE key > ?1 AND epoch = ?4 ORDER BY key LIMIT 1000;
 
 DELETE FROM tickets
-WHERE name IN (SELECT swept FROM asked)
-  AND NOT EXISTS (
-      SELECT 1 FROM tickets AS other
-      WHERE other.name = tickets.name AND other.expires_at > (SELECT now - 60000 FROM asked LIMIT 1)
-  );
+WHERE name IN (
+    SELECT swept FROM asked
+    WHERE NOT EXISTS (SELECT 1 FROM tickets AS other WHERE other.name = swept AND other.expires_at > now - 60000)
+);
 
 DELETE FROM names
 WHERE key IN (SELECT swept FROM asked)

@@ -14,9 +14,10 @@ CREATE TABLE store (
 -- A row per name: locked before a number is drawn, so that no smaller one can appear later. It stays until a day after
 -- the wall clock has passed `last`: that is what keeps tokens rising.
 CREATE TABLE names (
-    key   INTEGER PRIMARY KEY,
-    name  TEXT    NOT NULL UNIQUE, -- namespace:layout version:{name}
-    last  INTEGER NOT NULL         -- the number drawn last; microseconds of the wall clock, or above
+    key      INTEGER PRIMARY KEY,
+    name     TEXT    NOT NULL UNIQUE,   -- namespace:layout version:{name}
+    last     INTEGER NOT NULL,          -- the number drawn last; microseconds of the wall clock, or above
+    tickets  INTEGER NOT NULL DEFAULT 0 -- how many stand in line, so that nobody has to count them
 );
 
 -- A row per ticket, holders and waiters alike. Who holds is not written: it follows from the order.
@@ -33,6 +34,17 @@ CREATE TABLE tickets (
     owner       TEXT    NOT NULL, -- host/pid/client, for people
     PRIMARY KEY (name, ticket)
 ) WITHOUT ROWID;
+
+-- The dead of a line are found without a walk along it.
+CREATE INDEX ends ON tickets (name, expires_at);
+
+-- Whoever changes `tickets`, a person included, changes these too.
+CREATE TRIGGER joined AFTER INSERT ON tickets BEGIN
+    UPDATE names SET tickets = tickets + 1, last = max(last, NEW.ticket) WHERE key = NEW.name;
+END;
+CREATE TRIGGER gone AFTER DELETE ON tickets BEGIN
+    UPDATE names SET tickets = tickets - 1 WHERE key = OLD.name;
+END;
 
 -- Ids that were released while their enqueue might still have been on its way.
 CREATE TABLE marks (

@@ -1,31 +1,48 @@
 //! The verbs on the file itself, two handles as two processes have them: moments that no client can bring about at will.
 
 use std::num::NonZeroU32;
+use std::sync::mpsc;
 
 use tempfile::TempDir;
 
 use super::*;
+use crate::backend::{Events, News};
 use crate::name::Namespace;
 use crate::queue::{NoTicket, Queue};
 use crate::token::MAX_TICKET;
 
+const RECEIVER: u64 = 7;
+
 struct Process {
     file: File,
     wakes: Wakes,
+    rechecks: mpsc::Receiver<(Id, Duration)>,
 }
 
 impl Process {
     async fn start(folder: &TempDir, number: i64) -> Self {
         let mut file = File::open(&folder.path().join("locks.db")).await.unwrap();
         file.process = number;
+        let (tell, rechecks) = mpsc::channel();
+        let mut wakes = Wakes::default();
+        wakes.join(Events::new(
+            RECEIVER,
+            Namespace::new("test").unwrap(),
+            move |news| {
+                if let News::Recheck(id, after) = news {
+                    tell.send((id, after)).unwrap();
+                }
+            },
+        ));
         Self {
             file,
-            wakes: Wakes::default(),
+            wakes,
+            rechecks,
         }
     }
 
     async fn enqueue(&mut self, request: &Request) -> Result<Enqueued, StoreError> {
-        enqueue(&mut self.file, &mut self.wakes, request, 7).await
+        enqueue(&mut self.file, &mut self.wakes, request, RECEIVER).await
     }
 
     async fn renew(&mut self, request: &Arc<Request>) -> Renewed {
@@ -92,7 +109,7 @@ fn holds(enqueued: Result<Enqueued, StoreError>) -> bool {
 
 #[tokio::test]
 async fn random_histories_keep_to_the_rule_and_every_grant_is_told_once() {
-    for seed in 0..40 {
+    for seed in 0..100 {
         let mut random = fastrand::Rng::with_seed(seed);
         let capacity = random.u32(1..6);
         let folder = tempfile::tempdir().unwrap();
@@ -104,7 +121,7 @@ async fn random_histories_keep_to_the_rule_and_every_grant_is_told_once() {
         let mut asked: Vec<(Arc<Request>, usize)> = Vec::new();
         for step in 0..60 {
             let at = random.usize(..2);
-            let newly;
+            let before = holders(&rule);
             let picked = random.usize(..asked.len().max(1));
             let what = random.u8(0..6);
             match (what, asked.get(picked).cloned()) {
@@ -112,7 +129,7 @@ async fn random_histories_keep_to_the_rule_and_every_grant_is_told_once() {
                     let other = u32::from(random.u8(..8) == 0);
                     let mut new = request(random.u32(1..=capacity), capacity + other);
                     Arc::get_mut(&mut new).unwrap().wait = random.bool();
-                    newly = rule.expire(1);
+                    rule.expire(1);
                     let expected = rule.enqueue(
                         new.id,
                         new.permits.get(),
@@ -133,8 +150,8 @@ async fn random_histories_keep_to_the_rule_and_every_grant_is_told_once() {
                     }
                     if let Ok((_, true)) = expected {
                         // Told by the answer.
-                        let last = rule.holders().len() - 1;
-                        let granted: Vec<_> = holders(&rule).drain(last - newly..last).collect();
+                        let mut granted = newly(&rule, &before);
+                        granted.pop();
                         told(&mut processes, &granted, seed, step).await;
                         continue;
                     }
@@ -149,18 +166,18 @@ async fn random_histories_keep_to_the_rule_and_every_grant_is_told_once() {
                         let most = NonZeroU32::new(random.u32(1..=capacity)).unwrap();
                         renewal.permits = renewal.permits.min(most);
                     }
-                    let mut granted = if known { rule.expire(1) } else { 0 };
-                    if lives {
-                        granted += rule.shrink(old.id, renewal.permits.get());
+                    if known {
+                        rule.expire(1);
                     }
-                    newly = granted;
+                    if lives {
+                        rule.shrink(old.id, renewal.permits.get());
+                    }
                     let expected = lives.then(|| rule.find(old.id).unwrap().1);
                     let answer = processes[of].renew(&Arc::new(renewal)).await;
                     match (expected, answer) {
                         (Some(true), Renewed::Granted { .. }) => {
                             // Told by the answer, if it is new.
-                            let first = rule.holders().len() - newly;
-                            let mut granted = holders(&rule).split_off(first);
+                            let mut granted = newly(&rule, &before);
                             granted.retain(|(id, _)| *id != old.id);
                             told(&mut processes, &granted, seed, step).await;
                             continue;
@@ -171,11 +188,10 @@ async fn random_histories_keep_to_the_rule_and_every_grant_is_told_once() {
                 }
                 (4, Some((old, of))) => {
                     let known = rule.find(old.id).is_some();
-                    newly = if known {
-                        rule.remove(old.id).1 + rule.expire(1)
-                    } else {
-                        0
-                    };
+                    if known {
+                        rule.remove(old.id);
+                        rule.expire(1);
+                    }
                     let answer = processes[of].release(&old, false).await;
                     assert_eq!(
                         answer == Released::Released,
@@ -191,8 +207,7 @@ async fn random_histories_keep_to_the_rule_and_every_grant_is_told_once() {
                     continue;
                 }
             }
-            let first = rule.holders().len() - newly;
-            let granted = holders(&rule).split_off(first);
+            let granted = newly(&rule, &before);
             told(&mut processes, &granted, seed, step).await;
 
             if rule.tickets().all(|(ticket, _)| ticket.expires_at > 1) {
@@ -218,10 +233,16 @@ fn holders(rule: &Queue<usize>) -> Vec<(Id, usize)> {
         .collect()
 }
 
+fn newly(rule: &Queue<usize>, before: &[(Id, usize)]) -> Vec<(Id, usize)> {
+    let mut holders = holders(rule);
+    holders.retain(|holder| !before.contains(holder));
+    holders
+}
+
 /// Each process has been told of its own new grants, or finds them when it looks, and of no others.
 async fn told(processes: &mut [Process; 2], granted: &[(Id, usize)], seed: u64, step: u32) {
     for (at, process) in processes.iter_mut().enumerate() {
-        look(&mut process.file, &mut process.wakes).await;
+        look(&mut process.file, &mut process.wakes).await.unwrap();
         let mut expected: Vec<Id> = granted
             .iter()
             .filter(|(_, of)| *of == at)
@@ -529,8 +550,81 @@ async fn a_grant_that_nobody_looks_for_is_over_after_two_seconds_and_one_that_is
         place.granted && place.remaining <= Duration::from_secs(2),
         "{place:?}"
     );
-    look(&mut other.file, &mut other.wakes).await;
+    look(&mut other.file, &mut other.wakes).await.unwrap();
 
     assert_eq!(other.told(), [waits.id]);
     assert!(one.places().await[0].remaining > Duration::from_secs(50));
+}
+
+#[tokio::test]
+async fn a_renewal_gives_the_ttl_that_it_asks_for_and_a_look_the_one_that_was_asked_for_last() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut one, mut other) = (
+        Process::start(&folder, 1).await,
+        Process::start(&folder, 2).await,
+    );
+    let (held, waits) = (request(1, 1), request(1, 1));
+    assert!(holds(one.enqueue(&held).await));
+    assert!(!holds(other.enqueue(&waits).await));
+    let with = |request: &Arc<Request>, seconds| {
+        Arc::new(Request {
+            ttl: Duration::from_secs(seconds),
+            ..Request::clone(request)
+        })
+    };
+
+    for seconds in [300, 20] {
+        let valid_for = Duration::from_secs(seconds);
+        let renewed = one.renew(&with(&held, seconds)).await;
+        assert_eq!(renewed, Renewed::Granted { valid_for });
+        let remaining = one.places().await[0].remaining;
+        assert!(remaining <= valid_for && remaining > valid_for - Duration::from_secs(10));
+    }
+    other.renew(&with(&waits, 500)).await;
+    one.release(&held, false).await;
+    look(&mut other.file, &mut other.wakes).await.unwrap();
+
+    assert_eq!(other.told(), [waits.id]);
+    assert!(one.places().await[0].remaining > Duration::from_secs(400));
+}
+
+/// Its holder is dead, and says nothing when its time is over.
+#[tokio::test]
+async fn whoever_becomes_the_first_in_line_is_told_when_to_look_in_whatever_process() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut one, mut other) = (
+        Process::start(&folder, 1).await,
+        Process::start(&folder, 2).await,
+    );
+    let [held, first, second, third, last] = [(); 5].map(|()| request(1, 1));
+    assert!(holds(one.enqueue(&held).await));
+    for waits in [&first, &second] {
+        assert!(!holds(one.enqueue(waits).await));
+    }
+    for waits in [&third, &last] {
+        assert!(!holds(other.enqueue(waits).await));
+    }
+
+    one.release(&first, false).await;
+    assert_eq!(rechecks(&mut one), [second.id]);
+    // It goes by its own end this time, found by whoever comes next.
+    one.end(&second).await;
+    one.enqueue(&request(1, 1)).await.unwrap();
+    assert_eq!(rechecks(&mut one), []);
+    look(&mut other.file, &mut other.wakes).await.unwrap();
+    assert_eq!(rechecks(&mut other), [third.id]);
+    // Nobody else has become the first.
+    other.release(&last, false).await;
+    assert_eq!(rechecks(&mut other), []);
+}
+
+/// Who was told to look when the holder's time is over.
+fn rechecks(process: &mut Process) -> Vec<Id> {
+    let told = process.rechecks.try_iter();
+    told.map(|(id, after)| {
+        let whole = Duration::from_secs(60);
+        assert!(after > whole / 2 && after <= whole, "{after:?}");
+        id
+    })
+    .collect()
 }

@@ -1,0 +1,57 @@
+//! What a process asks for all at once must not cost it what it holds.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use libtest_mimic::Trial;
+use tests::eventually::eventually;
+use tokio::task::JoinSet;
+
+use super::client;
+use crate::store::{Kind, Store, give_back};
+
+pub(super) fn facts(store: Kind) -> Vec<Trial> {
+    crate::store_facts![store, crate::store::DEFAULT;
+        a_burst_costs_no_lease_and_everybody_has_an_answer
+    ]
+}
+
+/// With all defaults. Whoever is not let in within the default `wait` has a plain answer too.
+async fn a_burst_costs_no_lease_and_everybody_has_an_answer(store: Store) {
+    let at_once = if tests::fact::long() { 10_000 } else { 2_000 };
+    let locks = client(&store);
+    let held = locks.mutex("held").acquire().await.unwrap();
+    let uploads = locks.semaphore("uploads", 5);
+
+    let began = Instant::now();
+    let mut tasks = JoinSet::new();
+    for _ in 0..at_once {
+        let uploads = uploads.clone();
+        tasks.spawn(async move {
+            match uploads.permits(1).acquire().await {
+                Ok(guard) => guard.release().await.map(|_| ()),
+                Err(error) => Err(error),
+            }
+        });
+    }
+    let mut outcomes: BTreeMap<String, usize> = BTreeMap::new();
+    while let Some(outcome) = tasks.join_next().await {
+        let outcome = match outcome.unwrap() {
+            Ok(()) => "served".to_owned(),
+            Err(error) => format!("{:?}", error.kind()),
+        };
+        *outcomes.entry(outcome).or_default() += 1;
+    }
+
+    println!("{at_once} at once: {outcomes:?} in {:?}", began.elapsed());
+    assert!(held.is_valid());
+    outcomes.retain(|outcome, _| !["served", "Timeout"].contains(&outcome.as_str()));
+    assert!(outcomes.is_empty(), "{outcomes:?}");
+    eventually(
+        "only the lock is left",
+        Duration::from_secs(5),
+        async || store.file().litter().len() == 1,
+    )
+    .await;
+    give_back(held).await;
+}
