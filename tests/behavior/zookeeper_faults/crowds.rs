@@ -7,15 +7,17 @@ use std::time::Duration;
 use libtest_mimic::Trial;
 use lockcore::{ErrorKind, Locks};
 use tests::eventually::eventually;
+use tests::proxy::Proxy;
 use tests::witness::Witness;
 use tests::zookeeper_server::ZooKeeperServer;
 
-use super::{builder, client, counted, nothing_left};
+use super::{builder, client, counted, nothing_left, proxied};
 use crate::store::{Kind, SOON, Store, give_back, tickets};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT;
         an_uncontended_pair_costs_three_requests
+        only_a_client_with_tickets_has_its_leader_checked
         one_hand_over_costs_the_same_whatever_the_number_of_waiters
         a_crowd_of_clients_costs_the_same_however_many_they_are
         a_crowd_that_comes_and_goes_never_overlaps
@@ -45,6 +47,32 @@ async fn an_uncontended_pair_costs_three_requests(_: Store) {
         );
         assert_eq!((spent.received, spent.sent), (50 * pair, 50 * pair));
     }
+}
+
+async fn only_a_client_with_tickets_has_its_leader_checked(_: Store) {
+    let server = ZooKeeperServer::start();
+    let proxy = Proxy::to(server.port());
+    let locks = builder(proxied(&proxy) + "?session_timeout=2s")
+        .ttl(Duration::from_secs(1))
+        .build()
+        .unwrap();
+    let written_in_a_session = async || {
+        let (packets, written) = (proxy.traffic().chunks_up, server.transactions());
+        eventually("a session's probes are sent", SOON, async || {
+            proxy.traffic().chunks_up >= packets + 12
+        })
+        .await;
+        server.transactions() - written
+    };
+    give_back(locks.mutex("a").acquire().await.unwrap()).await;
+
+    assert_eq!(written_in_a_session().await, 0);
+    let guard = locks.mutex("a").acquire().await.unwrap();
+    let written = written_in_a_session().await;
+
+    // Every quarter, by a clock of elevenths, that what else is sent hurries.
+    assert!((1..=4).contains(&written), "{written}");
+    give_back(guard).await;
 }
 
 /// S18, P7.

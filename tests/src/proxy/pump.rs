@@ -23,6 +23,8 @@ const ON_THE_WAY: usize = 1_024;
 pub(super) enum Broken {
     /// One side failed.
     Failed,
+    /// The client is to be cut off, without the server being told.
+    ClientCut,
     /// The server has begun to answer a request of the trap.
     ReplyLost,
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use zookeeper_client::{CreateMode, CreateSequence, Error as ZkError, Stat};
 
-use super::{failed, lives_for, valid_for};
+use super::{failed, valid_for};
 use crate::backend::zookeeper::layout::{self, Parent};
 use crate::backend::zookeeper::session::{Mine, Session, Standing};
 use crate::backend::{Enqueued, Fault, StoreError};
@@ -76,14 +76,16 @@ fn begin(session: &Arc<Session>, request: &Request, parent: &Parent) -> Begin {
     }
     match state.tickets.get(&request.id) {
         Some(Mine::Standing(standing)) => return Begin::Stands(standing.clone()),
-        Some(Mine::Asked) => {
+        Some(Mine::Asked(_)) => {
             // From now on a node of the first try is seen, however late it comes.
             session.follow(&mut state, &parent.path);
             return Begin::AskedBefore;
         }
         None => {}
     }
-    state.tickets.insert(request.id, Mine::Asked);
+    state
+        .tickets
+        .insert(request.id, Mine::Asked(Clock::BOOT.now()));
     // In a line that is followed, and that agrees with us, its events say how we stand. Who does not
     // wait needs to know it now.
     let told_by_events = request.wait
@@ -116,7 +118,8 @@ fn can_be_kept(session: &Session, request: &Request) -> Result<(), StoreError> {
             ),
         ));
     }
-    if lives_for(session) < timeout / LEAST_CERTAIN {
+    // The create itself is to show that the leader leads.
+    if session.state().proof.heard_for(Clock::BOOT.now()) < timeout / LEAST_CERTAIN {
         let text = "ZooKeeper: it is not certain that the session still lives";
         return Err(StoreError::new(Fault::Retry, text));
     }
@@ -306,7 +309,14 @@ fn stands(
         lost: false,
         leaving: false,
     };
-    session.state().stands(request.id, standing.clone());
+    let mut state = session.state();
+    // Its create was committed, as it is there; found by a later try, it was perhaps by the first.
+    if let Some(Mine::Asked(sent)) = state.tickets.get(&request.id) {
+        let sent = *sent;
+        state.proof.committed(sent);
+    }
+    state.stands(request.id, standing.clone());
+    drop(state);
     Ok(standing)
 }
 
@@ -380,8 +390,10 @@ async fn withdraw(
     standing: &Standing,
 ) -> Result<(), StoreError> {
     session.state().leaves(request.id);
+    let sent = Clock::BOOT.now();
     match session.client.delete(&standing.path, None).await {
         Ok(()) | Err(ZkError::NoNode) => {
+            session.committed(sent);
             session.state().left(request.id);
             Ok(())
         }

@@ -8,6 +8,7 @@ use super::failed;
 use crate::backend::zookeeper::layout::{self, Parent};
 use crate::backend::zookeeper::session::Session;
 use crate::backend::{Departure, Released, StoreError};
+use crate::clock::Clock;
 
 /// Deletes nodes. Repeated by the core until it is acknowledged; a node that is not there, because
 /// an earlier try was carried out or because its session is over, is acknowledged too.
@@ -40,6 +41,7 @@ async fn delete(
         .iter()
         .map(|departure| Parent::of(&departure.request.name))
         .collect();
+    let began = Clock::BOOT.now();
     let mut sent = Vec::with_capacity(tickets.len());
     for (departure, parent) in tickets.iter().zip(&parents) {
         let id = departure.request.id;
@@ -77,6 +79,9 @@ async fn delete(
                 Released::NotFound => {}
                 found => released = found,
             }
+        }
+        if released == Released::Released {
+            session.committed(began);
         }
         if let Some(synced) = synced {
             synced.await.map_err(failed)?;

@@ -35,7 +35,7 @@ pub(crate) async fn renew(
             let valid_for = valid_for_in(&state.proof, request);
             answers.push(match state.tickets.get(&request.id) {
                 None => Renewed::Lost, // of an earlier session, or released
-                Some(Mine::Asked) => Renewed::Failed,
+                Some(Mine::Asked(_)) => Renewed::Failed,
                 Some(Mine::Standing(mine)) if mine.lost => Renewed::Lost,
                 _ if shrunk.contains(&(request.id, false)) => Renewed::Failed,
                 Some(Mine::Standing(mine)) => {
@@ -137,11 +137,12 @@ async fn shrink(session: &Arc<Session>, tickets: &[Arc<Request>]) -> Vec<(Id, bo
         // In this order: whoever follows the line is told so, and must not see it without either.
         let both = writes.add_create(&new, &data, &node);
         let both = both.and_then(|()| writes.add_delete(&old, None));
+        let at = Clock::BOOT.now();
         let answer = both.map(|()| writes.commit());
-        sent.push((id, permits, new, answer));
+        sent.push((id, permits, new, at, answer));
     }
     let mut tried = Vec::new();
-    for (id, permits, new, answer) in sent {
+    for (id, permits, new, at, answer) in sent {
         let outcome = match answer {
             Ok(answer) => answer.await.map(drop).map_err(ZkError::from),
             Err(error) => Err(error),
@@ -149,6 +150,7 @@ async fn shrink(session: &Arc<Session>, tickets: &[Arc<Request>]) -> Vec<(Id, bo
         let done = match outcome {
             // Or an earlier try, which was not answered.
             Ok(()) | Err(ZkError::NodeExists) => {
+                session.committed(at);
                 session.state().shrunk(id, new, permits);
                 true
             }
