@@ -1,8 +1,9 @@
 //! What goes over the wire for one and for many, and many who come and go.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
 use lockcore::{ErrorKind, Locks};
@@ -12,6 +13,7 @@ use tests::witness::Witness;
 use tests::zookeeper_server::ZooKeeperServer;
 
 use super::{builder, client, counted, nothing_left, proxied};
+use crate::faults;
 use crate::store::{Kind, SOON, Store, give_back, tickets};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
@@ -21,6 +23,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
         one_hand_over_costs_the_same_whatever_the_number_of_waiters
         a_crowd_of_clients_costs_the_same_however_many_they_are
         a_crowd_that_comes_and_goes_never_overlaps
+        a_burst_of_a_process_costs_no_lease_and_nothing_is_unknown
     ]
 }
 
@@ -226,4 +229,45 @@ async fn a_crowd_that_comes_and_goes_never_overlaps(_: Store) {
     }
     println!("{} visits", witness.assert_no_overlap().visits);
     nothing_left(&server).await;
+}
+
+/// All at once, with all defaults, beside a lock that the process holds, and one of another client.
+async fn a_burst_of_a_process_costs_no_lease_and_nothing_is_unknown(_: Store) {
+    let server = ZooKeeperServer::start();
+    let clients = [(); 2].map(|()| faults::builder(server.url()).build().unwrap());
+    let [locks, other] = &clients;
+    let held = locks.mutex("a").acquire().await.unwrap();
+    let uninvolved = other.mutex("b").acquire().await.unwrap();
+    let burst = if tests::fact::long() { 10_000 } else { 2_000 };
+
+    let began = Instant::now();
+    let mut tasks = tokio::task::JoinSet::new();
+    for _ in 0..burst {
+        let lock = locks.semaphore("uploads", 5).permits(1);
+        tasks.spawn(async move {
+            let guard = lock.acquire().await?;
+            guard.release().await
+        });
+    }
+    let mut outcomes: BTreeMap<String, usize> = BTreeMap::new();
+    while let Some(outcome) = tasks.join_next().await {
+        let outcome = match outcome.unwrap() {
+            Ok(_) => "released".into(),
+            Err(error) => format!("{:?}", error.kind()),
+        };
+        *outcomes.entry(outcome).or_default() += 1;
+    }
+
+    println!("{burst} at once: {outcomes:?}, {:?}", began.elapsed());
+    assert!(held.is_valid() && uninvolved.is_valid());
+    // Who waits for longer than the default is told so.
+    outcomes.remove("Timeout");
+    assert_eq!(outcomes.keys().collect::<Vec<_>>(), ["released"]);
+    eventually("nothing is left", Duration::from_secs(5), async || {
+        server.ephemerals("/test:1/{uploads}/").is_empty()
+    })
+    .await;
+    assert!(held.is_valid() && uninvolved.is_valid());
+    give_back(held).await;
+    give_back(uninvolved).await;
 }

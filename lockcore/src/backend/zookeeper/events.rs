@@ -17,7 +17,7 @@
 //!   is not granted from it, whatever the line looks like (H27). A line that is not current is not
 //!   looked at: renewals ask the store then.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
@@ -195,16 +195,15 @@ impl Session {
         for ticket in &tickets {
             self.disown(&state, path, ticket);
         }
-        // Those of ours that are not there any more.
+        // Those of ours that are not there any more. There may be as many as the line is long.
+        let there: HashSet<i32> = tickets.iter().map(|ticket| ticket.sequence).collect();
         let mut lost = false;
         for mine in state.tickets.values_mut() {
             if let Mine::Standing(standing) = mine
                 && standing.parent == path
                 && !standing.leaving
                 && !layout::is_older(highest, standing.sequence)
-                && !tickets
-                    .iter()
-                    .any(|ticket| ticket.sequence == standing.sequence)
+                && !there.contains(&standing.sequence)
             {
                 standing.lost = true;
                 lost = true;
@@ -426,15 +425,14 @@ async fn follow_line(session: &Arc<Session>, path: &str) -> Option<By> {
 async fn follow_ticket_ahead(session: &Arc<Session>, path: &str) -> Option<By> {
     loop {
         let waiting: Vec<Id> = session.state().waiting(path).collect();
-        let children = match session.client.list_children(path).await {
-            Ok(children) => children,
-            Err(ZkError::NoNode) => Vec::new(),
+        let line = match session.list(path).await {
+            Ok(line) => line,
             Err(error) => {
                 tracing::debug!(%error, "cannot read a line");
                 return None;
             }
         };
-        let node = match session.ahead(path, &children, &waiting) {
+        let node = match session.ahead(path, &line, &waiting) {
             Ahead::Nobody => return None,
             Ahead::NoCrowd => return Some(By::Line),
             Ahead::LookAgain => continue,
@@ -481,10 +479,9 @@ impl Session {
 
     /// Takes the line as it was read, and finds whom to wait for. `waiting` were those of ours that
     /// waited before it was asked for.
-    fn ahead(self: &Arc<Self>, path: &str, children: &[String], waiting: &[Id]) -> Ahead {
-        let line = layout::in_line(children);
+    fn ahead(self: &Arc<Self>, path: &str, line: &[Ticket], waiting: &[Id]) -> Ahead {
         let mut state = self.state();
-        for ticket in &line {
+        for ticket in line {
             self.disown(&state, path, ticket);
         }
         let mut lost = false;
@@ -499,7 +496,7 @@ impl Session {
                 lost = true;
             }
         }
-        let wakes = state.grant(&line);
+        let wakes = state.grant(line);
         let first = line.iter().position(|ticket| {
             let ours = state.standing(ticket.id);
             ours.is_some_and(|ours| ours.sequence == ticket.sequence && ours.is_waiting())
@@ -511,7 +508,7 @@ impl Session {
             line.ahead_of = ahead_of;
         }
         let ahead = match first {
-            _ if watched || !want_all || layout::clients(&line) < NO_CROWD => Ahead::NoCrowd,
+            _ if watched || !want_all || layout::clients(line) < NO_CROWD => Ahead::NoCrowd,
             Some(first) if first > 0 => Ahead::Ticket(format!("{path}/{}", line[first - 1].node)),
             _ if state.waiting(path).next().is_some() => Ahead::LookAgain,
             _ => {

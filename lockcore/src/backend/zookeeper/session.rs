@@ -19,6 +19,7 @@ use zookeeper_client::{Acls, Client, MultiWriteError, SessionState};
 
 use super::config::Settings;
 use super::events::Line;
+use super::lists::Asking;
 use super::tickets;
 use crate::backend::{Events, Fault, StoreError};
 use crate::clock::{Clock, Instant};
@@ -69,6 +70,8 @@ pub(super) struct State {
     /// Released, and their enqueue may still arrive: whatever bears such an id is deleted.
     pub(super) gone: HashMap<Id, Gone>,
     pub(super) lines: HashMap<String, Line>,
+    /// While one is under way, those who wait for the next.
+    pub(super) lists: HashMap<String, Asking>,
     /// Parents that exist, as far as we know.
     parents: HashSet<String>,
     pub(super) proof: Proof,
@@ -251,6 +254,7 @@ pub(super) async fn open(
             tickets: HashMap::new(),
             gone: HashMap::new(),
             lines: HashMap::new(),
+            lists: HashMap::new(),
             parents: HashSet::new(),
             proof: Proof::new(timeout, sent),
         }),

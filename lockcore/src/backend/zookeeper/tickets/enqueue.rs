@@ -5,7 +5,8 @@ use std::sync::Arc;
 use zookeeper_client::{CreateMode, CreateSequence, Error as ZkError, Stat};
 
 use super::{failed, valid_for};
-use crate::backend::zookeeper::layout::{self, Parent};
+use crate::backend::zookeeper::layout::{self, Parent, Ticket};
+use crate::backend::zookeeper::lists::Listed;
 use crate::backend::zookeeper::session::{Mine, Session, Standing};
 use crate::backend::{Enqueued, Fault, StoreError};
 use crate::clock::Clock;
@@ -25,7 +26,7 @@ pub(crate) async fn enqueue(
     session.usable()?;
     can_be_kept(&session, &request)?;
     let parent = Parent::of(&request.name);
-    let (standing, children) = match begin(&session, &request, &parent) {
+    let (standing, line) = match begin(&session, &request, &parent) {
         Begin::Gone => return Ok(Enqueued::Gone),
         Begin::Stands(standing) if standing.leaving => {
             // A delete of it may still be under way, and would take the lock from under its holder.
@@ -40,7 +41,7 @@ pub(crate) async fn enqueue(
         },
         Begin::New(flush) => create(&session, &request, &parent, flush).await?,
     };
-    answer(&session, &request, &parent, standing, children).await
+    answer(&session, &request, &parent, standing, line).await
 }
 
 /// How an enqueue begins.
@@ -136,18 +137,11 @@ async fn find(
     parent: &Parent,
 ) -> Result<Option<Standing>, StoreError> {
     let synced = session.client.sync(&parent.path);
-    let listing = session.client.list_children(&parent.path);
+    let listing = session.list(&parent.path);
     synced.await.map_err(failed)?;
-    let children = match listing.await {
-        Ok(children) => children,
-        Err(ZkError::NoNode) => return Ok(None),
-        Err(error) => return Err(failed(error)),
-    };
+    let line = listing.await.map_err(failed)?;
     let mut found = None;
-    for ticket in layout::in_line(&children) {
-        if ticket.id != request.id {
-            continue;
-        }
+    for ticket in line.iter().filter(|ticket| ticket.id == request.id) {
         let path = parent.child(&ticket.node);
         let stat = session.client.check_stat(&path).await.map_err(failed)?;
         let Some(stat) = stat else { continue };
@@ -175,23 +169,18 @@ async fn found(
     session: &Arc<Session>,
     parent: &Parent,
     standing: Standing,
-) -> Result<(Standing, Option<Vec<String>>), StoreError> {
-    let children = match session.client.list_children(&parent.path).await {
-        Ok(children) => children,
-        Err(ZkError::NoNode) => Vec::new(),
-        Err(error) => return Err(failed(error)),
-    };
-    Ok((standing, Some(children)))
+) -> Result<(Standing, Option<Arc<[Ticket]>>), StoreError> {
+    let line = session.list(&parent.path).await.map_err(failed)?;
+    Ok((standing, Some(line)))
 }
 
-/// Creates the ticket, and its parent if need be; with the children of the parent if they were asked
-/// for.
+/// Creates the ticket, and its parent if need be; with its line if that was asked for.
 async fn create(
     session: &Arc<Session>,
     request: &Request,
     parent: &Parent,
     flush: Flush,
-) -> Result<(Standing, Option<Vec<String>>), StoreError> {
+) -> Result<(Standing, Option<Arc<[Ticket]>>), StoreError> {
     let prefix = parent.prefix(request, session.tag());
     let mut replies = send(session, request, parent, &prefix, flush).await;
     if let Err(ZkError::NoNode) = replies.created
@@ -223,16 +212,16 @@ async fn create(
     let path = format!("{prefix}{sequence}");
     let sequence = layout::wrapped(sequence.into_i64());
     let standing = stands(session, request, parent, sequence, path, &stat)?;
-    let children = replies.listed.transpose();
+    let line = replies.listed.transpose();
     // The ticket stands; asked again, it is found.
-    Ok((standing, children.map_err(failed)?))
+    Ok((standing, line.map_err(failed)?))
 }
 
 struct Replies {
     /// What kept a parent from being made.
     refused: Option<ZkError>,
     created: Result<(Stat, CreateSequence), ZkError>,
-    listed: Option<Result<Vec<String>, ZkError>>,
+    listed: Option<Listed>,
 }
 
 /// One flush: everything is sent before anything is awaited. Dropped, it was sent all the same, and
@@ -254,7 +243,7 @@ async fn send(
         .parent
         .then(|| client.create(&parent.path, b"", &container));
     let created = client.create(prefix, request.owner.as_bytes(), &ticket);
-    let listed = flush.list.then(|| client.list_children(&parent.path));
+    let listed = flush.list.then(|| session.list(&parent.path));
 
     let mut refused = None;
     for made in [folder, path].into_iter().flatten() {
@@ -320,18 +309,17 @@ fn stands(
     Ok(standing)
 }
 
-/// How a standing ticket stands, by the children of its parent or, without them, by its line.
+/// How a standing ticket stands, by the line as it was read or, without that, as its events tell it.
 async fn answer(
     session: &Arc<Session>,
     request: &Request,
     parent: &Parent,
     standing: Standing,
-    children: Option<Vec<String>>,
+    line: Option<Arc<[Ticket]>>,
 ) -> Result<Enqueued, StoreError> {
     let (ticket, valid_for) = (standing.ticket, valid_for(session, request));
     let granted = Enqueued::Granted { ticket, valid_for };
-    if let Some(children) = children {
-        let line = layout::in_line(&children);
+    if let Some(line) = line {
         for other in line.iter().filter(|other| other.id == request.id) {
             if other.sequence != standing.sequence {
                 session.delete_unasked(parent.child(&other.node)); // as in `find`
@@ -346,7 +334,7 @@ async fn answer(
             session.delete_unasked(standing.path);
             return Ok(Enqueued::Gone);
         };
-        let holders = layout::holders(&line);
+        let holders = layout::holders(&*line);
         if at < holders {
             session.state().granted(request.id);
             return Ok(granted);

@@ -64,7 +64,7 @@ pub(crate) async fn renew(
     let mut listing = Vec::new();
     for (_, mine) in &listed {
         if listing.iter().all(|(parent, _)| *parent != &mine.parent) {
-            listing.push((&mine.parent, session.client.list_children(&mine.parent)));
+            listing.push((&mine.parent, session.list(&mine.parent)));
         }
     }
     if let Some(reading) = reading {
@@ -84,13 +84,8 @@ pub(crate) async fn renew(
         }
     }
     for (parent, listing) in listing {
-        let children = match listing.await {
-            Ok(children) => children,
-            Err(ZkError::NoNode) => Vec::new(),
-            Err(error) => return Err(failed(error)),
-        };
-        let line = layout::in_line(&children);
-        let holders = layout::holders(&line);
+        let line = listing.await.map_err(failed)?;
+        let holders = layout::holders(&*line);
         for (at, mine) in listed.iter().filter(|(_, mine)| mine.parent == *parent) {
             let same = |other: &layout::Ticket| other.sequence == mine.sequence;
             answers[*at] = match line.iter().position(same) {
