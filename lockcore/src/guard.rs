@@ -426,7 +426,6 @@ pub enum Release {
 impl Guard {
     /// Of a ticket that the store has just granted, and that nobody else uses.
     pub(crate) fn of_ticket(lease: Arc<Lease>, order: &Order<'_>) -> Self {
-        order.client.shared.entrust_held(&lease);
         let token = FencingToken::of_ticket(lease.ticket(), 0);
         // What is given back before it was used is given back at once.
         let keep_until = Instant::from_nanos(0);
@@ -444,7 +443,9 @@ impl Guard {
         if let Some(Source::Ticket { keep_until }) = &mut *source {
             *keep_until = now.after(min_hold);
             if let Some(limit) = max_hold {
-                hold.lease.end_at(now.after(limit));
+                // From the grant on, which its task may have collected later.
+                let since = hold.lease.granted_at().unwrap_or(now);
+                hold.lease.end_at(since.after(limit));
                 shared.entrust_held(&hold.lease);
             }
         }
@@ -752,13 +753,10 @@ impl<'a> Departing<'a> {
             request: Arc::clone(&lease.request),
             enqueue_may_follow: lease.is_ambiguous(),
         };
-        let by = now.after(shared.op_timeout);
-        let answer = shared
-            .operate(Where::Here, by, |connection| {
-                connection.release(vec![departure])
-            })
-            .await;
-        let error = match answer.map(|(_, answers)| answers.first().copied()) {
+        // It is worth waiting for its turn as long as it holds anything.
+        let turn_by = lease.deadline().max(now);
+        let answer = shared.release(Where::Here, turn_by, vec![departure]).await;
+        let error = match answer.map(|answers| answers.first().copied()) {
             Ok(Some(released @ (Released::Released | Released::NotFound))) => {
                 self.acknowledged = true;
                 shared.disarm(lease.request.id);

@@ -31,6 +31,8 @@ pub(crate) struct Lease {
     /// The number that a wake-up or a renewal says is granted, else 0. A wake-up may overtake the
     /// reply to its own enqueue; it is kept here and compared when the reply has come.
     granted: AtomicU64,
+    /// When that was heard, in nanoseconds of the lease clock, else 0.
+    granted_at: AtomicU64,
     /// Who may use it: [`WRITER`], [`SHRINKING`] or [`SHARED`].
     side: AtomicU8,
     /// What it is renewed with from when it is shrinking.
@@ -39,6 +41,9 @@ pub(crate) struct Lease {
     told: AtomicBool,
     /// An enqueue of this id was sent and never answered, so it may still arrive.
     ambiguous: AtomicBool,
+    /// The [epoch](crate::shared::Shared::epoch) in which the store was last asked and said that the
+    /// ticket stands.
+    confirmed: AtomicU64,
     /// Fires when the ticket is granted or lost.
     pub(crate) changed: Notify,
 }
@@ -70,10 +75,12 @@ impl Lease {
             ticket: AtomicU64::new(0),
             hand_overs: AtomicU16::new(0),
             granted: AtomicU64::new(0),
+            granted_at: AtomicU64::new(0),
             side: AtomicU8::new(if exclusive { WRITER } else { SHARED }),
             shrunk: OnceLock::new(),
             told: AtomicBool::new(false),
             ambiguous: AtomicBool::new(false),
+            confirmed: AtomicU64::new(0),
             changed: Notify::new(),
         }
     }
@@ -224,11 +231,14 @@ impl Lease {
     /// Notes a grant that a wake-up or a renewal told.
     ///
     /// One with a number that is not the ticket's, which only a forger could have sent, is ignored.
-    pub(crate) fn grant(&self, ticket: u64) {
+    pub(crate) fn grant(&self, ticket: u64, now: Instant) {
         let known = self.ticket();
         if known != 0 && known != ticket {
             return;
         }
+        let order = Ordering::SeqCst;
+        // The first of several messages counts.
+        let _ = (self.granted_at).compare_exchange(0, now.as_nanos(), order, order);
         self.granted.store(ticket, Ordering::SeqCst);
         self.changed.notify_waiters();
     }
@@ -239,8 +249,15 @@ impl Lease {
         ticket != 0 && self.granted.load(Ordering::SeqCst) == ticket
     }
 
+    /// Since when it has been known to be granted, if a wake-up or a renewal told.
+    pub(crate) fn granted_at(&self) -> Option<Instant> {
+        let at = self.granted_at.load(Ordering::SeqCst);
+        (self.is_granted() && at != 0).then_some(Instant::from_nanos(at))
+    }
+
     /// Forgets a grant that turned out to be none.
     pub(crate) fn ungrant(&self) {
+        self.granted_at.store(0, Ordering::SeqCst);
         self.granted.store(0, Ordering::SeqCst);
     }
 
@@ -260,6 +277,16 @@ impl Lease {
     /// The token of the latest who got it.
     pub(crate) fn token(&self) -> FencingToken {
         FencingToken::of_ticket(self.ticket(), self.hand_overs())
+    }
+
+    /// The store, asked in `epoch`, says that the ticket stands.
+    pub(crate) fn confirm(&self, epoch: u64) {
+        self.confirmed.fetch_max(epoch, Ordering::SeqCst);
+    }
+
+    /// Whether the store has said so since the last gap, after which `epoch` began.
+    pub(crate) fn is_confirmed_in(&self, epoch: u64) -> bool {
+        self.confirmed.load(Ordering::SeqCst) >= epoch
     }
 
     pub(crate) fn set_ambiguous(&self) {
@@ -309,6 +336,10 @@ pub(crate) mod tests {
     const TTL: Duration = Duration::from_secs(10);
 
     pub(crate) fn lease() -> Lease {
+        lease_for(TTL)
+    }
+
+    pub(crate) fn lease_for(ttl: Duration) -> Lease {
         let namespace = Namespace::new("test").unwrap();
         Lease::new(
             Arc::new(Request {
@@ -316,7 +347,7 @@ pub(crate) mod tests {
                 id: Id::draw().unwrap(),
                 permits: NonZeroU32::MIN,
                 capacity: NonZeroU32::MIN,
-                ttl: TTL,
+                ttl,
                 wait: true,
                 highest_seen: 0,
                 owner: "test".into(),
@@ -396,12 +427,12 @@ pub(crate) mod tests {
     #[test]
     fn a_wake_up_that_overtakes_its_reply_is_kept_and_a_forged_number_grants_nothing() {
         let lease = lease();
-        lease.grant(7);
+        lease.grant(7, at(100));
         assert!(!lease.is_granted());
         lease.answered(7, at(100), TTL);
         assert!(lease.is_granted());
 
-        lease.grant(8);
+        lease.grant(8, at(100));
         assert!(
             lease.is_granted(),
             "a forged wake-up must not undo a true one"
@@ -411,11 +442,11 @@ pub(crate) mod tests {
     #[test]
     fn a_forged_number_grants_nothing() {
         let lease = lease();
-        lease.grant(8);
+        lease.grant(8, at(100));
         lease.answered(7, at(100), TTL);
         assert!(!lease.is_granted());
 
-        lease.grant(7);
+        lease.grant(7, at(100));
         assert!(lease.is_granted());
     }
 }

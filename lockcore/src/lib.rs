@@ -68,6 +68,7 @@ mod config;
 mod connect;
 mod error;
 mod events;
+mod gate;
 mod guard;
 mod hash;
 #[cfg(debug_assertions)]
@@ -77,6 +78,7 @@ mod lease;
 mod local;
 mod lock;
 mod locks;
+mod log;
 #[cfg(lockcore_loom)]
 #[cfg(test)]
 mod loom;
