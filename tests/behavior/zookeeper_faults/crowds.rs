@@ -24,6 +24,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
         a_crowd_of_clients_costs_the_same_however_many_they_are
         a_crowd_that_comes_and_goes_never_overlaps
         a_burst_of_a_process_costs_no_lease_and_nothing_is_unknown
+        a_burst_that_is_dropped_is_gone_soon
     ]
 }
 
@@ -238,7 +239,7 @@ async fn a_burst_of_a_process_costs_no_lease_and_nothing_is_unknown(_: Store) {
     let [locks, other] = &clients;
     let held = locks.mutex("a").acquire().await.unwrap();
     let uninvolved = other.mutex("b").acquire().await.unwrap();
-    let burst = if tests::fact::long() { 10_000 } else { 2_000 };
+    let burst = burst();
 
     let began = Instant::now();
     let mut tasks = tokio::task::JoinSet::new();
@@ -270,4 +271,35 @@ async fn a_burst_of_a_process_costs_no_lease_and_nothing_is_unknown(_: Store) {
     assert!(held.is_valid() && uninvolved.is_valid());
     give_back(held).await;
     give_back(uninvolved).await;
+}
+
+/// Half-way, when some are in line, some are asking and some have not been sent.
+async fn a_burst_that_is_dropped_is_gone_soon(_: Store) {
+    let server = ZooKeeperServer::start();
+    let locks = faults::builder(server.url()).build().unwrap();
+    let held = locks.semaphore("uploads", 5).permits(5);
+    let held = held.acquire().await.unwrap();
+    let in_line = || server.ephemerals("/test:1/{uploads}/").len();
+
+    let mut tasks = tokio::task::JoinSet::new();
+    for _ in 0..burst() {
+        let lock = locks.semaphore("uploads", 5).permits(1);
+        tasks.spawn(async move { lock.acquire().await });
+    }
+    eventually("half of them are in line", SOON, async || {
+        in_line() > burst() / 2
+    })
+    .await;
+    tasks.shutdown().await;
+
+    eventually("the others are gone", Duration::from_secs(5), async || {
+        in_line() == 1
+    })
+    .await;
+    assert!(held.is_valid());
+    give_back(held).await;
+}
+
+fn burst() -> usize {
+    if tests::fact::long() { 10_000 } else { 5_000 }
 }
