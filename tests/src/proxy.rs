@@ -50,6 +50,7 @@ struct Rules {
     cut: bool,
     clients_cut: bool,
     frozen: bool,
+    events_lost: bool,
     delay_up: Duration,
     delay_down: Duration,
 }
@@ -144,6 +145,11 @@ impl Proxy {
     /// Passes on what was held back, and all else.
     pub fn thaw(&self) {
         self.change(|rules| rules.frozen = false);
+    }
+
+    /// A ZooKeeper server's events go nowhere from now on. For a moment when it says nothing.
+    pub fn lose_events(&self) {
+        self.change(|rules| rules.events_lost = true);
     }
 
     /// Delays what is read from now on: `up` from client to server, `down` back.

@@ -22,6 +22,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
         only_a_client_with_tickets_has_its_leader_checked
         one_hand_over_costs_the_same_whatever_the_number_of_waiters
         a_crowd_of_clients_costs_the_same_however_many_they_are
+        those_who_wait_cost_as_many_bytes_each_however_many_they_are
         a_crowd_that_comes_and_goes_never_overlaps
         a_burst_of_a_process_costs_no_lease_and_nothing_is_unknown
         a_burst_that_is_dropped_is_gone_soon
@@ -172,6 +173,39 @@ async fn a_crowd_of_clients_costs_the_same_however_many_they_are(_: Store) {
         assert!(sent <= most, "{sent} > {most}");
     }
     nothing_left(&server).await;
+}
+
+/// The holder stays: what is seen is what it costs to wait.
+async fn those_who_wait_cost_as_many_bytes_each_however_many_they_are(_: Store) {
+    let server = ZooKeeperServer::start();
+    let mut each = Vec::new();
+    for clients in [10, 30] {
+        let proxy = Proxy::to(server.port());
+        let name = format!("a{clients}");
+        let holder = client(&server);
+        let guard = holder.mutex(&name).acquire().await.unwrap();
+        let mut tasks = tokio::task::JoinSet::new();
+        for _ in 0..clients {
+            let locks = builder(proxied(&proxy)).ttl(Duration::from_secs(6));
+            let lock = locks.build().unwrap().mutex(&name).wait(6 * SOON);
+            tasks.spawn(async move { lock.acquire().await });
+        }
+        tickets(&holder, &name, clients + 1).await;
+
+        // Renewals of a ttl, after those who came saw each other come.
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        let before = proxy.traffic();
+        tokio::time::sleep(Duration::from_secs(6)).await;
+        let spent = proxy.traffic();
+
+        let bytes = spent.bytes_up + spent.bytes_down - before.bytes_up - before.bytes_down;
+        let of_each = bytes as f64 / clients as f64 / 6.0;
+        println!("{clients} clients: {of_each:.0} bytes a second for each");
+        each.push(of_each);
+        tasks.shutdown().await;
+        give_back(guard).await;
+    }
+    assert!(each[1] < 1.5 * each[0], "{each:?}");
 }
 
 /// Readers, writers, who gives up and who does not wait, in crowds and alone: lines are followed now in this way, now in

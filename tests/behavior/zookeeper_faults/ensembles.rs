@@ -113,6 +113,8 @@ async fn no_second_holder(
     let ttl = Duration::from_secs(3);
     let there = builder(server.url()).ttl(ttl).build().unwrap();
     let elsewhere = builder(ensemble.servers()[0].url()).build().unwrap();
+    there.ready(SOON).await.unwrap();
+    elsewhere.ready(SOON).await.unwrap();
     let work = Work::begin(there.mutex("a")).await;
     let held = work.held.clone();
     is_proved_again(&held).await;

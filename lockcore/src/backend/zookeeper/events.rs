@@ -34,6 +34,9 @@ use crate::request::Id;
 /// stands; setting it again costs two requests.
 const LINGER: Duration = Duration::from_secs(5);
 
+/// Those in front of a ticket that are looked at when it is renewed.
+const HOLDERS: usize = 16;
+
 /// The line of one name, as the watch tells it.
 #[derive(Debug)]
 pub(super) struct Line {
@@ -44,8 +47,8 @@ pub(super) struct Line {
     current: bool,
     following: Option<AbortHandle>,
     by: By,
-    /// The ticket of ours in front of which a watch stands.
-    ahead_of: Option<i32>,
+    /// The ticket of ours in front of which a watch stands, and the node that is watched.
+    ahead: Option<(i32, String)>,
     used: Instant,
 }
 
@@ -57,7 +60,7 @@ impl Default for Line {
             current: false,
             following: None,
             by: By::Line,
-            ahead_of: None,
+            ahead: None,
             used: Clock::BOOT.now(),
         }
     }
@@ -74,13 +77,56 @@ impl Line {
         self.tickets.front().map(|oldest| oldest.capacity)
     }
 
+    /// The nodes that say whether what is known of the line still holds for the first of ours that waits in
+    /// it: while they are there it waits on. `None` when nothing is known. Those that hold count, as many as
+    /// one small request can ask for; and the one right in front, which alone counts where all want all.
+    pub(super) fn ahead_of(&self, sequence: i32) -> Option<Vec<String>> {
+        if !self.current {
+            let (of, node) = self.ahead.as_ref()?;
+            return match layout::is_older(sequence, *of) {
+                true => None,
+                // Of a younger one of ours, only its own place.
+                false => Some(
+                    (*of == sequence)
+                        .then(|| node.clone())
+                        .into_iter()
+                        .collect(),
+                ),
+            };
+        }
+        let older = |ticket: &&Ticket| layout::is_older(ticket.sequence, sequence);
+        let before = self.tickets.iter().take_while(older);
+        let mut nodes: Vec<String> = match self.tickets.iter().all(Ticket::wants_all) {
+            true => Vec::new(),
+            false => before
+                .clone()
+                .take(HOLDERS)
+                .map(|ticket| ticket.node.clone())
+                .collect(),
+        };
+        if let Some(last) = before.last()
+            && !nodes.contains(&last.node)
+        {
+            nodes.push(last.node.clone());
+        }
+        Some(nodes)
+    }
+
+    /// Whether a node is in it, as far as is known.
+    fn believes_in(&self, node: &str) -> bool {
+        match self.current {
+            true => self.tickets.iter().any(|ticket| ticket.node == node),
+            false => self.ahead.as_ref().is_some_and(|(_, ahead)| ahead == node),
+        }
+    }
+
     pub(super) fn len(&self) -> usize {
         self.tickets.len()
     }
 
     pub(super) fn stop(&mut self) {
         self.current = false;
-        self.ahead_of = None;
+        self.ahead = None;
         if let Some(following) = self.following.take() {
             following.abort();
         }
@@ -165,9 +211,8 @@ impl Session {
     /// One of ours waits in a line from now on.
     pub(super) fn wait_in(self: &Arc<Self>, state: &mut State, path: &str, sequence: i32) {
         if let Some(line) = state.lines.get_mut(path)
-            && line
-                .ahead_of
-                .is_some_and(|other| layout::is_older(sequence, other))
+            && let Some((other, _)) = line.ahead
+            && layout::is_older(sequence, other)
         {
             // Its reply was heard after that of a younger one of ours, whose turn comes later.
             line.stop();
@@ -182,6 +227,26 @@ impl Session {
         paths.retain(|path| state.waiting(path).next().is_some());
         for path in paths {
             self.follow(state, &path);
+        }
+    }
+
+    /// Whether a node that is gone is in a line, as far as that tells.
+    pub(super) fn believes_in(&self, path: &str, node: &str) -> bool {
+        let state = self.state();
+        let line = state.lines.get(path);
+        line.is_some_and(|line| line.believes_in(node))
+    }
+
+    /// A node of a line is gone. Who is not told of that by now is not told at all: the line is followed
+    /// anew.
+    pub(super) fn doubt(self: &Arc<Self>, path: &str, node: &str) {
+        let mut state = self.state();
+        if let Some(line) = state.lines.get_mut(path)
+            && line.believes_in(node)
+        {
+            tracing::debug!("a line is not as its watch told");
+            line.stop();
+            self.follow(&mut state, path);
         }
     }
 
@@ -311,6 +376,16 @@ impl State {
             }
         }
         wakes
+    }
+
+    /// The oldest of ours that waits in a line.
+    pub(super) fn first_waiting(&self, path: &str) -> Option<i32> {
+        let sequence = |id| self.standing(id).map(|mine| mine.sequence);
+        let waiting = self.waiting(path).filter_map(sequence);
+        waiting.reduce(|one, other| match layout::is_older(one, other) {
+            true => one,
+            false => other,
+        })
     }
 
     /// Those of ours that wait in a line.
@@ -503,13 +578,16 @@ impl Session {
         });
         let watched = state.gone.values().any(|gone| gone.parent == path);
         let want_all = line.iter().all(Ticket::wants_all);
-        let ahead_of = first.map(|first| line[first].sequence);
+        let ahead = first.and_then(|first| {
+            let ahead = first.checked_sub(1)?;
+            Some((line[first].sequence, line[ahead].node.clone()))
+        });
         if let Some(line) = state.lines.get_mut(path) {
-            line.ahead_of = ahead_of;
+            line.ahead = ahead.clone();
         }
-        let ahead = match first {
+        let ahead = match ahead {
             _ if watched || !want_all || layout::clients(line) < NO_CROWD => Ahead::NoCrowd,
-            Some(first) if first > 0 => Ahead::Ticket(format!("{path}/{}", line[first - 1].node)),
+            Some((_, node)) => Ahead::Ticket(format!("{path}/{node}")),
             _ if state.waiting(path).next().is_some() => Ahead::LookAgain,
             _ => {
                 // Under the mutex: who comes now finds that nobody follows.
