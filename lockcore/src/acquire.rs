@@ -15,7 +15,7 @@ use crate::guard::Guard;
 use crate::lease::Lease;
 use crate::local::{Arrived, Baton};
 use crate::lock::{Order, Wait};
-use crate::request::Request;
+use crate::request::{Id, Request};
 use crate::shared::{Sent, Shared, Where, jittered};
 use crate::table::{Cleanup, Stage};
 
@@ -229,7 +229,7 @@ impl Pending {
         let shared = &order.client.shared;
         let request = Request {
             name: order.name.clone(),
-            id: shared.ids.draw()?,
+            id: Id::draw()?,
             permits: order.permits,
             capacity: order.capacity,
             ttl: order.ttl,
@@ -375,6 +375,7 @@ impl Pending {
             return Ok(Turn::PlaceLost);
         }
         if let Enqueued::Granted { .. } = answer {
+            lease.is_granted_since(sent.at);
             return Ok(Turn::Granted);
         }
         tracing::debug!(ticket, "in line");
@@ -481,6 +482,7 @@ impl Drop for Pending {
             self.shared.clean_up(Cleanup {
                 request: Arc::clone(&self.lease.request),
                 ambiguous,
+                keep_until: None,
                 after,
             });
         } else {

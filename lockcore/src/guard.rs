@@ -174,7 +174,7 @@ impl Held {
     /// instructions. Only a check of the [token](Self::token) at the resource closes that gap.
     #[must_use]
     pub fn is_valid(&self) -> bool {
-        self.lost_reason().is_none()
+        self.lost_reason_here().is_none()
     }
 
     /// How long the lock is held if no further renewal succeeds; zero when it is lost.
@@ -182,7 +182,7 @@ impl Held {
     /// With renewal on this rises again at every renewal.
     #[must_use]
     pub fn remaining(&self) -> Duration {
-        if self.is_over() {
+        if self.is_over() || self.shared().is_forked() {
             return Duration::ZERO;
         }
         let now = self.shared().clock.now();
@@ -195,6 +195,9 @@ impl Held {
     ///
     /// Safe: it only waits.
     pub async fn lost(&self) -> LostReason {
+        if self.shared().is_forked() {
+            return LostReason::Forked;
+        }
         let reason = self.0.lease.until_lost(&self.shared().clock).await;
         if self.is_over() {
             // Lost by somebody else, whom the ticket was passed on to.
@@ -265,7 +268,7 @@ impl Held {
             let by = shared.clock.now().after(shared.op_timeout);
             shared.renew_now(&self.0.lease, by).await?;
         }
-        match self.lost_reason() {
+        match self.lost_reason_here() {
             Some(reason) => Err(Error::lost(reason)),
             None => Ok(()),
         }
@@ -273,6 +276,13 @@ impl Held {
 
     pub(crate) fn lost_reason(&self) -> Option<LostReason> {
         self.lost_at(self.shared().clock.now())
+    }
+
+    /// As [`lost_reason`](Self::lost_reason), and in a forked child everything is lost. That is a
+    /// system call, which is too much for every poll of a body.
+    fn lost_reason_here(&self) -> Option<LostReason> {
+        let forked = self.shared().is_forked().then_some(LostReason::Forked);
+        forked.or_else(|| self.lost_reason())
     }
 
     fn lost_at(&self, now: Instant) -> Option<LostReason> {
@@ -503,7 +513,7 @@ impl Guard {
     ///
     /// [`Lost`](crate::ErrorKind::Lost).
     pub fn reenter(&self) -> Result<Guard, Error> {
-        if let Some(reason) = self.lost_reason() {
+        if let Some(reason) = self.lost_reason_here() {
             return Err(Error::lost(reason).of_name(self.name()));
         }
         let released = || Error::lost(LostReason::Released).of_name(self.name());
@@ -570,7 +580,7 @@ impl Guard {
                 "a semaphore has no read side; take fewer permits instead",
             ));
         }
-        if let Some(reason) = self.lost_reason() {
+        if let Some(reason) = self.lost_reason_here() {
             return Err(Error::lost(reason));
         }
         if self.writes {
@@ -601,6 +611,10 @@ impl Guard {
     ///
     /// Dropping the future hands the release to the keeper, as dropping the guard does.
     pub async fn release(mut self) -> Result<Release, Error> {
+        if self.shared().is_forked() {
+            self.disown();
+            return Ok(Release::AlreadyLost);
+        }
         let now = self.shared().clock.now();
         let lost_before = self.lost_at(now).is_some();
         let at_the_store = match self.end(now) {
@@ -637,6 +651,19 @@ impl Guard {
         } else {
             Release::AlreadyLost
         })
+    }
+
+    /// In a forked child this is a copy of a guard of the parent's. It gives nothing back, and what it
+    /// comes from does not either.
+    fn disown(&mut self) {
+        self.over = true;
+        let mut source = self.held.0.source.lock();
+        let source = source.as_deref_mut().ok().and_then(Option::take);
+        match source {
+            Some(Source::Share(share)) => share.disown(),
+            Some(Source::Outer(mut outer, _)) => outer.disown(),
+            Some(Source::Ticket { .. }) | None => {}
+        }
     }
 
     /// Ends this guard.
@@ -687,6 +714,9 @@ impl Drop for Guard {
     fn drop(&mut self) {
         if self.over {
             return;
+        }
+        if self.shared().is_forked() {
+            return self.disown();
         }
         let source = match self.end(self.shared().clock.now()) {
             End::Nothing => return,

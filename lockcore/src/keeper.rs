@@ -12,11 +12,12 @@ use std::time::Duration;
 
 use tracing::Level;
 
-use crate::backend::{Backend, Departure, Enqueued, Fault, Released};
+use crate::backend::{Backend, Departure, Enqueued, Fault, Released, Renewed};
 use crate::clock::Instant;
 use crate::error::Error;
 use crate::lease::Lease;
 use crate::log::{Silence, guarded};
+use crate::request::Request;
 use crate::shared::{Settings, Shared, Where, jittered};
 use crate::table::{BATCH, Cleanup, Phase, Stage};
 
@@ -89,13 +90,12 @@ impl Keeper {
 
 impl Drop for Keeper {
     fn drop(&mut self) {
-        let patience = self.shared.op_timeout;
-        {
-            let mut table = self.shared.table();
-            table.phase = Phase::Ending(self.shared.clock.now().after(patience));
+        // In a forked child there is no thread to tell, and to wait for.
+        if self.shared.is_forked() {
+            return;
         }
-        self.shared.ends.notify_waiters();
-        self.shared.due_changed.notify_one();
+        let patience = self.shared.op_timeout;
+        self.shared.end();
         // A waker may drop the last handle on the very thread that would be waited for.
         if self.thread == std::thread::current().id() {
             return;
@@ -151,12 +151,13 @@ async fn keep(shared: &Arc<Shared>) {
         for cleanup in asked {
             tokio::spawn(finish_asking(Arc::clone(shared), cleanup));
         }
-        let mut settled = settled.into_iter();
-        loop {
-            let batch: Vec<_> = settled.by_ref().take(BATCH).collect();
-            if batch.is_empty() {
-                break;
-            }
+        let (kept, settled): (Vec<_>, Vec<_>) = settled
+            .into_iter()
+            .partition(|cleanup| cleanup.keep_until.is_some());
+        for batch in in_batches(kept) {
+            tokio::spawn(leave_kept(Arc::clone(shared), batch));
+        }
+        for batch in in_batches(settled) {
             tokio::spawn(depart(Arc::clone(shared), batch));
         }
         if round.end {
@@ -177,12 +178,24 @@ async fn keep(shared: &Arc<Shared>) {
     }
 }
 
+fn in_batches<T>(all: Vec<T>) -> impl Iterator<Item = Vec<T>> {
+    let mut all = all.into_iter();
+    std::iter::from_fn(move || {
+        let batch: Vec<_> = all.by_ref().take(BATCH).collect();
+        (!batch.is_empty()).then_some(batch)
+    })
+}
+
 /// Leaves the store in what remains of the time that the end may take.
 async fn close(shared: &Shared) {
     let at_the_latest = match shared.table().phase {
         Phase::Ending(at_the_latest) => at_the_latest,
         Phase::Open | Phase::ShutDown => return,
     };
+    // A session that is not closed goes when it times out, and with it what is kept in it.
+    if shared.table().keeps() {
+        return;
+    }
     // Nobody rings alarms any more.
     let rest = shared.clock.time_to(at_the_latest);
     if tokio::time::timeout(rest, shared.links.end())
@@ -288,6 +301,62 @@ async fn finish_asking(shared: Arc<Shared>, mut cleanup: Cleanup) {
         depart(shared, vec![cleanup]).await;
     } else {
         shared.cleaned_up(1);
+    }
+}
+
+/// Leaves tickets at the store that end there by themselves when they were to be given back: each is
+/// renewed once more, with what remains until then as its ttl. Tried until the store acknowledges, or
+/// that time has come. Unacknowledged, a ticket ends with its lease, as after a crash.
+async fn leave_kept(shared: Arc<Shared>, mut batch: Vec<Cleanup>) {
+    let mut pause = Duration::from_millis(20);
+    loop {
+        let now = shared.clock.now();
+        let rest = |cleanup: &Cleanup| {
+            let until = cleanup.keep_until.unwrap_or(now);
+            // Stores count milliseconds.
+            now.until(until) + Duration::from_millis(1)
+        };
+        let before = batch.len();
+        batch.retain(|cleanup| cleanup.keep_until > Some(now));
+        shared.cleaned_up(before - batch.len());
+        if batch.is_empty() {
+            return;
+        }
+        let longest = shared.backend.capability().longest_ttl;
+        let renewals = batch.iter().map(|cleanup| {
+            Arc::new(Request {
+                ttl: rest(cleanup).min(longest),
+                ..Request::clone(&cleanup.request)
+            })
+        });
+        let renewals: Vec<_> = renewals.collect();
+        let by = now.after(shared.op_timeout);
+        let outcome = shared
+            .operate(Where::Keeper, by, |connection| connection.renew(renewals))
+            .await;
+        match outcome {
+            Ok((_, answers)) => {
+                let before = batch.len();
+                let mut answers = answers.into_iter();
+                batch.retain(|_| {
+                    let answer = answers.next().unwrap_or(Renewed::Failed);
+                    answer == Renewed::Failed
+                });
+                shared.cleaned_up(before - batch.len());
+                if batch.is_empty() {
+                    return;
+                }
+            }
+            Err(error) => {
+                let tickets = batch.len();
+                shared.log(Level::DEBUG, move || {
+                    tracing::debug!(%error, tickets, "min_hold not acknowledged, trying again");
+                });
+            }
+        }
+        let again = shared.clock.now().after(jittered(pause));
+        shared.alarm(again).await;
+        pause = (pause * 2).min(Duration::from_secs(1));
     }
 }
 

@@ -31,7 +31,7 @@ pub(crate) struct Lease {
     /// The number that a wake-up or a renewal says is granted, else 0. A wake-up may overtake the
     /// reply to its own enqueue; it is kept here and compared when the reply has come.
     granted: AtomicU64,
-    /// When that was heard, in nanoseconds of the lease clock, else 0.
+    /// See [`granted_at`](Self::granted_at); 0 before that.
     granted_at: AtomicU64,
     /// Who may use it: [`WRITER`], [`SHRINKING`] or [`SHARED`].
     side: AtomicU8,
@@ -236,9 +236,7 @@ impl Lease {
         if known != 0 && known != ticket {
             return;
         }
-        let order = Ordering::SeqCst;
-        // The first of several messages counts.
-        let _ = (self.granted_at).compare_exchange(0, now.as_nanos(), order, order);
+        self.is_granted_since(now);
         self.granted.store(ticket, Ordering::SeqCst);
         self.changed.notify_waiters();
     }
@@ -249,10 +247,17 @@ impl Lease {
         ticket != 0 && self.granted.load(Ordering::SeqCst) == ticket
     }
 
-    /// Since when it has been known to be granted, if a wake-up or a renewal told.
+    /// It has been granted since `at` at the earliest. The first that is told counts.
+    pub(crate) fn is_granted_since(&self, at: Instant) {
+        let order = Ordering::SeqCst;
+        let _ = (self.granted_at).compare_exchange(0, at.as_nanos(), order, order);
+    }
+
+    /// Since when it has been granted, as far as is known: when a wake-up or a renewal told, or when
+    /// the enqueue was sent that it was the answer to.
     pub(crate) fn granted_at(&self) -> Option<Instant> {
         let at = self.granted_at.load(Ordering::SeqCst);
-        (self.is_granted() && at != 0).then_some(Instant::from_nanos(at))
+        (at != 0).then_some(Instant::from_nanos(at))
     }
 
     /// Forgets a grant that turned out to be none.
@@ -312,7 +317,9 @@ const fn reason_code(reason: LostReason) -> u8 {
         LostReason::Taken => 2,
         LostReason::Shutdown => 3,
         LostReason::MaxHold => 4,
-        LostReason::Released => 5, // a view finds it, no lease is lost by it
+        // A view finds these; no lease is lost by them.
+        LostReason::Released => 5,
+        LostReason::Forked => 6,
     }
 }
 

@@ -389,7 +389,7 @@ impl Lanes {
         let state = &mut *state;
         let lane = state.lanes.get_mut(name)?;
         change(lane);
-        while !lane.line.is_empty() {
+        while !lane.line.is_empty() || !lane.given.is_empty() {
             let at = self.moment(shared);
             lane.take_back_overdue(at.now, given);
             lane.advance(at, &mut state.errands, given);
@@ -523,7 +523,7 @@ impl Lane {
         Some(since.after(self.ttl.mul_f64(COLLECTED_WITHIN)))
     }
 
-    /// When an errand that has no place in the store's line is late.
+    /// When an errand that has no place in the store's line is late, and others wait here.
     fn errand_by(&self) -> Option<Instant> {
         let errand = self
             .errand
@@ -643,9 +643,6 @@ impl Lane {
     /// Sees to it that the front waits neither beyond the bound nor for a task that is not polled.
     /// False when one of these times has come already.
     fn set_alarms(&mut self, shared: &Arc<Shared>, name: &Name, bound: Duration) -> bool {
-        if self.line.is_empty() {
-            return true;
-        }
         let overdue = [self.collect_by(), self.errand_by()];
         let mut in_time = true;
         if let Some(by) = overdue.into_iter().flatten().min()
@@ -658,7 +655,8 @@ impl Lane {
             self.recall = Some(alarm);
             in_time = pending;
         }
-        if self.errand.is_none()
+        if !self.line.is_empty()
+            && self.errand.is_none()
             && let Some(tenure) = self.current.as_mut().filter(|t| t.alarm.is_none())
         {
             let (alarm, pending) = ring(shared, name, tenure.since.after(bound));
@@ -741,6 +739,11 @@ impl Share {
     /// Which use of the ticket this is, from 0.
     pub(crate) fn hand_overs(&self) -> u16 {
         self.hand_overs
+    }
+
+    /// Forgets the use, which is another process's.
+    pub(crate) fn disown(mut self) {
+        self.open = false;
     }
 
     /// Ends the use. Returns whether the ticket is to be released at the store, which is the

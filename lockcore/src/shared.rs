@@ -25,7 +25,7 @@ use crate::local::Lanes;
 use crate::lock::Wait;
 use crate::log::{Log, guarded};
 use crate::name::Namespace;
-use crate::request::{Id, Ids, Request};
+use crate::request::{Id, Request};
 use crate::supervise::{Links, NotConnected};
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Mutex, MutexGuard, Notify};
@@ -33,6 +33,9 @@ use crate::table::{Cleanup, Phase, Stage, Table, Tracked};
 
 /// However often a message says so, which somebody may have forged, nobody looks again more often.
 const LEAST_RECHECK: Duration = Duration::from_millis(100);
+
+const FORKED: &str =
+    "this client was made before a fork, in the parent process; make another in the child";
 
 /// What a client is made with, checked.
 pub(crate) struct Settings {
@@ -65,7 +68,6 @@ pub(crate) struct Shared {
     pub(crate) keeper: runtime::Handle,
     pub(crate) links: Links,
     pub(crate) lanes: Lanes,
-    pub(crate) ids: Ids,
     /// The process that the client was made in.
     pid: u32,
     /// The highest ticket number that this client was told, on any name (P6).
@@ -119,7 +121,6 @@ impl Shared {
             keeper,
             links: Links::default(),
             lanes: Lanes::new(own_for),
-            ids: Ids::default(),
             pid: std::process::id(),
             highest_seen: AtomicU64::new(0),
             epoch: AtomicU64::new(1),
@@ -157,13 +158,11 @@ impl Shared {
     ///
     /// # Errors
     ///
-    /// [`LostReason::Shutdown`] once the client is shut down; `Config` in a forked child, which has
-    /// neither the keeper's thread nor connections of its own, but the same random numbers (H43).
+    /// [`LostReason::Shutdown`] once the client is shut down; `Config` in a [forked
+    /// child](Self::is_forked).
     pub(crate) fn arm(&self, lease: &Arc<Lease>) -> Result<(), Error> {
-        if std::process::id() != self.pid {
-            return Err(Error::config(
-                "this client was made before a fork, in the parent process; make another in the child",
-            ));
+        if self.is_forked() {
+            return Err(Error::config(FORKED));
         }
         let mut table = self.table();
         if table.phase != Phase::Open {
@@ -172,6 +171,14 @@ impl Shared {
         let tracked = Tracked::new(lease, self.epoch());
         table.leases.insert(lease.request.id, tracked);
         Ok(())
+    }
+
+    /// Whether this process is a forked child of the one that made the client. The child has neither
+    /// the keeper's thread nor connections of its own. What it has are copies: sockets that the parent
+    /// talks on, and mutexes that a thread of the parent may have held. So all of it is over there,
+    /// and nothing of it may be touched.
+    pub(crate) fn is_forked(&self) -> bool {
+        std::process::id() != self.pid
     }
 
     /// Puts a lease into the keeper's care at a stage: it is looked at again at `due`. False if the
@@ -226,14 +233,29 @@ impl Shared {
     }
 
     /// Leaves a lease that its user is done with in the keeper's care: renewed as before, and given
-    /// back at `until`. No shutdown waits for it.
+    /// back at `until`. No shutdown waits for that: see [`settle_kept`](Self::settle_kept).
     pub(crate) fn keep(&self, lease: &Lease, until: Instant) {
         let mut table = self.table();
         let due = table.keep(lease.request.id, until);
         self.wake_keeper_at(&mut table, due);
-        let idle = table.is_awaited_idle();
+        let (phase, idle) = (table.phase, table.is_awaited_idle());
         drop(table);
+        if phase != Phase::Open {
+            self.settle_kept();
+        }
         self.tell_if(idle);
+    }
+
+    /// The client comes to its end: what it keeps is left to the store, with a ttl that ends when it
+    /// was to be given back. At a store with sessions tickets have no ttl of their own; there the
+    /// keeper gives back what it can, and the session is not closed over what is left.
+    fn settle_kept(&self) {
+        if self.backend.capability().sessions {
+            return;
+        }
+        if self.table().settle_kept() {
+            self.due_changed.notify_one();
+        }
     }
 
     /// A renewal has come to its end, whichever; the next look is at `due`.
@@ -517,6 +539,9 @@ impl Shared {
         by: Instant,
         verb: impl FnOnce(&dyn Connection) -> Answer<T>,
     ) -> Result<(Sent, T), StoreError> {
+        if self.is_forked() {
+            return Err(StoreError::new(Fault::Config, FORKED));
+        }
         let (_, connected) = self.connection(whose, by).await?;
         self.send(&connected, by, verb).await
     }
@@ -692,6 +717,7 @@ impl Shared {
         }
         let waiting = table.leases_where(|stage| matches!(stage, Stage::Asked | Stage::Waiting));
         drop(table);
+        self.settle_kept();
         for lease in waiting {
             // Granted in this moment, it may finish as others do.
             let stage = self.stage(lease.request.id);
@@ -755,6 +781,14 @@ impl Shared {
             }
         }
         self.lanes.lost(self, lease);
+    }
+
+    /// The last handle is gone.
+    pub(crate) fn end(&self) {
+        self.table().phase = Phase::Ending(self.clock.now().after(self.op_timeout));
+        self.settle_kept();
+        self.ends.notify_waiters();
+        self.due_changed.notify_one();
     }
 
     /// Marks what is still held as lost, so that the work on it stops.
@@ -901,7 +935,7 @@ mod tests {
     use crate::backend::memory::Memory;
     use crate::error::ErrorKind;
 
-    /// H43. The child is played: its process is not the one that the client was made in.
+    /// The child is played here, and forked in the behaviour suite: its process is not the one that the client was made in.
     #[tokio::test]
     async fn a_client_is_dead_in_a_forked_child() {
         let runtime = tokio::runtime::Handle::current();

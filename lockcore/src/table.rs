@@ -153,6 +153,8 @@ pub(crate) struct Cleanup {
     pub(crate) request: Arc<Request>,
     /// See [`Departure::enqueue_may_follow`].
     pub(crate) ambiguous: bool,
+    /// It is not to go before this time: it is left there with what remains of it as its ttl.
+    pub(crate) keep_until: Option<Instant>,
     /// The enqueue whose reply nobody waits for any more. The release must not overtake it: the
     /// keeper finishes it first.
     pub(crate) after: Option<Asking>,
@@ -164,6 +166,7 @@ impl Cleanup {
         Self {
             request: Arc::clone(&lease.request),
             ambiguous: lease.is_ambiguous(),
+            keep_until: None,
             after: None,
         }
     }
@@ -231,7 +234,8 @@ impl Table {
         ];
         let mut next = next.into_iter().flatten().min();
         if let Phase::Ending(at_the_latest) = self.phase {
-            round.end = self.cleanups_open == 0 || now >= at_the_latest;
+            let done = self.cleanups_open == 0 && !self.keeps_until(at_the_latest);
+            round.end = done || now >= at_the_latest;
             next = Some(next.map_or(at_the_latest, |next| next.min(at_the_latest)));
         }
         // A time that is given up is slept until all the same. Otherwise a lease that comes and goes
@@ -448,6 +452,44 @@ impl Table {
         // As before, a renewal or the end of one; only the new end may come sooner.
         let due = tracked.due.unwrap_or(until);
         self.look_again_at(id, due)
+    }
+
+    /// Nobody will give back what is kept: it becomes something to clean up, in such a way that it
+    /// stays until its time. Returns whether there was anything.
+    pub(crate) fn settle_kept(&mut self) -> bool {
+        if self.kept == 0 {
+            return false;
+        }
+        let kept = self
+            .leases
+            .values()
+            .filter_map(|tracked| match tracked.stage {
+                Stage::Kept { until } => Some(Cleanup {
+                    keep_until: Some(until),
+                    request: Arc::clone(tracked.lease.renewal()),
+                    ..Cleanup::of(&tracked.lease)
+                }),
+                _ => None,
+            });
+        let kept: Vec<_> = kept.collect();
+        for cleanup in kept {
+            self.remove(cleanup.request.id);
+            self.cleanups.push(cleanup);
+            self.cleanups_open += 1;
+        }
+        true
+    }
+
+    /// Whether something is kept that will be given back by then.
+    pub(crate) fn keeps_until(&self, at_the_latest: Instant) -> bool {
+        let mut stages = self.leases.values().map(|tracked| tracked.stage);
+        self.kept > 0
+            && stages.any(|stage| matches!(stage, Stage::Kept { until } if until <= at_the_latest))
+    }
+
+    /// Whether anything is kept.
+    pub(crate) fn keeps(&self) -> bool {
+        self.kept > 0
     }
 
     /// What a shutdown has to wait for; from now on it is told when that is nothing.

@@ -27,6 +27,7 @@ mod redis_scripts;
 mod reentry;
 mod runtimes;
 mod sqlite_faults;
+mod starved;
 mod store;
 mod tls;
 mod traces;
@@ -43,6 +44,7 @@ fn main() {
         trials.extend(exclusion::facts(kind));
         trials.extend(leases::facts(kind));
         trials.extend(giving_up::facts(kind));
+        trials.extend(starved::facts(kind));
         trials.extend(runtimes::facts(kind));
         trials.extend(local::facts(kind));
         trials.extend(reentry::facts(kind));

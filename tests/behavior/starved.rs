@@ -1,0 +1,229 @@
+//! Futures that are polled a few times and then neither polled again nor dropped, as `select!` does with a `&mut future`.
+//! What they were given is nobody's: it has to go to those who are polled.
+
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use libtest_mimic::Trial;
+use lockcore::{Error, ErrorKind, Fair, Guard, Lock, Locks, LostReason};
+use tests::eventually::eventually;
+
+use crate::store::{
+    Kind, SLACK, SOON, Store, assert_nothing_left, begin, give_back, kind, tickets,
+};
+
+pub(crate) fn facts(store: Kind) -> Vec<Trial> {
+    crate::store_facts![store;
+        a_grant_that_nobody_collects_goes_to_the_next_in_another_process
+        a_grant_that_nobody_collects_goes_to_the_next_in_its_process
+        a_shared_grant_that_nobody_collects_lets_a_writer_in
+        an_answer_that_nobody_looks_at_keeps_nobody_out
+        a_task_that_is_polled_again_gets_the_lock_after_all
+        max_hold_counts_from_the_grant
+    ]
+}
+
+const TTL: Duration = Duration::from_secs(2);
+
+/// Twice: it may be the store's clock that ends a ticket, which begins when the keeper has ceased to renew.
+const SOON_AFTER_TTL: Duration = Duration::from_secs(4);
+
+/// A future whose task is busy with something else for ever.
+struct Starved(Pin<Box<dyn Future<Output = Result<Guard, Error>> + Send>>);
+
+impl Starved {
+    /// Polled until `so_far` says so, and at least once.
+    async fn until(lock: Lock, what: &str, so_far: impl AsyncFn() -> bool) -> Self {
+        let mut starved = Self(Box::pin(async move { lock.acquire().await }));
+        let began = Instant::now();
+        loop {
+            assert!(starved.poll().is_pending());
+            if so_far().await {
+                return starved;
+            }
+            assert!(began.elapsed() < SOON, "{what}");
+            tokio::task::yield_now().await;
+        }
+    }
+
+    fn poll(&mut self) -> Poll<Result<Guard, Error>> {
+        self.0
+            .as_mut()
+            .poll(&mut Context::from_waker(Waker::noop()))
+    }
+}
+
+/// Holders and waiters, at the store and in this client.
+async fn are_there(locks: &Locks, count: usize) -> bool {
+    let places = locks.inspect("a").await.unwrap();
+    let local: u32 = places.iter().map(|place| place.local_waiters).sum();
+    places.len() + local as usize == count
+}
+
+async fn a_grant_that_nobody_collects_goes_to_the_next_in_another_process(store: Store) {
+    let (locks, elsewhere) = (store.client(), store.client());
+    let holder = locks.mutex("a").ttl(TTL).acquire().await.unwrap();
+    let lock = locks.mutex("a").ttl(TTL).wait(3 * SOON);
+    let starved = Starved::until(lock, "in line", async || are_there(&locks, 2).await);
+    let starved = starved.await;
+    let next = begin(elsewhere.mutex("a").ttl(TTL).wait(3 * SOON));
+    tickets(
+        &elsewhere,
+        "a",
+        if store.fair == Fair::Strict { 3 } else { 2 },
+    )
+    .await;
+
+    let began = Instant::now();
+    give_back(holder).await;
+
+    let next = next.await.unwrap().unwrap();
+    assert!(
+        began.elapsed() < SOON_AFTER_TTL + SLACK,
+        "{:?}",
+        began.elapsed()
+    );
+    give_back(next).await;
+    drop(starved);
+    assert_nothing_left(&store, &locks, "a").await;
+}
+
+async fn a_grant_that_nobody_collects_goes_to_the_next_in_its_process(store: Store) {
+    let locks = store.client();
+    let lock = locks.mutex("a").ttl(TTL).wait(3 * SOON);
+    let holder = lock.acquire().await.unwrap();
+    let starved = Starved::until(lock.clone(), "in line", async || are_there(&locks, 2).await);
+    let starved = starved.await;
+    let next = begin(lock.clone());
+    tickets(&locks, "a", 3).await;
+
+    let began = Instant::now();
+    give_back(holder).await;
+
+    let next = next.await.unwrap().unwrap();
+    assert!(
+        began.elapsed() < SOON_AFTER_TTL + SLACK,
+        "{:?}",
+        began.elapsed()
+    );
+    give_back(next).await;
+    drop(starved);
+    assert_nothing_left(&store, &locks, "a").await;
+}
+
+async fn a_shared_grant_that_nobody_collects_lets_a_writer_in(store: Store) {
+    let locks = store.client();
+    let catalog = locks.rwlock("a");
+    let writer = catalog.write().ttl(TTL).acquire().await.unwrap();
+    let read = catalog.read().ttl(TTL).wait(3 * SOON);
+    let starved = Starved::until(read, "in line", async || are_there(&locks, 2).await);
+    let starved = starved.await;
+
+    let began = Instant::now();
+    give_back(writer).await;
+    let next = catalog.write().ttl(TTL).wait(3 * SOON).acquire().await;
+
+    assert!(
+        began.elapsed() < SOON_AFTER_TTL + SLACK,
+        "{:?}",
+        began.elapsed()
+    );
+    give_back(next.unwrap()).await;
+    drop(starved);
+    assert_nothing_left(&store, &locks, "a").await;
+}
+
+/// The reply to its enqueue says "granted".
+async fn an_answer_that_nobody_looks_at_keeps_nobody_out(store: Store) {
+    let (locks, elsewhere) = (store.client(), store.client());
+    locks.ready(SOON).await.unwrap();
+    let lock = locks.mutex("a").ttl(TTL).wait(3 * SOON);
+    let waiting = lock.clone();
+    let mut starved = Starved(Box::pin(async move { waiting.acquire().await }));
+    let began = Instant::now();
+    loop {
+        // An embedded store may have answered already: then there is nothing to starve.
+        if starved.poll().is_ready() {
+            return;
+        }
+        if !elsewhere.inspect("a").await.unwrap().is_empty() {
+            break;
+        }
+        assert!(began.elapsed() < SOON, "it is not taken");
+    }
+
+    let began = Instant::now();
+    let there = elsewhere.mutex("a").ttl(TTL).wait(3 * SOON);
+    let uses = [lock, there]
+        .map(|lock| tokio::spawn(async move { give_back(lock.acquire().await.unwrap()).await }));
+    for used in uses {
+        used.await.unwrap();
+        assert!(
+            began.elapsed() < SOON_AFTER_TTL + SLACK,
+            "{:?}",
+            began.elapsed()
+        );
+    }
+    drop(starved);
+    assert_nothing_left(&store, &locks, "a").await;
+}
+
+async fn a_task_that_is_polled_again_gets_the_lock_after_all(store: Store) {
+    let locks = store.client();
+    let lock = locks.mutex("a").ttl(TTL).wait(3 * SOON);
+    let holder = lock.acquire().await.unwrap();
+    let starved = Starved::until(lock.clone(), "in line", async || are_there(&locks, 2).await);
+    let starved = starved.await;
+    let next = begin(lock.clone());
+    tickets(&locks, "a", 3).await;
+    give_back(holder).await;
+    let next = next.await.unwrap().unwrap();
+
+    let polled_again = tokio::spawn(starved.0);
+    tickets(&locks, "a", 2).await;
+    assert!(!polled_again.is_finished(), "two are in");
+    let before = next.token();
+    give_back(next).await;
+
+    let last = polled_again.await.unwrap().unwrap();
+    assert!(last.token() > before);
+    give_back(last).await;
+    assert_nothing_left(&store, &locks, "a").await;
+}
+
+/// Not from when its task collects it.
+async fn max_hold_counts_from_the_grant(store: Store) {
+    let (locks, limit) = (store.client(), Duration::from_millis(700));
+    let ttl = Duration::from_secs(5);
+    let holder = locks.mutex("a").ttl(ttl).acquire().await.unwrap();
+    let lock = locks.mutex("a").ttl(ttl).max_hold(limit).wait(SOON);
+    let mut starved = Starved::until(lock, "in line", async || {
+        locks.inspect("a").await.unwrap().len() == 2
+    })
+    .await;
+    // Long enough to look at the answer to its enqueue, which takes several steps on some stores.
+    let polled = tokio::time::timeout(Duration::from_millis(500), &mut starved.0).await;
+    assert!(polled.is_err(), "two are in");
+    give_back(holder).await;
+    eventually("it is granted", SOON, async || {
+        locks
+            .inspect("a")
+            .await
+            .unwrap()
+            .iter()
+            .any(|place| place.granted)
+    })
+    .await;
+
+    tokio::time::sleep(limit).await; // its time passes
+
+    let guard = match starved.poll() {
+        Poll::Ready(outcome) => outcome.unwrap(),
+        Poll::Pending => starved.0.await.unwrap(),
+    };
+    assert_eq!(guard.remaining(), Duration::ZERO);
+    assert_eq!(guard.lost().await, LostReason::MaxHold);
+    let lost = guard.ensure(Duration::ZERO).await;
+    assert_eq!(kind(lost), ErrorKind::Lost(LostReason::MaxHold));
+}
