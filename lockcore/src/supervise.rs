@@ -100,7 +100,9 @@ impl Links {
         let links = std::mem::take(&mut *self.list());
         for link in links {
             if let State::Up(connected) = link.change(State::Closed) {
-                Arc::clone(connected.connection()).close().await;
+                let connection = Arc::clone(connected.connection());
+                drop(connected); // the store closes it when nobody else has it
+                connection.close().await;
             }
         }
     }

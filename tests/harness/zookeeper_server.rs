@@ -19,6 +19,7 @@ pub(crate) fn facts() -> Vec<Trial> {
         packets_are_counted_without_the_questions
         an_ensemble_elects_another_leader
         a_bridged_server_follows_and_does_not_notice_that_it_is_cut_off
+        a_leader_is_deposed_and_does_not_notice
     ]
 }
 
@@ -102,12 +103,24 @@ fn an_ensemble_elects_another_leader() {
 
 fn a_bridged_server_follows_and_does_not_notice_that_it_is_cut_off() {
     let ensemble = Ensemble::with_bridges();
-    let bridged = ensemble.bridged();
-    assert_eq!(bridged.role().as_deref(), Some("follower"));
+    let follower = ensemble.followers()[1];
 
-    ensemble.cut_off();
+    ensemble.cut_off(follower);
     std::thread::sleep(Duration::from_secs(5)); // half of what it would take to notice
 
-    assert_eq!(bridged.role().as_deref(), Some("follower"));
-    assert_ne!(ensemble.leader().port(), bridged.port());
+    assert_eq!(follower.role().as_deref(), Some("follower"));
+    assert_ne!(ensemble.leader().port(), follower.port());
+}
+
+fn a_leader_is_deposed_and_does_not_notice() {
+    let ensemble = Ensemble::with_bridges();
+    let (leader, followers) = (ensemble.leader(), ensemble.followers());
+
+    ensemble.cut_off_untold(leader);
+
+    wait_until("another leads", SOON, || {
+        let leads = |server: &&ZooKeeperServer| server.role().as_deref() == Some("leader");
+        followers.iter().copied().any(|server| leads(&server))
+    });
+    assert_eq!(leader.role().as_deref(), Some("leader"));
 }

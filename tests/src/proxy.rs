@@ -48,9 +48,17 @@ pub struct Traffic {
 #[derive(Clone, Copy, Debug, Default)]
 struct Rules {
     cut: bool,
+    clients_cut: bool,
     frozen: bool,
+    events_lost: bool,
     delay_up: Duration,
     delay_down: Duration,
+}
+
+impl Rules {
+    fn cut_for_clients(&self) -> bool {
+        self.cut || self.clients_cut
+    }
 }
 
 /// What the connections share beside the rules.
@@ -114,18 +122,19 @@ impl Proxy {
     /// Resets every connection and, until [`restore`](Self::restore), each new one as soon as it is accepted.
     pub fn cut(&self) {
         self.change(|rules| rules.cut = true);
-        let open = self.shared.open();
-        drop(
-            self.shared
-                .closed_one
-                .wait_while(open, |open| *open > 0)
-                .unwrap_or_else(PoisonError::into_inner),
-        );
+        self.wait_until_closed();
+    }
+
+    /// The same for clients, and the server is not told: its ends of the connections stay, and nothing is said on them
+    /// any more. The end of that is a close.
+    pub fn cut_clients(&self) {
+        self.change(|rules| rules.clients_cut = true);
+        self.wait_until_closed();
     }
 
     /// Lets connections in again.
     pub fn restore(&self) {
-        self.change(|rules| rules.cut = false);
+        self.change(|rules| (rules.cut, rules.clients_cut) = (false, false));
     }
 
     /// Holds back all bytes in both directions; connections stay, and new ones are accepted.
@@ -136,6 +145,11 @@ impl Proxy {
     /// Passes on what was held back, and all else.
     pub fn thaw(&self) {
         self.change(|rules| rules.frozen = false);
+    }
+
+    /// A ZooKeeper server's events go nowhere from now on. For a moment when it says nothing.
+    pub fn lose_events(&self) {
+        self.change(|rules| rules.events_lost = true);
     }
 
     /// Delays what is read from now on: `up` from client to server, `down` back.
@@ -176,6 +190,16 @@ impl Proxy {
         *self.shared.open()
     }
 
+    fn wait_until_closed(&self) {
+        let open = self.shared.open();
+        drop(
+            self.shared
+                .closed_one
+                .wait_while(open, |open| *open > 0)
+                .unwrap_or_else(PoisonError::into_inner),
+        );
+    }
+
     fn change(&self, change: impl FnOnce(&mut Rules)) {
         // Returns only when no connection is in the middle of a write: they write with the rules borrowed.
         self.rules.as_ref().unwrap().send_modify(change);
@@ -210,7 +234,7 @@ async fn accept(
         // Counted with the rules borrowed: a cut is either seen here, or sees this connection among the open ones.
         let open = {
             let rules = rules.borrow();
-            if rules.cut {
+            if rules.cut_for_clients() {
                 reset(&client);
                 continue;
             }
@@ -232,7 +256,10 @@ async fn serve(mut client: TcpStream, port: u16, rules: watch::Receiver<Rules>, 
     let mut until_cut = rules.clone();
     let end = tokio::select! {
         end = connection => end,
-        _ = until_cut.wait_for(|rules| rules.cut) => Err(Broken::Failed),
+        rules = until_cut.wait_for(Rules::cut_for_clients) => match rules {
+            Ok(rules) if !rules.cut => Err(Broken::ClientCut),
+            _ => Err(Broken::Failed),
+        },
     };
     match (end, server) {
         (Ok(()), _) => {}
@@ -243,6 +270,12 @@ async fn serve(mut client: TcpStream, port: u16, rules: watch::Receiver<Rules>, 
             if let Some(server) = server {
                 pump::drain(server).await;
             }
+        }
+        (Err(Broken::ClientCut), server) => {
+            reset(&client);
+            drop((client, open));
+            let _ = until_cut.wait_for(|rules| !rules.cut_for_clients()).await;
+            drop(server);
         }
         // One side's failure, or the cut: the other side learns it as a reset too.
         (Err(Broken::Failed), server) => {

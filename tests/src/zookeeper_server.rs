@@ -261,6 +261,13 @@ impl ZooKeeperServer {
         }
     }
 
+    /// The number of the last transaction that it knows of.
+    pub fn transactions(&self) -> u64 {
+        let told = self.ask("srvr").expect("a server that answers");
+        let number = told.lines().find_map(|line| line.strip_prefix("Zxid: 0x"));
+        u64::from_str_radix(number.expect("what it tells"), 16).unwrap()
+    }
+
     /// `leader`, `follower`, `standalone`; nothing while it does not serve.
     pub fn role(&self) -> Option<String> {
         self.mntr().remove("zk_server_state")
@@ -441,8 +448,20 @@ impl Packets {
 #[derive(Debug)]
 pub struct Ensemble {
     servers: Vec<ZooKeeperServer>,
-    /// Between the third server and the others, when it is to be cut off.
-    bridges: Vec<Proxy>,
+    /// Between the servers, when they are to be cut off.
+    bridges: Vec<Bridge>,
+}
+
+/// Of an ensemble with bridges.
+const FIRST_LEADER: usize = 2;
+
+/// What one server says to another goes through here.
+#[derive(Debug)]
+struct Bridge {
+    between: [usize; 2],
+    /// From a follower to its leader; else it carries votes.
+    follows: bool,
+    proxy: Proxy,
 }
 
 impl Ensemble {
@@ -451,8 +470,8 @@ impl Ensemble {
         Self::launch(false, 10)
     }
 
-    /// An ensemble whose third server follows, and can be cut off from the others, which it goes on believing in for
-    /// ten seconds.
+    /// An ensemble whose servers can be cut off from each other. The second leads, and the others follow. Who is cut off
+    /// goes on believing in the others for ten seconds.
     pub fn with_bridges() -> Self {
         Self::launch(true, 20)
     }
@@ -476,13 +495,31 @@ impl Ensemble {
         let mut bridges = Vec::new();
         let servers: Vec<ZooKeeperServer> = (1..=3)
             .map(|number: usize| {
-                let mut lines = vec!["initLimit=20".to_owned(), format!("syncLimit={sync_limit}")];
+                // While a bridge to a leader that does not listen yet is one that breaks, it costs this to begin anew.
+                let init_limit = if bridged { 10 } else { 20 };
+                let mut lines = vec![
+                    format!("initLimit={init_limit}"),
+                    format!("syncLimit={sync_limit}"),
+                ];
                 for (other, &[_, mut peer, mut election]) in (1..).zip(&ports) {
-                    if bridged && number == 3 && other != 3 {
-                        // The third calls the others: a server with a smaller number is called back.
-                        for port in [&mut peer, &mut election] {
-                            bridges.push(Proxy::to(*port));
-                            *port = bridges[bridges.len() - 1].port();
+                    if bridged && number != other {
+                        for (follows, port) in [(true, &mut peer), (false, &mut election)] {
+                            if follows && other != FIRST_LEADER {
+                                // Who is elected later listens late, and a refusal is what makes others try again.
+                                continue;
+                            }
+                            let proxy = Proxy::to(*port);
+                            *port = proxy.port();
+                            if !follows && number < other {
+                                // A server with a larger number is never called: it would call back, to the
+                                // caller's own address and so past the bridges.
+                                proxy.cut();
+                            }
+                            bridges.push(Bridge {
+                                between: [number, other],
+                                follows,
+                                proxy,
+                            });
                         }
                     }
                     lines.push(format!("server.{other}=127.0.0.1:{peer}:{election}"));
@@ -493,7 +530,7 @@ impl Ensemble {
             .collect();
         let ensemble = Self { servers, bridges };
         let (first, later) = ensemble.servers.split_at(if bridged { 2 } else { 3 });
-        // Two are a majority; who comes later follows.
+        // Two are a majority, of which the second leads; who comes later follows.
         for servers in [first, later] {
             for server in servers {
                 server.spawn();
@@ -515,16 +552,27 @@ impl Ensemble {
         Some(ensemble)
     }
 
-    /// The server that [`cut_off`](Self::cut_off) cuts off.
-    pub fn bridged(&self) -> &ZooKeeperServer {
-        &self.servers[2]
+    /// Nothing passes any more between a server and the others, and nobody is told.
+    pub fn cut_off(&self, server: &ZooKeeperServer) {
+        for bridge in self.bridges_of(server) {
+            bridge.proxy.freeze();
+        }
     }
 
-    /// Nothing passes any more between the third server and the others, and nobody is told.
-    pub fn cut_off(&self) {
-        for bridge in &self.bridges {
-            bridge.freeze();
+    /// The same for the leader, and its followers are told: their connections to it are reset. It is not told.
+    pub fn cut_off_untold(&self, leader: &ZooKeeperServer) {
+        for bridge in self.bridges_of(leader) {
+            match bridge.follows {
+                true => bridge.proxy.cut_clients(),
+                false => bridge.proxy.freeze(),
+            }
         }
+    }
+
+    fn bridges_of(&self, server: &ZooKeeperServer) -> impl Iterator<Item = &Bridge> {
+        let number = server.number.expect("is one of the ensemble");
+        let touches = move |bridge: &&Bridge| bridge.between.contains(&number);
+        self.bridges.iter().filter(touches)
     }
 
     pub fn url(&self) -> String {

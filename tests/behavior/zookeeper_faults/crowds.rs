@@ -1,24 +1,31 @@
 //! What goes over the wire for one and for many, and many who come and go.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
 use lockcore::{ErrorKind, Locks};
 use tests::eventually::eventually;
+use tests::proxy::Proxy;
 use tests::witness::Witness;
 use tests::zookeeper_server::ZooKeeperServer;
 
-use super::{builder, client, counted, nothing_left};
+use super::{builder, client, counted, nothing_left, proxied};
+use crate::faults;
 use crate::store::{Kind, SOON, Store, give_back, tickets};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT;
         an_uncontended_pair_costs_three_requests
+        only_a_client_with_tickets_has_its_leader_checked
         one_hand_over_costs_the_same_whatever_the_number_of_waiters
         a_crowd_of_clients_costs_the_same_however_many_they_are
+        those_who_wait_cost_as_many_bytes_each_however_many_they_are
         a_crowd_that_comes_and_goes_never_overlaps
+        a_burst_of_a_process_costs_no_lease_and_nothing_is_unknown
+        a_burst_that_is_dropped_is_gone_soon
     ]
 }
 
@@ -45,6 +52,32 @@ async fn an_uncontended_pair_costs_three_requests(_: Store) {
         );
         assert_eq!((spent.received, spent.sent), (50 * pair, 50 * pair));
     }
+}
+
+async fn only_a_client_with_tickets_has_its_leader_checked(_: Store) {
+    let server = ZooKeeperServer::start();
+    let proxy = Proxy::to(server.port());
+    let locks = builder(proxied(&proxy) + "?session_timeout=2s")
+        .ttl(Duration::from_secs(1))
+        .build()
+        .unwrap();
+    let written_in_a_session = async || {
+        let (packets, written) = (proxy.traffic().chunks_up, server.transactions());
+        eventually("a session's probes are sent", SOON, async || {
+            proxy.traffic().chunks_up >= packets + 12
+        })
+        .await;
+        server.transactions() - written
+    };
+    give_back(locks.mutex("a").acquire().await.unwrap()).await;
+
+    assert_eq!(written_in_a_session().await, 0);
+    let guard = locks.mutex("a").acquire().await.unwrap();
+    let written = written_in_a_session().await;
+
+    // Every quarter, by a clock of elevenths, that what else is sent hurries.
+    assert!((1..=4).contains(&written), "{written}");
+    give_back(guard).await;
 }
 
 /// S18, P7.
@@ -142,6 +175,39 @@ async fn a_crowd_of_clients_costs_the_same_however_many_they_are(_: Store) {
     nothing_left(&server).await;
 }
 
+/// The holder stays: what is seen is what it costs to wait.
+async fn those_who_wait_cost_as_many_bytes_each_however_many_they_are(_: Store) {
+    let server = ZooKeeperServer::start();
+    let mut each = Vec::new();
+    for clients in [10, 30] {
+        let proxy = Proxy::to(server.port());
+        let name = format!("a{clients}");
+        let holder = client(&server);
+        let guard = holder.mutex(&name).acquire().await.unwrap();
+        let mut tasks = tokio::task::JoinSet::new();
+        for _ in 0..clients {
+            let locks = builder(proxied(&proxy)).ttl(Duration::from_secs(6));
+            let lock = locks.build().unwrap().mutex(&name).wait(6 * SOON);
+            tasks.spawn(async move { lock.acquire().await });
+        }
+        tickets(&holder, &name, clients + 1).await;
+
+        // Renewals of a ttl, after those who came saw each other come.
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        let before = proxy.traffic();
+        tokio::time::sleep(Duration::from_secs(6)).await;
+        let spent = proxy.traffic();
+
+        let bytes = spent.bytes_up + spent.bytes_down - before.bytes_up - before.bytes_down;
+        let of_each = bytes as f64 / clients as f64 / 6.0;
+        println!("{clients} clients: {of_each:.0} bytes a second for each");
+        each.push(of_each);
+        tasks.shutdown().await;
+        give_back(guard).await;
+    }
+    assert!(each[1] < 1.5 * each[0], "{each:?}");
+}
+
 /// Readers, writers, who gives up and who does not wait, in crowds and alone: lines are followed now in this way, now in
 /// that.
 async fn a_crowd_that_comes_and_goes_never_overlaps(_: Store) {
@@ -198,4 +264,76 @@ async fn a_crowd_that_comes_and_goes_never_overlaps(_: Store) {
     }
     println!("{} visits", witness.assert_no_overlap().visits);
     nothing_left(&server).await;
+}
+
+/// All at once, with all defaults, beside a lock that the process holds, and one of another client.
+async fn a_burst_of_a_process_costs_no_lease_and_nothing_is_unknown(_: Store) {
+    let server = ZooKeeperServer::start();
+    let clients = [(); 2].map(|()| faults::builder(server.url()).build().unwrap());
+    let [locks, other] = &clients;
+    let held = locks.mutex("a").acquire().await.unwrap();
+    let uninvolved = other.mutex("b").acquire().await.unwrap();
+    let burst = burst();
+
+    let began = Instant::now();
+    let mut tasks = tokio::task::JoinSet::new();
+    for _ in 0..burst {
+        let lock = locks.semaphore("uploads", 5).permits(1);
+        tasks.spawn(async move {
+            let guard = lock.acquire().await?;
+            guard.release().await
+        });
+    }
+    let mut outcomes: BTreeMap<String, usize> = BTreeMap::new();
+    while let Some(outcome) = tasks.join_next().await {
+        let outcome = match outcome.unwrap() {
+            Ok(_) => "released".into(),
+            Err(error) => format!("{:?}", error.kind()),
+        };
+        *outcomes.entry(outcome).or_default() += 1;
+    }
+
+    println!("{burst} at once: {outcomes:?}, {:?}", began.elapsed());
+    assert!(held.is_valid() && uninvolved.is_valid());
+    // Who waits for longer than the default is told so.
+    outcomes.remove("Timeout");
+    assert_eq!(outcomes.keys().collect::<Vec<_>>(), ["released"]);
+    eventually("nothing is left", Duration::from_secs(5), async || {
+        server.ephemerals("/test:1/{uploads}/").is_empty()
+    })
+    .await;
+    assert!(held.is_valid() && uninvolved.is_valid());
+    give_back(held).await;
+    give_back(uninvolved).await;
+}
+
+/// Half-way, when some are in line, some are asking and some have not been sent.
+async fn a_burst_that_is_dropped_is_gone_soon(_: Store) {
+    let server = ZooKeeperServer::start();
+    let locks = faults::builder(server.url()).build().unwrap();
+    let held = locks.semaphore("uploads", 5).permits(5);
+    let held = held.acquire().await.unwrap();
+    let in_line = || server.ephemerals("/test:1/{uploads}/").len();
+
+    let mut tasks = tokio::task::JoinSet::new();
+    for _ in 0..burst() {
+        let lock = locks.semaphore("uploads", 5).permits(1);
+        tasks.spawn(async move { lock.acquire().await });
+    }
+    eventually("half of them are in line", SOON, async || {
+        in_line() > burst() / 2
+    })
+    .await;
+    tasks.shutdown().await;
+
+    eventually("the others are gone", Duration::from_secs(5), async || {
+        in_line() == 1
+    })
+    .await;
+    assert!(held.is_valid());
+    give_back(held).await;
+}
+
+fn burst() -> usize {
+    if tests::fact::long() { 10_000 } else { 5_000 }
 }

@@ -19,6 +19,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
         a_lost_release_is_repeated
         wake_ups_that_were_cut_off_are_caught_up_on
         a_waiter_of_before_a_reconnect_is_woken_after_it
+        a_watch_that_is_lost_costs_a_third_of_a_ttl
     ]
 }
 
@@ -133,4 +134,37 @@ async fn a_waiter_of_before_a_reconnect_is_woken_after_it(_: Store) {
         "{:?}",
         released.elapsed()
     );
+}
+
+/// Of a mutex, whose waiter is behind one other ticket; and of a semaphore, where the one that leaves is not the one in
+/// front of the waiter.
+async fn a_watch_that_is_lost_costs_a_third_of_a_ttl(_: Store) {
+    let server = ZooKeeperServer::start();
+    for capacity in [1, 2] {
+        let proxy = Proxy::to(server.port());
+        let (locks, deaf) = (client(&server), through(&proxy));
+        let lock = |of: &lockcore::Locks| of.semaphore("a", capacity).permits(1);
+        let mut guards = Vec::new();
+        for _ in 0..capacity {
+            guards.push(lock(&locks).acquire().await.unwrap());
+        }
+        let waiter = begin(lock(&deaf).wait(2 * SOON));
+        tickets(&locks, "a", capacity as usize + 1).await;
+        eventually("it is watched", SOON, async || server.watches() > 0).await;
+        tickets(&deaf, "a", capacity as usize + 1).await;
+        proxy.lose_events();
+
+        give_back(guards.remove(0)).await;
+        let released = Instant::now();
+        let guard = waiter.await.unwrap().unwrap();
+
+        println!("granted {:?} later", released.elapsed());
+        // The ttl is 10 s, by default.
+        assert!(released.elapsed() < Duration::from_secs(5));
+        give_back(guard).await;
+        for guard in guards {
+            give_back(guard).await;
+        }
+        nothing_left(&server).await;
+    }
 }

@@ -23,6 +23,8 @@ const ON_THE_WAY: usize = 1_024;
 pub(super) enum Broken {
     /// One side failed.
     Failed,
+    /// The client is to be cut off, without the server being told.
+    ClientCut,
     /// The server has begun to answer a request of the trap.
     ReplyLost,
 }
@@ -43,15 +45,21 @@ pub(super) async fn through(
     let (queue_down, down) = mpsc::channel(ON_THE_WAY);
     let trapped = AtomicBool::new(false);
 
-    let read_up = read(from_client, queue_up, || {
+    let read_up = read(from_client, queue_up, |chunk| {
         shared.chunks_up.fetch_add(1, Ordering::Relaxed);
-        Ok(rules.borrow().delay_up)
+        Ok((rules.borrow().delay_up, chunk.to_vec()))
     });
-    let read_down = read(from_server, queue_down, || {
+    let mut begun = Vec::new();
+    let read_down = read(from_server, queue_down, |chunk| {
         if trapped.load(Ordering::Relaxed) {
             return Err(Broken::ReplyLost);
         }
-        Ok(rules.borrow().delay_down)
+        let rules = rules.borrow();
+        let chunk = match rules.events_lost {
+            true => without_events(&mut begun, chunk),
+            false => chunk.to_vec(),
+        };
+        Ok((rules.delay_down, chunk))
     });
     let mut recent = Vec::new();
     let write_up = write(to_server, up, rules.clone(), &shared.bytes_up, |chunk| {
@@ -71,11 +79,29 @@ pub(super) async fn drain(mut server: TcpStream) {
     while server.read(&mut void).await.is_ok_and(|read| read > 0) {}
 }
 
-/// `on_chunk` says by how much what was just read is delayed.
+/// What ZooKeeper says but for its events, as far as it is complete; `begun` keeps the rest. A message is its length
+/// and, first of all, the number of the request that it answers: -1 for an event.
+fn without_events(begun: &mut Vec<u8>, chunk: &[u8]) -> Vec<u8> {
+    begun.extend_from_slice(chunk);
+    let mut kept = Vec::new();
+    while let Some((length, rest)) = begun.split_first_chunk() {
+        let length = u32::from_be_bytes(*length) as usize;
+        if rest.len() < length {
+            break;
+        }
+        let message: Vec<u8> = begun.drain(..4 + length).collect();
+        if message[4..8] != [0xff; 4] {
+            kept.extend(message);
+        }
+    }
+    kept
+}
+
+/// `on_chunk` says by how much what was just read is delayed, and what of it is passed on.
 async fn read(
     mut from: ReadHalf<'_>,
     queue: mpsc::Sender<Chunk>,
-    on_chunk: impl Fn() -> Result<Duration, Broken>,
+    mut on_chunk: impl FnMut(&[u8]) -> Result<(Duration, Vec<u8>), Broken>,
 ) -> Result<(), Broken> {
     let mut buffer = vec![0; CHUNK];
     loop {
@@ -83,8 +109,8 @@ async fn read(
         if read == 0 {
             return Ok(()); // the queue's end is the writer's
         }
-        let due = Instant::now() + on_chunk()?;
-        if queue.send((due, buffer[..read].to_vec())).await.is_err() {
+        let (delay, chunk) = on_chunk(&buffer[..read])?;
+        if queue.send((Instant::now() + delay, chunk)).await.is_err() {
             return Ok(()); // its writer has failed and says so itself
         }
     }

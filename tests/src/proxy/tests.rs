@@ -1,6 +1,6 @@
 //! Against a server that answers each line with `you said: ` and the line. What Redis makes of it is in tests/harness.
 
-use std::io::{BufRead as _, BufReader, ErrorKind, Write as _};
+use std::io::{BufRead as _, BufReader, ErrorKind, Read as _, Write as _};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::mpsc;
 use std::time::Instant;
@@ -125,6 +125,28 @@ fn a_cut_resets_old_connections_and_new_ones_until_restored() {
     new.say("b\n");
     assert_eq!(new.hear().unwrap(), "you said: b");
     assert_eq!(proxy.traffic().connections, 2);
+}
+
+#[test]
+fn a_cut_that_the_server_is_not_told_of_resets_clients_alone() {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let proxy = Proxy::to(listener.local_addr().unwrap().port());
+    let mut client = Client::of(&proxy);
+    let (mut served, _) = listener.accept().unwrap();
+    client.say("a");
+    served.read_exact(&mut [0]).unwrap();
+    served.set_read_timeout(Some(A_WHILE)).unwrap();
+
+    proxy.cut_clients();
+
+    assert!(client.is_reset());
+    assert!(Client::of(&proxy).is_reset());
+    let silence = served.read(&mut [0]).unwrap_err();
+    assert_eq!(silence.kind(), ErrorKind::WouldBlock);
+
+    proxy.restore();
+    served.set_read_timeout(Some(SOON)).unwrap();
+    assert_eq!(served.read(&mut [0]).unwrap(), 0);
 }
 
 #[test]

@@ -17,7 +17,7 @@
 //!   is not granted from it, whatever the line looks like (H27). A line that is not current is not
 //!   looked at: renewals ask the store then.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
@@ -34,6 +34,9 @@ use crate::request::Id;
 /// stands; setting it again costs two requests.
 const LINGER: Duration = Duration::from_secs(5);
 
+/// Those in front of a ticket that are looked at when it is renewed.
+const HOLDERS: usize = 16;
+
 /// The line of one name, as the watch tells it.
 #[derive(Debug)]
 pub(super) struct Line {
@@ -44,8 +47,8 @@ pub(super) struct Line {
     current: bool,
     following: Option<AbortHandle>,
     by: By,
-    /// The ticket of ours in front of which a watch stands.
-    ahead_of: Option<i32>,
+    /// The ticket of ours in front of which a watch stands, and the node that is watched.
+    ahead: Option<(i32, String)>,
     used: Instant,
 }
 
@@ -57,7 +60,7 @@ impl Default for Line {
             current: false,
             following: None,
             by: By::Line,
-            ahead_of: None,
+            ahead: None,
             used: Clock::BOOT.now(),
         }
     }
@@ -74,13 +77,56 @@ impl Line {
         self.tickets.front().map(|oldest| oldest.capacity)
     }
 
+    /// The nodes that say whether what is known of the line still holds for the first of ours that waits in
+    /// it: while they are there it waits on. `None` when nothing is known. Those that hold count, as many as
+    /// one small request can ask for; and the one right in front, which alone counts where all want all.
+    pub(super) fn ahead_of(&self, sequence: i32) -> Option<Vec<String>> {
+        if !self.current {
+            let (of, node) = self.ahead.as_ref()?;
+            return match layout::is_older(sequence, *of) {
+                true => None,
+                // Of a younger one of ours, only its own place.
+                false => Some(
+                    (*of == sequence)
+                        .then(|| node.clone())
+                        .into_iter()
+                        .collect(),
+                ),
+            };
+        }
+        let older = |ticket: &&Ticket| layout::is_older(ticket.sequence, sequence);
+        let before = self.tickets.iter().take_while(older);
+        let mut nodes: Vec<String> = match self.tickets.iter().all(Ticket::wants_all) {
+            true => Vec::new(),
+            false => before
+                .clone()
+                .take(HOLDERS)
+                .map(|ticket| ticket.node.clone())
+                .collect(),
+        };
+        if let Some(last) = before.last()
+            && !nodes.contains(&last.node)
+        {
+            nodes.push(last.node.clone());
+        }
+        Some(nodes)
+    }
+
+    /// Whether a node is in it, as far as is known.
+    fn believes_in(&self, node: &str) -> bool {
+        match self.current {
+            true => self.tickets.iter().any(|ticket| ticket.node == node),
+            false => self.ahead.as_ref().is_some_and(|(_, ahead)| ahead == node),
+        }
+    }
+
     pub(super) fn len(&self) -> usize {
         self.tickets.len()
     }
 
     pub(super) fn stop(&mut self) {
         self.current = false;
-        self.ahead_of = None;
+        self.ahead = None;
         if let Some(following) = self.following.take() {
             following.abort();
         }
@@ -165,9 +211,8 @@ impl Session {
     /// One of ours waits in a line from now on.
     pub(super) fn wait_in(self: &Arc<Self>, state: &mut State, path: &str, sequence: i32) {
         if let Some(line) = state.lines.get_mut(path)
-            && line
-                .ahead_of
-                .is_some_and(|other| layout::is_older(sequence, other))
+            && let Some((other, _)) = line.ahead
+            && layout::is_older(sequence, other)
         {
             // Its reply was heard after that of a younger one of ours, whose turn comes later.
             line.stop();
@@ -185,6 +230,26 @@ impl Session {
         }
     }
 
+    /// Whether a node that is gone is in a line, as far as that tells.
+    pub(super) fn believes_in(&self, path: &str, node: &str) -> bool {
+        let state = self.state();
+        let line = state.lines.get(path);
+        line.is_some_and(|line| line.believes_in(node))
+    }
+
+    /// A node of a line is gone. Who is not told of that by now is not told at all: the line is followed
+    /// anew.
+    pub(super) fn doubt(self: &Arc<Self>, path: &str, node: &str) {
+        let mut state = self.state();
+        if let Some(line) = state.lines.get_mut(path)
+            && line.believes_in(node)
+        {
+            tracing::debug!("a line is not as its watch told");
+            line.stop();
+            self.follow(&mut state, path);
+        }
+    }
+
     fn line_was_read(self: &Arc<Self>, path: &str, children: &[String], parent: Option<&Stat>) {
         let mut state = self.state();
         let Some(line) = state.lines.get_mut(path) else {
@@ -195,16 +260,15 @@ impl Session {
         for ticket in &tickets {
             self.disown(&state, path, ticket);
         }
-        // Those of ours that are not there any more.
+        // Those of ours that are not there any more. There may be as many as the line is long.
+        let there: HashSet<i32> = tickets.iter().map(|ticket| ticket.sequence).collect();
         let mut lost = false;
         for mine in state.tickets.values_mut() {
             if let Mine::Standing(standing) = mine
                 && standing.parent == path
                 && !standing.leaving
                 && !layout::is_older(highest, standing.sequence)
-                && !tickets
-                    .iter()
-                    .any(|ticket| ticket.sequence == standing.sequence)
+                && !there.contains(&standing.sequence)
             {
                 standing.lost = true;
                 lost = true;
@@ -312,6 +376,16 @@ impl State {
             }
         }
         wakes
+    }
+
+    /// The oldest of ours that waits in a line.
+    pub(super) fn first_waiting(&self, path: &str) -> Option<i32> {
+        let sequence = |id| self.standing(id).map(|mine| mine.sequence);
+        let waiting = self.waiting(path).filter_map(sequence);
+        waiting.reduce(|one, other| match layout::is_older(one, other) {
+            true => one,
+            false => other,
+        })
     }
 
     /// Those of ours that wait in a line.
@@ -426,15 +500,14 @@ async fn follow_line(session: &Arc<Session>, path: &str) -> Option<By> {
 async fn follow_ticket_ahead(session: &Arc<Session>, path: &str) -> Option<By> {
     loop {
         let waiting: Vec<Id> = session.state().waiting(path).collect();
-        let children = match session.client.list_children(path).await {
-            Ok(children) => children,
-            Err(ZkError::NoNode) => Vec::new(),
+        let line = match session.list(path).await {
+            Ok(line) => line,
             Err(error) => {
                 tracing::debug!(%error, "cannot read a line");
                 return None;
             }
         };
-        let node = match session.ahead(path, &children, &waiting) {
+        let node = match session.ahead(path, &line, &waiting) {
             Ahead::Nobody => return None,
             Ahead::NoCrowd => return Some(By::Line),
             Ahead::LookAgain => continue,
@@ -481,10 +554,9 @@ impl Session {
 
     /// Takes the line as it was read, and finds whom to wait for. `waiting` were those of ours that
     /// waited before it was asked for.
-    fn ahead(self: &Arc<Self>, path: &str, children: &[String], waiting: &[Id]) -> Ahead {
-        let line = layout::in_line(children);
+    fn ahead(self: &Arc<Self>, path: &str, line: &[Ticket], waiting: &[Id]) -> Ahead {
         let mut state = self.state();
-        for ticket in &line {
+        for ticket in line {
             self.disown(&state, path, ticket);
         }
         let mut lost = false;
@@ -499,20 +571,23 @@ impl Session {
                 lost = true;
             }
         }
-        let wakes = state.grant(&line);
+        let wakes = state.grant(line);
         let first = line.iter().position(|ticket| {
             let ours = state.standing(ticket.id);
             ours.is_some_and(|ours| ours.sequence == ticket.sequence && ours.is_waiting())
         });
         let watched = state.gone.values().any(|gone| gone.parent == path);
         let want_all = line.iter().all(Ticket::wants_all);
-        let ahead_of = first.map(|first| line[first].sequence);
+        let ahead = first.and_then(|first| {
+            let ahead = first.checked_sub(1)?;
+            Some((line[first].sequence, line[ahead].node.clone()))
+        });
         if let Some(line) = state.lines.get_mut(path) {
-            line.ahead_of = ahead_of;
+            line.ahead = ahead.clone();
         }
-        let ahead = match first {
-            _ if watched || !want_all || layout::clients(&line) < NO_CROWD => Ahead::NoCrowd,
-            Some(first) if first > 0 => Ahead::Ticket(format!("{path}/{}", line[first - 1].node)),
+        let ahead = match ahead {
+            _ if watched || !want_all || layout::clients(line) < NO_CROWD => Ahead::NoCrowd,
+            Some((_, node)) => Ahead::Ticket(format!("{path}/{node}")),
             _ if state.waiting(path).next().is_some() => Ahead::LookAgain,
             _ => {
                 // Under the mutex: who comes now finds that nobody follows.

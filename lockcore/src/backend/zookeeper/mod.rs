@@ -3,6 +3,7 @@
 mod config;
 mod events;
 mod layout;
+mod lists;
 mod session;
 mod tickets;
 #[cfg(feature = "zookeeper-tls")]
@@ -28,6 +29,10 @@ pub(crate) use config::open_encrypted;
 /// What the protocol can say. The session that the server grants is the limit that counts, and it
 /// is known only once there is one: see `tickets::enqueue`.
 const LONGEST_TTL: Duration = Duration::from_millis(i32::MAX as u64);
+
+/// Requests of one connection are carried out in order, the proof of life among them. This many are a few
+/// milliseconds, tens of them where each is written to a disk, and enough for the servers to be busy.
+const IN_FLIGHT: u32 = 100;
 
 /// A ZooKeeper ensemble, or a single server.
 #[derive(Debug)]
@@ -66,6 +71,7 @@ impl Backend for ZooKeeper {
             .cross_process(true)
             .longest_ttl(LONGEST_TTL)
             .sessions(true)
+            .in_flight(IN_FLIGHT)
     }
 
     fn connect(&self, events: Events) -> Answer<Arc<dyn Connection>> {

@@ -15,10 +15,11 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
-use zookeeper_client::{Acls, Client, SessionState};
+use zookeeper_client::{Acls, Client, MultiWriteError, SessionState};
 
 use super::config::Settings;
 use super::events::Line;
+use super::lists::Asking;
 use super::tickets;
 use crate::backend::{Events, Fault, StoreError};
 use crate::clock::{Clock, Instant};
@@ -28,6 +29,14 @@ use crate::request::Id;
 /// the time that a server may be silent); a little more often than that, the probes replace the pings,
 /// and cost nothing beyond them.
 const PROBES: u32 = 11;
+
+/// Of a node, to a check.
+const ANY_VERSION: i32 = -1;
+
+/// Of the session timeout, how old the newest commit may become while there are tickets. The probes are
+/// the clock for that, so that it is found to be older at the third after it, as old as the proof by
+/// probes is at its best: a lease is as long as it would be without.
+const CHECK: u32 = 4;
 
 /// How long a released id is watched for: far longer than a request can sit in a socket's buffer
 /// before the server reads it or the connection is reset.
@@ -61,6 +70,8 @@ pub(super) struct State {
     /// Released, and their enqueue may still arrive: whatever bears such an id is deleted.
     pub(super) gone: HashMap<Id, Gone>,
     pub(super) lines: HashMap<String, Line>,
+    /// While one is under way, those who wait for the next.
+    pub(super) lists: HashMap<String, Asking>,
     /// Parents that exist, as far as we know.
     parents: HashSet<String>,
     pub(super) proof: Proof,
@@ -69,8 +80,8 @@ pub(super) struct State {
 /// A ticket of this process.
 #[derive(Clone, Debug)]
 pub(super) enum Mine {
-    /// A create was sent and its reply has not been heard.
-    Asked,
+    /// A create was sent, first at this time, and its reply has not been heard.
+    Asked(Instant),
     Standing(Standing),
 }
 
@@ -118,7 +129,9 @@ enum Up {
     Over(StoreError),
 }
 
-/// Until when the session certainly lives (H26).
+/// Until when the session certainly lives: as long as two things say so.
+///
+/// # What the leader has heard (H26)
 ///
 /// The leader ends a session that it has not heard of for the session timeout. A server that is not
 /// the leader answers reads and pings by itself and reports who was there with the leader's own
@@ -130,26 +143,52 @@ enum Up {
 /// session, it does not say. But what it passed on its way says it: requests, and reports of who was
 /// there, go from server to leader in one stream. If the answer to an earlier probe was here at
 /// least half a tick before this one was sent, a report that includes the earlier probe was before
-/// this one in that stream. Hence the session lives until the *earlier* one's send + the timeout.
-/// (On a new connection the same holds: to take the session over the new server had to ask the
-/// leader, who noted it, and that was after the earlier probe.)
+/// this one in that stream. Hence that leader keeps the session until the *earlier* one's send + the
+/// timeout. (On a new connection the same holds: to take the session over the new server had to ask
+/// the leader, who noted it, and that was after the earlier probe.)
 ///
 /// The session timeout is at least two ticks, so a quarter of it is at least half a tick.
+///
+/// # Whether it still led (H61)
+///
+/// A `sync` proves no quorum. A leader whose followers have left answers it until it notices, after
+/// `syncLimit` (seen: for 11 s), and by then they may have elected another, which gives each session
+/// its full timeout once and then ends it. Only a commit proves that the leader led: it needs the
+/// acknowledgement of a majority, and a server that has promised a later leader acknowledges nothing
+/// to an earlier one. So when a request of ours was committed, a majority followed that leader *after*
+/// the request was sent. Each later leader has a majority too, and one server is in both, so each
+/// later leader began after that send, and keeps the session until that send + the timeout at least.
+/// An earlier leader did not end the session, or the request would have been refused; and it cannot
+/// do so any more.
+///
+/// Every write is committed, also one that fails for what is or is not there. While tickets stand
+/// and nothing else of ours is written, a `multi` that checks a node and changes nothing is.
+///
+/// # Together
+///
+/// Whoever ends the session is the leader that our probes have reached, or a later one. Hence it
+/// lives until the earlier of both sends + the timeout. Both are times from before the send, on this
+/// machine's clock, and both only ever rise; an answer that is late or comes twice proves what it
+/// proved when it was sent.
 #[derive(Debug)]
 pub(super) struct Proof {
     timeout: Duration,
     /// The leader heard of the session at this time or later.
     heard: Instant,
+    /// The newest of our requests that were committed was sent at this time.
+    committed: Instant,
     /// Probes that were answered, and may not have been reported: sent, answered.
     answered: VecDeque<(Instant, Instant)>,
 }
 
 impl Proof {
-    /// Creating a session is the leader's doing: the first proof needs no second probe.
+    /// Creating a session is the leader's doing, and is committed: the first proof needs no second
+    /// probe.
     fn new(timeout: Duration, sent: Instant) -> Self {
         Self {
             timeout,
             heard: sent,
+            committed: sent,
             answered: VecDeque::new(),
         }
     }
@@ -164,8 +203,23 @@ impl Proof {
         self.answered.push_back((sent, now));
     }
 
+    /// A request was committed that was sent at this time.
+    pub(super) fn committed(&mut self, sent: Instant) {
+        self.committed = self.committed.max(sent);
+    }
+
+    /// Whether it is time to have something committed.
+    fn wants_a_commit(&self, now: Instant) -> bool {
+        self.committed.after(self.timeout / CHECK) <= now
+    }
+
     /// For how long from now on it certainly lives.
     pub(super) fn lives_for(&self, now: Instant) -> Duration {
+        now.until(self.heard.min(self.committed).after(self.timeout))
+    }
+
+    /// The same if the leader still leads, which nobody looks at while there are no tickets.
+    pub(super) fn heard_for(&self, now: Instant) -> Duration {
         now.until(self.heard.after(self.timeout))
     }
 }
@@ -200,6 +254,7 @@ pub(super) async fn open(
             tickets: HashMap::new(),
             gone: HashMap::new(),
             lines: HashMap::new(),
+            lists: HashMap::new(),
             parents: HashSet::new(),
             proof: Proof::new(timeout, sent),
         }),
@@ -235,6 +290,9 @@ async fn look_after(session: Arc<Session>) {
                 }
                 if session.is_up() {
                     tokio::spawn(probe(Arc::clone(&session)));
+                    if session.wants_a_commit() {
+                        tokio::spawn(check(Arc::clone(&session)));
+                    }
                 }
             }
         }
@@ -251,7 +309,34 @@ async fn probe(session: Arc<Session>) {
     }
 }
 
+/// One `multi` that only checks that the root is there, for the proof that the leader leads. One that
+/// finds no root, or may not look, is committed like every other. Unanswered, it changes nothing; the next
+/// probe is followed by another.
+async fn check(session: Arc<Session>) {
+    let sent = Clock::BOOT.now();
+    let mut writes = session.client.new_multi_writer();
+    let checked = match writes.add_check_version("/", ANY_VERSION) {
+        Ok(()) => writes.commit().await,
+        Err(error) => Err(error.into()),
+    };
+    match checked {
+        Ok(_) | Err(MultiWriteError::OperationFailed { .. }) => session.committed(sent),
+        Err(error) => tracing::debug!(%error, "nothing was committed for the session"),
+    }
+}
+
 impl Session {
+    /// A request was committed that was sent at this time.
+    pub(super) fn committed(&self, sent: Instant) {
+        self.state().proof.committed(sent);
+    }
+
+    /// Whether there are tickets, whose leases need it.
+    fn wants_a_commit(&self) -> bool {
+        let state = self.state();
+        !state.tickets.is_empty() && state.proof.wants_a_commit(Clock::BOOT.now())
+    }
+
     /// Uses the session, unless it is over.
     pub(super) fn attach(self: Arc<Self>) -> Option<Attached> {
         // Under the mutex, so that it is not ended at the same time for want of use.
@@ -313,7 +398,16 @@ impl Session {
     /// would go on trying for another two fifths of the timeout, or believe a server that is cut off;
     /// a new session is of use at once. This one is ended, should a server still know it.
     pub(super) fn give_up_if_uncertain(&self) -> bool {
-        let certain = self.state().proof.lives_for(Clock::BOOT.now());
+        let now = Clock::BOOT.now();
+        let certain = {
+            let state = self.state();
+            let standing = |mine: &Mine| matches!(mine, Mine::Standing(_));
+            // One that stands was committed. Without, our last commit may be as old as it likes.
+            match state.tickets.values().any(standing) {
+                true => state.proof.lives_for(now),
+                false => state.proof.heard_for(now),
+            }
+        };
         if certain.is_zero() {
             let text = "ZooKeeper: the session may have ended, no server answered for it in time";
             self.disturbed(Up::Over(StoreError::new(Fault::Retry, text)));
@@ -401,7 +495,7 @@ impl Session {
             ..
         } = &mut *state;
         let waiting = |mine: &Mine, path: &str| match mine {
-            Mine::Asked => false,
+            Mine::Asked(_) => false,
             Mine::Standing(standing) => !standing.granted && standing.parent == path,
         };
         lines.retain(|path, line| {
@@ -459,14 +553,14 @@ impl State {
     pub(super) fn standing(&self, id: Id) -> Option<&Standing> {
         match self.tickets.get(&id)? {
             Mine::Standing(standing) => Some(standing),
-            Mine::Asked => None,
+            Mine::Asked(_) => None,
         }
     }
 
     pub(super) fn standing_mut(&mut self, id: Id) -> Option<&mut Standing> {
         match self.tickets.get_mut(&id)? {
             Mine::Standing(standing) => Some(standing),
-            Mine::Asked => None,
+            Mine::Asked(_) => None,
         }
     }
 
@@ -552,12 +646,12 @@ mod tests {
     #[test]
     fn an_answered_probe_proves_the_one_before_it_and_not_itself() {
         let mut proof = Proof::new(T, at(100));
-        assert_eq!(proof.lives_for(at(100)), T);
+        assert_eq!(proof.heard_for(at(100)), T);
 
         proof.answered(at(103), at(103));
-        assert_eq!(proof.lives_for(at(103)), Duration::from_secs(7));
+        assert_eq!(proof.heard_for(at(103)), Duration::from_secs(7));
         proof.answered(at(106), at(106));
-        assert_eq!(proof.lives_for(at(106)), Duration::from_secs(7));
+        assert_eq!(proof.heard_for(at(106)), Duration::from_secs(7));
     }
 
     /// The report goes out with the leader's next ping.
@@ -566,10 +660,10 @@ mod tests {
         let mut proof = Proof::new(T, at(100));
         proof.answered(at(103), at(103));
         proof.answered(at(104), at(104));
-        assert_eq!(proof.lives_for(at(104)), Duration::from_secs(6));
+        assert_eq!(proof.heard_for(at(104)), Duration::from_secs(6));
 
         proof.answered(at(107), at(107));
-        assert_eq!(proof.lives_for(at(107)), Duration::from_secs(7));
+        assert_eq!(proof.heard_for(at(107)), Duration::from_secs(7));
     }
 
     /// When the server read it, nobody knows: it may have been just before the answer.
@@ -578,7 +672,24 @@ mod tests {
         let mut proof = Proof::new(T, at(100));
         proof.answered(at(101), at(105));
         proof.answered(at(106), at(106));
-        assert_eq!(proof.lives_for(at(106)), Duration::from_secs(4));
+        assert_eq!(proof.heard_for(at(106)), Duration::from_secs(4));
+    }
+
+    /// H61. A leader without followers goes on answering probes.
+    #[test]
+    fn probes_alone_prove_nothing_beyond_the_last_commit() {
+        let mut proof = Proof::new(T, at(100));
+        for second in [103, 106, 109] {
+            proof.answered(at(second), at(second));
+        }
+        assert_eq!(proof.lives_for(at(109)), Duration::from_secs(1));
+        assert_eq!(proof.heard_for(at(109)), Duration::from_secs(7));
+
+        assert!(proof.wants_a_commit(at(109)));
+        proof.committed(at(109));
+        proof.committed(at(108)); // whose answer was late
+        assert!(!proof.wants_a_commit(at(109)));
+        assert_eq!(proof.lives_for(at(109)), Duration::from_secs(7));
     }
 
     #[test]

@@ -102,7 +102,3 @@ fn valid_for(session: &Session, request: &Request) -> Duration {
 fn valid_for_in(proof: &super::session::Proof, request: &Request) -> Duration {
     proof.lives_for(Clock::BOOT.now()).min(request.ttl)
 }
-
-fn lives_for(session: &Session) -> Duration {
-    session.state().proof.lives_for(Clock::BOOT.now())
-}

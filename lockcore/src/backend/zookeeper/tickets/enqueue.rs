@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use zookeeper_client::{CreateMode, CreateSequence, Error as ZkError, Stat};
 
-use super::{failed, lives_for, valid_for};
-use crate::backend::zookeeper::layout::{self, Parent};
+use super::{failed, valid_for};
+use crate::backend::zookeeper::layout::{self, Parent, Ticket};
+use crate::backend::zookeeper::lists::Listed;
 use crate::backend::zookeeper::session::{Mine, Session, Standing};
 use crate::backend::{Enqueued, Fault, StoreError};
 use crate::clock::Clock;
@@ -25,7 +26,7 @@ pub(crate) async fn enqueue(
     session.usable()?;
     can_be_kept(&session, &request)?;
     let parent = Parent::of(&request.name);
-    let (standing, children) = match begin(&session, &request, &parent) {
+    let (standing, line) = match begin(&session, &request, &parent) {
         Begin::Gone => return Ok(Enqueued::Gone),
         Begin::Stands(standing) if standing.leaving => {
             // A delete of it may still be under way, and would take the lock from under its holder.
@@ -40,7 +41,7 @@ pub(crate) async fn enqueue(
         },
         Begin::New(flush) => create(&session, &request, &parent, flush).await?,
     };
-    answer(&session, &request, &parent, standing, children).await
+    answer(&session, &request, &parent, standing, line).await
 }
 
 /// How an enqueue begins.
@@ -76,14 +77,16 @@ fn begin(session: &Arc<Session>, request: &Request, parent: &Parent) -> Begin {
     }
     match state.tickets.get(&request.id) {
         Some(Mine::Standing(standing)) => return Begin::Stands(standing.clone()),
-        Some(Mine::Asked) => {
+        Some(Mine::Asked(_)) => {
             // From now on a node of the first try is seen, however late it comes.
             session.follow(&mut state, &parent.path);
             return Begin::AskedBefore;
         }
         None => {}
     }
-    state.tickets.insert(request.id, Mine::Asked);
+    state
+        .tickets
+        .insert(request.id, Mine::Asked(Clock::BOOT.now()));
     // In a line that is followed, and that agrees with us, its events say how we stand. Who does not
     // wait needs to know it now.
     let told_by_events = request.wait
@@ -116,7 +119,8 @@ fn can_be_kept(session: &Session, request: &Request) -> Result<(), StoreError> {
             ),
         ));
     }
-    if lives_for(session) < timeout / LEAST_CERTAIN {
+    // The create itself is to show that the leader leads.
+    if session.state().proof.heard_for(Clock::BOOT.now()) < timeout / LEAST_CERTAIN {
         let text = "ZooKeeper: it is not certain that the session still lives";
         return Err(StoreError::new(Fault::Retry, text));
     }
@@ -133,18 +137,11 @@ async fn find(
     parent: &Parent,
 ) -> Result<Option<Standing>, StoreError> {
     let synced = session.client.sync(&parent.path);
-    let listing = session.client.list_children(&parent.path);
+    let listing = session.list(&parent.path);
     synced.await.map_err(failed)?;
-    let children = match listing.await {
-        Ok(children) => children,
-        Err(ZkError::NoNode) => return Ok(None),
-        Err(error) => return Err(failed(error)),
-    };
+    let line = listing.await.map_err(failed)?;
     let mut found = None;
-    for ticket in layout::in_line(&children) {
-        if ticket.id != request.id {
-            continue;
-        }
+    for ticket in line.iter().filter(|ticket| ticket.id == request.id) {
         let path = parent.child(&ticket.node);
         let stat = session.client.check_stat(&path).await.map_err(failed)?;
         let Some(stat) = stat else { continue };
@@ -172,23 +169,18 @@ async fn found(
     session: &Arc<Session>,
     parent: &Parent,
     standing: Standing,
-) -> Result<(Standing, Option<Vec<String>>), StoreError> {
-    let children = match session.client.list_children(&parent.path).await {
-        Ok(children) => children,
-        Err(ZkError::NoNode) => Vec::new(),
-        Err(error) => return Err(failed(error)),
-    };
-    Ok((standing, Some(children)))
+) -> Result<(Standing, Option<Arc<[Ticket]>>), StoreError> {
+    let line = session.list(&parent.path).await.map_err(failed)?;
+    Ok((standing, Some(line)))
 }
 
-/// Creates the ticket, and its parent if need be; with the children of the parent if they were asked
-/// for.
+/// Creates the ticket, and its parent if need be; with its line if that was asked for.
 async fn create(
     session: &Arc<Session>,
     request: &Request,
     parent: &Parent,
     flush: Flush,
-) -> Result<(Standing, Option<Vec<String>>), StoreError> {
+) -> Result<(Standing, Option<Arc<[Ticket]>>), StoreError> {
     let prefix = parent.prefix(request, session.tag());
     let mut replies = send(session, request, parent, &prefix, flush).await;
     if let Err(ZkError::NoNode) = replies.created
@@ -220,16 +212,16 @@ async fn create(
     let path = format!("{prefix}{sequence}");
     let sequence = layout::wrapped(sequence.into_i64());
     let standing = stands(session, request, parent, sequence, path, &stat)?;
-    let children = replies.listed.transpose();
+    let line = replies.listed.transpose();
     // The ticket stands; asked again, it is found.
-    Ok((standing, children.map_err(failed)?))
+    Ok((standing, line.map_err(failed)?))
 }
 
 struct Replies {
     /// What kept a parent from being made.
     refused: Option<ZkError>,
     created: Result<(Stat, CreateSequence), ZkError>,
-    listed: Option<Result<Vec<String>, ZkError>>,
+    listed: Option<Listed>,
 }
 
 /// One flush: everything is sent before anything is awaited. Dropped, it was sent all the same, and
@@ -251,7 +243,7 @@ async fn send(
         .parent
         .then(|| client.create(&parent.path, b"", &container));
     let created = client.create(prefix, request.owner.as_bytes(), &ticket);
-    let listed = flush.list.then(|| client.list_children(&parent.path));
+    let listed = flush.list.then(|| session.list(&parent.path));
 
     let mut refused = None;
     for made in [folder, path].into_iter().flatten() {
@@ -306,22 +298,28 @@ fn stands(
         lost: false,
         leaving: false,
     };
-    session.state().stands(request.id, standing.clone());
+    let mut state = session.state();
+    // Its create was committed, as it is there; found by a later try, it was perhaps by the first.
+    if let Some(Mine::Asked(sent)) = state.tickets.get(&request.id) {
+        let sent = *sent;
+        state.proof.committed(sent);
+    }
+    state.stands(request.id, standing.clone());
+    drop(state);
     Ok(standing)
 }
 
-/// How a standing ticket stands, by the children of its parent or, without them, by its line.
+/// How a standing ticket stands, by the line as it was read or, without that, as its events tell it.
 async fn answer(
     session: &Arc<Session>,
     request: &Request,
     parent: &Parent,
     standing: Standing,
-    children: Option<Vec<String>>,
+    line: Option<Arc<[Ticket]>>,
 ) -> Result<Enqueued, StoreError> {
     let (ticket, valid_for) = (standing.ticket, valid_for(session, request));
     let granted = Enqueued::Granted { ticket, valid_for };
-    if let Some(children) = children {
-        let line = layout::in_line(&children);
+    if let Some(line) = line {
         for other in line.iter().filter(|other| other.id == request.id) {
             if other.sequence != standing.sequence {
                 session.delete_unasked(parent.child(&other.node)); // as in `find`
@@ -336,7 +334,7 @@ async fn answer(
             session.delete_unasked(standing.path);
             return Ok(Enqueued::Gone);
         };
-        let holders = layout::holders(&line);
+        let holders = layout::holders(&*line);
         if at < holders {
             session.state().granted(request.id);
             return Ok(granted);
@@ -380,8 +378,10 @@ async fn withdraw(
     standing: &Standing,
 ) -> Result<(), StoreError> {
     session.state().leaves(request.id);
+    let sent = Clock::BOOT.now();
     match session.client.delete(&standing.path, None).await {
         Ok(()) | Err(ZkError::NoNode) => {
+            session.committed(sent);
             session.state().left(request.id);
             Ok(())
         }

@@ -1,13 +1,15 @@
 //! Gives tickets back.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use zookeeper_client::Error as ZkError;
 
 use super::failed;
-use crate::backend::zookeeper::layout::{self, Parent};
+use crate::backend::zookeeper::layout::Parent;
 use crate::backend::zookeeper::session::Session;
 use crate::backend::{Departure, Released, StoreError};
+use crate::clock::Clock;
 
 /// Deletes nodes. Repeated by the core until it is acknowledged; a node that is not there, because
 /// an earlier try was carried out or because its session is over, is acknowledged too.
@@ -40,6 +42,7 @@ async fn delete(
         .iter()
         .map(|departure| Parent::of(&departure.request.name))
         .collect();
+    let began = Clock::BOOT.now();
     let mut sent = Vec::with_capacity(tickets.len());
     for (departure, parent) in tickets.iter().zip(&parents) {
         let id = departure.request.id;
@@ -56,46 +59,47 @@ async fn delete(
         // Of an id that we know nothing of there may be a node all the same: of a try that was never
         // answered, or of an earlier session.
         let search = departure.enqueue_may_follow || path.is_none();
-        let synced = departure
-            .enqueue_may_follow
-            .then(|| client.sync(&parent.path));
         sent.push((
             path.map(|path| client.delete(&path, None)),
             smaller.map(|path| client.delete(&path, None)),
-            synced,
-            search.then(|| client.list_children(&parent.path)),
+            search,
         ));
     }
+    // What a request on an earlier connection did is seen after this, under whichever name.
+    let may_follow = |departure: &Departure| departure.enqueue_may_follow;
+    let synced = tickets.iter().any(may_follow).then(|| client.sync("/"));
+    let mut lists = HashMap::new();
+    for (parent, (_, _, search)) in parents.iter().zip(&sent) {
+        if *search && !lists.contains_key(&parent.path) {
+            lists.insert(&parent.path, session.list(&parent.path));
+        }
+    }
+    if let Some(synced) = synced {
+        synced.await.map_err(failed)?;
+    }
+    let mut lines = HashMap::new();
+    for (path, listed) in lists {
+        lines.insert(path, listed.await.map_err(failed)?);
+    }
     let mut answers = Vec::with_capacity(tickets.len());
-    for ((departure, parent), (deleted, smaller, synced, listed)) in
-        tickets.iter().zip(&parents).zip(sent)
+    for ((departure, parent), (deleted, smaller, search)) in tickets.iter().zip(&parents).zip(sent)
     {
         let id = departure.request.id;
         let mut released = Released::NotFound;
-        for deleted in [deleted, smaller].into_iter().flatten() {
+        let mut found = Vec::new();
+        if search {
+            let line = lines[&parent.path].iter();
+            let nodes = line.filter(|ticket| ticket.id == id);
+            found.extend(nodes.map(|ticket| client.delete(&parent.child(&ticket.node), None)));
+        }
+        for deleted in deleted.into_iter().chain(smaller).chain(found) {
             match was_deleted(deleted.await)? {
                 Released::NotFound => {}
-                found => released = found,
+                outcome => released = outcome,
             }
         }
-        if let Some(synced) = synced {
-            synced.await.map_err(failed)?;
-        }
-        if let Some(listed) = listed {
-            let children = match listed.await {
-                Ok(children) => children,
-                Err(ZkError::NoNode) => Vec::new(),
-                Err(error) => return Err(failed(error)),
-            };
-            for ticket in layout::in_line(&children) {
-                if ticket.id == id {
-                    let path = parent.child(&ticket.node);
-                    match was_deleted(client.delete(&path, None).await)? {
-                        Released::NotFound => {}
-                        found => released = found,
-                    }
-                }
-            }
+        if released == Released::Released {
+            session.committed(began);
         }
         if released != Released::Failed {
             session.state().left(id);

@@ -1,23 +1,33 @@
 //! How tickets stand, and making them smaller.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use zookeeper_client::{CreateMode, Error as ZkError, MultiReadResult};
+use zookeeper_client::{CreateMode, Error as ZkError, MultiReadResult, MultiReader};
 
 use super::{failed, valid_for, valid_for_in};
+use crate::backend::zookeeper::events::Line;
 use crate::backend::zookeeper::layout::{self, Parent};
-use crate::backend::zookeeper::session::{Mine, Session};
+use crate::backend::zookeeper::session::{Mine, Session, Standing};
 use crate::backend::{Renewed, StoreError};
 use crate::clock::Clock;
 use crate::request::{Id, Request};
 
 /// Whether tickets stand, and how. What moves their deadlines is the proof (`session::Proof`)
 /// that the session lives, which probes of its own renew; the question here is only whether somebody
-/// has deleted a node. Renewals are more frequent than a third of the ttl, because the proof is
-/// always some time old; nodes are looked at no more often than that.
+/// has deleted a node, and whether a watch has told all that there was to tell.
 ///
-/// Tickets that are to be smaller are made so first.
+/// - A ticket that holds: its node is looked at. Renewals are more frequent than a third of the ttl,
+///   because the proof is always some time old; nodes are looked at no more often than that.
+/// - The first of ours that waits in a line that is followed: its node, and those in front that decide
+///   (see [`Line::ahead_of`]), in the same request. A line is believed when it says who holds, and not
+///   when it says that nothing has happened: so a watch that was lost costs a third of a ttl.
+/// - The others that wait there: by the events or, where these are only of the ticket in front, by
+///   their own nodes.
+/// - A line that nobody follows is read. So is one that turns out to be another than was told.
+///
+/// Tickets that are to be smaller are made so first. Dropped at any point, all else was only looking.
 pub(crate) async fn renew(
     session: Arc<Session>,
     tickets: Vec<Arc<Request>>,
@@ -26,72 +36,108 @@ pub(crate) async fn renew(
     let shrunk = shrink(&session, &tickets).await;
     // Before the requests: what is answered later is older.
     let mut answers = Vec::with_capacity(tickets.len());
-    let mut reads = session.client.new_multi_reader();
-    let (mut looked_at, mut listed) = (Vec::new(), Vec::new());
+    let mut looks = Looks::new(&session);
+    let mut unclear = Vec::new();
     let now = Clock::BOOT.now();
     {
         let state = session.state();
+        let mut first = HashMap::new();
         for (at, request) in tickets.iter().enumerate() {
+            let mine = match state.tickets.get(&request.id) {
+                Some(Mine::Standing(mine)) if !mine.lost => mine,
+                // A try that was never answered.
+                Some(Mine::Asked(_)) => {
+                    answers.push(Renewed::Failed);
+                    continue;
+                }
+                // Of an earlier session, or released, or deleted.
+                Some(Mine::Standing(_)) | None => {
+                    answers.push(Renewed::Lost);
+                    continue;
+                }
+            };
+            if shrunk.contains(&(request.id, false)) {
+                answers.push(Renewed::Failed);
+                continue;
+            }
             let valid_for = valid_for_in(&state.proof, request);
-            answers.push(match state.tickets.get(&request.id) {
-                None => Renewed::Lost, // of an earlier session, or released
-                Some(Mine::Asked) => Renewed::Failed,
-                Some(Mine::Standing(mine)) if mine.lost => Renewed::Lost,
-                _ if shrunk.contains(&(request.id, false)) => Renewed::Failed,
-                Some(Mine::Standing(mine)) => {
-                    let line = state.lines.get(&mine.parent);
-                    let told_by_events = line.is_some_and(|line| line.is_current());
-                    // One by itself is what its holder asks for, before a step that needs the lock.
-                    let seen_lately = tickets.len() > 1
-                        && mine
-                            .seen
-                            .is_some_and(|seen| now < seen.after(request.ttl / 3));
-                    // One that waits may hold because it is smaller.
-                    let unsure = !told_by_events || shrunk.contains(&(request.id, true));
-                    if unsure && !mine.granted {
-                        listed.push((at, mine.clone()));
-                    } else if !told_by_events && !seen_lately {
-                        reads.add_get_data(&mine.path).map_err(failed)?;
-                        looked_at.push(at);
-                    }
-                    how_it_stands(mine.granted, valid_for)
+            answers.push(how_it_stands(mine.granted, valid_for));
+            // One by itself is what its holder asks for, before a step that needs the lock.
+            let seen_lately = tickets.len() > 1
+                && mine
+                    .seen
+                    .is_some_and(|seen| now < seen.after(request.ttl / 3));
+            if mine.granted {
+                if !seen_lately {
+                    looks.at(at, mine, None)?;
                 }
-            });
-        }
-    }
-    // Sent together; dropped, they were only looking.
-    let reading = (!looked_at.is_empty()).then(|| reads.commit());
-    let mut listing = Vec::new();
-    for (_, mine) in &listed {
-        if listing.iter().all(|(parent, _)| *parent != &mine.parent) {
-            listing.push((&mine.parent, session.client.list_children(&mine.parent)));
-        }
-    }
-    if let Some(reading) = reading {
-        let read = reading.await.map_err(failed)?;
-        for (at, read) in looked_at.into_iter().zip(read) {
-            match read {
-                MultiReadResult::Data { .. } => {
-                    if let Some(mine) = session.state().standing_mut(tickets[at].id) {
-                        mine.seen = Some(now);
-                    }
+                continue;
+            }
+            let line = state.lines.get(&mine.parent);
+            let ahead = line.and_then(|line| line.ahead_of(mine.sequence));
+            // One that waits may hold because it is smaller.
+            let Some(ahead) = ahead.filter(|_| !shrunk.contains(&(request.id, true))) else {
+                unclear.push((at, mine.clone()));
+                continue;
+            };
+            let first = first
+                .entry(&mine.parent)
+                .or_insert_with(|| state.first_waiting(&mine.parent));
+            if *first == Some(mine.sequence) {
+                looks.at(at, mine, None)?;
+                for node in ahead {
+                    looks.at(at, mine, Some(node))?;
                 }
-                MultiReadResult::Error {
-                    err: ZkError::NoNode,
-                } => answers[at] = Renewed::Lost,
-                _ => answers[at] = Renewed::Failed,
+            } else if !line.is_some_and(Line::is_current) && !seen_lately {
+                looks.at(at, mine, None)?;
             }
         }
     }
-    for (parent, listing) in listing {
-        let children = match listing.await {
-            Ok(children) => children,
-            Err(ZkError::NoNode) => Vec::new(),
-            Err(error) => return Err(failed(error)),
-        };
-        let line = layout::in_line(&children);
-        let holders = layout::holders(&line);
-        for (at, mine) in listed.iter().filter(|(_, mine)| mine.parent == *parent) {
+    let mut doubtful = Vec::new();
+    for (look, there) in looks.answered().await? {
+        let (at, mine) = (look.ticket, look.mine);
+        match (look.ahead, there) {
+            (_, None) => answers[at] = Renewed::Failed,
+            (None, Some(true)) => {
+                if let Some(mine) = session.state().standing_mut(tickets[at].id) {
+                    mine.seen = Some(now);
+                }
+            }
+            (None, Some(false)) => answers[at] = Renewed::Lost,
+            (Some(_), Some(true)) => {}
+            // Perhaps told of by now: then whoever holds since was told too.
+            (Some(node), Some(false)) => {
+                if session.believes_in(&mine.parent, &node) {
+                    doubtful.push((mine.parent.clone(), node));
+                    unclear.push((at, mine));
+                }
+            }
+        }
+    }
+    read_lines(&session, &tickets, &unclear, &mut answers).await?;
+    for (path, node) in doubtful {
+        session.doubt(&path, &node);
+    }
+    Ok(answers)
+}
+
+/// Reads the lines of tickets of which nothing else tells how they stand.
+async fn read_lines(
+    session: &Arc<Session>,
+    tickets: &[Arc<Request>],
+    unclear: &[(usize, Standing)],
+    answers: &mut [Renewed],
+) -> Result<(), StoreError> {
+    let mut lists = Vec::new(); // sent together
+    for (_, mine) in unclear {
+        if lists.iter().all(|(parent, _)| *parent != &mine.parent) {
+            lists.push((&mine.parent, session.list(&mine.parent)));
+        }
+    }
+    for (parent, listed) in lists {
+        let line = listed.await.map_err(failed)?;
+        let holders = layout::holders(&*line);
+        for (at, mine) in unclear.iter().filter(|(_, mine)| mine.parent == *parent) {
             let same = |other: &layout::Ticket| other.sequence == mine.sequence;
             answers[*at] = match line.iter().position(same) {
                 None => Renewed::Lost,
@@ -100,12 +146,73 @@ pub(crate) async fn renew(
                     if holds {
                         session.state().granted(tickets[*at].id);
                     }
-                    how_it_stands(holds, valid_for(&session, &tickets[*at]))
+                    how_it_stands(holds, valid_for(session, &tickets[*at]))
                 }
             };
         }
     }
-    Ok(answers)
+    Ok(())
+}
+
+/// Nodes that are looked at in one request.
+struct Looks<'a> {
+    reads: MultiReader<'a>,
+    sent: Vec<Look>,
+}
+
+/// At a ticket of ours, or at a node in front of it.
+struct Look {
+    /// Its place among those that are renewed.
+    ticket: usize,
+    mine: Standing,
+    ahead: Option<String>,
+}
+
+impl<'a> Looks<'a> {
+    fn new(session: &'a Session) -> Self {
+        Self {
+            reads: session.client.new_multi_reader(),
+            sent: Vec::new(),
+        }
+    }
+
+    fn at(
+        &mut self,
+        ticket: usize,
+        mine: &Standing,
+        ahead: Option<String>,
+    ) -> Result<(), StoreError> {
+        let added = match &ahead {
+            None => self.reads.add_get_data(&mine.path),
+            Some(node) => {
+                let path = format!("{}/{node}", mine.parent);
+                self.reads.add_get_data(&path)
+            }
+        };
+        added.map_err(failed)?;
+        self.sent.push(Look {
+            ticket,
+            mine: mine.clone(),
+            ahead,
+        });
+        Ok(())
+    }
+
+    /// Whether each is there, if that is known.
+    async fn answered(mut self) -> Result<Vec<(Look, Option<bool>)>, StoreError> {
+        if self.sent.is_empty() {
+            return Ok(Vec::new());
+        }
+        let read = self.reads.commit().await.map_err(failed)?;
+        let there = read.into_iter().map(|read| match read {
+            MultiReadResult::Data { .. } => Some(true),
+            MultiReadResult::Error {
+                err: ZkError::NoNode,
+            } => Some(false),
+            _ => None,
+        });
+        Ok(self.sent.into_iter().zip(there).collect())
+    }
 }
 
 /// Makes tickets smaller that have more permits than they are renewed with: each gets another node, with
@@ -137,11 +244,12 @@ async fn shrink(session: &Arc<Session>, tickets: &[Arc<Request>]) -> Vec<(Id, bo
         // In this order: whoever follows the line is told so, and must not see it without either.
         let both = writes.add_create(&new, &data, &node);
         let both = both.and_then(|()| writes.add_delete(&old, None));
+        let at = Clock::BOOT.now();
         let answer = both.map(|()| writes.commit());
-        sent.push((id, permits, new, answer));
+        sent.push((id, permits, new, at, answer));
     }
     let mut tried = Vec::new();
-    for (id, permits, new, answer) in sent {
+    for (id, permits, new, at, answer) in sent {
         let outcome = match answer {
             Ok(answer) => answer.await.map(drop).map_err(ZkError::from),
             Err(error) => Err(error),
@@ -149,6 +257,7 @@ async fn shrink(session: &Arc<Session>, tickets: &[Arc<Request>]) -> Vec<(Id, bo
         let done = match outcome {
             // Or an earlier try, which was not answered.
             Ok(()) | Err(ZkError::NodeExists) => {
+                session.committed(at);
                 session.state().shrunk(id, new, permits);
                 true
             }
