@@ -22,6 +22,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         a_renewal_that_cannot_see_the_line_makes_nothing_smaller
         a_queue_without_its_tickets_keeps_nobody_out
         the_next_in_line_is_woken_past_those_who_died
+        what_follows_a_message_that_was_denied_is_replicated
     ]
 }
 
@@ -356,5 +357,44 @@ async fn the_next_in_line_is_woken_past_those_who_died(_: Store) {
         let expires: u64 = written.split(':').next().unwrap().parse().unwrap();
         let (seconds, micros): (u64, u64) = server.command(&["TIME"]);
         assert!(expires <= seconds * 1000 + micros / 1000 + 2000, "{id}");
+    }
+}
+
+/// Messages are not replicated, all else is, whatever becomes of a message.
+async fn what_follows_a_message_that_was_denied_is_replicated(_: Store) {
+    let server = RedisServer::start();
+    let replica = RedisServer::replica_of(&server);
+    let rights = ["+@all", "-publish", "~*", "nopass", "on"];
+    server.command::<()>(&[&["ACL", "SETUSER", "mute"], &rights[..]].concat());
+    let alone = "9999999999999:7:10:10:60000:00:me";
+    for verb in ["release", "renew"] {
+        server.flush();
+        enqueue(&server, "holds", "10", "60000");
+        enqueue(&server, "reads", "1", "60000");
+        server.command::<()>(&["HSET", "t:1:{b}", "last", "7", "x", alone]);
+        let other = ["t:1:{b}", "t:1:{b}:queue", "t:1:{b}:gone:x"];
+        let mut call = redis::cmd("EVAL");
+        let (failed, done): (&[i64], &[i64]) = if verb == "release" {
+            call.arg(script!("release")).arg(6).arg(&KEYS).arg(&other);
+            call.arg(&["t:1:wake:", "holds", "0", "x", "0"]);
+            (&[2], &[1])
+        } else {
+            call.arg(script!("renew")).arg(4);
+            call.arg(&KEYS[..2]).arg(&other[..2]);
+            call.arg(&["t:1:wake:", "holds", "1", "x", "10"]);
+            (&[3, -1, -1], &[0, 60000, -1])
+        };
+
+        let client = redis::Client::open(server.url_with_user("mute", "mute")).unwrap();
+        let reply: Vec<i64> = call.query(&mut client.get_connection().unwrap()).unwrap();
+
+        assert_eq!(reply, [failed, done].concat(), "{verb}");
+        eventually("replicated", SOON, async || {
+            let at = |server: &RedisServer| -> Option<String> {
+                server.command(&["HGET", "t:1:{b}", "x"])
+            };
+            at(&server).as_deref() != Some(alone) && at(&server) == at(&replica)
+        })
+        .await;
     }
 }

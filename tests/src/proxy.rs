@@ -6,7 +6,7 @@
 mod pump;
 
 use std::io;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -56,6 +56,8 @@ struct Rules {
 /// What the connections share beside the rules.
 #[derive(Debug, Default)]
 struct Shared {
+    /// The port that new connections lead to.
+    server: AtomicU16,
     /// Connections that are open now.
     open: Mutex<usize>,
     closed_one: Condvar,
@@ -81,7 +83,10 @@ impl Proxy {
         let listener = listen();
         let port = listener.local_addr().unwrap().port();
         let (rules, obeyed) = watch::channel(Rules::default());
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(Shared {
+            server: server.into(),
+            ..Shared::default()
+        });
         let thread = thread::Builder::new().name(format!("proxy-{port}")).spawn({
             let shared = shared.clone();
             move || {
@@ -89,9 +94,7 @@ impl Proxy {
                     .enable_all()
                     .build()
                     .unwrap();
-                runtime
-                    .block_on(accept(listener, server, obeyed, shared))
-                    .unwrap();
+                runtime.block_on(accept(listener, obeyed, shared)).unwrap();
             }
         });
         Self {
@@ -121,6 +124,11 @@ impl Proxy {
                 .wait_while(open, |open| *open > 0)
                 .unwrap_or_else(PoisonError::into_inner),
         );
+    }
+
+    /// New connections lead to another server; those that are open stay where they are.
+    pub fn lead_to(&self, server: u16) {
+        self.shared.server.store(server, Ordering::Relaxed);
     }
 
     /// Lets connections in again.
@@ -193,7 +201,6 @@ impl Drop for Proxy {
 
 async fn accept(
     listener: std::net::TcpListener,
-    server: u16,
     mut rules: watch::Receiver<Rules>,
     shared: Arc<Shared>,
 ) -> io::Result<()> {
@@ -216,6 +223,7 @@ async fn accept(
             }
             shared.count_in()
         };
+        let server = shared.server.load(Ordering::Relaxed);
         tokio::spawn(serve(client, server, rules.clone(), open));
     }
 }

@@ -259,7 +259,7 @@ pub(super) fn failed(error: RedisError) -> StoreError {
             _,
             Some(
                 "NOAUTH" | "WRONGPASS" | "NOPERM" | "WRONGTYPE" | "MOVED" | "ASK" | "CROSSSLOT"
-                | "SMALLINT",
+                | "UNFIT",
             ),
         ) => Fault::Config,
         // A reply that makes no sense, a script that failed half-way.
@@ -354,7 +354,7 @@ mod tests {
             "MOVED 1 h:1",
             "ASK 1 h:1",
             "CROSSSLOT",
-            "SMALLINT",
+            "UNFIT",
         ] {
             assert_eq!(fault(code), Fault::Config, "{code}");
         }

@@ -126,7 +126,7 @@ local function look_again(tickets, queue, now, prefix, ends, asker)
     if id == asker then return in_ms end
     local expires, channel = string.match(records[i] or '', '^(%d+):%d+:%d+:%d+:%d+:(%x+):')
     local lives = channel and tonumber(expires) > now
-    if lives and redis.call('PUBLISH', prefix .. channel, id .. message) > 0 then return end
+    if lives and tell(prefix .. channel, id .. message) > 0 then return end
   end
 end
 

@@ -55,6 +55,10 @@ for i = 2, #ARGV, 2 do
   local k = 3 * (i / 2 - 1)
   -- Whatever is wrong with one name must not keep the others locked.
   local done, found = pcall(release, KEYS[k + 1], KEYS[k + 2], KEYS[k + 3], ARGV[i], ARGV[i + 1])
-  reply[#reply + 1] = done and found or 2
+  if not done then
+    redis.set_repl(redis.REPL_ALL)
+    found = 2
+  end
+  reply[#reply + 1] = found
 end
 return reply

@@ -44,7 +44,10 @@ local reply = {}
 for i = 2, #ARGV, 2 do
   -- Whatever is wrong with one name must not cost the others their leases.
   local done, status, ttl, again = pcall(renew, KEYS[i - 1], KEYS[i], ARGV[i], ARGV[i + 1])
-  if not done then status, ttl, again = 3, -1, -1 end
+  if not done then
+    redis.set_repl(redis.REPL_ALL)
+    status, ttl, again = 3, -1, -1
+  end
   reply[#reply + 1], reply[#reply + 2], reply[#reply + 3] = status, ttl, again
 end
 return reply
