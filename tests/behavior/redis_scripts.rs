@@ -23,6 +23,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         a_queue_without_its_tickets_keeps_nobody_out
         the_next_in_line_is_woken_past_those_who_died
         what_follows_a_message_that_was_denied_is_replicated
+        a_replica_says_so_to_whoever_renews_or_releases
     ]
 }
 
@@ -396,5 +397,32 @@ async fn what_follows_a_message_that_was_denied_is_replicated(_: Store) {
             at(&server).as_deref() != Some(alone) && at(&server) == at(&replica)
         })
         .await;
+    }
+}
+
+/// H63: of a ticket that it has, alone or in a line, and of one that it has not: it may be behind its master.
+async fn a_replica_says_so_to_whoever_renews_or_releases(_: Store) {
+    let master = RedisServer::start();
+    for id in ["alone", "next"] {
+        enqueue(&master, id, "10", "60000");
+        let replica = RedisServer::replica_of(&master);
+        for ids in [&["alone"][..], &["other"], &["other", "alone", "next"]] {
+            let count = ids.len();
+            let (mut release, mut renew) = (redis::cmd("EVAL"), redis::cmd("EVAL"));
+            release.arg(script!("release")).arg(3 * count);
+            release.arg(KEYS.repeat(count)).arg("t:1:wake:");
+            renew.arg(script!("renew")).arg(2 * count);
+            renew.arg(KEYS[..2].repeat(count)).arg("t:1:wake:");
+            for id in ids {
+                release.arg(&[id, "0"]);
+                renew.arg(&[id, "10"]);
+            }
+            for call in [renew, release] {
+                let client = redis::Client::open(replica.url()).unwrap();
+                let answer = call.query::<Vec<i64>>(&mut client.get_connection().unwrap());
+                let code = answer.as_ref().map_err(|error| error.code());
+                assert_eq!(code, Err(Some("READONLY")), "{id}, {ids:?}");
+            }
+        }
     }
 }

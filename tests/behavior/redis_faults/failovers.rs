@@ -2,9 +2,10 @@
 //! connection is closed.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
-use lockcore::Lock;
+use lockcore::{ErrorKind, Lock};
 use tests::eventually::eventually;
 use tests::proxy::Proxy;
 use tests::redis_server::RedisServer;
@@ -13,11 +14,14 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 use super::{client, nothing_left, through};
-use crate::store::{Kind, SOON, Store, give_back, tickets};
+use crate::faults::builder;
+use crate::store::{Kind, SOON, Store, give_back, kind, tickets};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT;
         a_waiter_at_the_old_master_does_not_hold_beside_another
+        a_client_whose_address_leads_to_the_new_master_is_there_in_a_moment
+        a_replica_answers_nothing_before_it_is_the_master
     ]
 }
 
@@ -106,4 +110,59 @@ async fn a_waiter_at_the_old_master_does_not_hold_beside_another(_: Store) {
     waits_there.leaves().await;
     assert_eq!(resource.assert_no_overlap().visits, 2);
     nothing_left(&new).await;
+}
+
+/// H63: its connections lead to a sound server, which refuses whatever is asked.
+async fn a_client_whose_address_leads_to_the_new_master_is_there_in_a_moment(_: Store) {
+    let mut old = RedisServer::start();
+    let proxy = Proxy::to(old.port());
+    let locks = builder(proxy.url()).build().unwrap();
+    let lock = locks.mutex("a").ttl(Duration::from_secs(3));
+    let guard = lock.acquire().await.unwrap();
+    for round in 0..3 {
+        let new = RedisServer::replica_of(&old);
+        let before = guard.remaining();
+        old.fail_over_to(&new);
+        proxy.lead_to(new.port());
+        let failed_over = Instant::now();
+
+        // In the first operation that it is asked for.
+        let name = format!("n{round}");
+        give_back(locks.mutex(name).acquire().await.unwrap()).await;
+
+        println!("recovered in {:?}", failed_over.elapsed());
+        // The keeper's connection is another.
+        eventually("it is renewed there", SOON, async || {
+            guard.remaining() > before.max(Duration::from_millis(2500))
+        })
+        .await;
+        old = new;
+    }
+    give_back(guard).await;
+    nothing_left(&old).await;
+}
+
+/// Not even what it could know: it may be behind its master, and the client would stay there.
+async fn a_replica_answers_nothing_before_it_is_the_master(_: Store) {
+    let old = RedisServer::start();
+    let new = RedisServer::replica_of(&old);
+    let guard = client(&old).mutex("a").acquire().await.unwrap();
+    let quick = builder(new.url()).op_timeout(Duration::from_millis(300));
+    let locks = quick.build().unwrap();
+
+    let refused = [
+        kind(locks.mutex("a").try_acquire().await),
+        kind(locks.mutex("b").acquire().await),
+        kind(locks.inspect("a").await),
+    ];
+
+    assert_eq!(refused, [ErrorKind::Unavailable; 3]);
+    let error = locks.mutex("a").acquire().await.unwrap_err();
+    assert!(
+        error.to_string().contains("connect to its master"),
+        "{error}"
+    );
+    drop(guard);
+    old.fail_over_to(&new);
+    give_back(locks.mutex("b").acquire().await.unwrap()).await;
 }

@@ -159,3 +159,12 @@ local function recheck(line, id, now)
   end
   return line.again or -1
 end
+
+-- What a batch says on a replica, instead of one ticket after the other. There every write is refused, the
+-- first of each ticket too, so that nothing has been written and nobody been told.
+local REPLICA = 'READONLY this server is a replica'
+
+-- Whether that is why one of a batch failed.
+local function is_replica(reason)
+  return string.find(tostring(reason), 'READONLY', 1, true)
+end

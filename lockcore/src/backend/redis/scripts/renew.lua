@@ -9,6 +9,7 @@
 --       1, ttl in ms, recheck in ms   waits; -1: no recheck
 --       2, -1, -1                     lost
 --       3, -1, -1                     failed for this ticket, it may be half done
+--       On a replica READONLY instead, and nothing is done.
 --
 -- Each ticket begins with a PEXPIREAT, after which the rest of the script passes on a full server.
 
@@ -20,7 +21,11 @@ local now = clock()
 local function renew(tickets, queue, id, most)
   local known = redis.call('HMGET', tickets, id, 'last')
   local record = known[1]
-  if not record then return 2, -1, -1 end
+  if not record then
+    -- A replica, which may not have heard of it yet, refuses this too, and so does not say "lost".
+    redis.call('HDEL', tickets, id)
+    return 2, -1, -1
+  end
   -- With nobody beside it, it holds if it lives.
   local alone = redis.call('HLEN', tickets) == 2
   keep(tickets, not alone and queue, now, tonumber(known[2] or '0'))
@@ -45,6 +50,7 @@ for i = 2, #ARGV, 2 do
   -- Whatever is wrong with one name must not cost the others their leases.
   local done, status, ttl, again = pcall(renew, KEYS[i - 1], KEYS[i], ARGV[i], ARGV[i + 1])
   if not done then
+    if is_replica(status) then return redis.error_reply(REPLICA) end
     redis.set_repl(redis.REPL_ALL)
     status, ttl, again = 3, -1, -1
   end
