@@ -46,7 +46,7 @@ macro_rules! script {
 const KEYS: [&str; 3] = ["t:1:{a}", "t:1:{a}:queue", "t:1:{a}:gone:x"];
 
 fn enqueue(server: &RedisServer, id: &str, permits: &str, ttl_millis: &str) -> Vec<i64> {
-    let record = format!("{permits}:10:{ttl_millis}:00:me");
+    let record = format!("{permits}:10:00:me");
     let mut call = vec!["EVAL", script!("enqueue"), "3"];
     call.extend(KEYS);
     call.extend(["t:1:wake:", id, ttl_millis, &record, "1", "0"]);
@@ -67,7 +67,7 @@ fn renew(server: &RedisServer, id: &str) -> Vec<i64> {
 fn renew_with(server: &RedisServer, id: &str, permits: &str) -> Vec<i64> {
     let mut call = vec!["EVAL", script!("renew"), "2"];
     call.extend(&KEYS[..2]);
-    call.extend(["t:1:wake:", id, permits]);
+    call.extend(["t:1:wake:", id, permits, "60000"]);
     server.command(&call)
 }
 
@@ -230,7 +230,7 @@ async fn a_queue_that_is_lost_is_made_anew_in_its_order(_: Store) {
 fn fill(server: &RedisServer, live: u32, dead: u32) {
     const FILL: &str = "local now = redis.call('TIME')[1] * 1000 \
         local function put(i, expires) \
-            redis.call('HSET', KEYS[1], 't' .. i, string.format('%.0f:%d:10:10:60000:00:me', expires, i)) \
+            redis.call('HSET', KEYS[1], 't' .. i, string.format('%.0f:%d:10:10:00:me', expires, i)) \
         end \
         for i = 1, ARGV[1] do put(i, now + 60000) end \
         for i = ARGV[1] + 1, ARGV[1] + ARGV[2] do put(i, now - 1) end \
@@ -268,7 +268,7 @@ async fn a_crowd_that_has_died_keeps_nobody_out(_: Store) {
         assert_eq!(renew(&server, "t1")[0], 0);
         for number in 0..behind {
             let (id, place) = (format!("behind{number}"), 10_001 + number);
-            let record = format!("9999999999999:{place}:10:10:60000:00:me");
+            let record = format!("9999999999999:{place}:10:10:00:me");
             server.command::<()>(&["HSET", KEYS[0], &id, &record]);
             server.command::<()>(&["RPUSH", KEYS[1], &id]);
         }
@@ -367,7 +367,7 @@ async fn what_follows_a_message_that_was_denied_is_replicated(_: Store) {
     let replica = RedisServer::replica_of(&server);
     let rights = ["+@all", "-publish", "~*", "nopass", "on"];
     server.command::<()>(&[&["ACL", "SETUSER", "mute"], &rights[..]].concat());
-    let alone = "9999999999999:7:10:10:60000:00:me";
+    let alone = "9999999999999:7:10:10:00:me";
     for verb in ["release", "renew"] {
         server.flush();
         enqueue(&server, "holds", "10", "60000");
@@ -382,7 +382,7 @@ async fn what_follows_a_message_that_was_denied_is_replicated(_: Store) {
         } else {
             call.arg(script!("renew")).arg(4);
             call.arg(&KEYS[..2]).arg(&other[..2]);
-            call.arg(&["t:1:wake:", "holds", "1", "x", "10"]);
+            call.arg(&["t:1:wake:", "holds", "1", "60000", "x", "10", "60000"]);
             (&[3, -1, -1], &[0, 60000, -1])
         };
 
@@ -415,7 +415,7 @@ async fn a_replica_says_so_to_whoever_renews_or_releases(_: Store) {
             renew.arg(KEYS[..2].repeat(count)).arg("t:1:wake:");
             for id in ids {
                 release.arg(&[id, "0"]);
-                renew.arg(&[id, "10"]);
+                renew.arg(&[id, "10", "60000"]);
             }
             for call in [renew, release] {
                 let client = redis::Client::open(replica.url()).unwrap();

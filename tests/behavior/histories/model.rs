@@ -10,7 +10,7 @@ use lockcore::backend::{Enqueued, Place, Released, Renewed, Wake};
 use lockcore::queue::{NoTicket, Queue, Ticket};
 use lockcore::{Id, Name, Namespace, Request};
 
-use super::{CLIENTS, DAY_MICROS, History, Key, MARK, NAMES, NAMESPACE, Seen, Wish};
+use super::{CLIENTS, DAY_MICROS, History, Key, MARK, NAMES, NAMESPACE, Seen, Wish, With};
 
 /// What a store is free to do in its own way.
 #[derive(Clone, Copy, Debug, Default)]
@@ -103,16 +103,18 @@ impl Model {
         })
     }
 
-    /// What a ticket is renewed with, if it is to keep so many permits at most.
-    pub(super) fn renewal(&self, ticket: usize, most: Option<u32>) -> Arc<Request> {
+    pub(super) fn renewal(&self, ticket: usize, with: With) -> Arc<Request> {
         let request = self.request(ticket);
-        match most.and_then(NonZeroU32::new) {
-            Some(most) => Arc::new(Request {
-                permits: request.permits.min(most),
-                ..(*request).clone()
-            }),
-            None => request,
-        }
+        let most = with.most.and_then(NonZeroU32::new);
+        Arc::new(Request {
+            permits: most.map_or(request.permits, |most| most.min(request.permits)),
+            ttl: Duration::from_millis(self.ttl(ticket, with)),
+            ..(*request).clone()
+        })
+    }
+
+    fn ttl(&self, ticket: usize, with: With) -> u64 {
+        with.ttl.unwrap_or(self.wishes[ticket].ttl)
     }
 
     pub(super) fn enqueued(
@@ -246,17 +248,17 @@ impl Model {
     }
 
     /// Before the answers of a batch: where it is carried out at once, each of them sees all of it.
-    pub(super) fn renew_together(&mut self, tickets: &[usize], most: Option<u32>) {
+    pub(super) fn renew_together(&mut self, tickets: &[usize], with: With) {
         if !self.manner.by_id {
             return;
         }
         for ticket in tickets {
-            let wish = self.wishes[*ticket];
+            let (wish, ttl) = (self.wishes[*ticket], self.ttl(*ticket, with));
             if let Some((known, _)) = self.queues[wish.name].find(self.ids[*ticket])
                 && known.expires_at > self.now
             {
-                known.expires_at = self.now + wish.ttl;
-                self.shrink(*ticket, most);
+                known.expires_at = self.now + ttl;
+                self.shrink(*ticket, with.most);
             }
         }
     }
@@ -270,11 +272,11 @@ impl Model {
     pub(super) fn renewed(
         &mut self,
         ticket: usize,
-        most: Option<u32>,
+        with: With,
         answer: Renewed,
         wakes: &[(usize, Wake)],
     ) -> Result<(), String> {
-        let wish = self.wishes[ticket];
+        let (wish, ttl) = (self.wishes[ticket], self.ttl(ticket, with));
         let id = self.ids[ticket];
         if self.queues[wish.name].find(id).is_none() {
             if self.expired.contains(&ticket) {
@@ -286,11 +288,11 @@ impl Model {
         let Some((known, _)) = self.queues[wish.name].find(id) else {
             return expect(answer, Renewed::Lost);
         };
-        known.expires_at = self.now + wish.ttl;
+        known.expires_at = self.now + ttl;
         let number = known.number;
-        self.shrink(ticket, most);
+        self.shrink(ticket, with.most);
         self.settle(wish.name, Some(ticket));
-        let (ticket_number, ttl) = (number, Duration::from_millis(wish.ttl));
+        let (ticket_number, ttl) = (number, Duration::from_millis(ttl));
         let answer = match answer {
             Renewed::Granted { valid_for } => Enqueued::Granted {
                 ticket: ticket_number,

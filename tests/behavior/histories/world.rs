@@ -13,7 +13,7 @@ use tests::sqlite_file::SqliteFile;
 use tests::zookeeper_server::ZooKeeperServer;
 
 use super::model::{Manner, Model};
-use super::{CLIENTS, History, Key, NAMES, NAMESPACE, STRIDE, Step};
+use super::{CLIENTS, History, Key, NAMES, NAMESPACE, STRIDE, Step, With};
 use crate::store::{Kind, SOON};
 
 /// What a store's clock may have run on by in one history.
@@ -149,17 +149,25 @@ impl World {
 
     async fn step(&mut self, step: &Step, model: &mut Model) -> Result<(), String> {
         let with_session = matches!(self.backing, Backing::ZooKeeper { .. });
+        // A session outlasts every ttl there, and SQLite renews with that of the enqueue.
+        let of_enqueue = with_session || matches!(self.backing, Backing::Sqlite(_));
+        let mut step = step.clone();
+        if let Step::Renew(_, With { ttl, .. }) = &mut step
+            && of_enqueue
+        {
+            *ttl = None;
+        }
         let here = |tickets: &[usize]| {
             let here = |ticket: &&usize| self.clients[model.wishes[**ticket].client].is_some();
             tickets.iter().filter(here).copied().collect()
         };
         // Who has no session has nothing at the store, and nobody to ask for him.
-        let possible = match step {
+        let possible = match &step {
             // It makes all of a batch smaller before it says how any of them stands.
-            Step::Renew(tickets, most) if with_session && most.is_some() => {
-                &Step::Renew(here(&tickets[..1]), *most)
+            Step::Renew(tickets, with) if with_session && with.most.is_some() => {
+                &Step::Renew(here(&tickets[..1]), *with)
             }
-            Step::Renew(tickets, most) if with_session => &Step::Renew(here(tickets), *most),
+            Step::Renew(tickets, with) if with_session => &Step::Renew(here(tickets), *with),
             Step::Release(tickets, may) if with_session => &Step::Release(here(tickets), *may),
             Step::Pass(_) | Step::LoseData if with_session => return Ok(()),
             step => step,
@@ -175,7 +183,7 @@ impl World {
                 model.enqueued(*ticket, &request, answer, self.micros(), &wakes)?;
                 return self.expect(wakes, model).await;
             }
-            Step::Renew(tickets, most) => {
+            Step::Renew(tickets, with) => {
                 // A store that still knows of the expired looks around for them. Whom that has woken can be told
                 // when nobody is away and nothing else has been renewed.
                 let expired = tickets.iter().any(|ticket| model.expired.contains(ticket));
@@ -184,13 +192,13 @@ impl World {
                 }
                 let mut answers = Vec::new();
                 for (connection, batch) in self.batches(tickets, model) {
-                    let requests = batch.iter().map(|ticket| model.renewal(*ticket, *most));
+                    let requests = batch.iter().map(|ticket| model.renewal(*ticket, *with));
                     answers.extend(connection.renew(requests.collect()).await.unwrap());
                 }
                 let wakes = self.look(model).await?;
-                model.renew_together(tickets, *most);
+                model.renew_together(tickets, *with);
                 for (ticket, answer) in tickets.iter().zip(answers) {
-                    model.renewed(*ticket, *most, answer, &wakes)?;
+                    model.renewed(*ticket, *with, answer, &wakes)?;
                 }
                 model.of_one_batch(tickets, &wakes);
                 return self.expect(wakes, model).await;

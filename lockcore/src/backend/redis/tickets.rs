@@ -32,7 +32,7 @@ pub(super) async fn enqueue(
         call.write_arg_fmt(layout::wake_prefix(request.name.namespace()));
         call.write_arg_fmt(id);
         call.write_arg_fmt(ttl);
-        call.write_arg_fmt(format_args!("{permits}:{capacity}:{ttl}:{channel}:{owner}"));
+        call.write_arg_fmt(format_args!("{permits}:{capacity}:{channel}:{owner}"));
         call.write_arg_fmt(u8::from(request.wait));
         call.write_arg_fmt(request.highest_seen);
     };
@@ -76,6 +76,7 @@ pub(super) async fn renew(
         for request in &tickets {
             call.write_arg_fmt(request.id);
             call.write_arg_fmt(request.permits);
+            call.write_arg_fmt(request.ttl.as_millis());
         }
     };
     let reply = numbers(run(connection, &layout::RENEW, 2 * tickets.len(), write).await?)?;
@@ -178,11 +179,11 @@ struct Record<'a> {
 
 impl<'a> Record<'a> {
     fn parse(record: &'a str) -> Option<Self> {
-        let mut fields = record.splitn(7, ':');
+        let mut fields = record.splitn(6, ':');
         let mut next = || fields.next();
         let (expires, number) = (next()?.parse().ok()?, next()?.parse().ok()?);
         let (permits, capacity) = (next()?.parse().ok()?, next()?.parse().ok()?);
-        let (_ttl, _channel, owner) = (next()?, next()?, next()?);
+        let (_channel, owner) = (next()?, next()?);
         Some(Self {
             expires,
             number,

@@ -124,7 +124,7 @@ local function look_again(tickets, queue, now, prefix, ends, asker)
   local message = string.format(' again %d', in_ms)
   for i, id in ipairs(ids) do
     if id == asker then return in_ms end
-    local expires, channel = string.match(records[i] or '', '^(%d+):%d+:%d+:%d+:%d+:(%x+):')
+    local expires, channel = string.match(records[i] or '', '^(%d+):%d+:%d+:%d+:(%x+):')
     local lives = channel and tonumber(expires) > now
     if lives and tell(prefix .. channel, id .. message) > 0 then return end
   end

@@ -1,5 +1,5 @@
--- A ticket as it is written, 'expires_ms:number:permits:capacity:ttl_ms:channel:owner', the clock that it
--- is judged by, and how its client learns that it holds.
+-- A ticket as it is written, 'expires_ms:number:permits:capacity:channel:owner', the clock that it is
+-- judged by, and how its client learns that it holds.
 
 -- A waiter that no connection listens for is given this long to come back and renew.
 local UNHEARD_MS = 2000
@@ -36,7 +36,7 @@ end
 -- Tells a ticket's client that it holds: one message, to the channel of that client. A grant that nobody
 -- hears is cut short, so that a dead waiter costs two seconds and not its whole ttl; returns when it ends.
 local function wake(tickets, id, record, now, prefix)
-  local expires, number, channel = string.match(record, '^(%d+):(%d+):%d+:%d+:%d+:(%x+):')
+  local expires, number, channel = string.match(record, '^(%d+):(%d+):%d+:%d+:(%x+):')
   if tell(prefix .. channel, id .. ' ' .. number) > 0 then return nil end
   local ends = math.min(tonumber(expires), now + UNHEARD_MS)
   redis.call('HSET', tickets, id, with_expiry(record, ends))
