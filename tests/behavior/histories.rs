@@ -13,14 +13,14 @@ use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
 use lockcore::backend::{Enqueued, Place, Renewed};
-use lockcore::{FULL, Request};
+use lockcore::{FULL, Locks, Request};
 use tests::eventually::eventually;
 use tests::faketime::FakeClock;
 use tests::redis_server::RedisServer;
 use tests::zookeeper_server::ZooKeeperServer;
 
 use crate::border::{random_id, request, stranger};
-use crate::store::{DEFAULT, Kind, SOON, Store};
+use crate::store::{DEFAULT, Kind, SOON, Store, begin, give_back, tickets};
 use world::World;
 
 const CLIENTS: usize = 3;
@@ -64,6 +64,7 @@ pub(crate) fn facts(kind: Kind) -> Vec<Trial> {
     if let Kind::Memory | Kind::Redis = kind {
         facts.extend(crate::store_facts![kind, DEFAULT;
             a_ticket_that_is_renewed_with_another_ttl_lasts_for_that_and_keeps_its_place
+            the_next_in_line_looks_after_a_dead_holder_when_the_first_has_left
         ]);
     }
     facts
@@ -160,6 +161,27 @@ async fn tickets_are_made_smaller_in_one_batch(store: Store) {
         let waits = connection.enqueue(full).await.unwrap();
         assert!(matches!(waits, Enqueued::Waiting { .. }), "{waits:?}");
     }
+    connection.close().await;
+}
+
+/// Its own renewals are twenty seconds apart.
+async fn the_next_in_line_looks_after_a_dead_holder_when_the_first_has_left(store: Store) {
+    let dead = Arc::new(Request {
+        ttl: Duration::from_secs(2),
+        ..(*request(&store, "a", &random_id())).clone()
+    });
+    let connection = stranger(&store).await;
+    connection.enqueue(dead).await.unwrap();
+    let (first, next) = (store.client(), store.client());
+    let lock = |locks: &Locks| locks.mutex("a").ttl(Duration::from_secs(60)).wait(SOON);
+    let leaves = begin(lock(&first));
+    tickets(&first, "a", 2).await;
+    let waits = begin(lock(&next));
+    tickets(&next, "a", 3).await;
+
+    leaves.abort();
+
+    give_back(waits.await.unwrap().unwrap()).await;
     connection.close().await;
 }
 

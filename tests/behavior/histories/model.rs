@@ -19,6 +19,8 @@ pub(super) struct Manner {
     pub(super) unheard: Option<u64>,
     /// How exactly the store's times can be foretold.
     pub(super) slack: u64,
+    /// A ticket that becomes the first in line, because the first has left, is told when to look after the holders.
+    pub(super) tells_first: bool,
     /// On SQLite: a batch is carried out at once, and looks at the names of those of its tickets that are there.
     pub(super) by_id: bool,
     /// On ZooKeeper: tickets end with their session, not by themselves, and their numbers are the server's own.
@@ -44,6 +46,9 @@ pub(super) struct Model {
     exclusive: [u64; NAMES],
     /// Whom the store must have told since the last look, beside who asked.
     to_wake: Vec<(usize, Wake)>,
+    /// Whom the store must have told to look again since the last look, and when, and what it did tell.
+    to_look: Vec<(usize, Id, u64)>,
+    pub(super) told_to_look: Vec<(usize, Id, Duration)>,
     pub(super) looks: usize,
     /// What the store shows of a name now.
     pub(super) seen: Vec<(usize, Vec<Place>)>,
@@ -79,6 +84,8 @@ impl Model {
             highest_seen: [0; CLIENTS],
             exclusive: [0; NAMES],
             to_wake: Vec::new(),
+            to_look: Vec::new(),
+            told_to_look: Vec::new(),
             looks: 0,
             seen: Vec::new(),
         }
@@ -326,9 +333,13 @@ impl Model {
         if looks {
             self.settle(wish.name, Some(ticket));
         }
+        let was_first = self.queues[wish.name].is_first_in_line(self.ids[ticket]);
         let (found, _) = self.queues[wish.name].remove(self.ids[ticket]);
         if looks {
             self.settle(wish.name, Some(ticket));
+        }
+        if was_first && self.manner.tells_first {
+            self.tell_first(wish.name);
         }
         match answer {
             Released::Released | Released::NotFound if self.expired.contains(&ticket) => Ok(()),
@@ -339,6 +350,20 @@ impl Model {
                     false => Released::NotFound,
                 },
             ),
+        }
+    }
+
+    /// On Redis the first of them that hears it.
+    fn tell_first(&mut self, name: usize) {
+        let client = |known: &Ticket<Known>| self.wishes[known.payload.ticket].client;
+        let mut waiting = self.queues[name].tickets().filter(|(_, holds)| !holds);
+        let hears = |known: &&Ticket<Known>| self.connected[client(known)];
+        let told = match self.manner.unheard {
+            Some(_) => waiting.map(|(known, _)| known).find(hears),
+            None => waiting.next().map(|(known, _)| known).filter(hears),
+        };
+        if let Some((known, at)) = told.zip(self.soonest(name)) {
+            self.to_look.push((client(known), known.id, at));
         }
     }
 
@@ -436,10 +461,39 @@ impl Model {
             self.highest_seen[client] = self.highest_seen[client].max(wake.ticket);
             self.note_exclusive(ticket, wake.ticket)?;
         }
+        self.expect_looks()?;
         for (name, places) in std::mem::take(&mut self.seen) {
             self.shows(name, &places)?;
         }
         Ok(())
+    }
+
+    /// That the store has told whom it must when to look again, and nobody else, but for those behind a grant that nobody
+    /// has heard.
+    fn expect_looks(&mut self) -> Result<(), String> {
+        let mut told = std::mem::take(&mut self.told_to_look);
+        // Redis adds ten milliseconds, so that a lease certainly has ended.
+        let late = Duration::from_millis(if self.manner.unheard.is_some() { 10 } else { 0 });
+        for (client, id, at) in std::mem::take(&mut self.to_look) {
+            let expected = Duration::from_millis(at - self.now);
+            let same = |told: &(usize, Id, Duration)| {
+                let shown = told.2.saturating_sub(late);
+                (told.0, told.1) == (client, id) && self.is_about(shown, expected)
+            };
+            let Some(place) = told.iter().position(same) else {
+                return Err(format!(
+                    "told to look are {told:?}, and not {client} of {id:?} in {expected:?}"
+                ));
+            };
+            told.remove(place);
+        }
+        let some_hear_nothing = self.connected.contains(&false);
+        let unheard = Duration::from_millis(self.manner.unheard.unwrap_or(0)) + late;
+        told.retain(|(_, _, after)| !some_hear_nothing || *after > unheard);
+        match told.is_empty() {
+            true => Ok(()),
+            false => Err(format!("told to look are {told:?}")),
+        }
     }
 
     /// Whether it holds, under this number, and has been told.

@@ -111,9 +111,13 @@ impl World {
 
     async fn play_once(&mut self, history: &History) -> Result<(), String> {
         let manner = match self.backing {
-            Backing::Memory(_) => Manner::default(),
+            Backing::Memory(_) => Manner {
+                tells_first: true,
+                ..Manner::default()
+            },
             Backing::Redis(..) => Manner {
                 unheard: Some(UNHEARD),
+                tells_first: true,
                 slack: SLACK,
                 ..Manner::default()
             },
@@ -134,6 +138,7 @@ impl World {
         }
         // What an aborted history has left to be heard is not this one's.
         let _ = self.look(&mut model).await;
+        model.told_to_look.clear();
         for (number, step) in history.steps.iter().enumerate() {
             let outcome = self.step(step, &mut model).await;
             outcome.map_err(|complaint| format!("step {number}, {step:?}: {complaint}"))?;
@@ -292,19 +297,19 @@ impl World {
             while model.is_still_to_wake(&wakes) && Instant::now() < by {
                 // They are brought by other tasks of this thread, which must not be blocked by waiting for them.
                 tokio::time::sleep(Duration::from_millis(1)).await;
-                wakes.extend(self.heard()?);
+                wakes.extend(self.heard(model)?);
             }
         }
         model.expect_wakes(wakes)
     }
 
-    fn heard(&self) -> Result<Vec<(usize, Wake)>, String> {
-        let some_hear_nothing = self.clients.iter().any(Option::is_none);
-        let two_seconds = Duration::from_millis(2010);
+    fn heard(&self, model: &mut Model) -> Result<Vec<(usize, Wake)>, String> {
         let wake = |(client, news)| match news {
             News::Granted(wake) => Some(Ok((client, wake))),
-            // Behind a grant that nobody has heard.
-            News::Recheck(_, after) if some_hear_nothing && after <= two_seconds => None,
+            News::Recheck(id, after) => {
+                model.told_to_look.push((client, id, after));
+                None
+            }
             other => Some(Err(format!("client {client} was told of {other:?}"))),
         };
         self.told.try_iter().filter_map(wake).collect()
@@ -331,7 +336,7 @@ impl World {
         for (name, look) in looks {
             model.seen.push((name, look.await.unwrap().unwrap()));
         }
-        self.heard()
+        self.heard(model)
     }
 
     fn pass(&mut self, time: Duration) {
