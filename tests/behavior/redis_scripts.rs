@@ -22,7 +22,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         a_renewal_that_cannot_see_the_line_makes_nothing_smaller
         a_queue_without_its_tickets_keeps_nobody_out
         the_next_in_line_is_woken_past_those_who_died
-        what_follows_a_message_that_was_denied_is_replicated
+        the_rest_of_a_batch_is_replicated_after_a_message_was_denied
         a_replica_says_so_to_whoever_renews_or_releases
     ]
 }
@@ -362,7 +362,7 @@ async fn the_next_in_line_is_woken_past_those_who_died(_: Store) {
 }
 
 /// Messages are not replicated, all else is, whatever becomes of a message.
-async fn what_follows_a_message_that_was_denied_is_replicated(_: Store) {
+async fn the_rest_of_a_batch_is_replicated_after_a_message_was_denied(_: Store) {
     let server = RedisServer::start();
     let replica = RedisServer::replica_of(&server);
     let rights = ["+@all", "-publish", "~*", "nopass", "on"];

@@ -142,7 +142,7 @@ async fn a_client_whose_address_leads_to_the_new_master_is_there_in_a_moment(_: 
     nothing_left(&old).await;
 }
 
-/// Not even what it could know: it may be behind its master, and the client would stay there.
+/// Not even from its own data: it may be behind its master, and the client would stay there.
 async fn a_replica_answers_nothing_before_it_is_the_master(_: Store) {
     let old = RedisServer::start();
     let new = RedisServer::replica_of(&old);

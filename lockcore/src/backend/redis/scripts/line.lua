@@ -102,7 +102,7 @@ local function walk(tickets, queue, now, whose)
             line.granted[#line.granted + 1] = { id, record }
           end
           if id == asker then line.asker = true end
-          -- Nobody behind can hold; who is first in line, only an asker has to know, and a waiter that goes.
+          -- Nobody behind can hold; only an asker, or a waiter that goes, has to know the first in line.
           if holder_left and line.used == line.capacity then return line end
         else
           -- All before it hold.
@@ -167,8 +167,8 @@ local function recheck(line, id, now)
   return line.again or -1
 end
 
--- What a batch says on a replica, instead of one ticket after the other. There every write is refused, the
--- first of each ticket too, so that nothing has been written and nobody been told.
+-- The answer of a batch on a replica, in place of one for each ticket. Every write is refused there, also the
+-- first for each ticket, so that nothing has been written and nobody been told.
 local REPLICA = 'READONLY this server is a replica'
 
 -- Whether that is why one of a batch failed.

@@ -24,8 +24,8 @@ end
 -- Tells a client, and returns how many connections hear it. Only those of this server are to: a script's
 -- PUBLISH is replicated, also one that reaches nobody here. A waiter whose connection stayed at a master
 -- that was demoted would hear there of a grant that is cut short here, and believe in it for its whole ttl,
--- beside the next. What is not replicated is heard by those who are counted, and by nobody else. The rest
--- of a script is replicated again, also when this fails: see the batches in renew.lua and release.lua.
+-- beside the next. A message that is not replicated is heard by the connections that are counted, and
+-- by no other. When this fails, a batch that goes on must replicate again: see renew.lua, release.lua.
 local function tell(channel, message)
   redis.set_repl(redis.REPL_NONE)
   local heard = redis.call('PUBLISH', channel, message)

@@ -11,7 +11,7 @@
 if string.format('%d', 2^52) ~= '4503599627370496' then
   return redis.error_reply('UNFIT this server counts to 31 bits; a 64-bit Redis or Valkey is needed')
 end
--- Redis has it since 3.2, what only speaks its protocol may not.
+-- Redis has it since 3.2; a server that only speaks its protocol may not.
 if not redis.set_repl then
   return redis.error_reply('UNFIT this server has no redis.set_repl for scripts; Redis 6 or Valkey is needed')
 end
