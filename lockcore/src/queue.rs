@@ -118,11 +118,14 @@ impl<T> Queue<T> {
         Some((&mut self.tickets[at], at < self.granted))
     }
 
+    /// The oldest of those that wait.
+    pub fn first_in_line(&self) -> Option<&Ticket<T>> {
+        self.tickets.get(self.granted)
+    }
+
     /// Whether a ticket is the oldest of those that wait.
     pub fn is_first_in_line(&self, id: Id) -> bool {
-        self.tickets
-            .get(self.granted)
-            .is_some_and(|first| first.id == id)
+        self.first_in_line().is_some_and(|first| first.id == id)
     }
 
     /// Removes a ticket. Returns whether it was there, and how many tickets hold newly because of

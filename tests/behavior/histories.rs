@@ -9,18 +9,18 @@ mod world;
 use std::fmt;
 use std::num::NonZeroU32;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
-use lockcore::backend::{Enqueued, Renewed};
-use lockcore::{FULL, Request};
+use lockcore::backend::{Enqueued, Place, Renewed};
+use lockcore::{FULL, Locks, Request};
 use tests::eventually::eventually;
 use tests::faketime::FakeClock;
 use tests::redis_server::RedisServer;
 use tests::zookeeper_server::ZooKeeperServer;
 
 use crate::border::{random_id, request, stranger};
-use crate::store::{DEFAULT, Kind, SOON, Store};
+use crate::store::{DEFAULT, Kind, SOON, Store, begin, give_back, tickets};
 use world::World;
 
 const CLIENTS: usize = 3;
@@ -61,7 +61,57 @@ pub(crate) fn facts(kind: Kind) -> Vec<Trial> {
         facts.push(fact("long_histories_keep_to_the_rule", long, 150));
     }
     facts.extend(crate::store_facts![kind, DEFAULT; tickets_are_made_smaller_in_one_batch]);
+    if let Kind::Memory | Kind::Redis = kind {
+        facts.extend(crate::store_facts![kind, DEFAULT;
+            a_ticket_that_is_renewed_with_another_ttl_lasts_for_that_and_keeps_its_place
+            the_next_in_line_looks_after_a_dead_holder_when_the_first_has_left
+        ]);
+    }
     facts
+}
+
+/// A longer one, and a shorter one; of a holder and of a waiter.
+async fn a_ticket_that_is_renewed_with_another_ttl_lasts_for_that_and_keeps_its_place(
+    store: Store,
+) {
+    let connection = stranger(&store).await;
+    let [holds, first, second] = [(); 3].map(|()| request(&store, "a", &random_id()));
+    for ticket in [&holds, &first, &second] {
+        connection.enqueue(Arc::clone(ticket)).await.unwrap();
+    }
+    let places = async || connection.inspect(holds.name.clone()).await.unwrap();
+    let numbers = |places: &[Place]| places.iter().map(|place| place.ticket).collect::<Vec<_>>();
+    let line = numbers(&places().await);
+    let with = |ticket: &Request, ttl| {
+        let ticket = ticket.clone();
+        vec![Arc::new(Request { ttl, ..ticket })]
+    };
+    let (hour, short) = (Duration::from_secs(3600), Duration::from_millis(500));
+
+    for (at, ticket) in [&holds, &first].into_iter().enumerate() {
+        let answer = connection.renew(with(ticket, hour)).await.unwrap()[0];
+        let (Renewed::Granted { valid_for } | Renewed::Waiting { valid_for, .. }) = answer else {
+            panic!("{answer:?}");
+        };
+        assert_eq!(valid_for, hour);
+        let places = places().await;
+        assert!(places[at].remaining > hour / 2, "{places:?}");
+        assert_eq!(numbers(&places), line);
+    }
+
+    connection.renew(with(&first, short)).await.unwrap();
+    eventually("the first in line has ended", SOON, async || {
+        numbers(&places().await) == [line[0], line[2]]
+    })
+    .await;
+    connection.renew(with(&holds, short)).await.unwrap();
+    eventually("the holder has ended", SOON, async || {
+        let renewed = connection.renew(with(&second, hour)).await.unwrap();
+        renewed == [Renewed::Granted { valid_for: hour }]
+    })
+    .await;
+    assert_eq!(numbers(&places().await), line[2..]);
+    connection.close().await;
 }
 
 /// Of one name and of another, where each takes part in letting somebody in. Random histories do that to one at a time
@@ -111,6 +161,27 @@ async fn tickets_are_made_smaller_in_one_batch(store: Store) {
         let waits = connection.enqueue(full).await.unwrap();
         assert!(matches!(waits, Enqueued::Waiting { .. }), "{waits:?}");
     }
+    connection.close().await;
+}
+
+/// Its own renewals are twenty seconds apart.
+async fn the_next_in_line_looks_after_a_dead_holder_when_the_first_has_left(store: Store) {
+    let dead = Arc::new(Request {
+        ttl: Duration::from_secs(2),
+        ..(*request(&store, "a", &random_id())).clone()
+    });
+    let connection = stranger(&store).await;
+    connection.enqueue(dead).await.unwrap();
+    let (first, next) = (store.client(), store.client());
+    let lock = |locks: &Locks| locks.mutex("a").ttl(Duration::from_secs(60)).wait(SOON);
+    let leaves = begin(lock(&first));
+    tickets(&first, "a", 2).await;
+    let waits = begin(lock(&next));
+    tickets(&next, "a", 3).await;
+
+    leaves.abort();
+
+    give_back(waits.await.unwrap().unwrap()).await;
     connection.close().await;
 }
 
@@ -167,8 +238,7 @@ enum Seen {
 enum Step {
     /// Also of a ticket that is there, was there, or was released before.
     Enqueue(usize),
-    /// With all their permits, or with so many at most.
-    Renew(Vec<usize>, Option<u32>),
+    Renew(Vec<usize>, With),
     Release(Vec<usize>, EnqueueMayFollow),
     Pass(u64),
     Disconnect(usize),
@@ -179,6 +249,14 @@ enum Step {
 }
 
 type EnqueueMayFollow = bool;
+
+/// What tickets are renewed with, where that differs from what they were enqueued with.
+#[derive(Clone, Copy, Debug, Default)]
+struct With {
+    /// So many permits at most.
+    most: Option<u32>,
+    ttl: Option<u64>,
+}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Key {
@@ -239,6 +317,14 @@ impl Wish {
     }
 }
 
+impl With {
+    fn random(random: &mut fastrand::Rng) -> Self {
+        let most = random.choice([1, 1, 2, 3]).filter(|_| random.u8(..4) == 0);
+        let ttl = random.choice(TTLS).filter(|_| random.u8(..4) == 0);
+        Self { most, ttl }
+    }
+}
+
 impl Step {
     fn random(random: &mut fastrand::Rng, requests: usize) -> Self {
         let some = |random: &mut fastrand::Rng| {
@@ -247,8 +333,7 @@ impl Step {
         };
         match random.u8(..100) {
             0..45 => Self::Enqueue(random.usize(..requests)),
-            45..60 => Self::Renew(some(random), None),
-            60..65 => Self::Renew(some(random), random.choice([1, 1, 2, 3])),
+            45..65 => Self::Renew(some(random), With::random(random)),
             65..82 => Self::Release(some(random), random.u8(..4) == 0),
             82..96 => Self::Pass(random.choice([1, 1, 1, 2, 9]).unwrap()),
             96 => Self::Disconnect(random.usize(..CLIENTS)),

@@ -3,6 +3,7 @@
 
 mod cuts;
 mod data;
+mod failovers;
 mod outages;
 mod refusals;
 mod replies;
@@ -25,6 +26,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         cuts::facts,
         refusals::facts,
         data::facts,
+        failovers::facts,
     ];
     groups.into_iter().flat_map(|facts| facts(store)).collect()
 }

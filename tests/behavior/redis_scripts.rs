@@ -22,6 +22,8 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         a_renewal_that_cannot_see_the_line_makes_nothing_smaller
         a_queue_without_its_tickets_keeps_nobody_out
         the_next_in_line_is_woken_past_those_who_died
+        the_rest_of_a_batch_is_replicated_after_a_message_was_denied
+        a_replica_says_so_to_whoever_renews_or_releases
     ]
 }
 
@@ -44,7 +46,7 @@ macro_rules! script {
 const KEYS: [&str; 3] = ["t:1:{a}", "t:1:{a}:queue", "t:1:{a}:gone:x"];
 
 fn enqueue(server: &RedisServer, id: &str, permits: &str, ttl_millis: &str) -> Vec<i64> {
-    let record = format!("{permits}:10:{ttl_millis}:00:me");
+    let record = format!("{permits}:10:00:me");
     let mut call = vec!["EVAL", script!("enqueue"), "3"];
     call.extend(KEYS);
     call.extend(["t:1:wake:", id, ttl_millis, &record, "1", "0"]);
@@ -65,7 +67,7 @@ fn renew(server: &RedisServer, id: &str) -> Vec<i64> {
 fn renew_with(server: &RedisServer, id: &str, permits: &str) -> Vec<i64> {
     let mut call = vec!["EVAL", script!("renew"), "2"];
     call.extend(&KEYS[..2]);
-    call.extend(["t:1:wake:", id, permits]);
+    call.extend(["t:1:wake:", id, permits, "60000"]);
     server.command(&call)
 }
 
@@ -228,7 +230,7 @@ async fn a_queue_that_is_lost_is_made_anew_in_its_order(_: Store) {
 fn fill(server: &RedisServer, live: u32, dead: u32) {
     const FILL: &str = "local now = redis.call('TIME')[1] * 1000 \
         local function put(i, expires) \
-            redis.call('HSET', KEYS[1], 't' .. i, string.format('%.0f:%d:10:10:60000:00:me', expires, i)) \
+            redis.call('HSET', KEYS[1], 't' .. i, string.format('%.0f:%d:10:10:00:me', expires, i)) \
         end \
         for i = 1, ARGV[1] do put(i, now + 60000) end \
         for i = ARGV[1] + 1, ARGV[1] + ARGV[2] do put(i, now - 1) end \
@@ -266,7 +268,7 @@ async fn a_crowd_that_has_died_keeps_nobody_out(_: Store) {
         assert_eq!(renew(&server, "t1")[0], 0);
         for number in 0..behind {
             let (id, place) = (format!("behind{number}"), 10_001 + number);
-            let record = format!("9999999999999:{place}:10:10:60000:00:me");
+            let record = format!("9999999999999:{place}:10:10:00:me");
             server.command::<()>(&["HSET", KEYS[0], &id, &record]);
             server.command::<()>(&["RPUSH", KEYS[1], &id]);
         }
@@ -356,5 +358,71 @@ async fn the_next_in_line_is_woken_past_those_who_died(_: Store) {
         let expires: u64 = written.split(':').next().unwrap().parse().unwrap();
         let (seconds, micros): (u64, u64) = server.command(&["TIME"]);
         assert!(expires <= seconds * 1000 + micros / 1000 + 2000, "{id}");
+    }
+}
+
+/// Messages are not replicated, all else is, whatever becomes of a message.
+async fn the_rest_of_a_batch_is_replicated_after_a_message_was_denied(_: Store) {
+    let server = RedisServer::start();
+    let replica = RedisServer::replica_of(&server);
+    let rights = ["+@all", "-publish", "~*", "nopass", "on"];
+    server.command::<()>(&[&["ACL", "SETUSER", "mute"], &rights[..]].concat());
+    let alone = "9999999999999:7:10:10:00:me";
+    for verb in ["release", "renew"] {
+        server.flush();
+        enqueue(&server, "holds", "10", "60000");
+        enqueue(&server, "reads", "1", "60000");
+        server.command::<()>(&["HSET", "t:1:{b}", "last", "7", "x", alone]);
+        let other = ["t:1:{b}", "t:1:{b}:queue", "t:1:{b}:gone:x"];
+        let mut call = redis::cmd("EVAL");
+        let (failed, done): (&[i64], &[i64]) = if verb == "release" {
+            call.arg(script!("release")).arg(6).arg(&KEYS).arg(&other);
+            call.arg(&["t:1:wake:", "holds", "0", "x", "0"]);
+            (&[2], &[1])
+        } else {
+            call.arg(script!("renew")).arg(4);
+            call.arg(&KEYS[..2]).arg(&other[..2]);
+            call.arg(&["t:1:wake:", "holds", "1", "60000", "x", "10", "60000"]);
+            (&[3, -1, -1], &[0, 60000, -1])
+        };
+
+        let client = redis::Client::open(server.url_with_user("mute", "mute")).unwrap();
+        let reply: Vec<i64> = call.query(&mut client.get_connection().unwrap()).unwrap();
+
+        assert_eq!(reply, [failed, done].concat(), "{verb}");
+        eventually("replicated", SOON, async || {
+            let at = |server: &RedisServer| -> Option<String> {
+                server.command(&["HGET", "t:1:{b}", "x"])
+            };
+            at(&server).as_deref() != Some(alone) && at(&server) == at(&replica)
+        })
+        .await;
+    }
+}
+
+/// H63: of a ticket that it has, alone or in a line, and of one that it has not: it may be behind its master.
+async fn a_replica_says_so_to_whoever_renews_or_releases(_: Store) {
+    let master = RedisServer::start();
+    for id in ["alone", "next"] {
+        enqueue(&master, id, "10", "60000");
+        let replica = RedisServer::replica_of(&master);
+        for ids in [&["alone"][..], &["other"], &["other", "alone", "next"]] {
+            let count = ids.len();
+            let (mut release, mut renew) = (redis::cmd("EVAL"), redis::cmd("EVAL"));
+            release.arg(script!("release")).arg(3 * count);
+            release.arg(KEYS.repeat(count)).arg("t:1:wake:");
+            renew.arg(script!("renew")).arg(2 * count);
+            renew.arg(KEYS[..2].repeat(count)).arg("t:1:wake:");
+            for id in ids {
+                release.arg(&[id, "0"]);
+                renew.arg(&[id, "10", "60000"]);
+            }
+            for call in [renew, release] {
+                let client = redis::Client::open(replica.url()).unwrap();
+                let answer = call.query::<Vec<i64>>(&mut client.get_connection().unwrap());
+                let code = answer.as_ref().map_err(|error| error.code());
+                assert_eq!(code, Err(Some("READONLY")), "{id}, {ids:?}");
+            }
+        }
     }
 }

@@ -6,7 +6,7 @@
 mod pump;
 
 use std::io;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -64,6 +64,8 @@ impl Rules {
 /// What the connections share beside the rules.
 #[derive(Debug, Default)]
 struct Shared {
+    /// The port that new connections lead to.
+    server: AtomicU16,
     /// Connections that are open now.
     open: Mutex<usize>,
     closed_one: Condvar,
@@ -89,7 +91,10 @@ impl Proxy {
         let listener = listen();
         let port = listener.local_addr().unwrap().port();
         let (rules, obeyed) = watch::channel(Rules::default());
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(Shared {
+            server: server.into(),
+            ..Shared::default()
+        });
         let thread = thread::Builder::new().name(format!("proxy-{port}")).spawn({
             let shared = shared.clone();
             move || {
@@ -97,9 +102,7 @@ impl Proxy {
                     .enable_all()
                     .build()
                     .unwrap();
-                runtime
-                    .block_on(accept(listener, server, obeyed, shared))
-                    .unwrap();
+                runtime.block_on(accept(listener, obeyed, shared)).unwrap();
             }
         });
         Self {
@@ -130,6 +133,11 @@ impl Proxy {
     pub fn cut_clients(&self) {
         self.change(|rules| rules.clients_cut = true);
         self.wait_until_closed();
+    }
+
+    /// New connections lead to another server; those that are open stay where they are.
+    pub fn lead_to(&self, server: u16) {
+        self.shared.server.store(server, Ordering::Relaxed);
     }
 
     /// Lets connections in again.
@@ -217,7 +225,6 @@ impl Drop for Proxy {
 
 async fn accept(
     listener: std::net::TcpListener,
-    server: u16,
     mut rules: watch::Receiver<Rules>,
     shared: Arc<Shared>,
 ) -> io::Result<()> {
@@ -240,6 +247,7 @@ async fn accept(
             }
             shared.count_in()
         };
+        let server = shared.server.load(Ordering::Relaxed);
         tokio::spawn(serve(client, server, rules.clone(), open));
     }
 }

@@ -18,7 +18,7 @@ use tempfile::TempDir;
 
 use crate::certificates::{Authority, Identity};
 use crate::child::LeashedChild;
-use crate::eventually::poll;
+use crate::eventually::{poll, wait_until};
 use crate::faketime::{Clock, FakeClock};
 use crate::ports::free_port;
 
@@ -85,6 +85,34 @@ impl RedisServer {
         Self::launch(extra, false, |folder| {
             Some(FakeClock::in_folder(folder.path()).unwrap_or_else(|reason| panic!("{reason}")))
         })
+    }
+
+    /// A replica of another server, in step with it.
+    pub fn replica_of(master: &Self) -> Self {
+        let port = master.port.to_string();
+        let replica = Self::with(&["--replicaof", "127.0.0.1", &port]);
+        master.is_followed_by(&replica);
+        replica
+    }
+
+    /// A managed failover: the replica becomes the master and this server its replica. Nothing is lost, and no
+    /// connection of a client is closed.
+    pub fn fail_over_to(&self, replica: &Self) {
+        let port = replica.port.to_string();
+        self.command::<()>(&["FAILOVER", "TO", "127.0.0.1", &port]);
+        replica.is_followed_by(self);
+    }
+
+    fn is_followed_by(&self, replica: &Self) {
+        let follows = format!("port={},state=online", replica.port);
+        wait_until("the replica follows", START, || {
+            self.replication().contains(&follows)
+                && replica.replication().contains("master_link_status:up")
+        });
+    }
+
+    fn replication(&self) -> String {
+        self.command(&["INFO", "replication"])
     }
 
     /// Whether there is a `redis-server` here; the error says how to get it.
@@ -308,6 +336,8 @@ impl RedisServer {
             .args(["--unixsocket".as_ref(), self.socket().as_os_str()])
             .args(["--user", USER, "on", "nopass", "~*", "&*", "+@all"])
             .args(["--save", "", "--appendonly", "no"])
+            // A replica is not kept waiting for others that might come.
+            .args(["--repl-diskless-sync-delay", "0"])
             .args(&self.extra)
             .stdin(Stdio::null())
             .stdout(log.try_clone().unwrap())

@@ -73,7 +73,11 @@ pub trait Connection: fmt::Debug + Send + Sync + 'static {
     /// Takes a ticket, or finds the one that an earlier try with the same id left, and renews it.
     fn enqueue(&self, request: Arc<Request>) -> Answer<Enqueued>;
 
-    /// Prolongs tickets to their ttl from now; one answer per ticket, in order. Never creates one.
+    /// Prolongs tickets to the ttl of these requests from now; one answer per ticket, in order. Never
+    /// creates one.
+    ///
+    /// The ttl may be longer or shorter than that of the enqueue or of the last renewal: a shorter one ends
+    /// the ticket sooner than it would have ended. The ticket keeps its number and its place.
     ///
     /// A request of fewer permits than its ticket has makes the ticket smaller, for good: a writer that
     /// reads on. That is one atomic step with the waking of every ticket that is thereby granted, and

@@ -10,7 +10,7 @@ use lockcore::backend::{Enqueued, Place, Released, Renewed, Wake};
 use lockcore::queue::{NoTicket, Queue, Ticket};
 use lockcore::{Id, Name, Namespace, Request};
 
-use super::{CLIENTS, DAY_MICROS, History, Key, MARK, NAMES, NAMESPACE, Seen, Wish};
+use super::{CLIENTS, DAY_MICROS, History, Key, MARK, NAMES, NAMESPACE, Seen, Wish, With};
 
 /// What a store is free to do in its own way.
 #[derive(Clone, Copy, Debug, Default)]
@@ -19,6 +19,8 @@ pub(super) struct Manner {
     pub(super) unheard: Option<u64>,
     /// How exactly the store's times can be foretold.
     pub(super) slack: u64,
+    /// A ticket that becomes the first in line, because the first has left, is told when to look after the holders.
+    pub(super) tells_first: bool,
     /// On SQLite: a batch is carried out at once, and looks at the names of those of its tickets that are there.
     pub(super) by_id: bool,
     /// On ZooKeeper: tickets end with their session, not by themselves, and their numbers are the server's own.
@@ -44,6 +46,9 @@ pub(super) struct Model {
     exclusive: [u64; NAMES],
     /// Whom the store must have told since the last look, beside who asked.
     to_wake: Vec<(usize, Wake)>,
+    /// Whom the store must have told to look again since the last look, and when, and what it did tell.
+    to_look: Vec<(usize, Id, u64)>,
+    pub(super) told_to_look: Vec<(usize, Id, Duration)>,
     pub(super) looks: usize,
     /// What the store shows of a name now.
     pub(super) seen: Vec<(usize, Vec<Place>)>,
@@ -79,6 +84,8 @@ impl Model {
             highest_seen: [0; CLIENTS],
             exclusive: [0; NAMES],
             to_wake: Vec::new(),
+            to_look: Vec::new(),
+            told_to_look: Vec::new(),
             looks: 0,
             seen: Vec::new(),
         }
@@ -103,16 +110,18 @@ impl Model {
         })
     }
 
-    /// What a ticket is renewed with, if it is to keep so many permits at most.
-    pub(super) fn renewal(&self, ticket: usize, most: Option<u32>) -> Arc<Request> {
+    pub(super) fn renewal(&self, ticket: usize, with: With) -> Arc<Request> {
         let request = self.request(ticket);
-        match most.and_then(NonZeroU32::new) {
-            Some(most) => Arc::new(Request {
-                permits: request.permits.min(most),
-                ..(*request).clone()
-            }),
-            None => request,
-        }
+        let most = with.most.and_then(NonZeroU32::new);
+        Arc::new(Request {
+            permits: most.map_or(request.permits, |most| most.min(request.permits)),
+            ttl: Duration::from_millis(self.ttl(ticket, with)),
+            ..(*request).clone()
+        })
+    }
+
+    fn ttl(&self, ticket: usize, with: With) -> u64 {
+        with.ttl.unwrap_or(self.wishes[ticket].ttl)
     }
 
     pub(super) fn enqueued(
@@ -246,17 +255,17 @@ impl Model {
     }
 
     /// Before the answers of a batch: where it is carried out at once, each of them sees all of it.
-    pub(super) fn renew_together(&mut self, tickets: &[usize], most: Option<u32>) {
+    pub(super) fn renew_together(&mut self, tickets: &[usize], with: With) {
         if !self.manner.by_id {
             return;
         }
         for ticket in tickets {
-            let wish = self.wishes[*ticket];
+            let (wish, ttl) = (self.wishes[*ticket], self.ttl(*ticket, with));
             if let Some((known, _)) = self.queues[wish.name].find(self.ids[*ticket])
                 && known.expires_at > self.now
             {
-                known.expires_at = self.now + wish.ttl;
-                self.shrink(*ticket, most);
+                known.expires_at = self.now + ttl;
+                self.shrink(*ticket, with.most);
             }
         }
     }
@@ -270,11 +279,11 @@ impl Model {
     pub(super) fn renewed(
         &mut self,
         ticket: usize,
-        most: Option<u32>,
+        with: With,
         answer: Renewed,
         wakes: &[(usize, Wake)],
     ) -> Result<(), String> {
-        let wish = self.wishes[ticket];
+        let (wish, ttl) = (self.wishes[ticket], self.ttl(ticket, with));
         let id = self.ids[ticket];
         if self.queues[wish.name].find(id).is_none() {
             if self.expired.contains(&ticket) {
@@ -286,11 +295,11 @@ impl Model {
         let Some((known, _)) = self.queues[wish.name].find(id) else {
             return expect(answer, Renewed::Lost);
         };
-        known.expires_at = self.now + wish.ttl;
+        known.expires_at = self.now + ttl;
         let number = known.number;
-        self.shrink(ticket, most);
+        self.shrink(ticket, with.most);
         self.settle(wish.name, Some(ticket));
-        let (ticket_number, ttl) = (number, Duration::from_millis(wish.ttl));
+        let (ticket_number, ttl) = (number, Duration::from_millis(ttl));
         let answer = match answer {
             Renewed::Granted { valid_for } => Enqueued::Granted {
                 ticket: ticket_number,
@@ -324,9 +333,13 @@ impl Model {
         if looks {
             self.settle(wish.name, Some(ticket));
         }
+        let was_first = self.queues[wish.name].is_first_in_line(self.ids[ticket]);
         let (found, _) = self.queues[wish.name].remove(self.ids[ticket]);
         if looks {
             self.settle(wish.name, Some(ticket));
+        }
+        if was_first && self.manner.tells_first {
+            self.tell_first(wish.name);
         }
         match answer {
             Released::Released | Released::NotFound if self.expired.contains(&ticket) => Ok(()),
@@ -337,6 +350,20 @@ impl Model {
                     false => Released::NotFound,
                 },
             ),
+        }
+    }
+
+    /// On Redis the first of them that hears it.
+    fn tell_first(&mut self, name: usize) {
+        let client = |known: &Ticket<Known>| self.wishes[known.payload.ticket].client;
+        let mut waiting = self.queues[name].tickets().filter(|(_, holds)| !holds);
+        let hears = |known: &&Ticket<Known>| self.connected[client(known)];
+        let told = match self.manner.unheard {
+            Some(_) => waiting.map(|(known, _)| known).find(hears),
+            None => waiting.next().map(|(known, _)| known).filter(hears),
+        };
+        if let Some((known, at)) = told.zip(self.soonest(name)) {
+            self.to_look.push((client(known), known.id, at));
         }
     }
 
@@ -434,10 +461,39 @@ impl Model {
             self.highest_seen[client] = self.highest_seen[client].max(wake.ticket);
             self.note_exclusive(ticket, wake.ticket)?;
         }
+        self.expect_looks()?;
         for (name, places) in std::mem::take(&mut self.seen) {
             self.shows(name, &places)?;
         }
         Ok(())
+    }
+
+    /// That the store has told whom it must when to look again, and nobody else, but for those behind a grant that nobody
+    /// has heard.
+    fn expect_looks(&mut self) -> Result<(), String> {
+        let mut told = std::mem::take(&mut self.told_to_look);
+        // Redis adds ten milliseconds, so that a lease certainly has ended.
+        let late = Duration::from_millis(if self.manner.unheard.is_some() { 10 } else { 0 });
+        for (client, id, at) in std::mem::take(&mut self.to_look) {
+            let expected = Duration::from_millis(at - self.now);
+            let same = |told: &(usize, Id, Duration)| {
+                let shown = told.2.saturating_sub(late);
+                (told.0, told.1) == (client, id) && self.is_about(shown, expected)
+            };
+            let Some(place) = told.iter().position(same) else {
+                return Err(format!(
+                    "told to look are {told:?}, and not {client} of {id:?} in {expected:?}"
+                ));
+            };
+            told.remove(place);
+        }
+        let some_hear_nothing = self.connected.contains(&false);
+        let unheard = Duration::from_millis(self.manner.unheard.unwrap_or(0)) + late;
+        told.retain(|(_, _, after)| !some_hear_nothing || *after > unheard);
+        match told.is_empty() {
+            true => Ok(()),
+            false => Err(format!("told to look are {told:?}")),
+        }
     }
 
     /// Whether it holds, under this number, and has been told.

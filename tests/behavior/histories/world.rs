@@ -13,7 +13,7 @@ use tests::sqlite_file::SqliteFile;
 use tests::zookeeper_server::ZooKeeperServer;
 
 use super::model::{Manner, Model};
-use super::{CLIENTS, History, Key, NAMES, NAMESPACE, STRIDE, Step};
+use super::{CLIENTS, History, Key, NAMES, NAMESPACE, STRIDE, Step, With};
 use crate::store::{Kind, SOON};
 
 /// What a store's clock may have run on by in one history.
@@ -111,9 +111,13 @@ impl World {
 
     async fn play_once(&mut self, history: &History) -> Result<(), String> {
         let manner = match self.backing {
-            Backing::Memory(_) => Manner::default(),
+            Backing::Memory(_) => Manner {
+                tells_first: true,
+                ..Manner::default()
+            },
             Backing::Redis(..) => Manner {
                 unheard: Some(UNHEARD),
+                tells_first: true,
                 slack: SLACK,
                 ..Manner::default()
             },
@@ -134,6 +138,7 @@ impl World {
         }
         // What an aborted history has left to be heard is not this one's.
         let _ = self.look(&mut model).await;
+        model.told_to_look.clear();
         for (number, step) in history.steps.iter().enumerate() {
             let outcome = self.step(step, &mut model).await;
             outcome.map_err(|complaint| format!("step {number}, {step:?}: {complaint}"))?;
@@ -149,17 +154,25 @@ impl World {
 
     async fn step(&mut self, step: &Step, model: &mut Model) -> Result<(), String> {
         let with_session = matches!(self.backing, Backing::ZooKeeper { .. });
+        // A session outlasts every ttl there, and SQLite renews with that of the enqueue.
+        let of_enqueue = with_session || matches!(self.backing, Backing::Sqlite(_));
+        let mut step = step.clone();
+        if let Step::Renew(_, With { ttl, .. }) = &mut step
+            && of_enqueue
+        {
+            *ttl = None;
+        }
         let here = |tickets: &[usize]| {
             let here = |ticket: &&usize| self.clients[model.wishes[**ticket].client].is_some();
             tickets.iter().filter(here).copied().collect()
         };
         // Who has no session has nothing at the store, and nobody to ask for him.
-        let possible = match step {
+        let possible = match &step {
             // It makes all of a batch smaller before it says how any of them stands.
-            Step::Renew(tickets, most) if with_session && most.is_some() => {
-                &Step::Renew(here(&tickets[..1]), *most)
+            Step::Renew(tickets, with) if with_session && with.most.is_some() => {
+                &Step::Renew(here(&tickets[..1]), *with)
             }
-            Step::Renew(tickets, most) if with_session => &Step::Renew(here(tickets), *most),
+            Step::Renew(tickets, with) if with_session => &Step::Renew(here(tickets), *with),
             Step::Release(tickets, may) if with_session => &Step::Release(here(tickets), *may),
             Step::Pass(_) | Step::LoseData if with_session => return Ok(()),
             step => step,
@@ -175,7 +188,7 @@ impl World {
                 model.enqueued(*ticket, &request, answer, self.micros(), &wakes)?;
                 return self.expect(wakes, model).await;
             }
-            Step::Renew(tickets, most) => {
+            Step::Renew(tickets, with) => {
                 // A store that still knows of the expired looks around for them. Whom that has woken can be told
                 // when nobody is away and nothing else has been renewed.
                 let expired = tickets.iter().any(|ticket| model.expired.contains(ticket));
@@ -184,13 +197,13 @@ impl World {
                 }
                 let mut answers = Vec::new();
                 for (connection, batch) in self.batches(tickets, model) {
-                    let requests = batch.iter().map(|ticket| model.renewal(*ticket, *most));
+                    let requests = batch.iter().map(|ticket| model.renewal(*ticket, *with));
                     answers.extend(connection.renew(requests.collect()).await.unwrap());
                 }
                 let wakes = self.look(model).await?;
-                model.renew_together(tickets, *most);
+                model.renew_together(tickets, *with);
                 for (ticket, answer) in tickets.iter().zip(answers) {
-                    model.renewed(*ticket, *most, answer, &wakes)?;
+                    model.renewed(*ticket, *with, answer, &wakes)?;
                 }
                 model.of_one_batch(tickets, &wakes);
                 return self.expect(wakes, model).await;
@@ -284,21 +297,21 @@ impl World {
             while model.is_still_to_wake(&wakes) && Instant::now() < by {
                 // They are brought by other tasks of this thread, which must not be blocked by waiting for them.
                 tokio::time::sleep(Duration::from_millis(1)).await;
-                wakes.extend(self.heard()?);
+                wakes.extend(self.heard(model)?);
             }
         }
         model.expect_wakes(wakes)
     }
 
-    fn heard(&self) -> Result<Vec<(usize, Wake)>, String> {
-        let some_hear_nothing = self.clients.iter().any(Option::is_none);
-        let two_seconds = Duration::from_millis(2010);
+    fn heard(&self, model: &mut Model) -> Result<Vec<(usize, Wake)>, String> {
         let wake = |(client, news)| match news {
             News::Granted(wake) => Some(Ok((client, wake))),
-            // Whoever becomes the first in line is told; whom and when is in the store's own tests.
+            // Whom it tells, and when, is in the store's own tests.
             News::Recheck(..) if matches!(self.backing, Backing::Sqlite(_)) => None,
-            // Behind a grant that nobody has heard.
-            News::Recheck(_, after) if some_hear_nothing && after <= two_seconds => None,
+            News::Recheck(id, after) => {
+                model.told_to_look.push((client, id, after));
+                None
+            }
             other => Some(Err(format!("client {client} was told of {other:?}"))),
         };
         self.told.try_iter().filter_map(wake).collect()
@@ -325,7 +338,7 @@ impl World {
         for (name, look) in looks {
             model.seen.push((name, look.await.unwrap().unwrap()));
         }
-        self.heard()
+        self.heard(model)
     }
 
     fn pass(&mut self, time: Duration) {

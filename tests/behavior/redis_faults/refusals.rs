@@ -23,6 +23,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
         forgotten_scripts_are_loaded_again
         the_database_of_the_url_is_used
         ready_reports_a_replica
+        a_server_of_a_cluster_is_refused_before_it_costs_a_lock
     ]
 }
 
@@ -77,7 +78,7 @@ async fn a_full_server_lets_readers_in(_: Store) {
     nothing_left(&server).await;
 }
 
-/// H11: READONLY.
+/// H11, H63: READONLY.
 async fn a_read_only_server_is_unavailable(_: Store) {
     let server = RedisServer::start();
     let locks = client(&server);
@@ -182,12 +183,45 @@ async fn the_database_of_the_url_is_used(_: Store) {
     assert!(error.to_string().contains("out of range"), "{error}");
 }
 
+/// Also if it was none when the client connected. It may be a master again.
 async fn ready_reports_a_replica(_: Store) {
     let server = RedisServer::start();
-    client(&server).ready(SOON).await.unwrap();
+    let locks = client(&server);
+    locks.ready(SOON).await.unwrap();
     server.command::<()>(&["REPLICAOF", "127.0.0.1", "1"]);
 
-    let error = client(&server).ready(SOON).await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Config);
-    assert!(error.to_string().contains("replica"), "{error}");
+    for locks in [&locks, &client(&server)] {
+        let error = locks.ready(Duration::from_millis(300)).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable);
+        let text = error.to_string();
+        assert!(
+            text.contains("replica") && text.contains("connect to its master"),
+            "{text}"
+        );
+    }
+    server.command::<()>(&["REPLICAOF", "NO", "ONE"]);
+    locks.ready(SOON).await.unwrap();
+}
+
+/// Of one that has all slots, so that nothing is wrong with one lock.
+async fn a_server_of_a_cluster_is_refused_before_it_costs_a_lock(_: Store) {
+    let bus = tests::ports::free_port().to_string();
+    let server = RedisServer::with(&["--cluster-enabled", "yes", "--cluster-port", &bus]);
+    server.command::<()>(&["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]);
+    eventually("the cluster is up", SOON, async || {
+        let info: String = server.command(&["CLUSTER", "INFO"]);
+        info.contains("cluster_state:ok")
+    })
+    .await;
+    let locks = client(&server);
+
+    let refused = [
+        locks.mutex("a").acquire().await.map(drop).unwrap_err(),
+        locks.ready(SOON).await.unwrap_err(),
+    ];
+
+    for error in refused {
+        assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+        assert!(error.to_string().contains("cluster-enabled no"), "{error}");
+    }
 }

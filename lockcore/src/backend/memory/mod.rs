@@ -11,8 +11,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use url::Url;
 
 use super::{
-    Answer, Backend, Capability, Connection, Departure, Enqueued, Events, Fault, Place, Released,
-    Renewed, StoreError, Wake,
+    Answer, Backend, Capability, Connection, Departure, Enqueued, Events, Fault, News, Place,
+    Released, Renewed, StoreError, Wake,
 };
 use crate::clock::{Clock, Instant};
 use crate::error::Error;
@@ -270,7 +270,11 @@ impl Store {
         let found = queue.find(request.id).is_some();
         // The dead go first: what this one leaves is not for them.
         wakes.collect(queue.expire(now.as_nanos()), queue, receivers);
+        let was_first = queue.is_first_in_line(request.id);
         wakes.collect(queue.remove(request.id).1, queue, receivers);
+        if was_first {
+            wakes.tell_first(queue, receivers, now);
+        }
         names.drop_if_empty(&request.name);
         if found {
             Released::Released
@@ -349,7 +353,7 @@ fn number(queue: &mut Queue<Holder>, request: &Request) -> u64 {
 }
 
 /// Only the first in line has to notice that a holder's time is over: whoever it removes, it wakes
-/// the others.
+/// the others. See also [`Wakes::tell_first`].
 fn recheck_in(queue: &Queue<Holder>, request: &Request, now: Instant) -> Option<Duration> {
     queue
         .is_first_in_line(request.id)
@@ -362,9 +366,9 @@ fn first_expiry(queue: &Queue<Holder>, now: Instant) -> Option<Duration> {
     Some(now.until(Instant::from_nanos(first)))
 }
 
-/// Wake-ups that go out when this is dropped: after the mutex, which was locked later.
+/// What is told when this is dropped: after the mutex, which was locked later.
 struct Wakes {
-    to: Vec<(Weak<Events>, Wake)>,
+    to: Vec<(Weak<Events>, News)>,
     /// Is told by the answer to its own request.
     asker: Id,
 }
@@ -394,17 +398,34 @@ impl Wakes {
                     id: ticket.id,
                     ticket: ticket.number,
                 };
-                self.to.push((Weak::clone(events), wake));
+                self.to.push((Weak::clone(events), News::Granted(wake)));
             }
+        }
+    }
+
+    /// Notes that a ticket is the first in line since another has left, and does not know yet when a
+    /// holder's time may be over.
+    fn tell_first(
+        &mut self,
+        queue: &Queue<Holder>,
+        receivers: &HashMap<u64, Weak<Events>>,
+        now: Instant,
+    ) {
+        if let Some(first) = queue.first_in_line()
+            && let Some(events) = receivers.get(&first.payload.receiver)
+            && let Some(after) = first_expiry(queue, now)
+        {
+            let news = News::Recheck(first.id, after);
+            self.to.push((Weak::clone(events), news));
         }
     }
 }
 
 impl Drop for Wakes {
     fn drop(&mut self) {
-        for (events, wake) in self.to.drain(..) {
+        for (events, news) in self.to.drain(..) {
             if let Some(events) = events.upgrade() {
-                events.granted(wake);
+                events.tell(news);
             }
         }
     }

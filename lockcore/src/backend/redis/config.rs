@@ -1,10 +1,12 @@
 //! From the URL to a client, and what an operator should know about the server.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use redis::aio::MultiplexedConnection;
 use redis::io::tcp::socket2::TcpKeepalive;
-use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, ProtocolVersion};
+use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, ProtocolVersion, Value};
 use url::Url;
 
 use super::dial::Server;
@@ -87,6 +89,44 @@ fn connection_info(url: &Url) -> Result<ConnectionInfo, Error> {
 /// The oldest version with RESP3.
 const OLDEST: u32 = 6;
 
+const REPLICA: &str = "this Redis server is a replica and takes no locks; connect to its master";
+
+/// Whether the server keeps locks at all. Asked by each connection anew: the address of a master may lead
+/// to a replica after a failover, and some time later to a master again. `HELLO` needs no right, and is
+/// passed over where its answer does not say.
+pub(super) async fn keeps_locks(
+    mut connection: MultiplexedConnection,
+    server: &Server,
+) -> Result<(), StoreError> {
+    // Redis 6.0 wants to be told the version of the protocol, which is the one that is spoken already.
+    let question = redis::cmd("HELLO").arg(3).take();
+    let answer: HashMap<String, Value> = question
+        .query_async(&mut connection)
+        .await
+        .map_err(|error| server.failed(error))?;
+    let is = |field: &str, value: &str| match answer.get(field) {
+        Some(Value::SimpleString(text)) => text == value,
+        Some(Value::BulkString(text)) => text == value.as_bytes(),
+        _ => false,
+    };
+    if is("mode", "cluster") {
+        return Err(server.mistake(
+            "this server is part of a Redis Cluster, where the locks of one client lie on several \
+             servers; redis:// is for a single server (cluster-enabled no)",
+        ));
+    }
+    if is("mode", "sentinel") {
+        return Err(server.mistake(
+            "this is a Redis Sentinel, which keeps no locks; connect to the master that it watches",
+        ));
+    }
+    if is("role", "replica") {
+        // No mistake: by the next try the address may lead to a master.
+        return Err(server.because(Fault::Retry, REPLICA));
+    }
+    Ok(())
+}
+
 /// Reads `INFO`; what the access list does not permit is passed over.
 pub(super) async fn check(connection: RedisConnection) -> Result<Vec<String>, StoreError> {
     let mut connection = connection.connection;
@@ -115,10 +155,7 @@ pub(super) async fn check(connection: RedisConnection) -> Result<Vec<String>, St
         ));
     }
     if field("role") == Some("slave") {
-        return Err(StoreError::new(
-            Fault::Config,
-            "this Redis server is a replica and takes no locks; connect to its master",
-        ));
+        return Err(StoreError::replace(Fault::Retry, REPLICA));
     }
     if let Some(policy) = field("maxmemory_policy")
         && policy != "noeviction"

@@ -130,7 +130,7 @@ impl Server {
         self.because(Fault::Config, reason)
     }
 
-    fn because(&self, fault: Fault, reason: impl fmt::Display) -> StoreError {
+    pub(super) fn because(&self, fault: Fault, reason: impl fmt::Display) -> StoreError {
         let server = self.info.addr();
         StoreError::new(fault, format!("cannot connect to {server}: {reason}"))
     }

@@ -10,6 +10,7 @@ mod tickets;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::TryFutureExt as _;
 use redis::AsyncConnectionConfig;
 use redis::aio::MultiplexedConnection;
 
@@ -70,11 +71,14 @@ impl Backend for Redis {
                 .set_pipeline_buffer_size(1024)
                 .set_push_sender(events::sink(events));
             let (mut connection, driver) = server.connect(config).await?;
+            // All three go out together: one round trip.
+            let keeps_locks = config::keeps_locks(connection.clone(), &server);
             let missing = rights::missing(connection.clone(), &namespace, &channels);
             // Resolves when the server has confirmed: no wake-up can precede the subscription.
             let subscribed = connection.subscribe(&channels);
-            let (missing, ()) =
-                tokio::try_join!(missing, subscribed).map_err(|error| server.failed(error))?;
+            let failed = |error| server.failed(error);
+            let (missing, subscribed) = (missing.map_err(failed), subscribed.map_err(failed));
+            let ((), missing, ()) = tokio::try_join!(keeps_locks, missing, subscribed)?;
             if !missing.is_empty() {
                 let missing = missing.join(", ").to_lowercase();
                 return Err(server.mistake(format_args!(

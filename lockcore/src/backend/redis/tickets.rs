@@ -32,7 +32,7 @@ pub(super) async fn enqueue(
         call.write_arg_fmt(layout::wake_prefix(request.name.namespace()));
         call.write_arg_fmt(id);
         call.write_arg_fmt(ttl);
-        call.write_arg_fmt(format_args!("{permits}:{capacity}:{ttl}:{channel}:{owner}"));
+        call.write_arg_fmt(format_args!("{permits}:{capacity}:{channel}:{owner}"));
         call.write_arg_fmt(u8::from(request.wait));
         call.write_arg_fmt(request.highest_seen);
     };
@@ -76,6 +76,7 @@ pub(super) async fn renew(
         for request in &tickets {
             call.write_arg_fmt(request.id);
             call.write_arg_fmt(request.permits);
+            call.write_arg_fmt(request.ttl.as_millis());
         }
     };
     let reply = numbers(run(connection, &layout::RENEW, 2 * tickets.len(), write).await?)?;
@@ -178,11 +179,11 @@ struct Record<'a> {
 
 impl<'a> Record<'a> {
     fn parse(record: &'a str) -> Option<Self> {
-        let mut fields = record.splitn(7, ':');
+        let mut fields = record.splitn(6, ':');
         let mut next = || fields.next();
         let (expires, number) = (next()?.parse().ok()?, next()?.parse().ok()?);
         let (permits, capacity) = (next()?.parse().ok()?, next()?.parse().ok()?);
-        let (_ttl, _channel, owner) = (next()?, next()?, next()?);
+        let (_channel, owner) = (next()?, next()?);
         Some(Self {
             expires,
             number,
@@ -250,16 +251,18 @@ pub(super) fn failed(error: RedisError) -> StoreError {
     }
     let fault = match (error.kind(), code) {
         (ErrorKind::AuthenticationFailed | ErrorKind::InvalidClientConfig, _) => Fault::Config,
-        // Refused before anything ran; over in a moment.
-        (_, Some("BUSY" | "LOADING" | "TRYAGAIN" | "CLUSTERDOWN" | "MASTERDOWN")) => Fault::Retry,
-        // Refused before anything was written; needs an operator, or a failover.
-        (_, Some("OOM" | "READONLY" | "MISCONF" | "NOREPLICAS")) => Fault::Refused,
+        // Refused before anything was written; over in a moment, or on another connection.
+        (_, Some("BUSY" | "LOADING" | "TRYAGAIN" | "CLUSTERDOWN" | "MASTERDOWN" | "READONLY")) => {
+            Fault::Retry
+        }
+        // Refused before anything was written; needs an operator.
+        (_, Some("OOM" | "MISCONF" | "NOREPLICAS")) => Fault::Refused,
         // These need another URL, password or access list.
         (
             _,
             Some(
                 "NOAUTH" | "WRONGPASS" | "NOPERM" | "WRONGTYPE" | "MOVED" | "ASK" | "CROSSSLOT"
-                | "SMALLINT",
+                | "UNFIT",
             ),
         ) => Fault::Config,
         // A reply that makes no sense, a script that failed half-way.
@@ -269,7 +272,7 @@ pub(super) fn failed(error: RedisError) -> StoreError {
         Some("MOVED" | "ASK" | "CROSSSLOT") => {
             " (this is a Redis Cluster; redis:// is for a single server)"
         }
-        Some("READONLY") => " (this is a replica; connect to its master)",
+        Some("READONLY" | "MASTERDOWN") => " (this is a replica; connect to its master)",
         Some("OOM") => " (the server is full; raise maxmemory)",
         Some("NOPERM") => GUIDE,
         Some("WRONGPASS") => " (check user and password in the URL)",
@@ -278,7 +281,13 @@ pub(super) fn failed(error: RedisError) -> StoreError {
         _ if text.contains("user executing the script") => GUIDE,
         _ => "",
     };
-    StoreError::new(fault, format!("Redis: {text}{hint}"))
+    let text = format!("Redis: {text}{hint}");
+    match code {
+        // A master that has become a replica refuses every write on this connection from now on, and the
+        // address may lead to the new master already.
+        Some("READONLY" | "MASTERDOWN") => StoreError::replace(fault, text),
+        _ => StoreError::new(fault, text),
+    }
 }
 
 /// As [`failed`], while connecting: nothing has been asked yet, so nothing can be unknown.
@@ -329,39 +338,55 @@ fn known(millis: i64) -> Option<Duration> {
 mod tests {
     use super::*;
 
-    fn fault(reply: &str) -> Fault {
+    fn error(reply: &str) -> StoreError {
         let reply = redis::parse_redis_value(format!("-{reply} said the server\r\n").as_bytes());
         let Ok(Value::ServerError(error)) = reply else {
             panic!("{reply:?} is not an error");
         };
-        failed(error.into()).fault()
+        failed(error.into())
     }
 
-    /// H11.
+    /// H11, H63.
     #[test]
-    fn each_error_says_what_became_of_the_request() {
-        for code in ["BUSY", "LOADING", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN"] {
-            assert_eq!(fault(code), Fault::Retry, "{code}");
+    fn each_error_says_what_became_of_the_request_and_of_the_connection() {
+        let (goes_on, replaced) = (false, true);
+        let classes: [(Fault, bool, &[&str]); 5] = [
+            (
+                Fault::Retry,
+                goes_on,
+                &["BUSY", "LOADING", "TRYAGAIN", "CLUSTERDOWN"],
+            ),
+            // The second is how Redis 6 reports it from within a script.
+            (
+                Fault::Retry,
+                replaced,
+                &["READONLY", "ERR @user_script: 7: -READONLY", "MASTERDOWN"],
+            ),
+            (Fault::Refused, goes_on, &["OOM", "MISCONF", "NOREPLICAS"]),
+            (
+                Fault::Config,
+                goes_on,
+                &[
+                    "NOAUTH",
+                    "WRONGPASS",
+                    "NOPERM",
+                    "WRONGTYPE",
+                    "MOVED 1 h:1",
+                    "ASK 1 h:1",
+                    "CROSSSLOT",
+                    "UNFIT",
+                ],
+            ),
+            (Fault::Unknown, goes_on, &["ERR", "EXECABORT", "UNKILLABLE"]),
+        ];
+        for (fault, is_broken, replies) in classes {
+            for reply in replies {
+                let error = error(reply);
+                let found = (error.fault(), error.is_broken());
+                assert_eq!(found, (fault, is_broken), "{reply}");
+            }
         }
-        for code in ["OOM", "READONLY", "MISCONF", "NOREPLICAS"] {
-            assert_eq!(fault(code), Fault::Refused, "{code}");
-        }
-        for code in [
-            "NOAUTH",
-            "WRONGPASS",
-            "NOPERM",
-            "WRONGTYPE",
-            "MOVED 1 h:1",
-            "ASK 1 h:1",
-            "CROSSSLOT",
-            "SMALLINT",
-        ] {
-            assert_eq!(fault(code), Fault::Config, "{code}");
-        }
-        for code in ["ERR", "EXECABORT", "UNKILLABLE"] {
-            assert_eq!(fault(code), Fault::Unknown, "{code}");
-        }
-        let reset = std::io::Error::from(std::io::ErrorKind::ConnectionReset);
-        assert_eq!(failed(reset.into()).fault(), Fault::Unknown);
+        let reset = failed(std::io::Error::from(std::io::ErrorKind::ConnectionReset).into());
+        assert_eq!((reset.fault(), reset.is_broken()), (Fault::Unknown, true));
     }
 }

@@ -3,7 +3,7 @@
 -- KEYS  1 tickets, 2 queue, 3 mark of a release that came first
 -- ARGV  1 prefix of wake-up channels
 --       2 id                 3 ttl in ms
---       4 the end of its record: 'permits:capacity:ttl_ms:channel:owner'
+--       4 the end of its record: 'permits:capacity:channel:owner'
 --       5 '1' to wait, '0' to leave nothing behind if the permits are not free
 --       6 highest ticket number that the client has seen
 -- Reply {0, ticket, ttl in ms}                    granted

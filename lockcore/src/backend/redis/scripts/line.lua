@@ -56,13 +56,14 @@ end
 --   capacity  of the oldest that stays; nil if none does
 --   soonest   when the first of the holders expires; nil if nobody holds
 --   asker     whether the asker holds
+--   was_first   whether the one that is about to go was the first in line, so that the blocked one is now
 --   expired   whether the asker is among the dead
 --   dead      ids that have expired, or have no record
 --   granted   {id, record} of those that hold now and did not before
 local function walk(tickets, queue, now, whose)
   local leaving, asker, keeps = whose.leaving, whose.asker, whose.keeps
   local line = { used = 0, dead = {}, granted = {}, asker = false }
-  local before, at, page = 0, 0, 2
+  local before, at, page, holder_left = 0, 0, 2, false
   local ids, records = whose.ids, whose.records
   while true do
     if not ids then
@@ -101,8 +102,12 @@ local function walk(tickets, queue, now, whose)
             line.granted[#line.granted + 1] = { id, record }
           end
           if id == asker then line.asker = true end
-          -- Nobody behind can hold; only an asker has to know who is first in line.
-          if leaving and line.used == line.capacity then return line end
+          -- Nobody behind can hold; only an asker, or a waiter that goes, has to know the first in line.
+          if holder_left and line.used == line.capacity then return line end
+        else
+          -- All before it hold.
+          holder_left = line.used + permits <= (line.capacity or capacity)
+          line.was_first = not holder_left
         end
       end
     end
@@ -112,9 +117,10 @@ local function walk(tickets, queue, now, whose)
   end
 end
 
--- A grant that nobody heard ends at some time, and nobody will tell those who wait behind it. So the first
--- of them who lives and hears it, of the next few, is told now to look again then. The asker is not, its
--- reply says it: then this returns in how many ms.
+-- A holder's time ends, and nobody will tell those who wait behind it; the first in line knows when, but not
+-- if it is the first only now, or the grant one that nobody heard. So the first of them that lives and hears
+-- it, of the next few, is told now to look again then. The asker is not, its reply says it: then this returns
+-- in how many ms.
 local function look_again(tickets, queue, now, prefix, ends, asker)
   local line = walk(tickets, queue, now, {})
   if not line.blocked then return end
@@ -124,9 +130,9 @@ local function look_again(tickets, queue, now, prefix, ends, asker)
   local message = string.format(' again %d', in_ms)
   for i, id in ipairs(ids) do
     if id == asker then return in_ms end
-    local expires, channel = string.match(records[i] or '', '^(%d+):%d+:%d+:%d+:%d+:(%x+):')
+    local expires, channel = string.match(records[i] or '', '^(%d+):%d+:%d+:%d+:(%x+):')
     local lives = channel and tonumber(expires) > now
-    if lives and redis.call('PUBLISH', prefix .. channel, id .. message) > 0 then return end
+    if lives and tell(prefix .. channel, id .. message) > 0 then return end
   end
 end
 
@@ -148,7 +154,8 @@ local function settle(tickets, queue, now, line, prefix, asker)
       unheard = math.max(unheard or 0, ends)
     end
   end
-  if unheard then line.again = look_again(tickets, queue, now, prefix, unheard, asker) end
+  local ends = line.was_first and line.blocked and line.soonest or unheard
+  if ends then line.again = look_again(tickets, queue, now, prefix, ends, asker) end
 end
 
 -- How long until a ticket may have moved up without a wake-up: -1 but for the first in line, and for one
@@ -158,4 +165,13 @@ local function recheck(line, id, now)
     return line.soonest - now
   end
   return line.again or -1
+end
+
+-- The answer of a batch on a replica, in place of one for each ticket. Every write is refused there, also the
+-- first for each ticket, so that nothing has been written and nobody been told.
+local REPLICA = 'READONLY this server is a replica'
+
+-- Whether that is why one of a batch failed.
+local function is_replica(reason)
+  return string.find(tostring(reason), 'READONLY', 1, true)
 end

@@ -2,7 +2,8 @@
 --
 -- KEYS  per ticket: tickets, queue, mark
 -- ARGV  1 prefix of wake-up channels; then per ticket: id, ms to keep the mark
--- Reply per ticket: 1 it was there, 0 it was not, 2 failed for this ticket, it may be half done
+-- Reply per ticket: 1 it was there, 0 it was not, 2 failed for this ticket, it may be half done; on a
+-- replica READONLY instead, and nothing is done
 --
 -- The mark makes an enqueue that arrives later answer "released before"; 0 ms leaves none. The first
 -- write removes, so that the script passes on a full server.
@@ -55,6 +56,11 @@ for i = 2, #ARGV, 2 do
   local k = 3 * (i / 2 - 1)
   -- Whatever is wrong with one name must not keep the others locked.
   local done, found = pcall(release, KEYS[k + 1], KEYS[k + 2], KEYS[k + 3], ARGV[i], ARGV[i + 1])
-  reply[#reply + 1] = done and found or 2
+  if not done then
+    if is_replica(found) then return redis.error_reply(REPLICA) end
+    redis.set_repl(redis.REPL_ALL)
+    found = 2
+  end
+  reply[#reply + 1] = found
 end
 return reply

@@ -3,13 +3,17 @@
 -- ARGV  1 a key and 2 a channel of the namespace; neither is touched
 -- Reply the names of the commands that are denied. Nothing before Redis 7, which cannot tell, and
 --       nothing about keys if this one is not the user's: others of the namespace may be.
---       An error where the numbers of the other scripts would not fit.
+--       An error on a server that the other scripts cannot run on.
 --
 -- Each call is written out as it would be made: Redis 7.0 crashes when it is asked about a SET that
 -- lacks its arguments.
 
 if string.format('%d', 2^52) ~= '4503599627370496' then
-  return redis.error_reply('SMALLINT this server counts to 31 bits; a 64-bit Redis or Valkey is needed')
+  return redis.error_reply('UNFIT this server counts to 31 bits; a 64-bit Redis or Valkey is needed')
+end
+-- Redis has it since 3.2; a server that only speaks its protocol may not.
+if not redis.set_repl then
+  return redis.error_reply('UNFIT this server has no redis.set_repl for scripts; Redis 6 or Valkey is needed')
 end
 
 local key, channel = ARGV[1], ARGV[2]
