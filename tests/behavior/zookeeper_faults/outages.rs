@@ -1,5 +1,6 @@
 //! A server that is down, comes back, and knows what it knew before, or does not.
 
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
@@ -8,7 +9,7 @@ use tests::eventually::eventually;
 use tests::zookeeper_server::ZooKeeperServer;
 
 use super::{builder, client, operator};
-use crate::faults::{is_unavailable_within_one_operation, works_again};
+use crate::faults::{holder, is_unavailable_within_one_operation, works_again};
 use crate::store::{Kind, SLACK, SOON, Store, begin, give_back, tickets};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
@@ -19,6 +20,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
         a_server_that_lost_its_data_takes_the_lock
         a_node_that_somebody_deleted_costs_the_lock_and_the_holder_learns_it
         tokens_rise_although_the_sequence_starts_again
+        a_process_out_of_descriptors_is_refused_and_recovers
     ]
 }
 
@@ -141,4 +143,55 @@ async fn tokens_rise_although_the_sequence_starts_again(_: Store) {
         })
         .await;
     }
+}
+
+/// Wherever it is that they run out.
+async fn a_process_out_of_descriptors_is_refused_and_recovers(_: Store) {
+    let server = ZooKeeperServer::start();
+    let mut refused = 0;
+    for spare in 0..12 {
+        let mut holder = holder(&server.url(), "a", Duration::from_secs(4));
+        let process = holder.process();
+        let pid = process.pid();
+        let limit = |limit: usize| {
+            let limit = format!("--nofile={limit}:"); // the soft one
+            let set = Command::new("prlimit")
+                .args(["--pid", &pid.to_string(), &limit])
+                .status();
+            assert!(set.unwrap().success());
+        };
+        // Those of its runtimes among them.
+        let open = || {
+            std::fs::read_dir(format!("/proc/{pid}/fd"))
+                .unwrap()
+                .count()
+        };
+        let mut counted = (0, 0);
+        eventually("it has started", SOON, async || {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            counted = (counted.1, open());
+            counted.0 == counted.1 && counted.1 > 7
+        })
+        .await;
+        limit(counted.1 + spare);
+
+        process.say("try");
+        let told = process.hear(SOON).expect("an answer");
+        if told == "FAILED Unavailable" {
+            refused += 1;
+            limit(1024);
+            eventually("it recovers", SOON, async || {
+                process.say("try");
+                let told = process.hear(SOON).expect("an answer");
+                told.starts_with("HELD")
+            })
+            .await;
+        } else {
+            assert!(told.starts_with("HELD"), "{spare} spare: {told}");
+        }
+        holder.release();
+        holder.finish(SOON);
+    }
+    println!("refused with {refused} of 12 limits");
+    assert!(refused > 0);
 }

@@ -10,6 +10,7 @@ use url::Url;
 use zookeeper_client::{Acls, Client, Connector, Error as ZkError};
 
 use super::ZooKeeper;
+use super::driver;
 use super::session::Session;
 use super::tickets;
 #[cfg(feature = "zookeeper-tls")]
@@ -125,6 +126,7 @@ impl Settings {
     /// Fails when every server was asked once: the one reconnect loop is the core's. Dropped, nothing
     /// is left here, and the server ends what it may have begun.
     pub(super) async fn connect(&self, asked: Duration) -> Result<Client, StoreError> {
+        driver::ready()?;
         let mut connector: Connector = Client::connector()
             .with_session_timeout(asked)
             .with_connection_timeout(asked / SILENCE)
@@ -143,13 +145,20 @@ impl Settings {
             let connected = connector.connect(&self.cluster(tunnel.hosts())).await;
             let client = connected.map_err(|error| match tunnel.failure() {
                 Some((fault, reason)) => StoreError::new(fault, reason),
-                None => tickets::not_connected(&self.hosts, error),
+                None => tickets::not_connected(&self.hosts, error, ""),
             })?;
             tunnel.stay_open_for(&client);
             return Ok(client);
         }
         let connected = connector.connect(&self.cluster(&self.hosts)).await;
-        connected.map_err(|error| tickets::not_connected(&self.hosts, error))
+        connected.map_err(|error| {
+            // All that the library says of whatever went wrong with every server.
+            let hint = match error {
+                ZkError::NoHosts => " (if these ports speak TLS, the scheme is zookeeper+tls)",
+                _ => "",
+            };
+            tickets::not_connected(&self.hosts, error, hint)
+        })
     }
 
     /// `h1:2181,h2:2181/chroot`, as the client library wants it.

@@ -1,6 +1,7 @@
 #![doc = include_str!("guide.md")]
 
 mod config;
+mod driver;
 mod events;
 mod layout;
 mod lists;
@@ -32,7 +33,7 @@ const LONGEST_TTL: Duration = Duration::from_millis(i32::MAX as u64);
 
 /// Requests of one connection are carried out in order, the proof of life among them. This many are a few
 /// milliseconds, tens of them where each is written to a disk, and enough for the servers to be busy.
-const IN_FLIGHT: u32 = 100;
+const IN_FLIGHT: u32 = 250;
 
 /// A ZooKeeper ensemble, or a single server.
 #[derive(Debug)]

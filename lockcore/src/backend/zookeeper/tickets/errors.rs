@@ -38,13 +38,9 @@ pub(crate) fn failed(error: ZkError) -> StoreError {
     StoreError::new(fault, format!("ZooKeeper: {error}{hint}"))
 }
 
-/// As [`failed`], while connecting: nothing has been asked yet, so nothing can be unknown.
-pub(crate) fn not_connected(hosts: &str, error: ZkError) -> StoreError {
-    // All that the library says of whatever went wrong with every server.
-    let hint = match error {
-        ZkError::NoHosts => " (if these ports speak TLS, the scheme is zookeeper+tls)",
-        _ => "",
-    };
+/// As [`failed`], while connecting: nothing has been asked yet, so nothing can be unknown. `hint` ends the
+/// message.
+pub(crate) fn not_connected(hosts: &str, error: ZkError, hint: &str) -> StoreError {
     let failed = failed(error);
     let fault = match failed.fault() {
         Fault::Config => Fault::Config,
@@ -87,9 +83,12 @@ mod tests {
             assert_eq!(failed(error.clone()).fault(), Fault::Unknown, "{error}");
         }
         assert_eq!(failed(ZkError::QuotaExceeded).fault(), Fault::Refused);
-        assert_eq!(not_connected("h", ZkError::NoHosts).fault(), Fault::Retry);
         assert_eq!(
-            not_connected("h", ZkError::AuthFailed).fault(),
+            not_connected("h", ZkError::NoHosts, "").fault(),
+            Fault::Retry
+        );
+        assert_eq!(
+            not_connected("h", ZkError::AuthFailed, "").fault(),
             Fault::Config
         );
     }

@@ -1,0 +1,73 @@
+//! The client library's driver: one thread for the whole process, which it starts when it first connects
+//! and never again. Here is what must be so before it is asked to connect; all it could do itself is to
+//! panic, or to wait for ever.
+
+use std::fs::File;
+use std::sync::OnceLock;
+
+use crate::backend::{Fault, StoreError};
+
+/// The driver has three descriptors (to wait, to be woken, for timers), and each connection one.
+const DESCRIPTORS: usize = 4;
+
+/// The process in which the driver was started.
+static STARTED_IN: OnceLock<u32> = OnceLock::new();
+
+/// Whether the library can connect.
+///
+/// A driver that does not get its descriptors takes its thread with it, and then nothing here ever connects
+/// again. So they are tried first. Another thread may take them in between; that is a moment, and only
+/// the first connection of a process depends on it.
+pub(super) fn ready() -> Result<(), StoreError> {
+    let here = std::process::id();
+    is_here(STARTED_IN.get().copied().unwrap_or(here), here)?;
+    has_descriptors()?;
+    is_here(*STARTED_IN.get_or_init(|| here), here)
+}
+
+fn is_here(started_in: u32, here: u32) -> Result<(), StoreError> {
+    if started_in == here {
+        return Ok(());
+    }
+    Err(StoreError::new(
+        Fault::Config,
+        format!(
+            "ZooKeeper: this process was forked from process {started_in}, which had used ZooKeeper before; the \
+             thread that drives connections stayed there. Start another program (exec), or fork before the first \
+             use"
+        ),
+    ))
+}
+
+fn has_descriptors() -> Result<(), StoreError> {
+    let tried: Result<Vec<File>, _> = (0..DESCRIPTORS).map(|_| File::open("/dev/null")).collect();
+    match tried {
+        Ok(_) => Ok(()),
+        // Out of descriptors, here or on the whole machine (EMFILE, ENFILE).
+        Err(error) if matches!(error.raw_os_error(), Some(24 | 23)) => Err(StoreError::new(
+            Fault::Retry,
+            format!(
+                "ZooKeeper: a connection needs {DESCRIPTORS} free file descriptors: {error}. Raise the limit \
+                 (ulimit -n), or look for what is not closed"
+            ),
+        )),
+        // No such file, on some system: nothing is known.
+        Err(_) => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_forked_child_of_a_process_that_has_a_driver_is_told_so() {
+        assert!(is_here(7, 7).is_ok());
+        let error = is_here(7, 8).unwrap_err();
+        assert_eq!(error.fault(), Fault::Config);
+        assert!(
+            error.to_string().contains("forked from process 7"),
+            "{error}"
+        );
+    }
+}
