@@ -166,18 +166,21 @@ async fn tickets_are_made_smaller_in_one_batch(store: Store) {
 
 /// Its own renewals are twenty seconds apart.
 async fn the_next_in_line_looks_after_a_dead_holder_when_the_first_has_left(store: Store) {
-    let dead = Arc::new(Request {
-        ttl: Duration::from_secs(2),
-        ..(*request(&store, "a", &random_id())).clone()
-    });
+    let dead = request(&store, "a", &random_id());
     let connection = stranger(&store).await;
-    connection.enqueue(dead).await.unwrap();
-    let (first, next) = (store.client(), store.client());
+    connection.enqueue(Arc::clone(&dead)).await.unwrap();
+    let client = || store.client_with(Locks::builder().op_timeout(SOON));
+    let (first, next) = (client(), client());
     let lock = |locks: &Locks| locks.mutex("a").ttl(Duration::from_secs(60)).wait(SOON);
     let leaves = begin(lock(&first));
     tickets(&first, "a", 2).await;
     let waits = begin(lock(&next));
     tickets(&next, "a", 3).await;
+    let ends_soon = Arc::new(Request {
+        ttl: Duration::from_secs(1),
+        ..(*dead).clone()
+    });
+    connection.renew(vec![ends_soon]).await.unwrap();
 
     leaves.abort();
 
