@@ -44,7 +44,7 @@ pub async fn hold(locks: &Locks, name: &str) -> Guard {
 /// Loses everything that this client holds. Its shutdown lets work go on for half of the time, and
 /// releases over its head after three quarters, which no test here may come to.
 pub async fn lose(locks: &Locks) {
-    locks.shutdown(Duration::from_secs(1)).await.unwrap();
+    locks.shutdown(Duration::from_secs(3)).await.unwrap();
 }
 
 pub async fn in_time<F: Future>(future: F) -> F::Output {
