@@ -442,19 +442,20 @@ impl Guard {
         Self::new(lease, token, Source::Ticket { keep_until }, order)
     }
 
-    /// The hold begins: its limits count from now. They mean nothing where the ticket is another's too.
-    pub(crate) fn begin(&self, min_hold: Duration, max_hold: Option<Duration>) {
-        if min_hold.is_zero() && max_hold.is_none() {
-            return;
-        }
+    /// When the lock was granted, which its task may have heard of later.
+    pub(crate) fn granted_at(&self) -> Instant {
+        let granted_at = self.lease().granted_at();
+        granted_at.unwrap_or_else(|| self.shared().clock.now())
+    }
+
+    /// The hold began at `since`: its limits count from then. They mean nothing where the ticket is
+    /// another's too.
+    pub(crate) fn begin(&self, since: Instant, min_hold: Duration, max_hold: Option<Duration>) {
         let (hold, shared) = (&self.held.0, self.shared());
-        let now = shared.clock.now();
         let mut source = hold.source.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(Source::Ticket { keep_until }) = &mut *source {
-            *keep_until = now.after(min_hold);
+            *keep_until = since.after(min_hold);
             if let Some(limit) = max_hold {
-                // From the grant on, which its task may have collected later.
-                let since = hold.lease.granted_at().unwrap_or(now);
                 hold.lease.end_at(since.after(limit));
                 shared.entrust_held(&hold.lease);
             }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use tracing::Instrument;
 
 use crate::acquire::{self, Budget};
-use crate::clock::Clock;
+use crate::clock::{Clock, Instant};
 use crate::config::Fair;
 use crate::error::Error;
 use crate::guard::{Guard, Held};
@@ -327,10 +327,22 @@ impl Lock {
         same && this.capacity == that.capacity && this.permits >= that.permits
     }
 
-    /// The lock is in the user's hands: its limits count from now.
-    pub(crate) fn begin(&self, guard: Guard) -> Guard {
-        guard.begin(self.min_hold, self.max_hold);
+    /// The lock is in the user's hands: its limits count from the grant.
+    fn begin(&self, guard: Guard) -> Guard {
+        if self.is_limited() {
+            self.begin_at(&guard, guard.granted_at());
+        }
         guard
+    }
+
+    /// As [`begin`](Self::begin), with limits that count from `since`.
+    pub(crate) fn begin_at(&self, guard: &Guard, since: Instant) {
+        guard.begin(since, self.min_hold, self.max_hold);
+    }
+
+    /// Whether it has a [`min_hold`](Self::min_hold) or a [`max_hold`](Self::max_hold).
+    pub(crate) fn is_limited(&self) -> bool {
+        self.max_hold.is_some() || !self.min_hold.is_zero()
     }
 
     /// Takes the lock and no more; see [`begin`](Self::begin).
@@ -394,7 +406,7 @@ impl Lock {
             capacity: what.capacity,
             ttl: self.ttl,
             renew: self.renew,
-            limited: self.max_hold.is_some() || !self.min_hold.is_zero(),
+            limited: self.is_limited(),
             reentrant: self.reentrant,
             on_lost: self.on_lost,
             #[cfg(debug_assertions)]

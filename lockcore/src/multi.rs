@@ -142,10 +142,15 @@ impl MultiLock {
         let wait = wait.filter(|wait| *wait != Wait::For(Duration::ZERO));
         let error = match self.take_each(wait, &mut guards).await {
             Ok(()) => {
-                let taken = self.locks.iter().zip(guards);
-                return Ok(MultiGuard::of(
-                    taken.map(|(lock, guard)| lock.begin(guard)).collect(),
-                ));
+                // Their limits count from the last grant: before that nothing is held.
+                if self.locks.iter().any(Lock::is_limited)
+                    && let Some(since) = guards.iter().map(Guard::granted_at).max()
+                {
+                    for (lock, guard) in self.locks.iter().zip(&guards) {
+                        lock.begin_at(guard, since);
+                    }
+                }
+                return Ok(MultiGuard::of(guards));
             }
             Err(error) => error,
         };
