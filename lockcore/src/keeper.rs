@@ -182,13 +182,14 @@ async fn close(shared: &Shared) {
 /// Renews a batch on the keeper's connection. Whatever goes wrong here changes no deadline.
 async fn renew(shared: Arc<Shared>, leases: Vec<Arc<Lease>>) {
     // What is asked for, that is what the answers are about.
-    let renewals: Vec<_> = leases.iter().map(|l| Arc::clone(l.renewal())).collect();
-    let asked = renewals.clone();
+    let now = shared.clock.now();
+    let renewals: Vec<_> = leases.iter().map(|lease| lease.renewal(now)).collect();
+    let asked = renewals.iter().map(|renewal| Arc::clone(renewal)).collect();
     let shortest = leases.iter().map(|lease| lease.request.ttl).min();
     let shortest = shortest.unwrap_or_default();
     // Begun after a third of the ttl, there is time for three attempts of a quarter each.
     let patience = shared.op_timeout.min(shortest / 4);
-    let by = shared.clock.now().after(patience);
+    let by = now.after(patience);
     let outcome = shared
         .operate(Where::Keeper, by, |connection| connection.renew(asked))
         .await;
@@ -197,12 +198,15 @@ async fn renew(shared: Arc<Shared>, leases: Vec<Arc<Lease>>) {
     let pause = Duration::from_millis(200).min(shortest / 10);
     match outcome {
         Ok((sent, answers)) => {
-            for ((lease, renewal), answer) in leases.iter().zip(&renewals).zip(answers) {
+            for ((lease, renewal), answer) in leases.iter().zip(renewals).zip(answers) {
                 shared.renewed(lease, renewal, sent, answer, pause);
             }
         }
         Err(error) => {
             tracing::debug!(%error, tickets = leases.len(), "renewal not acknowledged, trying again");
+            for renewal in &renewals {
+                renewal.refused(&error);
+            }
             for lease in &leases {
                 let again = shared.clock.now().after(jittered(pause));
                 shared.renewal_over(lease.request.id, again);

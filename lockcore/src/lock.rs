@@ -10,7 +10,7 @@ use tracing::Instrument;
 use crate::acquire::{self, Budget};
 use crate::clock::Clock;
 use crate::config::Fair;
-use crate::error::Error;
+use crate::error::{Error, ErrorKind};
 use crate::guard::{Guard, Held};
 use crate::locks::Client;
 use crate::name::Name;
@@ -187,7 +187,7 @@ impl Lock {
     /// The longest time that the lock is held from the grant on, renewals or not; then it is
     /// [lost](crate::LostReason::MaxHold), and free when the rest of its lease has run out, one ttl
     /// later at most. A guard that is leaked would otherwise be renewed as long as the process
-    /// lives. Default: no limit.
+    /// lives. Greater than zero. Default: no limit.
     pub fn max_hold(mut self, limit: Duration) -> Self {
         self.max_hold = Some(limit);
         self
@@ -298,9 +298,25 @@ impl Lock {
 
     pub(crate) fn timeout(&self, waited: Duration) -> Error {
         match &self.what {
-            Ok(what) => Error::timeout(waited).of_name(what.name.as_str()),
+            Ok(what) => self.refused(Error::timeout(waited), &what.name),
             Err(error) => error.clone(),
         }
+    }
+
+    /// An error as the caller gets it.
+    fn refused(&self, error: Error, name: &Name) -> Error {
+        let error = error.of_name(name.as_str());
+        let not_free = matches!(error.kind(), ErrorKind::Busy | ErrorKind::Timeout);
+        let held = not_free.then(|| self.client.shared.held_among_few(name));
+        match held.flatten() {
+            Some(capacity) => error.held_here(capacity == FULL),
+            None => error,
+        }
+    }
+
+    /// Whether it can be asked for at all.
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        self.order().map(drop)
     }
 
     /// The order in which several locks are taken: the same in every process, whatever the order
@@ -322,6 +338,22 @@ impl Lock {
         };
         let same = Arc::ptr_eq(&self.client, &other.client) && this.name == that.name;
         same && this.capacity == that.capacity && this.permits >= that.permits
+    }
+
+    /// If both are permits of the same semaphore, takes those of the other along; perhaps more than there
+    /// are, which is reported when they are asked for. Returns whether it is so.
+    pub(crate) fn add_permits(&mut self, other: &Self) -> bool {
+        let same_client = Arc::ptr_eq(&self.client, &other.client);
+        let (Ok(this), Ok(that)) = (&mut self.what, &other.what) else {
+            return false;
+        };
+        let same = same_client && this.name == that.name && this.capacity == that.capacity;
+        let semaphore = same && this.capacity != FULL;
+        if semaphore {
+            // Far beyond every capacity.
+            this.permits = this.permits.saturating_add(that.permits.get());
+        }
+        semaphore
     }
 
     /// The lock is in the user's hands: its limits count from now.
@@ -357,7 +389,7 @@ impl Lock {
         guard
             .instrument(span)
             .await
-            .map_err(|error| error.of_name(name.as_str()))
+            .map_err(|error| self.refused(error, name))
     }
 
     fn order(&self) -> Result<Order<'_>, Error> {
@@ -368,6 +400,19 @@ impl Lock {
                 "a ttl of {:?} is not usable: this store takes {SHORTEST_TTL:?} to {longest:?}",
                 self.ttl
             ))
+            .of_name(what.name.as_str()));
+        }
+        if what.permits > what.capacity {
+            return Err(Error::config(format!(
+                "asks for {} permits together, of {}: so many are never free",
+                what.permits, what.capacity
+            ))
+            .of_name(what.name.as_str()));
+        }
+        if self.max_hold == Some(Duration::ZERO) {
+            return Err(Error::config(
+                "a max_hold of zero is not usable: the lock would be lost before it is held; leave it out for no limit",
+            )
             .of_name(what.name.as_str()));
         }
         let ends_by_itself = match self.renew {

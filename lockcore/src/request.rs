@@ -101,21 +101,6 @@ pub struct Request {
     pub owner: Arc<str>,
 }
 
-impl Request {
-    /// Whether nobody else can hold the name: a mutex, or the write side of a read/write lock.
-    pub(crate) fn is_exclusive(&self) -> bool {
-        self.permits == FULL
-    }
-
-    /// What the ticket of a writer is renewed with when he only reads on.
-    pub(crate) fn to_read(&self) -> Self {
-        Self {
-            permits: NonZeroU32::MIN,
-            ..self.clone()
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

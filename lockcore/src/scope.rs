@@ -126,8 +126,8 @@ pub(crate) async fn reenter(
         false => None,
     };
     // Perhaps while waiting for the turn.
-    if let Some(reason) = outer.lost_reason() {
-        return Err(Error::lost(reason));
+    if let Some(error) = outer.loss() {
+        return Err(error);
     }
     Ok(Guard::inside(outer, turn, order))
 }
@@ -190,13 +190,13 @@ impl Held {
         // Now, and not when the future is polled first: the lock may be released before that.
         let guard = self.guard(true);
         let around = around();
-        let name = self.name().to_owned();
         let over = self.lost_reason().unwrap_or(LostReason::Released);
+        let over = self.lost_for(over);
         async move {
             // Captured in this order and dropped in it if this is never polled: the work before the guard.
             let (work, guard) = (work, guard);
             let Some(guard) = guard else {
-                return Err(Error::lost(over).of_name(&name));
+                return Err(over);
             };
             let result = SCOPE.scope(around, guard.while_held(work)).await?;
             if let Err(error) = guard.release().await {

@@ -3,6 +3,7 @@
 //! store with their deadlines.
 
 use std::future::Future;
+use std::num::NonZeroU32;
 use std::ops::RangeInclusive;
 use std::pin::Pin;
 use std::sync::{Arc, PoisonError};
@@ -16,10 +17,10 @@ use crate::clock::{Clock, Instant};
 use crate::config::Fair;
 use crate::error::{Error, LostReason};
 use crate::events::{Event, Teller};
-use crate::lease::{AlreadyLost, Lease};
+use crate::lease::{AlreadyLost, Lease, Renewal};
 use crate::local::Lanes;
 use crate::lock::Wait;
-use crate::name::Namespace;
+use crate::name::{Name, Namespace};
 use crate::request::{Id, Ids, Request};
 use crate::supervise::{Links, NotConnected};
 use crate::sync::atomic::{AtomicU64, Ordering};
@@ -143,6 +144,16 @@ impl Shared {
         Ok(())
     }
 
+    /// The capacity of a name that a guard of this client has, if that is one of the few that it has at
+    /// all: for the text of an error, which must not take its time while many are held.
+    pub(crate) fn held_among_few(&self, name: &Name) -> Option<NonZeroU32> {
+        const FEW: usize = 100;
+        let table = self.table();
+        let mut few = table.leases.values().take(FEW);
+        let held = few.find(|held| held.stage == Stage::Held && held.lease.request.name == *name);
+        held.map(|held| held.lease.request.capacity)
+    }
+
     /// Puts a lease into the keeper's care at a stage: it is looked at again at `due`.
     pub(crate) fn entrust(&self, id: Id, stage: Stage, due: Instant) {
         let mut table = self.table();
@@ -165,11 +176,11 @@ impl Shared {
         };
         tracked.stage = Stage::Held;
         let due = if lease.wants_renewal() {
-            let times = Self::renewal_times(lease, lease.request.ttl);
+            let times = Self::renewal_times(lease, lease.ttl());
             if tracked.due.is_some_and(|due| times.contains(&due)) {
                 return;
             }
-            Self::renewal_time(lease, lease.request.ttl)
+            Self::renewal_time(lease, lease.ttl())
         } else {
             Instant::FAR_FUTURE // the keeper only watches the deadline
         };
@@ -260,18 +271,19 @@ impl Shared {
     pub(crate) fn renewed(
         self: &Arc<Self>,
         lease: &Arc<Lease>,
-        renewal: &Request,
+        renewal: Renewal,
         sent: Instant,
         answer: Renewed,
         pause: Duration,
     ) {
         let id = lease.request.id;
+        let asked = Arc::clone(&renewal);
         let (valid_for, recheck_in) = match answer {
-            Renewed::Granted { valid_for } => (valid_for, None),
+            Renewed::Granted { valid_for } => (renewal.answered(valid_for), None),
             Renewed::Waiting {
                 valid_for,
                 recheck_in,
-            } => (valid_for, recheck_in),
+            } => (renewal.answered(valid_for), recheck_in),
             Renewed::Failed => {
                 tracing::warn!(lock = %lease.request.name, "the store cannot renew this ticket, trying again");
                 return self.renewal_over(id, self.clock.now().after(jittered(pause)));
@@ -300,7 +312,7 @@ impl Shared {
         );
         if let Renewed::Granted { .. } = answer {
             self.grant_if_waiting(id);
-            note_acknowledged(lease, renewal);
+            note_acknowledged(lease, &asked);
         }
     }
 
@@ -322,19 +334,23 @@ impl Shared {
         lease: &Arc<Lease>,
         by: Instant,
     ) -> Result<Renewed, StoreError> {
-        let by = by.min(self.clock.now().after(self.op_timeout));
-        let renewal = Arc::clone(lease.renewal());
-        let asked = vec![Arc::clone(&renewal)];
+        let now = self.clock.now();
+        let by = by.min(now.after(self.op_timeout));
+        let renewal = lease.renewal(now);
+        let asked = Arc::clone(&renewal);
+        let tickets = vec![Arc::clone(&asked)];
         let (sent, answers) = self
-            .operate(Where::Here, by, |connection| connection.renew(asked))
-            .await?;
+            .operate(Where::Here, by, |connection| connection.renew(tickets))
+            .await
+            .inspect_err(|error| renewal.refused(error))?;
         let renewed = answers.first().copied().unwrap_or(Renewed::Failed);
         match renewed {
             Renewed::Granted { valid_for } | Renewed::Waiting { valid_for, .. } => {
+                let valid_for = renewal.answered(valid_for);
                 // An `Err` is a lease that ran out meanwhile; whoever looks at it next finds that.
                 let extended = lease.extend(sent, valid_for, self.clock.now());
                 if let (Ok(()), Renewed::Granted { .. }) = (extended, renewed) {
-                    note_acknowledged(lease, &renewal);
+                    note_acknowledged(lease, &asked);
                 }
             }
             Renewed::Lost => self.taken(lease),
@@ -667,7 +683,8 @@ impl Shared {
 fn note_acknowledged(lease: &Lease, renewal: &Request) {
     if lease.acknowledged(renewal) {
         let lock = &lease.request.name;
-        tracing::debug!(%lock, token = %lease.token(), "lock downgraded");
+        let permits = renewal.permits;
+        tracing::debug!(%lock, token = %lease.token(), permits, "ticket made smaller");
     }
 }
 
@@ -788,7 +805,8 @@ mod tests {
 
         clock.suspend(Duration::from_secs(3600));
         let granted = Renewed::Granted { valid_for: ttl };
-        shared.renewed(&lease, &lease.request, sent, granted, Duration::ZERO);
+        let renewal = lease.renewal(sent);
+        shared.renewed(&lease, renewal, sent, granted, Duration::ZERO);
 
         let told = tokio::time::timeout(Duration::from_secs(5), lost).await;
         assert_eq!(told.expect("told").expect("no panic"), LostReason::Expired);

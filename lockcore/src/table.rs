@@ -96,7 +96,7 @@ impl Cleanup {
     /// Of a ticket that the store has told of.
     pub(crate) fn of(lease: &Lease) -> Self {
         Self {
-            request: Arc::clone(&lease.request),
+            request: lease.as_enqueued(),
             ambiguous: lease.is_ambiguous(),
             after: None,
         }

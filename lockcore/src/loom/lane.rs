@@ -660,7 +660,8 @@ fn readers_join_a_ticket_that_became_a_readers_and_writers_do_not() {
         });
         let keeping = thread!(process, {
             // The store acknowledges what it was asked, whatever that was.
-            if lease.acknowledged(lease.renewal()) {
+            let renewal = lease.renewal(process.shared.clock.now());
+            if lease.acknowledged(&renewal) {
                 process.shared.lanes.mode_changed(&process.shared, &lease);
             }
         });

@@ -177,7 +177,10 @@ fn a_renewal_in_flight_brings_nothing_back_that_was_released() {
             let id = lease.request.id;
             let renewing = spawn({
                 let shared = Arc::clone(&shared);
-                move || shared.renewed(&lease, &lease.request, shared.clock.now(), answer, TTL)
+                move || {
+                    let now = shared.clock.now();
+                    shared.renewed(&lease, lease.renewal(now), now, answer, TTL)
+                }
             });
             let releasing = spawn({
                 let shared = Arc::clone(&shared);
@@ -211,7 +214,7 @@ fn a_renewal_that_was_too_late_and_the_guard_leave_nothing_open() {
         let renewing = spawn({
             let (shared, client) = (Arc::clone(&shared), Arc::clone(&client));
             move || {
-                shared.renewed(&lease, &lease.request, sent, RENEWED, TTL);
+                shared.renewed(&lease, lease.renewal(sent), sent, RENEWED, TTL);
                 drop(client);
             }
         });
@@ -409,7 +412,8 @@ fn after_a_gap_a_renewal_is_begun_even_if_one_is_under_way() {
             let (shared, begin) = (Arc::clone(&shared), begin.clone());
             move || {
                 for lease in begin() {
-                    shared.renewed(&lease, &lease.request, shared.clock.now(), RENEWED, TTL);
+                    let now = shared.clock.now();
+                    shared.renewed(&lease, lease.renewal(now), now, RENEWED, TTL);
                 }
             }
         });
