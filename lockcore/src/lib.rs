@@ -109,6 +109,7 @@ pub use name::{Name, Namespace};
 pub use process_default::{default_locks, init, shutdown, with_default};
 pub use request::{FULL, Id, Request};
 pub use rwlock::RwLock;
+pub use scope::held;
 pub use semaphore::Semaphore;
 pub use token::{FencingToken, MAX_TICKET, NotAToken, WriteToken};
 
@@ -130,6 +131,8 @@ mod futures_are_send {
         }));
         spawnable(&guard.ensure(std::time::Duration::ZERO));
         spawnable(&guard.in_danger());
+        spawnable(&guard.release_permits(1));
+        spawnable(&guard.extend(std::time::Duration::ZERO));
         spawnable(&guard.scope(async {}));
         spawnable(&locks.events().next());
         spawnable(&guard.release());
@@ -137,6 +140,8 @@ mod futures_are_send {
         spawnable(&both.acquire());
         spawnable(&both.run(async |_| Ok::<_, Error>(())));
         spawnable(&several.lost());
+        spawnable(&several.in_danger());
+        spawnable(&several.scope(async {}));
         spawnable(&several.release());
         spawnable(&other.run(async { Ok::<_, Error>(()) }));
         spawnable(&locks.inspect("x"));

@@ -8,12 +8,14 @@ use crate::backend::{Backend, Place};
 use crate::config::Builder;
 use crate::error::Error;
 use crate::events::EventListener;
+use crate::guard::Held;
 use crate::keeper::Keeper;
 use crate::lock::{Lock, Wait};
 use crate::multi::MultiLock;
 use crate::name::Name;
 use crate::request::FULL;
 use crate::rwlock::RwLock;
+use crate::scope;
 use crate::semaphore::Semaphore;
 use crate::shared::{Settings, Shared, Where};
 
@@ -175,6 +177,29 @@ impl Locks {
     #[must_use]
     pub fn default_wait(&self) -> Wait {
         self.0.shared.defaults.wait
+    }
+
+    /// The lock of a name of this client, of any clone of it, that the running code is inside of: as
+    /// [`lockcore::held`](crate::held), which says what that means, does for all clients.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), lockcore::Error> {
+    /// # use lockcore::Locks;
+    /// let (locks, others) = (Locks::connect("memory:")?, Locks::connect("memory:")?);
+    /// locks
+    ///     .mutex("order:42")
+    ///     .run(async |_| {
+    ///         assert!(locks.held("order:42").is_some());
+    ///         assert!(others.held("order:42").is_none());
+    ///         Ok::<_, lockcore::Error>(())
+    ///     })
+    ///     .await?;
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn held(&self, name: &str) -> Option<Held> {
+        scope::held_that(|held| held.is_of_client(&self.0) && held.name() == name)
     }
 
     /// Who holds a name and who waits for it, oldest first. A snapshot: it may be outdated when it

@@ -234,6 +234,17 @@ impl MultiHeld {
         first_lost(self.iter()).await
     }
 
+    /// Resolves when one of them is likely to be lost soon, with what is left of it then: see
+    /// [`Held::in_danger`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe: it only waits.
+    pub async fn in_danger(&self) -> (&Held, Duration) {
+        let danger = |held| Box::pin(async move { (held, Held::in_danger(held).await) });
+        first(self.iter().map(danger)).await
+    }
+
     /// Makes sure that all are held for `duration` from now on: see [`Held::ensure`].
     ///
     /// # Errors
@@ -303,7 +314,7 @@ pub struct MultiGuard {
 }
 
 impl MultiGuard {
-    fn of(guards: Vec<Guard>) -> Self {
+    pub(crate) fn of(guards: Vec<Guard>) -> Self {
         let held = guards.iter().map(|guard| guard.held()).collect();
         Self {
             held: MultiHeld(held),

@@ -33,6 +33,7 @@ mod sqlite_faults;
 mod store;
 mod tls;
 mod traces;
+mod views;
 mod zookeeper_faults;
 
 use libtest_mimic::Arguments;
@@ -53,6 +54,7 @@ fn main() {
         trials.extend(downgrade::local_facts(kind));
         trials.extend(multi::facts(kind));
         trials.extend(messages::facts(kind));
+        trials.extend(views::facts(kind));
         trials.extend(part::facts(kind));
         trials.extend(extend::facts(kind));
         trials.extend(fencing::facts(kind));
