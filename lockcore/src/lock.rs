@@ -12,7 +12,7 @@ use crate::clock::Clock;
 use crate::config::Fair;
 use crate::error::{Error, ErrorKind};
 use crate::guard::{Guard, Held};
-use crate::locks::Client;
+use crate::locks::{Client, Owner, OwnerText};
 use crate::name::Name;
 use crate::request::FULL;
 use crate::scope;
@@ -82,6 +82,8 @@ pub struct Lock {
     reentrant: bool,
     on_lost: OnLost,
     label: Option<&'static str>,
+    /// Of a text of its own.
+    owner: Option<Owner>,
 }
 
 #[derive(Clone, Debug)]
@@ -99,7 +101,8 @@ pub(crate) struct Order<'a> {
     pub(crate) capacity: NonZeroU32,
     pub(crate) ttl: Duration,
     pub(crate) renew: bool,
-    /// It has a shortest or longest time to be held.
+    pub(crate) owner: &'a Arc<str>,
+    /// It has a shortest or longest time to be held, or an owner's text of its own.
     pub(crate) limited: bool,
     pub(crate) reentrant: bool,
     pub(crate) on_lost: OnLost,
@@ -114,7 +117,7 @@ impl Order<'_> {
     }
 
     /// Whether it can be passed on between the tasks of this process. A lease of its own length, or
-    /// with an end of its own, cannot; and permits of a semaphore are counted at the store.
+    /// with an end or an owner of its own, cannot; and permits of a semaphore are counted at the store.
     pub(crate) fn is_shareable(&self) -> bool {
         let local = matches!(self.client.shared.defaults.fair, Fair::Local(_));
         local && self.capacity == FULL && self.renew && !self.limited
@@ -146,6 +149,7 @@ impl Lock {
             reentrant: true,
             on_lost: OnLost::default(),
             label: None,
+            owner: None,
         }
     }
 
@@ -221,6 +225,39 @@ impl Lock {
     /// A name for traces that does not vary with the key, as `order:{id}`. The macro sets it.
     pub fn label(mut self, label: &'static str) -> Self {
         self.label = Some(label);
+        self
+    }
+
+    /// What [`Locks::inspect`](crate::Locks::inspect) shows as the
+    /// [`owner_text`](crate::Place::owner_text) of the ticket: which job this is, or for which request. At most
+    /// 64 bytes of UTF-8 without control characters and line breaks; anything else is reported as
+    /// [`Config`](crate::ErrorKind::Config) when the lock is asked for. Empty for none. Default: the client's
+    /// ([`Builder::owner`](crate::Builder::owner), `LOCK_OWNER`).
+    ///
+    /// It is no part of the name, and whoever may read the store reads it: no secrets. A lock with a text of
+    /// its own has a ticket of its own, as the text of one that is passed on inside the process would be that
+    /// of another; see [`Fair`].
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), lockcore::Error> {
+    /// let locks = lockcore::Locks::builder().url("memory:").owner("billing 2.7").build()?;
+    /// let guard = locks.mutex("order:42").owner("refund 4711").acquire().await?;
+    ///
+    /// let places = locks.inspect("order:42").await?;
+    /// assert_eq!(places[0].owner_text.as_deref(), Some("refund 4711"));
+    /// guard.release().await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn owner(mut self, text: impl Into<String>) -> Self {
+        match OwnerText::new(text.into()) {
+            Ok(text) => self.owner = Some(self.client.owner.with(&text)),
+            Err(error) => {
+                self.what = self
+                    .what
+                    .and_then(|what| Err(error.of_name(what.name.as_str())));
+            }
+        }
         self
     }
 
@@ -436,7 +473,8 @@ impl Lock {
             capacity: what.capacity,
             ttl: self.ttl,
             renew: self.renew,
-            limited: self.max_hold.is_some() || !self.min_hold.is_zero(),
+            owner: &self.owner.as_ref().unwrap_or(&self.client.owner).whole,
+            limited: self.max_hold.is_some() || !self.min_hold.is_zero() || self.owner.is_some(),
             reentrant: self.reentrant,
             on_lost: self.on_lost,
             #[cfg(debug_assertions)]

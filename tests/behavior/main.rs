@@ -21,6 +21,7 @@ mod leases;
 mod local;
 mod messages;
 mod multi;
+mod owners;
 mod part;
 mod processes;
 mod protocol;
@@ -57,6 +58,7 @@ fn main() {
         trials.extend(views::facts(kind));
         trials.extend(part::facts(kind));
         trials.extend(extend::facts(kind));
+        trials.extend(owners::facts(kind));
         trials.extend(fencing::facts(kind));
         trials.extend(crowd::facts(kind));
         trials.extend(border::facts(kind));

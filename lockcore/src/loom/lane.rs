@@ -615,6 +615,7 @@ fn a_ticket_is_passed_on_to_a_writer_or_becomes_a_readers() {
             capacity: FULL,
             ttl: TTL,
             renew: true,
+            owner: &client.owner.whole,
             limited: false,
             reentrant: true,
             on_lost: OnLost::Cancel,

@@ -44,6 +44,7 @@ fn guard(client: &Arc<Client>, lease: Arc<Lease>) -> Guard {
         capacity: FULL,
         ttl: TTL,
         renew: true,
+        owner: &client.owner.whole,
         limited: false,
         reentrant: true,
         on_lost: OnLost::Cancel,
