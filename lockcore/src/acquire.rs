@@ -10,12 +10,13 @@ use tokio::runtime;
 use crate::backend::{Answer, Enqueued, Fault, Renewed, StoreError};
 use crate::clock::Instant;
 use crate::error::Error;
+use crate::gate::{Pass, Replaced};
 use crate::guard::Guard;
 use crate::lease::Lease;
 use crate::local::{Arrived, Baton};
 use crate::lock::{Order, Wait};
-use crate::request::Request;
-use crate::shared::{Shared, Where, jittered};
+use crate::request::{Id, Request};
+use crate::shared::{Sent, Shared, Where, jittered};
 use crate::table::{Cleanup, Stage};
 
 /// Takes the lock that `order` describes.
@@ -29,8 +30,12 @@ pub(crate) async fn acquire(order: &Order<'_>, budget: &Budget) -> Result<Guard,
     let guard = match in_this_process(order, budget).await? {
         (Some(Baton::Share(share)), _) => Guard::of_share(share, order),
         (Some(Baton::Errand(mut errand)), began) => {
-            match at_the_store(order, budget, began, &mut errand.pending).await {
-                Ok(lease) => Guard::of_share(errand.granted(lease), order),
+            let number = Some(errand.number);
+            match at_the_store(order, budget, began, number, &mut errand.pending).await {
+                Ok(lease) => match errand.granted(lease) {
+                    Ok(share) => Guard::of_share(share, order),
+                    Err(lease) => Guard::of_ticket(lease, order),
+                },
                 Err(error) => {
                     // What failed for want of its own time says nothing about the store.
                     if budget.give_up >= began.after(shared.op_timeout) {
@@ -42,7 +47,7 @@ pub(crate) async fn acquire(order: &Order<'_>, budget: &Budget) -> Result<Guard,
         }
         (Some(Baton::Refused(error)), _) => return Err(error),
         (None, began) => {
-            let lease = at_the_store(order, budget, began, &mut None).await?;
+            let lease = at_the_store(order, budget, began, None, &mut None).await?;
             Guard::of_ticket(lease, order)
         }
     };
@@ -108,8 +113,10 @@ async fn in_this_process(
             Arrived::Crowded => return Err(Error::crowded(None)),
             // Dropped here, or late: the place in line goes, and what it was given passes itself on.
             Arrived::Waits(waiting) => match shared.by(budget.give_up, waiting).await {
-                Some(baton) => (baton, shared.clock.now()),
-                None => return Err(budget.timeout(order)),
+                Some(Some(baton)) => (baton, shared.clock.now()),
+                // It was taken back, because this future was not polled for most of a ttl.
+                Some(None) if shared.clock.now() < budget.give_up => continue,
+                Some(None) | None => return Err(budget.timeout(order)),
             },
         };
         match &baton {
@@ -130,6 +137,7 @@ async fn at_the_store(
     order: &Order<'_>,
     budget: &Budget,
     began: Instant,
+    errand: Option<u64>,
     place: &mut Option<Pending>,
 ) -> Result<Arc<Lease>, Error> {
     let shared = &order.client.shared;
@@ -145,20 +153,25 @@ async fn at_the_store(
             Some(pending) => pending.stand_in_line(budget.give_up).await,
             None => {
                 let pending = place.insert(Pending::arm(order, budget.waits)?);
-                pending.enqueue(enqueue_by).await?
+                pending.enqueue(enqueue_by, budget.give_up).await?
             }
         };
         match turn {
             Turn::Granted => {
                 // The slot is full: `turn` came from it.
-                if let Some(pending) = place.take() {
-                    return Ok(pending.into_lease());
+                if let Some(Ok(lease)) = place.take().map(Pending::into_lease) {
+                    return Ok(lease);
                 }
+                enqueue_by = budget.give_up;
             }
             Turn::Waits if shared.clock.now() >= budget.give_up => {
                 return Err(budget.timeout(order));
             }
-            Turn::Waits => {}
+            Turn::Waits => {
+                if let (Some(number), Some(pending)) = (errand, &place) {
+                    shared.lanes.in_line(number, &pending.lease);
+                }
+            }
             Turn::PlaceLost => {
                 *place = None;
                 enqueue_by = budget.give_up;
@@ -169,6 +182,17 @@ async fn at_the_store(
         }
     }
 }
+
+/// An enqueue that was sent and has not been answered.
+pub(crate) struct Asking {
+    pub(crate) answer: Answer<Enqueued>,
+    /// It is in flight for as long as somebody waits for its answer.
+    _pass: Pass,
+}
+
+/// The ticket was granted to a task that did not collect it in time.
+#[derive(Debug)]
+pub(crate) struct Recalled;
 
 /// How a ticket stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -193,7 +217,7 @@ pub(crate) struct Pending {
     /// Where the ticket was asked for, and where its wake-ups go.
     runtime: Option<runtime::Id>,
     /// The enqueue that is under way.
-    asking: Option<Answer<Enqueued>>,
+    asking: Option<Asking>,
     /// The store has told of a ticket.
     has_ticket: bool,
     /// The guard has taken over.
@@ -205,7 +229,7 @@ impl Pending {
         let shared = &order.client.shared;
         let request = Request {
             name: order.name.clone(),
-            id: shared.ids.draw()?,
+            id: Id::draw()?,
             permits: order.permits,
             capacity: order.capacity,
             ttl: order.ttl,
@@ -231,11 +255,11 @@ impl Pending {
 
     /// [Asks](Self::ask), unless the client is shut down: only that loses a lease that has no ticket
     /// yet. What is under way then stays in `asking`, for the drop.
-    async fn enqueue(&mut self, by: Instant) -> Result<Turn, Error> {
+    async fn enqueue(&mut self, by: Instant, give_up: Instant) -> Result<Turn, Error> {
         let (clock, lease) = (self.shared.clock.clone(), Arc::clone(&self.lease));
         tokio::select! {
             biased;
-            turn = self.ask(by) => turn,
+            turn = self.ask(by, give_up) => turn,
             reason = lease.until_lost(&clock) => Err(Error::lost(reason)),
         }
     }
@@ -243,33 +267,61 @@ impl Pending {
     /// Asks until there is an answer, an error that asking again will not mend, or `by` has come.
     /// The id stays the same, so that a request that was carried out without our knowing is found
     /// instead of doubled.
-    async fn ask(&mut self, by: Instant) -> Result<Turn, Error> {
+    ///
+    /// Time in front of the gate counts towards `give_up` only, the end of the caller's budget: the
+    /// store is at work then, and `by` is about a store that is not. `Waits` means that the budget
+    /// ended there.
+    async fn ask(&mut self, mut by: Instant, give_up: Instant) -> Result<Turn, Error> {
         let mut pause = Duration::from_millis(5);
         loop {
             let (shared, lease) = (&self.shared, &self.lease);
-            let connection = shared.connection(Where::Here, by).await;
-            let (runtime, connection) = connection.map_err(|error| self.failed(error))?;
+            let connected = shared.connection(Where::Here, by).await;
+            let (runtime, connected) = connected.map_err(|error| self.failed(error))?;
             self.runtime = Some(runtime);
-            // P3: the lease counts from here, before the send.
-            let sent = shared.clock.now();
+            // Dropped here, nothing was sent.
+            let pass = match shared.admit(&connected, give_up).await {
+                Some(Ok(pass)) => pass,
+                Some(Err(Replaced)) => {
+                    by = by.max(give_up.min(shared.clock.now().after(shared.op_timeout)));
+                    continue;
+                }
+                // An earlier try may have been carried out.
+                None if lease.is_ambiguous() => {
+                    let text = "too many requests are in front of this one";
+                    return Err(self.failed(StoreError::new(Fault::Unknown, text)));
+                }
+                None if lease.request.wait => return Ok(Turn::Waits),
+                None => {
+                    let text = "too many requests of this process are in front of this one";
+                    return Err(self.failed(StoreError::new(Fault::Retry, text)));
+                }
+            };
+            let before = connected.answers();
+            // The lease counts from here, before the send.
+            let sent = shared.sent_now();
+            if pass.has_waited {
+                by = by.max(give_up.min(sent.at.after(shared.op_timeout)));
+            }
+            let id = lease.request.id;
+            shared.will_be_answered_by(id, sent.at.after(shared.op_timeout + lease.request.ttl));
             // Sent when polled; from then on it is the keeper's if this future is dropped. An
             // earlier try that was not answered has been marked ambiguous.
-            let asking = self
-                .asking
-                .insert(connection.enqueue(Arc::clone(&lease.request)));
-            let one_operation = by.min(sent.after(shared.op_timeout));
-            let error = match shared.by(one_operation, asking).await {
-                Some(Ok(answer)) => {
+            let asking = self.asking.insert(Asking {
+                answer: connected.verbs().enqueue(Arc::clone(&lease.request)),
+                _pass: pass,
+            });
+            let one_operation = by.min(sent.at.after(shared.op_timeout));
+            let error = match shared.by(one_operation, &mut asking.answer).await {
+                Some(outcome) => {
                     self.asking = None;
-                    return self.answered(answer, sent);
-                }
-                Some(Err(error)) => {
-                    self.asking = None;
-                    shared.links.failed(&connection, &error);
-                    error
+                    shared.links.ended(&connected, &outcome);
+                    match outcome {
+                        Ok(answer) => return self.answered(answer, sent),
+                        Err(error) => error,
+                    }
                 }
                 None => {
-                    shared.unanswered(&connection, sent);
+                    shared.unanswered(&connected, sent.at, before);
                     StoreError::new(Fault::Unknown, "the store did not answer in time")
                 }
             };
@@ -293,7 +345,7 @@ impl Pending {
         }
     }
 
-    pub(crate) fn answered(&mut self, answer: Enqueued, sent: Instant) -> Result<Turn, Error> {
+    pub(crate) fn answered(&mut self, answer: Enqueued, sent: Sent) -> Result<Turn, Error> {
         let lease = &self.lease;
         let (ticket, valid_for, recheck_in) = match answer {
             Enqueued::Granted { ticket, valid_for } => (ticket, valid_for, None),
@@ -316,7 +368,8 @@ impl Pending {
         };
         self.has_ticket = true;
         self.shared.saw_ticket(ticket);
-        lease.answered(ticket, sent, valid_for);
+        lease.confirm(sent.epoch);
+        lease.answered(ticket, sent.at, valid_for);
         if lease.lost(self.shared.clock.now()).is_some() {
             // The reply took longer than the lease.
             return Ok(Turn::PlaceLost);
@@ -326,9 +379,12 @@ impl Pending {
         }
         tracing::debug!(ticket, "in line");
         let due = Shared::renewal_time(lease, valid_for);
-        let due = recheck_in.map_or(due, |recheck| due.min(sent.after(recheck)));
-        self.shared.entrust(lease.request.id, Stage::Waiting, due);
-        Ok(Turn::Waits)
+        let due = recheck_in.map_or(due, |recheck| due.min(sent.at.after(recheck)));
+        let (id, stage) = (lease.request.id, Stage::Waiting);
+        match self.shared.entrust(id, stage, due) {
+            true => Ok(Turn::Waits),
+            false => Ok(Turn::PlaceLost),
+        }
     }
 
     /// Waits for a wake-up, or for a renewal that says "granted". `Waits` means that time is up.
@@ -390,10 +446,16 @@ impl Pending {
             .is_none_or(|asked| self.shared.is_heard(asked, here))
     }
 
-    /// The caller is responsible for the lease from here on; the keeper goes on with its care.
-    pub(crate) fn into_lease(mut self) -> Arc<Lease> {
-        self.handed_over = true;
-        Arc::clone(&self.lease)
+    /// The caller is responsible for the lease from here on; the keeper goes on with its care. Fails
+    /// if the keeper has given the ticket back, because its task was not polled.
+    pub(crate) fn into_lease(mut self) -> Result<Arc<Lease>, Recalled> {
+        match self.shared.entrust_held(&self.lease) {
+            true => {
+                self.handed_over = true;
+                Ok(Arc::clone(&self.lease))
+            }
+            false => Err(Recalled),
+        }
     }
 
     /// An error of the store as the caller sees it: if any try may have been carried out, its fate
@@ -419,6 +481,7 @@ impl Drop for Pending {
             self.shared.clean_up(Cleanup {
                 request: Arc::clone(&self.lease.request),
                 ambiguous,
+                keep_until: None,
                 after,
             });
         } else {

@@ -64,6 +64,8 @@ pub enum LostReason {
     MaxHold,
     /// It was released: this is a [`Held`](crate::Held) that has outlived its guard.
     Released,
+    /// This process is a forked child: the lock is its parent's.
+    Forked,
 }
 
 impl Error {
@@ -148,6 +150,9 @@ impl Error {
             LostReason::Shutdown => "lost: the client was shut down",
             LostReason::MaxHold => "lost: held as long as max_hold allows",
             LostReason::Released => "released: this is a view that has outlived its guard",
+            LostReason::Forked => {
+                "lost: this process is a forked child, and the lock is its parent's"
+            }
         };
         Self::new(ErrorKind::Lost(reason), message)
     }

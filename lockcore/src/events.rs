@@ -37,7 +37,13 @@ pub enum Event {
 }
 
 /// A listener for what a client has to tell, from the moment that it was made.
-pub struct EventListener(broadcast::Receiver<Event>);
+///
+/// If the store is out of reach at that moment, the first event says so.
+pub struct EventListener {
+    /// What was told before, and still holds.
+    standing: Option<Event>,
+    news: broadcast::Receiver<Event>,
+}
 
 impl EventListener {
     /// The next event; `None` when the client is gone.
@@ -46,7 +52,10 @@ impl EventListener {
     ///
     /// Safe: an event that was not returned is returned by the next call.
     pub async fn next(&mut self) -> Option<Event> {
-        match self.0.recv().await {
+        if let Some(standing) = self.standing.take() {
+            return Some(standing);
+        }
+        match self.news.recv().await {
             Ok(event) => Some(event),
             Err(broadcast::error::RecvError::Lagged(missed)) => Some(Event::Missed(missed)),
             Err(broadcast::error::RecvError::Closed) => None,
@@ -71,7 +80,12 @@ pub(crate) struct Teller {
 impl Teller {
     pub(crate) fn listen(&self) -> EventListener {
         let listeners = self.listeners.get_or_init(|| broadcast::Sender::new(KEPT));
-        EventListener(listeners.subscribe())
+        // In this order: a change that comes in between is told, if twice.
+        let news = listeners.subscribe();
+        EventListener {
+            standing: self.is_suspended().then_some(Event::Suspended),
+            news,
+        }
     }
 
     pub(crate) fn tell(&self, event: impl FnOnce() -> Event) {
@@ -79,6 +93,16 @@ impl Teller {
             // That nobody listens any more is no error.
             let _ = listeners.send(event());
         }
+    }
+
+    /// Whether anybody listens.
+    pub(crate) fn is_heard(&self) -> bool {
+        let listeners = self.listeners.get();
+        listeners.is_some_and(|listeners| listeners.receiver_count() > 0)
+    }
+
+    pub(crate) fn is_suspended(&self) -> bool {
+        self.suspended.load(Ordering::SeqCst)
     }
 
     /// Told once, however many connections break and however often they are tried.

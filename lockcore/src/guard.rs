@@ -175,7 +175,7 @@ impl Held {
     /// instructions. Only a check of the [token](Self::token) at the resource closes that gap.
     #[must_use]
     pub fn is_valid(&self) -> bool {
-        self.lost_reason().is_none()
+        self.lost_reason_here().is_none()
     }
 
     /// How long the lock is held if no further renewal succeeds; zero when it is lost.
@@ -183,7 +183,7 @@ impl Held {
     /// With renewal on this rises again at every renewal.
     #[must_use]
     pub fn remaining(&self) -> Duration {
-        if self.is_over() {
+        if self.is_over() || self.shared().is_forked() {
             return Duration::ZERO;
         }
         let now = self.shared().clock.now();
@@ -196,6 +196,9 @@ impl Held {
     ///
     /// Safe: it only waits.
     pub async fn lost(&self) -> LostReason {
+        if self.shared().is_forked() {
+            return LostReason::Forked;
+        }
         let reason = self.0.lease.until_lost(&self.shared().clock).await;
         if self.is_over() {
             // Lost by somebody else, whom the ticket was passed on to.
@@ -283,12 +286,16 @@ impl Held {
             let by = shared.clock.now().after(shared.op_timeout);
             shared.renew_now(&self.0.lease, by).await?;
         }
-        self.loss().map_or(Ok(()), Err)
+        self.loss_here().map_or(Ok(()), Err)
     }
 
     /// The error that says why it is not held any more, if that is so.
     pub(crate) fn loss(&self) -> Option<Error> {
         self.lost_reason().map(|reason| self.lost_for(reason))
+    }
+
+    fn loss_here(&self) -> Option<Error> {
+        self.lost_reason_here().map(|reason| self.lost_for(reason))
     }
 
     pub(crate) fn lost_for(&self, reason: LostReason) -> Error {
@@ -298,6 +305,13 @@ impl Held {
 
     pub(crate) fn lost_reason(&self) -> Option<LostReason> {
         self.lost_at(self.shared().clock.now())
+    }
+
+    /// As [`lost_reason`](Self::lost_reason), and in a forked child everything is lost. That is a
+    /// system call, which is too much for every poll of a body.
+    fn lost_reason_here(&self) -> Option<LostReason> {
+        let forked = self.shared().is_forked().then_some(LostReason::Forked);
+        forked.or_else(|| self.lost_reason())
     }
 
     fn lost_at(&self, now: Instant) -> Option<LostReason> {
@@ -451,7 +465,6 @@ pub enum Release {
 impl Guard {
     /// Of a ticket that the store has just granted, and that nobody else uses.
     pub(crate) fn of_ticket(lease: Arc<Lease>, order: &Order<'_>) -> Self {
-        order.client.shared.entrust_held(&lease);
         let token = FencingToken::of_ticket(lease.ticket(), 0);
         // What is given back before it was used is given back at once.
         let keep_until = Instant::from_nanos(0);
@@ -469,7 +482,9 @@ impl Guard {
         if let Some(Source::Ticket { keep_until }) = &mut *source {
             *keep_until = now.after(min_hold);
             if let Some(limit) = max_hold {
-                hold.lease.end_at(now.after(limit));
+                // From the grant on, which its task may have collected later.
+                let since = hold.lease.granted_at().unwrap_or(now);
+                hold.lease.end_at(since.after(limit));
                 shared.entrust_held(&hold.lease);
             }
         }
@@ -527,7 +542,7 @@ impl Guard {
     ///
     /// [`Lost`](crate::ErrorKind::Lost).
     pub fn reenter(&self) -> Result<Guard, Error> {
-        if let Some(error) = self.loss() {
+        if let Some(error) = self.loss_here() {
             return Err(error);
         }
         let released = || self.lost_for(LostReason::Released);
@@ -594,7 +609,7 @@ impl Guard {
                 "a semaphore has no read side; give permits back by release_permits instead",
             ));
         }
-        if let Some(error) = self.loss() {
+        if let Some(error) = self.loss_here() {
             return Err(error);
         }
         if self.writes {
@@ -666,7 +681,7 @@ impl Guard {
             ));
         }
         loop {
-            if let Some(error) = self.loss() {
+            if let Some(error) = self.loss_here() {
                 return Err(error);
             }
             let held = lease.permits();
@@ -745,7 +760,7 @@ impl Guard {
                 "a ttl of {ttl:?} does not extend this lease: it has {present:?}, and this store takes up to {longest:?}"
             )));
         }
-        if let Some(error) = self.loss() {
+        if let Some(error) = self.loss_here() {
             return Err(error);
         }
         if ttl > present {
@@ -788,6 +803,10 @@ impl Guard {
     ///
     /// Dropping the future hands the release to the keeper, as dropping the guard does.
     pub async fn release(mut self) -> Result<Release, Error> {
+        if self.shared().is_forked() {
+            self.disown();
+            return Ok(Release::AlreadyLost);
+        }
         let now = self.shared().clock.now();
         let lost_before = self.lost_at(now).is_some();
         let at_the_store = match self.end(now) {
@@ -824,6 +843,19 @@ impl Guard {
         } else {
             Release::AlreadyLost
         })
+    }
+
+    /// In a forked child this is a copy of a guard of the parent's. It gives nothing back, and what it
+    /// comes from does not either.
+    fn disown(&mut self) {
+        self.over = true;
+        let mut source = self.held.0.source.lock();
+        let source = source.as_deref_mut().ok().and_then(Option::take);
+        match source {
+            Some(Source::Share(share)) => share.disown(),
+            Some(Source::Outer(mut outer, _)) => outer.disown(),
+            Some(Source::Ticket { .. }) | None => {}
+        }
     }
 
     /// Ends this guard.
@@ -874,6 +906,9 @@ impl Drop for Guard {
     fn drop(&mut self) {
         if self.over {
             return;
+        }
+        if self.shared().is_forked() {
+            return self.disown();
         }
         let source = match self.end(self.shared().clock.now()) {
             End::Nothing => return,
@@ -941,13 +976,10 @@ impl<'a> Departing<'a> {
             request: Arc::clone(&lease.request),
             enqueue_may_follow: lease.is_ambiguous(),
         };
-        let by = now.after(shared.op_timeout);
-        let answer = shared
-            .operate(Where::Here, by, |connection| {
-                connection.release(vec![departure])
-            })
-            .await;
-        let error = match answer.map(|(_, answers)| answers.first().copied()) {
+        // It is worth waiting for its turn as long as it holds anything.
+        let turn_by = lease.deadline().max(now);
+        let answer = shared.release(Where::Here, turn_by, vec![departure]).await;
+        let error = match answer.map(|answers| answers.first().copied()) {
             Ok(Some(released @ (Released::Released | Released::NotFound))) => {
                 self.acknowledged = true;
                 shared.disarm(lease.request.id);

@@ -10,16 +10,23 @@ use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread::ThreadId;
 use std::time::Duration;
 
-use crate::backend::{Backend, Departure, Enqueued, Fault, Released};
+use tracing::Level;
+
+use crate::backend::{Backend, Departure, Enqueued, Fault, Released, Renewed};
 use crate::clock::Instant;
 use crate::error::Error;
 use crate::lease::Lease;
+use crate::log::{Silence, guarded};
+use crate::request::Request;
 use crate::shared::{Settings, Shared, Where, jittered};
 use crate::table::{BATCH, Cleanup, Phase, Stage};
 
 /// The longest sleep while something is due. Timers stand still while the machine is suspended and
 /// the lease clock does not; after a resume the keeper catches up within this time.
 const LONGEST_NAP: Duration = Duration::from_secs(1);
+
+/// The time that is given to lines that are still to be logged when the client ends.
+const LAST_WORDS: Duration = Duration::from_millis(100);
 
 /// A store that does not answer for longer than this is taken for gone, with what it was sent.
 const LONGEST_STALL: Duration = Duration::from_secs(60);
@@ -49,11 +56,14 @@ impl Keeper {
         let thread = std::thread::Builder::new()
             .name("lockcore-keeper".into())
             .spawn(move || {
+                let silence = Silence::on_this_thread();
                 runtime.block_on(async {
                     keep(&for_thread).await;
                     close(&for_thread).await;
                 });
-                drop(runtime);
+                // A subscriber that blocks does not keep the thread, nor the last handle.
+                runtime.shutdown_timeout(LAST_WORDS);
+                drop(silence);
                 drop(end);
             })
             .map_err(|error| {
@@ -80,13 +90,12 @@ impl Keeper {
 
 impl Drop for Keeper {
     fn drop(&mut self) {
-        let patience = self.shared.op_timeout;
-        {
-            let mut table = self.shared.table();
-            table.phase = Phase::Ending(self.shared.clock.now().after(patience));
+        // In a forked child there is no thread to tell, and to wait for.
+        if self.shared.is_forked() {
+            return;
         }
-        self.shared.ends.notify_waiters();
-        self.shared.due_changed.notify_one();
+        let patience = self.shared.op_timeout;
+        self.shared.end();
         // A waker may drop the last handle on the very thread that would be waited for.
         if self.thread == std::thread::current().id() {
             return;
@@ -104,15 +113,20 @@ async fn keep(shared: &Arc<Shared>) {
         // Before the clock is looked at, so that no turn of it is missed.
         let turned = shared.clock.turned();
         let now = shared.clock.now();
-        let mut round = shared.table().take_round(now);
+        let mut round = shared.table().take_round(now, shared.epoch());
         for waker in round.alarms.drain(..) {
-            waker.wake();
+            guarded(|| waker.wake());
+        }
+        for lease in round.recalled.drain(..) {
+            guarded(|| shared.recalled(&lease));
         }
         for (lease, stage) in round.expired.drain(..) {
             // Marks the loss and fires its signal, also while a renewal hangs.
-            match lease.lost(now) {
+            let mut reason = None;
+            guarded(|| reason = lease.lost(now));
+            match reason.or_else(|| lease.lost(now)) {
                 Some(reason) => {
-                    shared.lost(&lease, stage, reason);
+                    guarded(|| shared.lost(&lease, stage, reason));
                     // Elsewhere the store's clock ends what is held, and its user takes it out of the
                     // table, or nobody if he is done with it. Waiters are cleaned up by the acquire loop.
                     match stage {
@@ -127,8 +141,8 @@ async fn keep(shared: &Arc<Shared>) {
                 None => shared.look_again(lease.request.id, now),
             }
         }
-        for batch in round.renew.chunks(BATCH) {
-            tokio::spawn(renew(Arc::clone(shared), batch.to_vec()));
+        for batch in round.renew.drain(..) {
+            tokio::spawn(renew(Arc::clone(shared), batch));
         }
         let (asked, settled): (Vec<_>, Vec<_>) = round
             .cleanups
@@ -137,12 +151,13 @@ async fn keep(shared: &Arc<Shared>) {
         for cleanup in asked {
             tokio::spawn(finish_asking(Arc::clone(shared), cleanup));
         }
-        let mut settled = settled.into_iter();
-        loop {
-            let batch: Vec<_> = settled.by_ref().take(BATCH).collect();
-            if batch.is_empty() {
-                break;
-            }
+        let (kept, settled): (Vec<_>, Vec<_>) = settled
+            .into_iter()
+            .partition(|cleanup| cleanup.keep_until.is_some());
+        for batch in in_batches(kept) {
+            tokio::spawn(leave_kept(Arc::clone(shared), batch));
+        }
+        for batch in in_batches(settled) {
             tokio::spawn(depart(Arc::clone(shared), batch));
         }
         if round.end {
@@ -163,55 +178,99 @@ async fn keep(shared: &Arc<Shared>) {
     }
 }
 
+fn in_batches<T>(all: Vec<T>) -> impl Iterator<Item = Vec<T>> {
+    let mut all = all.into_iter();
+    std::iter::from_fn(move || {
+        let batch: Vec<_> = all.by_ref().take(BATCH).collect();
+        (!batch.is_empty()).then_some(batch)
+    })
+}
+
 /// Leaves the store in what remains of the time that the end may take.
 async fn close(shared: &Shared) {
     let at_the_latest = match shared.table().phase {
         Phase::Ending(at_the_latest) => at_the_latest,
         Phase::Open | Phase::ShutDown => return,
     };
+    // A session that is not closed goes when it times out, and with it what is kept in it.
+    if shared.table().keeps() {
+        return;
+    }
     // Nobody rings alarms any more.
     let rest = shared.clock.time_to(at_the_latest);
     if tokio::time::timeout(rest, shared.links.end())
         .await
         .is_err()
     {
-        tracing::debug!("no time to close the connection; the store will notice");
+        shared.log(Level::DEBUG, || {
+            tracing::debug!("no time to close the connection; the store will notice");
+        });
     }
 }
 
 /// Renews a batch on the keeper's connection. Whatever goes wrong here changes no deadline.
 async fn renew(shared: Arc<Shared>, leases: Vec<Arc<Lease>>) {
-    // What is asked for, that is what the answers are about.
-    let now = shared.clock.now();
-    let renewals: Vec<_> = leases.iter().map(|lease| lease.renewal(now)).collect();
-    let asked = renewals.iter().map(|renewal| Arc::clone(renewal)).collect();
     let shortest = leases.iter().map(|lease| lease.request.ttl).min();
     let shortest = shortest.unwrap_or_default();
+    // The supervisor paces the reconnecting; this only keeps a refusing store from being asked in a
+    // tight loop.
+    let pause = Duration::from_millis(200).min(shortest / 10);
+    let mut renewing = Renewing {
+        shared,
+        leases: leases.into_iter(),
+        pause,
+    };
+    let shared = &renewing.shared;
+    // What is asked for, that is what the answers are about.
+    let leases = renewing.leases.as_slice().iter();
+    let now = shared.clock.now();
+    let renewals: Vec<_> = leases.map(|lease| lease.renewal(now)).collect();
+    let asked = renewals.iter().map(|renewal| Arc::clone(renewal)).collect();
     // Begun after a third of the ttl, there is time for three attempts of a quarter each.
     let patience = shared.op_timeout.min(shortest / 4);
     let by = now.after(patience);
     let outcome = shared
         .operate(Where::Keeper, by, |connection| connection.renew(asked))
         .await;
-    // The supervisor paces the reconnecting; this only keeps a refusing store from being asked in a
-    // tight loop.
-    let pause = Duration::from_millis(200).min(shortest / 10);
     match outcome {
         Ok((sent, answers)) => {
-            for ((lease, renewal), answer) in leases.iter().zip(renewals).zip(answers) {
-                shared.renewed(lease, renewal, sent, answer, pause);
+            // A store that answers for too few has not answered for the rest.
+            for (renewal, answer) in renewals.into_iter().zip(answers) {
+                let Some(lease) = renewing.leases.next() else {
+                    break;
+                };
+                let shared = &renewing.shared;
+                guarded(|| shared.renewed(&lease, renewal, sent, answer, pause));
             }
         }
         Err(error) => {
-            tracing::debug!(%error, tickets = leases.len(), "renewal not acknowledged, trying again");
             for renewal in &renewals {
                 renewal.refused(&error);
             }
-            for lease in &leases {
-                let again = shared.clock.now().after(jittered(pause));
-                shared.renewal_over(lease.request.id, again);
-            }
+            let tickets = renewals.len();
+            shared.log(Level::DEBUG, move || {
+                tracing::debug!(%error, tickets, "renewal not acknowledged, trying again");
+            });
         }
+    }
+}
+
+/// A batch of renewals that is under way. What is not answered when it goes, for whatever reason, is
+/// tried again after a pause.
+struct Renewing {
+    shared: Arc<Shared>,
+    /// Those without an answer.
+    leases: std::vec::IntoIter<Arc<Lease>>,
+    pause: Duration,
+}
+
+impl Drop for Renewing {
+    fn drop(&mut self) {
+        for lease in self.leases.by_ref() {
+            let again = self.shared.clock.now().after(jittered(self.pause));
+            self.shared.renewal_over(lease.request.id, again);
+        }
+        self.shared.batch_over();
     }
 }
 
@@ -224,7 +283,7 @@ async fn finish_asking(shared: Arc<Shared>, mut cleanup: Cleanup) {
     let answer = async {
         tokio::select! {
             biased;
-            answer = shared.by(by, enqueue) => answer,
+            answer = shared.by(by, enqueue.answer) => answer,
             // Who waits for the end may be what drives the connection that the reply comes on; a
             // mark at the store is better than a lock that stays.
             () = shared.ending() => None,
@@ -246,6 +305,62 @@ async fn finish_asking(shared: Arc<Shared>, mut cleanup: Cleanup) {
         depart(shared, vec![cleanup]).await;
     } else {
         shared.cleaned_up(1);
+    }
+}
+
+/// Leaves tickets at the store that end there by themselves when they were to be given back: each is
+/// renewed once more, with what remains until then as its ttl. Tried until the store acknowledges, or
+/// that time has come. Unacknowledged, a ticket ends with its lease, as after a crash.
+async fn leave_kept(shared: Arc<Shared>, mut batch: Vec<Cleanup>) {
+    let mut pause = Duration::from_millis(20);
+    loop {
+        let now = shared.clock.now();
+        let rest = |cleanup: &Cleanup| {
+            let until = cleanup.keep_until.unwrap_or(now);
+            // Stores count milliseconds.
+            now.until(until) + Duration::from_millis(1)
+        };
+        let before = batch.len();
+        batch.retain(|cleanup| cleanup.keep_until > Some(now));
+        shared.cleaned_up(before - batch.len());
+        if batch.is_empty() {
+            return;
+        }
+        let longest = shared.backend.capability().longest_ttl;
+        let renewals = batch.iter().map(|cleanup| {
+            Arc::new(Request {
+                ttl: rest(cleanup).min(longest),
+                ..Request::clone(&cleanup.request)
+            })
+        });
+        let renewals: Vec<_> = renewals.collect();
+        let by = now.after(shared.op_timeout);
+        let outcome = shared
+            .operate(Where::Keeper, by, |connection| connection.renew(renewals))
+            .await;
+        match outcome {
+            Ok((_, answers)) => {
+                let before = batch.len();
+                let mut answers = answers.into_iter();
+                batch.retain(|_| {
+                    let answer = answers.next().unwrap_or(Renewed::Failed);
+                    answer == Renewed::Failed
+                });
+                shared.cleaned_up(before - batch.len());
+                if batch.is_empty() {
+                    return;
+                }
+            }
+            Err(error) => {
+                let tickets = batch.len();
+                shared.log(Level::DEBUG, move || {
+                    tracing::debug!(%error, tickets, "min_hold not acknowledged, trying again");
+                });
+            }
+        }
+        let again = shared.clock.now().after(jittered(pause));
+        shared.alarm(again).await;
+        pause = (pause * 2).min(Duration::from_secs(1));
     }
 }
 
@@ -274,31 +389,36 @@ async fn depart(shared: Arc<Shared>, mut batch: Vec<Cleanup>) {
                 enqueue_may_follow: cleanup.ambiguous,
             })
             .collect();
-        let by = shared.clock.now().after(shared.op_timeout);
-        let outcome = shared
-            .operate(Where::Keeper, by, |connection| {
-                connection.release(departures)
-            })
-            .await;
+        let outcome = shared.release(Where::Keeper, give_up, departures).await;
         match outcome {
-            Ok((_, answers)) => {
+            Ok(answers) => {
                 let before = batch.len();
                 let mut answers = answers.into_iter();
-                batch.retain(|_| answers.next() == Some(Released::Failed));
+                // A store that answers for too few has not answered for the rest.
+                batch.retain(|_| {
+                    let answer = answers.next().unwrap_or(Released::Failed);
+                    answer == Released::Failed
+                });
                 shared.cleaned_up(before - batch.len());
                 if batch.is_empty() {
                     return;
                 }
             }
             Err(error) => {
-                tracing::debug!(%error, tickets = batch.len(), "release not acknowledged, trying again");
+                let tickets = batch.len();
+                shared.log(Level::DEBUG, move || {
+                    tracing::debug!(%error, tickets, "release not acknowledged, trying again");
+                });
             }
         }
         if shared.clock.now() >= give_up {
-            tracing::warn!(
-                tickets = batch.len(),
-                "could not release at the store; what is left there ends with its lease"
-            );
+            let tickets = batch.len();
+            shared.log(Level::WARN, move || {
+                tracing::warn!(
+                    tickets,
+                    "could not release at the store; what is left there ends with its lease"
+                );
+            });
             return shared.cleaned_up(batch.len());
         }
         let again = shared.clock.now().after(jittered(pause));

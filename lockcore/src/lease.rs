@@ -35,6 +35,8 @@ pub(crate) struct Lease {
     /// The number that a wake-up or a renewal says is granted, else 0. A wake-up may overtake the
     /// reply to its own enqueue; it is kept here and compared when the reply has come.
     granted: AtomicU64,
+    /// When that was heard, in nanoseconds of the lease clock, else 0.
+    granted_at: AtomicU64,
     /// The permits that it is renewed with, above, and below those that the store is known to count.
     /// Both only fall, and the second follows the first.
     permits: AtomicU64,
@@ -45,6 +47,9 @@ pub(crate) struct Lease {
     told: AtomicBool,
     /// An enqueue of this id was sent and never answered, so it may still arrive.
     ambiguous: AtomicBool,
+    /// The [epoch](crate::shared::Shared::epoch) in which the store was last asked and said that the
+    /// ticket stands.
+    confirmed: AtomicU64,
     /// Fires when the ticket is granted or lost.
     pub(crate) changed: Notify,
 }
@@ -99,6 +104,7 @@ impl Lease {
             ticket: AtomicU64::new(0),
             hand_overs: AtomicU16::new(0),
             granted: AtomicU64::new(0),
+            granted_at: AtomicU64::new(0),
             asked: Mutex::new(Asked {
                 now: 0,
                 shorter: 0,
@@ -107,6 +113,7 @@ impl Lease {
             }),
             told: AtomicBool::new(false),
             ambiguous: AtomicBool::new(false),
+            confirmed: AtomicU64::new(0),
             changed: Notify::new(),
         }
     }
@@ -200,13 +207,23 @@ impl Lease {
 
     /// As it was enqueued, with the ttl that it may have at the store by now.
     pub(crate) fn as_enqueued(&self) -> Arc<Request> {
-        let ttl = self.ttl();
-        match ttl == self.request.ttl {
-            true => Arc::clone(&self.request),
-            false => Arc::new(Request {
+        self.asked_with(self.request.permits.get(), self.ttl())
+    }
+
+    /// With the permits and the ttl that it is to have at the store.
+    pub(crate) fn as_it_is(&self) -> Arc<Request> {
+        self.asked_with(self.permits(), self.ttl())
+    }
+
+    fn asked_with(&self, permits: u32, ttl: Duration) -> Arc<Request> {
+        let as_enqueued = (self.request.permits.get(), self.request.ttl);
+        match NonZeroU32::new(permits) {
+            Some(fewer) if (permits, ttl) != as_enqueued => Arc::new(Request {
+                permits: fewer,
                 ttl,
                 ..(*self.request).clone()
             }),
+            _ => Arc::clone(&self.request),
         }
     }
 
@@ -216,19 +233,9 @@ impl Lease {
         asked.now += 1;
         let (ttl, at_most) = (self.ttl(), self.at_most(&asked, now));
         drop(asked);
-        let permits = self.permits();
-        let as_asked_for = (permits, ttl) == (self.request.permits.get(), self.request.ttl);
-        let request = match NonZeroU32::new(permits) {
-            Some(permits) if !as_asked_for => Arc::new(Request {
-                permits,
-                ttl,
-                ..(*self.request).clone()
-            }),
-            _ => Arc::clone(&self.request),
-        };
         Renewal {
             lease: Arc::clone(self),
-            request,
+            request: self.asked_with(self.permits(), ttl),
             sent: now,
             at_most,
             answered: Cell::new(false),
@@ -350,11 +357,14 @@ impl Lease {
     /// Notes a grant that a wake-up or a renewal told.
     ///
     /// One with a number that is not the ticket's, which only a forger could have sent, is ignored.
-    pub(crate) fn grant(&self, ticket: u64) {
+    pub(crate) fn grant(&self, ticket: u64, now: Instant) {
         let known = self.ticket();
         if known != 0 && known != ticket {
             return;
         }
+        let order = Ordering::SeqCst;
+        // The first of several messages counts.
+        let _ = (self.granted_at).compare_exchange(0, now.as_nanos(), order, order);
         self.granted.store(ticket, Ordering::SeqCst);
         self.changed.notify_waiters();
     }
@@ -365,8 +375,15 @@ impl Lease {
         ticket != 0 && self.granted.load(Ordering::SeqCst) == ticket
     }
 
+    /// Since when it has been known to be granted, if a wake-up or a renewal told.
+    pub(crate) fn granted_at(&self) -> Option<Instant> {
+        let at = self.granted_at.load(Ordering::SeqCst);
+        (self.is_granted() && at != 0).then_some(Instant::from_nanos(at))
+    }
+
     /// Forgets a grant that turned out to be none.
     pub(crate) fn ungrant(&self) {
+        self.granted_at.store(0, Ordering::SeqCst);
         self.granted.store(0, Ordering::SeqCst);
     }
 
@@ -386,6 +403,16 @@ impl Lease {
     /// The token of the latest who got it.
     pub(crate) fn token(&self) -> FencingToken {
         FencingToken::of_ticket(self.ticket(), self.hand_overs())
+    }
+
+    /// The store, asked in `epoch`, says that the ticket stands.
+    pub(crate) fn confirm(&self, epoch: u64) {
+        self.confirmed.fetch_max(epoch, Ordering::SeqCst);
+    }
+
+    /// Whether the store has said so since the last gap, after which `epoch` began.
+    pub(crate) fn is_confirmed_in(&self, epoch: u64) -> bool {
+        self.confirmed.load(Ordering::SeqCst) >= epoch
     }
 
     pub(crate) fn set_ambiguous(&self) {
@@ -463,7 +490,9 @@ const fn reason_code(reason: LostReason) -> u8 {
         LostReason::Taken => 2,
         LostReason::Shutdown => 3,
         LostReason::MaxHold => 4,
-        LostReason::Released => 5, // a view finds it, no lease is lost by it
+        // A view finds these; no lease is lost by them.
+        LostReason::Released => 5,
+        LostReason::Forked => 6,
     }
 }
 
@@ -487,10 +516,14 @@ pub(crate) mod tests {
     const TTL: Duration = Duration::from_secs(10);
 
     pub(crate) fn lease() -> Lease {
-        with_permits(1)
+        lease_with(TTL, 1)
     }
 
-    fn with_permits(permits: u32) -> Lease {
+    pub(crate) fn lease_for(ttl: Duration) -> Lease {
+        lease_with(ttl, 1)
+    }
+
+    fn lease_with(ttl: Duration, permits: u32) -> Lease {
         let permits = NonZeroU32::new(permits).unwrap();
         let namespace = Namespace::new("test").unwrap();
         Lease::new(
@@ -499,7 +532,7 @@ pub(crate) mod tests {
                 id: Id::draw().unwrap(),
                 permits,
                 capacity: permits,
-                ttl: TTL,
+                ttl,
                 wait: true,
                 highest_seen: 0,
                 owner: "test".into(),
@@ -619,7 +652,7 @@ pub(crate) mod tests {
 
     #[test]
     fn a_ticket_is_made_smaller_one_step_after_the_other() {
-        let lease = Arc::new(with_permits(5));
+        let lease = Arc::new(lease_with(TTL, 5));
         assert!(!lease.shrink_from(4, 3), "it has five");
         assert!(lease.shrink_from(5, 3));
         assert!(lease.is_shrinking() && lease.wants_renewal());
@@ -649,12 +682,12 @@ pub(crate) mod tests {
     #[test]
     fn a_wake_up_that_overtakes_its_reply_is_kept_and_a_forged_number_grants_nothing() {
         let lease = lease();
-        lease.grant(7);
+        lease.grant(7, at(100));
         assert!(!lease.is_granted());
         lease.answered(7, at(100), TTL);
         assert!(lease.is_granted());
 
-        lease.grant(8);
+        lease.grant(8, at(100));
         assert!(
             lease.is_granted(),
             "a forged wake-up must not undo a true one"
@@ -664,11 +697,11 @@ pub(crate) mod tests {
     #[test]
     fn a_forged_number_grants_nothing() {
         let lease = lease();
-        lease.grant(8);
+        lease.grant(8, at(100));
         lease.answered(7, at(100), TTL);
         assert!(!lease.is_granted());
 
-        lease.grant(7);
+        lease.grant(7, at(100));
         assert!(lease.is_granted());
     }
 }

@@ -71,6 +71,7 @@ mod config;
 mod connect;
 mod error;
 mod events;
+mod gate;
 mod guard;
 mod hash;
 #[cfg(debug_assertions)]
@@ -80,6 +81,7 @@ mod lease;
 mod local;
 mod lock;
 mod locks;
+mod log;
 #[cfg(lockcore_loom)]
 #[cfg(test)]
 mod loom;

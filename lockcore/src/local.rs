@@ -9,6 +9,10 @@
 //! on again. So it does not matter when a waiter is dropped: before it is given anything, the send
 //! fails and the next is tried; after that, the value goes with the waiter and passes itself on.
 //!
+//! A waiter may also stay and never be polled again: `select!` over `&mut future` does that. What it
+//! was given is then taken back after [a while](COLLECTED_WITHIN) and passed on, and an errand that
+//! comes to nothing for a ttl is given to the next in line as well.
+//!
 //! [`Fair::Local`]: crate::Fair::Local
 
 use std::collections::VecDeque;
@@ -25,6 +29,7 @@ use crate::clock::Instant;
 use crate::error::{Error, LostReason};
 use crate::hash::Prehashed;
 use crate::lease::Lease;
+use crate::log::guarded;
 use crate::name::Name;
 use crate::queue::MOST_TICKETS;
 use crate::shared::{Alarm, Shared};
@@ -50,6 +55,8 @@ pub(crate) struct Lanes {
 #[derive(Default)]
 struct State {
     lanes: Prehashed<Name, Lane>,
+    /// Errands that were given out so far.
+    errands: u64,
     /// The client is shut down: nobody joins and nobody waits.
     closed: bool,
 }
@@ -65,13 +72,44 @@ struct Lane {
     current: Option<Tenure>,
     /// Tickets that nobody joins any more, until their last user leaves.
     draining: Vec<Tenure>,
-    /// Somebody is at the store for the next ticket.
-    errand: bool,
-    /// That is a reader's.
-    errand_shared: bool,
+    /// A task is at the store for the next ticket.
+    errand: Option<AtTheStore>,
     line: VecDeque<Waiter>,
     /// How many of `line` have gone since they were last counted out.
     gone: usize,
+    /// What waiters were given and have perhaps not collected, the oldest first. One that is gone was
+    /// collected, or its waiter has gone with it.
+    given: VecDeque<(Instant, Weak<Mutex<Option<Baton>>>)>,
+    /// Rings when the oldest of `given`, or the errand, is overdue.
+    recall: Option<Alarm>,
+}
+
+/// An errand that was given out and is neither done nor passed on.
+struct AtTheStore {
+    /// Which: an errand that was taken from its task for being late is not the lane's any more.
+    number: u64,
+    since: Instant,
+    shared: bool,
+    /// Its place in the store's line, once it has one. The keeper looks after that.
+    ticket: Option<Arc<Lease>>,
+}
+
+/// What a waiter was given, until it collects it or it is taken back.
+type Parcel = Arc<Mutex<Option<Baton>>>;
+
+/// Of the ttl, how long a grant may wait for its task to collect it. A task that is polled does so in
+/// microseconds. The keeper looks every third of the ttl, so that a grant that nobody collects is
+/// kept for one ttl at most.
+pub(crate) const COLLECTED_WITHIN: f64 = 2.0 / 3.0;
+
+/// When something is judged, and by what.
+#[derive(Clone, Copy)]
+struct Moment {
+    now: Instant,
+    /// See [`Fair::Local`](crate::Fair::Local).
+    bound: Duration,
+    /// See [`Shared::epoch`].
+    epoch: u64,
 }
 
 /// A ticket that the process holds.
@@ -90,7 +128,7 @@ struct Waiter {
     since: Instant,
     /// Where it waits, and where the wake-ups of its ticket would have to go.
     runtime: Option<runtime::Id>,
-    baton: oneshot::Sender<Baton>,
+    baton: oneshot::Sender<Parcel>,
 }
 
 /// What a waiter is given.
@@ -132,42 +170,48 @@ impl Lanes {
         exclusive: bool,
         wait: bool,
     ) -> Arrived {
-        let mut state = self.state();
-        if state.closed {
+        let mut guard = self.state();
+        if guard.closed {
             return Arrived::Given(Baton::Refused(Error::lost(LostReason::Shutdown)));
         }
+        let at = self.moment(shared);
+        let state = &mut *guard;
+        let errands = &mut state.errands;
         let Some(lane) = state.lanes.get_mut(name) else {
-            let lane = Lane::with_errand(ttl, exclusive);
+            let mut lane = Lane::new(ttl);
+            let number = lane.begin_errand(exclusive, at.now, errands);
             state.lanes.insert(name.clone(), lane);
-            return Arrived::Given(Baton::Errand(Errand::new(shared, name, exclusive)));
+            let errand = Errand::new(shared, name, exclusive, number);
+            return Arrived::Given(Baton::Errand(errand));
         };
         if lane.ttl != ttl {
             return Arrived::Stranger;
         }
-        let now = shared.clock.now();
         lane.count_out();
-        let first = lane.line.is_empty() && !lane.errand;
-        if first && let Some((lease, hand_overs)) = lane.serve(exclusive, now, self.bound) {
+        let first = lane.line.is_empty() && lane.errand.is_none();
+        if first && let Some((lease, hand_overs)) = lane.serve(exclusive, at) {
             return Arrived::Given(Baton::Share(Share::new(shared, lease, hand_overs)));
         }
         if !wait {
             // What the process itself is known to keep from us need not be asked for.
-            if let Some(remaining) = lane.excludes(exclusive, now) {
+            if let Some(remaining) = lane.excludes(exclusive, at.now) {
                 return Arrived::Busy(Some(remaining));
             }
             // A reader does not pass a writer, who may not be in line at the store yet.
-            let others_wait = lane.errand && (exclusive || !lane.errand_shared);
+            let errand = lane.errand.as_ref();
+            let others_wait = errand.is_some_and(|errand| exclusive || !errand.shared);
             if others_wait || !lane.line.is_empty() {
                 return Arrived::Busy(None);
             }
-            if lane.errand {
+            if errand.is_some() {
                 // What will come of that, only the store knows.
                 return Arrived::Stranger;
             }
         }
-        if first && !lane.is_worth_waiting_for(exclusive, now, self.bound) {
-            lane.begin_errand(exclusive);
-            return Arrived::Given(Baton::Errand(Errand::new(shared, name, exclusive)));
+        if first && !lane.is_worth_waiting_for(exclusive, at) {
+            let number = lane.begin_errand(exclusive, at.now, errands);
+            let errand = Errand::new(shared, name, exclusive, number);
+            return Arrived::Given(Baton::Errand(errand));
         }
         // Those who have gone since they were last counted out may be counted twice here; that is near enough.
         if lane.line.len().saturating_sub(lane.gone) >= MOST_TICKETS {
@@ -176,13 +220,13 @@ impl Lanes {
         let (baton, given) = oneshot::channel();
         lane.line.push_back(Waiter {
             exclusive,
-            since: now,
+            since: at.now,
             runtime: runtime::Handle::try_current().ok().map(|here| here.id()),
             baton,
         });
-        if !lane.set_alarm(shared, self.bound) {
-            // The bound has just been reached.
-            drop(state);
+        if !lane.set_alarms(shared, name, self.bound) {
+            // The time has just come.
+            drop(guard);
             self.change(shared, name, |_| ());
         }
         Arrived::Waits(Waiting {
@@ -224,6 +268,27 @@ impl Lanes {
     /// A lease of this process is over: who waits for it need not wait for its user.
     pub(crate) fn lost(&self, shared: &Arc<Shared>, lease: &Arc<Lease>) {
         self.change(shared, &lease.request.name, |lane| lane.retire(lease));
+    }
+
+    /// A ticket that an errand waits with was granted, and nobody has collected it: it is being given
+    /// back, and the errand goes to the next in line.
+    pub(crate) fn recalled(&self, shared: &Arc<Shared>, lease: &Arc<Lease>) {
+        self.change(shared, &lease.request.name, |lane| {
+            let is_it = |errand: &mut AtTheStore| {
+                let ticket = errand.ticket.as_ref();
+                ticket.is_some_and(|ticket| Arc::ptr_eq(ticket, lease))
+            };
+            lane.errand.take_if(is_it);
+        });
+    }
+
+    /// An errand has a place in the store's line.
+    pub(crate) fn in_line(&self, number: u64, lease: &Arc<Lease>) {
+        let mut state = self.state();
+        let lane = state.lanes.get_mut(&lease.request.name);
+        if let Some(errand) = lane.and_then(|lane| lane.errand_of(number)) {
+            errand.ticket = Some(Arc::clone(lease));
+        }
     }
 
     /// A ticket of this process is on its way to the readers: nobody waits for it to be passed on any more.
@@ -271,15 +336,27 @@ impl Lanes {
             tell(unused);
         }
         // The first in line first.
-        while let Some((waiter, gift)) = given.pop_front() {
-            let baton = match gift {
-                Gift::Share(lease, hand_overs) => {
-                    Baton::Share(Share::new(shared, lease, hand_overs))
+        while let Some(next) = given.pop_front() {
+            let (waiter, gift) = match next {
+                Next::Given(waiter, gift) => (waiter, gift),
+                // Its drop passes it on.
+                Next::TakenBack(baton) => {
+                    drop(baton);
+                    continue;
                 }
-                Gift::Errand => Baton::Errand(Errand::new(shared, name, waiter.exclusive)),
             };
-            // Outside of the mutex: this runs wakers.
-            let Err(baton) = waiter.baton.send(baton) else {
+            let baton = match gift.of {
+                Of::Share(lease, hand_overs) => Baton::Share(Share::new(shared, lease, hand_overs)),
+                Of::Errand(number) => {
+                    Baton::Errand(Errand::new(shared, name, waiter.exclusive, number))
+                }
+            };
+            *locked(&gift.parcel) = Some(baton);
+            // Outside of the mutex: this runs wakers. They are users' code; if one panics, the
+            // parcel is there all the same, or is taken back.
+            let mut unsent = None;
+            guarded(|| unsent = waiter.baton.send(gift.parcel).err());
+            let Some(baton) = unsent.and_then(|parcel| take(&parcel)) else {
                 continue;
             };
             let take_back = |lane: &mut Lane| match baton {
@@ -289,7 +366,7 @@ impl Lanes {
                 }
                 Baton::Errand(mut errand) => {
                     errand.open = false;
-                    lane.errand = false;
+                    lane.end_errand(errand.number);
                 }
                 Baton::Refused(_) => {}
             };
@@ -299,21 +376,24 @@ impl Lanes {
         }
     }
 
-    /// Changes a lane, serves those in front who can be served then, and takes out what nobody uses:
-    /// returns the ticket.
+    /// Changes a lane, takes back what is overdue, serves those in front that can be served then, and
+    /// takes out what nobody uses: returns the ticket.
     fn advance_after(
         &self,
         shared: &Arc<Shared>,
         name: &Name,
         change: impl FnOnce(&mut Lane),
-        given: &mut VecDeque<(Waiter, Gift)>,
+        given: &mut VecDeque<Next>,
     ) -> Option<Arc<Lease>> {
         let mut state = self.state();
+        let state = &mut *state;
         let lane = state.lanes.get_mut(name)?;
         change(lane);
         while !lane.line.is_empty() {
-            lane.advance(shared.clock.now(), self.bound, given);
-            if lane.set_alarm(shared, self.bound) {
+            let at = self.moment(shared);
+            lane.take_back_overdue(at.now, given);
+            lane.advance(at, &mut state.errands, given);
+            if lane.set_alarms(shared, name, self.bound) {
                 break;
             }
         }
@@ -324,64 +404,154 @@ impl Lanes {
         unused
     }
 
+    fn moment(&self, shared: &Shared) -> Moment {
+        Moment {
+            now: shared.clock.now(),
+            bound: self.bound,
+            epoch: shared.epoch(),
+        }
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         // No code that can panic runs under the mutex; should that change, the lanes are still whole.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
+/// What is to be done outside of the mutex.
+enum Next {
+    Given(Waiter, Gift),
+    /// Nobody has collected it.
+    TakenBack(Option<Baton>),
+}
+
 /// What [`Lane::advance`] has for a waiter.
-enum Gift {
+struct Gift {
+    of: Of,
+    /// Still empty.
+    parcel: Parcel,
+}
+
+enum Of {
     Share(Arc<Lease>, u16),
-    Errand,
+    Errand(u64),
+}
+
+fn locked(parcel: &Parcel) -> MutexGuard<'_, Option<Baton>> {
+    parcel.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Takes out what is in a parcel, if it is still there.
+fn take(parcel: &Parcel) -> Option<Baton> {
+    locked(parcel).take()
 }
 
 impl Lane {
-    fn with_errand(ttl: Duration, exclusive: bool) -> Self {
+    fn new(ttl: Duration) -> Self {
         Self {
             ttl,
             current: None,
             draining: Vec::new(),
-            errand: true,
-            errand_shared: !exclusive,
+            errand: None,
             line: VecDeque::new(),
             gone: 0,
+            given: VecDeque::new(),
+            recall: None,
         }
     }
 
     /// Serves from the front of the line.
-    fn advance(&mut self, now: Instant, bound: Duration, given: &mut VecDeque<(Waiter, Gift)>) {
-        while !self.errand {
+    fn advance(&mut self, at: Moment, errands: &mut u64, given: &mut VecDeque<Next>) {
+        while self.errand.is_none() {
             while self.line.front().is_some_and(|w| w.baton.is_closed()) {
                 self.line.pop_front();
             }
             let Some(exclusive) = self.line.front().map(|front| front.exclusive) else {
                 return;
             };
-            let gift = match self.serve(exclusive, now, bound) {
-                Some((lease, hand_overs)) => Gift::Share(lease, hand_overs),
-                None if self.is_worth_waiting_for(exclusive, now, bound) => return,
-                None => {
-                    self.begin_errand(exclusive);
-                    Gift::Errand
-                }
+            let of = match self.serve(exclusive, at) {
+                Some((lease, hand_overs)) => Of::Share(lease, hand_overs),
+                None if self.is_worth_waiting_for(exclusive, at) => return,
+                None => Of::Errand(self.begin_errand(exclusive, at.now, errands)),
             };
-            given.extend(self.line.pop_front().map(|waiter| (waiter, gift)));
+            let Some(waiter) = self.line.pop_front() else {
+                return; // it was there just now
+            };
+            let parcel = Parcel::default();
+            self.forget_collected();
+            self.given.push_back((at.now, Arc::downgrade(&parcel)));
+            given.push_back(Next::Given(waiter, Gift { of, parcel }));
         }
     }
 
-    fn begin_errand(&mut self, exclusive: bool) {
-        self.errand = true;
-        self.errand_shared = !exclusive;
+    fn begin_errand(&mut self, exclusive: bool, now: Instant, errands: &mut u64) -> u64 {
+        *errands += 1;
+        self.errand = Some(AtTheStore {
+            number: *errands,
+            since: now,
+            shared: !exclusive,
+            ticket: None,
+        });
+        *errands
+    }
+
+    /// The errand with this number, unless it has been taken from its task.
+    fn errand_of(&mut self, number: u64) -> Option<&mut AtTheStore> {
+        self.errand
+            .as_mut()
+            .filter(|errand| errand.number == number)
+    }
+
+    fn end_errand(&mut self, number: u64) {
+        self.errand.take_if(|errand| errand.number == number);
+    }
+
+    /// What was collected, the oldest first, needs no looking after any more.
+    fn forget_collected(&mut self) {
+        while self
+            .given
+            .front()
+            .is_some_and(|(_, parcel)| parcel.strong_count() == 0)
+        {
+            self.given.pop_front();
+        }
+    }
+
+    /// When the oldest that was given has to be collected.
+    fn collect_by(&self) -> Option<Instant> {
+        let (since, _) = self.given.front()?;
+        Some(since.after(self.ttl.mul_f64(COLLECTED_WITHIN)))
+    }
+
+    /// When an errand that has no place in the store's line is late.
+    fn errand_by(&self) -> Option<Instant> {
+        let errand = self
+            .errand
+            .as_ref()
+            .filter(|errand| errand.ticket.is_none())?;
+        Some(errand.since.after(self.ttl))
+    }
+
+    /// Takes back what waiters were given and have not collected, and an errand that has come to
+    /// nothing: their tasks are not polled, and others wait.
+    fn take_back_overdue(&mut self, now: Instant, taken: &mut VecDeque<Next>) {
+        self.forget_collected();
+        while self.collect_by().is_some_and(|by| by <= now) {
+            let overdue = self
+                .given
+                .pop_front()
+                .and_then(|(_, parcel)| parcel.upgrade());
+            // Dropped outside of the mutex, where it passes itself on.
+            taken.extend(overdue.map(|parcel| Next::TakenBack(take(&parcel))));
+            self.forget_collected();
+        }
+        if self.errand_by().is_some_and(|by| by <= now) {
+            self.errand = None;
+        }
     }
 
     /// Lets one more use the ticket that the process holds, if that is possible and fair.
-    fn serve(
-        &mut self,
-        exclusive: bool,
-        now: Instant,
-        bound: Duration,
-    ) -> Option<(Arc<Lease>, u16)> {
+    fn serve(&mut self, exclusive: bool, at: Moment) -> Option<(Arc<Lease>, u16)> {
         let ttl = self.ttl;
         let tenure = self.current.as_mut()?;
         // A reader could use an exclusive ticket, but would keep the readers elsewhere out. One that is on
@@ -391,8 +561,8 @@ impl Lane {
             false => !exclusive && tenure.lease.is_shared(),
         };
         // Half of the ttl is what a renewal that is due now, and one more, may still save.
-        let fresh = now.until(tenure.lease.deadline()) >= ttl / 2;
-        if !fits || !fresh || !tenure.is_within(now, bound) {
+        let fresh = at.now.until(tenure.lease.deadline()) >= ttl / 2;
+        if !fits || !fresh || !tenure.is_within(at) {
             return None;
         }
         tenure.users += 1;
@@ -402,13 +572,13 @@ impl Lane {
 
     /// Whether who cannot be served now will probably be passed the present ticket: it is exclusive
     /// and in use, and the bound is not reached.
-    fn is_worth_waiting_for(&self, exclusive: bool, now: Instant, bound: Duration) -> bool {
+    fn is_worth_waiting_for(&self, exclusive: bool, at: Moment) -> bool {
         self.current.as_ref().is_some_and(|tenure| {
             exclusive
                 && tenure.users > 0
                 && tenure.lease.is_exclusive()
-                && tenure.lease.deadline() > now
-                && tenure.is_within(now, bound)
+                && tenure.lease.deadline() > at.now
+                && tenure.is_within(at)
         })
     }
 
@@ -420,9 +590,13 @@ impl Lane {
         (excludes && !remaining.is_zero()).then_some(remaining)
     }
 
-    /// The store has granted a ticket to who had the errand.
-    fn begin(&mut self, lease: &Arc<Lease>, now: Instant) {
-        self.errand = false;
+    /// The store has granted a ticket to the task that had the errand. False if the errand is not
+    /// the lane's any more, and the ticket none that others here may use.
+    fn begin(&mut self, lease: &Arc<Lease>, number: u64, now: Instant) -> bool {
+        if self.errand_of(number).is_none() {
+            return false;
+        }
+        self.end_errand(number);
         // Everybody here a few times, so that nobody elsewhere waits for very much longer than these.
         let a_few_each = TURNS_EACH * (self.line.len() + 1);
         let tenure = Tenure {
@@ -433,6 +607,7 @@ impl Lane {
             alarm: None,
         };
         self.draining.extend(self.current.replace(tenure));
+        true
     }
 
     fn leave(&mut self, lease: &Arc<Lease>) {
@@ -462,25 +637,35 @@ impl Lane {
 
     fn is_idle(&self) -> bool {
         let tickets = self.current.is_some() || !self.draining.is_empty();
-        !tickets && !self.errand && self.line.is_empty()
+        !tickets && self.errand.is_none() && self.line.is_empty()
     }
 
-    /// Sees to it that the front does not wait beyond the bound. False when that is reached already.
-    fn set_alarm(&mut self, shared: &Arc<Shared>, bound: Duration) -> bool {
-        if self.line.is_empty() || self.errand {
+    /// Sees to it that the front waits neither beyond the bound nor for a task that is not polled.
+    /// False when one of these times has come already.
+    fn set_alarms(&mut self, shared: &Arc<Shared>, name: &Name, bound: Duration) -> bool {
+        if self.line.is_empty() {
             return true;
         }
-        let Some(tenure) = self.current.as_mut().filter(|t| t.alarm.is_none()) else {
-            return true;
-        };
-        let mut alarm = shared.alarm(tenure.since.after(bound));
-        let waker = Waker::from(Arc::new(AtBound {
-            shared: Arc::downgrade(shared),
-            name: tenure.lease.request.name.clone(),
-        }));
-        let reached = Pin::new(&mut alarm).poll(&mut Context::from_waker(&waker));
-        tenure.alarm = Some(alarm);
-        reached.is_pending()
+        let overdue = [self.collect_by(), self.errand_by()];
+        let mut in_time = true;
+        if let Some(by) = overdue.into_iter().flatten().min()
+            && self
+                .recall
+                .as_ref()
+                .is_none_or(|alarm| !alarm.will_ring_by(by))
+        {
+            let (alarm, pending) = ring(shared, name, by);
+            self.recall = Some(alarm);
+            in_time = pending;
+        }
+        if self.errand.is_none()
+            && let Some(tenure) = self.current.as_mut().filter(|t| t.alarm.is_none())
+        {
+            let (alarm, pending) = ring(shared, name, tenure.since.after(bound));
+            tenure.alarm = Some(alarm);
+            in_time &= pending;
+        }
+        in_time
     }
 
     /// Forgets those of the line who have gone, now and then: a lock that is held for hours must not
@@ -494,9 +679,25 @@ impl Lane {
 }
 
 impl Tenure {
-    fn is_within(&self, now: Instant, bound: Duration) -> bool {
-        self.lease.hand_overs() < self.most_hand_overs && now < self.since.after(bound)
+    /// Whether others of this process may still have it: within the bound, and only if the store has
+    /// said since the last gap that the ticket stands. Before that it may be another's, with higher
+    /// tokens.
+    fn is_within(&self, at: Moment) -> bool {
+        self.lease.hand_overs() < self.most_hand_overs
+            && at.now < self.since.after(at.bound)
+            && self.lease.is_confirmed_in(at.epoch)
     }
+}
+
+/// An alarm that has a lane looked at again, and whether it is still to ring.
+fn ring(shared: &Arc<Shared>, name: &Name, at: Instant) -> (Alarm, bool) {
+    let mut alarm = shared.alarm(at);
+    let waker = Waker::from(Arc::new(AtBound {
+        shared: Arc::downgrade(shared),
+        name: name.clone(),
+    }));
+    let rung = Pin::new(&mut alarm).poll(&mut Context::from_waker(&waker));
+    (alarm, rung.is_pending())
 }
 
 /// Rung by the keeper when a ticket has been in this process for as long as is fair.
@@ -542,6 +743,11 @@ impl Share {
         self.hand_overs
     }
 
+    /// Forgets the use, which is another process's.
+    pub(crate) fn disown(mut self) {
+        self.open = false;
+    }
+
     /// Ends the use. Returns whether the ticket is to be released at the store, which is the
     /// caller's to do then.
     pub(crate) fn leave(mut self) -> bool {
@@ -564,6 +770,8 @@ pub(crate) struct Errand {
     shared: Arc<Shared>,
     name: Name,
     exclusive: bool,
+    /// Which of the lane's.
+    pub(crate) number: u64,
     /// The ticket that it is about, as soon as there is one.
     pub(crate) pending: Option<Pending>,
     /// It is neither done nor passed on.
@@ -571,26 +779,30 @@ pub(crate) struct Errand {
 }
 
 impl Errand {
-    fn new(shared: &Arc<Shared>, name: &Name, exclusive: bool) -> Self {
+    fn new(shared: &Arc<Shared>, name: &Name, exclusive: bool, number: u64) -> Self {
         Self {
             shared: Arc::clone(shared),
             name: name.clone(),
             exclusive,
+            number,
             pending: None,
             open: true,
         }
     }
 
-    /// It has succeeded: from here on others may join the ticket.
-    pub(crate) fn granted(mut self, lease: Arc<Lease>) -> Share {
+    /// It has succeeded: from here on others may join the ticket. Gives the lease back if it was
+    /// late, so that the errand was given to another task: then the ticket is the caller's own.
+    pub(crate) fn granted(mut self, lease: Arc<Lease>) -> Result<Share, Arc<Lease>> {
         self.open = false;
-        self.shared.entrust_held(&lease);
         let now = self.shared.clock.now();
-        let share = Share::new(&self.shared, Arc::clone(&lease), 0);
-        self.shared
-            .lanes
-            .change(&self.shared, &self.name, |lane| lane.begin(&lease, now));
-        share
+        let (number, mut begun) = (self.number, false);
+        self.shared.lanes.change(&self.shared, &self.name, |lane| {
+            begun = lane.begin(&lease, number, now);
+        });
+        match begun {
+            true => Ok(Share::new(&self.shared, lease, 0)),
+            false => Err(lease),
+        }
     }
 
     /// The store is in trouble. Who has been waiting for as long as an operation may take gets the
@@ -602,13 +814,15 @@ impl Errand {
         let long_ago = self.shared.clock.now().before(self.shared.op_timeout);
         let mut refused = VecDeque::new();
         self.open = false;
+        let number = self.number;
         self.shared.lanes.change(&self.shared, &self.name, |lane| {
             let (old, young) = lane.line.drain(..).partition(|w| w.since <= long_ago);
             (refused, lane.line) = (old, young);
-            lane.errand = false;
+            lane.end_errand(number);
         });
         for waiter in refused {
-            let _ = waiter.baton.send(Baton::Refused(error.clone()));
+            let refusal = Parcel::new(Mutex::new(Some(Baton::Refused(error.clone()))));
+            let _ = waiter.baton.send(refusal);
         }
     }
 }
@@ -619,10 +833,11 @@ impl Drop for Errand {
             return;
         }
         self.open = false;
-        // A place in line is worth keeping: who is next would have to begin at its end.
+        // A place in line is worth keeping: the next would have to begin at its end.
         let mut pending = self.pending.take().filter(Pending::is_in_line);
         let lanes = &self.shared.lanes;
         while let Some(place) = pending.take() {
+            let now = self.shared.clock.now();
             let mut state = lanes.state();
             let Some(lane) = state.lanes.get_mut(&self.name) else {
                 break;
@@ -632,22 +847,28 @@ impl Drop for Errand {
             let heir = lane.line.front().is_some_and(|heir| {
                 heir.exclusive == self.exclusive && place.is_heard(heir.runtime)
             });
-            let Some(heir) = heir.then(|| lane.line.pop_front()).flatten() else {
+            let is_ours = lane.errand_of(self.number).is_some();
+            let Some(heir) = (heir && is_ours).then(|| lane.line.pop_front()).flatten() else {
                 break;
             };
+            let parcel = Parcel::default();
+            lane.forget_collected();
+            lane.given.push_back((now, Arc::downgrade(&parcel)));
             drop(state);
-            let mut errand = Errand::new(&self.shared, &self.name, self.exclusive);
+            let mut errand = Errand::new(&self.shared, &self.name, self.exclusive, self.number);
             errand.pending = Some(place);
-            match heir.baton.send(Baton::Errand(errand)) {
-                Ok(()) => return,
-                Err(Baton::Errand(mut errand)) => {
-                    errand.open = false;
-                    pending = errand.pending.take();
-                }
-                Err(Baton::Share(_) | Baton::Refused(_)) => {}
+            *locked(&parcel) = Some(Baton::Errand(errand));
+            let Err(parcel) = heir.baton.send(parcel) else {
+                return;
+            };
+            if let Some(Baton::Errand(mut errand)) = take(&parcel) {
+                errand.open = false;
+                pending = errand.pending.take();
             }
         }
-        lanes.change(&self.shared, &self.name, |lane| lane.errand = false);
+        let number = self.number;
+        let end = |lane: &mut Lane| lane.end_errand(number);
+        lanes.change(&self.shared, &self.name, end);
     }
 }
 
@@ -657,19 +878,23 @@ impl Drop for Errand {
 pub(crate) struct Waiting {
     shared: Arc<Shared>,
     name: Name,
-    given: oneshot::Receiver<Baton>,
+    given: oneshot::Receiver<Parcel>,
     over: bool,
 }
 
 impl Future for Waiting {
-    type Output = Baton;
+    /// `None`: what it was given was taken back, because it was not polled for so long.
+    type Output = Option<Baton>;
 
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Baton> {
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Baton>> {
         let given = Pin::new(&mut self.given).poll(cx);
         given.map(|given| {
             self.over = true;
-            // The other end goes without a word when the client is shut down.
-            given.unwrap_or_else(|_| Baton::Refused(Error::lost(LostReason::Shutdown)))
+            match given {
+                Ok(parcel) => take(&parcel),
+                // The other end goes without a word when the client is shut down.
+                Err(_) => Some(Baton::Refused(Error::lost(LostReason::Shutdown))),
+            }
         })
     }
 }

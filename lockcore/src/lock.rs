@@ -180,9 +180,12 @@ impl Lock {
     /// processes whose clocks differ a little and who all `try` at midnight, one does the work.
     /// Default: zero.
     ///
-    /// A shutdown does not wait for it. If the process ends before, the lock stays taken until its
-    /// lease has run out, one [`ttl`](Self::ttl) at most (stores with sessions, such as ZooKeeper, free
-    /// it with the session): for a process that ends right after its work, set a `ttl` as long as this.
+    /// A shutdown does not wait for it, and neither does the last handle of a client: the lock is left
+    /// at the store with what remains of this time as its ttl, and is free when that is over. A store
+    /// with sessions, such as ZooKeeper, knows no such ttl. There a client that ends waits for it, one
+    /// operation timeout at most, and after that leaves its session open: the lock is free when the
+    /// session has timed out, which may be later or, if this time is longer, sooner. A process that is
+    /// killed leaves the lock until its lease has run out.
     pub fn min_hold(mut self, least: Duration) -> Self {
         self.min_hold = least;
         self

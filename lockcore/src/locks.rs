@@ -240,6 +240,9 @@ impl Locks {
     /// back, that a lock was lost. For logs, metrics and readiness probes; work under a lock need not
     /// listen, it is stopped by itself.
     ///
+    /// While somebody listens, a client that nobody uses reconnects after an outage as well, with
+    /// pauses of up to five seconds, so that the end of the outage is told.
+    ///
     /// ```
     /// # fn example(locks: &lockcore::Locks) {
     /// let mut events = locks.events();
@@ -252,7 +255,7 @@ impl Locks {
     /// ```
     #[must_use]
     pub fn events(&self) -> EventListener {
-        self.0.shared.teller.listen()
+        self.0.shared.listen()
     }
 
     /// Ends this client's work in an orderly way, for every clone of it: nothing new is taken,

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::num::NonZeroU32;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::Error;
@@ -25,37 +25,21 @@ impl Hash for Id {
     }
 }
 
-/// Identities of one client, fetched from the operating system some at a time: that is a system call,
-/// and would be a quarter of the time that the memory store takes.
-#[derive(Debug, Default)]
-pub(crate) struct Ids(Mutex<Vec<Id>>);
-
-/// In one fetch; the kernel does not block or fail for so little.
-const FETCHED: usize = 16;
-
-impl Ids {
-    pub(crate) fn draw(&self) -> Result<Id, Error> {
-        // Nothing can panic in between that would leave an identity to be drawn twice.
-        let mut ids = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(id) = ids.pop() {
-            return Ok(id);
-        }
-        let mut bytes = [[0; 16]; FETCHED];
-        getrandom::fill(bytes.as_flattened_mut()).map_err(|error| {
+impl Id {
+    /// Draws one for a request that is about to be sent.
+    ///
+    /// One system call each, and none ahead of need: what lies in memory is in every copy of that
+    /// memory. Two clones of a virtual machine's image, or of a process that was checkpointed, would
+    /// ask with the same id, and a store would grant both the same ticket. What remains is the time
+    /// between this call and the answer to the request.
+    pub(crate) fn draw() -> Result<Self, Error> {
+        let mut bytes = [0; 16];
+        getrandom::fill(&mut bytes).map_err(|error| {
             Error::unavailable(format!(
                 "the operating system has no random numbers: {error}"
             ))
         })?;
-        let [first, rest @ ..] = bytes.map(|bytes| Id(u128::from_ne_bytes(bytes)));
-        ids.extend(rest);
-        Ok(first)
-    }
-}
-
-impl Id {
-    #[cfg(test)]
-    pub(crate) fn draw() -> Result<Self, Error> {
-        Ids::default().draw()
+        Ok(Self(u128::from_ne_bytes(bytes)))
     }
 
     /// Reads what `Display` wrote; `None` for anything else.
@@ -106,16 +90,6 @@ pub struct Request {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn no_id_is_drawn_twice() {
-        let ids = Ids::default();
-        let mut drawn: Vec<Id> = (0..10 * FETCHED).map(|_| ids.draw().unwrap()).collect();
-        drawn.sort_unstable();
-        drawn.dedup();
-
-        assert_eq!(drawn.len(), 10 * FETCHED);
-    }
 
     #[test]
     fn an_id_can_be_read_back_and_its_debug_form_gives_it_not_away() {

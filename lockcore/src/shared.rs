@@ -11,17 +11,22 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tokio::runtime;
+use tracing::Level;
 
-use crate::backend::{Answer, Backend, Connection, Fault, Renewed, StoreError, Wake};
+use crate::backend::{
+    Answer, Backend, Connection, Departure, Fault, Released, Renewed, StoreError, Wake,
+};
 use crate::clock::{Clock, Instant};
 use crate::config::Fair;
 use crate::error::{Error, LostReason};
-use crate::events::{Event, Teller};
+use crate::events::{Event, EventListener, Teller};
+use crate::gate::{Connected, Pass, Replaced};
 use crate::lease::{AlreadyLost, Lease, Renewal};
 use crate::local::Lanes;
 use crate::lock::Wait;
+use crate::log::{Log, guarded};
 use crate::name::{Name, Namespace};
-use crate::request::{Id, Ids, Request};
+use crate::request::{Id, Request};
 use crate::supervise::{Links, NotConnected};
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Mutex, MutexGuard, Notify};
@@ -29,6 +34,9 @@ use crate::table::{Cleanup, Phase, Stage, Table, Tracked};
 
 /// However often a message says so, which somebody may have forged, nobody looks again more often.
 const LEAST_RECHECK: Duration = Duration::from_millis(100);
+
+const FORKED: &str =
+    "this client was made before a fork, in the parent process; make another in the child";
 
 /// What a client is made with, checked.
 pub(crate) struct Settings {
@@ -61,11 +69,12 @@ pub(crate) struct Shared {
     pub(crate) keeper: runtime::Handle,
     pub(crate) links: Links,
     pub(crate) lanes: Lanes,
-    pub(crate) ids: Ids,
     /// The process that the client was made in.
     pid: u32,
     /// The highest ticket number that this client was told, on any name (P6).
     highest_seen: AtomicU64,
+    /// See [`Shared::epoch`].
+    epoch: AtomicU64,
     table: Mutex<Table>,
     /// Wakes the keeper before its time.
     pub(crate) due_changed: Notify,
@@ -74,6 +83,15 @@ pub(crate) struct Shared {
     /// Fires when the last handle is gone.
     pub(crate) ends: Notify,
     pub(crate) teller: Teller,
+    log: Log,
+}
+
+/// When a request was sent, by the clock that leases are judged by, and in which
+/// [epoch](Shared::epoch).
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sent {
+    pub(crate) at: Instant,
+    pub(crate) epoch: u64,
 }
 
 /// Whose connection an operation goes out on.
@@ -104,14 +122,35 @@ impl Shared {
             keeper,
             links: Links::default(),
             lanes: Lanes::new(own_for),
-            ids: Ids::default(),
             pid: std::process::id(),
             highest_seen: AtomicU64::new(0),
+            epoch: AtomicU64::new(1),
             table: Mutex::default(),
             due_changed: Notify::new(),
             idle: Notify::new(),
             ends: Notify::new(),
             teller: Teller::default(),
+            log: Log::default(),
+        }
+    }
+
+    /// Logs a line, without the caller's thread waiting for the subscriber if it is the keeper's.
+    pub(crate) fn log(&self, level: Level, line: impl FnOnce() + Send + 'static) {
+        self.log.say(level, &self.keeper, line);
+    }
+
+    /// Listens to what the client has to tell.
+    pub(crate) fn listen(self: &Arc<Self>) -> EventListener {
+        let listener = self.teller.listen();
+        self.await_restoration();
+        listener
+    }
+
+    /// Somebody wants to hear that the store is back: has the keeper's connection opened, in case
+    /// that nobody is opening any.
+    pub(crate) fn await_restoration(self: &Arc<Self>) {
+        if self.teller.is_suspended() && self.teller.is_heard() && !self.links.have_ended() {
+            self.links.of(self, &self.keeper);
         }
     }
 
@@ -120,26 +159,17 @@ impl Shared {
     ///
     /// # Errors
     ///
-    /// [`LostReason::Shutdown`] once the client is shut down; `Config` in a forked child, which has
-    /// neither the keeper's thread nor connections of its own, but the same random numbers (H43).
+    /// [`LostReason::Shutdown`] once the client is shut down; `Config` in a [forked
+    /// child](Self::is_forked).
     pub(crate) fn arm(&self, lease: &Arc<Lease>) -> Result<(), Error> {
-        if std::process::id() != self.pid {
-            return Err(Error::config(
-                "this client was made before a fork, in the parent process; make another in the child",
-            ));
+        if self.is_forked() {
+            return Err(Error::config(FORKED));
         }
         let mut table = self.table();
         if table.phase != Phase::Open {
             return Err(Error::lost(LostReason::Shutdown));
         }
-        let tracked = Tracked {
-            lease: Arc::clone(lease),
-            due: None,
-            stage: Stage::Asked,
-            renewing: false,
-            again: false,
-            look_by: None,
-        };
+        let tracked = Tracked::new(lease, self.epoch());
         table.leases.insert(lease.request.id, tracked);
         Ok(())
     }
@@ -154,48 +184,89 @@ impl Shared {
         held.map(|held| held.lease.request.capacity)
     }
 
-    /// Puts a lease into the keeper's care at a stage: it is looked at again at `due`.
-    pub(crate) fn entrust(&self, id: Id, stage: Stage, due: Instant) {
-        let mut table = self.table();
-        if let Some(tracked) = table.leases.get_mut(&id) {
-            tracked.stage = stage;
-            let due = tracked.look_by.take().map_or(due, |by| due.min(by));
-            self.look_again_at(&mut table, id, due);
-        }
+    /// Whether this process is a forked child of the one that made the client. The child has neither
+    /// the keeper's thread nor connections of its own. What it has are copies: sockets that the parent
+    /// talks on, and mutexes that a thread of the parent may have held. So all of it is over there,
+    /// and nothing of it may be touched.
+    pub(crate) fn is_forked(&self) -> bool {
+        std::process::id() != self.pid
     }
 
-    /// Puts a lease that was just granted into the keeper's care.
+    /// Puts a lease into the keeper's care at a stage: it is looked at again at `due`. False if the
+    /// keeper has given the ticket back meanwhile, because its task was not polled.
+    pub(crate) fn entrust(&self, id: Id, stage: Stage, due: Instant) -> bool {
+        let mut table = self.table();
+        let Some(tracked) = table.leases.get_mut(&id) else {
+            return false;
+        };
+        tracked.stage = stage;
+        let due = tracked.look_by.take().map_or(due, |by| due.min(by));
+        self.look_again_at(&mut table, id, due);
+        true
+    }
+
+    /// Puts a lease that was just granted into the keeper's care. False if the keeper has given the
+    /// ticket back meanwhile, because nobody collected it.
     ///
     /// One that has waited has its time for the next renewal. Another, which would differ by the jitter,
     /// could only wake the keeper, at the very moment that the holder wants to go on.
-    pub(crate) fn entrust_held(&self, lease: &Lease) {
+    pub(crate) fn entrust_held(&self, lease: &Lease) -> bool {
         let mut table = self.table();
         let id = lease.request.id;
         let Some(tracked) = table.leases.get_mut(&id) else {
-            return;
+            return false;
         };
         tracked.stage = Stage::Held;
         let due = if lease.wants_renewal() {
             let times = Self::renewal_times(lease, lease.ttl());
             if tracked.due.is_some_and(|due| times.contains(&due)) {
-                return;
+                return true;
             }
             Self::renewal_time(lease, lease.ttl())
         } else {
             Instant::FAR_FUTURE // the keeper only watches the deadline
         };
         self.look_again_at(&mut table, id, due);
+        true
+    }
+
+    /// An enqueue is being sent. At a store with sessions a ticket stays for as long as the session,
+    /// so one whose reply is not looked at, because its task is not polled, is given back by the
+    /// keeper when no task that is polled would still be waiting for it. Elsewhere it runs out.
+    pub(crate) fn will_be_answered_by(&self, id: Id, by: Instant) {
+        if self.backend.capability().sessions {
+            let mut table = self.table();
+            if let Some(tracked) = table.leases.get_mut(&id) {
+                tracked.answer_by = Some(by);
+            }
+            self.look_again_at(&mut table, id, by);
+        }
     }
 
     /// Leaves a lease that its user is done with in the keeper's care: renewed as before, and given
-    /// back at `until`. No shutdown waits for it.
+    /// back at `until`. No shutdown waits for that: see [`settle_kept`](Self::settle_kept).
     pub(crate) fn keep(&self, lease: &Lease, until: Instant) {
         let mut table = self.table();
         let due = table.keep(lease.request.id, until);
         self.wake_keeper_at(&mut table, due);
-        let idle = table.is_awaited_idle();
+        let (phase, idle) = (table.phase, table.is_awaited_idle());
         drop(table);
+        if phase != Phase::Open {
+            self.settle_kept();
+        }
         self.tell_if(idle);
+    }
+
+    /// The client comes to its end: what it keeps is left to the store, with a ttl that ends when it
+    /// was to be given back. At a store with sessions tickets have no ttl of their own; there the
+    /// keeper gives back what it can, and the session is not closed over what is left.
+    fn settle_kept(&self) {
+        if self.backend.capability().sessions {
+            return;
+        }
+        if self.table().settle_kept() {
+            self.due_changed.notify_one();
+        }
     }
 
     /// A renewal has come to its end, whichever; the next look is at `due`.
@@ -203,9 +274,9 @@ impl Shared {
         let mut table = self.table();
         if let Some(tracked) = table.leases.get_mut(&id) {
             tracked.renewing = false;
-            let due = match std::mem::take(&mut tracked.again) {
-                true => self.clock.now(),
-                false => due,
+            let due = match tracked.was_asked_in(self.epoch()) {
+                true => due,
+                false => self.clock.now(),
             };
             let due = tracked.look_by.take().map_or(due, |by| due.min(by));
             self.look_again_at(&mut table, id, due);
@@ -267,12 +338,12 @@ impl Shared {
         latest.before(valid_for / 30)..=latest
     }
 
-    /// Works an acknowledged renewal into the lease.
+    /// Works the answer to a renewal into the lease.
     pub(crate) fn renewed(
         self: &Arc<Self>,
         lease: &Arc<Lease>,
         renewal: Renewal,
-        sent: Instant,
+        sent: Sent,
         answer: Renewed,
         pause: Duration,
     ) {
@@ -285,13 +356,18 @@ impl Shared {
                 recheck_in,
             } => (renewal.answered(valid_for), recheck_in),
             Renewed::Failed => {
-                tracing::warn!(lock = %lease.request.name, "the store cannot renew this ticket, trying again");
+                let lock = lease.request.name.clone();
+                self.log(Level::WARN, move || {
+                    tracing::warn!(%lock, "the store cannot renew this ticket, trying again");
+                });
                 return self.renewal_over(id, self.clock.now().after(jittered(pause)));
             }
             Renewed::Lost => return self.taken(lease),
         };
+        let Sent { at: sent, epoch } = sent;
+        lease.confirm(epoch);
         if lease.extend(sent, valid_for, self.clock.now()) == Err(AlreadyLost) {
-            // P3: an acknowledgement that comes too late leads to a release, never to a revival.
+            // An acknowledgement that comes too late leads to a release, never to a revival.
             // Nobody may have noticed the deadline yet, and after the clean-up the keeper will not. A
             // guard that still holds this lease releases again when it goes; that finds nothing.
             if let Some(reason) = lease.lost(self.clock.now())
@@ -312,7 +388,7 @@ impl Shared {
         );
         if let Renewed::Granted { .. } = answer {
             self.grant_if_waiting(id);
-            note_acknowledged(lease, &asked);
+            self.note_acknowledged(lease, &asked);
         }
     }
 
@@ -321,7 +397,7 @@ impl Shared {
         let mut table = self.table();
         match table.leases.get_mut(&id) {
             Some(tracked) if !matches!(tracked.stage, Stage::Held | Stage::Kept { .. }) => {}
-            Some(tracked) if tracked.renewing => tracked.again = true,
+            Some(tracked) if tracked.renewing => tracked.ask_again(),
             Some(_) => self.look_again_at(&mut table, id, self.clock.now()),
             None => {}
         }
@@ -347,10 +423,11 @@ impl Shared {
         match renewed {
             Renewed::Granted { valid_for } | Renewed::Waiting { valid_for, .. } => {
                 let valid_for = renewal.answered(valid_for);
+                lease.confirm(sent.epoch);
                 // An `Err` is a lease that ran out meanwhile; whoever looks at it next finds that.
-                let extended = lease.extend(sent, valid_for, self.clock.now());
+                let extended = lease.extend(sent.at, valid_for, self.clock.now());
                 if let (Ok(()), Renewed::Granted { .. }) = (extended, renewed) {
-                    note_acknowledged(lease, &asked);
+                    self.note_acknowledged(lease, &asked);
                 }
             }
             Renewed::Lost => self.taken(lease),
@@ -373,7 +450,7 @@ impl Shared {
         }
         let lease = Arc::clone(&tracked.lease);
         drop(table);
-        lease.grant(lease.ticket());
+        lease.grant(lease.ticket(), self.clock.now());
     }
 
     /// A wake-up. One for a ticket that is not ours, or not any more, grants nothing.
@@ -384,7 +461,7 @@ impl Shared {
             .get(&wake.id)
             .map(|tracked| Arc::clone(&tracked.lease));
         if let Some(lease) = lease {
-            lease.grant(wake.ticket);
+            guarded(|| lease.grant(wake.ticket, self.clock.now()));
         }
     }
 
@@ -408,21 +485,41 @@ impl Shared {
         }
     }
 
-    /// Wake-ups may have been missed, or the server may have been another for a while: asks after
-    /// everything.
-    pub(crate) fn renew_everything(&self) {
-        let now = self.clock.now();
-        let mut table = self.table();
-        let mut ids = Vec::new();
-        for (id, tracked) in &mut table.leases {
-            match tracked.stage {
-                Stage::Asked | Stage::Leaving => {}
-                _ if tracked.renewing => tracked.again = true,
-                Stage::Waiting | Stage::Held | Stage::Kept { .. } => ids.push(*id),
-            }
+    /// Counts the gaps: the times from which on a wake-up, or the store's data, may have been lost.
+    /// What was asked before belongs to an earlier epoch.
+    pub(crate) fn epoch(&self) -> u64 {
+        self.epoch.load(Ordering::SeqCst)
+    }
+
+    /// For a request that is sent after this.
+    pub(crate) fn sent_now(&self) -> Sent {
+        Sent {
+            at: self.clock.now(),
+            epoch: self.epoch(),
         }
-        for id in ids {
-            self.look_again_at(&mut table, id, now);
+    }
+
+    /// A connection is gone, and perhaps the store's data. No ticket is passed on in this process
+    /// from now on before the store has been asked whether it stands.
+    pub(crate) fn suspect(&self) {
+        self.epoch.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Wake-ups may have been missed, or the server may have been another for a while: everything is
+    /// asked after, the earliest deadlines first, and no more at a time than the store carries.
+    pub(crate) fn renew_everything(&self) {
+        let mut table = self.table();
+        // Under the mutex: no round falls between the two.
+        self.suspect();
+        table.begin_sweep();
+        self.wake_keeper_at(&mut table, self.clock.now());
+    }
+
+    /// A batch of renewals is over.
+    pub(crate) fn batch_over(&self) {
+        let others_wait = self.table().renewed();
+        if others_wait {
+            self.due_changed.notify_one();
         }
     }
 
@@ -450,28 +547,86 @@ impl Shared {
         }
     }
 
-    /// One operation, and the moment before it was sent (P3). Fails when it has not been answered
-    /// by `by`, connecting included.
+    /// One operation that passes no gate, and the moment before it was sent: a lease is counted from
+    /// then. Fails when it has not been answered by `by`, connecting included.
     pub(crate) async fn operate<T>(
         self: &Arc<Self>,
         whose: Where,
         by: Instant,
         verb: impl FnOnce(&dyn Connection) -> Answer<T>,
-    ) -> Result<(Instant, T), StoreError> {
-        let (_, connection) = self.connection(whose, by).await?;
-        let sent = self.clock.now();
-        match self.by(by, verb(&*connection)).await {
-            Some(Ok(answer)) => Ok((sent, answer)),
-            Some(Err(error)) => {
-                self.links.failed(&connection, &error);
-                Err(error)
+    ) -> Result<(Sent, T), StoreError> {
+        if self.is_forked() {
+            return Err(StoreError::new(Fault::Config, FORKED));
+        }
+        let (_, connected) = self.connection(whose, by).await?;
+        self.send(&connected, by, verb).await
+    }
+
+    /// Releases tickets in one request, when it is its turn. Fails when it has not been sent by
+    /// `turn_by`, or not been answered within one operation timeout.
+    pub(crate) async fn release(
+        self: &Arc<Self>,
+        whose: Where,
+        turn_by: Instant,
+        departures: Vec<Departure>,
+    ) -> Result<Vec<Released>, StoreError> {
+        let mut by = self.clock.now().after(self.op_timeout);
+        loop {
+            let (_, connected) = self.connection(whose, by).await?;
+            // In flight until the answer is here. Dropped before that, the store may be working on
+            // it all the same: then one request more than it carries is in flight for a moment.
+            let pass = match self
+                .by(turn_by, connected.admit_release(departures.len()))
+                .await
+            {
+                Some(Ok(pass)) => pass,
+                Some(Err(Replaced)) => {
+                    by = self.clock.now().after(self.op_timeout).min(turn_by);
+                    continue;
+                }
+                None => {
+                    let text = "too many releases are in front of this one";
+                    return Err(StoreError::new(Fault::Retry, text));
+                }
+            };
+            if pass.has_waited {
+                by = self.clock.now().after(self.op_timeout);
+            }
+            let sent = self.send(&connected, by, |verbs| verbs.release(departures));
+            return sent.await.map(|(_, answers)| answers);
+        }
+    }
+
+    async fn send<T>(
+        self: &Arc<Self>,
+        connected: &Connected,
+        by: Instant,
+        verb: impl FnOnce(&dyn Connection) -> Answer<T>,
+    ) -> Result<(Sent, T), StoreError> {
+        let before = connected.answers();
+        let sent = self.sent_now();
+        match self.by(by, verb(connected.verbs())).await {
+            Some(outcome) => {
+                self.links.ended(connected, &outcome);
+                outcome.map(|answer| (sent, answer))
             }
             None => {
-                self.unanswered(&connection, sent);
+                self.unanswered(connected, sent.at, before);
                 let text = "the store did not answer in time";
                 Err(StoreError::new(Fault::Unknown, text))
             }
         }
+    }
+
+    /// Resolves when one more enqueue may be sent on a connection, at `give_up` at the latest. Before
+    /// that it waits for its turn in front of the gate, however long that takes: the store is at
+    /// work.
+    pub(crate) async fn admit(
+        self: &Arc<Self>,
+        connected: &Connected,
+        give_up: Instant,
+    ) -> Option<Result<Pass, Replaced>> {
+        self.by(give_up, connected.admit_enqueue()).await
     }
 
     /// A connection that is up, and the runtime that it is of.
@@ -479,7 +634,7 @@ impl Shared {
         self: &Arc<Self>,
         whose: Where,
         by: Instant,
-    ) -> Result<(runtime::Id, Arc<dyn Connection>), StoreError> {
+    ) -> Result<(runtime::Id, Arc<Connected>), StoreError> {
         let here = runtime::Handle::try_current().ok();
         let runtime = match whose {
             Where::Here => self.serving(here.as_ref()),
@@ -497,7 +652,7 @@ impl Shared {
         self: &Arc<Self>,
         runtime: &runtime::Handle,
         by: Instant,
-    ) -> Result<Arc<dyn Connection>, StoreError> {
+    ) -> Result<Arc<Connected>, StoreError> {
         loop {
             let link = self.links.of(self, runtime);
             match self.by(by, link.connection()).await {
@@ -530,11 +685,14 @@ impl Shared {
         asked == here.filter(|_| !sessions).unwrap_or(self.keeper.id())
     }
 
-    /// No reply to what was sent at `sent`. Only after a whole operation timeout is that the
-    /// connection's fault; a caller's budget may be shorter than what a sound one needs.
-    pub(crate) fn unanswered(&self, connection: &Arc<dyn Connection>, sent: Instant) {
-        if sent.until(self.clock.now()) >= self.op_timeout {
-            self.links.replace(connection);
+    /// No reply to what was sent at `sent`, when `before` requests had been answered. That is the
+    /// connection's fault only after a whole operation timeout (a caller's budget may be shorter than
+    /// what a sound one needs) in which nothing else was answered either: a store with much to do
+    /// is late, and another connection would only add to it.
+    pub(crate) fn unanswered(&self, connected: &Connected, sent: Instant, before: u64) {
+        let silent = connected.answers() == before;
+        if silent && sent.until(self.clock.now()) >= self.op_timeout {
+            self.links.replace(connected);
         }
     }
 
@@ -575,6 +733,7 @@ impl Shared {
         }
         let waiting = table.leases_where(|stage| matches!(stage, Stage::Asked | Stage::Waiting));
         drop(table);
+        self.settle_kept();
         for lease in waiting {
             // Granted in this moment, it may finish as others do.
             let stage = self.stage(lease.request.id);
@@ -594,6 +753,17 @@ impl Shared {
         }
     }
 
+    /// The keeper has given a ticket back, because its task is not polled: the task finds that its
+    /// place is lost, should it be polled again.
+    pub(crate) fn recalled(self: &Arc<Self>, lease: &Arc<Lease>) {
+        let lock = lease.request.name.clone();
+        self.log(Level::DEBUG, move || {
+            tracing::debug!(%lock, "nobody collected a grant: its future is not polled");
+        });
+        lease.lose(LostReason::Expired);
+        self.lanes.recalled(self, lease);
+    }
+
     fn stage(&self, id: Id) -> Option<Stage> {
         self.table().leases.get(&id).map(|tracked| tracked.stage)
     }
@@ -604,25 +774,37 @@ impl Shared {
         if !lease.tell_loss() {
             return;
         }
-        let (lock, token) = (&lease.request.name, lease.token());
+        let (lock, token) = (lease.request.name.clone(), lease.token());
         match stage {
             Stage::Held => {
-                tracing::warn!(%lock, %token, ?reason, "lock lost");
                 self.teller.tell(|| Event::Lost {
                     name: lock.as_str().to_owned(),
                     token,
                     reason,
                 });
+                self.log(Level::WARN, move || {
+                    tracing::warn!(%lock, %token, ?reason, "lock lost");
+                });
             }
             // Without renewal it was to end by itself.
-            Stage::Kept { .. } if lease.renew => {
+            Stage::Kept { .. } if lease.renew => self.log(Level::WARN, move || {
                 tracing::warn!(%lock, ?reason, "lock lost before its min_hold was over");
-            }
+            }),
             Stage::Asked | Stage::Waiting | Stage::Kept { .. } | Stage::Leaving => {
-                tracing::debug!(%lock, ?reason, "ticket lost");
+                self.log(Level::DEBUG, move || {
+                    tracing::debug!(%lock, ?reason, "ticket lost");
+                });
             }
         }
         self.lanes.lost(self, lease);
+    }
+
+    /// The last handle is gone.
+    pub(crate) fn end(&self) {
+        self.table().phase = Phase::Ending(self.clock.now().after(self.op_timeout));
+        self.settle_kept();
+        self.ends.notify_waiters();
+        self.due_changed.notify_one();
     }
 
     /// Marks what is still held as lost, so that the work on it stops.
@@ -659,6 +841,17 @@ impl Shared {
         }
     }
 
+    /// The store has acknowledged a renewal; perhaps it was the first of a ticket that only reads on.
+    fn note_acknowledged(&self, lease: &Lease, renewal: &Request) {
+        if lease.acknowledged(renewal) {
+            let (lock, token) = (lease.request.name.clone(), lease.token());
+            let permits = renewal.permits;
+            self.log(Level::DEBUG, move || {
+                tracing::debug!(%lock, %token, permits, "ticket made smaller");
+            });
+        }
+    }
+
     /// Outside of the table's mutex: this runs wakers, and those may do anything.
     fn tell_if(&self, idle: bool) {
         if idle {
@@ -679,21 +872,19 @@ impl Shared {
     }
 }
 
-/// The store has acknowledged a renewal; perhaps it was the first of a ticket that only reads on.
-fn note_acknowledged(lease: &Lease, renewal: &Request) {
-    if lease.acknowledged(renewal) {
-        let lock = &lease.request.name;
-        let permits = renewal.permits;
-        tracing::debug!(%lock, token = %lease.token(), permits, "ticket made smaller");
-    }
-}
-
 /// Resolves when the lease clock has reached a time; rung by the keeper.
 pub(crate) struct Alarm {
     shared: Arc<Shared>,
     at: Instant,
     /// The entry in the table, from the first poll on that finds the time not reached.
     set: Option<u64>,
+}
+
+impl Alarm {
+    /// Whether it has yet to ring, and does so by then.
+    pub(crate) fn will_ring_by(&self, at: Instant) -> bool {
+        self.at <= at && self.shared.clock.now() < self.at
+    }
 }
 
 impl Future for Alarm {
@@ -761,7 +952,7 @@ mod tests {
     use crate::backend::memory::Memory;
     use crate::error::ErrorKind;
 
-    /// H43. The child is played: its process is not the one that the client was made in.
+    /// The child is played here, and forked in the behaviour suite: its process is not the one that the client was made in.
     #[tokio::test]
     async fn a_client_is_dead_in_a_forked_child() {
         let runtime = tokio::runtime::Handle::current();
@@ -806,6 +997,7 @@ mod tests {
         clock.suspend(Duration::from_secs(3600));
         let granted = Renewed::Granted { valid_for: ttl };
         let renewal = lease.renewal(sent);
+        let sent = Sent { at: sent, epoch: 1 };
         shared.renewed(&lease, renewal, sent, granted, Duration::ZERO);
 
         let told = tokio::time::timeout(Duration::from_secs(5), lost).await;
@@ -883,7 +1075,7 @@ mod tests {
             shared.recheck(id, soon);
             assert_eq!(due(), Some(in_line), "not before the answer");
             match stage {
-                Stage::Asked => shared.entrust(id, Stage::Waiting, in_line),
+                Stage::Asked => assert!(shared.entrust(id, Stage::Waiting, in_line)),
                 _ => shared.renewal_over(id, in_line),
             }
             assert_eq!(due(), Some(clock.now().after(LEAST_RECHECK)));

@@ -11,12 +11,16 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, oneshot, watch};
 use tokio::task::JoinHandle;
+use tracing::Level;
 
-use crate::backend::{Connection, Events, Fault, StoreError};
+use crate::backend::{Events, Fault, StoreError};
+use crate::gate::Connected;
 use crate::shared::{Shared, jittered};
 
 /// Between two attempts; the pauses double up to this, and each is jittered in full.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+/// The same while nothing depends on the connection, and somebody listens for its return.
+const LONGEST_IDLE_PAUSE: Duration = Duration::from_secs(5);
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 /// A connection that broke before this was no good; the pauses go on growing.
 const SETTLED: Duration = Duration::from_secs(1);
@@ -39,8 +43,6 @@ pub(crate) struct Link {
     state: watch::Sender<State>,
     /// See [`Events::receiver`].
     receiver: u64,
-    /// Asks the supervisor for another connection.
-    replaced: Notify,
     /// Tells the supervisor that somebody waits for a connection.
     asked: Notify,
 }
@@ -48,7 +50,7 @@ pub(crate) struct Link {
 #[derive(Clone, Debug)]
 enum State {
     Connecting,
-    Up(Arc<dyn Connection>),
+    Up(Arc<Connected>),
     Down(StoreError),
     /// Down for a mistake, and somebody has asked since: it may have been mended.
     Asked(StoreError),
@@ -65,7 +67,7 @@ pub(crate) enum NotConnected {
 
 impl Links {
     /// The connection of a runtime, if it is up.
-    pub(crate) fn up(&self, runtime: &Handle) -> Option<Arc<dyn Connection>> {
+    pub(crate) fn up(&self, runtime: &Handle) -> Option<Arc<Connected>> {
         let list = self.list();
         let link = list.iter().find(|link| link.is_of(runtime))?;
         link.up()
@@ -81,14 +83,13 @@ impl Links {
             runtime: runtime.clone(),
             state: watch::Sender::new(State::Connecting),
             receiver: fastrand::u64(..),
-            replaced: Notify::new(),
             asked: Notify::new(),
         });
         list.push(Arc::clone(&link));
         drop(list);
         shared
             .keeper
-            .spawn(supervise(Arc::clone(shared), Arc::clone(&link)));
+            .spawn(look_after(Arc::clone(shared), Arc::clone(&link)));
         link
     }
 
@@ -98,26 +99,33 @@ impl Links {
         self.ended.store(true, Ordering::SeqCst);
         let links = std::mem::take(&mut *self.list());
         for link in links {
-            if let State::Up(connection) = link.state.send_replace(State::Closed) {
-                connection.close().await;
+            if let State::Up(connected) = link.change(State::Closed) {
+                Arc::clone(connected.connection()).close().await;
             }
         }
     }
 
-    /// An operation failed: if that broke the connection, it is replaced.
-    pub(crate) fn failed(&self, connection: &Arc<dyn Connection>, error: &StoreError) {
-        if error.is_broken() {
-            self.replace(connection);
+    /// An operation has come to its end: notes that the connection answers, or replaces it if it is
+    /// of no use any more.
+    pub(crate) fn ended<T>(&self, connected: &Connected, outcome: &Result<T, StoreError>) {
+        match outcome {
+            Err(error) if error.is_broken() => self.replace(connected),
+            Ok(_) | Err(_) => connected.answered(),
         }
     }
 
     /// The connection is broken, or dead without anybody having told us.
-    pub(crate) fn replace(&self, connection: &Arc<dyn Connection>) {
+    pub(crate) fn replace(&self, connected: &Connected) {
         // Outside of the mutex: this runs wakers.
         let links = self.list().clone();
         for link in links {
-            link.replace(connection);
+            link.replace(connected);
         }
+    }
+
+    /// Whether the client is at its end, and no connection is opened any more.
+    pub(crate) fn have_ended(&self) -> bool {
+        self.ended.load(Ordering::SeqCst)
     }
 
     fn remove(&self, link: &Arc<Link>) {
@@ -134,15 +142,15 @@ impl Link {
         self.runtime.id() == runtime.id()
     }
 
-    fn up(&self) -> Option<Arc<dyn Connection>> {
+    fn up(&self) -> Option<Arc<Connected>> {
         match &*self.state.borrow() {
-            State::Up(connection) => Some(Arc::clone(connection)),
+            State::Up(connected) => Some(Arc::clone(connected)),
             _ => None,
         }
     }
 
     /// Waits for the connection. Fails without waiting on only for a mistake, found after the call.
-    pub(crate) async fn connection(&self) -> Result<Arc<dyn Connection>, NotConnected> {
+    pub(crate) async fn connection(&self) -> Result<Arc<Connected>, NotConnected> {
         let mut state = self.state.subscribe();
         self.state.send_if_modified(|state| match state {
             State::Down(mistake) if mistake.fault() == Fault::Config => {
@@ -155,7 +163,7 @@ impl Link {
         self.asked.notify_waiters();
         loop {
             match &*state.borrow_and_update() {
-                State::Up(connection) => return Ok(Arc::clone(connection)),
+                State::Up(connected) => return Ok(Arc::clone(connected)),
                 State::Down(error) if error.fault() == Fault::Config => {
                     return Err(NotConnected::Failed(error.clone()));
                 }
@@ -176,17 +184,38 @@ impl Link {
     }
 
     /// Another connection instead of this one, if it is this one that is up.
-    fn replace(&self, connection: &Arc<dyn Connection>) {
-        let replaced = self.state.send_if_modified(|state| match state {
-            State::Up(up) if Arc::ptr_eq(up, connection) => {
+    fn replace(&self, connected: &Connected) {
+        let is_up =
+            |state: &State| matches!(state, State::Up(up) if std::ptr::eq(&**up, connected));
+        self.state.send_if_modified(|state| {
+            let replaced = is_up(state);
+            if replaced {
                 *state = State::Connecting;
-                true
             }
-            _ => false,
+            replaced
         });
-        if replaced {
-            self.replaced.notify_one();
+        // Also when it was replaced before: those who wait in front of its gate must not stay there.
+        connected.close();
+    }
+
+    /// Changes the state, and sends away those who wait in front of the gate of a connection that is
+    /// not up any more. Returns the state before.
+    fn change(&self, to: State) -> State {
+        let before = self.state.send_replace(to);
+        if let State::Up(connected) = &before {
+            connected.close();
         }
+        before
+    }
+
+    /// Resolves when the connection that was up is not any more.
+    ///
+    /// The state says so, and not a notification beside it: one that nobody was waiting for would
+    /// cost the next connection.
+    async fn until_replaced(&self) {
+        let mut state = self.state.subscribe();
+        // The sender lives in `self`, so this cannot fail.
+        let _ = state.wait_for(|state| !matches!(state, State::Up(_))).await;
     }
 
     /// Resolves when somebody wants to know about a mistake again.
@@ -204,6 +233,25 @@ impl Link {
     }
 }
 
+/// Runs the supervisor of a link to its end. One that panics, in a waker for example, which is the
+/// user's code, is started again: without it nobody would reconnect.
+async fn look_after(shared: Arc<Shared>, link: Arc<Link>) {
+    loop {
+        let supervisor = tokio::spawn(supervise(Arc::clone(&shared), Arc::clone(&link)));
+        match supervisor.await {
+            Err(error) if error.is_panic() => {}
+            // It has come to its end, or the keeper has.
+            Ok(()) | Err(_) => return,
+        }
+        link.change(State::Connecting);
+        shared.log(Level::WARN, || {
+            tracing::warn!("the supervisor of a connection panicked and is started again");
+        });
+        // A panic at every turn must not keep the thread busy.
+        tokio::time::sleep(FIRST_PAUSE).await;
+    }
+}
+
 /// Keeps one link up as long as its runtime lives and somebody needs it. Runs on the keeper.
 async fn supervise(shared: Arc<Shared>, link: Arc<Link>) {
     // Dropped with the runtime, whatever the store's driver does.
@@ -214,34 +262,41 @@ async fn supervise(shared: Arc<Shared>, link: Arc<Link>) {
     }));
     let mut pause = FIRST_PAUSE;
     let mut reconnecting = false;
-    while !shared.links.ended.load(Ordering::SeqCst) {
+    // Nobody needs the connection; a listener wants to hear that the store is back.
+    let mut idle = false;
+    while !shared.links.have_ended() {
         let (events, closed) = Events::of_client(&shared, link.receiver);
         let pause_from = match attempt(&shared, &link, events).await {
-            Ok(connection) => {
-                link.state.send_replace(State::Up(connection));
+            Ok(connected) => {
+                link.change(State::Up(Arc::new(connected)));
                 shared.teller.restored();
                 if reconnecting {
-                    tracing::info!("connected to the lock store again");
+                    shared.log(Level::INFO, || {
+                        tracing::info!("connected to the lock store again");
+                    });
                     shared.renew_everything();
                 }
                 reconnecting = true;
                 let up_since = shared.clock.now();
                 tokio::select! {
                     _ = closed => {}
-                    () = link.replaced.notified() => {}
+                    () = link.until_replaced() => {}
                     _ = &mut runtime_ended => break,
                 }
-                if shared.links.ended.load(Ordering::SeqCst) {
+                if shared.links.have_ended() {
                     break;
                 }
-                link.state.send_replace(State::Connecting);
+                link.change(State::Connecting);
+                shared.suspect();
                 // A runtime that ends takes its connection along, in whatever order: that is no
                 // trouble with the store.
                 let alive = tokio::time::timeout(BLOCKED, link.runtime.spawn(async {}));
                 if let Ok(Err(_ended)) = alive.await {
                     break;
                 }
-                tracing::info!("connection to the lock store lost");
+                shared.log(Level::INFO, || {
+                    tracing::info!("connection to the lock store lost");
+                });
                 // From before it is told, so that whoever hears of it and then turns the clock turns it within the pause.
                 let now = shared.clock.now();
                 shared.teller.suspended();
@@ -252,14 +307,18 @@ async fn supervise(shared: Arc<Shared>, link: Arc<Link>) {
             }
             Err(Attempt::RuntimeEnded) => break,
             Err(Attempt::Failed(error)) => {
-                tracing::info!(%error, "cannot connect to the lock store");
+                let told = error.clone();
+                shared.log(Level::INFO, move || {
+                    tracing::info!(error = %told, "cannot connect to the lock store");
+                });
                 shared.teller.suspended();
-                if !link.is_wanted() && !shared.is_busy() {
-                    // The next who asks starts afresh.
+                idle = !link.is_wanted() && !shared.is_busy();
+                if idle && !shared.teller.is_heard() {
+                    // The next caller who asks starts afresh.
                     break;
                 }
                 let mistake = error.fault() == Fault::Config;
-                link.state.send_replace(State::Down(error));
+                link.change(State::Down(error));
                 // By itself nothing will be better at the next try, and a password that is offered
                 // again and again looks like an attack.
                 if mistake {
@@ -284,12 +343,18 @@ async fn supervise(shared: Arc<Shared>, link: Arc<Link>) {
             let again = jittered(pause.min(shared.op_timeout / 4));
             shared.alarm(shared.clock.now().after(again)).await;
         }
-        pause = (pause * 2).min(LONGEST_PAUSE);
+        let longest = if idle {
+            LONGEST_IDLE_PAUSE
+        } else {
+            LONGEST_PAUSE
+        };
+        pause = (pause * 2).min(longest);
     }
-    // Off the list before anybody is told, so that who is told finds another.
+    // Off the list before anybody is told, so that a caller who is told finds another.
     shared.links.remove(&link);
     drop(sentinel);
-    link.state.send_replace(State::Closed);
+    link.change(State::Closed);
+    shared.await_restoration();
 }
 
 enum Attempt {
@@ -297,15 +362,15 @@ enum Attempt {
     RuntimeEnded,
 }
 
-async fn attempt(
-    shared: &Arc<Shared>,
-    link: &Link,
-    events: Events,
-) -> Result<Arc<dyn Connection>, Attempt> {
+async fn attempt(shared: &Arc<Shared>, link: &Link, events: Events) -> Result<Connected, Attempt> {
     let mut opening = AbortOnDrop(link.runtime.spawn(shared.backend.connect(events)));
     let by = shared.clock.now().after(shared.op_timeout);
     match shared.by(by, &mut opening.0).await {
-        Some(Ok(outcome)) => outcome.map_err(Attempt::Failed),
+        Some(Ok(Ok(connection))) => {
+            let in_flight = shared.backend.capability().in_flight;
+            Ok(Connected::new(connection, in_flight))
+        }
+        Some(Ok(Err(error))) => Err(Attempt::Failed(error)),
         Some(Err(ended)) if ended.is_cancelled() => Err(Attempt::RuntimeEnded),
         Some(Err(_panic)) => Err(Attempt::Failed(StoreError::new(
             Fault::Config,
@@ -366,7 +431,8 @@ mod tests {
         let connection = || shared.connection(Where::Here, Instant::FAR_FUTURE);
         let (_, first) = connection().await.unwrap();
 
-        shared.links.failed(&first, &StoreError::broken("gone"));
+        let broken: Result<(), _> = Err(StoreError::broken("gone"));
+        shared.links.ended(&first, &broken);
 
         let (_, second) = connection().await.unwrap();
         assert!(!Arc::ptr_eq(&first, &second));

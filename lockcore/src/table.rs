@@ -6,20 +6,36 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::task::Waker;
 
-use crate::backend::{Answer, Enqueued};
+use crate::acquire::Asking;
 use crate::clock::Instant;
 use crate::hash::Prehashed;
 use crate::lease::Lease;
+use crate::local::COLLECTED_WITHIN;
 use crate::request::{Id, Request};
 
 /// Tickets in one request: keeps a Redis script well below a millisecond.
 pub(crate) const BATCH: usize = 100;
+
+/// Batches of renewals that are under way at the same time. With more, a client of 100,000 leases
+/// would send 1,000 of them at once after a reconnect, and its store would answer the last of them
+/// too late. With fewer, a store that is far away would not be kept busy.
+pub(crate) const MOST_RENEWALS: usize = 8;
+
+/// Tickets that one round looks at for the [sweep](Table::sweep): so many take some 100 µs.
+const SWEPT: usize = 1_000;
 
 pub(crate) struct Table {
     /// Every ticket that this process has asked for and not finished with.
     pub(crate) leases: Prehashed<Id, Tracked>,
     /// When the keeper must look at a lease: never later than its renewal or its deadline.
     pub(crate) due: BTreeSet<(Instant, Id)>,
+    /// Tickets whose renewal is due and not begun, by deadline. Those of one [`class`] go together.
+    wanted: BTreeMap<u32, BTreeSet<(Instant, Id)>>,
+    /// Batches of renewals that are under way.
+    renewals_open: usize,
+    /// After a gap: everything in `due` from here on is asked after, unless it was asked after since.
+    /// A place in an order and not a list, because there may be 100,000 tickets, and the mutex is held.
+    sweep: Option<(Instant, Id)>,
     pub(crate) alarms: BTreeMap<(Instant, u64), Waker>,
     pub(crate) alarms_set: u64,
     /// Tickets to be removed that no request carries yet.
@@ -50,13 +66,63 @@ pub(crate) struct Tracked {
     pub(crate) stage: Stage,
     /// A renewal is under way; its answer sets the next due time.
     pub(crate) renewing: bool,
-    /// Its answer may be older than what is asked now: renew again when it is here.
-    pub(crate) again: bool,
+    /// Its place in [`Table::wanted`].
+    wanted: Option<Instant>,
+    /// The [epoch](crate::shared::Shared::epoch) in which it was last asked after. If that is over
+    /// when the answer arrives, the answer may be older than the gap: it is asked after again.
+    asked: u64,
+    /// It is asked for, and a task that is polled has its answer by then.
+    pub(crate) answer_by: Option<Instant>,
     /// It waits, and is to be looked at then at the latest, whatever the answer that is under way says.
     pub(crate) look_by: Option<Instant>,
 }
 
 impl Tracked {
+    pub(crate) fn new(lease: &Arc<Lease>, epoch: u64) -> Self {
+        Self {
+            lease: Arc::clone(lease),
+            due: None,
+            stage: Stage::Asked,
+            renewing: false,
+            wanted: None,
+            asked: epoch,
+            answer_by: None,
+            look_by: None,
+        }
+    }
+
+    /// Whether it was asked after since a gap.
+    pub(crate) fn was_asked_in(&self, epoch: u64) -> bool {
+        self.asked >= epoch
+    }
+
+    /// The answer that is under way may be older than what is asked now: it is asked after again.
+    pub(crate) fn ask_again(&mut self) {
+        self.asked = 0;
+    }
+
+    /// Whether its task is not polled any more: it has not looked at the answer to its enqueue, or
+    /// has not collected its grant. Nobody would hold the lock, and nobody else would get it.
+    fn is_forsaken(&self, now: Instant) -> bool {
+        match self.stage {
+            Stage::Asked => self.answer_by.is_some_and(|by| by <= now),
+            Stage::Waiting => {
+                let patience = self.lease.request.ttl.mul_f64(COLLECTED_WITHIN);
+                let granted_at = self.lease.granted_at();
+                granted_at.is_some_and(|granted_at| granted_at.after(patience) <= now)
+            }
+            Stage::Held | Stage::Kept { .. } | Stage::Leaving => false,
+        }
+    }
+
+    fn wants_renewal(&self) -> bool {
+        match self.stage {
+            Stage::Waiting => true,
+            Stage::Leaving => false,
+            Stage::Asked | Stage::Held | Stage::Kept { .. } => self.lease.wants_renewal(),
+        }
+    }
+
     /// When it has to be looked at, whatever else is due.
     fn end(&self) -> Instant {
         let deadline = self.lease.deadline();
@@ -87,9 +153,11 @@ pub(crate) struct Cleanup {
     pub(crate) request: Arc<Request>,
     /// See [`Departure::enqueue_may_follow`].
     pub(crate) ambiguous: bool,
+    /// It is not to go before this time: it is left there with what remains of it as its ttl.
+    pub(crate) keep_until: Option<Instant>,
     /// The enqueue whose reply nobody waits for any more. The release must not overtake it: the
     /// keeper finishes it first.
-    pub(crate) after: Option<Answer<Enqueued>>,
+    pub(crate) after: Option<Asking>,
 }
 
 impl Cleanup {
@@ -98,6 +166,7 @@ impl Cleanup {
         Self {
             request: lease.as_enqueued(),
             ambiguous: lease.is_ambiguous(),
+            keep_until: None,
             after: None,
         }
     }
@@ -106,8 +175,11 @@ impl Cleanup {
 /// What was due when the keeper looked.
 #[derive(Default)]
 pub(crate) struct Round {
-    pub(crate) renew: Vec<Arc<Lease>>,
+    /// In batches; each is reported by [`Table::renewed`] when it is over.
+    pub(crate) renew: Vec<Vec<Arc<Lease>>>,
     pub(crate) expired: Vec<(Arc<Lease>, Stage)>,
+    /// Granted, and not collected by their tasks. Their clean-ups are among the others.
+    pub(crate) recalled: Vec<Arc<Lease>>,
     pub(crate) alarms: Vec<Waker>,
     pub(crate) cleanups: Vec<Cleanup>,
     pub(crate) end: bool,
@@ -119,6 +191,9 @@ impl Default for Table {
         Self {
             leases: Prehashed::default(),
             due: BTreeSet::new(),
+            wanted: BTreeMap::new(),
+            renewals_open: 0,
+            sweep: None,
             alarms: BTreeMap::new(),
             alarms_set: 0,
             cleanups: Vec::new(),
@@ -133,7 +208,7 @@ impl Default for Table {
 
 impl Table {
     /// Everything that is due at `now`, and when to look next.
-    pub(crate) fn take_round(&mut self, now: Instant) -> Round {
+    pub(crate) fn take_round(&mut self, now: Instant, epoch: u64) -> Round {
         let mut round = Round {
             cleanups: std::mem::take(&mut self.cleanups),
             ..Round::default()
@@ -149,18 +224,22 @@ impl Table {
             self.due.remove(&(due, id));
             self.look_at(id, now, &mut round);
         }
-        self.fill_batch(now, &mut round);
+        self.sweep_on(epoch);
+        self.begin_renewals(now, epoch, &mut round);
         let next = [
             self.due.first().map(|due| due.0),
             self.alarms.keys().next().map(|key| key.0),
+            // There is more to sweep, and room for it.
+            (self.sweep.is_some() && self.renewals_open < MOST_RENEWALS).then_some(now),
         ];
         let mut next = next.into_iter().flatten().min();
         if let Phase::Ending(at_the_latest) = self.phase {
-            round.end = self.cleanups_open == 0 || now >= at_the_latest;
+            let done = self.cleanups_open == 0 && !self.keeps_until(at_the_latest);
+            round.end = done || now >= at_the_latest;
             next = Some(next.map_or(at_the_latest, |next| next.min(at_the_latest)));
         }
-        // A time that is given up is slept until all the same: else a lease that comes and goes
-        // would wake the keeper each time, who finds nothing, and forgets when he would have looked.
+        // A time that is given up is slept until all the same. Otherwise a lease that comes and goes
+        // would wake the keeper each time, and it would find nothing to do.
         if self.next_wake > now && self.next_wake < Instant::FAR_FUTURE {
             next = Some(next.map_or(self.next_wake, |next| next.min(self.next_wake)));
         }
@@ -189,25 +268,111 @@ impl Table {
                 .push((Arc::clone(&tracked.lease), tracked.stage));
             return;
         }
-        let wanted = match tracked.stage {
-            Stage::Waiting => true,
-            Stage::Leaving => false,
-            Stage::Asked | Stage::Held | Stage::Kept { .. } => tracked.lease.wants_renewal(),
-        };
-        if wanted && !tracked.renewing {
-            tracked.renewing = true;
-            round.renew.push(Arc::clone(&tracked.lease));
+        if tracked.is_forsaken(now) {
+            round.recalled.push(Arc::clone(&tracked.lease));
+            round.cleanups.push(Cleanup {
+                // The reply to its enqueue may not have been looked at.
+                ambiguous: tracked.stage == Stage::Asked || tracked.lease.is_ambiguous(),
+                ..Cleanup::of(&tracked.lease)
+            });
+            self.cleanups_open += 1;
+            self.remove(id);
+            return;
         }
-        // The end is watched while the renewal is under way.
+        // The end is watched while the renewal waits for its turn, and while it is under way.
         let end = tracked.end();
         tracked.due = Some(end);
         self.due.insert((end, id));
+        self.want(id);
     }
 
-    /// Takes leases along whose renewal is near, so that the last batch goes out full: fewer, fuller
+    /// Queues a renewal, if there is to be one and none is queued or under way.
+    fn want(&mut self, id: Id) {
+        if let Some(tracked) = self.leases.get_mut(&id)
+            && tracked.wants_renewal()
+            && !tracked.renewing
+            && tracked.wanted.is_none()
+        {
+            let deadline = tracked.lease.deadline();
+            tracked.wanted = Some(deadline);
+            let class = class(&tracked.lease);
+            let wanted = self.wanted.entry(class).or_default();
+            wanted.insert((deadline, id));
+        }
+    }
+
+    /// Everything is to be asked after: see [`sweep`](Self::sweep).
+    pub(crate) fn begin_sweep(&mut self) {
+        self.sweep = self.due.first().copied();
+    }
+
+    /// A step of the sweep: queues as many renewals as there is room for.
+    fn sweep_on(&mut self, epoch: u64) {
+        let queued: usize = self.wanted.values().map(BTreeSet::len).sum();
+        let room = (MOST_RENEWALS - self.renewals_open) * BATCH;
+        let mut room = room.saturating_sub(queued);
+        let Some(from) = self.sweep.filter(|_| room > 0) else {
+            return;
+        };
+        let mut swept = Vec::new();
+        self.sweep = None;
+        for (looked_at, &(due, id)) in self.due.range(from..).enumerate() {
+            if looked_at == SWEPT || room == 0 {
+                self.sweep = Some((due, id));
+                break;
+            }
+            // One that has been asked after since was put behind, to its new due time.
+            let to_ask = |tracked: &&Tracked| !tracked.was_asked_in(epoch);
+            if self.leases.get(&id).filter(to_ask).is_some() {
+                swept.push(id);
+                room -= 1;
+            }
+        }
+        for id in swept {
+            self.want(id);
+        }
+    }
+
+    /// Makes batches of what is wanted, as far as there is room: the earliest deadline first.
+    fn begin_renewals(&mut self, now: Instant, epoch: u64, round: &mut Round) {
+        while self.renewals_open < MOST_RENEWALS {
+            let classes = self.wanted.iter();
+            let first = classes.filter_map(|(class, wanted)| Some((wanted.first()?, *class)));
+            let Some((_, class)) = first.min() else {
+                return;
+            };
+            let mut batch = Vec::new();
+            while batch.len() < BATCH
+                && let Some((_, id)) = self.wanted.get_mut(&class).and_then(BTreeSet::pop_first)
+            {
+                if let Some(tracked) = self.leases.get_mut(&id) {
+                    tracked.wanted = None;
+                }
+                batch.extend(self.begin_renewal(id, now, epoch));
+            }
+            self.fill_batch(class, now, epoch, &mut batch);
+            if !batch.is_empty() {
+                self.renewals_open += 1;
+                round.renew.push(batch);
+            }
+        }
+    }
+
+    fn begin_renewal(&mut self, id: Id, now: Instant, epoch: u64) -> Option<Arc<Lease>> {
+        let tracked = self.leases.get_mut(&id)?;
+        // It may have run out, or be on its way back, since it was queued.
+        if tracked.lease.deadline() <= now || tracked.renewing || !tracked.wants_renewal() {
+            return None;
+        }
+        tracked.renewing = true;
+        tracked.asked = epoch;
+        Some(Arc::clone(&tracked.lease))
+    }
+
+    /// Takes leases along whose renewal is near, so that a batch goes out full: fewer, fuller
     /// requests when many leases are held.
-    fn fill_batch(&mut self, now: Instant, round: &mut Round) {
-        let room = round.renew.len().next_multiple_of(BATCH) - round.renew.len();
+    fn fill_batch(&mut self, of: u32, now: Instant, epoch: u64, batch: &mut Vec<Arc<Lease>>) {
+        let room = BATCH - batch.len();
         let soon: Vec<(Instant, Id)> = self
             .due
             .iter()
@@ -215,15 +380,27 @@ impl Table {
             .filter(|(due, id)| {
                 self.leases.get(id).is_some_and(|tracked| {
                     let near = now.after(tracked.lease.request.ttl / 10);
-                    !tracked.renewing && *due <= near && *due < tracked.end()
+                    let free = !tracked.renewing && tracked.wanted.is_none();
+                    let same = class(&tracked.lease) == of;
+                    free && same && *due <= near && *due < tracked.end()
                 })
             })
             .copied()
             .collect();
-        for entry in soon {
-            self.due.remove(&entry);
-            self.look_at(entry.1, now, round);
+        for (_, id) in soon {
+            let Some(lease) = self.begin_renewal(id, now, epoch) else {
+                continue;
+            };
+            batch.push(lease);
+            let end = self.leases.get(&id).map(Tracked::end);
+            self.look_again_at(id, end.unwrap_or(now));
         }
+    }
+
+    /// A batch of renewals is over. Returns whether others wait for its room.
+    pub(crate) fn renewed(&mut self) -> bool {
+        self.renewals_open -= 1;
+        self.sweep.is_some() || self.wanted.values().any(|wanted| !wanted.is_empty())
     }
 
     /// Sets when a lease is looked at next: at `due`, or at its end if that comes first. Returns
@@ -246,6 +423,11 @@ impl Table {
         };
         if let Some(due) = tracked.due {
             self.due.remove(&(due, id));
+        }
+        if let Some(deadline) = tracked.wanted
+            && let Some(wanted) = self.wanted.get_mut(&class(&tracked.lease))
+        {
+            wanted.remove(&(deadline, id));
         }
         if let Stage::Kept { .. } = tracked.stage {
             self.kept -= 1;
@@ -272,6 +454,44 @@ impl Table {
         self.look_again_at(id, due)
     }
 
+    /// Nobody will give back what is kept: it becomes something to clean up, in such a way that it
+    /// stays until its time. Returns whether there was anything.
+    pub(crate) fn settle_kept(&mut self) -> bool {
+        if self.kept == 0 {
+            return false;
+        }
+        let kept = self
+            .leases
+            .values()
+            .filter_map(|tracked| match tracked.stage {
+                Stage::Kept { until } => Some(Cleanup {
+                    keep_until: Some(until),
+                    request: tracked.lease.as_it_is(),
+                    ..Cleanup::of(&tracked.lease)
+                }),
+                _ => None,
+            });
+        let kept: Vec<_> = kept.collect();
+        for cleanup in kept {
+            self.remove(cleanup.request.id);
+            self.cleanups.push(cleanup);
+            self.cleanups_open += 1;
+        }
+        true
+    }
+
+    /// Whether something is kept that will be given back by then.
+    pub(crate) fn keeps_until(&self, at_the_latest: Instant) -> bool {
+        let mut stages = self.leases.values().map(|tracked| tracked.stage);
+        self.kept > 0
+            && stages.any(|stage| matches!(stage, Stage::Kept { until } if until <= at_the_latest))
+    }
+
+    /// Whether anything is kept.
+    pub(crate) fn keeps(&self) -> bool {
+        self.kept > 0
+    }
+
     /// What a shutdown has to wait for; from now on it is told when that is nothing.
     pub(crate) fn await_idle(&mut self) -> usize {
         self.idle_awaited = true;
@@ -296,6 +516,14 @@ impl Table {
     }
 }
 
+/// Leases that are renewed in one batch wait as long for its answer as the shortest of them can
+/// afford. So only those go together whose ttls differ by less than a factor of two.
+fn class(lease: &Lease) -> u32 {
+    // 64 ms and less are one class, and so are 12 days and more.
+    let millis = u64::try_from(lease.request.ttl.as_millis()).unwrap_or(u64::MAX);
+    millis.clamp(1 << 5, 1 << 30).ilog2()
+}
+
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
@@ -303,30 +531,115 @@ mod tests {
     use super::*;
     use crate::lease;
 
+    const EPOCH: u64 = 1;
+
+    fn at(seconds: u64) -> Instant {
+        Instant::from_nanos(seconds * 1_000_000_000)
+    }
+
+    /// Held from second 100 on, and to be renewed in second 103 or 104.
+    fn hold(table: &mut Table, count: usize, ttl: Duration) -> Vec<Arc<Lease>> {
+        let held = (0..count).map(|_| {
+            let lease = Arc::new(lease::tests::lease_for(ttl));
+            lease.answered(7, at(100), ttl);
+            let tracked = Tracked {
+                stage: Stage::Held,
+                ..Tracked::new(&lease, EPOCH)
+            };
+            let id = lease.request.id;
+            table.leases.insert(id, tracked);
+            table.look_again_at(id, at(103));
+            lease
+        });
+        held.collect()
+    }
+
+    #[test]
+    fn batches_under_way_are_bounded_and_the_rest_follows() {
+        let mut table = Table::default();
+        let leases = (MOST_RENEWALS + 2) * BATCH;
+        hold(&mut table, leases, Duration::from_secs(10));
+
+        let round = table.take_round(at(103), EPOCH);
+        assert_eq!(round.renew.len(), MOST_RENEWALS);
+        assert!(round.renew.iter().all(|batch| batch.len() == BATCH));
+        let full = table.take_round(at(103), EPOCH);
+        assert!(full.renew.is_empty());
+        // The end of those that wait for their turn is watched.
+        assert!(full.next <= Some(at(110)));
+
+        assert!(table.renewed(), "others wait for the room");
+        assert_eq!(table.take_round(at(103), EPOCH).renew.len(), 1);
+        assert!(table.renewed());
+        assert_eq!(table.take_round(at(103), EPOCH).renew.len(), 1);
+        assert!(!table.renewed());
+    }
+
+    #[test]
+    fn a_short_lease_is_not_renewed_in_one_batch_with_long_ones() {
+        let mut table = Table::default();
+        hold(&mut table, 50, Duration::from_secs(10));
+        hold(&mut table, 1, Duration::from_secs(4));
+
+        let round = table.take_round(at(103), EPOCH);
+
+        let sizes: Vec<_> = round.renew.iter().map(Vec::len).collect();
+        assert_eq!(sizes, [1, 50], "the one that ends first goes first");
+    }
+
+    #[test]
+    fn after_a_gap_everything_is_asked_after_once_in_bounded_steps() {
+        let mut table = Table::default();
+        let leases = 3 * MOST_RENEWALS * BATCH;
+        hold(&mut table, leases, Duration::from_secs(10));
+        let after = EPOCH + 1;
+        table.begin_sweep();
+
+        let (mut asked, mut rounds) = (Vec::new(), 0);
+        loop {
+            let round = table.take_round(at(101), after);
+            assert!(round.renew.len() <= MOST_RENEWALS);
+            if round.renew.is_empty() {
+                break;
+            }
+            rounds += 1;
+            for batch in round.renew {
+                asked.extend(batch.iter().map(|lease| lease.request.id));
+                for lease in batch {
+                    let tracked = table.leases.get_mut(&lease.request.id).unwrap();
+                    tracked.renewing = false;
+                    table.look_again_at(lease.request.id, at(104));
+                }
+                table.renewed();
+            }
+        }
+
+        assert_eq!(rounds, 3);
+        assert_eq!(asked.len(), leases);
+        asked.sort();
+        asked.dedup();
+        assert_eq!(asked.len(), leases, "one was asked after twice");
+    }
+
     #[test]
     fn a_ticket_that_is_being_released_is_watched_and_not_renewed() {
-        let at = |seconds: u64| Instant::from_nanos(seconds * 1_000_000_000);
         let lease = Arc::new(lease::tests::lease());
         lease.answered(7, at(100), Duration::from_secs(10));
         let id = lease.request.id;
         let mut table = Table::default();
         let tracked = Tracked {
-            lease: Arc::clone(&lease),
-            due: None,
             stage: Stage::Held,
-            renewing: false,
-            again: false,
-            look_by: None,
+            ..Tracked::new(&lease, EPOCH)
         };
         table.leases.insert(id, tracked);
         table.look_again_at(id, at(103));
 
         table.leave(id);
 
-        let round = table.take_round(at(103));
+        let round = table.take_round(at(103), EPOCH);
         assert!(round.renew.is_empty(), "renewed");
         assert_eq!(round.next, Some(lease.deadline()));
-        let round = table.take_round(at(110));
+        let round = table.take_round(at(110), EPOCH);
         assert_eq!(round.expired.len(), 1, "not watched any more");
     }
 }

@@ -129,9 +129,10 @@ pub struct Capability {
     /// outlive the runtime that took them, and a lease that has run out is removed by the keeper,
     /// which does not give up before the store has acknowledged it.
     pub sessions: bool,
-    /// How many enqueues and releases a connection carries at the same time. The core keeps the
-    /// others back until it is their turn, in order of arrival. Renewals are never kept back, so a
-    /// burst of requests cannot delay them by more than this many requests take.
+    /// How many tickets a connection takes at the same time, and of how many it releases. The core
+    /// keeps the others back until it is their turn, in order of arrival. Renewals are never kept
+    /// back, so a burst of requests cannot delay them by more than this many requests take.
+    /// `u32::MAX` keeps nothing back.
     pub in_flight: u32,
 }
 

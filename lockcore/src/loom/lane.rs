@@ -84,15 +84,16 @@ impl Process {
         }
     }
 
-    fn follow(&self, baton: Baton, exclusive: bool) -> Option<Share> {
-        match baton {
+    fn follow(&self, baton: impl Into<Option<Baton>>, exclusive: bool) -> Option<Share> {
+        // Unless the clock is turned by a ttl.
+        match baton.into().expect("nothing is taken back") {
             Baton::Share(share) => Some(share),
             Baton::Errand(mut errand) => Some(match errand.pending.take() {
                 None => self.ask(errand, exclusive),
                 Some(mut pending) => {
                     let turn = wait_for(pending.stand_in_line(Instant::FAR_FUTURE));
                     assert_eq!(turn, Turn::Granted);
-                    errand.granted(pending.into_lease())
+                    granted(errand, pending)
                 }
             }),
             Baton::Refused(error) => {
@@ -109,10 +110,10 @@ impl Process {
             valid_for: TTL,
         };
         alone(&self.at_the_store, || {
-            let turn = pending.answered(answer, self.shared.clock.now());
+            let turn = pending.answered(answer, self.shared.sent_now());
             assert_eq!(turn.unwrap(), Turn::Granted);
         });
-        errand.granted(pending.into_lease())
+        granted(errand, pending)
     }
 
     /// A place in the store's line.
@@ -123,7 +124,7 @@ impl Process {
             valid_for: TTL,
             recheck_in: None,
         };
-        let turn = pending.answered(answer, self.shared.clock.now());
+        let turn = pending.answered(answer, self.shared.sent_now());
         assert_eq!(turn.unwrap(), Turn::Waits);
         (pending, Wake { id, ticket: TICKET })
     }
@@ -168,7 +169,10 @@ impl Process {
 
     /// The keeper looks once.
     fn keep(&self) {
-        let round = self.shared.table().take_round(self.shared.clock.now());
+        let round = self
+            .shared
+            .table()
+            .take_round(self.shared.clock.now(), self.shared.epoch());
         let cleanups = round.cleanups.iter().map(|cleanup| cleanup.request.id);
         self.cleaned.lock().unwrap().extend(cleanups);
         self.shared.cleaned_up(round.cleanups.len());
@@ -176,6 +180,11 @@ impl Process {
             waker.wake();
         }
     }
+}
+
+fn granted(errand: Errand, pending: Pending) -> Share {
+    let lease = pending.into_lease().expect("it was collected in time");
+    errand.granted(lease).expect("the errand was not late")
 }
 
 fn alone(users: &AtomicU32, work: impl FnOnce()) {

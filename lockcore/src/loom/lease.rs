@@ -236,7 +236,7 @@ fn a_wake_up_that_overtakes_its_reply_or_comes_with_it_is_seen() {
         let lease = unsent();
         let wake_up = spawn({
             let lease = Arc::clone(&lease);
-            move || lease.grant(7)
+            move || lease.grant(7, SENT)
         });
 
         // As a waiter in the store's line.

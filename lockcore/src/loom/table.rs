@@ -26,9 +26,9 @@ const RENEWED: Renewed = Renewed::Granted { valid_for: TTL };
 /// A ticket that the store has granted, not in anybody's hands.
 fn granted(shared: &Arc<Shared>) -> Arc<Lease> {
     let mut pending = asked(shared);
-    let turn = pending.answered(GRANTED, shared.clock.now());
+    let turn = pending.answered(GRANTED, shared.sent_now());
     assert_eq!(turn.unwrap(), Turn::Granted);
-    pending.into_lease()
+    pending.into_lease().expect("it was collected in time")
 }
 
 fn asked(shared: &Arc<Shared>) -> Pending {
@@ -69,7 +69,9 @@ impl Keeper {
             let (shared, cleaned) = (Arc::clone(shared), Arc::clone(&cleaned));
             move || {
                 loop {
-                    let round = shared.table().take_round(shared.clock.now());
+                    let round = shared
+                        .table()
+                        .take_round(shared.clock.now(), shared.epoch());
                     let ids = round.cleanups.iter().map(|cleanup| cleanup.request.id);
                     cleaned.lock().unwrap().extend(ids);
                     if !round.cleanups.is_empty() {
@@ -179,8 +181,8 @@ fn a_renewal_in_flight_brings_nothing_back_that_was_released() {
             let renewing = spawn({
                 let shared = Arc::clone(&shared);
                 move || {
-                    let now = shared.clock.now();
-                    shared.renewed(&lease, lease.renewal(now), now, answer, TTL)
+                    let sent = shared.sent_now();
+                    shared.renewed(&lease, lease.renewal(sent.at), sent, answer, TTL)
                 }
             });
             let releasing = spawn({
@@ -209,7 +211,7 @@ fn a_renewal_that_was_too_late_and_the_guard_leave_nothing_open() {
         let lease = granted(&shared);
         let id = lease.request.id;
         let guard = guard(&client, Arc::clone(&lease));
-        let sent = shared.clock.now();
+        let sent = shared.sent_now();
         shared.clock.turn(TTL);
         let keeper = Keeper::start(&shared);
         let renewing = spawn({
@@ -249,9 +251,11 @@ fn who_asks_during_a_shutdown_is_refused_or_lost_and_leaves_nothing() {
                         return None;
                     }
                 };
-                let turn = pending.answered(GRANTED, shared.clock.now());
-                if turn.unwrap() == Turn::Granted {
-                    drop(guard(&client, pending.into_lease()));
+                let turn = pending.answered(GRANTED, shared.sent_now());
+                if turn.unwrap() == Turn::Granted
+                    && let Ok(lease) = pending.into_lease()
+                {
+                    drop(guard(&client, lease));
                 }
                 Some(lease.request.id)
             }
@@ -286,7 +290,7 @@ fn a_ticket_that_waits_during_a_shutdown_is_lost() {
                     valid_for: TTL,
                     recheck_in: None,
                 };
-                if pending.answered(answer, shared.clock.now()).unwrap() == Turn::Waits {
+                if pending.answered(answer, shared.sent_now()).unwrap() == Turn::Waits {
                     let turn = wait_for(pending.stand_in_line(Instant::FAR_FUTURE));
                     assert_eq!(turn, Turn::PlaceLost);
                 }
@@ -330,7 +334,9 @@ fn the_keeper_ends_after_the_last_clean_up() {
             move || {
                 let mut releases = Vec::new();
                 loop {
-                    let round = shared.table().take_round(shared.clock.now());
+                    let round = shared
+                        .table()
+                        .take_round(shared.clock.now(), shared.epoch());
                     let count = round.cleanups.len();
                     if count > 0 {
                         // The store takes its time.
@@ -367,7 +373,7 @@ fn who_waits_for_a_time_is_woken_at_it() {
             move || {
                 loop {
                     let now = shared.clock.now();
-                    let round = shared.table().take_round(now);
+                    let round = shared.table().take_round(now, shared.epoch());
                     for waker in round.alarms {
                         waker.wake();
                     }
@@ -404,17 +410,19 @@ fn after_a_gap_a_renewal_is_begun_even_if_one_is_under_way() {
         let begin = {
             let (shared, begun) = (Arc::clone(&shared), Arc::clone(&begun));
             move || {
-                let round = shared.table().take_round(shared.clock.now());
+                let round = shared
+                    .table()
+                    .take_round(shared.clock.now(), shared.epoch());
                 begun.fetch_add(round.renew.len(), Ordering::Relaxed);
-                round.renew
+                round.renew.concat()
             }
         };
         let renewing = spawn({
             let (shared, begin) = (Arc::clone(&shared), begin.clone());
             move || {
                 for lease in begin() {
-                    let now = shared.clock.now();
-                    shared.renewed(&lease, lease.renewal(now), now, RENEWED, TTL);
+                    let sent = shared.sent_now();
+                    shared.renewed(&lease, lease.renewal(sent.at), sent, RENEWED, TTL);
                 }
             }
         });
