@@ -217,7 +217,7 @@ fn a_renewal_that_was_too_late_and_the_guard_leave_nothing_open() {
         let renewing = spawn({
             let (shared, client) = (Arc::clone(&shared), Arc::clone(&client));
             move || {
-                shared.renewed(&lease, lease.renewal(sent), sent, RENEWED, TTL);
+                shared.renewed(&lease, lease.renewal(sent.at), sent, RENEWED, TTL);
                 drop(client);
             }
         });
