@@ -395,6 +395,22 @@ async fn keys_are_as_many_as_an_expression_gives() {
     assert_eq!(read_all(&ours, &["b"; 9]).await.unwrap(), 0);
 }
 
+#[distributed_lock(keys = names.iter().copied(), permits = 1, of = 1, try, locks = locks)]
+async fn one_of_each(locks: &Locks, names: &[&str]) -> Result<(), Error> {
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_key_that_is_given_twice_is_one_lock_and_takes_its_permits_once() {
+    let (_, ours, theirs) = store();
+
+    one_of_each(&ours, &["b", "a", "b"]).await.unwrap();
+
+    let _one = theirs.semaphore("b", 1).permits(1).acquire().await.unwrap();
+    let error = one_of_each(&ours, &["a", "b"]).await.unwrap_err();
+    assert_eq!((error.kind(), error.name()), (ErrorKind::Busy, Some("b")));
+}
+
 // ---- the end of a call
 
 /// Looks at its lock when it is dropped.

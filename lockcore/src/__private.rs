@@ -3,6 +3,7 @@
 //! Traits where a function of the public API would do, because a trait has its say about the message of
 //! the compiler: what is missing, and which line to write.
 
+use std::collections::BTreeSet;
 use std::future::Future;
 
 use futures_util::FutureExt;
@@ -41,6 +42,12 @@ impl<T: IntoIterator<Item: Into<String>>> IntoKeys for T {
     fn into_keys(self) -> Vec<String> {
         self.into_iter().map(Into::into).collect()
     }
+}
+
+/// Keys of which none is there twice: permits of one semaphore would be added up.
+#[must_use]
+pub fn each_once(keys: impl IntoIterator<Item = String>) -> BTreeSet<String> {
+    keys.into_iter().collect()
 }
 
 /// A wait that is an expression.

@@ -235,7 +235,7 @@ impl Pending {
             ttl: order.ttl,
             wait,
             highest_seen: shared.highest_seen(),
-            owner: Arc::clone(&order.client.owner),
+            owner: Arc::clone(order.owner),
         };
         Self::of(shared, Arc::new(Lease::new(Arc::new(request), order.renew)))
     }

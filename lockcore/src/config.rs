@@ -10,7 +10,7 @@ use crate::clock::Clock;
 use crate::connect;
 use crate::error::Error;
 use crate::lock::{SHORTEST_TTL, Wait};
-use crate::locks::Locks;
+use crate::locks::{Locks, Owner, OwnerText};
 use crate::name::Namespace;
 use crate::shared::{Defaults, Settings};
 use crate::tls::Tls;
@@ -30,13 +30,14 @@ const FAIR: Fair = Fair::Local(Duration::from_millis(50));
 /// A store on the same network answers in a millisecond; at a second something is wrong.
 const OP_TIMEOUT: Duration = Duration::from_secs(1);
 
-const VARIABLES: [&str; 9] = [
+const VARIABLES: [&str; 10] = [
     "LOCK_URL",
     "LOCK_NAMESPACE",
     "LOCK_TTL",
     "LOCK_WAIT",
     "LOCK_FAIR",
     "LOCK_OP_TIMEOUT",
+    "LOCK_OWNER",
     "LOCK_CA_FILE",
     "LOCK_CERT_FILE",
     "LOCK_KEY_FILE",
@@ -70,6 +71,7 @@ pub enum Fair {
 /// | [`wait`](Self::wait) | `LOCK_WAIT` | how long to wait when a lock does not say, or `forever` | `15s` |
 /// | [`fair`](Self::fair) | `LOCK_FAIR` | `strict`, or how long a process may serve its own | `50ms` |
 /// | [`op_timeout`](Self::op_timeout) | `LOCK_OP_TIMEOUT` | one operation at the store | `1s` |
+/// | [`owner`](Self::owner) | `LOCK_OWNER` | what `inspect` shows beside machine and process | none |
 /// | [`ca_file`](Self::ca_file) | `LOCK_CA_FILE` | whom to trust instead of the system's roots | none |
 /// | [`cert_file`](Self::cert_file), [`key_file`](Self::key_file) | `LOCK_CERT_FILE`, `LOCK_KEY_FILE` | the client's own certificate | none |
 ///
@@ -93,6 +95,7 @@ pub struct Builder {
     wait: Wait,
     fair: Fair,
     op_timeout: Duration,
+    owner: String,
     tls: Tls,
 }
 
@@ -106,6 +109,7 @@ impl Default for Builder {
             wait: WAIT,
             fair: FAIR,
             op_timeout: OP_TIMEOUT,
+            owner: String::new(),
             tls: Tls::default(),
         }
     }
@@ -171,6 +175,7 @@ impl Builder {
             "LOCK_WAIT" => self.wait(duration()?),
             "LOCK_FAIR" if value == "strict" => self.fair(Fair::Strict),
             "LOCK_FAIR" => self.fair(Fair::Local(duration()?)),
+            "LOCK_OWNER" => self.owner(value),
             "LOCK_CA_FILE" => self.ca_file(value),
             "LOCK_CERT_FILE" => self.cert_file(value),
             "LOCK_KEY_FILE" => self.key_file(value),
@@ -225,6 +230,25 @@ impl Builder {
     /// How long one operation at the store may take, connecting included. Greater than zero.
     pub fn op_timeout(mut self, timeout: Duration) -> Self {
         self.op_timeout = timeout;
+        self
+    }
+
+    /// What [`Locks::inspect`] shows as the [`owner_text`](crate::Place::owner_text) of this client's tickets:
+    /// which application this is, which version, which replica. At most 64 bytes of UTF-8 without control
+    /// characters and line breaks. Empty, the default, for none. A lock may have
+    /// [another](crate::Lock::owner).
+    ///
+    /// It is no part of any name, and whoever may read the store reads it: no secrets.
+    ///
+    /// ```
+    /// let locks = lockcore::Locks::builder()
+    ///     .url("memory:")
+    ///     .owner("billing 2.7, blue")
+    ///     .build()?;
+    /// # Ok::<_, lockcore::Error>(())
+    /// ```
+    pub fn owner(mut self, text: impl Into<String>) -> Self {
+        self.owner = text.into();
         self
     }
 
@@ -300,6 +324,9 @@ impl Builder {
                 "an operation timeout (LOCK_OP_TIMEOUT) of zero would fail every operation",
             ));
         }
+        let owner = OwnerText::new(self.owner)
+            .map_err(|error| Error::config(format!("LOCK_OWNER: {error}")))?;
+        let owner = Owner::of_this_process(&owner);
         let settings = Settings {
             clock,
             namespace,
@@ -311,7 +338,7 @@ impl Builder {
                 fair: self.fair,
             },
         };
-        Locks::start(backend, settings)
+        Locks::start(backend, settings, owner)
     }
 }
 
@@ -325,6 +352,7 @@ impl std::fmt::Debug for Builder {
             .field("wait", &self.wait)
             .field("fair", &self.fair)
             .field("op_timeout", &self.op_timeout)
+            .field("owner", &self.owner)
             .field("tls", &self.tls)
             .finish()
     }
@@ -356,6 +384,7 @@ mod tests {
             ("LOCK_WAIT", "forever"),
             ("LOCK_FAIR", "strict"),
             ("LOCK_OP_TIMEOUT", "250ms"),
+            ("LOCK_OWNER", "billing 2.7"),
             ("LOCK_CA_FILE", "ca.pem"),
             ("LOCK_CERT_FILE", "cert.pem"),
             ("LOCK_KEY_FILE", "key.pem"),
@@ -368,6 +397,7 @@ mod tests {
         assert_eq!(builder.wait, Wait::Forever);
         assert_eq!(builder.fair, Fair::Strict);
         assert_eq!(builder.op_timeout, Duration::from_millis(250));
+        assert_eq!(builder.owner, "billing 2.7");
         let files: Vec<_> = builder.tls.given().map(|(_, file)| file).collect();
         assert_eq!(files, ["ca.pem", "cert.pem", "key.pem"].map(Path::new));
     }
@@ -419,6 +449,23 @@ mod tests {
         assert!(locks().ttl(Duration::ZERO).build().is_err());
         assert!(locks().op_timeout(Duration::ZERO).build().is_err());
         assert!(locks().namespace("a:b").build().is_err());
+    }
+
+    #[test]
+    fn an_owner_that_would_break_a_line_or_fill_the_store_is_refused() {
+        let long = "ä".repeat(33);
+        for bad in ["a\nb", "a\0", "\u{1b}[2J", "a\u{2028}b", "a\u{85}b", &long] {
+            let error = Locks::builder().url("memory:").owner(bad).build();
+            let error = error.expect_err("should be refused");
+            assert_eq!(error.kind(), ErrorKind::Config);
+            let message = error.to_string();
+            assert!(message.contains("LOCK_OWNER"), "{message}");
+            assert!(message.contains("64 bytes"), "{message}");
+            assert!(!message.contains(char::is_control), "{message:?}");
+        }
+        for good in ["", " ", "a b", "/:, {}", &"ä".repeat(32)] {
+            assert!(Locks::builder().url("memory:").owner(good).build().is_ok());
+        }
     }
 
     #[test]

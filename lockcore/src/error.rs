@@ -23,7 +23,7 @@ struct Inner {
 pub enum ErrorKind {
     /// Nothing has been taken, nothing is left behind, and nothing has changed:
     ///
-    /// - held by another, and the caller would not wait;
+    /// - held, or others wait for it, and the caller would not wait;
     /// - the caller would wait, and ten thousand tickets are at the store before him, those that hold
     ///   included, or as many wait in the line of this process;
     /// - another guard stands in the way of a [downgrade](crate::Guard::downgrade).
@@ -53,7 +53,8 @@ pub enum ErrorKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LostReason {
-    /// No renewal was acknowledged in time: the lease ran out.
+    /// The lease ran out: no renewal was acknowledged in time, or it was taken
+    /// [without renewal](crate::Lock::renew).
     Expired,
     /// The store does not know the ticket any more: it restarted, lost data, or somebody deleted it.
     Taken,
@@ -115,7 +116,7 @@ impl Error {
     }
 
     pub(crate) fn busy(retry_in: Option<Duration>) -> Self {
-        let mut error = Self::new(ErrorKind::Busy, "held by another");
+        let mut error = Self::new(ErrorKind::Busy, "held, or others wait for it");
         error.0.retry_after = retry_in;
         error
     }
@@ -138,7 +139,7 @@ impl Error {
         ));
         Self::new(
             ErrorKind::Timeout,
-            format!("still held by another after waiting {waited}"),
+            format!("still not free after waiting {waited}"),
         )
     }
 
@@ -154,6 +155,33 @@ impl Error {
             }
         };
         Self::new(ErrorKind::Lost(reason), message)
+    }
+
+    /// Of a lease, which the keeper renews or not.
+    pub(crate) fn lost_lease(reason: LostReason, renewed: bool) -> Self {
+        match (reason, renewed) {
+            (LostReason::Expired, false) => {
+                let text =
+                    "lost: the lease ran out, which was taken without renewal (renew = false)";
+                Self::new(ErrorKind::Lost(reason), text)
+            }
+            _ => Self::lost(reason),
+        }
+    }
+
+    /// The holder, or one of several, is a guard of the client that asked. Whether it is the caller's own,
+    /// only the caller knows.
+    pub(crate) fn held_here(mut self, all_of_it: bool) -> Self {
+        self.0.message += match all_of_it {
+            true => {
+                "; a guard of this client has it: one of your own is shared by Guard::reenter, and inside of run the \
+                 lock is taken again at once"
+            }
+            false => {
+                "; a guard of this client has some of it: one of your own is shared by Guard::reenter"
+            }
+        };
+        self
     }
 
     pub(crate) fn would_deadlock(message: &str) -> Self {

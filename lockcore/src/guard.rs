@@ -1,6 +1,7 @@
 //! What the user holds: the guard that releases, and the view that looks.
 
 use std::fmt;
+use std::num::NonZeroU32;
 use std::ops::Deref;
 use std::sync::{Arc, OnceLock, PoisonError};
 use std::time::Duration;
@@ -223,11 +224,11 @@ impl Held {
             if self.is_over() {
                 return std::future::pending().await;
             }
-            if remaining <= lease.request.ttl / 3 {
+            if remaining <= lease.ttl() / 3 {
                 return remaining;
             }
             // Renewals move the deadline without a word; the alarm then looks again. A loss is told.
-            let danger = deadline.before(lease.request.ttl / 3);
+            let danger = deadline.before(lease.ttl() / 3);
             let _ = shared.by(danger, changed).await;
         }
     }
@@ -238,9 +239,11 @@ impl Held {
     /// # Errors
     ///
     /// [`Lost`](crate::ErrorKind::Lost); [`Unknown`](crate::ErrorKind::Unknown) or
-    /// [`Unavailable`](crate::ErrorKind::Unavailable) when the renewal was not acknowledged, in which case
-    /// the lock is held for [`remaining`](Self::remaining) all the same;
-    /// [`Config`](crate::ErrorKind::Config) when `duration` is longer than the lock's ttl allows.
+    /// [`Unavailable`](crate::ErrorKind::Unavailable) when the renewal was not acknowledged, or so late that
+    /// less is left, in which case the lock is held for [`remaining`](Self::remaining) all the same;
+    /// [`Config`](crate::ErrorKind::Config) when `duration` is longer than the lock's
+    /// [ttl](crate::Lock::ttl), less a hundredth of it and 5 ms, or than what
+    /// [`max_hold`](crate::Lock::max_hold) leaves: [`Guard::extend`] makes the ttl longer.
     ///
     /// # Cancel safety
     ///
@@ -249,17 +252,32 @@ impl Held {
         if self.is_valid() && self.remaining() >= duration {
             return Ok(());
         }
-        self.renew()
-            .await
-            .map_err(|error| error.of_name(self.name()))?;
-        if self.remaining() < duration {
-            return Err(Error::config(format!(
-                "cannot be ensured for {duration:?}: a renewal gives {:?}; ask with a longer ttl",
-                self.0.lease.request.ttl
-            ))
-            .of_name(self.name()));
+        let ensured = self.renew().await.and_then(|()| self.lasts(duration));
+        ensured.map_err(|error| error.of_name(self.name()))
+    }
+
+    /// What has just been renewed is held for so long. If not, that is the caller's doing or the store's.
+    fn lasts(&self, duration: Duration) -> Result<(), Error> {
+        let remaining = self.remaining();
+        if remaining >= duration {
+            return Ok(());
         }
-        Ok(())
+        let cannot = format!("cannot be ensured for {duration:?}");
+        let lease = &self.0.lease;
+        if duration > lease.longest() {
+            let ttl = lease.ttl();
+            return Err(Error::config(format!(
+                "{cannot}: a renewal gives {ttl:?}; ask with a longer ttl, or extend it"
+            )));
+        }
+        if lease.deadline() == lease.hold_until() {
+            return Err(Error::config(format!(
+                "{cannot}: it ends by itself in {remaining:?} (max_hold)"
+            )));
+        }
+        Err(Error::unavailable(format!(
+            "{cannot}: the store was so slow to renew it that {remaining:?} were left; trying again may help"
+        )))
     }
 
     async fn renew(&self) -> Result<(), Error> {
@@ -268,10 +286,21 @@ impl Held {
             let by = shared.clock.now().after(shared.op_timeout);
             shared.renew_now(&self.0.lease, by).await?;
         }
-        match self.lost_reason_here() {
-            Some(reason) => Err(Error::lost(reason)),
-            None => Ok(()),
-        }
+        self.loss_here().map_or(Ok(()), Err)
+    }
+
+    /// The error that says why it is not held any more, if that is so.
+    pub(crate) fn loss(&self) -> Option<Error> {
+        self.lost_reason().map(|reason| self.lost_for(reason))
+    }
+
+    fn loss_here(&self) -> Option<Error> {
+        self.lost_reason_here().map(|reason| self.lost_for(reason))
+    }
+
+    pub(crate) fn lost_for(&self, reason: LostReason) -> Error {
+        let lease = &self.0.lease;
+        Error::lost_lease(reason, lease.renew).of_name(self.name())
     }
 
     pub(crate) fn lost_reason(&self) -> Option<LostReason> {
@@ -514,10 +543,10 @@ impl Guard {
     ///
     /// [`Lost`](crate::ErrorKind::Lost).
     pub fn reenter(&self) -> Result<Guard, Error> {
-        if let Some(reason) = self.lost_reason_here() {
-            return Err(Error::lost(reason).of_name(self.name()));
+        if let Some(error) = self.loss_here() {
+            return Err(error);
         }
-        let released = || Error::lost(LostReason::Released).of_name(self.name());
+        let released = || self.lost_for(LostReason::Released);
         self.held.guard(true).ok_or_else(released)
     }
 
@@ -578,11 +607,11 @@ impl Guard {
     async fn downgraded(&mut self) -> Result<(), Error> {
         if self.lease().request.capacity != FULL {
             return Err(Error::config(
-                "a semaphore has no read side; take fewer permits instead",
+                "a semaphore has no read side; give permits back by release_permits instead",
             ));
         }
-        if let Some(reason) = self.lost_reason_here() {
-            return Err(Error::lost(reason));
+        if let Some(error) = self.loss_here() {
+            return Err(error);
         }
         if self.writes {
             if !self.held.0.guards.only_writer_less() {
@@ -594,6 +623,169 @@ impl Guard {
         match self.lease().is_shrinking() {
             true => Shrinking(&self.held).ask().await,
             false => Ok(()),
+        }
+    }
+
+    /// Gives back some of a semaphore's permits and keeps the rest, and waits for the store's answer, at
+    /// most one operation timeout: those that wait in line for as many are woken. `permits` is 1 to one
+    /// less than the permits that are held; for all of them, [`release`](Self::release) the guard.
+    ///
+    /// They are gone for every guard of the hold: those of [`reenter`](Self::reenter) share the permits,
+    /// and the last of them gives back what is left. [`token`](Held::token) and the place in line stay.
+    /// The lease is renewed by the change, as by [`ensure`](Held::ensure), also without
+    /// [renewal](crate::Lock::renew).
+    ///
+    /// # Errors
+    ///
+    /// Nothing has changed: [`Config`](crate::ErrorKind::Config) for another number of permits, and for a
+    /// mutex or a read/write lock, which [`downgrade`](Self::downgrade) is for;
+    /// [`Lost`](crate::ErrorKind::Lost) if the lock was lost before;
+    /// [`Unavailable`](crate::ErrorKind::Unavailable) or [`Unknown`](crate::ErrorKind::Unknown) when permits
+    /// that were given back before are still not acknowledged as such.
+    ///
+    /// The permits are not the caller's any more all the same: `Unavailable` or `Unknown` when the store
+    /// has not acknowledged it. Others may be kept out of them until the keeper, which goes on asking, has
+    /// an answer. [`remaining`](Held::remaining) tells how long the rest is held. `Lost` when that is what
+    /// the store says.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped before its first poll, nothing has happened. After that the permits are given back as above,
+    /// unless earlier ones were not acknowledged yet, and the keeper goes on asking.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), lockcore::Error> {
+    /// let locks = lockcore::Locks::connect("memory:")?;
+    /// let uploads = locks.semaphore("uploads", 5);
+    /// let guard = uploads.permits(5).acquire().await?;
+    /// println!("four of five parts are up");
+    ///
+    /// guard.release_permits(4).await?;
+    /// let others = uploads.permits(4).try_acquire().await?;
+    /// # drop(others);
+    /// guard.release().await?;
+    /// # Ok(()) }
+    /// ```
+    pub async fn release_permits(&self, permits: u32) -> Result<(), Error> {
+        let outcome = self.permits_released(permits).await;
+        outcome.map_err(|error| error.of_name(self.name()))
+    }
+
+    async fn permits_released(&self, permits: u32) -> Result<(), Error> {
+        let lease = self.lease();
+        if lease.request.capacity == FULL {
+            return Err(Error::config(
+                "only the permits of a semaphore can be given back in part; downgrade a write hold to read on",
+            ));
+        }
+        loop {
+            if let Some(error) = self.loss_here() {
+                return Err(error);
+            }
+            let held = lease.permits();
+            let Some(left) = held.checked_sub(permits).and_then(NonZeroU32::new) else {
+                return Err(Error::config(format!(
+                    "{permits} of the {held} permits that are held cannot be given back in part; for all of \
+                     them, release the guard instead"
+                )));
+            };
+            if permits == 0 {
+                return Err(Error::config("no permits to give back: it takes 1 or more"));
+            }
+            if lease.shrink_from(held, left.get()) {
+                return Shrinking(&self.held).ask().await;
+            }
+            // By another guard of this hold, or by a call that was not acknowledged: one after the other.
+            Shrinking(&self.held).ask().await?;
+        }
+    }
+
+    /// Makes the ttl of the lease longer, beyond what the lock was asked with, and renews the lease with
+    /// it: from now on it is held for `ttl` without a further renewal, less a hundredth of that and 5 ms.
+    /// Renewals go on with it, at its pace, for as long as the lock is held. For work that turns out to take
+    /// long, before a step in which the store may be away, and for a lease without
+    /// [renewal](crate::Lock::renew). If this process dies, the lock stays taken for as long.
+    ///
+    /// `ttl` is at least the present one, and at most what the store allows
+    /// ([`Capability::longest_ttl`](crate::backend::Capability::longest_ttl); where a session carries the
+    /// lease, that is its length, and a renewal gives what is left of it). A `ttl` as long as the present one
+    /// only renews. [`max_hold`](crate::Lock::max_hold) stays the end. A ticket with a longer ttl is not
+    /// passed on inside this process: whoever is next asks for one with its own.
+    ///
+    /// # Errors
+    ///
+    /// [`Config`](crate::ErrorKind::Config) for another ttl; [`Lost`](crate::ErrorKind::Lost). Nothing has
+    /// changed then.
+    ///
+    /// [`Unavailable`](crate::ErrorKind::Unavailable) or [`Unknown`](crate::ErrorKind::Unknown) when that was
+    /// not acknowledged within an operation timeout, or when an earlier renewal with the shorter ttl never
+    /// was, which may still arrive and would cut the lease: for a minute after that it is believed in only
+    /// as far as that ttl goes. The lock is held for [`remaining`](Held::remaining) all the same, and later
+    /// renewals ask for the longer ttl.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped before its first poll, nothing has happened. After that later renewals ask for the longer
+    /// ttl.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), lockcore::Error> {
+    /// let locks = lockcore::Locks::connect("memory:")?;
+    /// let guard = locks.mutex("report").acquire().await?;
+    /// assert!(guard.remaining() < Duration::from_secs(11));
+    ///
+    /// // It has more pages than usual.
+    /// guard.extend(Duration::from_secs(60)).await?;
+    /// assert!(guard.remaining() > Duration::from_secs(55));
+    /// # Ok(()) }
+    /// ```
+    pub async fn extend(&self, ttl: Duration) -> Result<(), Error> {
+        let outcome = self.extended(ttl).await;
+        outcome.map_err(|error| error.of_name(self.name()))
+    }
+
+    async fn extended(&self, ttl: Duration) -> Result<(), Error> {
+        let (shared, lease) = (self.shared(), &self.held.0.lease);
+        let longest = shared.backend.capability().longest_ttl;
+        let present = lease.ttl();
+        if ttl < present || ttl > longest {
+            return Err(Error::config(format!(
+                "a ttl of {ttl:?} does not extend this lease: it has {present:?}, and this store takes up to {longest:?}"
+            )));
+        }
+        if let Some(error) = self.loss_here() {
+            return Err(error);
+        }
+        if ttl > present {
+            lease.lengthen(ttl);
+            // Whoever comes next has asked for the shorter one.
+            shared.lanes.lost(shared, lease);
+        }
+        let by = shared.clock.now().after(shared.op_timeout);
+        loop {
+            // The answer may be to what was asked by another, with a longer one.
+            let trusted = lease.is_trusted(shared.clock.now());
+            self.renew().await.map_err(Error::unavailable_if_config)?;
+            if trusted {
+                return Ok(());
+            }
+            // A renewal of before is under way, which the next answer may find answered.
+            let again = shared.clock.now().after(Duration::from_millis(5));
+            if again >= by {
+                return Err(Error::unavailable(format!(
+                    "an earlier renewal was not answered and may still arrive, which would cut the lease to its ttl of \
+                     {present:?}; it is believed in for that long until a minute after it"
+                )));
+            }
+            shared.alarm(again).await;
         }
     }
 
@@ -734,17 +926,18 @@ impl Drop for Guard {
     }
 }
 
-/// A ticket that nobody writes under any more, and that the store has not let readers into. If that is
-/// not acknowledged, for whatever reason, its drop leaves it to the keeper.
+/// A ticket that is to have fewer permits than the store knows: nobody writes under it any more, or some of
+/// them were given back. If that is not acknowledged, for whatever reason, its drop leaves it to the keeper.
 struct Shrinking<'a>(&'a Held);
 
 impl Shrinking<'_> {
     async fn ask(self) -> Result<(), Error> {
         let held = self.0;
+        let to_have = held.lease().permits();
         // Whatever the store says, nothing is as it was before.
         held.renew().await.map_err(Error::unavailable_if_config)?;
-        let text = "the store could not say whether the lock is a reader's now";
-        match held.lease().is_shrinking() {
+        let text = "the store could not say whether the ticket is smaller now";
+        match held.lease().counted() > to_have {
             true => Err(Error::unknown(text)),
             false => Ok(()),
         }

@@ -104,10 +104,10 @@ struct Part {
 impl Part {
     fn of(held: &Held) -> Self {
         // Of a write hold that has become a reader's, what it has become.
-        let request = held.lease().renewal();
+        let (lease, request) = (held.lease(), &held.lease().request);
         Self {
             name: request.name.clone(),
-            permits: request.permits.get(),
+            permits: lease.permits(),
             capacity: request.capacity.get(),
         }
     }

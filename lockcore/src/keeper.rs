@@ -223,18 +223,19 @@ async fn renew(shared: Arc<Shared>, leases: Vec<Arc<Lease>>) {
     let shared = &renewing.shared;
     // What is asked for, that is what the answers are about.
     let leases = renewing.leases.as_slice().iter();
-    let renewals: Vec<_> = leases.map(|lease| Arc::clone(lease.renewal())).collect();
-    let asked = renewals.clone();
+    let now = shared.clock.now();
+    let renewals: Vec<_> = leases.map(|lease| lease.renewal(now)).collect();
+    let asked = renewals.iter().map(|renewal| Arc::clone(renewal)).collect();
     // Begun after a third of the ttl, there is time for three attempts of a quarter each.
     let patience = shared.op_timeout.min(shortest / 4);
-    let by = shared.clock.now().after(patience);
+    let by = now.after(patience);
     let outcome = shared
         .operate(Where::Keeper, by, |connection| connection.renew(asked))
         .await;
     match outcome {
         Ok((sent, answers)) => {
             // A store that answers for too few has not answered for the rest.
-            for (renewal, answer) in renewals.iter().zip(answers) {
+            for (renewal, answer) in renewals.into_iter().zip(answers) {
                 let Some(lease) = renewing.leases.next() else {
                     break;
                 };
@@ -243,6 +244,9 @@ async fn renew(shared: Arc<Shared>, leases: Vec<Arc<Lease>>) {
             }
         }
         Err(error) => {
+            for renewal in &renewals {
+                renewal.refused(&error);
+            }
             let tickets = renewals.len();
             shared.log(Level::DEBUG, move || {
                 tracing::debug!(%error, tickets, "renewal not acknowledged, trying again");

@@ -1,14 +1,18 @@
 //! The lease record: what this process knows of one ticket, and until when it may believe in it.
 //! Who renews it is `keeper`; what the user sees of it is `guard`.
 
-use std::sync::{Arc, OnceLock};
+use std::cell::Cell;
+use std::num::NonZeroU32;
+use std::ops::Deref;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
+use crate::backend::{Fault, StoreError};
 use crate::clock::{Clock, Instant};
 use crate::error::LostReason;
-use crate::request::Request;
-use crate::sync::Notify;
+use crate::request::{FULL, Request};
 use crate::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU64, Ordering};
+use crate::sync::{Mutex, Notify};
 use crate::token::FencingToken;
 
 /// One ticket's state, shared by the acquire loop, the guard, the keeper and the wake-ups.
@@ -33,10 +37,12 @@ pub(crate) struct Lease {
     granted: AtomicU64,
     /// See [`granted_at`](Self::granted_at); 0 before that.
     granted_at: AtomicU64,
-    /// Who may use it: [`WRITER`], [`SHRINKING`] or [`SHARED`].
-    side: AtomicU8,
-    /// What it is renewed with from when it is shrinking.
-    shrunk: OnceLock<Arc<Request>>,
+    /// The permits that it is renewed with, above, and below those that the store is known to count.
+    /// Both only fall, and the second follows the first.
+    permits: AtomicU64,
+    /// The ttl that it is renewed with, in nanoseconds. It only rises, under the mutex of `asked`.
+    ttl: AtomicU64,
+    asked: Mutex<Asked>,
     /// Its loss has been told to those who watch the client.
     told: AtomicBool,
     /// An enqueue of this id was sent and never answered, so it may still arrive.
@@ -50,13 +56,34 @@ pub(crate) struct Lease {
 
 const LOST: u64 = 0;
 
-/// One writer, and who is inside of his hold.
-const WRITER: u8 = 0;
-/// Nobody writes any more, and the store has not acknowledged it: whoever has it reads on, and nobody else
-/// may do anything.
-const SHRINKING: u8 = 1;
-/// Readers, or the permits of a semaphore.
-const SHARED: u8 = 2;
+/// Renewals whose answers have not come. Only of use once the ttl has risen: one of before it that the
+/// store carries out after those that followed it cuts the ticket's time, without anybody's hearing of
+/// it.
+#[derive(Debug)]
+struct Asked {
+    /// With the ttl of now, and with a shorter one.
+    now: u32,
+    shorter: u32,
+    /// The shortest ttl of those that nobody waits for any more, and until when they may arrive.
+    late: Duration,
+    late_until: Instant,
+}
+
+/// What was sent and not answered is carried out within this time or never: as long as a server that
+/// was stopped takes to read on.
+const LONGEST_STALL: Duration = Duration::from_secs(60);
+
+/// What a lease is renewed with, once. Unless the store [answers](Self::answered), dropping it means
+/// that it may still arrive.
+#[derive(Debug)]
+pub(crate) struct Renewal {
+    lease: Arc<Lease>,
+    request: Arc<Request>,
+    sent: Instant,
+    /// See [`Lease::at_most`].
+    at_most: Duration,
+    answered: Cell<bool>,
+}
 
 /// The word was final already.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,8 +92,10 @@ pub(crate) struct AlreadyLost;
 impl Lease {
     /// A record for a request that has not been sent: it holds nothing, and cannot expire.
     pub(crate) fn new(request: Arc<Request>, renew: bool) -> Self {
-        let exclusive = request.is_exclusive();
+        let permits = both(request.permits.get(), request.permits.get());
         Self {
+            permits: AtomicU64::new(permits),
+            ttl: AtomicU64::new(nanos(request.ttl)),
             request,
             renew,
             deadline: AtomicU64::new(Instant::FAR_FUTURE.as_nanos()),
@@ -76,8 +105,12 @@ impl Lease {
             hand_overs: AtomicU16::new(0),
             granted: AtomicU64::new(0),
             granted_at: AtomicU64::new(0),
-            side: AtomicU8::new(if exclusive { WRITER } else { SHARED }),
-            shrunk: OnceLock::new(),
+            asked: Mutex::new(Asked {
+                now: 0,
+                shorter: 0,
+                late: Duration::MAX,
+                late_until: Instant::from_nanos(0),
+            }),
             told: AtomicBool::new(false),
             ambiguous: AtomicBool::new(false),
             confirmed: AtomicU64::new(0),
@@ -129,38 +162,131 @@ impl Lease {
     /// Nobody writes under it any more, and somebody reads: it is to become a read ticket, and is no
     /// writer's from now on, whatever the store knows of it yet.
     pub(crate) fn shrink(&self) {
-        let to_read = || Arc::new(self.request.to_read());
-        self.shrunk.get_or_init(to_read);
+        self.shrink_from(FULL.get(), 1);
+    }
+
+    /// From now on it is renewed with so many permits, if it has had `before`, and as the store knows.
+    /// Returns whether it is so.
+    ///
+    /// One change at a time: a store need not know of two that may both arrive.
+    pub(crate) fn shrink_from(&self, before: u32, permits: u32) -> bool {
         let order = Ordering::SeqCst;
-        let _ = self.side.compare_exchange(WRITER, SHRINKING, order, order);
+        let (old, new) = (both(before, before), both(permits, before));
+        (self.permits.compare_exchange(old, new, order, order)).is_ok()
     }
 
-    /// What to renew it with. Once it is to shrink, that asks for it again and again.
-    pub(crate) fn renewal(&self) -> &Arc<Request> {
-        self.shrunk.get().unwrap_or(&self.request)
+    /// The permits that it is to have; the store may count more.
+    pub(crate) fn permits(&self) -> u32 {
+        (self.permits.load(Ordering::SeqCst) >> 32) as u32
     }
 
-    /// A renewal with this was acknowledged. Returns whether the ticket is a read ticket by it, and was
-    /// not known to be one.
+    /// The permits that the store counts, as far as is known.
+    pub(crate) fn counted(&self) -> u32 {
+        self.permits.load(Ordering::SeqCst) as u32
+    }
+
+    /// The ttl that it is renewed with.
+    pub(crate) fn ttl(&self) -> Duration {
+        Duration::from_nanos(self.ttl.load(Ordering::SeqCst))
+    }
+
+    /// What a renewal gives at best.
+    pub(crate) fn longest(&self) -> Duration {
+        let ttl = self.ttl();
+        ttl.saturating_sub(drift(ttl))
+    }
+
+    /// From now on it is renewed with this ttl, if that is longer than the one it has.
+    pub(crate) fn lengthen(&self, ttl: Duration) {
+        let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        if ttl > self.ttl() {
+            self.ttl.store(nanos(ttl), Ordering::SeqCst);
+            asked.shorter += std::mem::take(&mut asked.now);
+        }
+    }
+
+    /// As it was enqueued, with the ttl that it may have at the store by now.
+    pub(crate) fn as_enqueued(&self) -> Arc<Request> {
+        self.asked_with(self.request.permits.get(), self.ttl())
+    }
+
+    /// With the permits and the ttl that it is to have at the store.
+    pub(crate) fn as_it_is(&self) -> Arc<Request> {
+        self.asked_with(self.permits(), self.ttl())
+    }
+
+    fn asked_with(&self, permits: u32, ttl: Duration) -> Arc<Request> {
+        let as_enqueued = (self.request.permits.get(), self.request.ttl);
+        match NonZeroU32::new(permits) {
+            Some(fewer) if (permits, ttl) != as_enqueued => Arc::new(Request {
+                permits: fewer,
+                ttl,
+                ..(*self.request).clone()
+            }),
+            _ => Arc::clone(&self.request),
+        }
+    }
+
+    /// What to renew it with, about to be sent. Once it is to shrink, that asks for it again and again.
+    pub(crate) fn renewal(self: &Arc<Self>, now: Instant) -> Renewal {
+        let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        asked.now += 1;
+        let (ttl, at_most) = (self.ttl(), self.at_most(&asked, now));
+        drop(asked);
+        Renewal {
+            lease: Arc::clone(self),
+            request: self.asked_with(self.permits(), ttl),
+            sent: now,
+            at_most,
+            answered: Cell::new(false),
+        }
+    }
+
+    /// Whether a renewal that is sent now gives the whole ttl.
+    pub(crate) fn is_trusted(&self, now: Instant) -> bool {
+        let asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        self.at_most(&asked, now) >= self.ttl()
+    }
+
+    /// What may be believed of a renewal that is sent now: another one, with a shorter ttl, may be carried
+    /// out after it.
+    fn at_most(&self, asked: &Asked, now: Instant) -> Duration {
+        if asked.shorter > 0 || self.is_ambiguous() {
+            self.request.ttl // none has a shorter one
+        } else if now < asked.late_until {
+            asked.late
+        } else {
+            Duration::MAX
+        }
+    }
+
+    /// A renewal with this was acknowledged. Returns whether the store counts no more permits by it than
+    /// the ticket is to have, and was not known to.
     pub(crate) fn acknowledged(&self, renewal: &Request) -> bool {
         let order = Ordering::SeqCst;
-        let shrinks = self.shrunk.get().is_some() && !renewal.is_exclusive();
-        shrinks && (self.side.compare_exchange(SHRINKING, SHARED, order, order)).is_ok()
+        let counted = |permits: u64| {
+            let (to_have, counted) = ((permits >> 32) as u32, permits as u32);
+            let fewer = renewal.permits.get() < counted;
+            fewer.then(|| both(to_have, renewal.permits.get()))
+        };
+        let fewer = self.permits.fetch_update(order, order, counted).is_ok();
+        fewer && !self.is_shrinking()
     }
 
     /// Of a ticket that one may write under, and nobody else does anything.
     pub(crate) fn is_exclusive(&self) -> bool {
-        self.side.load(Ordering::SeqCst) == WRITER
+        self.permits() == FULL.get()
     }
 
-    /// Whether the store has still to be asked to let readers in.
+    /// Whether the store has still to be asked to let others in.
     pub(crate) fn is_shrinking(&self) -> bool {
-        self.side.load(Ordering::SeqCst) == SHRINKING
+        let permits = self.permits.load(Ordering::SeqCst);
+        (permits >> 32) as u32 != permits as u32
     }
 
     /// Whether others may read under it, as far as is known.
     pub(crate) fn is_shared(&self) -> bool {
-        self.side.load(Ordering::SeqCst) == SHARED
+        self.counted() != FULL.get()
     }
 
     /// The time that no renewal moves the deadline beyond.
@@ -303,12 +429,64 @@ impl Lease {
     }
 }
 
+impl Renewal {
+    /// The store has answered: this does not arrive any more. Returns what the ttl that it gave is worth.
+    pub(crate) fn answered(self, valid_for: Duration) -> Duration {
+        self.answered.set(true);
+        valid_for.min(self.at_most)
+    }
+
+    /// It was not carried out, unless that is unknown.
+    pub(crate) fn refused(&self, error: &StoreError) {
+        self.answered.set(error.fault() != Fault::Unknown);
+    }
+}
+
+impl Deref for Renewal {
+    type Target = Arc<Request>;
+
+    fn deref(&self) -> &Arc<Request> {
+        &self.request
+    }
+}
+
+impl Drop for Renewal {
+    fn drop(&mut self) {
+        let lease = &self.lease;
+        let mut asked = lease.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        match self.request.ttl < lease.ttl() {
+            true => asked.shorter -= 1,
+            false => asked.now -= 1,
+        }
+        if !self.answered.get() {
+            // What was late before and has arrived by now, or never will, does not count any more.
+            if asked.late_until <= self.sent {
+                asked.late = Duration::MAX;
+            }
+            asked.late = asked.late.min(self.request.ttl);
+            asked.late_until = asked.late_until.max(self.sent.after(LONGEST_STALL));
+        }
+    }
+}
+
+const fn both(to_have: u32, counted: u32) -> u64 {
+    (to_have as u64) << 32 | counted as u64
+}
+
+/// A ttl is a year at most.
+fn nanos(ttl: Duration) -> u64 {
+    ttl.as_nanos().try_into().unwrap_or(u64::MAX)
+}
+
 /// P3: counted from before the send, less what two clocks may drift apart over the ttl. A
 /// hundredth is far above what crystals do (100 ppm); the 5 ms are for rounding and scheduling at
 /// the store.
 fn deadline(sent: Instant, valid_for: Duration) -> Instant {
-    sent.after(valid_for)
-        .before(valid_for / 100 + Duration::from_millis(5))
+    sent.after(valid_for).before(drift(valid_for))
+}
+
+fn drift(ttl: Duration) -> Duration {
+    ttl / 100 + Duration::from_millis(5)
 }
 
 const fn reason_code(reason: LostReason) -> u8 {
@@ -343,17 +521,22 @@ pub(crate) mod tests {
     const TTL: Duration = Duration::from_secs(10);
 
     pub(crate) fn lease() -> Lease {
-        lease_for(TTL)
+        lease_with(TTL, 1)
     }
 
     pub(crate) fn lease_for(ttl: Duration) -> Lease {
+        lease_with(ttl, 1)
+    }
+
+    fn lease_with(ttl: Duration, permits: u32) -> Lease {
+        let permits = NonZeroU32::new(permits).unwrap();
         let namespace = Namespace::new("test").unwrap();
         Lease::new(
             Arc::new(Request {
                 name: Name::new(namespace, "n").unwrap(),
                 id: Id::draw().unwrap(),
-                permits: NonZeroU32::MIN,
-                capacity: NonZeroU32::MIN,
+                permits,
+                capacity: permits,
                 ttl,
                 wait: true,
                 highest_seen: 0,
@@ -420,6 +603,76 @@ pub(crate) mod tests {
         assert_eq!(lease.deadline(), at(115));
         assert!(!lease.wants_renewal());
         assert_eq!(lease.lost(at(115)), Some(LostReason::MaxHold));
+    }
+
+    #[test]
+    fn a_longer_ttl_is_believed_in_when_no_shorter_renewal_can_follow() {
+        let (lease, long) = (Arc::new(lease()), 6 * TTL);
+        lease.answered(7, at(100), TTL);
+        let shorter = lease.renewal(at(103));
+        lease.lengthen(long);
+        lease.lengthen(TTL);
+        assert_eq!(lease.ttl(), long);
+
+        // Under way, then answered.
+        let longer = lease.renewal(at(104));
+        assert_eq!((longer.ttl, longer.id), (long, lease.request.id));
+        assert_eq!(longer.answered(long), TTL);
+        assert_eq!(shorter.answered(TTL), TTL);
+        assert_eq!(lease.renewal(at(104)).answered(long), long);
+
+        // Never answered: it is not believed to be gone before a server cannot have been stopped any longer.
+        let longest = 2 * long;
+        drop(lease.renewal(at(105)));
+        lease.lengthen(longest);
+        assert!(!lease.is_trusted(at(164)));
+        assert_eq!(lease.renewal(at(164)).answered(longest), long);
+        assert!(lease.is_trusted(at(165)));
+        assert_eq!(lease.renewal(at(165)).answered(longest), longest);
+
+        // One that is as long costs nothing when it is late.
+        drop(lease.renewal(at(170)));
+        assert_eq!(lease.renewal(at(171)).answered(longest), longest);
+        // The first request may be carried out again.
+        lease.set_ambiguous();
+        assert_eq!(lease.renewal(at(300)).answered(longest), TTL);
+    }
+
+    #[test]
+    fn a_renewal_that_was_refused_does_not_follow() {
+        for (fault, believed) in [
+            (Fault::Refused, 2 * TTL),
+            (Fault::Retry, 2 * TTL),
+            (Fault::Config, 2 * TTL),
+            (Fault::Unknown, TTL),
+        ] {
+            let lease = Arc::new(lease());
+            let renewal = lease.renewal(at(101));
+            renewal.refused(&StoreError::new(fault, "refused"));
+            drop(renewal);
+            lease.lengthen(2 * TTL);
+            assert_eq!(lease.renewal(at(102)).answered(2 * TTL), believed);
+        }
+    }
+
+    #[test]
+    fn a_ticket_is_made_smaller_one_step_after_the_other() {
+        let lease = Arc::new(lease_with(TTL, 5));
+        assert!(!lease.shrink_from(4, 3), "it has five");
+        assert!(lease.shrink_from(5, 3));
+        assert!(lease.is_shrinking() && lease.wants_renewal());
+        assert!(!lease.shrink_from(3, 2), "the store knows of five");
+        let (before, after) = (Arc::clone(&lease.request), lease.renewal(at(101)));
+        assert_eq!((after.permits.get(), after.ttl), (3, TTL));
+
+        assert!(!lease.acknowledged(&before));
+        assert_eq!((lease.permits(), lease.counted()), (3, 5));
+        assert!(lease.acknowledged(&after));
+        assert_eq!(lease.counted(), 3);
+        // Each is told of once, in whatever order answers come.
+        assert!(!lease.acknowledged(&after) && !lease.acknowledged(&before));
+        assert!(lease.shrink_from(3, 1));
+        assert!(!lease.acknowledged(&after) && lease.is_shrinking());
     }
 
     #[test]

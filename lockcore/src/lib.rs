@@ -29,9 +29,12 @@
 //! | hold a lock over several steps | [`Lock::acquire`] → [`Guard`] |
 //! | exclude, share, count | [`Locks::mutex`], [`Locks::rwlock`], [`Locks::semaphore`] |
 //! | take several at once | [`Locks::all`] |
-//! | ask who holds it | [`Locks::inspect`] |
+//! | ask who holds it | [`Locks::inspect`], with what [`Builder::owner`] and [`Lock::owner`] say |
 //! | take it again inside, or carry it into a task | [`Lock::reentrant`], [`Held::scope`], [`Guard::reenter`] |
 //! | write, then only read on | [`Guard::downgrade`] |
+//! | give some permits back and keep the rest | [`Guard::release_permits`] |
+//! | be sure of the next minutes | [`Held::ensure`], [`Guard::extend`] |
+//! | see to it that a caller holds the lock | [`held`], [`Locks::held`] |
 //! | be told of trouble | [`Locks::events`], [`Held::in_danger`], [`Held::lost`] |
 //! | let a process serve its own, or not | [`Fair`] |
 //! | know what happens when, and why | [`guide`] |
@@ -43,9 +46,9 @@
 //! # What it promises, and what it cannot
 //!
 //! While a guard says [`is_valid`](Held::is_valid), nobody else was granted the lock by the store,
-//! as long as the store kept its data and its clock ran evenly. A process can be stopped for
-//! seconds between that look and its next write; then somebody else may hold the lock when the
-//! write arrives. Fencing tokens are for that: a resource that refuses tokens lower than the
+//! as long as the store kept its data, and its clock and that of this machine ran evenly. A process can
+//! be stopped for seconds between that look and its next write; then somebody else may hold the lock when
+//! the write arrives. Fencing tokens are for that: a resource that refuses tokens lower than the
 //! highest it has seen is safe even then. [`fencing`] has the checks for SQL and Redis.
 //!
 //! Work under [`Lock::run`] is stopped when the lock is lost: it is not polled again. Tasks that it
@@ -111,6 +114,7 @@ pub use name::{Name, Namespace};
 pub use process_default::{default_locks, init, shutdown, with_default};
 pub use request::{FULL, Id, Request};
 pub use rwlock::RwLock;
+pub use scope::held;
 pub use semaphore::Semaphore;
 pub use token::{FencingToken, MAX_TICKET, NotAToken, WriteToken};
 
@@ -132,6 +136,8 @@ mod futures_are_send {
         }));
         spawnable(&guard.ensure(std::time::Duration::ZERO));
         spawnable(&guard.in_danger());
+        spawnable(&guard.release_permits(1));
+        spawnable(&guard.extend(std::time::Duration::ZERO));
         spawnable(&guard.scope(async {}));
         spawnable(&locks.events().next());
         spawnable(&guard.release());
@@ -139,6 +145,8 @@ mod futures_are_send {
         spawnable(&both.acquire());
         spawnable(&both.run(async |_| Ok::<_, Error>(())));
         spawnable(&several.lost());
+        spawnable(&several.in_danger());
+        spawnable(&several.scope(async {}));
         spawnable(&several.release());
         spawnable(&other.run(async { Ok::<_, Error>(()) }));
         spawnable(&locks.inspect("x"));

@@ -10,9 +10,9 @@ use tracing::Instrument;
 use crate::acquire::{self, Budget};
 use crate::clock::{Clock, Instant};
 use crate::config::Fair;
-use crate::error::Error;
+use crate::error::{Error, ErrorKind};
 use crate::guard::{Guard, Held};
-use crate::locks::Client;
+use crate::locks::{Client, Owner, OwnerText};
 use crate::name::Name;
 use crate::request::FULL;
 use crate::scope;
@@ -82,6 +82,8 @@ pub struct Lock {
     reentrant: bool,
     on_lost: OnLost,
     label: Option<&'static str>,
+    /// Of a text of its own.
+    owner: Option<Owner>,
 }
 
 #[derive(Clone, Debug)]
@@ -99,7 +101,8 @@ pub(crate) struct Order<'a> {
     pub(crate) capacity: NonZeroU32,
     pub(crate) ttl: Duration,
     pub(crate) renew: bool,
-    /// It has a shortest or longest time to be held.
+    pub(crate) owner: &'a Arc<str>,
+    /// It has a shortest or longest time to be held, or an owner's text of its own.
     pub(crate) limited: bool,
     pub(crate) reentrant: bool,
     pub(crate) on_lost: OnLost,
@@ -114,7 +117,7 @@ impl Order<'_> {
     }
 
     /// Whether it can be passed on between the tasks of this process. A lease of its own length, or
-    /// with an end of its own, cannot; and permits of a semaphore are counted at the store.
+    /// with an end or an owner of its own, cannot; and permits of a semaphore are counted at the store.
     pub(crate) fn is_shareable(&self) -> bool {
         let local = matches!(self.client.shared.defaults.fair, Fair::Local(_));
         local && self.capacity == FULL && self.renew && !self.limited
@@ -146,6 +149,7 @@ impl Lock {
             reentrant: true,
             on_lost: OnLost::default(),
             label: None,
+            owner: None,
         }
     }
 
@@ -190,7 +194,7 @@ impl Lock {
     /// The longest time that the lock is held from the grant on, renewals or not; then it is
     /// [lost](crate::LostReason::MaxHold), and free when the rest of its lease has run out, one ttl
     /// later at most. A guard that is leaked would otherwise be renewed as long as the process
-    /// lives. Default: no limit.
+    /// lives. Greater than zero. Default: no limit.
     pub fn max_hold(mut self, limit: Duration) -> Self {
         self.max_hold = Some(limit);
         self
@@ -224,6 +228,39 @@ impl Lock {
     /// A name for traces that does not vary with the key, as `order:{id}`. The macro sets it.
     pub fn label(mut self, label: &'static str) -> Self {
         self.label = Some(label);
+        self
+    }
+
+    /// What [`Locks::inspect`](crate::Locks::inspect) shows as the
+    /// [`owner_text`](crate::Place::owner_text) of the ticket: which job this is, or for which request. At most
+    /// 64 bytes of UTF-8 without control characters and line breaks; anything else is reported as
+    /// [`Config`](crate::ErrorKind::Config) when the lock is asked for. Empty for none. Default: the client's
+    /// ([`Builder::owner`](crate::Builder::owner), `LOCK_OWNER`).
+    ///
+    /// It is no part of the name, and whoever may read the store reads it: no secrets. A lock with a text of
+    /// its own has a ticket of its own, as the text of one that is passed on inside the process would be that
+    /// of another; see [`Fair`].
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), lockcore::Error> {
+    /// let locks = lockcore::Locks::builder().url("memory:").owner("billing 2.7").build()?;
+    /// let guard = locks.mutex("order:42").owner("refund 4711").acquire().await?;
+    ///
+    /// let places = locks.inspect("order:42").await?;
+    /// assert_eq!(places[0].owner_text.as_deref(), Some("refund 4711"));
+    /// guard.release().await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn owner(mut self, text: impl Into<String>) -> Self {
+        match OwnerText::new(text.into()) {
+            Ok(text) => self.owner = Some(self.client.owner.with(&text)),
+            Err(error) => {
+                self.what = self
+                    .what
+                    .and_then(|what| Err(error.of_name(what.name.as_str())));
+            }
+        }
         self
     }
 
@@ -301,9 +338,25 @@ impl Lock {
 
     pub(crate) fn timeout(&self, waited: Duration) -> Error {
         match &self.what {
-            Ok(what) => Error::timeout(waited).of_name(what.name.as_str()),
+            Ok(what) => self.refused(Error::timeout(waited), &what.name),
             Err(error) => error.clone(),
         }
+    }
+
+    /// An error as the caller gets it.
+    fn refused(&self, error: Error, name: &Name) -> Error {
+        let error = error.of_name(name.as_str());
+        let not_free = matches!(error.kind(), ErrorKind::Busy | ErrorKind::Timeout);
+        let held = not_free.then(|| self.client.shared.held_among_few(name));
+        match held.flatten() {
+            Some(capacity) => error.held_here(capacity == FULL),
+            None => error,
+        }
+    }
+
+    /// Whether it can be asked for at all.
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        self.order().map(drop)
     }
 
     /// The order in which several locks are taken: the same in every process, whatever the order
@@ -325,6 +378,22 @@ impl Lock {
         };
         let same = Arc::ptr_eq(&self.client, &other.client) && this.name == that.name;
         same && this.capacity == that.capacity && this.permits >= that.permits
+    }
+
+    /// If both are permits of the same semaphore, takes those of the other along; perhaps more than there
+    /// are, which is reported when they are asked for. Returns whether it is so.
+    pub(crate) fn add_permits(&mut self, other: &Self) -> bool {
+        let same_client = Arc::ptr_eq(&self.client, &other.client);
+        let (Ok(this), Ok(that)) = (&mut self.what, &other.what) else {
+            return false;
+        };
+        let same = same_client && this.name == that.name && this.capacity == that.capacity;
+        let semaphore = same && this.capacity != FULL;
+        if semaphore {
+            // Far beyond every capacity.
+            this.permits = this.permits.saturating_add(that.permits.get());
+        }
+        semaphore
     }
 
     /// The lock is in the user's hands: its limits count from the grant.
@@ -372,7 +441,7 @@ impl Lock {
         guard
             .instrument(span)
             .await
-            .map_err(|error| error.of_name(name.as_str()))
+            .map_err(|error| self.refused(error, name))
     }
 
     fn order(&self) -> Result<Order<'_>, Error> {
@@ -383,6 +452,19 @@ impl Lock {
                 "a ttl of {:?} is not usable: this store takes {SHORTEST_TTL:?} to {longest:?}",
                 self.ttl
             ))
+            .of_name(what.name.as_str()));
+        }
+        if what.permits > what.capacity {
+            return Err(Error::config(format!(
+                "asks for {} permits together, of {}: so many are never free",
+                what.permits, what.capacity
+            ))
+            .of_name(what.name.as_str()));
+        }
+        if self.max_hold == Some(Duration::ZERO) {
+            return Err(Error::config(
+                "a max_hold of zero is not usable: the lock would be lost before it is held; leave it out for no limit",
+            )
             .of_name(what.name.as_str()));
         }
         let ends_by_itself = match self.renew {
@@ -406,7 +488,8 @@ impl Lock {
             capacity: what.capacity,
             ttl: self.ttl,
             renew: self.renew,
-            limited: self.is_limited(),
+            owner: &self.owner.as_ref().unwrap_or(&self.client.owner).whole,
+            limited: self.is_limited() || self.owner.is_some(),
             reentrant: self.reentrant,
             on_lost: self.on_lost,
             #[cfg(debug_assertions)]

@@ -8,12 +8,14 @@ use crate::backend::{Backend, Place};
 use crate::config::Builder;
 use crate::error::Error;
 use crate::events::EventListener;
+use crate::guard::Held;
 use crate::keeper::Keeper;
 use crate::lock::{Lock, Wait};
 use crate::multi::MultiLock;
 use crate::name::Name;
 use crate::request::FULL;
 use crate::rwlock::RwLock;
+use crate::scope;
 use crate::semaphore::Semaphore;
 use crate::shared::{Settings, Shared, Where};
 
@@ -41,8 +43,8 @@ pub struct Locks(Arc<Client>);
 /// What all handles of one client share.
 pub(crate) struct Client {
     pub(crate) shared: Arc<Shared>,
-    /// `host/pid/client`, for [`Locks::inspect`].
-    pub(crate) owner: Arc<str>,
+    /// For [`Locks::inspect`].
+    pub(crate) owner: Owner,
     #[cfg(debug_assertions)]
     pub(crate) inversions: crate::inversions::Inversions,
     /// Ends the thread when the last handle goes.
@@ -55,7 +57,7 @@ impl Client {
     pub(crate) fn without_thread(shared: &Arc<Shared>) -> Arc<Self> {
         Arc::new(Self {
             shared: Arc::clone(shared),
-            owner: "model".into(),
+            owner: Owner::of_this_process(&OwnerText(String::new())),
             #[cfg(debug_assertions)]
             inversions: Default::default(),
             _keeper: Keeper::without_thread(shared),
@@ -99,11 +101,15 @@ impl Locks {
         Self::builder().backend(backend).build()
     }
 
-    pub(crate) fn start(backend: Arc<dyn Backend>, settings: Settings) -> Result<Self, Error> {
+    pub(crate) fn start(
+        backend: Arc<dyn Backend>,
+        settings: Settings,
+        owner: Owner,
+    ) -> Result<Self, Error> {
         let (keeper, shared) = Keeper::start(backend, settings)?;
         Ok(Self(Arc::new(Client {
             shared,
-            owner: owner(),
+            owner,
             #[cfg(debug_assertions)]
             inversions: Default::default(),
             _keeper: keeper,
@@ -177,8 +183,34 @@ impl Locks {
         self.0.shared.defaults.wait
     }
 
+    /// The lock of a name of this client, of any clone of it, that the running code is inside of: as
+    /// [`lockcore::held`](crate::held), which says what that means, does for all clients.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), lockcore::Error> {
+    /// # use lockcore::Locks;
+    /// let (locks, others) = (Locks::connect("memory:")?, Locks::connect("memory:")?);
+    /// locks
+    ///     .mutex("order:42")
+    ///     .run(async |_| {
+    ///         assert!(locks.held("order:42").is_some());
+    ///         assert!(others.held("order:42").is_none());
+    ///         Ok::<_, lockcore::Error>(())
+    ///     })
+    ///     .await?;
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn held(&self, name: &str) -> Option<Held> {
+        scope::held_that(|held| held.is_of_client(&self.0) && held.name() == name)
+    }
+
     /// Who holds a name and who waits for it, oldest first. A snapshot: it may be outdated when it
     /// arrives, and is for people, not for decisions.
+    ///
+    /// [`Place::owner`] tells the machine, the process and the client; [`Place::owner_text`] what the
+    /// application says of itself. A ticket that is passed on inside a process keeps its owner.
     ///
     /// # Errors
     ///
@@ -197,7 +229,7 @@ impl Locks {
             .await
             // Nothing was asked that could have an unknown fate.
             .map_err(|error| Error::unavailable_unless_config(error).of_name(name.as_str()))?;
-        let ours = |place: &&mut Place| *place.owner == *self.0.owner;
+        let ours = |place: &&mut Place| place.owner == self.0.owner.client;
         if let Some(youngest) = places.iter_mut().rev().find(ours) {
             youngest.local_waiters = shared.lanes.waiting(&name);
         }
@@ -270,16 +302,64 @@ impl fmt::Debug for Client {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Client")
             .field("namespace", &self.shared.namespace.as_str())
-            .field("owner", &self.owner)
+            .field("owner", &self.owner.whole)
             .field("fair", &self.shared.defaults.fair)
             .finish_non_exhaustive()
     }
 }
 
-/// Says who holds a lock, to people: the machine, the process, and which client of it.
-fn owner() -> Arc<str> {
-    let uname = rustix::system::uname();
-    let host = uname.nodename().to_string_lossy();
-    let client = fastrand::u16(..);
-    format!("{host}/{}/{client:04x}", std::process::id()).into()
+/// Who has a ticket, as the store keeps it for people.
+#[derive(Clone, Debug)]
+pub(crate) struct Owner {
+    /// The machine, the process, and which client of it: `host/pid/client`.
+    client: String,
+    /// The same, and what the application says of itself, after a space.
+    pub(crate) whole: Arc<str>,
+}
+
+/// In bytes: a line of ten thousand tickets still fits into the megabyte that an answer of ZooKeeper may
+/// have.
+const LONGEST_TEXT: usize = 64;
+
+impl Owner {
+    pub(crate) fn of_this_process(text: &OwnerText) -> Self {
+        let uname = rustix::system::uname();
+        // A space ends it.
+        let odd = |c: char| c.is_whitespace() || c.is_control();
+        let host = uname.nodename().to_string_lossy().replace(odd, "-");
+        let (process, client) = (std::process::id(), fastrand::u16(..));
+        let client = format!("{host}/{process}/{client:04x}");
+        let whole = "".into();
+        Self { client, whole }.with(text)
+    }
+
+    /// The same client with another text.
+    pub(crate) fn with(&self, text: &OwnerText) -> Self {
+        let (client, text) = (self.client.clone(), &text.0);
+        let whole = match text.is_empty() {
+            true => client.as_str().into(),
+            false => format!("{client} {text}").into(),
+        };
+        Self { client, whole }
+    }
+}
+
+/// What an application says of itself.
+#[derive(Clone, Debug)]
+pub(crate) struct OwnerText(String);
+
+impl OwnerText {
+    pub(crate) fn new(text: String) -> Result<Self, Error> {
+        // Among them what ends a line, in whatever the text is shown by.
+        let bad = |c: char| c.is_control() || matches!(c, '\u{2028}' | '\u{2029}');
+        let what = match text.chars().find(|c| bad(*c)) {
+            Some(c) => format!("it has {:?}", c),
+            None if text.len() > LONGEST_TEXT => format!("it has {} bytes", text.len()),
+            None => return Ok(Self(text)),
+        };
+        Err(Error::config(format!(
+            "the owner {text:?} is not usable: it takes up to {LONGEST_TEXT} bytes without control characters and line \
+             breaks, and {what}"
+        )))
+    }
 }

@@ -10,16 +10,17 @@ use std::time::Duration;
 use futures_util::future::{join_all, select_all};
 
 use crate::acquire::LAST_MOMENT;
-use crate::error::{Error, LostReason};
+use crate::error::{Error, ErrorKind, LostReason};
 use crate::guard::{Guard, Held, Release};
 use crate::lock::{Lock, Wait};
 
 /// Several locks that are taken together, all or none of them. Made by [`Locks::all`](crate::Locks::all).
 ///
 /// They are taken one after the other, in the order of their names, so that two who want some of the
-/// same locks never wait for each other in a circle. A name that is given twice is locked once, in
-/// the stronger of both ways and with its settings, or those of the first. Each keeps its own settings,
-/// such as [`Lock::ttl`]; [`Lock::min_hold`] and [`Lock::max_hold`] count from when all are held. The
+/// same locks never wait for each other in a circle. A mutex or read/write lock that is given twice is
+/// locked once, in the stronger of both ways and with its settings, or those of the first. The permits of
+/// a semaphore that is given twice are added up, with the settings of the first: `permits(2)` and
+/// `permits(3)` are five of them, and more than there are is a mistake. Each keeps its own settings, such as [`Lock::ttl`]; [`Lock::min_hold`] and [`Lock::max_hold`] count from when all are held. The
 /// time to wait is one for all, by default the longest of theirs. Of none at all, nothing is waited for.
 ///
 /// What is held already waits for the rest: who needs one of the names only waits with it. For locks
@@ -58,6 +59,9 @@ impl MultiLock {
         locks.sort_by(Lock::in_order);
         // One that is there in two ways that exclude each other stays, and is refused by the store.
         locks.dedup_by(|later, earlier| {
+            if earlier.add_permits(later) {
+                return true;
+            }
             if later.covers(earlier) && !earlier.covers(later) {
                 std::mem::swap(later, earlier);
             }
@@ -167,6 +171,10 @@ impl MultiLock {
         let Some(first) = self.locks.first() else {
             return Ok(());
         };
+        // A mistake in the last is told before the first is taken.
+        for lock in &self.locks {
+            lock.check()?;
+        }
         let clock = first.clock();
         let began = clock.now();
         for lock in &self.locks {
@@ -184,8 +192,12 @@ impl MultiLock {
             let guard = tokio::select! {
                 biased;
                 // Nothing to wait for any more. What was asked for goes with its future.
-                (held, reason) = lost => return Err(Error::lost(reason).of_name(held.name())),
-                guard = lock.take(left) => guard?,
+                (held, reason) = lost => return Err(held.lost_for(reason)),
+                guard = lock.take(left) => guard.map_err(|error| match error.kind() {
+                    // Its own wait was what the others had left.
+                    ErrorKind::Timeout => lock.timeout(began.until(clock.now())),
+                    _ => error,
+                })?,
             };
             guards.push(guard);
         }
@@ -225,6 +237,17 @@ impl MultiHeld {
     /// Safe: it only waits.
     pub async fn lost(&self) -> (&Held, LostReason) {
         first_lost(self.iter()).await
+    }
+
+    /// Resolves when one of them is likely to be lost soon, with what is left of it then: see
+    /// [`Held::in_danger`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe: it only waits.
+    pub async fn in_danger(&self) -> (&Held, Duration) {
+        let danger = |held| Box::pin(async move { (held, Held::in_danger(held).await) });
+        first(self.iter().map(danger)).await
     }
 
     /// Makes sure that all are held for `duration` from now on: see [`Held::ensure`].
@@ -296,7 +319,7 @@ pub struct MultiGuard {
 }
 
 impl MultiGuard {
-    fn of(guards: Vec<Guard>) -> Self {
+    pub(crate) fn of(guards: Vec<Guard>) -> Self {
         let held = guards.iter().map(|guard| guard.held()).collect();
         Self {
             held: MultiHeld(held),

@@ -81,23 +81,10 @@ pub struct Request {
     /// The highest ticket number that this client has seen on any name. A store that lost its data
     /// goes on above it, unless it lies more than a day ahead of the store's clock.
     pub highest_seen: u64,
-    /// Who asks, for people: `host/pid/client`.
+    /// Who asks, for people: `host/pid/client`, and what the application says of itself, if it does, after a
+    /// space. Text without control characters and line breaks, which [`Place::new`](crate::Place::new) takes
+    /// apart again.
     pub owner: Arc<str>,
-}
-
-impl Request {
-    /// Whether nobody else can hold the name: a mutex, or the write side of a read/write lock.
-    pub(crate) fn is_exclusive(&self) -> bool {
-        self.permits == FULL
-    }
-
-    /// What the ticket of a writer is renewed with when he only reads on.
-    pub(crate) fn to_read(&self) -> Self {
-        Self {
-            permits: NonZeroU32::MIN,
-            ..self.clone()
-        }
-    }
 }
 
 #[cfg(test)]

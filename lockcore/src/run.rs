@@ -262,7 +262,7 @@ fn cancels(held: &Held) -> bool {
 /// The loss that ends the body, if there is one.
 fn lost(held: &[Held]) -> Option<Error> {
     let mut held = held.iter().filter(|held| cancels(held));
-    held.find_map(|held| Some(Error::lost(held.lost_reason()?).of_name(held.name())))
+    held.find_map(Held::loss)
 }
 
 #[cfg(test)]

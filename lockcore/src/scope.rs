@@ -13,6 +13,7 @@ use crate::error::{Error, LostReason};
 use crate::guard::{Guard, Held, TURNS, Turn};
 use crate::lock::Order;
 use crate::locks::Client;
+use crate::multi::{MultiGuard, MultiHeld};
 use crate::name::Name;
 use crate::request::FULL;
 
@@ -85,6 +86,62 @@ pub(crate) fn find(client: &Arc<Client>, name: &Name, write: bool) -> Option<Gua
         .ok()?
 }
 
+/// The lock of a name that the running code is inside of, the innermost if there are several: for
+/// assertions in code that relies on a lock which its callers take.
+///
+/// "Inside" is inside of [`Lock::run`](crate::Lock::run) and its like, a function with
+/// `#[distributed_lock]`, the layer, [`Held::while_held`], [`Held::scope`] and [`Held::enter`], whatever the
+/// lock is: a mutex, a side of a read/write lock, permits of a semaphore. The name is as it was given, without
+/// the namespace, and the client may be any: [`Locks::held`](crate::Locks::held) asks for one of its own.
+///
+/// `None` if there is no such lock, and if it is lost or released by now. Code that has spawned a task is not
+/// around that task: there it is `None`, unless the lock was [carried](Held::scope) into it. And `None` of a bare
+/// [`Guard`](crate::Guard), which belongs to no code. Asks nobody, and works outside of a runtime too.
+///
+/// # Examples
+///
+/// ```
+/// use lockcore::{Error, Locks};
+///
+/// fn set_balance(account: u64, cents: i64) {
+///     let lock = lockcore::held(&format!("account:{account}"));
+///     assert!(lock.is_some(), "the balance is written under the account's lock only");
+///     // … write it, with lock.write_token()
+/// }
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Error> {
+/// let locks = Locks::connect("memory:")?;
+/// locks
+///     .mutex("account:7")
+///     .run(async |held| {
+///         set_balance(7, 100);
+///         let elsewhere = tokio::spawn(async { lockcore::held("account:7").is_some() });
+///         assert!(!elsewhere.await.expect("no panic"));
+///         let carried = tokio::spawn(held.scope(async { set_balance(7, 200) }));
+///         carried.await.expect("no panic")
+///     })
+///     .await?;
+/// assert!(lockcore::held("account:7").is_none());
+/// # Ok(()) }
+/// ```
+#[must_use]
+pub fn held(name: &str) -> Option<Held> {
+    held_that(|held| held.name() == name)
+}
+
+/// The innermost that is held at this moment.
+pub(crate) fn held_that(wanted: impl Fn(&Held) -> bool) -> Option<Held> {
+    SCOPE
+        .try_with(|innermost| {
+            std::iter::successors(innermost.as_ref(), |scope| scope.outer.as_deref())
+                .map(|scope| &scope.held)
+                .find(|held| wanted(held) && held.is_valid())
+                .cloned()
+        })
+        .ok()?
+}
+
 /// What the running code is inside of and what is held at this moment, the innermost first; and whether the
 /// running code itself keeps it so. What is around a scope that was [carried](Held::scope) into another task
 /// is not kept by that task.
@@ -126,8 +183,8 @@ pub(crate) async fn reenter(
         false => None,
     };
     // Perhaps while waiting for the turn.
-    if let Some(reason) = outer.lost_reason() {
-        return Err(Error::lost(reason));
+    if let Some(error) = outer.loss() {
+        return Err(error);
     }
     Ok(Guard::inside(outer, turn, order))
 }
@@ -188,16 +245,12 @@ impl Held {
         work: F,
     ) -> impl Future<Output = Result<F::Output, Error>> + use<F> {
         // Now, and not when the future is polled first: the lock may be released before that.
-        let guard = self.guard(true);
+        let guard = self.carried();
         let around = around();
-        let name = self.name().to_owned();
-        let over = self.lost_reason().unwrap_or(LostReason::Released);
         async move {
             // Captured in this order and dropped in it if this is never polled: the work before the guard.
             let (work, guard) = (work, guard);
-            let Some(guard) = guard else {
-                return Err(Error::lost(over).of_name(&name));
-            };
+            let guard = guard?;
             let result = SCOPE.scope(around, guard.while_held(work)).await?;
             if let Err(error) = guard.release().await {
                 tracing::warn!(%error, "the work is done; its lock is released in the background");
@@ -206,10 +259,53 @@ impl Held {
         }
     }
 
+    /// A guard for work that runs elsewhere.
+    fn carried(&self) -> Result<Guard, Error> {
+        let over = || self.lost_for(self.lost_reason().unwrap_or(LostReason::Released));
+        self.guard(true).ok_or_else(over)
+    }
+
     /// Runs a piece of code in the scope of this lock, as [`while_held`](Self::while_held) does with
     /// every poll of its work: for futures and streams that are polled by hand.
     pub fn enter<T>(&self, code: impl FnOnce() -> T) -> T {
         SCOPE.sync_scope(of(std::slice::from_ref(self)), code)
+    }
+}
+
+impl MultiHeld {
+    /// [`Held::scope`] for several locks: all of them stay held until the work has ended, which is stopped
+    /// when one of them is lost.
+    ///
+    /// # Errors
+    ///
+    /// [`Lost`](crate::ErrorKind::Lost) with the name of the lock, also when one had been released before the
+    /// call.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future drops the work; those that nobody else holds then are released.
+    pub fn scope<F: Future>(
+        &self,
+        work: F,
+    ) -> impl Future<Output = Result<F::Output, Error>> + use<F> {
+        // As there: now, and in this order.
+        let guards = self.iter().map(Held::carried).collect();
+        let guards: Result<Vec<_>, _> = guards;
+        let around = around();
+        async move {
+            let (work, guards) = (work, guards);
+            let guard = MultiGuard::of(guards?);
+            let result = SCOPE.scope(around, guard.while_held(work)).await?;
+            if let Err(error) = guard.release().await {
+                tracing::warn!(%error, "the work is done; its locks are released in the background");
+            }
+            Ok(result)
+        }
+    }
+
+    /// Runs a piece of code in the scope of these locks: see [`Held::enter`].
+    pub fn enter<T>(&self, code: impl FnOnce() -> T) -> T {
+        SCOPE.sync_scope(of(self), code)
     }
 }
 

@@ -3,6 +3,7 @@
 //! store with their deadlines.
 
 use std::future::Future;
+use std::num::NonZeroU32;
 use std::ops::RangeInclusive;
 use std::pin::Pin;
 use std::sync::{Arc, PoisonError};
@@ -20,11 +21,11 @@ use crate::config::Fair;
 use crate::error::{Error, LostReason};
 use crate::events::{Event, EventListener, Teller};
 use crate::gate::{Connected, Pass, Replaced};
-use crate::lease::{AlreadyLost, Lease};
+use crate::lease::{AlreadyLost, Lease, Renewal};
 use crate::local::Lanes;
 use crate::lock::Wait;
 use crate::log::{Log, guarded};
-use crate::name::Namespace;
+use crate::name::{Name, Namespace};
 use crate::request::{Id, Request};
 use crate::supervise::{Links, NotConnected};
 use crate::sync::atomic::{AtomicU64, Ordering};
@@ -173,6 +174,16 @@ impl Shared {
         Ok(())
     }
 
+    /// The capacity of a name that a guard of this client has, if that is one of the few that it has at
+    /// all: for the text of an error, which must not take its time while many are held.
+    pub(crate) fn held_among_few(&self, name: &Name) -> Option<NonZeroU32> {
+        const FEW: usize = 100;
+        let table = self.table();
+        let mut few = table.leases.values().take(FEW);
+        let held = few.find(|held| held.stage == Stage::Held && held.lease.request.name == *name);
+        held.map(|held| held.lease.request.capacity)
+    }
+
     /// Whether this process is a forked child of the one that made the client. The child has neither
     /// the keeper's thread nor connections of its own. What it has are copies: sockets that the parent
     /// talks on, and mutexes that a thread of the parent may have held. So all of it is over there,
@@ -207,11 +218,11 @@ impl Shared {
         };
         tracked.stage = Stage::Held;
         let due = if lease.wants_renewal() {
-            let times = Self::renewal_times(lease, lease.request.ttl);
+            let times = Self::renewal_times(lease, lease.ttl());
             if tracked.due.is_some_and(|due| times.contains(&due)) {
                 return true;
             }
-            Self::renewal_time(lease, lease.request.ttl)
+            Self::renewal_time(lease, lease.ttl())
         } else {
             Instant::FAR_FUTURE // the keeper only watches the deadline
         };
@@ -331,18 +342,19 @@ impl Shared {
     pub(crate) fn renewed(
         self: &Arc<Self>,
         lease: &Arc<Lease>,
-        renewal: &Request,
+        renewal: Renewal,
         sent: Sent,
         answer: Renewed,
         pause: Duration,
     ) {
         let id = lease.request.id;
+        let asked = Arc::clone(&renewal);
         let (valid_for, recheck_in) = match answer {
-            Renewed::Granted { valid_for } => (valid_for, None),
+            Renewed::Granted { valid_for } => (renewal.answered(valid_for), None),
             Renewed::Waiting {
                 valid_for,
                 recheck_in,
-            } => (valid_for, recheck_in),
+            } => (renewal.answered(valid_for), recheck_in),
             Renewed::Failed => {
                 let lock = lease.request.name.clone();
                 self.log(Level::WARN, move || {
@@ -376,7 +388,7 @@ impl Shared {
         );
         if let Renewed::Granted { .. } = answer {
             self.grant_if_waiting(id);
-            self.note_acknowledged(lease, renewal);
+            self.note_acknowledged(lease, &asked);
         }
     }
 
@@ -398,20 +410,24 @@ impl Shared {
         lease: &Arc<Lease>,
         by: Instant,
     ) -> Result<Renewed, StoreError> {
-        let by = by.min(self.clock.now().after(self.op_timeout));
-        let renewal = Arc::clone(lease.renewal());
-        let asked = vec![Arc::clone(&renewal)];
+        let now = self.clock.now();
+        let by = by.min(now.after(self.op_timeout));
+        let renewal = lease.renewal(now);
+        let asked = Arc::clone(&renewal);
+        let tickets = vec![Arc::clone(&asked)];
         let (sent, answers) = self
-            .operate(Where::Here, by, |connection| connection.renew(asked))
-            .await?;
+            .operate(Where::Here, by, |connection| connection.renew(tickets))
+            .await
+            .inspect_err(|error| renewal.refused(error))?;
         let renewed = answers.first().copied().unwrap_or(Renewed::Failed);
         match renewed {
             Renewed::Granted { valid_for } | Renewed::Waiting { valid_for, .. } => {
+                let valid_for = renewal.answered(valid_for);
                 lease.confirm(sent.epoch);
                 // An `Err` is a lease that ran out meanwhile; whoever looks at it next finds that.
                 let extended = lease.extend(sent.at, valid_for, self.clock.now());
                 if let (Ok(()), Renewed::Granted { .. }) = (extended, renewed) {
-                    self.note_acknowledged(lease, &renewal);
+                    self.note_acknowledged(lease, &asked);
                 }
             }
             Renewed::Lost => self.taken(lease),
@@ -829,8 +845,9 @@ impl Shared {
     fn note_acknowledged(&self, lease: &Lease, renewal: &Request) {
         if lease.acknowledged(renewal) {
             let (lock, token) = (lease.request.name.clone(), lease.token());
+            let permits = renewal.permits;
             self.log(Level::DEBUG, move || {
-                tracing::debug!(%lock, %token, "lock downgraded");
+                tracing::debug!(%lock, %token, permits, "ticket made smaller");
             });
         }
     }
@@ -979,8 +996,9 @@ mod tests {
 
         clock.suspend(Duration::from_secs(3600));
         let granted = Renewed::Granted { valid_for: ttl };
+        let renewal = lease.renewal(sent);
         let sent = Sent { at: sent, epoch: 1 };
-        shared.renewed(&lease, &lease.request, sent, granted, Duration::ZERO);
+        shared.renewed(&lease, renewal, sent, granted, Duration::ZERO);
 
         let told = tokio::time::timeout(Duration::from_secs(5), lost).await;
         assert_eq!(told.expect("told").expect("no panic"), LostReason::Expired);

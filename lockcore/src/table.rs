@@ -164,7 +164,7 @@ impl Cleanup {
     /// Of a ticket that the store has told of.
     pub(crate) fn of(lease: &Lease) -> Self {
         Self {
-            request: Arc::clone(&lease.request),
+            request: lease.as_enqueued(),
             ambiguous: lease.is_ambiguous(),
             keep_until: None,
             after: None,
@@ -466,7 +466,7 @@ impl Table {
             .filter_map(|tracked| match tracked.stage {
                 Stage::Kept { until } => Some(Cleanup {
                     keep_until: Some(until),
-                    request: Arc::clone(tracked.lease.renewal()),
+                    request: tracked.lease.as_it_is(),
                     ..Cleanup::of(&tracked.lease)
                 }),
                 _ => None,

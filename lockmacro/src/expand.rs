@@ -239,7 +239,7 @@ fn lock(model: &Model) -> TokenStream {
         Keys::One(_) => quote_spanned!(site=> locks.#side #setters),
         Keys::List(_) | Keys::Expr(_) => quote_spanned! {site=>
             #lockcore::Locks::all(::core::iter::Iterator::map(
-                ::core::iter::IntoIterator::into_iter(key),
+                ::core::iter::IntoIterator::into_iter(#lockcore::__private::each_once(key)),
                 |key| locks.#side #setters,
             ))
         },

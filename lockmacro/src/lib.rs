@@ -112,7 +112,7 @@ use proc_macro::TokenStream;
 ///
 /// Several locks, for work on several things at once. They are taken in the order of their names, so that
 /// two calls never wait for each other in a circle; all of them are held or none; the same name twice is one
-/// lock. The other options are for each of them, `wait` for all together.
+/// lock, and one that takes its `permits` once. The other options are for each of them, `wait` for all together.
 ///
 /// ```
 /// # use lockcore::{Error, distributed_lock};

@@ -10,6 +10,7 @@ mod counted;
 mod crowd;
 mod downgrade;
 mod exclusion;
+mod extend;
 mod faults;
 mod fencing;
 mod giving_up;
@@ -18,7 +19,10 @@ mod inversions;
 mod kit;
 mod leases;
 mod local;
+mod messages;
 mod multi;
+mod owners;
+mod part;
 mod processes;
 mod protocol;
 mod redis_faults;
@@ -31,6 +35,7 @@ mod starved;
 mod store;
 mod tls;
 mod traces;
+mod views;
 mod zookeeper_faults;
 
 use libtest_mimic::Arguments;
@@ -51,6 +56,11 @@ fn main() {
         trials.extend(downgrade::facts(kind));
         trials.extend(downgrade::local_facts(kind));
         trials.extend(multi::facts(kind));
+        trials.extend(messages::facts(kind));
+        trials.extend(views::facts(kind));
+        trials.extend(part::facts(kind));
+        trials.extend(extend::facts(kind));
+        trials.extend(owners::facts(kind));
         trials.extend(fencing::facts(kind));
         trials.extend(crowd::facts(kind));
         trials.extend(border::facts(kind));
@@ -63,6 +73,9 @@ fn main() {
     trials.extend(protocol::facts(Kind::Memory));
     trials.extend(inversions::facts(Kind::Memory));
     trials.extend(downgrade::facts_of_the_kit(Kind::Memory));
+    trials.extend(messages::facts_of_the_kit(Kind::Memory));
+    trials.extend(part::facts_of_the_kit(Kind::Memory));
+    trials.extend(extend::facts_of_the_kit(Kind::Memory));
     for kind in [Kind::Redis, Kind::Sqlite, Kind::ZooKeeper] {
         trials.extend(downgrade::facts_of_processes(kind));
     }

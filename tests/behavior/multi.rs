@@ -27,6 +27,10 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         limits_of_the_hold_begin_when_all_are_held
         what_is_ensured_is_ensured_for_all
         a_name_that_is_given_twice_is_locked_once_in_the_stronger_way
+        permits_of_one_semaphore_are_added_up
+        more_permits_than_there_are_is_a_mistake_and_nothing_is_taken
+        a_semaphore_of_two_capacities_is_a_mismatch
+        a_timeout_tells_the_whole_wait
         a_name_as_mutex_and_as_semaphore_is_a_mismatch
         the_loss_of_one_stops_the_work_and_releases_the_others
         one_whose_loss_is_to_be_told_only_stops_nothing
@@ -220,24 +224,99 @@ async fn what_is_ensured_is_ensured_for_all(store: Store) {
 
 async fn a_name_that_is_given_twice_is_locked_once_in_the_stronger_way(store: Store) {
     let locks = store.client();
-    let (catalog, pool) = (locks.rwlock("a"), locks.semaphore("s", 5));
+    let catalog = locks.rwlock("a");
+    let all = Locks::all([catalog.read(), catalog.write(), catalog.read()]);
+
+    let guard = all.try_acquire().await.unwrap();
+
+    assert_eq!(guard.len(), 1);
+    let other = store.client();
+    let read = other.rwlock("a").read().try_acquire().await;
+    assert_eq!(kind(read), ErrorKind::Busy);
+    assert_eq!(guard.release().await.unwrap(), Release::Released);
+}
+
+/// Judged by what another client still gets of them.
+async fn permits_of_one_semaphore_are_added_up(store: Store) {
+    let (locks, other) = (store.client(), store.client());
+    let (pool, elsewhere) = (locks.semaphore("s", 7), other.semaphore("s", 7));
     let all = Locks::all([
-        catalog.read(),
-        pool.permits(1),
-        catalog.write(),
+        pool.permits(2),
+        locks.mutex("a"),
         pool.permits(3),
-        catalog.read(),
+        pool.permits(1),
     ]);
 
     let guard = all.try_acquire().await.unwrap();
 
     assert_eq!(guard.len(), 2);
-    let other = store.client();
-    let read = other.rwlock("a").read().try_acquire().await;
-    assert_eq!(kind(read), ErrorKind::Busy);
-    let rest = other.semaphore("s", 5).permits(2).try_acquire().await;
-    give_back(rest.unwrap()).await;
+    let too_many = elsewhere.permits(2).try_acquire().await;
+    assert_eq!(kind(too_many), ErrorKind::Busy);
+    give_back(elsewhere.permits(1).try_acquire().await.unwrap()).await;
+    let places = other.inspect("s").await.unwrap();
+    assert_eq!(places.iter().map(|place| place.permits).sum::<u32>(), 6);
     assert_eq!(guard.release().await.unwrap(), Release::Released);
+    assert_nothing_left(&store, &locks, "s").await;
+}
+
+async fn more_permits_than_there_are_is_a_mistake_and_nothing_is_taken(store: Store) {
+    let (locks, other) = (store.client(), store.client());
+    // Whoever asked for it would find it taken.
+    let in_the_way = other.mutex("a").acquire().await.unwrap();
+    let most = lockcore::FULL.get() - 1;
+    for (capacity, permits) in [(5, [2, 3, 1]), (most, [most, most, most])] {
+        let pool = locks.semaphore("s", capacity);
+        let all = Locks::all(
+            permits
+                .map(|k| pool.permits(k))
+                .into_iter()
+                .chain([locks.mutex("a")]),
+        );
+
+        let error = all.try_acquire().await.unwrap_err();
+
+        assert_eq!((error.kind(), error.name()), (ErrorKind::Config, Some("s")));
+        let of = format!("of {capacity}");
+        assert!(error.to_string().contains(&of), "{error}");
+    }
+    give_back(in_the_way).await;
+    assert_nothing_left(&store, &locks, "s").await;
+}
+
+async fn a_semaphore_of_two_capacities_is_a_mismatch(store: Store) {
+    let locks = store.client();
+    let both = [5, 6].map(|capacity| locks.semaphore("s", capacity).permits(1));
+
+    let error = Locks::all(both).acquire().await;
+
+    assert_eq!(kind(error), ErrorKind::CapacityMismatch);
+    assert_nothing_left(&store, &locks, "s").await;
+}
+
+/// A part of the wait goes by at the first, the rest at the second.
+async fn a_timeout_tells_the_whole_wait(store: Store) {
+    let (locks, other) = (store.client(), store.client());
+    let wait = Duration::from_secs(2);
+    let first = other.mutex("a").acquire().await.unwrap();
+    let second = other.mutex("b").acquire().await.unwrap();
+    let both = Locks::all([locks.mutex("a"), locks.mutex("b")]).wait(wait);
+    let waits = tokio::spawn(async move { both.acquire().await });
+    tickets(&other, "a", 2).await;
+    tokio::time::sleep(wait / 2).await; // of its wait
+    give_back(first).await;
+
+    let error = waits.await.unwrap().unwrap_err();
+
+    assert_eq!(
+        (error.kind(), error.name()),
+        (ErrorKind::Timeout, Some("b"))
+    );
+    let text = error.to_string();
+    let (_, waited) = text.split_once("after waiting ").expect("says how long");
+    let waited = humantime::parse_duration(waited).unwrap();
+    assert!(waited >= wait && waited < wait + SLACK, "{text}");
+    give_back(second).await;
+    assert_nothing_left(&store, &locks, "b").await;
 }
 
 async fn a_name_as_mutex_and_as_semaphore_is_a_mismatch(store: Store) {

@@ -406,7 +406,7 @@ async fn an_ensured_lease_counts_from_the_send_of_the_renewal(_: Store) {
         renewal.let_go();
     });
 
-    assert_eq!(kind(outcome), ErrorKind::Config);
+    assert_eq!(kind(outcome), ErrorKind::Unavailable);
     assert_eq!(guard.remaining(), whole - late);
 }
 

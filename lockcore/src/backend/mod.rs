@@ -287,15 +287,18 @@ pub struct Place {
     pub capacity: u32,
     /// How long it lives without a renewal.
     pub remaining: Duration,
-    /// Who asked: `host/pid/client`.
+    /// Who asked: `host/pid/client`, by the library.
     pub owner: String,
+    /// What the application said of itself: [`Builder::owner`](crate::Builder::owner), or
+    /// [`Lock::owner`](crate::Lock::owner). As true as the application is.
+    pub owner_text: Option<String>,
     /// How many wait in memory for this ticket to be passed on to them, where that is known: by the
     /// client that looks.
     pub local_waiters: u32,
 }
 
 impl Place {
-    /// A ticket as a store found it.
+    /// A ticket as a store found it, with the owner that the [request](Request::owner) had.
     #[must_use]
     pub fn new(
         ticket: u64,
@@ -305,6 +308,10 @@ impl Place {
         remaining: Duration,
         owner: String,
     ) -> Self {
+        let (owner, text) = match owner.split_once(' ') {
+            Some((owner, text)) => (owner.to_owned(), Some(text.to_owned())),
+            None => (owner, None),
+        };
         Self {
             ticket,
             granted,
@@ -312,6 +319,7 @@ impl Place {
             capacity,
             remaining,
             owner,
+            owner_text: text,
             local_waiters: 0,
         }
     }

@@ -624,6 +624,7 @@ fn a_ticket_is_passed_on_to_a_writer_or_becomes_a_readers() {
             capacity: FULL,
             ttl: TTL,
             renew: true,
+            owner: &client.owner.whole,
             limited: false,
             reentrant: true,
             on_lost: OnLost::Cancel,
@@ -669,7 +670,8 @@ fn readers_join_a_ticket_that_became_a_readers_and_writers_do_not() {
         });
         let keeping = thread!(process, {
             // The store acknowledges what it was asked, whatever that was.
-            if lease.acknowledged(lease.renewal()) {
+            let renewal = lease.renewal(process.shared.clock.now());
+            if lease.acknowledged(&renewal) {
                 process.shared.lanes.mode_changed(&process.shared, &lease);
             }
         });

@@ -8,6 +8,7 @@ use super::{TTL, in_every_order, request, spawn, wait_for};
 use crate::clock::{Clock, Instant};
 use crate::error::LostReason;
 use crate::lease::Lease;
+use crate::sync::Mutex;
 
 /// Its deadline is a little less than ten seconds later.
 const SENT: Instant = at(100);
@@ -155,6 +156,35 @@ fn no_renewal_gets_past_the_end_that_is_being_set() {
 
         assert_eq!(lease.deadline(), at(112));
         assert_eq!(lease.lost(at(112)), Some(LostReason::MaxHold));
+    });
+}
+
+/// The store has the ttl of the renewal that it carried out last.
+#[test]
+fn no_more_is_believed_of_an_extension_than_the_store_has() {
+    in_every_order(|| {
+        let lease = held();
+        let store = Arc::new(Mutex::new(TTL));
+        let keeper = spawn({
+            let (lease, store) = (Arc::clone(&lease), Arc::clone(&store));
+            move || {
+                let renewal = lease.renewal(at(103));
+                let ttl = renewal.ttl;
+                *store.lock().unwrap() = ttl;
+                renewal.answered(ttl)
+            }
+        });
+
+        lease.lengthen(6 * TTL);
+        let renewal = lease.renewal(at(103));
+        let ttl = renewal.ttl;
+        *store.lock().unwrap() = ttl;
+        let believed = renewal.answered(ttl);
+
+        let believed_by_keeper = keeper.join().unwrap();
+        let has = *store.lock().unwrap();
+        assert!(believed.max(believed_by_keeper) <= has);
+        assert!(lease.is_trusted(at(103)), "both are answered");
     });
 }
 

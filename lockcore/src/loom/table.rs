@@ -44,6 +44,7 @@ fn guard(client: &Arc<Client>, lease: Arc<Lease>) -> Guard {
         capacity: FULL,
         ttl: TTL,
         renew: true,
+        owner: &client.owner.whole,
         limited: false,
         reentrant: true,
         on_lost: OnLost::Cancel,
@@ -179,7 +180,10 @@ fn a_renewal_in_flight_brings_nothing_back_that_was_released() {
             let id = lease.request.id;
             let renewing = spawn({
                 let shared = Arc::clone(&shared);
-                move || shared.renewed(&lease, &lease.request, shared.sent_now(), answer, TTL)
+                move || {
+                    let sent = shared.sent_now();
+                    shared.renewed(&lease, lease.renewal(sent.at), sent, answer, TTL)
+                }
             });
             let releasing = spawn({
                 let shared = Arc::clone(&shared);
@@ -213,7 +217,7 @@ fn a_renewal_that_was_too_late_and_the_guard_leave_nothing_open() {
         let renewing = spawn({
             let (shared, client) = (Arc::clone(&shared), Arc::clone(&client));
             move || {
-                shared.renewed(&lease, &lease.request, sent, RENEWED, TTL);
+                shared.renewed(&lease, lease.renewal(sent.at), sent, RENEWED, TTL);
                 drop(client);
             }
         });
@@ -418,7 +422,7 @@ fn after_a_gap_a_renewal_is_begun_even_if_one_is_under_way() {
             move || {
                 for lease in begin() {
                     let sent = shared.sent_now();
-                    shared.renewed(&lease, &lease.request, sent, RENEWED, TTL);
+                    shared.renewed(&lease, lease.renewal(sent.at), sent, RENEWED, TTL);
                 }
             }
         });

@@ -1,0 +1,260 @@
+//! A lease is made longer than the lock was asked with.
+
+use std::time::{Duration, Instant};
+
+use libtest_mimic::Trial;
+use lockcore::testing::{Store as Kit, Verb};
+use lockcore::{ErrorKind, LostReason};
+use tests::eventually::eventually;
+
+use crate::store::{
+    DEFAULT, Kind, SOON, Store, assert_nothing_left, begin, give_back, kind, tickets,
+};
+
+pub(crate) fn facts(store: Kind) -> Vec<Trial> {
+    crate::store_facts![store;
+        an_extended_lease_keeps_others_out_beyond_its_first_ttl
+        an_extended_lease_that_is_renewed_stays_so
+        a_ttl_that_does_not_extend_is_refused_and_changes_nothing
+        a_lost_lease_is_not_extended
+        max_hold_stays_the_end_of_an_extended_lease
+        who_comes_after_an_extended_lease_has_its_own_ttl
+    ]
+}
+
+/// What becomes of renewals that are under way, by the store for tests.
+pub(crate) fn facts_of_the_kit(store: Kind) -> Vec<Trial> {
+    crate::store_facts![store, DEFAULT;
+        an_extended_lease_is_renewed_at_its_own_pace
+        an_extension_waits_for_a_shorter_renewal_that_is_under_way
+        a_shorter_renewal_that_arrives_late_cuts_no_lease_that_is_believed_in
+        an_extension_that_is_not_acknowledged_is_asked_for_by_later_renewals
+    ]
+}
+
+const TTL: Duration = Duration::from_secs(1);
+const LONGER: Duration = Duration::from_secs(8);
+
+async fn an_extended_lease_keeps_others_out_beyond_its_first_ttl(store: Store) {
+    let (locks, other) = (store.client(), store.client());
+    for lock in [locks.mutex("a"), locks.semaphore("a", 3).permits(3)] {
+        let guard = lock.ttl(TTL).renew(false).acquire().await.unwrap();
+
+        guard.extend(LONGER).await.unwrap();
+
+        let remaining = guard.remaining();
+        assert!(
+            remaining > LONGER - SOON / 10 && remaining < LONGER,
+            "{remaining:?}"
+        );
+        guard.ensure(LONGER / 2).await.unwrap();
+        let asked = Instant::now();
+        let late = match guard.write_token() {
+            Ok(_) => other.mutex("a"),
+            Err(_) => other.semaphore("a", 3).permits(1),
+        };
+        let late = late.wait(2 * TTL).acquire().await;
+        assert_eq!(kind(late), ErrorKind::Timeout);
+        assert!(asked.elapsed() > TTL && guard.is_valid());
+        give_back(guard).await;
+        assert_nothing_left(&store, &other, "a").await;
+    }
+}
+
+async fn an_extended_lease_that_is_renewed_stays_so(store: Store) {
+    let locks = store.client();
+    let lock = locks.mutex("a").ttl(TTL);
+    let guard = lock.acquire().await.unwrap();
+
+    guard.extend(LONGER).await.unwrap();
+
+    // Not the one that the keeper had in mind for a third of the shorter ttl, but the one after it.
+    for late in [false, true] {
+        eventually("aged, and renewed", SOON, async || {
+            late == (guard.remaining() > LONGER - TTL / 2)
+        })
+        .await;
+    }
+    assert_eq!(kind(locks.mutex("a").try_acquire().await), ErrorKind::Busy);
+    give_back(guard).await;
+    assert_nothing_left(&store, &locks, "a").await;
+}
+
+async fn a_ttl_that_does_not_extend_is_refused_and_changes_nothing(store: Store) {
+    let guard = store.client().mutex("a").ttl(LONGER).acquire().await;
+    let guard = guard.unwrap();
+    let beyond = store.backend().capability().longest_ttl + TTL;
+
+    for bad in [Duration::ZERO, TTL, beyond, Duration::MAX] {
+        let error = guard.extend(bad).await.unwrap_err();
+        assert_eq!((error.kind(), error.name()), (ErrorKind::Config, Some("a")));
+        assert!(error.to_string().contains("it has 8s"), "{error}");
+    }
+    let remaining = guard.remaining();
+    assert!(
+        remaining > LONGER / 2 && remaining < LONGER,
+        "{remaining:?}"
+    );
+    guard.extend(LONGER).await.unwrap();
+    give_back(guard).await;
+}
+
+async fn a_lost_lease_is_not_extended(store: Store) {
+    let lock = store.client().mutex("a").ttl(Duration::from_millis(300));
+    let guard = lock.renew(false).acquire().await.unwrap();
+    assert_eq!(guard.lost().await, LostReason::Expired);
+
+    let lost = ErrorKind::Lost(LostReason::Expired);
+    assert_eq!(kind(guard.extend(LONGER).await), lost);
+    assert!(!guard.is_valid());
+}
+
+async fn max_hold_stays_the_end_of_an_extended_lease(store: Store) {
+    let limit = 2 * TTL;
+    let lock = store.client().mutex("a").ttl(TTL).max_hold(limit);
+    let guard = lock.acquire().await.unwrap();
+
+    guard.extend(LONGER).await.unwrap();
+
+    assert!(guard.remaining() > TTL && guard.remaining() <= limit);
+    assert_eq!(guard.lost().await, LostReason::MaxHold);
+}
+
+/// In this process too, where a lock is passed on in memory otherwise.
+async fn who_comes_after_an_extended_lease_has_its_own_ttl(store: Store) {
+    let locks = store.client();
+    let lock = locks.mutex("a").ttl(TTL).wait(SOON);
+    let guard = lock.acquire().await.unwrap();
+    let waits = begin(lock.clone());
+    tickets(&locks, "a", 2).await;
+
+    guard.extend(LONGER).await.unwrap();
+    give_back(guard).await;
+
+    let next = waits.await.unwrap().unwrap();
+    assert!(next.remaining() <= TTL, "{:?}", next.remaining());
+    give_back(next).await;
+    assert_nothing_left(&store, &locks, "a").await;
+}
+
+async fn an_extended_lease_is_renewed_at_its_own_pace(_: Store) {
+    let kit = Kit::new();
+    kit.clock().stop();
+    let locks = kit.client().unwrap();
+    let guard = locks.mutex("a").acquire().await.unwrap();
+    guard.extend(Duration::from_secs(60)).await.unwrap();
+    let whole = guard.remaining();
+    assert_eq!(whole, Duration::from_millis(60_000 - 605));
+    // The one that was due anyway.
+    kit.clock().advance(Duration::from_secs(4));
+    eventually("renewed", SOON, async || guard.remaining() == whole).await;
+
+    let mut renewal = kit.hold_next(Verb::Renew);
+    // A third is 20 s; drift allowance and jitter are 2.6 s at most.
+    kit.clock().advance(Duration::from_secs(17));
+    // The keeper has looked at the time when this has been released.
+    drop(locks.mutex("other").acquire().await.unwrap());
+    tickets(&locks, "other", 0).await;
+    tokio::select! {
+        biased;
+        () = renewal.arrived() => panic!("renewed with {:?} left", guard.remaining()),
+        () = std::future::ready(()) => {}
+    }
+    kit.clock().advance(Duration::from_secs(3));
+    let arrived = tokio::time::timeout(SOON, renewal.arrived());
+    arrived.await.expect("not renewed");
+    drop(renewal);
+    eventually("renewed", SOON, async || guard.remaining() == whole).await;
+    give_back(guard).await;
+}
+
+/// It would be carried out after the extension, and cut it.
+async fn an_extension_waits_for_a_shorter_renewal_that_is_under_way(_: Store) {
+    let kit = Kit::new();
+    let locks = kit.client().unwrap();
+    let guard = locks.mutex("a").acquire().await.unwrap();
+    let mut shorter = kit.hold_next(Verb::Renew);
+    kit.clock().advance(Duration::from_secs(4));
+    shorter.arrived().await;
+    let longer = Duration::from_secs(60);
+
+    let mut extension = Box::pin(guard.extend(longer));
+    let waits = tokio::time::timeout(Duration::from_millis(100), &mut extension);
+    assert!(waits.await.is_err(), "it did not wait");
+    assert!(guard.remaining() < Duration::from_secs(10));
+    shorter.let_go();
+    extension.await.unwrap();
+
+    assert!(guard.remaining() > longer - SOON);
+    let at_the_store = locks.inspect("a").await.unwrap()[0].remaining;
+    assert!(guard.remaining() <= at_the_store, "{at_the_store:?}");
+    give_back(guard).await;
+}
+
+/// Its sender has given up waiting for the answer.
+async fn a_shorter_renewal_that_arrives_late_cuts_no_lease_that_is_believed_in(_: Store) {
+    let kit = Kit::new();
+    let locks = kit.client().unwrap();
+    let guard = locks.mutex("a").acquire().await.unwrap();
+    let mut shorter = kit.hold_next(Verb::Renew);
+    kit.clock().advance(Duration::from_secs(4));
+    shorter.arrived().await;
+    // Nobody waits any more when the keeper has renewed again.
+    let before = guard.remaining();
+    eventually("renewed", SOON, async || guard.remaining() > before).await;
+    let longer = Duration::from_secs(60);
+    let check = async |when: &str| {
+        let believed = guard.remaining();
+        let at_the_store = locks.inspect("a").await.unwrap()[0].remaining;
+        assert!(
+            believed <= at_the_store,
+            "{when}: {believed:?}, {at_the_store:?}"
+        );
+    };
+
+    let error = guard.extend(longer).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert!(error.to_string().contains("may still arrive"), "{error}");
+    check("before it arrives").await;
+    shorter.let_go();
+    check("after it").await;
+
+    // When it is so long since it was sent that it cannot be on its way any more, a renewal extends.
+    let mut passed = Duration::ZERO;
+    while guard.remaining() < Duration::from_secs(10) {
+        let before = guard.remaining();
+        let step = Duration::from_secs(4);
+        kit.clock().advance(step);
+        passed += step;
+        eventually("renewed", SOON, async || {
+            guard.remaining() + step / 2 > before
+        })
+        .await;
+        check("meanwhile").await;
+    }
+    assert!(passed > Duration::from_secs(45), "{passed:?}");
+    guard.extend(longer).await.unwrap();
+    assert!(guard.remaining() > longer - SOON);
+    check("at last").await;
+    give_back(guard).await;
+}
+
+async fn an_extension_that_is_not_acknowledged_is_asked_for_by_later_renewals(_: Store) {
+    for (request, expected) in [(true, ErrorKind::Unknown), (false, ErrorKind::Unavailable)] {
+        let kit = Kit::new();
+        let locks = kit.client().unwrap();
+        let guard = locks.mutex("a").acquire().await.unwrap();
+        match request {
+            true => kit.lose_next_reply(Verb::Renew),
+            false => kit.fail_next(Verb::Renew, lockcore::backend::Fault::Config),
+        }
+        let longer = Duration::from_secs(60);
+
+        assert_eq!(kind(guard.extend(longer).await), expected);
+        assert!(guard.is_valid());
+
+        kit.clock().advance(Duration::from_secs(4));
+        eventually("extended", SOON, async || guard.remaining() > longer - SOON).await;
+        give_back(guard).await;
+    }
+}

@@ -1,0 +1,171 @@
+//! What an error says: which kind it is of, and whether its text is true and names the next step.
+
+use std::time::Duration;
+
+use libtest_mimic::Trial;
+use lockcore::testing::{Store as Kit, Verb};
+use lockcore::{Error, ErrorKind, Lock, Locks, LostReason};
+
+use crate::store::{DEFAULT, Kind, SOON, Store, assert_nothing_left, give_back, kind};
+
+pub(crate) fn facts(store: Kind) -> Vec<Trial> {
+    crate::store_facts![store;
+        a_max_hold_of_zero_is_refused_and_nothing_is_taken
+        a_lease_that_nobody_was_to_renew_does_not_blame_a_renewal
+        who_waits_for_its_own_guard_is_told_so
+        who_waits_for_another_client_is_not_told_that_it_is_its_own
+    ]
+}
+
+/// What becomes of a slow reply, by the store for tests.
+pub(crate) fn facts_of_the_kit(store: Kind) -> Vec<Trial> {
+    crate::store_facts![store, DEFAULT;
+        what_a_slow_reply_cannot_ensure_is_no_mistake
+        what_ends_by_itself_before_is_a_mistake_whatever_the_ttl
+    ]
+}
+
+async fn a_max_hold_of_zero_is_refused_and_nothing_is_taken(store: Store) {
+    let locks = store.client();
+    let lock = locks.mutex("a").max_hold(Duration::ZERO);
+    let of_several = Locks::all([locks.mutex("b"), lock.clone()]);
+
+    let error = lock.try_acquire().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Config);
+    assert!(error.to_string().contains("max_hold of zero"), "{error}");
+    assert_eq!(kind(of_several.acquire().await), ErrorKind::Config);
+
+    assert_nothing_left(&store, &locks, "a").await;
+    assert!(locks.inspect("b").await.unwrap().is_empty());
+    // The least that there is ends at once, and is lost for that reason.
+    let least = locks.mutex("a").max_hold(Duration::from_nanos(1));
+    let guard = least.acquire().await.unwrap();
+    assert_eq!(guard.lost().await, LostReason::MaxHold);
+}
+
+async fn a_lease_that_nobody_was_to_renew_does_not_blame_a_renewal(store: Store) {
+    let ttl = Duration::from_millis(200);
+    let lock = store.client().mutex("a").ttl(ttl).renew(false);
+    let lost = ErrorKind::Lost(LostReason::Expired);
+
+    let guard = lock.clone().wait(SOON).acquire().await.unwrap();
+    guard.lost().await;
+    let mut texts = vec![
+        guard.reenter().unwrap_err(),
+        guard.ensure(Duration::ZERO).await.unwrap_err(),
+        guard.while_held(async {}).await.unwrap_err(),
+    ];
+    drop(guard);
+    let ran: Result<(), Error> = lock
+        .wait(SOON)
+        .run(async |_| std::future::pending().await)
+        .await;
+    texts.push(ran.unwrap_err());
+
+    for error in texts {
+        assert_eq!(error.kind(), lost);
+        let text = error.to_string();
+        assert!(!text.contains("no renewal was acknowledged"), "{text}");
+        assert!(text.contains("without renewal"), "{text}");
+    }
+}
+
+/// By itself, by what shares its lane, and by a ticket of its own.
+async fn who_waits_for_its_own_guard_is_told_so(store: Store) {
+    let locks = store.client();
+    let changes: [fn(Lock) -> Lock; 3] = [
+        |lock| lock,
+        |lock| lock.max_hold(SOON),
+        |lock| lock.ttl(Duration::from_secs(5)),
+    ];
+    for held in changes {
+        let guard = held(locks.mutex("a")).acquire().await.unwrap();
+        for asked in changes {
+            let lock = asked(locks.mutex("a"));
+            let busy = lock.try_acquire().await.unwrap_err();
+            assert_eq!(busy.kind(), ErrorKind::Busy);
+            let late = lock.wait(Duration::from_millis(50)).acquire().await;
+            let late = late.unwrap_err();
+            assert_eq!(late.kind(), ErrorKind::Timeout);
+            for text in [busy.to_string(), late.to_string()] {
+                assert!(text.contains("a guard of this client has it"), "{text}");
+                assert!(text.contains("reenter") && text.contains("run"), "{text}");
+            }
+        }
+        give_back(guard).await;
+        assert_nothing_left(&store, &locks, "a").await;
+    }
+    let pool = locks.semaphore("s", 3);
+    let some = pool.permits(2).acquire().await.unwrap();
+    let busy = pool.permits(2).try_acquire().await.unwrap_err();
+    assert_eq!(busy.kind(), ErrorKind::Busy);
+    // Inside of it nothing is re-entered.
+    let text = busy.to_string();
+    assert!(
+        text.contains("a guard of this client has some of it"),
+        "{text}"
+    );
+    assert!(text.contains("reenter") && !text.contains("run"), "{text}");
+    give_back(some).await;
+}
+
+async fn who_waits_for_another_client_is_not_told_that_it_is_its_own(store: Store) {
+    let (locks, other) = (store.client(), store.client());
+    let elsewhere = other.mutex("a").acquire().await.unwrap();
+    // Of another name.
+    let here = locks.mutex("b").acquire().await.unwrap();
+
+    let busy = locks.mutex("a").try_acquire().await.unwrap_err();
+    let lock = locks.mutex("a").wait(Duration::from_millis(50));
+    let late = lock.acquire().await.unwrap_err();
+
+    for text in [busy.to_string(), late.to_string()] {
+        assert!(!text.contains("of this client"), "{text}");
+    }
+    give_back(here).await;
+    give_back(elsewhere).await;
+}
+
+async fn what_a_slow_reply_cannot_ensure_is_no_mistake(_: Store) {
+    let kit = Kit::new();
+    let locks = kit.client().unwrap();
+    let ttl = Duration::from_secs(30);
+    let guard = locks.mutex("a").ttl(ttl).acquire().await.unwrap();
+    let whole = guard.remaining();
+    kit.clock().advance(ttl / 10);
+    let mut renewal = kit.hold_next(Verb::Renew);
+    let late = Duration::from_millis(900);
+
+    let (outcome, ()) = tokio::join!(guard.ensure(whole), async {
+        renewal.arrived().await;
+        kit.clock().advance(late);
+        renewal.let_go();
+    });
+
+    let error = outcome.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert!(error.to_string().contains("slow"), "{error}");
+    assert_eq!(error.name(), Some("a"));
+    assert!(guard.is_valid());
+    // What no reply can give is a mistake, however fast.
+    let error = guard.ensure(whole + Duration::from_millis(1)).await;
+    assert_eq!(kind(error), ErrorKind::Config);
+    guard.ensure(whole - Duration::from_secs(1)).await.unwrap();
+    give_back(guard).await;
+}
+
+async fn what_ends_by_itself_before_is_a_mistake_whatever_the_ttl(_: Store) {
+    let kit = Kit::new();
+    let locks = kit.client().unwrap();
+    kit.clock().stop();
+    let lock = locks.mutex("a").ttl(Duration::from_secs(30));
+    let guard = lock.max_hold(Duration::from_secs(5)).acquire().await;
+    let guard = guard.unwrap();
+
+    let error = guard.ensure(Duration::from_secs(6)).await.unwrap_err();
+
+    assert_eq!(error.kind(), ErrorKind::Config);
+    assert!(error.to_string().contains("max_hold"), "{error}");
+    guard.ensure(Duration::from_secs(5)).await.unwrap();
+    give_back(guard).await;
+}

@@ -1,0 +1,233 @@
+//! What a view of one lock offers, a view of several does too; and what code deep inside can ask.
+
+use std::time::{Duration, Instant};
+
+use libtest_mimic::Trial;
+use lockcore::{Error, ErrorKind, Locks, LostReason, OnLost, Release, distributed_lock};
+
+use crate::store::{Kind, SLACK, SOON, Store, assert_nothing_left, give_back, kind};
+
+pub(crate) fn facts(store: Kind) -> Vec<Trial> {
+    crate::store_facts![store;
+        several_are_carried_into_a_spawned_task_and_held_until_it_ends
+        several_of_which_one_was_released_are_not_carried
+        work_that_several_were_carried_into_is_stopped_by_the_loss_of_one
+        danger_of_one_of_several_is_told
+        code_deep_inside_knows_what_it_is_under
+        code_in_a_spawned_task_is_under_what_was_carried_into_it
+        code_is_under_a_lock_no_longer_than_that_is_held
+        code_under_a_lock_of_another_client_can_tell
+    ]
+}
+
+async fn several_are_carried_into_a_spawned_task_and_held_until_it_ends(store: Store) {
+    let (locks, other) = (store.client(), store.client());
+    let guard = Locks::all(["a", "b"].map(|name| locks.mutex(name)));
+    let guard = guard.acquire().await.unwrap();
+    let (begun, begins) = tokio::sync::oneshot::channel();
+    let (end, ends) = tokio::sync::oneshot::channel::<()>();
+    let inner = locks.clone();
+    let job = tokio::spawn(guard.scope(async move {
+        // At once: both are held already.
+        let both = Locks::all(["a", "b"].map(|name| inner.mutex(name)));
+        let again = both.try_acquire().await.unwrap();
+        assert_eq!(again.release().await.unwrap(), Release::Released);
+        begun.send(()).unwrap();
+        let _ = ends.await;
+    }));
+    begins.await.unwrap();
+
+    // Another guard has them.
+    assert_eq!(guard.release().await.unwrap(), Release::Released);
+    for name in ["a", "b"] {
+        assert_eq!(kind(other.mutex(name).try_acquire().await), ErrorKind::Busy);
+    }
+    end.send(()).unwrap();
+    job.await.unwrap().unwrap();
+    for name in ["a", "b"] {
+        assert_nothing_left(&store, &other, name).await;
+    }
+}
+
+async fn several_of_which_one_was_released_are_not_carried(store: Store) {
+    let locks = store.client();
+    let guard = Locks::all(["a", "b"].map(|name| locks.mutex(name)));
+    let guard = guard.acquire().await.unwrap();
+    let view = guard.held();
+    assert_eq!(guard.release().await.unwrap(), Release::Released);
+
+    let error = view.scope(async { unreachable!() }).await.unwrap_err();
+
+    let released = ErrorKind::Lost(LostReason::Released);
+    assert_eq!((error.kind(), error.name()), (released, Some("a")));
+    for name in ["a", "b"] {
+        assert_nothing_left(&store, &locks, name).await;
+    }
+}
+
+async fn work_that_several_were_carried_into_is_stopped_by_the_loss_of_one(store: Store) {
+    let locks = store.client();
+    let ends = locks
+        .mutex("b")
+        .ttl(Duration::from_millis(300))
+        .renew(false);
+    let guard = Locks::all([locks.mutex("a"), ends])
+        .acquire()
+        .await
+        .unwrap();
+
+    let job = tokio::spawn(guard.scope(std::future::pending::<()>()));
+
+    let error = job.await.unwrap().unwrap_err();
+    let lost = ErrorKind::Lost(LostReason::Expired);
+    assert_eq!((error.kind(), error.name()), (lost, Some("b")));
+    drop(guard);
+    assert_nothing_left(&store, &locks, "a").await;
+}
+
+async fn danger_of_one_of_several_is_told(store: Store) {
+    let locks = store.client();
+    let ttl = Duration::from_millis(900);
+    let ends = locks.mutex("b").ttl(ttl).renew(false);
+    let guard = Locks::all([locks.mutex("a"), ends])
+        .acquire()
+        .await
+        .unwrap();
+    let began = Instant::now();
+
+    let (held, left) = guard.in_danger().await;
+
+    assert_eq!(held.name(), "b");
+    assert!(left <= ttl / 3, "{left:?}");
+    assert!(began.elapsed() < ttl + SLACK);
+    drop(guard);
+    assert_nothing_left(&store, &locks, "a").await;
+    let none = Locks::all([]).acquire().await.unwrap();
+    let waits = tokio::time::timeout(Duration::from_millis(20), none.in_danger());
+    assert!(waits.await.is_err());
+}
+
+fn names_under() -> Vec<&'static str> {
+    let mut names = vec!["a", "b", "c", "s", "r"];
+    names.retain(|name| lockcore::held(name).is_some_and(|held| held.name() == *name));
+    names
+}
+
+#[distributed_lock(key = "c", locks = locks)]
+async fn annotated(locks: &Locks) -> Result<Vec<&'static str>, Error> {
+    Ok(names_under())
+}
+
+async fn code_deep_inside_knows_what_it_is_under(store: Store) {
+    let locks = store.client();
+    let pool = locks.semaphore("s", 3).permits(2);
+    let both = Locks::all([locks.mutex("a"), pool]);
+    assert!(names_under().is_empty());
+
+    let ran: Result<(), Error> = both
+        .run(async |outer| {
+            assert_eq!(names_under(), ["a", "s"]);
+            let token = lockcore::held("a").unwrap().token();
+            assert_eq!(token, outer.get("a").unwrap().token());
+            assert_eq!(annotated(&locks).await?, ["a", "c", "s"]);
+            let read = locks.rwlock("r").read().acquire().await?;
+            // A bare guard belongs to no code.
+            assert_eq!(names_under(), ["a", "s"]);
+            read.while_held(async { assert_eq!(names_under(), ["a", "s", "r"]) })
+                .await?;
+            read.enter(|| assert_eq!(names_under(), ["a", "s", "r"]));
+            give_back(read).await;
+            assert_eq!(names_under(), ["a", "s"]);
+            Ok(())
+        })
+        .await;
+
+    ran.unwrap();
+    assert!(names_under().is_empty());
+    let guard = both.acquire().await.unwrap();
+    assert!(names_under().is_empty());
+    guard.enter(|| assert_eq!(names_under(), ["a", "s"]));
+    let under = std::thread::spawn(names_under).join().unwrap();
+    assert!(under.is_empty(), "outside of every runtime");
+    assert_eq!(guard.release().await.unwrap(), Release::Released);
+}
+
+async fn code_in_a_spawned_task_is_under_what_was_carried_into_it(store: Store) {
+    let locks = store.client();
+    let ran: Result<(), Error> = locks
+        .mutex("a")
+        .run(async |a| {
+            let b = locks.mutex("b").acquire().await?;
+            b.while_held(async {
+                let alone = tokio::spawn(async { names_under() }).await.unwrap();
+                assert!(alone.is_empty());
+                let one = tokio::spawn(b.scope(async { names_under() }))
+                    .await
+                    .unwrap();
+                assert_eq!(one?, ["a", "b"]);
+                assert_eq!(names_under(), ["a", "b"]);
+                Ok::<_, Error>(())
+            })
+            .await??;
+            let carried = a.scope(async { names_under() });
+            assert_eq!(tokio::spawn(carried).await.unwrap()?, ["a"]);
+            give_back(b).await;
+            Ok(())
+        })
+        .await;
+    ran.unwrap();
+}
+
+async fn code_is_under_a_lock_no_longer_than_that_is_held(store: Store) {
+    let locks = store.client();
+    let ends = locks
+        .mutex("a")
+        .ttl(Duration::from_millis(300))
+        .renew(false);
+    let ran: Result<(), Error> = ends
+        .on_lost(OnLost::Signal)
+        .run(async |held| {
+            assert_eq!(names_under(), ["a"]);
+            held.lost().await;
+            assert!(names_under().is_empty());
+            Ok(())
+        })
+        .await;
+    ran.unwrap();
+    // Released inside, and taken again by somebody else.
+    let guard = locks.mutex("b").wait(SOON).acquire().await.unwrap();
+    let view = guard.held();
+    let mut guard = Some(guard);
+    view.enter(|| assert_eq!(names_under(), ["b"]));
+    give_back(guard.take().unwrap()).await;
+    let next = locks.mutex("b").acquire().await.unwrap();
+    view.enter(|| assert!(names_under().is_empty()));
+    give_back(next).await;
+}
+
+async fn code_under_a_lock_of_another_client_can_tell(store: Store) {
+    let (locks, other) = (store.client(), store.client());
+    let ran: Result<(), Error> = locks
+        .mutex("a")
+        .run(async |held| {
+            let token = |held: Option<lockcore::Held>| held.map(|held| held.token());
+            let under = Some(held.token());
+            assert_eq!(token(lockcore::held("a")), under);
+            assert_eq!(token(locks.clone().held("a")), under);
+            assert_eq!(token(other.held("a")), None);
+            // The innermost is another store's.
+            let elsewhere = Locks::connect("memory:").unwrap();
+            let inner: Result<(), Error> = elsewhere
+                .mutex("a")
+                .run(async |inner| {
+                    assert_eq!(token(lockcore::held("a")), Some(inner.token()));
+                    assert_eq!(token(locks.held("a")), under);
+                    Ok(())
+                })
+                .await;
+            inner
+        })
+        .await;
+    ran.unwrap();
+    assert_nothing_left(&store, &locks, "a").await;
+}
