@@ -27,6 +27,8 @@ use crate::table::{Cleanup, Stage};
 /// [`local`]: crate::local
 pub(crate) async fn acquire(order: &Order<'_>, budget: &Budget) -> Result<Guard, Error> {
     let shared = &order.client.shared;
+    // Before anything of the parent's is touched.
+    shared.refuse_forked()?;
     let guard = match in_this_process(order, budget).await? {
         (Some(Baton::Share(share)), _) => Guard::of_share(share, order),
         (Some(Baton::Errand(mut errand)), began) => {

@@ -159,12 +159,8 @@ impl Shared {
     ///
     /// # Errors
     ///
-    /// [`LostReason::Shutdown`] once the client is shut down; `Config` in a [forked
-    /// child](Self::is_forked).
+    /// [`LostReason::Shutdown`] once the client is shut down.
     pub(crate) fn arm(&self, lease: &Arc<Lease>) -> Result<(), Error> {
-        if self.is_forked() {
-            return Err(Error::config(FORKED));
-        }
         let mut table = self.table();
         if table.phase != Phase::Open {
             return Err(Error::lost(LostReason::Shutdown));
@@ -190,6 +186,16 @@ impl Shared {
     /// and nothing of it may be touched.
     pub(crate) fn is_forked(&self) -> bool {
         std::process::id() != self.pid
+    }
+
+    /// # Errors
+    ///
+    /// `Config` in a [forked child](Self::is_forked).
+    pub(crate) fn refuse_forked(&self) -> Result<(), Error> {
+        match self.is_forked() {
+            true => Err(Error::config(FORKED)),
+            false => Ok(()),
+        }
     }
 
     /// Puts a lease into the keeper's care at a stage: it is looked at again at `due`. False if the
@@ -950,22 +956,6 @@ mod tests {
 
     use super::*;
     use crate::backend::memory::Memory;
-    use crate::error::ErrorKind;
-
-    /// The child is played here, and forked in the behaviour suite: its process is not the one that the client was made in.
-    #[tokio::test]
-    async fn a_client_is_dead_in_a_forked_child() {
-        let runtime = tokio::runtime::Handle::current();
-        let memory = Arc::new(Memory::new(Clock::BOOT));
-        let mut shared = Shared::new(memory, Settings::of_tests(), runtime);
-        shared.pid += 1;
-        let lease = Arc::new(crate::lease::tests::lease());
-
-        let error = shared.arm(&lease).expect_err("refused");
-
-        assert_eq!(error.kind(), ErrorKind::Config);
-        assert!(shared.table().leases.is_empty());
-    }
 
     fn shared(settings: Settings) -> Arc<Shared> {
         let memory = Arc::new(Memory::new(Clock::BOOT));

@@ -33,6 +33,8 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         a_lock_stays_taken_as_long_as_asked_however_its_user_ends
         what_is_kept_after_its_use_does_not_hold_up_a_shutdown
         a_min_hold_that_no_lease_can_keep_is_refused
+        what_is_kept_when_its_client_ends_is_free_when_its_time_has_come
+        what_is_kept_longer_than_its_ttl_outlives_its_client
         a_loss_is_told_to_a_view_whose_guard_is_gone_already
         a_client_that_ends_in_order_tells_of_no_trouble
         danger_is_told_before_the_loss_and_not_without_need
@@ -577,4 +579,48 @@ async fn an_error_of_the_body_is_passed_on_and_the_lock_is_free(store: Store) {
         .await;
     assert_eq!(outcome, Err(Mine::Lock));
     give_back(guard).await;
+}
+
+/// Not sooner, and not at the end of the lease.
+async fn what_is_kept_when_its_client_ends_is_free_when_its_time_has_come(store: Store) {
+    let (ttl, least) = (Duration::from_secs(8), Duration::from_millis(800));
+    let elsewhere = store.client();
+    for shuts_down in [true, false] {
+        let locks = store.client();
+        let began = Instant::now();
+        let kept = locks.mutex("a").ttl(ttl).min_hold(least).acquire().await;
+        give_back(kept.unwrap()).await;
+        if shuts_down {
+            locks.shutdown(SOON).await.unwrap();
+        }
+        drop(locks);
+
+        let next = elsewhere.mutex("a").wait(SOON).acquire().await.unwrap();
+
+        let taken = began.elapsed();
+        assert!(taken >= least - Duration::from_millis(20), "{taken:?}"); // stores count milliseconds
+        assert!(taken < least + SLACK, "{taken:?}");
+        give_back(next).await;
+    }
+}
+
+async fn what_is_kept_longer_than_its_ttl_outlives_its_client(store: Store) {
+    if let Kind::ZooKeeper | Kind::ZooKeeperTls = store.kind {
+        // A session that is over keeps nothing: see `Lock::min_hold`.
+        return;
+    }
+    let (ttl, least) = (Duration::from_millis(600), Duration::from_millis(2500));
+    let elsewhere = store.client();
+    let locks = store.client();
+    let began = Instant::now();
+    let kept = locks.mutex("a").ttl(ttl).min_hold(least).acquire().await;
+    give_back(kept.unwrap()).await;
+    drop(locks);
+
+    let next = elsewhere.mutex("a").wait(SOON).acquire().await.unwrap();
+
+    let taken = began.elapsed();
+    assert!(taken >= least - Duration::from_millis(20), "{taken:?}");
+    assert!(taken < least + SLACK, "{taken:?}");
+    give_back(next).await;
 }

@@ -13,6 +13,7 @@ mod exclusion;
 mod extend;
 mod faults;
 mod fencing;
+mod forks;
 mod giving_up;
 mod histories;
 mod inversions;
@@ -83,6 +84,9 @@ fn main() {
     trials.extend(processes::facts(Kind::Sqlite));
     trials.extend(processes::facts_of_sessions(Kind::ZooKeeper));
     trials.extend(processes::facts_of_redis(Kind::Redis));
+    for kind in [Kind::Redis, Kind::Sqlite, Kind::ZooKeeper] {
+        trials.extend(forks::facts(kind));
+    }
     trials.extend(redis_faults::facts(Kind::Redis));
     trials.extend(redis_scripts::facts(Kind::Redis));
     trials.extend(fencing::facts_of_redis(Kind::Redis));

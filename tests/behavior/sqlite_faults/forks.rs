@@ -1,4 +1,4 @@
-//! Processes that fork.
+//! A process that forks before it has used the file. One that has used it is in `forks`, with the other stores.
 
 use std::process::Command;
 
@@ -6,39 +6,19 @@ use libtest_mimic::Trial;
 use tests::process::Process;
 
 use super::client;
-use crate::store::{Kind, SOON, Store, assert_nothing_left, give_back, kind};
+use crate::store::{Kind, SOON, Store, give_back, kind};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT;
-        a_child_is_refused_the_file_that_its_parent_had_open
         a_child_locks_a_file_that_its_parent_had_not_opened
     ]
 }
 
-fn forked(store: &Store, idle: bool) -> Process {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_forked"));
-    command
-        .arg(store.file().url())
-        .args(idle.then_some("--idle"));
-    Process::start(&mut command)
-}
-
-/// SQLite cannot open it in both.
-async fn a_child_is_refused_the_file_that_its_parent_had_open(store: Store) {
-    let mut forked = forked(&store, false);
-
-    let why = forked.expect("CHILD FAILED", SOON);
-
-    assert!(why.starts_with("Config "), "{why}");
-    assert!(why.contains("had it open when it forked"), "{why}");
-    assert_eq!(forked.expect("PARENT VALID", SOON), "true");
-    forked.finish(SOON);
-    assert_nothing_left(&store, &client(&store), "parent").await;
-}
-
 async fn a_child_locks_a_file_that_its_parent_had_not_opened(store: Store) {
     let locks = client(&store);
-    let mut forked = forked(&store, true);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_forked"));
+    command.arg(store.file().url()).arg("--idle");
+    let mut forked = Process::start(&mut command);
     forked.expect("CHILD HELD", SOON);
 
     let outcome = locks.mutex("child").try_acquire().await;

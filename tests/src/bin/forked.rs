@@ -1,11 +1,13 @@
-//! A process that forks: what a client of the child's own can do at a store.
+//! A process that forks: what becomes of the parent's lock in the child, and what a client of the child's own can do at a
+//! store.
 //!
 //! ```text
 //! forked URL           the parent holds `parent` when it forks
 //! forked URL --idle    the parent has a client when it forks, which has not been asked for anything
 //!
+//! CHILD SEES <reason> <what its release finds> <kind>   of the parent's lock and of the parent's client, if there is a lock
 //! CHILD HELD <token> | CHILD FAILED <kind> <error>    a client that the child makes asks for `child`
-//! CHILD RELEASED Released | CHILD RELEASED AlreadyLost          when standard input has ended
+//! CHILD RELEASED Released | CHILD RELEASED AlreadyLost          when standard input has ended, as the child then does
 //! PARENT VALID true | PARENT VALID false              when the child has ended, if it holds `parent`
 //! ```
 
@@ -14,12 +16,14 @@ use std::time::Duration;
 
 use clap::Parser;
 use fork::{Fork, fork, waitpid};
-use lockcore::Locks;
+use lockcore::{Guard, Locks};
 use tokio::runtime::Runtime;
 
 #[derive(Parser)]
 struct Arguments {
     url: String,
+    #[arg(long, default_value = "test")]
+    namespace: String,
     /// Asks for nothing before the fork.
     #[arg(long)]
     idle: bool,
@@ -29,15 +33,14 @@ struct Arguments {
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let arguments = Arguments::parse();
     let runtime = runtime()?;
-    let locks = client(&arguments.url)?;
+    let locks = client(&arguments)?;
     let held = match arguments.idle {
         true => None,
         false => Some(runtime.block_on(locks.mutex("parent").acquire())?),
     };
     match fork()? {
         Fork::Child => {
-            // What the parent has is not dropped here.
-            let outcome = child(&arguments.url);
+            let outcome = parents(&locks, held).and_then(|()| child(&arguments));
             if let Err(error) = &outcome {
                 eprintln!("forked: {error}");
             }
@@ -51,9 +54,22 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-fn child(url: &str) -> Result<(), Box<dyn std::error::Error>> {
+/// What the parent has, as the child sees it. All of it is dropped here.
+fn parents(locks: &Locks, held: Option<Guard>) -> Result<(), Box<dyn std::error::Error>> {
+    let Some(held) = held else { return Ok(()) };
     let runtime = runtime()?;
-    let locks = client(url)?;
+    assert!(!held.is_valid() && held.remaining().is_zero());
+    let reason = runtime.block_on(held.lost());
+    let found = runtime.block_on(held.release())?;
+    let asked = runtime.block_on(locks.mutex("parent").try_acquire());
+    let refused = asked.err().map(|error| error.kind());
+    println!("CHILD SEES {reason:?} {found:?} {refused:?}");
+    Ok(())
+}
+
+fn child(arguments: &Arguments) -> Result<(), Box<dyn std::error::Error>> {
+    let runtime = runtime()?;
+    let locks = client(arguments)?;
     let lock = locks.mutex("child").wait(Duration::from_secs(5));
     match runtime.block_on(lock.acquire()) {
         Ok(held) => {
@@ -61,7 +77,10 @@ fn child(url: &str) -> Result<(), Box<dyn std::error::Error>> {
             io::copy(&mut io::stdin(), &mut io::sink())?;
             println!("CHILD RELEASED {:?}", runtime.block_on(held.release())?);
         }
-        Err(error) => println!("CHILD FAILED {:?} {error}", error.kind()),
+        Err(error) => {
+            println!("CHILD FAILED {:?} {error}", error.kind());
+            io::copy(&mut io::stdin(), &mut io::sink())?;
+        }
     }
     Ok(())
 }
@@ -72,6 +91,7 @@ fn runtime() -> io::Result<Runtime> {
         .build()
 }
 
-fn client(url: &str) -> Result<Locks, lockcore::Error> {
-    Locks::builder().url(url).namespace("test").build()
+fn client(of: &Arguments) -> Result<Locks, lockcore::Error> {
+    let builder = Locks::builder().url(&of.url);
+    builder.namespace(&of.namespace).build()
 }

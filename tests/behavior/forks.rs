@@ -1,0 +1,54 @@
+//! A process that forks: the child has copies of the parent's sockets and memory, and none of its threads.
+
+use std::process::Command;
+
+use libtest_mimic::Trial;
+use lockcore::{ErrorKind, Locks};
+use tests::process::Process;
+
+use crate::store::{Kind, SOON, Store, kind};
+
+pub(crate) fn facts(store: Kind) -> Vec<Trial> {
+    crate::store_facts![store, crate::store::DEFAULT;
+        in_a_forked_child_the_parents_lock_is_lost_and_stays_the_parents
+    ]
+}
+
+fn forked(store: &Store) -> Process {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_forked"));
+    command
+        .arg(store.url())
+        .args(["--namespace", &store.namespace]);
+    Process::start(&mut command)
+}
+
+async fn in_a_forked_child_the_parents_lock_is_lost_and_stays_the_parents(store: Store) {
+    let locks: Locks = store.client();
+    let mut forked = forked(&store);
+
+    assert_eq!(
+        forked.expect("CHILD SEES", SOON),
+        "Forked AlreadyLost Some(Config)"
+    );
+
+    let busy = locks.mutex("parent").try_acquire().await;
+    assert_eq!(kind(busy), ErrorKind::Busy, "the child has released it");
+
+    // A client of the child's own works, or is told why not.
+    match store.kind {
+        // These cannot be used by a child whose parent has used them.
+        Kind::Sqlite | Kind::ZooKeeper | Kind::ZooKeeperTls => {
+            let why = forked.expect("CHILD FAILED", SOON);
+            assert!(why.starts_with("Config"), "{why}");
+            assert!(why.contains("fork"), "{why}");
+        }
+        Kind::Memory | Kind::Redis => {
+            forked.expect("CHILD HELD", SOON);
+            forked.close_input();
+            assert_eq!(forked.expect("CHILD RELEASED", SOON), "Released");
+        }
+    }
+    forked.close_input();
+    assert_eq!(forked.expect("PARENT VALID", SOON), "true");
+    forked.finish(SOON);
+}

@@ -1,0 +1,150 @@
+//! Users' code that runs where the library calls it: subscribers and wakers, which block and panic.
+//!
+//! A program of its own, because a subscriber is of the whole process; and one test, because the subscriber is told what to
+//! do.
+
+#![allow(clippy::unwrap_used, reason = "a panic is the report")]
+
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+use std::task::{Context, Wake, Waker};
+use std::thread::ThreadId;
+use std::time::{Duration, Instant};
+
+use lockcore::testing::Store;
+use lockcore::{Event, Guard, Locks};
+use tracing::level_filters::LevelFilter;
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Metadata, Subscriber};
+
+const TTL: Duration = Duration::from_secs(2);
+
+/// What the subscriber does when the library logs something on another thread than the test's.
+static MANNER: AtomicU8 = AtomicU8::new(QUIET);
+const QUIET: u8 = 0;
+const BLOCKS: u8 = 1;
+const PANICS: u8 = 2;
+static LOGGED: AtomicUsize = AtomicUsize::new(0);
+
+struct Rude(ThreadId);
+
+impl Subscriber for Rude {
+    fn enabled(&self, _: &Metadata<'_>) -> bool {
+        true
+    }
+
+    fn max_level_hint(&self) -> Option<LevelFilter> {
+        Some(LevelFilter::INFO)
+    }
+
+    fn event(&self, event: &tracing::Event<'_>) {
+        let ours = event.metadata().target().starts_with("lockcore");
+        if !ours || std::thread::current().id() == self.0 {
+            return;
+        }
+        LOGGED.fetch_add(1, Ordering::SeqCst);
+        match MANNER.load(Ordering::SeqCst) {
+            BLOCKS => std::thread::sleep(2 * TTL),
+            PANICS => panic!("on purpose"),
+            _ => {}
+        }
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+    fn enter(&self, _: &Id) {}
+    fn exit(&self, _: &Id) {}
+}
+
+async fn hold(locks: &Locks, count: usize) -> Vec<Guard> {
+    let mut held = Vec::new();
+    for number in 0..count {
+        let lock = locks.mutex(format!("n{number}")).ttl(TTL);
+        held.push(lock.acquire().await.unwrap());
+    }
+    held
+}
+
+/// Over all of their leases twice, with breaks of the connections that are logged.
+async fn outlast_breaks(store: &Store, locks: &Locks) {
+    let held = hold(locks, 20).await;
+    let mut events = locks.events();
+    let began = Instant::now();
+    let before = LOGGED.load(Ordering::SeqCst);
+    let mut restored = 0;
+    while began.elapsed() < 2 * TTL {
+        store.break_connections();
+        loop {
+            let told = tokio::time::timeout(TTL, events.next()).await;
+            match told.expect("nobody reconnects") {
+                Some(Event::Restored) => break,
+                Some(Event::Suspended) => {}
+                other => panic!("{other:?}"),
+            }
+        }
+        restored += 1;
+        tokio::time::sleep(Duration::from_millis(100)).await; // it is in use for a while
+    }
+    assert!(held.iter().all(|guard| guard.is_valid()));
+    assert!(
+        restored > 3 && LOGGED.load(Ordering::SeqCst) > before,
+        "nothing was logged"
+    );
+    for guard in held {
+        guard.release().await.unwrap();
+    }
+}
+
+struct Panics;
+
+impl Wake for Panics {
+    fn wake(self: Arc<Self>) {
+        panic!("on purpose");
+    }
+}
+
+/// Woken by the keeper when its wait is over, and when the lock is passed on.
+async fn outlast_a_waker(locks: &Locks) {
+    let held = hold(locks, 20).await;
+    let waker = Waker::from(Arc::new(Panics));
+    let mut context = Context::from_waker(&waker);
+    let lock = locks.mutex("n0").wait(Duration::from_millis(100));
+    let mut waits = pin!(lock.acquire());
+    assert!(waits.as_mut().poll(&mut context).is_pending());
+    let other = locks.mutex("n1").ttl(2 * TTL);
+    let mut in_line = pin!(other.acquire());
+    assert!(in_line.as_mut().poll(&mut context).is_pending());
+
+    tokio::time::sleep(2 * TTL).await; // the leases would be over
+
+    assert!(held.iter().all(|guard| guard.is_valid()));
+    for guard in held {
+        guard.release().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn leases_outlast_subscribers_and_wakers_that_block_and_panic() {
+    tracing::subscriber::set_global_default(Rude(std::thread::current().id())).unwrap();
+    let store = Store::new();
+
+    for manner in [BLOCKS, PANICS] {
+        let locks = store.client().unwrap();
+        MANNER.store(manner, Ordering::SeqCst);
+        outlast_breaks(&store, &locks).await;
+        // The end of the client does not wait for the subscriber.
+        let began = Instant::now();
+        drop(locks);
+        assert!(began.elapsed() < TTL, "{:?}", began.elapsed());
+    }
+    MANNER.store(QUIET, Ordering::SeqCst);
+    let locks = store.client().unwrap();
+    outlast_a_waker(&locks).await;
+    let all_works = locks.mutex("n0").acquire().await.unwrap();
+    all_works.release().await.unwrap();
+}
