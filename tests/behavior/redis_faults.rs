@@ -4,6 +4,7 @@
 mod cuts;
 mod data;
 mod failovers;
+mod floods;
 mod outages;
 mod refusals;
 mod replies;
@@ -27,6 +28,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         refusals::facts,
         data::facts,
         failovers::facts,
+        floods::facts,
     ];
     groups.into_iter().flat_map(|facts| facts(store)).collect()
 }

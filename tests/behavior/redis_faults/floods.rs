@@ -1,0 +1,67 @@
+//! Very many leases in one process, whose connections are killed.
+
+use std::time::{Duration, Instant};
+
+use libtest_mimic::Trial;
+use lockcore::{Guard, Locks};
+use tests::redis_server::RedisServer;
+
+use super::client;
+use crate::store::{Kind, Store};
+
+pub(super) fn facts(store: Kind) -> Vec<Trial> {
+    crate::store_facts![store, crate::store::DEFAULT;
+        a_crowd_of_leases_survives_the_kills_of_its_connections
+    ]
+}
+
+/// Each kill has everything asked after. All of it at once would be answered too late, and have the connections replaced
+/// on which it is being answered.
+async fn a_crowd_of_leases_survives_the_kills_of_its_connections(_: Store) {
+    let (leases, kills) = if tests::fact::long() {
+        (100_000, 10)
+    } else {
+        (20_000, 4)
+    };
+    let server = RedisServer::start();
+    let locks = client(&server);
+    let tasks = (0..64).map(|task| tokio::spawn(hold(locks.clone(), task, leases / 64)));
+    let tasks: Vec<_> = tasks.collect();
+    let mut held = Vec::new();
+    for task in tasks {
+        held.extend(task.await.unwrap());
+    }
+
+    let began = Instant::now();
+    for kill in 1..=kills {
+        let _: i64 = server.command(&["CLIENT", "KILL", "TYPE", "normal"]);
+        let next = kill * Duration::from_secs(1);
+        tokio::time::sleep(next.saturating_sub(began.elapsed())).await; // a second for it to recover
+    }
+    // Those that were not renewed since would be over.
+    tokio::time::sleep(Duration::from_secs(10).saturating_sub(began.elapsed())).await;
+
+    let lost = held.iter().filter(|guard| !guard.is_valid()).count();
+    assert_eq!(lost, 0, "of {}", held.len());
+    let releasing: Vec<_> = held
+        .into_iter()
+        .map(|guard| tokio::spawn(guard.release()))
+        .collect();
+    for released in releasing {
+        released.await.unwrap().unwrap();
+    }
+}
+
+async fn hold(locks: Locks, task: usize, count: usize) -> Vec<Guard> {
+    let mut held = Vec::with_capacity(count);
+    for number in 0..count {
+        held.push(
+            locks
+                .mutex(format!("n{task}-{number}"))
+                .acquire()
+                .await
+                .unwrap(),
+        );
+    }
+    held
+}
