@@ -9,7 +9,7 @@ use tokio::runtime;
 
 use crate::backend::{Answer, Enqueued, Fault, Renewed, StoreError};
 use crate::clock::Instant;
-use crate::error::Error;
+use crate::error::{Error, LostReason};
 use crate::gate::{Pass, Replaced};
 use crate::guard::Guard;
 use crate::lease::Lease;
@@ -27,8 +27,6 @@ use crate::table::{Cleanup, Stage};
 /// [`local`]: crate::local
 pub(crate) async fn acquire(order: &Order<'_>, budget: &Budget) -> Result<Guard, Error> {
     let shared = &order.client.shared;
-    // Before anything of the parent's is touched.
-    shared.refuse_forked()?;
     let guard = match in_this_process(order, budget).await? {
         (Some(Baton::Share(share)), _) => Guard::of_share(share, order),
         (Some(Baton::Errand(mut errand)), began) => {
@@ -165,6 +163,9 @@ async fn at_the_store(
                     return Ok(lease);
                 }
                 enqueue_by = budget.give_up;
+                if shared.clock.now() >= enqueue_by {
+                    return Err(budget.timeout(order));
+                }
             }
             Turn::Waits if shared.clock.now() >= budget.give_up => {
                 return Err(budget.timeout(order));
@@ -255,14 +256,18 @@ impl Pending {
         })
     }
 
-    /// [Asks](Self::ask), unless the client is shut down: only that loses a lease that has no ticket
-    /// yet. What is under way then stays in `asking`, for the drop.
+    /// [Asks](Self::ask), unless the client is shut down, or the keeper has given up a ticket whose task
+    /// was not polled: only these lose a lease that has no ticket yet. What is under way then stays in
+    /// `asking`, for the drop.
     async fn enqueue(&mut self, by: Instant, give_up: Instant) -> Result<Turn, Error> {
         let (clock, lease) = (self.shared.clock.clone(), Arc::clone(&self.lease));
         tokio::select! {
             biased;
             turn = self.ask(by, give_up) => turn,
-            reason = lease.until_lost(&clock) => Err(Error::lost(reason)),
+            reason = lease.until_lost(&clock) => match reason {
+                LostReason::Shutdown => Err(Error::lost(reason)),
+                _ => Ok(Turn::PlaceLost),
+            },
         }
     }
 
@@ -281,7 +286,7 @@ impl Pending {
             let (runtime, connected) = connected.map_err(|error| self.failed(error))?;
             self.runtime = Some(runtime);
             // Dropped here, nothing was sent.
-            let pass = match shared.admit(&connected, give_up).await {
+            let pass = match shared.admit(connected.enqueues(), 1, give_up).await {
                 Some(Ok(pass)) => pass,
                 Some(Err(Replaced)) => {
                     by = by.max(give_up.min(shared.clock.now().after(shared.op_timeout)));
@@ -298,9 +303,9 @@ impl Pending {
                     return Err(self.failed(StoreError::new(Fault::Retry, text)));
                 }
             };
-            let before = connected.answers();
             // The lease counts from here, before the send.
             let sent = shared.sent_now();
+            connected.asked(sent.at);
             if pass.has_waited {
                 // In the last moment, a moment more: or the answer would be "unknown".
                 let last = give_up.max(sent.at.after(LAST_MOMENT));
@@ -325,7 +330,7 @@ impl Pending {
                     }
                 }
                 None => {
-                    shared.unanswered(&connected, sent.at, before);
+                    shared.unanswered(&connected);
                     StoreError::new(Fault::Unknown, "the store did not answer in time")
                 }
             };
@@ -385,6 +390,11 @@ impl Pending {
         tracing::debug!(ticket, "in line");
         let due = Shared::renewal_time(lease, valid_for);
         let due = recheck_in.map_or(due, |recheck| due.min(sent.at.after(recheck)));
+        // A wake-up may have been lost since it was sent.
+        let due = match sent.epoch < self.shared.epoch() {
+            true => self.shared.clock.now(),
+            false => due,
+        };
         let (id, stage) = (lease.request.id, Stage::Waiting);
         match self.shared.entrust(id, stage, due) {
             true => Ok(Turn::Waits),
@@ -477,7 +487,7 @@ impl Pending {
 
 impl Drop for Pending {
     fn drop(&mut self) {
-        if self.handed_over {
+        if self.handed_over || self.shared.is_forked() {
             return;
         }
         let ambiguous = self.lease.is_ambiguous();

@@ -3,10 +3,13 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::backend::Connection;
+use crate::clock::Instant;
+use crate::log::guarded;
 
 /// The verbs of a store, with their gates.
 ///
@@ -23,16 +26,25 @@ pub(crate) struct Connected {
     connection: Arc<dyn Connection>,
     enqueues: Gate,
     releases: Gate,
-    /// How many requests were answered, whatever the answer.
-    answers: AtomicU64,
+    /// Since when requests have been sent and none was answered, in nanoseconds of the lease clock;
+    /// 0 if an answer was the last that happened.
+    silent_since: AtomicU64,
 }
 
 /// Lets a number of requests through at a time, each until its [`Pass`] is dropped.
+///
+/// A pass belongs to a future, and a future may stay without ever being polled again, as `select!` over
+/// a `&mut future` leaves it. So passes that do not move are [written off](Self::write_off): others
+/// go in their place.
 #[derive(Debug)]
-struct Gate {
+pub(crate) struct Gate {
     width: u32,
     /// `None` for a store that takes whatever comes.
     semaphore: Option<Arc<Semaphore>>,
+    /// How many passes were given or came back so far.
+    moves: Arc<AtomicU64>,
+    /// Permits that were replaced, and do not come back.
+    written_off: Arc<AtomicU64>,
 }
 
 /// A request is in flight for as long as this lives.
@@ -40,7 +52,25 @@ struct Gate {
 pub(crate) struct Pass {
     /// It was not let through at once, so that time has passed.
     pub(crate) has_waited: bool,
-    _permit: Option<OwnedSemaphorePermit>,
+    /// With what the gate is to be told when they come back.
+    permit: Option<(OwnedSemaphorePermit, Arc<AtomicU64>, Arc<AtomicU64>)>,
+}
+
+impl Drop for Pass {
+    fn drop(&mut self) {
+        let Some((permit, moves, written_off)) = self.permit.take() else {
+            return;
+        };
+        moves.fetch_add(1, Ordering::Relaxed);
+        let count = permit.num_permits() as u64;
+        let order = Ordering::SeqCst;
+        let less = |off: u64| off.checked_sub(count);
+        match written_off.fetch_update(order, order, less) {
+            Ok(_) => permit.forget(),
+            // Wakes the next, whose waker is the user's code.
+            Err(_) => guarded(|| drop(permit)),
+        }
+    }
 }
 
 /// The connection was replaced while a request waited for its turn. Nothing was sent.
@@ -53,7 +83,7 @@ impl Connected {
             connection,
             enqueues: Gate::new(in_flight),
             releases: Gate::new(in_flight),
-            answers: AtomicU64::new(0),
+            silent_since: AtomicU64::new(0),
         }
     }
 
@@ -66,18 +96,14 @@ impl Connected {
         &self.connection
     }
 
-    /// Resolves when one more enqueue may be sent.
-    ///
-    /// Dropped before that, the place in front of the gate is given up.
-    pub(crate) async fn admit_enqueue(&self) -> Result<Pass, Replaced> {
-        self.enqueues.pass(1).await
+    /// What enqueues pass, one at a time.
+    pub(crate) fn enqueues(&self) -> &Gate {
+        &self.enqueues
     }
 
-    /// Resolves when the release of so many tickets may be sent, in one request.
-    ///
-    /// Dropped before that, the place in front of the gate is given up.
-    pub(crate) async fn admit_release(&self, tickets: usize) -> Result<Pass, Replaced> {
-        self.releases.pass(tickets).await
+    /// What releases pass, by their tickets.
+    pub(crate) fn releases(&self) -> &Gate {
+        &self.releases
     }
 
     /// Nothing is sent on it any more: sends away those who wait in front of the gates.
@@ -89,47 +115,104 @@ impl Connected {
         }
     }
 
-    /// A request was answered.
-    pub(crate) fn answered(&self) {
-        self.answers.fetch_add(1, Ordering::Relaxed);
+    /// A request is sent.
+    pub(crate) fn asked(&self, now: Instant) {
+        let order = Ordering::Relaxed;
+        let _ = (self.silent_since).compare_exchange(0, now.as_nanos(), order, order);
     }
 
-    /// How many requests were answered so far. A request that is not answered while this stays the
-    /// same says that the connection is dead; if others are answered meanwhile, it is only slow.
-    pub(crate) fn answers(&self) -> u64 {
-        self.answers.load(Ordering::Relaxed)
+    /// A request was answered, whatever the answer.
+    pub(crate) fn answered(&self) {
+        self.silent_since.store(0, Ordering::Relaxed);
+    }
+
+    /// For how long requests have been sent without any answer. A connection on which one answer is
+    /// late while others come is only slow.
+    pub(crate) fn silent_for(&self, now: Instant) -> Duration {
+        match self.silent_since.load(Ordering::Relaxed) {
+            0 => Duration::ZERO,
+            since => Instant::from_nanos(since).until(now),
+        }
     }
 }
 
 impl Gate {
     fn new(width: u32) -> Self {
+        let width = width.max(1);
         let bounded = width < u32::MAX;
         Self {
             width,
-            semaphore: bounded.then(|| Arc::new(Semaphore::new(width.max(1) as usize))),
+            semaphore: bounded.then(|| Arc::new(Semaphore::new(width as usize))),
+            moves: Arc::default(),
+            written_off: Arc::default(),
         }
     }
 
-    async fn pass(&self, requests: usize) -> Result<Pass, Replaced> {
-        let pass = |has_waited, _permit| Pass {
-            has_waited,
-            _permit,
-        };
+    /// A pass for so many tickets at once, if nobody is in front.
+    pub(crate) fn try_pass(&self, tickets: usize) -> Option<Pass> {
         let Some(semaphore) = &self.semaphore else {
-            return Ok(pass(false, None));
+            return Some(Pass {
+                has_waited: false,
+                permit: None,
+            });
         };
-        // More than the gate is wide goes alone.
-        let requests = u32::try_from(requests).unwrap_or(u32::MAX);
-        let requests = requests.clamp(1, self.width);
         // Does not pass those who wait: what becomes free is theirs.
-        let at_once = Arc::clone(semaphore).try_acquire_many_owned(requests);
-        if let Ok(permit) = at_once {
-            return Ok(pass(false, Some(permit)));
+        let permit = Arc::clone(semaphore).try_acquire_many_owned(self.permits(tickets));
+        Some(self.pass(permit.ok()?, false))
+    }
+
+    /// A pass for so many tickets when it is their turn.
+    ///
+    /// Dropped before that, the place in front of the gate is given up.
+    pub(crate) async fn wait_for_pass(&self, tickets: usize) -> Result<Pass, Replaced> {
+        let Some(semaphore) = &self.semaphore else {
+            return Ok(Pass {
+                has_waited: true,
+                permit: None,
+            });
+        };
+        let permit = Arc::clone(semaphore).acquire_many_owned(self.permits(tickets));
+        let permit = permit.await.map_err(|_closed| Replaced)?;
+        Ok(self.pass(permit, true))
+    }
+
+    /// How many passes were given or came back so far.
+    pub(crate) fn moves(&self) -> u64 {
+        self.moves.load(Ordering::Relaxed)
+    }
+
+    /// Nothing has moved since `moves` was read, for longer than the store may take for an answer:
+    /// the futures that have the passes, or a place in front, are not polled. Their passes are made
+    /// anew, once.
+    pub(crate) fn write_off(&self, moves: u64) {
+        let Some(semaphore) = &self.semaphore else {
+            return;
+        };
+        let order = Ordering::SeqCst;
+        let first = (self.moves).compare_exchange(moves, moves + 1, order, order);
+        if first.is_ok() && !semaphore.is_closed() {
+            self.written_off
+                .fetch_add(u64::from(self.width), Ordering::SeqCst);
+            guarded(|| semaphore.add_permits(self.width as usize));
         }
-        let permit = Arc::clone(semaphore).acquire_many_owned(requests).await;
-        permit
-            .map(|permit| pass(true, Some(permit)))
-            .map_err(|_closed| Replaced)
+    }
+
+    /// More than the gate is wide goes alone.
+    fn permits(&self, tickets: usize) -> u32 {
+        let tickets = u32::try_from(tickets).unwrap_or(u32::MAX);
+        tickets.clamp(1, self.width)
+    }
+
+    fn pass(&self, permit: OwnedSemaphorePermit, has_waited: bool) -> Pass {
+        self.moves.fetch_add(1, Ordering::Relaxed);
+        Pass {
+            has_waited,
+            permit: Some((
+                permit,
+                Arc::clone(&self.moves),
+                Arc::clone(&self.written_off),
+            )),
+        }
     }
 }
 
@@ -148,9 +231,9 @@ mod tests {
     #[test]
     fn a_gate_lets_through_what_fits_and_the_rest_in_order() {
         let gate = Gate::new(10);
-        let mut first = pin!(gate.pass(8));
-        let mut large = pin!(gate.pass(100));
-        let mut small = pin!(gate.pass(1));
+        let mut first = pin!(gate.wait_for_pass(8));
+        let mut large = pin!(gate.wait_for_pass(100));
+        let mut small = pin!(gate.wait_for_pass(1));
         let Poll::Ready(Ok(pass)) = poll(first.as_mut()) else {
             panic!("the gate was free");
         };
@@ -170,8 +253,8 @@ mod tests {
     #[test]
     fn a_closed_gate_sends_away_those_who_wait() {
         let gate = Gate::new(1);
-        let mut first = pin!(gate.pass(1));
-        let mut second = pin!(gate.pass(1));
+        let mut first = pin!(gate.wait_for_pass(1));
+        let mut second = pin!(gate.wait_for_pass(1));
         let Poll::Ready(Ok(_in_flight)) = poll(first.as_mut()) else {
             panic!("the gate was free");
         };
@@ -182,5 +265,29 @@ mod tests {
         }
 
         assert!(matches!(poll(second.as_mut()), Poll::Ready(Err(Replaced))));
+    }
+
+    #[test]
+    fn passes_that_nobody_gives_back_are_made_anew_once() {
+        let gate = Gate::new(2);
+        let starved = [gate.try_pass(1), gate.try_pass(1)];
+        assert!(starved.iter().all(Option::is_some));
+        let mut waits = pin!(gate.wait_for_pass(2));
+        assert!(poll(waits.as_mut()).is_pending());
+        let moves = gate.moves();
+
+        gate.write_off(moves);
+        gate.write_off(moves);
+
+        let Poll::Ready(Ok(pass)) = poll(waits.as_mut()) else {
+            panic!("its turn has not come");
+        };
+        assert!(gate.try_pass(1).is_none(), "made anew twice");
+        // Those that come back late are not added to those that were made for them.
+        drop(starved);
+        assert!(gate.try_pass(1).is_none());
+        drop(pass);
+        let both = [gate.try_pass(1), gate.try_pass(1)];
+        assert!(both.iter().all(Option::is_some) && gate.try_pass(1).is_none());
     }
 }

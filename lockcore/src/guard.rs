@@ -217,6 +217,9 @@ impl Held {
     /// Safe: it only waits.
     pub async fn in_danger(&self) -> Duration {
         let (shared, lease) = (self.shared(), &self.0.lease);
+        if shared.is_forked() {
+            return Duration::ZERO;
+        }
         loop {
             let changed = lease.changed.notified();
             let deadline = lease.deadline();
@@ -789,8 +792,9 @@ impl Guard {
         }
     }
 
-    /// Releases the lock and waits for the store's answer, at most one operation timeout. There is
-    /// nothing to wait for where the lock is passed on inside this process, where another guard of the
+    /// Releases the lock and waits for the store's answer, at most one operation timeout from when it
+    /// is asked. In a burst of releases it may have to wait for its turn before that, for as long as the
+    /// lease lasts. There is nothing to wait for where the lock is passed on inside this process, where another guard of the
     /// same hold is left, and where the keeper gives it back later
     /// ([`Lock::min_hold`](crate::Lock::min_hold)). Where this was the last to write and what was taken inside
     /// is still read under, the lock becomes the read side: see [`downgrade`](Self::downgrade).
@@ -850,7 +854,8 @@ impl Guard {
     /// comes from does not either.
     fn disown(&mut self) {
         self.over = true;
-        let mut source = self.held.0.source.lock();
+        // A thread of the parent's that had it at the fork never gives it back.
+        let mut source = self.held.0.source.try_lock();
         let source = source.as_deref_mut().ok().and_then(Option::take);
         match source {
             Some(Source::Share(share)) => share.disown(),

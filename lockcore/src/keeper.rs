@@ -15,7 +15,7 @@ use tracing::Level;
 use crate::backend::{Backend, Departure, Enqueued, Fault, Released, Renewed};
 use crate::clock::Instant;
 use crate::error::Error;
-use crate::lease::Lease;
+use crate::lease::{LONGEST_STALL, Lease};
 use crate::log::{Silence, guarded};
 use crate::request::Request;
 use crate::shared::{Settings, Shared, Where, jittered};
@@ -27,9 +27,6 @@ const LONGEST_NAP: Duration = Duration::from_secs(1);
 
 /// The time that is given to lines that are still to be logged when the client ends.
 const LAST_WORDS: Duration = Duration::from_millis(100);
-
-/// A store that does not answer for longer than this is taken for gone, with what it was sent.
-const LONGEST_STALL: Duration = Duration::from_secs(60);
 
 /// The thread. Dropping it lets the clean-up finish, for at most one operation timeout.
 pub(crate) struct Keeper {
@@ -134,6 +131,10 @@ async fn keep(shared: &Arc<Shared>) {
                             shared.clean_up(Cleanup::of(&lease));
                         }
                         Stage::Kept { .. } => shared.disarm(lease.request.id),
+                        // Its task may not be polled, and the session goes on.
+                        Stage::Waiting | Stage::Leaving if sessions => {
+                            shared.clean_up(Cleanup::of(&lease));
+                        }
                         _ => {}
                     }
                 }

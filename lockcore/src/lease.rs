@@ -71,7 +71,7 @@ struct Asked {
 
 /// What was sent and not answered is carried out within this time or never: as long as a server that
 /// was stopped takes to read on.
-const LONGEST_STALL: Duration = Duration::from_secs(60);
+pub(crate) const LONGEST_STALL: Duration = Duration::from_secs(60);
 
 /// What a lease is renewed with, once. Unless the store [answers](Self::answered), dropping it means
 /// that it may still arrive.

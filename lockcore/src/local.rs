@@ -68,6 +68,9 @@ struct State {
 struct Lane {
     /// Of everybody in it: a ticket is passed on between equals only.
     ttl: Duration,
+    /// How long an errand may take to get a place in the store's line before it is given to another
+    /// task as well. One whose task is polled has an answer, or an error, within an operation timeout.
+    errand_within: Duration,
     /// The ticket that who comes next may use.
     current: Option<Tenure>,
     /// Tickets that nobody joins any more, until their last user leaves.
@@ -178,7 +181,7 @@ impl Lanes {
         let state = &mut *guard;
         let errands = &mut state.errands;
         let Some(lane) = state.lanes.get_mut(name) else {
-            let mut lane = Lane::new(ttl);
+            let mut lane = Lane::new(ttl, shared.op_timeout);
             let number = lane.begin_errand(exclusive, at.now, errands);
             state.lanes.insert(name.clone(), lane);
             let errand = Errand::new(shared, name, exclusive, number);
@@ -188,6 +191,7 @@ impl Lanes {
             return Arrived::Stranger;
         }
         lane.count_out();
+        lane.end_late_errand(at.now);
         let first = lane.line.is_empty() && lane.errand.is_none();
         if first && let Some((lease, hand_overs)) = lane.serve(exclusive, at) {
             return Arrived::Given(Baton::Share(Share::new(shared, lease, hand_overs)));
@@ -267,18 +271,23 @@ impl Lanes {
 
     /// A lease of this process is over: who waits for it need not wait for its user.
     pub(crate) fn lost(&self, shared: &Arc<Shared>, lease: &Arc<Lease>) {
-        self.change(shared, &lease.request.name, |lane| lane.retire(lease));
+        let now = shared.clock.now();
+        self.change(shared, &lease.request.name, |lane| {
+            lane.retire(lease);
+            // Its place in line is lost: its task asks anew, if it is polled.
+            if let Some(errand) = lane.errand_with(lease) {
+                (errand.ticket, errand.since) = (None, now);
+            }
+        });
     }
 
     /// A ticket that an errand waits with was granted, and nobody has collected it: it is being given
     /// back, and the errand goes to the next in line.
     pub(crate) fn recalled(&self, shared: &Arc<Shared>, lease: &Arc<Lease>) {
         self.change(shared, &lease.request.name, |lane| {
-            let is_it = |errand: &mut AtTheStore| {
-                let ticket = errand.ticket.as_ref();
-                ticket.is_some_and(|ticket| Arc::ptr_eq(ticket, lease))
-            };
-            lane.errand.take_if(is_it);
+            if lane.errand_with(lease).is_some() {
+                lane.errand = None;
+            }
         });
     }
 
@@ -447,9 +456,10 @@ fn take(parcel: &Parcel) -> Option<Baton> {
 }
 
 impl Lane {
-    fn new(ttl: Duration) -> Self {
+    fn new(ttl: Duration, op_timeout: Duration) -> Self {
         Self {
             ttl,
+            errand_within: ttl.max(2 * op_timeout),
             current: None,
             draining: Vec::new(),
             errand: None,
@@ -502,6 +512,14 @@ impl Lane {
             .filter(|errand| errand.number == number)
     }
 
+    /// The errand that waits with a ticket.
+    fn errand_with(&mut self, lease: &Arc<Lease>) -> Option<&mut AtTheStore> {
+        self.errand.as_mut().filter(|errand| {
+            let ticket = errand.ticket.as_ref();
+            ticket.is_some_and(|ticket| Arc::ptr_eq(ticket, lease))
+        })
+    }
+
     fn end_errand(&mut self, number: u64) {
         self.errand.take_if(|errand| errand.number == number);
     }
@@ -523,13 +541,13 @@ impl Lane {
         Some(since.after(self.ttl.mul_f64(COLLECTED_WITHIN)))
     }
 
-    /// When an errand that has no place in the store's line is late, and others wait here.
+    /// When an errand that has no place in the store's line is late.
     fn errand_by(&self) -> Option<Instant> {
         let errand = self
             .errand
             .as_ref()
             .filter(|errand| errand.ticket.is_none())?;
-        Some(errand.since.after(self.ttl))
+        Some(errand.since.after(self.errand_within))
     }
 
     /// Takes back what waiters were given and have not collected, and an errand that has come to
@@ -545,6 +563,10 @@ impl Lane {
             taken.extend(overdue.map(|parcel| Next::TakenBack(take(&parcel))));
             self.forget_collected();
         }
+        self.end_late_errand(now);
+    }
+
+    fn end_late_errand(&mut self, now: Instant) {
         if self.errand_by().is_some_and(|by| by <= now) {
             self.errand = None;
         }
@@ -643,7 +665,9 @@ impl Lane {
     /// Sees to it that the front waits neither beyond the bound nor for a task that is not polled.
     /// False when one of these times has come already.
     fn set_alarms(&mut self, shared: &Arc<Shared>, name: &Name, bound: Duration) -> bool {
-        let overdue = [self.collect_by(), self.errand_by()];
+        // Only those who wait here depend on the errand.
+        let errand_by = self.errand_by().filter(|_| !self.line.is_empty());
+        let overdue = [self.collect_by(), errand_by];
         let mut in_time = true;
         if let Some(by) = overdue.into_iter().flatten().min()
             && self
@@ -756,7 +780,10 @@ impl Share {
 
 impl Drop for Share {
     fn drop(&mut self) {
-        if self.open && self.shared.lanes.leave(&self.shared, &self.lease) {
+        if self.open
+            && !self.shared.is_forked()
+            && self.shared.lanes.leave(&self.shared, &self.lease)
+        {
             self.shared.clean_up(Cleanup::of(&self.lease));
         }
     }
@@ -814,9 +841,12 @@ impl Errand {
         self.open = false;
         let number = self.number;
         self.shared.lanes.change(&self.shared, &self.name, |lane| {
-            let (old, young) = lane.line.drain(..).partition(|w| w.since <= long_ago);
-            (refused, lane.line) = (old, young);
-            lane.end_errand(number);
+            // A late one does not speak for those who wait for another.
+            if lane.errand_of(number).is_some() {
+                let (old, young) = lane.line.drain(..).partition(|w| w.since <= long_ago);
+                (refused, lane.line) = (old, young);
+                lane.end_errand(number);
+            }
         });
         for waiter in refused {
             let refusal = Parcel::new(Mutex::new(Some(Baton::Refused(error.clone()))));
@@ -827,7 +857,7 @@ impl Errand {
 
 impl Drop for Errand {
     fn drop(&mut self) {
-        if !self.open {
+        if !self.open || self.shared.is_forked() {
             return;
         }
         self.open = false;
@@ -856,8 +886,11 @@ impl Drop for Errand {
             let mut errand = Errand::new(&self.shared, &self.name, self.exclusive, self.number);
             errand.pending = Some(place);
             *locked(&parcel) = Some(Baton::Errand(errand));
-            let Err(parcel) = heir.baton.send(parcel) else {
-                return;
+            let mut unsent = None;
+            guarded(|| unsent = heir.baton.send(parcel).err());
+            let Some(parcel) = unsent else {
+                // Sets the alarm for an heir that is not polled.
+                return lanes.change(&self.shared, &self.name, |_| ());
             };
             if let Some(Baton::Errand(mut errand)) = take(&parcel) {
                 errand.open = false;
@@ -899,7 +932,7 @@ impl Future for Waiting {
 
 impl Drop for Waiting {
     fn drop(&mut self) {
-        if self.over {
+        if self.over || self.shared.is_forked() {
             return;
         }
         self.given.close();

@@ -418,6 +418,8 @@ impl Lock {
     pub(crate) async fn take(&self, wait: Option<Wait>) -> Result<Guard, Error> {
         // A store in memory never makes its caller wait: a loop over locks must not keep the thread.
         tokio::task::coop::consume_budget().await;
+        // Before anything of the parent's is touched.
+        self.client.shared.refuse_forked()?;
         let order = self.order()?;
         let name = order.name;
         let span = tracing::debug_span!("acquire", lock = %name, label = self.label);

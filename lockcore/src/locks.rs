@@ -274,6 +274,10 @@ impl Locks {
     /// Dropping the future leaves the client refusing new work; what is held stays held.
     pub async fn shutdown(&self, deadline: Duration) -> Result<(), Error> {
         let shared = &self.0.shared;
+        // In a forked child there is nothing of this client's to end.
+        if shared.is_forked() {
+            return Ok(());
+        }
         let started = shared.clock.now();
         let end = started.after(deadline);
         // What is left for the releases themselves, once the work has been told to stop.

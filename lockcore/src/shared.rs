@@ -20,7 +20,7 @@ use crate::clock::{Clock, Instant};
 use crate::config::Fair;
 use crate::error::{Error, LostReason};
 use crate::events::{Event, EventListener, Teller};
-use crate::gate::{Connected, Pass, Replaced};
+use crate::gate::{Connected, Gate, Pass, Replaced};
 use crate::lease::{AlreadyLost, Lease, Renewal};
 use crate::local::Lanes;
 use crate::lock::Wait;
@@ -149,8 +149,14 @@ impl Shared {
     /// Somebody wants to hear that the store is back: has the keeper's connection opened, in case
     /// that nobody is opening any.
     pub(crate) fn await_restoration(self: &Arc<Self>) {
-        if self.teller.is_suspended() && self.teller.is_heard() && !self.links.have_ended() {
-            self.links.of(self, &self.keeper);
+        if !self.teller.is_suspended() || !self.teller.is_heard() || self.links.have_ended() {
+            return;
+        }
+        match self.links.up(&self.keeper) {
+            // It was another connection that failed, and is needed no more.
+            Some(_) => self.teller.restored(),
+            None if self.is_forked() => {}
+            None => drop(self.links.of(self, &self.keeper)),
         }
     }
 
@@ -255,10 +261,12 @@ impl Shared {
         let mut table = self.table();
         let due = table.keep(lease.request.id, until);
         self.wake_keeper_at(&mut table, due);
-        let (phase, idle) = (table.phase, table.is_awaited_idle());
+        // Under the same mutex: a shutdown must not find it kept by nobody.
+        let settled = table.phase != Phase::Open && self.settle(&mut table);
+        let idle = table.is_awaited_idle();
         drop(table);
-        if phase != Phase::Open {
-            self.settle_kept();
+        if settled {
+            self.due_changed.notify_one();
         }
         self.tell_if(idle);
     }
@@ -267,12 +275,14 @@ impl Shared {
     /// was to be given back. At a store with sessions tickets have no ttl of their own; there the
     /// keeper gives back what it can, and the session is not closed over what is left.
     fn settle_kept(&self) {
-        if self.backend.capability().sessions {
-            return;
-        }
-        if self.table().settle_kept() {
+        let settled = self.settle(&mut self.table());
+        if settled {
             self.due_changed.notify_one();
         }
+    }
+
+    fn settle(&self, table: &mut Table) -> bool {
+        !self.backend.capability().sessions && table.settle_kept()
     }
 
     /// A renewal has come to its end, whichever; the next look is at `due`.
@@ -581,10 +591,8 @@ impl Shared {
             let (_, connected) = self.connection(whose, by).await?;
             // In flight until the answer is here. Dropped before that, the store may be working on
             // it all the same: then one request more than it carries is in flight for a moment.
-            let pass = match self
-                .by(turn_by, connected.admit_release(departures.len()))
-                .await
-            {
+            let admitted = self.admit(connected.releases(), departures.len(), turn_by);
+            let pass = match admitted.await {
                 Some(Ok(pass)) => pass,
                 Some(Err(Replaced)) => {
                     by = self.clock.now().after(self.op_timeout).min(turn_by);
@@ -609,30 +617,55 @@ impl Shared {
         by: Instant,
         verb: impl FnOnce(&dyn Connection) -> Answer<T>,
     ) -> Result<(Sent, T), StoreError> {
-        let before = connected.answers();
         let sent = self.sent_now();
+        connected.asked(sent.at);
         match self.by(by, verb(connected.verbs())).await {
             Some(outcome) => {
                 self.links.ended(connected, &outcome);
                 outcome.map(|answer| (sent, answer))
             }
             None => {
-                self.unanswered(connected, sent.at, before);
+                self.unanswered(connected);
                 let text = "the store did not answer in time";
                 Err(StoreError::new(Fault::Unknown, text))
             }
         }
     }
 
-    /// Resolves when one more enqueue may be sent on a connection, at `give_up` at the latest. Before
-    /// that it waits for its turn in front of the gate, however long that takes: the store is at
-    /// work.
+    /// Resolves when so many tickets may pass a gate, at `give_up` at the latest. Before that it waits
+    /// for its turn, however long that takes, because the store is at work. If nothing passes the gate
+    /// for an operation timeout, it is not the store that the others wait for: then they are passed.
     pub(crate) async fn admit(
         self: &Arc<Self>,
-        connected: &Connected,
+        gate: &Gate,
+        tickets: usize,
         give_up: Instant,
     ) -> Option<Result<Pass, Replaced>> {
-        self.by(give_up, connected.admit_enqueue()).await
+        match gate.try_pass(tickets) {
+            Some(pass) => Some(Ok(pass)),
+            // On the heap, because it is seldom.
+            None => Box::pin(self.wait_at(gate, tickets, give_up)).await,
+        }
+    }
+
+    async fn wait_at(
+        self: &Arc<Self>,
+        gate: &Gate,
+        tickets: usize,
+        give_up: Instant,
+    ) -> Option<Result<Pass, Replaced>> {
+        let mut turn = std::pin::pin!(gate.wait_for_pass(tickets));
+        loop {
+            let moves = gate.moves();
+            let look = self.clock.now().after(self.op_timeout);
+            if let Some(pass) = self.by(look.min(give_up), turn.as_mut()).await {
+                return Some(pass);
+            }
+            if give_up <= look {
+                return None;
+            }
+            gate.write_off(moves);
+        }
     }
 
     /// A connection that is up, and the runtime that it is of.
@@ -691,13 +724,12 @@ impl Shared {
         asked == here.filter(|_| !sessions).unwrap_or(self.keeper.id())
     }
 
-    /// No reply to what was sent at `sent`, when `before` requests had been answered. That is the
-    /// connection's fault only after a whole operation timeout (a caller's budget may be shorter than
-    /// what a sound one needs) in which nothing else was answered either: a store with much to do
-    /// is late, and another connection would only add to it.
-    pub(crate) fn unanswered(&self, connected: &Connected, sent: Instant, before: u64) {
-        let silent = connected.answers() == before;
-        if silent && sent.until(self.clock.now()) >= self.op_timeout {
+    /// A request was not answered in time. That is the connection's fault only if nothing at all was
+    /// answered on it for an operation timeout (a caller's budget, and a renewal's patience, may be
+    /// shorter than what a sound one needs). A store with much to do is late, and another connection
+    /// would only add to it.
+    pub(crate) fn unanswered(&self, connected: &Connected) {
+        if connected.silent_for(self.clock.now()) >= self.op_timeout {
             self.links.replace(connected);
         }
     }
@@ -766,8 +798,8 @@ impl Shared {
         self.log(Level::DEBUG, move || {
             tracing::debug!(%lock, "nobody collected a grant: its future is not polled");
         });
-        lease.lose(LostReason::Expired);
         self.lanes.recalled(self, lease);
+        lease.lose(LostReason::Expired);
     }
 
     fn stage(&self, id: Id) -> Option<Stage> {
@@ -861,7 +893,7 @@ impl Shared {
     /// Outside of the table's mutex: this runs wakers, and those may do anything.
     fn tell_if(&self, idle: bool) {
         if idle {
-            self.idle.notify_waiters();
+            guarded(|| self.idle.notify_waiters());
         }
     }
 
@@ -921,7 +953,9 @@ impl Future for Alarm {
 
 impl Drop for Alarm {
     fn drop(&mut self) {
-        if let Some(number) = self.set {
+        if let Some(number) = self.set
+            && !self.shared.is_forked()
+        {
             let waker = self.shared.table().alarms.remove(&(self.at, number));
             drop(waker);
         }

@@ -15,6 +15,7 @@ use tracing::Level;
 
 use crate::backend::{Events, Fault, StoreError};
 use crate::gate::Connected;
+use crate::log::guarded;
 use crate::shared::{Shared, jittered};
 
 /// Between two attempts; the pauses double up to this, and each is jittered in full.
@@ -118,10 +119,10 @@ impl Links {
 
     /// The connection is broken, or dead without anybody having told us.
     pub(crate) fn replace(&self, connected: &Connected) {
-        // Outside of the mutex: this runs wakers.
+        // Outside of the mutex: this runs wakers, which are users' code.
         let links = self.list().clone();
         for link in links {
-            link.replace(connected);
+            guarded(|| link.replace(connected));
         }
     }
 
@@ -238,14 +239,17 @@ impl Link {
 /// Runs the supervisor of a link to its end. One that panics, in a waker for example, which is the
 /// user's code, is started again: without it nobody would reconnect.
 async fn look_after(shared: Arc<Shared>, link: Arc<Link>) {
+    let mut reconnecting = false;
     loop {
-        let supervisor = tokio::spawn(supervise(Arc::clone(&shared), Arc::clone(&link)));
+        let supervisor = supervise(Arc::clone(&shared), Arc::clone(&link), reconnecting);
+        let supervisor = tokio::spawn(supervisor);
         match supervisor.await {
             Err(error) if error.is_panic() => {}
             // It has come to its end, or the keeper has.
             Ok(()) | Err(_) => return,
         }
-        link.change(State::Connecting);
+        reconnecting = true;
+        guarded(|| drop(link.change(State::Connecting)));
         shared.log(Level::WARN, || {
             tracing::warn!("the supervisor of a connection panicked and is started again");
         });
@@ -255,7 +259,7 @@ async fn look_after(shared: Arc<Shared>, link: Arc<Link>) {
 }
 
 /// Keeps one link up as long as its runtime lives and somebody needs it. Runs on the keeper.
-async fn supervise(shared: Arc<Shared>, link: Arc<Link>) {
+async fn supervise(shared: Arc<Shared>, link: Arc<Link>, mut reconnecting: bool) {
     // Dropped with the runtime, whatever the store's driver does.
     let (alive, mut runtime_ended) = oneshot::channel::<()>();
     let sentinel = AbortOnDrop(link.runtime.spawn(async move {
@@ -263,7 +267,6 @@ async fn supervise(shared: Arc<Shared>, link: Arc<Link>) {
         std::future::pending::<()>().await;
     }));
     let mut pause = FIRST_PAUSE;
-    let mut reconnecting = false;
     // Nobody needs the connection; a listener wants to hear that the store is back.
     let mut idle = false;
     while !shared.links.have_ended() {
@@ -281,21 +284,22 @@ async fn supervise(shared: Arc<Shared>, link: Arc<Link>) {
                 reconnecting = true;
                 let up_since = shared.clock.now();
                 tokio::select! {
+                    biased;
+                    _ = &mut runtime_ended => break,
                     _ = closed => {}
                     () = link.until_replaced() => {}
-                    _ = &mut runtime_ended => break,
                 }
                 if shared.links.have_ended() {
                     break;
                 }
                 link.change(State::Connecting);
-                shared.suspect();
                 // A runtime that ends takes its connection along, in whatever order: that is no
                 // trouble with the store.
                 let alive = tokio::time::timeout(BLOCKED, link.runtime.spawn(async {}));
                 if let Ok(Err(_ended)) = alive.await {
                     break;
                 }
+                shared.suspect();
                 shared.log(Level::INFO, || {
                     tracing::info!("connection to the lock store lost");
                 });

@@ -41,6 +41,9 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         a_late_answer_replaces_no_connection_on_which_others_are_answered
         requests_beyond_what_a_store_carries_wait_and_a_release_does_not_wait_for_them
         a_renewal_passes_the_requests_that_wait
+        requests_of_futures_that_are_not_polled_keep_nobody_out
+        an_errand_of_a_future_that_is_not_polled_keeps_nobody_out_who_does_not_wait
+        a_place_that_is_lost_while_its_future_is_not_polled_goes_to_the_next
         a_break_is_followed_by_one_connection
         a_listener_hears_that_the_store_is_back_though_nobody_asks
         a_listener_that_comes_during_an_outage_is_told_of_it
@@ -865,4 +868,88 @@ async fn a_ticket_is_passed_on_again_when_the_store_has_confirmed_it(_: Store) {
         token.as_u64() >> 10,
         "another ticket"
     );
+}
+
+async fn requests_of_futures_that_are_not_polled_keep_nobody_out(_: Store) {
+    let (locks, mut store) = played_with(Capability::new().in_flight(2));
+    locks.ready(SOON).await.unwrap();
+    let mut starved = Vec::new();
+    for number in 0..2 {
+        let lock = locks.mutex(format!("starved{number}"));
+        let mut future = Box::pin(async move { lock.acquire().await });
+        assert!(future.as_mut().now_or_never().is_none());
+        let (request, reply) = store.enqueue().await;
+        reply.send(Ok(granted(request.ttl))).unwrap();
+        starved.push(future);
+    }
+
+    let asking: Vec<_> = (0..4)
+        .map(|number| begin(locks.mutex(format!("n{number}")).wait(SOON)))
+        .collect();
+
+    for _ in &asking {
+        let (_, reply) = store.enqueue().await;
+        reply.send(Ok(Enqueued::Busy { retry_in: None })).unwrap();
+    }
+    for asked in asking {
+        assert_eq!(kind(asked.await.unwrap()), ErrorKind::Busy);
+    }
+}
+
+async fn an_errand_of_a_future_that_is_not_polled_keeps_nobody_out_who_does_not_wait(_: Store) {
+    let (locks, mut store) = played();
+    locks.ready(SOON).await.unwrap();
+    let lock = locks.mutex("a").ttl(TTL);
+    let waits = lock.clone();
+    let mut starved = Box::pin(async move { waits.acquire().await });
+    assert!(starved.as_mut().now_or_never().is_none());
+    let (_, _unanswered) = store.enqueue().await;
+
+    let asked = eventually_asked(&lock, &mut store);
+
+    let request = tokio::time::timeout(SOON, asked)
+        .await
+        .expect("it is busy for ever");
+    assert_eq!(request.name.as_str(), "a");
+}
+
+/// Tries until the store hears of it.
+async fn eventually_asked(lock: &lockcore::Lock, store: &mut Player) -> Arc<Request> {
+    loop {
+        let trying = lock.clone();
+        let tried = tokio::spawn(async move { trying.try_acquire().await });
+        tokio::select! {
+            (request, reply) = store.enqueue() => {
+                reply.send(Ok(Enqueued::Busy { retry_in: None })).unwrap();
+                return request;
+            }
+            tried = tried => assert_eq!(kind(tried.unwrap()), ErrorKind::Busy),
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await; // not in a tight loop
+    }
+}
+
+async fn a_place_that_is_lost_while_its_future_is_not_polled_goes_to_the_next(_: Store) {
+    let (locks, mut store) = played();
+    locks.ready(SOON).await.unwrap();
+    let lock = locks.mutex("a").ttl(TTL).wait(SOON);
+    let waits = lock.clone();
+    let mut starved = Box::pin(async move { waits.acquire().await });
+    assert!(starved.as_mut().now_or_never().is_none());
+    let (request, reply) = store.enqueue().await;
+    let waiting = Enqueued::Waiting {
+        ticket: 7,
+        valid_for: request.ttl,
+        recheck_in: None,
+    };
+    reply.send(Ok(waiting)).unwrap();
+    assert!(starved.as_mut().now_or_never().is_none());
+    let next = begin(lock);
+
+    let (_, reply) = store.renewal().await;
+    reply.send(Ok(vec![Renewed::Lost])).unwrap();
+
+    let (request, reply) = store.enqueue().await;
+    reply.send(Ok(granted(request.ttl))).unwrap();
+    drop(next.await.unwrap().unwrap());
 }
