@@ -109,7 +109,7 @@ async fn credentials_that_are_refused_are_a_mistake(_: Store) {
         (ZooKeeperServer::with(&refuses), None),
         (encrypted, Some(ca.file())),
     ] {
-        let mut builder = builder(server.url_with_user("ann", SECRET));
+        let mut builder = builder(server.url_with_user("ann", SECRET)).op_timeout(SOON);
         if let Some(ca) = ca {
             builder = builder.ca_file(ca);
         }

@@ -10,6 +10,7 @@ use url::Url;
 use zookeeper_client::{Acls, Client, Connector, Error as ZkError};
 
 use super::ZooKeeper;
+use super::attempts;
 use super::driver;
 use super::session::Session;
 use super::tickets;
@@ -122,33 +123,44 @@ impl Settings {
         })
     }
 
-    /// Opens a new session.
+    /// Opens a new session, at whichever server answers first.
     ///
-    /// Fails when every server was asked once: the one reconnect loop is the core's. Dropped, nothing
-    /// is left here, and the server ends what it may have begun.
+    /// Fails when every server was asked, and none answered: the one reconnect loop is the core's.
+    /// Dropped, nothing is left here, and the servers end what they may have begun.
     pub(super) async fn connect(&self, asked: Duration) -> Result<Client, StoreError> {
         driver::ready()?;
-        let connector = self.connector(asked);
+        let servers = self.hosts.split(',').count();
         #[cfg(feature = "zookeeper-tls")]
-        if let Some(servers) = &self.encrypted {
-            let tunnel = servers.open().await.map_err(|error| {
+        if let Some(encrypted) = &self.encrypted {
+            let tunnel = Arc::new(encrypted.open().await.map_err(|error| {
                 StoreError::new(
                     Fault::Retry,
                     format!("cannot connect to {}: {error}", self.hosts),
                 )
-            })?;
-            let connected = connector.connect(&self.cluster(tunnel.hosts())).await;
-            let client = connected.map_err(|error| match (error, tunnel.failure()) {
-                // By a server that was reached, whatever there was with the others.
-                (ZkError::AuthFailed, _) => self.refused(),
-                (_, Some((fault, reason))) => StoreError::new(fault, reason),
-                (error, None) => tickets::not_connected(&self.hosts, error, ""),
-            })?;
-            tunnel.stay_open_for(&client);
-            return Ok(client);
+            })?);
+            let connected = attempts::first_to_answer(servers, || {
+                let (connector, tunnel) = (self.connector(asked), Arc::clone(&tunnel));
+                let cluster = self.cluster(tunnel.hosts());
+                async move {
+                    let client = connector.connect(&cluster).await?;
+                    tunnel.stay_open_for(&client);
+                    Ok(client)
+                }
+            });
+            return connected
+                .await
+                .map_err(|error| match (error, tunnel.failure()) {
+                    // By a server that was reached, whatever there was with the others.
+                    (ZkError::AuthFailed, _) => self.refused(),
+                    (_, Some((fault, reason))) => StoreError::new(fault, reason),
+                    (error, None) => tickets::not_connected(&self.hosts, error, ""),
+                });
         }
-        let connected = connector.connect(&self.cluster(&self.hosts)).await;
-        connected.map_err(|error| match error {
+        let connected = attempts::first_to_answer(servers, || {
+            let (connector, cluster) = (self.connector(asked), self.cluster(&self.hosts));
+            async move { connector.connect(&cluster).await }
+        });
+        connected.await.map_err(|error| match error {
             ZkError::AuthFailed => self.refused(),
             // All that the library says of whatever went wrong with every server.
             ZkError::NoHosts => {
@@ -164,8 +176,8 @@ impl Settings {
         tickets::not_connected(&self.hosts, ZkError::AuthFailed, hint)
     }
 
-    /// The library, with all that it is to know. What it says to a tunnel others can read along, so the
-    /// tunnel shows the credentials.
+    /// The library, with all that it is to know. Others can read along what it says to a tunnel, so
+    /// the tunnel shows the credentials.
     fn connector(&self, asked: Duration) -> Connector {
         let connector = Client::connector()
             .with_session_timeout(asked)
@@ -299,7 +311,7 @@ mod tests {
         String::from_utf8_lossy(&said).into_owned()
     }
 
-    /// The loopback device, which is all that lies between the library and the tunnel, is open to others.
+    /// The loopback device lies between the library and the tunnel, and others can read along there.
     #[cfg(feature = "zookeeper-tls")]
     #[tokio::test]
     async fn with_tls_the_library_does_not_say_the_password() {

@@ -1,6 +1,6 @@
 //! TLS for the client library: it connects to a port on the loopback device, and what it says there
-//! goes on to the server over TLS, as the client's files say. User and password do not come from the library:
-//! they are added here, when the connection is encrypted.
+//! goes on to the server over TLS, as the client's files say. User and password do not come from the
+//! library: they are added here, when the connection is encrypted.
 //!
 //! The library could do all of it, but its TLS installs a cryptography provider for the whole process
 //! (where there are two to choose from, it panics), and does not say why a handshake failed.
@@ -134,7 +134,7 @@ impl Tunnel {
 
     /// As long as the library may connect again. Not shorter: somebody else could get a port that we
     /// give up, and with it what the library says to its server.
-    pub(super) fn stay_open_for(self, client: &Client) {
+    pub(super) fn stay_open_for(self: Arc<Self>, client: &Client) {
         let mut states = client.state_watcher();
         let mut state = client.state();
         tokio::spawn(async move {

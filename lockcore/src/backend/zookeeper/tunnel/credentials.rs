@@ -1,9 +1,9 @@
-//! User and password, which the tunnel itself tells each server: what the library says crosses the loopback
-//! device as it is, where others can read along.
+//! User and password, which the tunnel itself tells each server: what the library says crosses the
+//! loopback device as it is, where others can read along.
 //!
-//! A message is its length and so many bytes, in both directions. The library's first one opens the session
-//! or resumes it, and the credentials go right behind that, where the library puts its own. A server takes
-//! requests in their order, so all else on the connection is asked by somebody it knows.
+//! A message is its length and so many bytes, in both directions. The library's first one opens the
+//! session or resumes it, and the credentials go right behind that, where the library puts its own. A
+//! server takes requests in their order, so all else on the connection is asked by somebody it knows.
 
 use std::fmt;
 use std::io;
@@ -57,9 +57,9 @@ impl Credentials {
     }
 }
 
-/// Passes on what the server says until it has answered the credentials. That they are accepted is not for
-/// the library, which has not asked. A refusal is: the library ends the session for it, whatever it is
-/// the answer to.
+/// Passes on what the server says until it has answered the credentials. That they are accepted is
+/// not for the library, which has not asked. A refusal is: the library ends the session for it, whatever
+/// it is the answer to.
 pub(super) async fn pass_until_answered(
     from_server: &mut (impl AsyncRead + Unpin),
     to_library: &mut (impl AsyncWrite + Unpin),
