@@ -5,7 +5,9 @@ use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
 use lockcore::{LostReason, Release};
+use tests::certificates::Authority;
 use tests::eventually::eventually;
+use tests::proxy::Proxy;
 use tests::zookeeper_server::ZooKeeperServer;
 
 use super::{builder, client, operator};
@@ -15,6 +17,8 @@ use crate::store::{Kind, SLACK, SOON, Store, begin, give_back, tickets};
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT;
         a_server_that_is_down_is_unavailable_within_one_operation
+        a_silent_server_among_others_delays_no_first_acquisition
+        an_attempt_that_came_second_leaves_no_session
         a_client_that_was_idle_through_an_outage_works_again
         a_server_that_restarts_keeps_locks_and_line
         a_server_that_lost_its_data_takes_the_lock
@@ -30,6 +34,59 @@ async fn a_server_that_is_down_is_unavailable_within_one_operation(_: Store) {
         .build()
         .unwrap();
     is_unavailable_within_one_operation(&locks, &port.to_string()).await;
+}
+
+/// Its system accepts connections, as that of a process that is stopped does.
+async fn a_silent_server_among_others_delays_no_first_acquisition(_: Store) {
+    // Shorter than the library waits for a silent server, which is 2.5 s.
+    let one_operation = Duration::from_secs(2);
+    let ca = Authority::new();
+    for server in [
+        ZooKeeperServer::start(),
+        ZooKeeperServer::with_tls(&ca.server(&["127.0.0.1"]), None, &[]),
+    ] {
+        let silent = tests::ports::listen();
+        let url = format!("{},{}", server.url(), silent.local_addr().unwrap());
+        let mut slowest = Duration::ZERO;
+        for _ in 0..30 {
+            let mut builder = builder(url.clone())
+                .wait(3 * SOON)
+                .op_timeout(one_operation);
+            if url.contains("tls") {
+                builder = builder.ca_file(ca.file());
+            }
+            let locks = builder.build().unwrap();
+            let began = Instant::now();
+            let guard = locks.mutex("a").acquire().await.unwrap();
+            slowest = slowest.max(began.elapsed());
+            give_back(guard).await;
+        }
+        println!("the slowest of 30 with {url}: {slowest:?}");
+        assert!(slowest < one_operation, "{slowest:?}");
+    }
+}
+
+async fn an_attempt_that_came_second_leaves_no_session(_: Store) {
+    let server = ZooKeeperServer::start();
+    let proxies = [(); 2].map(|()| Proxy::to(server.port()));
+    for proxy in &proxies {
+        // Long enough for a second attempt to be made, and answered.
+        proxy.delay(Duration::from_millis(250), Duration::ZERO);
+    }
+    let [one, other] = [0, 1].map(|number| format!("127.0.0.1:{}", proxies[number].port()));
+    let locks = builder(format!("zookeeper://{one},{other}?session_timeout=60s"))
+        .op_timeout(SOON)
+        .build()
+        .unwrap();
+    let guard = locks.mutex("a").acquire().await.unwrap();
+
+    assert!(proxies.iter().all(|proxy| proxy.traffic().connections > 0));
+    eventually("one connection is left", SOON, async || {
+        proxies.iter().map(Proxy::open_connections).sum::<usize>() == 1
+    })
+    .await;
+    assert_eq!(server.mntr()["zk_global_sessions"], "1");
+    give_back(guard).await;
 }
 
 async fn a_client_that_was_idle_through_an_outage_works_again(_: Store) {

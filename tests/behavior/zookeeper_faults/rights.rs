@@ -2,17 +2,22 @@
 
 use libtest_mimic::Trial;
 use lockcore::ErrorKind;
+use tests::certificates::Authority;
 use tests::eventually::eventually;
+use tests::proxy::Proxy;
+use tests::watch::SECRET;
 use tests::zookeeper_server::ZooKeeperServer;
 use zookeeper_client::{Acls, Client, CreateMode};
 
 use super::{builder, operator};
-use crate::store::{Kind, SOON, Store, begin, give_back, kind, tickets};
+use crate::store::{Kind, SOON, Store, begin, give_back, kind, shows_no_password, tickets};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT;
         the_chroot_of_the_url_is_used
         nodes_of_a_user_are_closed_to_others
+        every_connection_with_tls_is_of_the_user
+        credentials_that_are_refused_are_a_mistake
         a_user_with_the_documented_rights_can_do_everything
     ]
 }
@@ -61,6 +66,65 @@ async fn nodes_of_a_user_are_closed_to_others(_: Store) {
     assert_eq!(kind(same.mutex("a").try_acquire().await), ErrorKind::Busy);
     give_back(guard).await;
     give_back(same.mutex("a").acquire().await.unwrap()).await;
+}
+
+/// The first, and each that follows it when it breaks.
+async fn every_connection_with_tls_is_of_the_user(_: Store) {
+    let ca = Authority::new();
+    let server = ZooKeeperServer::with_tls(&ca.server(&["127.0.0.1"]), None, &[]);
+    let proxy = Proxy::to(server.port());
+    let connect = |url: String| builder(url).ca_file(ca.file()).build().unwrap();
+    let through = |url: String| url.replace(&server.port().to_string(), &proxy.port().to_string());
+    let ann = connect(through(server.url_with_user("ann", SECRET)));
+    let guard = ann.mutex("a").acquire().await.unwrap();
+
+    for url in [server.url(), server.url_with_user("bob", SECRET)] {
+        let refused = kind(connect(url).mutex("a").acquire().await);
+        assert_eq!(refused, ErrorKind::Config);
+    }
+
+    for _ in 0..5 {
+        let before = proxy.traffic().connections;
+        proxy.cut();
+        proxy.restore();
+        eventually("connected again", SOON, async || {
+            ann.mutex("b").try_acquire().await.is_ok()
+        })
+        .await;
+        assert!(proxy.traffic().connections > before);
+    }
+    assert!(guard.is_valid(), "by the same session");
+    let same = connect(server.url_with_user("ann", SECRET));
+    assert_eq!(kind(same.mutex("a").try_acquire().await), ErrorKind::Busy);
+    give_back(guard).await;
+}
+
+/// The servers believe whatever they are told, unless the scheme is switched off.
+async fn credentials_that_are_refused_are_a_mistake(_: Store) {
+    let refuses = ["DigestAuthenticationProvider.enabled=false"];
+    let ca = Authority::new();
+    let identity = ca.server(&["127.0.0.1"]);
+    let encrypted = ZooKeeperServer::with_tls(&identity, None, &refuses);
+    for (server, ca) in [
+        (ZooKeeperServer::with(&refuses), None),
+        (encrypted, Some(ca.file())),
+    ] {
+        let mut builder = builder(server.url_with_user("ann", SECRET)).op_timeout(SOON);
+        if let Some(ca) = ca {
+            builder = builder.ca_file(ca);
+        }
+        let locks = builder.build().unwrap();
+        for _ in 0..3 {
+            let error = locks.mutex("a").acquire().await.unwrap_err();
+            let text = error.to_string();
+            assert_eq!(error.kind(), ErrorKind::Config, "{text}");
+            assert!(
+                text.contains("the server refuses the credentials"),
+                "{text}"
+            );
+            shows_no_password(&(error, text));
+        }
+    }
 }
 
 /// With what the guide asks for: nothing at the root, everything below the chroot's own node but to change its rights.

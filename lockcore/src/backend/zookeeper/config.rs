@@ -10,6 +10,7 @@ use url::Url;
 use zookeeper_client::{Acls, Client, Connector, Error as ZkError};
 
 use super::ZooKeeper;
+use super::attempts;
 use super::driver;
 use super::session::Session;
 use super::tickets;
@@ -43,7 +44,8 @@ pub(crate) fn open(url: &Url, _: &Tls) -> Result<Arc<dyn Backend>, Error> {
 #[cfg(feature = "zookeeper-tls")]
 pub(crate) fn open_encrypted(url: &Url, tls: &Tls) -> Result<Arc<dyn Backend>, Error> {
     let mut settings = Settings::read(url, ENCRYPTED_PORT)?;
-    settings.encrypted = Some(Servers::new(&settings.hosts, tls)?);
+    let digest = settings.digest.as_deref();
+    settings.encrypted = Some(Servers::new(&settings.hosts, digest, tls)?);
     Ok(Arc::new(ZooKeeper::new(settings)))
 }
 
@@ -121,44 +123,74 @@ impl Settings {
         })
     }
 
-    /// Opens a new session.
+    /// Opens a new session, at whichever server answers first.
     ///
-    /// Fails when every server was asked once: the one reconnect loop is the core's. Dropped, nothing
-    /// is left here, and the server ends what it may have begun.
+    /// Fails when every server was asked, and none answered: the one reconnect loop is the core's.
+    /// Dropped, nothing is left here, and the servers end what they may have begun.
     pub(super) async fn connect(&self, asked: Duration) -> Result<Client, StoreError> {
         driver::ready()?;
-        let mut connector: Connector = Client::connector()
-            .with_session_timeout(asked)
-            .with_connection_timeout(asked / SILENCE)
-            .with_fail_eagerly();
-        if let Some(digest) = &self.digest {
-            connector = connector.with_auth("digest", digest.as_bytes());
-        }
+        let servers = self.hosts.split(',').count();
         #[cfg(feature = "zookeeper-tls")]
-        if let Some(servers) = &self.encrypted {
-            let tunnel = servers.open().await.map_err(|error| {
+        if let Some(encrypted) = &self.encrypted {
+            let tunnel = Arc::new(encrypted.open().await.map_err(|error| {
                 StoreError::new(
                     Fault::Retry,
                     format!("cannot connect to {}: {error}", self.hosts),
                 )
-            })?;
-            let connected = connector.connect(&self.cluster(tunnel.hosts())).await;
-            let client = connected.map_err(|error| match tunnel.failure() {
-                Some((fault, reason)) => StoreError::new(fault, reason),
-                None => tickets::not_connected(&self.hosts, error, ""),
-            })?;
-            tunnel.stay_open_for(&client);
-            return Ok(client);
+            })?);
+            let connected = attempts::first_to_answer(servers, || {
+                let (connector, tunnel) = (self.connector(asked), Arc::clone(&tunnel));
+                let cluster = self.cluster(tunnel.hosts());
+                async move {
+                    let client = connector.connect(&cluster).await?;
+                    tunnel.stay_open_for(&client);
+                    Ok(client)
+                }
+            });
+            return connected
+                .await
+                .map_err(|error| match (error, tunnel.failure()) {
+                    // By a server that was reached, whatever there was with the others.
+                    (ZkError::AuthFailed, _) => self.refused(),
+                    (_, Some((fault, reason))) => StoreError::new(fault, reason),
+                    (error, None) => tickets::not_connected(&self.hosts, error, ""),
+                });
         }
-        let connected = connector.connect(&self.cluster(&self.hosts)).await;
-        connected.map_err(|error| {
+        let connected = attempts::first_to_answer(servers, || {
+            let (connector, cluster) = (self.connector(asked), self.cluster(&self.hosts));
+            async move { connector.connect(&cluster).await }
+        });
+        connected.await.map_err(|error| match error {
+            ZkError::AuthFailed => self.refused(),
             // All that the library says of whatever went wrong with every server.
-            let hint = match error {
-                ZkError::NoHosts => " (if these ports speak TLS, the scheme is zookeeper+tls)",
-                _ => "",
-            };
-            tickets::not_connected(&self.hosts, error, hint)
+            ZkError::NoHosts => {
+                let hint = " (if these ports speak TLS, the scheme is zookeeper+tls)";
+                tickets::not_connected(&self.hosts, error, hint)
+            }
+            error => tickets::not_connected(&self.hosts, error, ""),
         })
+    }
+
+    fn refused(&self) -> StoreError {
+        let hint = ": the server refuses the credentials";
+        tickets::not_connected(&self.hosts, ZkError::AuthFailed, hint)
+    }
+
+    /// The library, with all that it is to know. Others can read along what it says to a tunnel, so
+    /// the tunnel shows the credentials.
+    fn connector(&self, asked: Duration) -> Connector {
+        let connector = Client::connector()
+            .with_session_timeout(asked)
+            .with_connection_timeout(asked / SILENCE)
+            .with_fail_eagerly();
+        #[cfg(feature = "zookeeper-tls")]
+        if self.encrypted.is_some() {
+            return connector;
+        }
+        match &self.digest {
+            Some(digest) => connector.with_auth("digest", digest.as_bytes()),
+            None => connector,
+        }
     }
 
     /// `h1:2181,h2:2181/chroot`, as the client library wants it.
@@ -258,6 +290,40 @@ mod tests {
             Duration::from_millis(1500)
         );
         assert!(!format!("{settings:?}").contains("p@ss"));
+    }
+
+    /// What the library says to a server that never answers.
+    #[cfg(feature = "zookeeper-tls")]
+    async fn said(settings: &Settings) -> String {
+        use tokio::io::AsyncReadExt as _;
+        let server = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let hosts = server.local_addr().unwrap().to_string();
+        let (gave_up, said) = tokio::join!(
+            settings.connector(Duration::from_secs(1)).connect(&hosts),
+            async {
+                let mut said = Vec::new();
+                let (mut library, _) = server.accept().await.unwrap();
+                library.read_to_end(&mut said).await.unwrap();
+                said
+            }
+        );
+        assert!(gave_up.is_err() && !said.is_empty());
+        String::from_utf8_lossy(&said).into_owned()
+    }
+
+    /// The loopback device lies between the library and the tunnel, and others can read along there.
+    #[cfg(feature = "zookeeper-tls")]
+    #[tokio::test]
+    async fn with_tls_the_library_does_not_say_the_password() {
+        let mut settings = settings("zookeeper://ann:secret@zk1").unwrap();
+        assert!(said(&settings).await.contains("ann:secret"), "without TLS");
+
+        let digest = settings.digest.as_deref();
+        let servers = Servers::new(&settings.hosts, digest, &Tls::default());
+        settings.encrypted = Some(servers.unwrap());
+        assert!(!said(&settings).await.contains("secret"));
+        assert!(!format!("{:?}", settings.encrypted).contains("secret"));
+        assert_eq!(settings.acls(), Acls::creator_all());
     }
 
     #[test]

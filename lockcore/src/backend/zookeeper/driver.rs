@@ -3,15 +3,19 @@
 //! panic, or to wait for ever.
 
 use std::fs::File;
-use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::backend::{Fault, StoreError};
 
 /// The driver has three descriptors (to wait, to be woken, for timers), and each connection one.
 const DESCRIPTORS: usize = 4;
 
-/// The process in which the driver was started.
-static STARTED_IN: OnceLock<u32> = OnceLock::new();
+/// No process has this number.
+const NOBODY: u32 = 0;
+
+/// The process in which the driver was started. One word, without a lock that a fork could copy while it
+/// is taken.
+static STARTED_IN: AtomicU32 = AtomicU32::new(NOBODY);
 
 /// Whether the library can connect.
 ///
@@ -20,13 +24,15 @@ static STARTED_IN: OnceLock<u32> = OnceLock::new();
 /// the first connection of a process depends on it.
 pub(super) fn ready() -> Result<(), StoreError> {
     let here = std::process::id();
-    is_here(STARTED_IN.get().copied().unwrap_or(here), here)?;
+    is_here(STARTED_IN.load(Ordering::Relaxed), here)?;
     has_descriptors()?;
-    is_here(*STARTED_IN.get_or_init(|| here), here)
+    // Noted before the driver starts: whoever is forked in between is refused, not left to wait.
+    let noted = STARTED_IN.compare_exchange(NOBODY, here, Ordering::Relaxed, Ordering::Relaxed);
+    is_here(noted.unwrap_or_else(|started_in| started_in), here)
 }
 
 fn is_here(started_in: u32, here: u32) -> Result<(), StoreError> {
-    if started_in == here {
+    if [NOBODY, here].contains(&started_in) {
         return Ok(());
     }
     Err(StoreError::new(
@@ -62,6 +68,7 @@ mod tests {
 
     #[test]
     fn a_forked_child_of_a_process_that_has_a_driver_is_told_so() {
+        assert!(is_here(NOBODY, 7).is_ok());
         assert!(is_here(7, 7).is_ok());
         let error = is_here(7, 8).unwrap_err();
         assert_eq!(error.fault(), Fault::Config);

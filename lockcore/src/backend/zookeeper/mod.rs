@@ -1,5 +1,6 @@
 #![doc = include_str!("guide.md")]
 
+mod attempts;
 mod config;
 mod driver;
 mod events;

@@ -1,5 +1,6 @@
 //! TLS for the client library: it connects to a port on the loopback device, and what it says there
-//! goes on to the server over TLS, as the client's files say.
+//! goes on to the server over TLS, as the client's files say. User and password do not come from the
+//! library: they are added here, when the connection is encrypted.
 //!
 //! The library could do all of it, but its TLS installs a cryptography provider for the whole process
 //! (where there are two to choose from, it panics), and does not say why a handshake failed.
@@ -8,6 +9,8 @@
 //! So only connections of this process are let in. The others are not passed on, not even to a
 //! handshake. (That they are of the same user would not do: containers of a pod share the loopback
 //! device and often the number of the user, and not the files.)
+
+mod credentials;
 
 use std::fmt;
 use std::io;
@@ -23,6 +26,7 @@ use zookeeper_client::Client;
 use crate::backend::Fault;
 use crate::error::Error;
 use crate::tls::{Connector, Tls};
+use credentials::Credentials;
 
 /// For a connection with TLS to stand. The library gives up by itself, after a quarter of the session
 /// timeout; this is for the attempts that it has turned away from.
@@ -40,6 +44,7 @@ struct Server {
     host: String,
     port: u16,
     tls: Connector,
+    credentials: Option<Credentials>,
 }
 
 /// A port here for each server. Closed when this is dropped; what has come in by then goes on.
@@ -56,8 +61,8 @@ pub(super) struct Tunnel {
 struct Failures(Mutex<Vec<Option<(Fault, String)>>>);
 
 impl Servers {
-    /// Of `h1:2281,[::1]:2281`. Reads the files, once.
-    pub(super) fn new(hosts: &str, tls: &Tls) -> Result<Arc<Self>, Error> {
+    /// Of `h1:2281,[::1]:2281`, for `user:password` if there is one. Reads the files, once.
+    pub(super) fn new(hosts: &str, digest: Option<&str>, tls: &Tls) -> Result<Arc<Self>, Error> {
         if cfg!(not(target_os = "linux")) && tls.cert_file.is_some() {
             return Err(Error::config(
                 "a client certificate for ZooKeeper needs Linux: elsewhere it is not known which process \
@@ -79,7 +84,12 @@ impl Servers {
                 .trim_start_matches('[')
                 .trim_end_matches(']')
                 .to_owned();
-            servers.push(Arc::new(Server { host, port, tls }));
+            servers.push(Arc::new(Server {
+                host,
+                port,
+                tls,
+                credentials: digest.map(Credentials::digest),
+            }));
         }
         Ok(Arc::new(Self(servers)))
     }
@@ -124,7 +134,7 @@ impl Tunnel {
 
     /// As long as the library may connect again. Not shorter: somebody else could get a port that we
     /// give up, and with it what the library says to its server.
-    pub(super) fn stay_open_for(self, client: &Client) {
+    pub(super) fn stay_open_for(self: Arc<Self>, client: &Client) {
         let mut states = client.state_watcher();
         let mut state = client.state();
         tokio::spawn(async move {
@@ -169,12 +179,23 @@ async fn carry(server: &Server, mut inside: TcpStream, failures: &Slot) {
     let (mut from_library, mut to_library) = inside.split();
     let (mut from_server, mut to_server) = split(outside);
     let up = async {
+        if let Some(credentials) = &server.credentials {
+            credentials.show(&mut from_library, &mut to_server).await?;
+        }
         copy(&mut from_library, &mut to_server).await?;
         to_server.shutdown().await
     };
+    let down = async {
+        if server.credentials.is_some() {
+            credentials::pass_until_answered(&mut from_server, &mut to_library).await?;
+        }
+        copy(&mut from_server, &mut to_library).await
+    };
     let ended = tokio::select! {
+        // A server that ends the connection may have said why: that is passed on first.
+        biased;
+        ended = down => ended.map(drop),
         ended = up => ended,
-        ended = copy(&mut from_server, &mut to_library) => ended.map(drop),
     };
     // With TLS 1.3 the server judges our certificate when our handshake is over.
     if let Err(error) = ended {
@@ -330,7 +351,7 @@ mod tests {
     async fn nobody_else_is_carried_to_the_server() {
         let server = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let hosts = format!("127.0.0.1:{}", server.local_addr().unwrap().port());
-        let tunnel = Servers::new(&hosts, &Tls::default()).unwrap();
+        let tunnel = Servers::new(&hosts, None, &Tls::default()).unwrap();
         let tunnel = tunnel.open().await.unwrap();
         let port = tunnel.hosts().rsplit_once(':').unwrap().1.to_owned();
 
