@@ -229,7 +229,7 @@ impl Session {
         line.is_some_and(|line| line.believes_in(node))
     }
 
-    /// A node of a line is gone. Who is not told of that by now is not told at all: the line is followed
+    /// A node of a line is gone. A line that was not told of that by now is not told at all: it is followed
     /// anew.
     pub(super) fn doubt(self: &Arc<Self>, path: &str, node: &str) {
         let mut state = self.state();

@@ -131,7 +131,7 @@ enum Up {
 
 /// Until when the session certainly lives: as long as two things say so.
 ///
-/// # What the leader has heard (H26)
+/// # What the leader has heard
 ///
 /// The leader ends a session that it has not heard of for the session timeout. A server that is not
 /// the leader answers reads and pings by itself and reports who was there with the leader's own
@@ -149,7 +149,7 @@ enum Up {
 ///
 /// The session timeout is at least two ticks, so a quarter of it is at least half a tick.
 ///
-/// # Whether it still led (H61)
+/// # Whether it still led
 ///
 /// A `sync` proves no quorum. A leader whose followers have left answers it until it notices, after
 /// `syncLimit` (seen: for 11 s), and by then they may have elected another, which gives each session
@@ -693,7 +693,7 @@ mod tests {
         assert_eq!(proof.heard_for(at(106)), Duration::from_secs(4));
     }
 
-    /// H61. A leader without followers goes on answering probes.
+    /// A leader without followers goes on answering probes.
     #[test]
     fn probes_alone_prove_nothing_beyond_the_last_commit() {
         let mut proof = Proof::new(T, at(100));
