@@ -18,7 +18,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         a_ttl_that_does_not_extend_is_refused_and_changes_nothing
         a_lost_lease_is_not_extended
         max_hold_stays_the_end_of_an_extended_lease
-        who_comes_after_an_extended_lease_has_its_own_ttl
+        a_waiter_that_comes_after_an_extended_lease_has_its_own_ttl
     ]
 }
 
@@ -121,7 +121,7 @@ async fn max_hold_stays_the_end_of_an_extended_lease(store: Store) {
 }
 
 /// In this process too, where a lock is passed on in memory otherwise.
-async fn who_comes_after_an_extended_lease_has_its_own_ttl(store: Store) {
+async fn a_waiter_that_comes_after_an_extended_lease_has_its_own_ttl(store: Store) {
     let locks = store.client();
     let lock = locks.mutex("a").ttl(TTL).wait(SOON);
     let guard = lock.acquire().await.unwrap();

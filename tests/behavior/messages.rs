@@ -12,8 +12,8 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store;
         a_max_hold_of_zero_is_refused_and_nothing_is_taken
         a_lease_that_nobody_was_to_renew_does_not_blame_a_renewal
-        who_waits_for_its_own_guard_is_told_so
-        who_waits_for_another_client_is_not_told_that_it_is_its_own
+        a_caller_that_waits_for_its_own_guard_is_told_so
+        a_waiter_for_another_client_is_not_told_that_it_is_its_own
     ]
 }
 
@@ -71,7 +71,7 @@ async fn a_lease_that_nobody_was_to_renew_does_not_blame_a_renewal(store: Store)
 }
 
 /// By itself, by what shares its lane, and by a ticket of its own.
-async fn who_waits_for_its_own_guard_is_told_so(store: Store) {
+async fn a_caller_that_waits_for_its_own_guard_is_told_so(store: Store) {
     let locks = store.client();
     let changes: [fn(Lock) -> Lock; 3] = [
         |lock| lock,
@@ -109,7 +109,7 @@ async fn who_waits_for_its_own_guard_is_told_so(store: Store) {
     give_back(some).await;
 }
 
-async fn who_waits_for_another_client_is_not_told_that_it_is_its_own(store: Store) {
+async fn a_waiter_for_another_client_is_not_told_that_it_is_its_own(store: Store) {
     let (locks, other) = (store.client(), store.client());
     let elsewhere = other.mutex("a").acquire().await.unwrap();
     // Of another name.

@@ -21,7 +21,7 @@ use crate::store::{DEFAULT, Kind, SOON, Store, assert_nothing_left, give_back, k
 
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store;
-        who_waits_for_permits_is_woken_by_those_that_are_given_back
+        a_waiter_for_permits_is_woken_by_those_that_are_given_back
         no_more_than_there_are_are_out_while_parts_are_given_back
         another_number_is_refused_and_changes_nothing
         guards_of_one_hold_give_back_of_the_same_permits
@@ -53,7 +53,7 @@ async fn permits(store: &Store) -> Vec<u32> {
     places.iter().map(|place| place.permits).collect()
 }
 
-async fn who_waits_for_permits_is_woken_by_those_that_are_given_back(store: Store) {
+async fn a_waiter_for_permits_is_woken_by_those_that_are_given_back(store: Store) {
     let observer = store.client();
     let guard = store.client().semaphore("s", 5).permits(5).acquire().await;
     let guard = guard.unwrap();

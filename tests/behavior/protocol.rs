@@ -602,7 +602,10 @@ async fn a_gap_among_many_leases_is_asked_about_in_bounded_steps(_: Store) {
 
     let (mut under_way, mut asked) = (Vec::new(), 0);
     while asked < guards.len() {
-        // Whatever comes without an answer.
+        if under_way.is_empty() {
+            under_way.push(store.next().await);
+        }
+        // And whatever else comes without an answer.
         while let Ok(next) = tokio::time::timeout(Duration::from_millis(50), store.next()).await {
             under_way.push(next);
         }

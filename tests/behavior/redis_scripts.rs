@@ -400,7 +400,7 @@ async fn the_rest_of_a_batch_is_replicated_after_a_message_was_denied(_: Store) 
     }
 }
 
-/// H63: of a ticket that it has, alone or in a line, and of one that it has not: it may be behind its master.
+/// Of a ticket that it has, alone or in a line, and of one that it has not: it may be behind its master.
 async fn a_replica_says_so_to_whoever_renews_or_releases(_: Store) {
     let master = RedisServer::start();
     for id in ["alone", "next"] {

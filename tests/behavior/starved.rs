@@ -139,18 +139,27 @@ async fn an_answer_that_nobody_looks_at_keeps_nobody_out(store: Store) {
     let (locks, elsewhere) = (store.client(), store.client());
     locks.ready(SOON).await.unwrap();
     let lock = locks.mutex("a").ttl(TTL).wait(3 * SOON);
-    let waiting = lock.clone();
-    let mut starved = Starved(Box::pin(async move { waiting.acquire().await }));
+    let begin = || {
+        let lock = lock.clone();
+        Starved(Box::pin(async move { lock.acquire().await }))
+    };
+    let mut starved = begin();
     let began = Instant::now();
     loop {
-        // An embedded store may have answered already: then there is nothing to starve.
-        if starved.poll().is_ready() {
-            return;
-        }
-        if !elsewhere.inspect("a").await.unwrap().is_empty() {
+        assert!(
+            began.elapsed() < SOON,
+            "it is not taken before it is looked at"
+        );
+        if let Poll::Ready(outcome) = starved.poll() {
+            give_back(outcome.unwrap()).await;
+            // An embedded store answers at once: then there is nothing to starve.
+            if matches!(store.kind, Kind::Memory | Kind::Sqlite) {
+                return;
+            }
+            starved = begin();
+        } else if !elsewhere.inspect("a").await.unwrap().is_empty() {
             break;
         }
-        assert!(began.elapsed() < SOON, "it is not taken");
     }
 
     let began = Instant::now();

@@ -1,5 +1,6 @@
-//! A fact of the suite as a libtest-mimic trial: it runs, or shows as ignored with the reason, or, when the runner
-//! demands every server (`tests/run` does), fails with that reason. Nothing passes because nothing was there.
+//! A fact of the suite as a libtest-mimic trial: it runs, or shows as ignored with the reason. When the runner demands
+//! every server (`tests/run` does), one that lacks a server fails with that reason. Nothing passes because nothing was
+//! there.
 
 use libtest_mimic::{Failed, Trial};
 
@@ -10,6 +11,15 @@ pub fn fact(
     body: impl FnOnce() + Send + 'static,
 ) -> Trial {
     judge(name.into(), needs, servers_required(), body)
+}
+
+/// `may` is the reason why this user may not run it here, which no server mends: shown as ignored wherever it is run.
+pub fn fact_if_allowed(
+    name: impl Into<String>,
+    may: Result<(), String>,
+    body: impl FnOnce() + Send + 'static,
+) -> Trial {
+    judge(name.into(), may, false, body)
 }
 
 /// Set by `tests/run`: what is missing is a failure there.

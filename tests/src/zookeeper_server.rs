@@ -470,8 +470,8 @@ impl Ensemble {
         Self::launch(false, 10)
     }
 
-    /// An ensemble whose servers can be cut off from each other. The second leads, and the others follow. Who is cut off
-    /// goes on believing in the others for ten seconds.
+    /// An ensemble whose servers can be cut off from each other. The second leads, and the others follow. One that is
+    /// cut off goes on believing in the others for ten seconds.
     pub fn with_bridges() -> Self {
         Self::launch(true, 20)
     }
@@ -505,7 +505,7 @@ impl Ensemble {
                     if bridged && number != other {
                         for (follows, port) in [(true, &mut peer), (false, &mut election)] {
                             if follows && other != FIRST_LEADER {
-                                // Who is elected later listens late, and a refusal is what makes others try again.
+                                // A later leader listens late, and a refusal is what makes others try again.
                                 continue;
                             }
                             let proxy = Proxy::to(*port);
@@ -530,7 +530,7 @@ impl Ensemble {
             .collect();
         let ensemble = Self { servers, bridges };
         let (first, later) = ensemble.servers.split_at(if bridged { 2 } else { 3 });
-        // Two are a majority, of which the second leads; who comes later follows.
+        // Two are a majority, of which the second leads; one that comes later follows.
         for servers in [first, later] {
             for server in servers {
                 server.spawn();

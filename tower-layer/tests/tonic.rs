@@ -289,15 +289,22 @@ async fn a_stream_from_the_client_and_one_both_ways_keep_the_lock_until_their_en
 async fn a_call_that_is_refused_is_told_why() {
     let store = Store::new();
     let locks = store.client().unwrap();
-    let other = common::hold(&locks, NAME).await;
-    // The wait that the layer is not told is longer than `in_time` allows.
-    let client = served_under(by_order(&locks), Orders::default()).await;
+    let held_for = Duration::from_secs(3600);
+    let other = locks.mutex(NAME).ttl(held_for).try_acquire().await.unwrap();
+    let layer = by_order(&locks).ttl(held_for).wait(held_for);
+    let client = Arc::new(served_under(layer, Orders::default()).await);
     let misconfigured = by_order(&locks).ttl(Duration::ZERO);
     let misconfigured = served_under(misconfigured, Orders::default()).await;
 
     let mut hurried = of_order("42", String::new());
-    hurried.set_timeout(Duration::from_millis(500));
-    let late = in_time(client.send("Settle", hurried)).await;
+    // By tonic's timers, which are real, it never comes; by the clock of the store it is over at once.
+    let deadline = Duration::from_secs(600);
+    hurried.set_timeout(deadline);
+    let calling = Arc::clone(&client);
+    let late = tokio::spawn(async move { calling.send("Settle", hurried).await });
+    common::until_tickets(&locks, NAME, 2).await;
+    store.clock().advance(deadline);
+    let late = in_time(late).await.unwrap();
     let no_key = client.send("Settle", Request::new(String::new())).await;
     let no_ttl = misconfigured.unary("Settle", "7").await;
     other.release().await.unwrap();

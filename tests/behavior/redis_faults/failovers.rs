@@ -66,7 +66,7 @@ impl Visit {
     }
 }
 
-/// H60: the release on the new master finds that nobody hears the waiter's message there, and cuts its turn short. The
+/// The release on the new master finds that nobody hears the waiter's message there, and cuts its turn short. The
 /// waiter must not hear of its turn in another way.
 async fn a_waiter_at_the_old_master_does_not_hold_beside_another(_: Store) {
     let old = RedisServer::start();
@@ -112,7 +112,7 @@ async fn a_waiter_at_the_old_master_does_not_hold_beside_another(_: Store) {
     nothing_left(&new).await;
 }
 
-/// H63: its connections lead to a sound server, which refuses whatever is asked.
+/// Its connections lead to a sound server, which refuses whatever is asked.
 async fn a_client_whose_address_leads_to_the_new_master_is_there_in_a_moment(_: Store) {
     let mut old = RedisServer::start();
     let proxy = Proxy::to(old.port());

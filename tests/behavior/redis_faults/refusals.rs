@@ -78,7 +78,7 @@ async fn a_full_server_lets_readers_in(_: Store) {
     nothing_left(&server).await;
 }
 
-/// H11, H63: READONLY.
+/// READONLY: a connection to a server that became a replica is replaced.
 async fn a_read_only_server_is_unavailable(_: Store) {
     let server = RedisServer::start();
     let locks = client(&server);

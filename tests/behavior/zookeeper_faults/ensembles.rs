@@ -42,7 +42,7 @@ async fn is_proved_again(held: &Held) {
     .await;
 }
 
-/// S30, H26. The server that serves the holder goes on answering.
+/// The server that serves the holder goes on answering.
 async fn a_follower_cut_off_from_its_leader_lets_no_second_holder_in(_: Store) {
     let ensemble = Ensemble::with_bridges();
     let follower = ensemble.followers()[1];

@@ -346,7 +346,7 @@ mod tests {
         failed(error.into())
     }
 
-    /// H11, H63.
+    /// One that a replica refuses was not carried out, and a connection to it is of no use.
     #[test]
     fn each_error_says_what_became_of_the_request_and_of_the_connection() {
         let (goes_on, replaced) = (false, true);

@@ -446,8 +446,14 @@ fn failed(path: &Path, error: &sqlx::Error) -> Failed {
             true,
             " (stop all processes that use it and remove it, with its -wal and -shm; tokens go on rising)",
         ),
-        // A statement that does not fit the tables: somebody has changed them.
-        Some(SQLITE_ERROR) => (Fault::Config, true, " (has somebody changed its tables?)"),
+        // A statement that does not fit the tables: they are those of a version before the first
+        // release, or somebody has changed them.
+        Some(SQLITE_ERROR) => (
+            Fault::Config,
+            true,
+            " (its tables are not those of this version of lockcore: remove it, with its -wal and -shm, \
+             while no process uses it)",
+        ),
         // The disk failed, the thread is gone, or something that was not thought of.
         _ => {
             let text = format!("cannot use {}: SQLite: {error}", path.display());

@@ -82,17 +82,9 @@ impl Line {
     /// one small request can ask for; and the one right in front, which alone counts where all want all.
     pub(super) fn ahead_of(&self, sequence: i32) -> Option<Vec<String>> {
         if !self.current {
+            // In front of an older one of ours, which may have been withdrawn, it is in front of this too.
             let (of, node) = self.ahead.as_ref()?;
-            return match layout::is_older(sequence, *of) {
-                true => None,
-                // Of a younger one of ours, only its own place.
-                false => Some(
-                    (*of == sequence)
-                        .then(|| node.clone())
-                        .into_iter()
-                        .collect(),
-                ),
-            };
+            return (!layout::is_older(sequence, *of)).then(|| vec![node.clone()]);
         }
         let older = |ticket: &&Ticket| layout::is_older(ticket.sequence, sequence);
         let before = self.tickets.iter().take_while(older);
@@ -237,7 +229,7 @@ impl Session {
         line.is_some_and(|line| line.believes_in(node))
     }
 
-    /// A node of a line is gone. Who is not told of that by now is not told at all: the line is followed
+    /// A node of a line is gone. A line that was not told of that by now is not told at all: it is followed
     /// anew.
     pub(super) fn doubt(self: &Arc<Self>, path: &str, node: &str) {
         let mut state = self.state();
@@ -684,5 +676,19 @@ mod tests {
             assert!(line.came(ticket(10)));
             assert!(line.is_current());
         }
+    }
+
+    /// It stands for the oldest of ours, and the next learns from it that the oldest was withdrawn.
+    #[test]
+    fn a_watched_node_is_looked_at_for_every_one_of_ours_behind_it() {
+        let node = ticket(7).node;
+        let line = Line {
+            ahead: Some((8, node.clone())),
+            ..Line::default()
+        };
+        assert_eq!(line.ahead_of(8), Some(vec![node.clone()]));
+        assert_eq!(line.ahead_of(10), Some(vec![node]));
+        assert_eq!(line.ahead_of(6), None, "nothing is known in front of it");
+        assert_eq!(Line::default().ahead_of(8), None);
     }
 }

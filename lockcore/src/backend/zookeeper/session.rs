@@ -15,7 +15,7 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
-use zookeeper_client::{Acls, Client, MultiWriteError, SessionState};
+use zookeeper_client::{Acls, Client, Error as ZkError, MultiWriteError, SessionState};
 
 use super::config::Settings;
 use super::events::Line;
@@ -131,7 +131,7 @@ enum Up {
 
 /// Until when the session certainly lives: as long as two things say so.
 ///
-/// # What the leader has heard (H26)
+/// # What the leader has heard
 ///
 /// The leader ends a session that it has not heard of for the session timeout. A server that is not
 /// the leader answers reads and pings by itself and reports who was there with the leader's own
@@ -149,7 +149,7 @@ enum Up {
 ///
 /// The session timeout is at least two ticks, so a quarter of it is at least half a tick.
 ///
-/// # Whether it still led (H61)
+/// # Whether it still led
 ///
 /// A `sync` proves no quorum. A leader whose followers have left answers it until it notices, after
 /// `syncLimit` (seen: for 11 s), and by then they may have elected another, which gives each session
@@ -319,9 +319,27 @@ async fn check(session: Arc<Session>) {
         Ok(()) => writes.commit().await,
         Err(error) => Err(error.into()),
     };
-    match checked {
-        Ok(_) | Err(MultiWriteError::OperationFailed { .. }) => session.committed(sent),
-        Err(error) => tracing::debug!(%error, "nothing was committed for the session"),
+    match checked.map(drop) {
+        Ok(()) => session.committed(sent),
+        Err(error) if proves_a_commit(&error) => session.committed(sent),
+        Err(error) => {
+            tracing::debug!(%error, "nothing was committed for the session");
+            if ZkError::from(error) == ZkError::SessionExpired {
+                session.changed(SessionState::Expired);
+            }
+        }
+    }
+}
+
+/// Whether a `multi` that failed was committed for this session: it was refused for what is there, or is
+/// not. That the leader does not know the session any more, or knows it at another server, comes as the
+/// failure of one operation too.
+fn proves_a_commit(error: &MultiWriteError) -> bool {
+    match error {
+        MultiWriteError::OperationFailed { source, .. } => {
+            !matches!(source, ZkError::SessionExpired | ZkError::SessionMoved)
+        }
+        MultiWriteError::RequestFailed { .. } => false,
     }
 }
 
@@ -675,7 +693,7 @@ mod tests {
         assert_eq!(proof.heard_for(at(106)), Duration::from_secs(4));
     }
 
-    /// H61. A leader without followers goes on answering probes.
+    /// A leader without followers goes on answering probes.
     #[test]
     fn probes_alone_prove_nothing_beyond_the_last_commit() {
         let mut proof = Proof::new(T, at(100));
@@ -690,6 +708,19 @@ mod tests {
         proof.committed(at(108)); // whose answer was late
         assert!(!proof.wants_a_commit(at(109)));
         assert_eq!(proof.lives_for(at(109)), Duration::from_secs(7));
+    }
+
+    #[test]
+    fn a_check_that_is_refused_because_of_its_session_proves_no_commit() {
+        let failed = |source| MultiWriteError::OperationFailed { index: 0, source };
+        for error in [ZkError::NoNode, ZkError::NoAuth, ZkError::BadVersion] {
+            assert!(proves_a_commit(&failed(error)));
+        }
+        for error in [ZkError::SessionExpired, ZkError::SessionMoved] {
+            assert!(!proves_a_commit(&failed(error.clone())));
+            assert!(!proves_a_commit(&error.into()));
+        }
+        assert!(!proves_a_commit(&ZkError::ConnectionLoss.into()));
     }
 
     #[test]

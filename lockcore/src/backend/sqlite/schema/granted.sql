@@ -1,4 +1,4 @@
--- Who of this process holds in these lines, and who of it is the first that waits, because another process has left.
+-- The tickets of this process that hold in these lines, and its first that waits, because another process has left.
 -- Reads only: what has expired counts as if it were there, until somebody removes it.
 --
 -- ?1 JSON array of the keys of names   ?2 process

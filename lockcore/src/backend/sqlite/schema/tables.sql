@@ -1,7 +1,7 @@
 -- What is in the file. Created once, in one transaction, by whoever opens it first.
 --
 -- All of it is wire format: a change of it is a new layout version (`PRAGMA user_version`), and versions refuse each
--- other's files. Foreign keys are left out: no row is ever removed before those that name it.
+-- other's files. 1 is the first that is released. Foreign keys are left out: no row is ever removed before those that name it.
 
 -- One row. `boot` and `booted_at` tell whether the times in `tickets` are of the clock that runs now; `epoch` changes
 -- when they turned out not to be, so that who has not noticed changes nothing any more.

@@ -618,7 +618,7 @@ async fn whoever_becomes_the_first_in_line_is_told_when_to_look_in_whatever_proc
     assert_eq!(rechecks(&mut other), []);
 }
 
-/// Who was told to look when the holder's time is over.
+/// The waiters that were told to look when the holder's time is over.
 fn rechecks(process: &mut Process) -> Vec<Id> {
     let told = process.rechecks.try_iter();
     told.map(|(id, after)| {

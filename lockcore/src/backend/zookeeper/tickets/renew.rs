@@ -4,9 +4,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use zookeeper_client::{CreateMode, Error as ZkError, MultiReadResult, MultiReader};
+use zookeeper_client::{CreateMode, Error as ZkError, MultiReadResult};
 
-use super::{failed, valid_for, valid_for_in};
+use super::{READS, failed, valid_for, valid_for_in};
 use crate::backend::zookeeper::events::Line;
 use crate::backend::zookeeper::layout::{self, Parent};
 use crate::backend::zookeeper::session::{Mine, Session, Standing};
@@ -36,7 +36,7 @@ pub(crate) async fn renew(
     let shrunk = shrink(&session, &tickets).await;
     // Before the requests: what is answered later is older.
     let mut answers = Vec::with_capacity(tickets.len());
-    let mut looks = Looks::new(&session);
+    let mut looks = Looks::default();
     let mut unclear = Vec::new();
     let now = Clock::BOOT.now();
     {
@@ -69,7 +69,7 @@ pub(crate) async fn renew(
                     .is_some_and(|seen| now < seen.after(request.ttl / 3));
             if mine.granted {
                 if !seen_lately {
-                    looks.at(at, mine, None)?;
+                    looks.at(at, mine, None);
                 }
                 continue;
             }
@@ -84,17 +84,17 @@ pub(crate) async fn renew(
                 .entry(&mine.parent)
                 .or_insert_with(|| state.first_waiting(&mine.parent));
             if *first == Some(mine.sequence) {
-                looks.at(at, mine, None)?;
+                looks.at(at, mine, None);
                 for node in ahead {
-                    looks.at(at, mine, Some(node))?;
+                    looks.at(at, mine, Some(node));
                 }
             } else if !line.is_some_and(Line::is_current) && !seen_lately {
-                looks.at(at, mine, None)?;
+                looks.at(at, mine, None);
             }
         }
     }
     let mut doubtful = Vec::new();
-    for (look, there) in looks.answered().await? {
+    for (look, there) in looks.answered(&session).await? {
         let (at, mine) = (look.ticket, look.mine);
         match (look.ahead, there) {
             (_, None) => answers[at] = Renewed::Failed,
@@ -154,11 +154,9 @@ async fn read_lines(
     Ok(())
 }
 
-/// Nodes that are looked at in one request.
-struct Looks<'a> {
-    reads: MultiReader<'a>,
-    sent: Vec<Look>,
-}
+/// Nodes that are looked at for one renewal.
+#[derive(Default)]
+struct Looks(Vec<Look>);
 
 /// At a ticket of ours, or at a node in front of it.
 struct Look {
@@ -168,50 +166,42 @@ struct Look {
     ahead: Option<String>,
 }
 
-impl<'a> Looks<'a> {
-    fn new(session: &'a Session) -> Self {
-        Self {
-            reads: session.client.new_multi_reader(),
-            sent: Vec::new(),
-        }
-    }
-
-    fn at(
-        &mut self,
-        ticket: usize,
-        mine: &Standing,
-        ahead: Option<String>,
-    ) -> Result<(), StoreError> {
-        let added = match &ahead {
-            None => self.reads.add_get_data(&mine.path),
-            Some(node) => {
-                let path = format!("{}/{node}", mine.parent);
-                self.reads.add_get_data(&path)
-            }
-        };
-        added.map_err(failed)?;
-        self.sent.push(Look {
+impl Looks {
+    fn at(&mut self, ticket: usize, mine: &Standing, ahead: Option<String>) {
+        self.0.push(Look {
             ticket,
             mine: mine.clone(),
             ahead,
         });
-        Ok(())
     }
 
-    /// Whether each is there, if that is known.
-    async fn answered(mut self) -> Result<Vec<(Look, Option<bool>)>, StoreError> {
-        if self.sent.is_empty() {
-            return Ok(Vec::new());
+    /// Whether each is there, if that is known. Sent together, in requests of a bounded size as the reads of
+    /// an inspection are: a hundred tickets with all that is looked at in front of each are a megabyte.
+    async fn answered(self, session: &Session) -> Result<Vec<(Look, Option<bool>)>, StoreError> {
+        let mut reading = Vec::new();
+        for page in self.0.chunks(READS) {
+            let mut reads = session.client.new_multi_reader();
+            for Look { mine, ahead, .. } in page {
+                let added = match ahead {
+                    None => reads.add_get_data(&mine.path),
+                    Some(node) => reads.add_get_data(&format!("{}/{node}", mine.parent)),
+                };
+                added.map_err(failed)?;
+            }
+            reading.push(reads.commit());
         }
-        let read = self.reads.commit().await.map_err(failed)?;
-        let there = read.into_iter().map(|read| match read {
-            MultiReadResult::Data { .. } => Some(true),
-            MultiReadResult::Error {
-                err: ZkError::NoNode,
-            } => Some(false),
-            _ => None,
-        });
-        Ok(self.sent.into_iter().zip(there).collect())
+        let mut there = Vec::with_capacity(self.0.len());
+        for page in reading {
+            let read = page.await.map_err(failed)?;
+            there.extend(read.into_iter().map(|read| match read {
+                MultiReadResult::Data { .. } => Some(true),
+                MultiReadResult::Error {
+                    err: ZkError::NoNode,
+                } => Some(false),
+                _ => None,
+            }));
+        }
+        Ok(self.0.into_iter().zip(there).collect())
     }
 }
 
