@@ -98,6 +98,11 @@ fn played() -> (Locks, Player) {
 }
 
 fn played_with(capability: Capability) -> (Locks, Player) {
+    let (wire, player) = wire(capability);
+    (Locks::with_backend(wire).unwrap(), player)
+}
+
+fn wire(capability: Capability) -> (Arc<Wire>, Player) {
     let (sender, asked) = mpsc::unbounded_channel();
     let events = Arc::default();
     let connections = Arc::<Mutex<Vec<u64>>>::default();
@@ -111,7 +116,7 @@ fn played_with(capability: Capability) -> (Locks, Player) {
         capability,
     };
     (
-        Locks::with_backend(Arc::new(wire)).unwrap(),
+        Arc::new(wire),
         Player {
             asked,
             events,
@@ -683,9 +688,13 @@ async fn a_late_answer_replaces_no_connection_on_which_others_are_answered(_: St
 }
 
 async fn requests_beyond_what_a_store_carries_wait_and_a_release_does_not_wait_for_them(_: Store) {
-    let (locks, mut store) = played_with(Capability::new().in_flight(2));
+    let (wire, mut store) = wire(Capability::new().in_flight(2));
+    let may_take = Duration::from_secs(4);
+    // Without a renewal in between.
+    let locks = Locks::builder().ttl(30 * may_take);
+    let locks = locks.backend(wire).op_timeout(may_take).build().unwrap();
     let guard = store.grant(&locks.mutex("held")).await;
-    let waits = Duration::from_secs(3);
+    let waits = 3 * may_take;
     let asking: Vec<_> = (0..4)
         .map(|number| begin(locks.mutex(format!("n{number}")).wait(waits)))
         .collect();
@@ -699,15 +708,17 @@ async fn requests_beyond_what_a_store_carries_wait_and_a_release_does_not_wait_f
 
     // The store is slow. The last one waits for longer than an operation may take, because it was not sent, and each is
     // asked for once.
-    tokio::time::sleep(Duration::from_millis(300)).await;
+    let began = Instant::now();
+    tokio::time::sleep(may_take * 2 / 5).await;
     for (request, reply) in first {
         reply.send(Ok(granted(request.ttl))).unwrap();
     }
     for _ in 0..2 {
         let (request, reply) = store.enqueue().await;
-        tokio::time::sleep(Duration::from_millis(400)).await;
+        tokio::time::sleep(may_take * 2 / 5).await;
         reply.send(Ok(granted(request.ttl))).unwrap();
     }
+    assert!(began.elapsed() > may_take);
     for asked in asking {
         drop(asked.await.unwrap().unwrap());
         store.release().await;
