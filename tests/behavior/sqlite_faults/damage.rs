@@ -32,7 +32,9 @@ async fn a_file_that_another_program_keeps_locked_is_unavailable_within_one_oper
         .op_timeout(op_timeout)
         .build()
         .unwrap();
-    let held = locks.mutex("held").acquire().await.unwrap();
+    // Longer than the file is locked in all, which nothing can be renewed in.
+    let held = locks.mutex("held").ttl(6 * SOON).acquire().await;
+    let held = held.unwrap();
     for connected in [true, false] {
         let writer = store.file().lock();
         let locks = match connected {
