@@ -769,7 +769,7 @@ impl Guard {
         }
         if ttl > present {
             lease.lengthen(ttl);
-            // Whoever comes next has asked for the shorter one.
+            // The next holder has asked for the shorter one.
             shared.lanes.lost(shared, lease);
         }
         let by = shared.clock.now().after(shared.op_timeout);

@@ -312,7 +312,7 @@ impl fmt::Debug for Client {
     }
 }
 
-/// Who has a ticket, as the store keeps it for people.
+/// The owner of a ticket, as the store keeps it for people.
 #[derive(Clone, Debug)]
 pub(crate) struct Owner {
     /// The machine, the process, and which client of it: `host/pid/client`.

@@ -81,7 +81,7 @@ pub struct Request {
     /// The highest ticket number that this client has seen on any name. A store that lost its data
     /// goes on above it, unless it lies more than a day ahead of the store's clock.
     pub highest_seen: u64,
-    /// Who asks, for people: `host/pid/client`, and what the application says of itself, if it does, after a
+    /// The owner of the ticket, for people: `host/pid/client`, and what the application says of itself, if it does, after a
     /// space. Text without control characters and line breaks, which [`Place::new`](crate::Place::new) takes
     /// apart again.
     pub owner: Arc<str>,

@@ -207,7 +207,7 @@ async fn waiters_keep_their_places_over_restarts_of_a_server_with_its_data(_: St
     nothing_left(&server).await;
 }
 
-/// H11: LOADING. A server that has a second's worth to read.
+/// H11: LOADING. A server that takes six seconds to read its data, several operation timeouts.
 async fn a_server_that_reads_its_data_is_unavailable_and_comes_back(_: Store) {
     let slowly = [
         "--key-load-delay",
@@ -219,7 +219,7 @@ async fn a_server_that_reads_its_data_is_unavailable_and_comes_back(_: Store) {
     let locks = client(&server);
     let ttl = Duration::from_secs(60);
     let guard = locks.mutex("a").ttl(ttl).acquire().await.unwrap();
-    let much = "for i = 1, 3000 do redis.call('SET', 'key' .. i, string.rep('x', 100)) end";
+    let much = "for i = 1, 6000 do redis.call('SET', 'key' .. i, string.rep('x', 100)) end";
     server.command::<()>(&["EVAL", much, "0"]);
     server.command::<()>(&["SAVE"]);
     server.kill();

@@ -16,7 +16,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
-/// With all defaults. Whoever is not let in within the default `wait` has a plain answer too.
+/// With all defaults. A task that is not let in within the default `wait` has a plain answer too.
 async fn a_burst_costs_no_lease_and_everybody_has_an_answer(store: Store) {
     let at_once = if tests::fact::long() { 10_000 } else { 2_000 };
     let locks = client(&store);

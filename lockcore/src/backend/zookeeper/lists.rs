@@ -1,7 +1,7 @@
 //! Lists of the tickets of a name, shared by those who ask for them at the same time: a burst on one
 //! name costs one list at a time and not one for each request, each as long as the line.
 //!
-//! Whoever asks needs to see what it sent before. Requests of a session are carried out in the order in
+//! A caller needs to see what it sent before. Requests of a session are carried out in the order in
 //! which they were sent, and a list tells what stands when it is carried out. So a list that is sent
 //! *after* a request was shows what came of it, whoever asked for the list. Nobody is answered with a list
 //! that was under way when they asked: they share the next one, which is sent when that one is answered.

@@ -101,7 +101,7 @@ async fn message(from: &mut (impl AsyncRead + Unpin)) -> io::Result<Option<Vec<u
     Ok(Some(message))
 }
 
-/// Without the password (P10).
+/// Without the password: secrets are never printed.
 impl fmt::Debug for Credentials {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Credentials").finish_non_exhaustive()
