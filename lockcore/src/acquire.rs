@@ -15,7 +15,7 @@ use crate::guard::Guard;
 use crate::lease::Lease;
 use crate::local::{Arrived, Baton};
 use crate::lock::{Order, Wait};
-use crate::request::{Id, Request};
+use crate::request::Request;
 use crate::shared::{Sent, Shared, Where, jittered};
 use crate::table::{Cleanup, Stage};
 
@@ -102,26 +102,30 @@ async fn in_this_process(
     }
     let shared = &order.client.shared;
     let exclusive = order.is_exclusive();
+    let mut now = budget.started;
     loop {
-        let arrived = shared
-            .lanes
-            .arrive(shared, order.name, order.ttl, exclusive, budget.waits);
-        let (baton, now) = match arrived {
-            Arrived::Given(baton) => (baton, budget.started),
-            Arrived::Stranger => return Ok((None, budget.started)),
+        let arrived =
+            (shared.lanes).arrive(shared, order.name, order.ttl, exclusive, budget.waits, now);
+        let baton = match arrived {
+            Arrived::Given(baton) => baton,
+            Arrived::Stranger => return Ok((None, now)),
             Arrived::Busy(remaining) => return Err(Error::busy(remaining)),
             Arrived::Crowded => return Err(Error::crowded(None)),
             // Dropped here, or late: the place in line goes, and what it was given passes itself on.
-            Arrived::Waits(waiting) => match shared.by(budget.give_up, waiting).await {
-                Some(Some(baton)) => (baton, shared.clock.now()),
-                // It was taken back, because this future was not polled for most of a ttl.
-                Some(None) if shared.clock.now() < budget.give_up => continue,
-                Some(None) | None => return Err(budget.timeout(order)),
-            },
+            Arrived::Waits(waiting) => {
+                let given = shared.by(budget.give_up, waiting).await;
+                now = shared.clock.now();
+                match given {
+                    Some(Some(baton)) => baton,
+                    // It was taken back, because this future was not polled for most of a ttl.
+                    Some(None) if now < budget.give_up => continue,
+                    Some(None) | None => return Err(budget.timeout(order)),
+                }
+            }
         };
         match &baton {
             // Lost on its way here: the machine slept.
-            Baton::Share(share) if share.lease().lost(now).is_some() => {}
+            Baton::Share(share) if share.lease().lost(now).is_some() => now = shared.clock.now(),
             // Its turn has come too late to ask for anything; the next may have the time.
             Baton::Errand(errand) if errand.pending.is_none() && now >= budget.give_up => {
                 return Err(budget.timeout(order));
@@ -232,7 +236,7 @@ impl Pending {
         let shared = &order.client.shared;
         let request = Request {
             name: order.name.clone(),
-            id: Id::draw()?,
+            id: shared.new_id()?,
             permits: order.permits,
             capacity: order.capacity,
             ttl: order.ttl,

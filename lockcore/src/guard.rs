@@ -984,7 +984,9 @@ impl<'a> Departing<'a> {
         };
         // It is worth waiting for its turn as long as it holds anything.
         let turn_by = lease.deadline().max(now);
-        let answer = shared.release(Where::Here, turn_by, vec![departure]).await;
+        let answer = shared
+            .release(Where::Here, now, turn_by, vec![departure])
+            .await;
         let error = match answer.map(|answers| answers.first().copied()) {
             Ok(Some(released @ (Released::Released | Released::NotFound))) => {
                 self.acknowledged = true;

@@ -390,7 +390,9 @@ async fn depart(shared: Arc<Shared>, mut batch: Vec<Cleanup>) {
                 enqueue_may_follow: cleanup.ambiguous,
             })
             .collect();
-        let outcome = shared.release(Where::Keeper, give_up, departures).await;
+        let outcome = shared
+            .release(Where::Keeper, shared.clock.now(), give_up, departures)
+            .await;
         match outcome {
             Ok(answers) => {
                 let before = batch.len();

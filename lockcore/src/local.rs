@@ -172,12 +172,13 @@ impl Lanes {
         ttl: Duration,
         exclusive: bool,
         wait: bool,
+        now: Instant,
     ) -> Arrived {
         let mut guard = self.state();
         if guard.closed {
             return Arrived::Given(Baton::Refused(Error::lost(LostReason::Shutdown)));
         }
-        let at = self.moment(shared);
+        let at = self.moment(shared, now);
         let state = &mut *guard;
         let errands = &mut state.errands;
         let Some(lane) = state.lanes.get_mut(name) else {
@@ -399,7 +400,7 @@ impl Lanes {
         let lane = state.lanes.get_mut(name)?;
         change(lane);
         while !lane.line.is_empty() || !lane.given.is_empty() {
-            let at = self.moment(shared);
+            let at = self.moment(shared, shared.clock.now());
             lane.take_back_overdue(at.now, given);
             lane.advance(at, &mut state.errands, given);
             if lane.set_alarms(shared, name, self.bound) {
@@ -413,9 +414,9 @@ impl Lanes {
         unused
     }
 
-    fn moment(&self, shared: &Shared) -> Moment {
+    fn moment(&self, shared: &Shared, now: Instant) -> Moment {
         Moment {
-            now: shared.clock.now(),
+            now,
             bound: self.bound,
             epoch: shared.epoch(),
         }

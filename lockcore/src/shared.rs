@@ -507,6 +507,14 @@ impl Shared {
         self.epoch.load(Ordering::SeqCst)
     }
 
+    /// An identity for a request that is about to be sent.
+    pub(crate) fn new_id(&self) -> Result<Id, Error> {
+        match self.backend.capability().cross_process {
+            true => Id::draw(),
+            false => Ok(Id::count()),
+        }
+    }
+
     /// For a request that is sent after this.
     pub(crate) fn sent_now(&self) -> Sent {
         Sent {
@@ -578,15 +586,16 @@ impl Shared {
         self.send(&connected, by, verb).await
     }
 
-    /// Releases tickets in one request, when it is its turn. Fails when it has not been sent by
+    /// Releases tickets in one request, from `now` on, when it is its turn. Fails when it has not been sent by
     /// `turn_by`, or not been answered within one operation timeout.
     pub(crate) async fn release(
         self: &Arc<Self>,
         whose: Where,
+        now: Instant,
         turn_by: Instant,
         departures: Vec<Departure>,
     ) -> Result<Vec<Released>, StoreError> {
-        let mut by = self.clock.now().after(self.op_timeout);
+        let mut by = now.after(self.op_timeout);
         loop {
             let (_, connected) = self.connection(whose, by).await?;
             // In flight until the answer is here. Dropped before that, the store may be working on

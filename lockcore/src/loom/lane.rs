@@ -49,7 +49,8 @@ impl Process {
 
     fn arrive(&self, exclusive: bool) -> Arrived {
         let lanes = &self.shared.lanes;
-        lanes.arrive(&self.shared, &name(), TTL, exclusive, true)
+        let now = self.shared.clock.now();
+        lanes.arrive(&self.shared, &name(), TTL, exclusive, true, now)
     }
 
     /// Of the first who comes.

@@ -85,7 +85,7 @@ impl Memory {
 
 impl Backend for Memory {
     fn capability(&self) -> Capability {
-        Capability::new().in_flight(u32::MAX)
+        Capability::new().cross_process(false).in_flight(u32::MAX)
     }
 
     fn connect(&self, events: Events) -> Answer<Arc<dyn Connection>> {

@@ -46,9 +46,7 @@ pub(crate) struct RedisConnection {
 
 impl Backend for Redis {
     fn capability(&self) -> Capability {
-        Capability::new()
-            .cross_process(true)
-            .longest_ttl(LONGEST_TTL)
+        Capability::new().longest_ttl(LONGEST_TTL)
     }
 
     fn silence(&self) -> &'static str {

@@ -43,7 +43,7 @@ impl Backend for Sqlite {
     fn capability(&self) -> Capability {
         Capability::new()
             // Between processes a wake-up takes up to 50 ms; it comes all the same.
-            .cross_process(true)
+            .pushes(true)
             // One thread works them off one by one, some 100 µs each: enough that it is never idle, and so few that an
             // answer comes within milliseconds, on a busy machine too.
             .in_flight(16)

@@ -70,7 +70,6 @@ impl ZooKeeper {
 impl Backend for ZooKeeper {
     fn capability(&self) -> Capability {
         Capability::new()
-            .cross_process(true)
             .longest_ttl(LONGEST_TTL)
             .sessions(true)
             .in_flight(IN_FLIGHT)
