@@ -4,9 +4,11 @@
 //! down, a client that keeps reconnecting could otherwise be given the server's own port, connect to itself, and keep
 //! the server from coming back.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::net::{Ipv4Addr, TcpListener};
 use std::ops::Range;
+use std::sync::Mutex;
 
 /// A listener on a port that nobody else listens on.
 pub fn listen() -> TcpListener {
@@ -16,9 +18,15 @@ pub fn listen() -> TcpListener {
     free.unwrap_or_else(|| panic!("none of 1,000 loopback ports in {range:?} could be bound"))
 }
 
-/// A port that was free just now. Another process may take it before a server has bound it: be ready to ask again.
+/// A port that was free just now, and another one each time: a caller that asks for several binds them later. Another process may
+/// take it before a server has bound it: be ready to ask again.
 pub fn free_port() -> u16 {
-    listen().local_addr().unwrap().port()
+    static GIVEN: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
+    let mut given = GIVEN.lock().unwrap();
+    let fresh = (0..1_000)
+        .map(|_| listen().local_addr().unwrap().port())
+        .find(|port| given.insert(*port));
+    fresh.expect("a port that this process was not given before")
 }
 
 fn outside_the_ephemeral_range() -> Range<u16> {
@@ -51,6 +59,14 @@ mod tests {
             one.local_addr().unwrap().port(),
             other.local_addr().unwrap().port()
         );
+    }
+
+    #[test]
+    fn no_free_port_is_given_twice() {
+        // Drawn at random from 22,000, some eight pairs of 600 would be alike.
+        let ports: BTreeSet<u16> = (0..600).map(|_| free_port()).collect();
+
+        assert_eq!(ports.len(), 600);
     }
 
     #[test]

@@ -18,13 +18,13 @@ use crate::store::{Kind, SOON, Store, begin, give_back, tickets};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
     let mut facts = crate::store_facts![store, crate::store::DEFAULT;
-        a_follower_cut_off_from_its_leader_lets_no_second_holder_in
         a_leader_without_followers_answers_probes_and_no_checks
         a_server_that_hangs_costs_no_lease_while_others_answer
         a_crowd_overlaps_nowhere_while_leaders_die
     ];
     for _ in 0..if tests::fact::long() { 20 } else { 1 } {
         facts.extend(crate::store_facts![store, crate::store::DEFAULT;
+            a_follower_cut_off_from_its_leader_lets_no_second_holder_in
             a_leader_cut_off_in_silence_lets_no_second_holder_in
             a_leader_that_is_deposed_untold_lets_no_second_holder_in
         ]);
