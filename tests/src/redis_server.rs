@@ -393,12 +393,22 @@ enum NotStarted {
 
 /// Of the answer to `INFO commandstats`: lines such as `cmdstat_config|set:calls=3,usec=17,…`.
 pub fn parse_command_stats(info: &str) -> CommandStats {
-    let calls = |line: &str| {
-        let (command, figures) = line.strip_prefix("cmdstat_")?.split_once(":calls=")?;
-        let calls = figures.split(',').next()?.parse().ok()?;
-        Some((command.to_owned(), calls))
+    command_figures(info, "calls")
+}
+
+/// How many microseconds the server has spent in each command; in a script with all that it calls.
+pub fn parse_command_micros(info: &str) -> CommandStats {
+    command_figures(info, "usec")
+}
+
+fn command_figures(info: &str, figure: &str) -> CommandStats {
+    let value = |line: &str| {
+        let (command, figures) = line.strip_prefix("cmdstat_")?.split_once(':')?;
+        let mut figures = figures.split(',').filter_map(|pair| pair.split_once('='));
+        let (_, value) = figures.find(|(name, _)| *name == figure)?;
+        Some((command.to_owned(), value.parse().ok()?))
     };
-    info.lines().filter_map(calls).collect()
+    info.lines().filter_map(value).collect()
 }
 
 #[cfg(test)]

@@ -224,6 +224,7 @@ async fn contend_when_told<T: Token>(tokens: Vec<T>, secs: f64, out: &Path) {
 
 fn obey_here<T: Token>(runtime: &Runtime, tokens: impl Future<Output = Vec<T>>) {
     let mut token = runtime.block_on(tokens).remove(0);
+    say("READY");
     for line in io::stdin().lines() {
         let acquires = line.unwrap() == "a";
         // On the runtime's own threads, as in `load`.

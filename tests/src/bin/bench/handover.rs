@@ -37,8 +37,8 @@ pub(crate) fn between_processes(bench: &Bench, table: &mut Table) {
             samples.add("errors", errors);
         }
         let bar = match store.kind {
-            Kind::Redis => Some(Bar::OfFloor(1.15)),
-            Kind::ZooKeeper => Some(Bar::OfFloor(0.8)),
+            Kind::Redis => Some(Bar::OfFloor(1.25)),
+            Kind::ZooKeeper => Some(Bar::OfFloor(0.75)),
             Kind::Etcd => Some(Bar::AtMost(1_000.0)),
             _ => None,
         };
@@ -57,6 +57,9 @@ pub(crate) fn between_processes(bench: &Bench, table: &mut Table) {
 fn hand_to_and_fro(command: impl Fn() -> Command) -> (Durations, f64) {
     let mut holder = Process::start(&mut command());
     let mut waiter = Process::start(&mut command());
+    for process in [&mut holder, &mut waiter] {
+        process.expect("READY", SOON);
+    }
     holder.say("a");
     holder.expect("A", SOON);
     let mut took = Vec::new();

@@ -8,6 +8,12 @@
 //! target/release/bench memory: --only w1 --runs 5
 //! ```
 //!
+//! With the peers, which are other crates' locks, in the same runs:
+//!
+//! ```text
+//! cargo build --release --manifest-path tests/peers/Cargo.toml --target-dir target
+//! ```
+//!
 //! W3 is one process with 64 tasks at one lock, W4 four processes with 16. Absolute figures move with the machine, so
 //! floors are taken in the same run, run by run in turn with ours; the server's commands and packets are counted and are
 //! exact.
@@ -40,6 +46,9 @@ mod program;
 mod store;
 mod table;
 
+use std::fs::File;
+use std::io::Write as _;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, ValueEnum};
@@ -67,6 +76,9 @@ struct Arguments {
     /// How many seconds W2, W3 and W4 last
     #[arg(long, default_value_t = 2.5)]
     secs: f64,
+    /// Also write all rows to this file, as store,workload,figure,value,unit,floor,floor value
+    #[arg(long)]
+    csv: Option<PathBuf>,
     #[command(subcommand)]
     floor: Option<floor::Process>,
 }
@@ -129,7 +141,24 @@ fn main() -> ExitCode {
         eprintln!("bench: {reason}");
         return ExitCode::FAILURE;
     }
+    if let Err(reason) = program::peers_available() {
+        eprintln!("bench: without peers: {reason}");
+    }
 
+    let mut rows = match &arguments.csv {
+        // Before the work: what cannot be written shall not be found out after it.
+        Some(path) => match File::create(path) {
+            Ok(file) => Some(file),
+            Err(error) => {
+                eprintln!("bench: cannot write {}: {error}", path.display());
+                return ExitCode::FAILURE;
+            }
+        },
+        None => None,
+    };
+    if let Some(file) = &mut rows {
+        writeln!(file, "store,workload,figure,value,unit,floor,floor value").unwrap();
+    }
     let mut sound = true;
     for store in &arguments.stores {
         let store = match Store::open(store) {
@@ -162,6 +191,10 @@ fn main() -> ExitCode {
             "\n{}, medians of {}{}\n\n{table}",
             bench.store.name, arguments.runs, busy
         );
+        if let Some(file) = &mut rows {
+            file.write_all(table.csv(&bench.store.name).as_bytes())
+                .unwrap();
+        }
         sound &= table.is_sound();
     }
     // Below a bar is a finding; errors and overlaps are a lock that failed.

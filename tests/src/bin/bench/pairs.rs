@@ -10,8 +10,8 @@ use crate::store::Kind;
 use crate::table::{Bar, Samples, Table};
 use crate::{Bench, floor, floor_redis};
 
-/// Tasks of W2.
-const TASKS: usize = 64;
+/// Tasks of W2: the first are judged, the others show how it grows with them.
+const TASKS: [usize; 5] = [64, 1, 4, 16, 256];
 
 pub(crate) fn one_client(bench: &Bench, table: &mut Table) {
     for policy in &bench.policies {
@@ -39,8 +39,14 @@ fn measure_one(bench: &Bench, table: &mut Table, policy: program::Policy, cold: 
         let url = || store.url.clone();
         let floor = match store.kind {
             Kind::Redis => {
-                let floor = floor::pairs(RawLock::connect(url()), pairs, cold);
                 samples.add("ping", floor_redis::ping(url(), pairs));
+                let before = store.reading();
+                let floor = floor::pairs(RawLock::connect(url()), pairs, cold);
+                let asked = store.asked_since(&before).and_then(|asked| asked.redis);
+                if let Some(redis) = asked {
+                    let micros = redis.micros_in(&["set", "evalsha"]);
+                    samples.add("raw micros", micros / (pairs + untimed) as f64);
+                }
                 Some(floor)
             }
             Kind::Memory => Some(floor::pairs(ready(Map::default()), pairs, cold)),
@@ -51,6 +57,9 @@ fn measure_one(bench: &Bench, table: &mut Table, policy: program::Policy, cold: 
             samples.add("floor", floor);
         }
         let mode = format!("w1 {pairs}{}", if cold { " cold" } else { "" });
+        if let Some((_, mut peer)) = program::peer(store, &mode) {
+            samples.add("peer", program::report(&mut peer).figure("p50_us"));
+        }
         let before = store.reading();
         let report = program::report(&mut load(store, policy, &mode));
         for figure in ["p50_us", "p99_us", "lock_p50_us", "unlock_p50_us", "errors"] {
@@ -59,21 +68,34 @@ fn measure_one(bench: &Bench, table: &mut Table, policy: program::Policy, cold: 
         if let Some(asked) = store.asked_since(&before) {
             let all = (pairs + untimed) as f64;
             match asked.redis {
-                Some(redis) => samples.add("scripts", redis.scripts / all),
+                Some(redis) => {
+                    samples.add("scripts", redis.scripts / all);
+                    samples.add("micros", redis.script_micros() / all);
+                }
                 None => samples.add("packets", asked.requests / all),
             }
         }
     }
     let (floor, bar) = match store.kind {
-        Kind::Redis => ("SET NX + delete", Some(Bar::OfFloor(1.15))),
-        Kind::Memory => ("sharded Mutex", Some(Bar::AtMost(1.0))),
-        Kind::ZooKeeper => ("create + list + delete", Some(Bar::OfFloor(0.85))),
+        Kind::Redis => ("SET NX + delete", Some(Bar::OfFloor(1.10))),
+        Kind::Memory => ("sharded Mutex", Some(Bar::AtMost(0.8))),
+        Kind::ZooKeeper => ("create + list + delete", Some(Bar::OfFloor(0.95))),
         _ => ("", None),
     };
     table
         .row(what, "pair p50", samples.median("p50_us"), "µs")
         .floor(floor, samples.median("floor"))
         .bar(bar);
+    if let Some(peer) = samples.median("peer") {
+        table
+            .row(
+                what,
+                "pair p50, a peer's beside it",
+                samples.median("p50_us"),
+                "µs",
+            )
+            .floor("rslock", Some(peer));
+    }
     table.row(what, "pair p99", samples.median("p99_us"), "µs");
     let ping = samples.median("ping");
     for (figure, name) in [
@@ -88,6 +110,15 @@ fn measure_one(bench: &Bench, table: &mut Table, policy: program::Policy, cold: 
         table
             .row(what, "scripts per pair", scripts, "")
             .bar(Bar::Exactly(2.0));
+        table
+            .row(
+                what,
+                "time in scripts per pair",
+                samples.median("micros"),
+                "µs",
+            )
+            .floor("SET NX + delete", samples.median("raw micros"))
+            .bar(Bar::OfFloor(2.1));
     }
     if let Some(packets) = samples.median("packets") {
         table.row(what, "packets per pair", packets, "");
@@ -98,40 +129,69 @@ fn measure_one(bench: &Bench, table: &mut Table, policy: program::Policy, cold: 
 }
 
 pub(crate) fn many_clients(bench: &Bench, table: &mut Table) {
-    let Bench { store, secs, .. } = bench;
     for policy in &bench.policies {
-        let what = format!("W2 {}", policy.name());
-        let mut samples = Samples::default();
-        for _ in bench.each_run(&what) {
-            let url = || store.url.clone();
-            let floor = match store.kind {
-                Kind::Redis => Some(floor::many(RawLock::connect(url()), TASKS, *secs)),
-                Kind::Memory => Some(floor::many(ready(Map::default()), TASKS, *secs)),
-                Kind::ZooKeeper => Some(floor::many(RawTicket::connect(url()), TASKS, *secs)),
-                _ => None,
-            };
-            if let Some(floor) = floor {
-                samples.add("floor", floor);
-            }
-            let report = program::report(&mut load(store, *policy, &format!("w2 {TASKS} {secs}")));
-            for figure in ["pairs_s", "p50_us", "p99_us", "errors"] {
-                samples.add(figure, report.figure(figure));
-            }
+        for tasks in TASKS {
+            measure_many(bench, table, *policy, tasks);
         }
-        let (floor, bar) = match store.kind {
-            Kind::Redis => ("SET NX + delete", Some(Bar::AtLeast(140_000.0))),
-            Kind::Memory => ("sharded Mutex", None),
-            Kind::ZooKeeper => ("create + list + delete", None),
-            _ => ("", None),
-        };
-        table
-            .row(&what, "pairs", samples.median("pairs_s"), "/s")
-            .floor(floor, samples.median("floor"))
-            .bar(bar);
-        table.row(&what, "pair p50", samples.median("p50_us"), "µs");
-        table.row(&what, "pair p99", samples.median("p99_us"), "µs");
-        table
-            .row(&what, "errors", samples.most("errors"), "")
-            .bar(Bar::Never);
     }
+}
+
+fn measure_many(bench: &Bench, table: &mut Table, policy: program::Policy, tasks: usize) {
+    let Bench { store, secs, .. } = bench;
+    let judged = tasks == TASKS[0];
+    let what = format!("W2 {tasks} {}", policy.name());
+    let mut samples = Samples::default();
+    for _ in bench.each_run(&what) {
+        let url = || store.url.clone();
+        let floor = match store.kind {
+            Kind::Redis => Some(floor::many(RawLock::connect(url()), tasks, *secs)),
+            Kind::Memory => Some(floor::many(ready(Map::default()), tasks, *secs)),
+            Kind::ZooKeeper => Some(floor::many(RawTicket::connect(url()), tasks, *secs)),
+            _ => None,
+        };
+        if let Some(floor) = floor {
+            samples.add("floor", floor);
+        }
+        let mode = format!("w2 {tasks} {secs}");
+        if let Some((_, mut peer)) = program::peer(store, &mode) {
+            samples.add("peer", program::report(&mut peer).figure("pairs_s"));
+        }
+        let before = store.reading();
+        let report = program::report(&mut load(store, policy, &mode));
+        for figure in ["pairs_s", "p50_us", "p99_us", "errors"] {
+            samples.add(figure, report.figure(figure));
+        }
+        if let Some(redis) = store.asked_since(&before).and_then(|asked| asked.redis) {
+            samples.add("server cpu", redis.cpu_s * 1e6 / report.figure("pairs"));
+        }
+    }
+    let (floor, bar) = match store.kind {
+        Kind::Redis => ("SET NX + delete", judged.then_some(Bar::TimesFloor(0.65))),
+        Kind::Memory => ("sharded Mutex", None),
+        Kind::ZooKeeper => ("create + list + delete", None),
+        _ => ("", None),
+    };
+    table
+        .row(&what, "pairs", samples.median("pairs_s"), "/s")
+        .floor(floor, samples.median("floor"))
+        .bar(bar);
+    if let Some(peer) = samples.median("peer") {
+        table
+            .row(
+                &what,
+                "pairs, a peer's beside them",
+                samples.median("pairs_s"),
+                "/s",
+            )
+            .floor("rslock", Some(peer))
+            .bar(judged.then_some(Bar::TimesFloor(1.0)));
+    }
+    if let Some(cpu) = samples.median("server cpu") {
+        table.row(&what, "server CPU per pair", cpu, "µs");
+    }
+    table.row(&what, "pair p50", samples.median("p50_us"), "µs");
+    table.row(&what, "pair p99", samples.median("p99_us"), "µs");
+    table
+        .row(&what, "errors", samples.most("errors"), "")
+        .bar(Bar::Never);
 }

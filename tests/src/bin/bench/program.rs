@@ -8,7 +8,7 @@ use clap::ValueEnum;
 use serde_json::Value;
 use tests::process::Process;
 
-use crate::store::Store;
+use crate::store::{Kind, Store};
 
 /// For answers that a saturated machine may delay.
 pub(crate) const SOON: Duration = Duration::from_secs(100);
@@ -30,24 +30,44 @@ impl Policy {
     }
 }
 
-/// Beside this program, where cargo puts both.
-fn path() -> PathBuf {
-    std::env::current_exe().unwrap().with_file_name("load")
+/// Beside this program, where cargo puts all.
+fn path(program: &str) -> PathBuf {
+    std::env::current_exe().unwrap().with_file_name(program)
 }
 
 pub(crate) fn available() -> Result<(), String> {
-    match path().exists() {
+    match path("load").exists() {
         true => Ok(()),
         false => Err(format!(
             "there is no {}: cargo build --release -p tests --bin load --bin bench",
-            path().display()
+            path("load").display()
         )),
     }
 }
 
+pub(crate) fn peers_available() -> Result<(), String> {
+    match path("peers").exists() {
+        true => Ok(()),
+        false => Err(format!(
+            "there is no {}: cargo build --release --manifest-path tests/peers/Cargo.toml --target-dir target",
+            path("peers").display()
+        )),
+    }
+}
+
+/// The peer of a store in the mode of the program `load`, and its name; `None` if it has none or it is not built.
+pub(crate) fn peer(store: &Store, mode: &str) -> Option<(&'static str, Command)> {
+    if store.kind != Kind::Redis || peers_available().is_err() {
+        return None;
+    }
+    let mut command = Command::new(path("peers"));
+    command.arg(&store.url).args(mode.split(' '));
+    Some(("rslock", command))
+}
+
 /// `load` with the arguments of a mode, separated by spaces.
 pub(crate) fn load(store: &Store, policy: Policy, mode: &str) -> Command {
-    let mut command = Command::new(path());
+    let mut command = Command::new(path("load"));
     command.arg(&store.url).args(mode.split(' '));
     match policy {
         Policy::Strict => command.env("LOCK_FAIR", "strict"),

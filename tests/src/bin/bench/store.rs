@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 
 use redis::{Client, Connection};
-use tests::redis_server::{CommandStats, RedisServer, parse_command_stats};
+use tests::redis_server::{CommandStats, RedisServer, parse_command_micros, parse_command_stats};
 use tests::sqlite_file::SqliteFile;
 use tests::zookeeper_server::{Packets, ZooKeeperServer};
 use url::Url;
@@ -141,9 +141,11 @@ impl Store {
             let seconds = of_the_server.or_else(|| line.strip_prefix("used_cpu_sys:"));
             seconds?.trim().parse::<f64>().ok()
         });
+        let stats = info("commandstats", &mut redis);
         Some(Reading::Redis {
             cpu_s: cpu.sum(),
-            commands: parse_command_stats(&info("commandstats", &mut redis)),
+            commands: parse_command_stats(&stats),
+            micros: parse_command_micros(&stats),
         })
     }
 
@@ -155,13 +157,22 @@ impl Store {
                 redis: None,
             }),
             (
-                Reading::Redis { cpu_s, commands },
+                Reading::Redis {
+                    cpu_s,
+                    commands,
+                    micros,
+                },
                 Reading::Redis {
                     cpu_s: cpu_s_later,
                     commands: later,
+                    micros: micros_later,
                 },
             ) => {
-                let redis = Commands::between(commands, &later, cpu_s_later - cpu_s);
+                let mut redis = Commands::between(commands, &later, cpu_s_later - cpu_s);
+                redis.micros = micros_later;
+                for (command, spent) in &mut redis.micros {
+                    *spent -= micros.get(command).unwrap_or(&0);
+                }
                 Some(Asked {
                     requests: redis.scripts + redis.other_requests,
                     redis: Some(redis),
@@ -173,7 +184,11 @@ impl Store {
 }
 
 pub(crate) enum Reading {
-    Redis { cpu_s: f64, commands: CommandStats },
+    Redis {
+        cpu_s: f64,
+        commands: CommandStats,
+        micros: CommandStats,
+    },
     ZooKeeper(Packets),
 }
 
@@ -191,6 +206,7 @@ pub(crate) struct Commands {
     pub(crate) inside_scripts: f64,
     /// Of the server.
     pub(crate) cpu_s: f64,
+    micros: CommandStats,
 }
 
 impl Commands {
@@ -201,11 +217,12 @@ impl Commands {
             other_requests: 0.0,
             inside_scripts: 0.0,
             cpu_s,
+            micros: CommandStats::new(),
         };
         for (command, calls) in later {
             let calls = (calls - earlier.get(command).unwrap_or(&0)) as f64;
             match command.as_str() {
-                "evalsha" | "eval" => asked.scripts += calls,
+                "evalsha" | "eval" | "fcall" => asked.scripts += calls,
                 "publish" | "spublish" => asked.publishes += calls,
                 "info" => {} // ours
                 other if is_a_request(other) => asked.other_requests += calls,
@@ -213,6 +230,19 @@ impl Commands {
             }
         }
         asked
+    }
+
+    /// Microseconds that the server has spent in these, with all that they call if they are scripts. Hardly moves with
+    /// the machine.
+    pub(crate) fn micros_in(&self, commands: &[&str]) -> f64 {
+        let spent = commands
+            .iter()
+            .filter_map(|command| self.micros.get(*command));
+        spent.sum::<u64>() as f64
+    }
+
+    pub(crate) fn script_micros(&self) -> f64 {
+        self.micros_in(&["evalsha", "eval", "fcall"])
     }
 }
 

@@ -33,6 +33,8 @@ pub(crate) enum Bar {
     AtMost(f64),
     /// So many times the floor, at most.
     OfFloor(f64),
+    /// So many times the floor, at least.
+    TimesFloor(f64),
     /// To two decimals: counts per hand-over, where the first and the last of a run have no pair.
     Exactly(f64),
     /// Everything else is a lock that failed.
@@ -65,6 +67,7 @@ impl Row {
             Bar::AtLeast(bar) => self.value >= bar,
             Bar::AtMost(bar) => self.value <= bar,
             Bar::OfFloor(times) => self.value <= floor? * times,
+            Bar::TimesFloor(times) => self.value >= floor? * times,
             Bar::Exactly(bar) => (self.value - bar).abs() < 0.005,
             Bar::Never => self.value == 0.0,
         })
@@ -86,6 +89,7 @@ impl Row {
                 Bar::AtLeast(bar) => format!("≥ {}", number(bar)),
                 Bar::AtMost(bar) => format!("≤ {}", number(bar)),
                 Bar::OfFloor(times) => format!("≤ {times} ×"),
+                Bar::TimesFloor(times) => format!("≥ {times} ×"),
                 Bar::Exactly(bar) => format!("= {}", number(bar)),
                 Bar::Never => "0".into(),
             }),
@@ -134,6 +138,38 @@ impl Table {
             bar: None,
         });
         self.0.last_mut().unwrap()
+    }
+
+    /// One line a row, for spreadsheets and plots. Units are in the heading's order; what was not measured is empty.
+    pub(crate) fn csv(&self, store: &str) -> String {
+        let mut lines = String::new();
+        for row in &self.0 {
+            let (floor, floor_value) = match row.floor {
+                Some((name, value)) => (name, value.to_string()),
+                None => ("", String::new()),
+            };
+            let value = match row.value.is_nan() {
+                true => String::new(),
+                false => row.value.to_string(),
+            };
+            let fields = [
+                store,
+                &row.workload,
+                &row.figure,
+                &value,
+                row.unit,
+                floor,
+                &floor_value,
+            ];
+            // No name has a quote in it.
+            let quoted = fields.map(|field| match field.contains(',') {
+                true => format!("\"{field}\""),
+                false => field.to_owned(),
+            });
+            lines.push_str(&quoted.join(","));
+            lines.push('\n');
+        }
+        lines
     }
 
     /// No lock has failed.

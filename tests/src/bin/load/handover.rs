@@ -6,7 +6,7 @@ use tests::measure::now;
 
 use crate::client::{Client, Driver, Failures, say};
 
-/// `a` → `A <acquired>`, `r` → `R <before the release> <after>`; a failure answers `E`.
+/// Says `READY`; then `a` → `A <acquired>`, `r` → `R <before the release> <after>`; a failure answers `E`.
 pub(crate) async fn obey(client: &Client, key: &str) {
     let mut failures = Failures::default();
     client.warm_up(&mut failures).await;
@@ -14,6 +14,7 @@ pub(crate) async fn obey(client: &Client, key: &str) {
     let mut held = None;
     let mut acquisitions = 0;
     let mut driver = Driver::listen();
+    say("READY");
     while let Some(word) = driver.hear().await {
         match (word.as_str(), held.take()) {
             ("a", None) => {
