@@ -5,12 +5,12 @@ use proc_macro2::{Ident, Literal, Span, TokenStream};
 use quote::{ToTokens, quote, quote_spanned};
 use syn::spanned::Spanned;
 use syn::visit_mut::{self, VisitMut};
-use syn::{Expr, Path, Type, parse_quote};
+use syn::{Expr, Path, Type, UnOp, parse_quote};
 
 use crate::args::{Args, Given, OnLost};
 use crate::function::Function;
 use crate::mistakes::Mistakes;
-use crate::model::{Key, Keys, Length, Model, OnBusy, Patience, Side};
+use crate::model::{Key, Keys, Length, Model, OnBusy, Patience, Side, without_groups};
 
 /// The whole attribute: the locked function, or every mistake and the function as it was.
 pub(crate) fn distributed_lock(args: TokenStream, item: TokenStream) -> TokenStream {
@@ -108,8 +108,7 @@ fn locked(model: &Model, function: &Function) -> TokenStream {
     let held = model.held.as_ref();
     let held = held.map(|held| quote_spanned!(site=> let #held = #guard_held;));
     let lockcore = lockcore(model.crate_path.as_ref());
-    let fake_return = fake_return(function);
-    let block = function.block();
+    let body = typed_body(function);
     let busy = model.on_busy.as_ref().map(|it| busy(model, function, it));
     let refused = match &model.on_error {
         Some(on_error) => instead(function, on_error),
@@ -126,7 +125,7 @@ fn locked(model: &Model, function: &Function) -> TokenStream {
     };
     // Where the compiler says that the body takes an argument with it.
     let body = quote_spanned! {site.located_at(function.name_span())=>
-        async move { #fake_return #block }
+        async move { #body }
     };
     function.with_body(&quote_spanned! {site=>
         #acquired
@@ -276,7 +275,8 @@ fn keys(model: &Model) -> (TokenStream, TokenStream) {
         }
         Key::Expr(expr) => {
             let key = in_lockcore(crate_path, expr.span(), "__private::IntoKey::into_key");
-            let key = quote_spanned!(site=> #key(#expr));
+            let not_moved = without_moving(expr);
+            let key = quote_spanned!(site=> #key(#not_moved));
             (key, as_written(expr))
         }
     };
@@ -295,11 +295,25 @@ fn keys(model: &Model) -> (TokenStream, TokenStream) {
         }
         Keys::Expr(expr) => {
             let keys = in_lockcore(crate_path, expr.span(), "__private::IntoKeys::into_keys");
+            let not_moved = without_moving(expr);
             (
-                quote_spanned!(site=> let key = #keys(#expr);),
+                quote_spanned!(site=> let key = #keys(#not_moved);),
                 as_written(expr),
             )
         }
+    }
+}
+
+/// A copy of a variable or of a part of one: it stays where it is, for the body.
+fn without_moving(expr: &Expr) -> TokenStream {
+    let is_place = |expr: &Expr| match expr {
+        Expr::Path(_) | Expr::Field(_) | Expr::Index(_) => true,
+        Expr::Unary(it) => matches!(it.op, UnOp::Deref(_)),
+        _ => false,
+    };
+    match is_place(without_groups(expr)) {
+        true => quote_spanned!(expr.span()=> ::core::clone::Clone::clone(&#expr)),
+        false => expr.to_token_stream(),
     }
 }
 
@@ -363,27 +377,39 @@ fn instead(function: &Function, expr: &Expr) -> TokenStream {
     }
 }
 
-/// A `return` that never happens and tells the compiler the type of the `async` block, so that a
-/// body of another type is reported where the user wrote it (as `tracing-attributes` does).
-fn fake_return(function: &Function) -> Option<TokenStream> {
-    let output = output(function)?;
-    Some(quote_spanned! {output.span()=>
-        #[allow(
-            unknown_lints,
-            unreachable_code,
-            unused_variables,
-            clippy::diverging_sub_expression,
-            clippy::empty_loop,
-            clippy::let_unit_value,
-            clippy::let_with_type_underscore,
-            clippy::needless_return,
-            clippy::unreachable
-        )]
-        if false {
-            let output: #output = loop {};
-            return output;
+/// The body, with a `return` before it that never happens and tells the compiler the type of the `async` block, so
+/// that a body of another type is reported where the user wrote it (as `tracing-attributes` does).
+///
+/// The body is the arm of a `match`. There its braces are needed, however short it is: elsewhere the compiler warns of
+/// them. And what stands in it is in a block of its own, so that clippy does not take its items to come too late.
+fn typed_body(function: &Function) -> TokenStream {
+    let site = Span::mixed_site();
+    let block = function.block();
+    let fake_return = output(function).map(|output| {
+        quote_spanned! {output.span()=>
+            #[allow(
+                unknown_lints,
+                unreachable_code,
+                unused_variables,
+                clippy::diverging_sub_expression,
+                clippy::empty_loop,
+                clippy::let_unit_value,
+                clippy::let_with_type_underscore,
+                clippy::needless_return,
+                clippy::unreachable
+            )]
+            if false {
+                let output: #output = loop {};
+                return output;
+            }
         }
-    })
+    });
+    quote_spanned! {site=>
+        #fake_return
+        match () {
+            () => #block
+        }
+    }
 }
 
 /// The function's output as the type of a variable.

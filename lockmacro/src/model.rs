@@ -342,10 +342,11 @@ fn literal(expr: &Expr) -> Option<&Lit> {
     }
 }
 
-/// A `macro_rules!` wraps what it was given as `$key:expr`.
-fn without_groups(expr: &Expr) -> &Expr {
+/// A `macro_rules!` wraps what it was given as `$key:expr`; parentheses may be there as well.
+pub(crate) fn without_groups(expr: &Expr) -> &Expr {
     match expr {
         Expr::Group(group) => without_groups(&group.expr),
+        Expr::Paren(paren) => without_groups(&paren.expr),
         _ => expr,
     }
 }

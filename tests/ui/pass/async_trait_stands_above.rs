@@ -1,5 +1,3 @@
-#![deny(warnings)]
-
 use std::fmt::Display;
 use std::sync::Arc;
 use std::time::Duration;
@@ -69,7 +67,9 @@ impl Shop for Corner {
         text: &str,
     ) -> Result<String, Error> {
         self.id += 1;
-        drop(order);
+        let Order { id: 1 } = order else {
+            return Ok(String::new());
+        };
         Ok(lock.name().to_owned())
     }
 
@@ -105,9 +105,8 @@ impl Shop for Corner {
 }
 
 #[tokio::main(flavor = "current_thread")]
-async fn main() -> Result<(), Error> {
-    let locks = Locks::connect("memory:")?;
-    lockcore::init(locks.clone())?;
+pub(crate) async fn main() -> Result<(), Error> {
+    let locks = lockcore::default_locks()?;
     let mut shop = Corner {
         id: 7,
         locks: locks.clone(),

@@ -1,10 +1,8 @@
-#![deny(warnings)]
-
 use std::fmt::Display;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use lockcore::{Error, Locks, distributed_lock};
+use lockcore::{Error, distributed_lock};
 
 struct Order {
     id: u64,
@@ -59,7 +57,7 @@ pub(crate) async unsafe fn attributes(#[allow(unused)] id: u64) -> Result<(), Er
 }
 
 /// Of two functions one is there.
-#[cfg(all())]
+#[cfg(not(any()))]
 #[allow(improper_ctypes_definitions)]
 #[distributed_lock(key = "order")]
 async extern "C" fn there() -> Result<bool, Error> {
@@ -81,10 +79,11 @@ async fn mutable(mut mutable: u64, other: impl Into<u64> + Copy + Display) -> Re
 }
 
 mod inner {
-    use super::*;
+    use lockcore::{Error, distributed_lock};
 
     #[distributed_lock(key = "order")]
-    pub(in crate::inner) async fn hidden() -> Result<(), Error> {
+    pub(in crate::every_shape_of_function_can_be_locked::inner) async fn hidden()
+    -> Result<(), Error> {
         Ok(())
     }
 
@@ -172,8 +171,7 @@ impl Shop for Cart {
 }
 
 #[tokio::main(flavor = "current_thread")]
-async fn main() -> Result<(), Error> {
-    lockcore::init(Locks::connect("memory:")?)?;
+pub(crate) async fn main() -> Result<(), Error> {
     let order = || Order {
         id: 7,
         region: "eu".to_owned(),

@@ -1,5 +1,3 @@
-#![deny(warnings)]
-
 use std::cell::RefCell;
 use std::time::Duration;
 
@@ -24,7 +22,7 @@ impl Log {
     on_busy = log.note("on_busy", Ok(false)),
     on_error = log.note("on_error", Err(error)),
     min_hold = log.note("min_hold", Duration::from_millis(1)),
-    max_hold = log.note("max_hold", Duration::from_secs(60)),
+    max_hold = log.note("max_hold", Duration::from_mins(1)),
     reentrant = log.note("reentrant", true),
     when = log.note("when", when),
     locks = log.note("locks", locks.clone()),
@@ -47,7 +45,7 @@ const ALL: [&str; 10] = [
 ];
 
 #[tokio::main(flavor = "current_thread")]
-async fn main() -> Result<(), Error> {
+pub(crate) async fn main() -> Result<(), Error> {
     let locks = &Locks::connect("memory:")?;
     let log = Log::default();
 

@@ -1,5 +1,3 @@
-#![deny(warnings)]
-
 use lockcore::{Error, ErrorKind, Locks, distributed_lock};
 
 /// What a stranger meets, who does not inherit the lock of this task.
@@ -53,7 +51,7 @@ async fn reader(locks: &Locks) -> Result<(), Error> {
 }
 
 #[tokio::main(flavor = "current_thread")]
-async fn main() -> Result<(), Error> {
+pub(crate) async fn main() -> Result<(), Error> {
     let locks = &Locks::connect("memory:")?;
 
     assert_eq!(exclusive(locks).await?, Err(ErrorKind::Busy));

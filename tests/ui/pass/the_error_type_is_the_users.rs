@@ -1,5 +1,3 @@
-#![deny(warnings)]
-
 use lockcore::{Error, ErrorKind, Locks, distributed_lock};
 
 #[derive(Debug)]
@@ -35,7 +33,7 @@ async fn settle_any(
 }
 
 #[tokio::main(flavor = "current_thread")]
-async fn main() -> Result<(), Error> {
+pub(crate) async fn main() -> Result<(), Error> {
     let locks = &Locks::connect("memory:")?;
 
     assert!(matches!(

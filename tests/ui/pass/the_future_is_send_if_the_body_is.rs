@@ -1,5 +1,3 @@
-#![deny(warnings)]
-
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -25,7 +23,7 @@ async fn local(locks: &Locks, order: Rc<str>) -> Result<usize, Error> {
 }
 
 #[tokio::main(flavor = "current_thread")]
-async fn main() -> Result<(), Error> {
+pub(crate) async fn main() -> Result<(), Error> {
     let mut shop = Shop {
         locks: Locks::connect("memory:")?,
     };

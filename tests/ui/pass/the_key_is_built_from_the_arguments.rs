@@ -1,17 +1,22 @@
-#![deny(warnings)]
-
-use lockcore::{Error, Locks, distributed_lock};
+use lockcore::{Error, distributed_lock};
 
 struct Order {
     id: u64,
     lines: Vec<(u32, &'static str)>,
+    region: String,
 }
 
 impl Order {
     const KIND: &'static str = "order";
 
     fn region(&self) -> &str {
-        "eu"
+        &self.region
+    }
+
+    #[distributed_lock(key = self.region, held = lock)]
+    async fn field(&mut self) -> Result<String, Error> {
+        self.region.clear();
+        Ok(lock.name().to_owned())
     }
 
     #[distributed_lock(key = "{Self::KIND}:{self.id:04}", held = lock)]
@@ -41,7 +46,7 @@ async fn constants_and_raw_names(r: u8, r#type: u8) -> Result<String, Error> {
     Ok(lock.name().to_owned())
 }
 
-#[distributed_lock(key = r#"{order.id}:{order.region():?}:{order.lines[0].1}:{order.lines.len()}:{id}"#, held = lock)]
+#[distributed_lock(key = r"{order.id}:{order.region():?}:{order.lines[0].1}:{order.lines.len()}:{id}", held = lock)]
 async fn fields_and_calls(order: &Order, id: u64) -> Result<String, Error> {
     Ok(lock.name().to_owned())
 }
@@ -62,6 +67,18 @@ async fn str_expression(name: &str) -> Result<String, Error> {
     Ok(lock.name().to_owned())
 }
 
+/// What names the lock stays the body's.
+#[distributed_lock(key = name, held = lock)]
+async fn string_expression(mut name: String) -> Result<[String; 2], Error> {
+    name.push('!');
+    Ok([lock.name().to_owned(), name])
+}
+
+#[distributed_lock(keys = names, held = locks)]
+async fn strings_expression(names: Vec<String>) -> Result<(usize, Vec<String>), Error> {
+    Ok((locks.iter().count(), names))
+}
+
 #[distributed_lock(key = name.ok_or_else(|| std::io::Error::other("no name"))?, held = lock)]
 async fn fallible_expression(name: Option<&str>) -> Result<String, Box<dyn std::error::Error>> {
     Ok(lock.name().to_owned())
@@ -78,11 +95,11 @@ macro_rules! locked {
 locked!(in_a_macro, "a{{b");
 
 #[tokio::main(flavor = "current_thread")]
-async fn main() -> Result<(), Error> {
-    lockcore::init(Locks::connect("memory:")?)?;
+pub(crate) async fn main() -> Result<(), Error> {
     let order = || Order {
         id: 7,
         lines: vec![(1, "tea")],
+        region: "eu".to_owned(),
     };
 
     assert_eq!(constant().await?, "nightly");
@@ -92,6 +109,11 @@ async fn main() -> Result<(), Error> {
     assert_eq!(order().path().await?, "order:0007");
     assert_eq!(the_body_may_consume(order()).await?, "made:7");
     assert_eq!(expression(&order()).await?, "made:7");
+    assert_eq!(order().field().await?, "eu");
+    let owned = |names: [&str; 2]| names.map(str::to_owned);
+    assert_eq!(string_expression("a".to_owned()).await?, owned(["a", "a!"]));
+    let names = Vec::from(owned(["a", "b"]));
+    assert_eq!(strings_expression(names.clone()).await?, (2, names));
     assert_eq!(str_expression("a b").await?, "a b");
     assert_eq!(fallible_expression(Some("there")).await.unwrap(), "there");
     assert_eq!(

@@ -1,6 +1,4 @@
-#![deny(warnings)]
-
-use lockcore::{Error, Locks, distributed_lock};
+use lockcore::{Error, distributed_lock};
 use tracing::instrument;
 
 #[instrument(skip(id), err, ret)]
@@ -17,9 +15,7 @@ async fn below(id: u64) -> Result<String, Error> {
 }
 
 #[tokio::main(flavor = "current_thread")]
-async fn main() -> Result<(), Error> {
-    lockcore::init(Locks::connect("memory:")?)?;
-
+pub(crate) async fn main() -> Result<(), Error> {
     assert_eq!(above(1).await?, "order:1");
     assert_eq!(below(2).await?, "order:2");
     Ok(())

@@ -1,5 +1,3 @@
-#![deny(warnings)]
-
 use std::time::Duration;
 
 use lockcore::{Error, ErrorKind, Locks, Wait, distributed_lock};
@@ -41,7 +39,7 @@ async fn forever(locks: &Locks) -> Result<(), Error> {
 }
 
 #[tokio::main(flavor = "current_thread")]
-async fn main() -> Result<(), Error> {
+pub(crate) async fn main() -> Result<(), Error> {
     let locks = &Locks::connect("memory:")?;
     let settings = &Settings { wait: BRIEFLY };
     let kind = |refused: Result<(), Error>| refused.unwrap_err().kind();
