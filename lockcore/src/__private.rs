@@ -4,6 +4,7 @@
 //! the compiler: what is missing, and which line to write.
 
 use std::collections::BTreeSet;
+use std::fmt::Display;
 use std::future::Future;
 
 use futures_util::FutureExt;
@@ -25,6 +26,22 @@ impl<T: Into<String>> IntoKey for T {
     fn into_key(self) -> String {
         self.into()
     }
+}
+
+/// A part of a template's key: what stands between the braces.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot be a part of a key: it has no text of its own (it is not `Display`)",
+    label = "write a field or a method of it, as in `{{order.id}}`; of an `Option`, say which key `None` has, as in \
+             `{{id.unwrap_or(0)}}`"
+)]
+pub trait KeyPart: Display {}
+
+#[diagnostic::do_not_recommend]
+impl<T: Display + ?Sized> KeyPart for T {}
+
+/// The same for `format!`, without the type: that of which would give advice of its own.
+pub fn key_part<'a, T: KeyPart + ?Sized>(part: &'a &T) -> &'a dyn Display {
+    part
 }
 
 /// Keys that are an expression.
@@ -125,9 +142,49 @@ impl<T, E: FromLockError> Refused for Result<T, E> {
 /// `From<Error>`, with a message of its own.
 #[diagnostic::on_unimplemented(
     message = "a locked function returns lock errors too, and `{Self}` cannot be made from one",
-    label = "write `impl From<lockcore::Error> for {Self}`, or `on_error = Err(…)` above"
+    label = "write `impl From<lockcore::Error> for {Self}`, or, if it is a type of another crate, `on_error = Err(…)` \
+             above"
 )]
 pub trait FromLockError: From<Error> {}
 
 #[diagnostic::do_not_recommend]
 impl<E: From<Error>> FromLockError for E {}
+
+/// `From<Error>` for a type that has the name of one of another crate, where no `impl` can be written.
+macro_rules! from_lock_error {
+    ($(#[doc = $name:literal] $trait:ident: $label:literal;)*) => {$(
+        #[doc = $name]
+        #[diagnostic::on_unimplemented(
+            message = "a locked function returns lock errors too, and `{Self}` cannot be made from one",
+            label = $label,
+            note = "`impl From<lockcore::Error>` can be written for a type of your own only"
+        )]
+        pub trait $trait {
+            /// The error as this type.
+            fn from_lock_error(error: Error) -> Self;
+        }
+
+        #[diagnostic::do_not_recommend]
+        impl<E: From<Error>> $trait for E {
+            fn from_lock_error(error: Error) -> Self {
+                error.into()
+            }
+        }
+    )*};
+}
+
+from_lock_error! {
+    /// `std::io::Error`
+    IoFromLockError: "write `on_error = Err(io::Error::other(error))` above";
+    /// `tonic::Status`
+    StatusFromLockError: "write `on_error = Err(lockcore_tower::status(&error))` above";
+    /// `http::StatusCode`
+    StatusCodeFromLockError:
+        "write `on_busy = Err(StatusCode::CONFLICT), on_error = Err(StatusCode::SERVICE_UNAVAILABLE)` above";
+    /// Text.
+    TextFromLockError: "write `on_error = Err(error.to_string())` above, or return an error type of your own";
+    /// Several values, as axum takes them for a response.
+    TupleFromLockError:
+        "write `on_error = Err((StatusCode::SERVICE_UNAVAILABLE, error.to_string()))` above, or return an error type \
+         of your own";
+}

@@ -1,10 +1,10 @@
 //! Reads the options between the parentheses of the attribute. Which options there are and how each
 //! is written is decided here; what they mean together is in `model`.
 
-use proc_macro2::{TokenStream, TokenTree};
+use proc_macro2::{Delimiter, TokenStream, TokenTree};
 use syn::ext::IdentExt;
-use syn::parse::{Parse, ParseStream, Parser};
-use syn::{Error, Expr, ExprLit, Ident, Lit, LitStr, Path, Token};
+use syn::parse::{ParseStream, Parser};
+use syn::{BinOp, Error, Expr, ExprLit, Ident, Lit, LitStr, Path, Token};
 
 use crate::mistakes::Mistakes;
 
@@ -35,18 +35,51 @@ const OPTIONS: [(&str, &str); 18] = [
 ];
 
 /// What other libraries call an option. Not accepted: one thing has one name.
-const OTHER_NAMES: [(&str, &str); 11] = [
+const OTHER_NAMES: [(&str, &str); 23] = [
+    ("acquire_timeout", "wait"),
     ("capacity", "of"),
     ("client", "locks"),
+    ("expiry", "ttl"),
     ("fallback", "on_busy"),
     ("guard", "held"),
     ("if", "when"),
     ("lease", "ttl"),
+    ("lease_time", "ttl"),
+    ("limit", "of"),
+    ("lock_at_least_for", "min_hold"),
+    ("max_wait", "wait"),
     ("name", "key"),
+    ("no_wait", "try"),
     ("nowait", "try"),
+    ("read", "shared"),
+    ("read_only", "shared"),
     ("resource", "key"),
     ("semaphore", "permits"),
     ("timeout", "wait"),
+    ("try_lock", "try"),
+    ("wait_time", "wait"),
+    ("wait_timeout", "wait"),
+];
+
+/// Words of other libraries for what is no option here, or more than one.
+const ADVICE: [(&str, &str); 4] = [
+    (
+        "exclusive",
+        "leave it out: a lock is exclusive unless the function is `shared`",
+    ),
+    (
+        "lock_at_most_for",
+        "`ttl = \"10s\"` is how long the others wait for a process that died, and `max_hold = \"1m\"` how long the \
+         work may take",
+    ),
+    (
+        "url",
+        "set the variable `LOCK_URL`, or make a client with `Locks::connect` and write `locks = self.locks`",
+    ),
+    (
+        "write",
+        "leave it out: a function takes the write side of its lock unless it is `shared`",
+    ),
 ];
 
 /// The options as the user wrote them.
@@ -74,6 +107,8 @@ pub(crate) struct Args {
     names: Vec<Ident>,
     /// The options that unknown words probably stand for.
     meant: Vec<&'static str>,
+    /// Whether arguments stand behind the template of a key, as `format!` takes them.
+    pub(crate) has_arguments: bool,
 }
 
 /// `name = value`. Where the name stands is where the compiler says what type the value should have.
@@ -97,7 +132,7 @@ impl Args {
             while !input.is_empty() {
                 if let Err(mistake) = args.parse_option(input) {
                     mistakes.push(mistake);
-                    skip_to_comma(input)?;
+                    up_to_comma(input)?;
                 }
                 input.parse::<Option<Token![,]>>()?;
             }
@@ -122,6 +157,10 @@ impl Args {
         if input.peek(LitStr) {
             return self.parse_nameless_key(input);
         }
+        if let Some(argument) = self.argument_of_the_template(input) {
+            self.has_arguments = true;
+            return Err(argument);
+        }
         let name = input.call(Ident::parse_any)?;
         let again = self.name(&name.to_string()).is_some();
         self.names.push(name.clone());
@@ -145,7 +184,7 @@ impl Args {
             "held" => self.held = Some(value(&name, input, variable)?),
             "crate" => self.crate_path = Some(value(&name, input, crate_path)?),
             unknown => {
-                self.meant.extend(meant(unknown));
+                self.meant.extend(meant(&in_snake_case(unknown)));
                 return Err(Error::new_spanned(&name, unknown_option(unknown)));
             }
         }
@@ -159,6 +198,38 @@ impl Args {
             return Err(input.error("expected `,` before the next option"));
         }
         Ok(())
+    }
+
+    /// `key = "order:{}", order.id`: the mistake of an argument that stands where an option would.
+    fn argument_of_the_template(&self, input: ParseStream) -> Option<Error> {
+        let Some(Expr::Lit(ExprLit {
+            lit: Lit::Str(template),
+            ..
+        })) = self.key.as_ref().map(|key| &key.value)
+        else {
+            return None;
+        };
+        let ahead = input.fork();
+        let name = ahead.call(Ident::parse_any).ok();
+        let is_option = name.is_some_and(|name| {
+            let has_hole = || {
+                ["{}", "{:"]
+                    .iter()
+                    .any(|hole| template.value().contains(hole))
+            };
+            example(&name.to_string()).is_some()
+                || ahead.peek(Token![=]) && !ahead.peek(Token![==])
+                || at_end(&ahead) && !has_hole()
+        });
+        if is_option || input.peek(Token![,]) {
+            return None;
+        }
+        let argument = up_to_comma(&input.fork()).ok()?;
+        let message = format!(
+            "arguments do not stand behind the template, but in it: write `{{{}}}` there",
+            without_spaces(&argument).trim_start_matches(['&', '*'])
+        );
+        Some(Error::new_spanned(argument, message))
     }
 
     /// `#[distributed_lock("order:{id}")]`: says what is missing, and takes the text as the key all
@@ -179,11 +250,25 @@ impl Args {
     }
 }
 
+/// What stands up to the next comma.
+fn up_to_comma(input: ParseStream) -> syn::Result<TokenStream> {
+    let mut tokens = TokenStream::new();
+    while !at_end(input) {
+        tokens.extend([input.parse::<TokenTree>()?]);
+    }
+    Ok(tokens)
+}
+
+/// Tokens as somebody would write them, as far as the text does not depend on the spaces.
+fn without_spaces(tokens: &TokenStream) -> String {
+    tokens.to_string().replace(' ', "")
+}
+
 /// `name = value`.
 fn value<T>(
     name: &Ident,
     input: ParseStream,
-    parse: fn(ParseStream) -> syn::Result<T>,
+    parse: impl FnOnce(ParseStream) -> syn::Result<T>,
 ) -> syn::Result<T> {
     let equals: Option<Token![=]> = input.parse()?;
     if equals.is_none() || at_end(input) {
@@ -196,10 +281,42 @@ fn value<T>(
 
 /// `name = expression`.
 fn given(name: &Ident, input: ParseStream) -> syn::Result<Given> {
+    let expression = |input: ParseStream| {
+        let written = up_to_comma(&input.fork())?;
+        let value = input.parse::<Expr>();
+        if name == "key" && is_bare_template(&written, value.as_ref().ok(), at_end(input)) {
+            let template = without_spaces(&written);
+            let message = format!("a template stands in quotes: write `key = \"{template}\"`");
+            return Err(Error::new_spanned(written, message));
+        }
+        value.map_err(|error| {
+            let message = format!("`{name}` takes an expression, and this is none: {error}");
+            Error::new_spanned(written, message)
+        })
+    };
     Ok(Given {
         name: name.clone(),
-        value: value(name, input, Parse::parse)?,
+        value: value(name, input, expression)?,
     })
+}
+
+/// `order:{id}`, `order-{id}` or `order_{id}`: braces in what is no expression of a text.
+fn is_bare_template(written: &TokenStream, value: Option<&Expr>, is_whole: bool) -> bool {
+    let has_braces = written
+        .clone()
+        .into_iter()
+        .any(|token| matches!(token, TokenTree::Group(it) if it.delimiter() == Delimiter::Brace));
+    let is_text = match value {
+        Some(Expr::Binary(it)) => matches!(it.op, BinOp::Add(_)),
+        // `Order { id }`, but not `order_{id}`.
+        Some(Expr::Struct(it)) => {
+            let name = it.path.segments.last();
+            name.is_none_or(|name| !name.ident.to_string().starts_with(char::is_lowercase))
+        }
+        Some(_) => is_whole,
+        None => false,
+    };
+    has_braces && !is_text
 }
 
 /// `name` alone.
@@ -238,7 +355,17 @@ fn on_lost(input: ParseStream) -> syn::Result<OnLost> {
 fn crate_path(input: ParseStream) -> syn::Result<Path> {
     let span = input.span();
     match Path::parse_mod_style(input) {
-        Ok(path) if at_end(input) => Ok(path),
+        Ok(path) if at_end(input) => match path.get_ident() {
+            Some(name) if ["std", "core", "alloc"].iter().any(|it| name == it) => {
+                Err(Error::new_spanned(
+                    &path,
+                    format!(
+                        "`{name}` is not lockcore: `crate` is the path to where lockcore is re-exported"
+                    ),
+                ))
+            }
+            _ => Ok(path),
+        },
         _ => Err(Error::new(
             span,
             "`crate` takes a path: write `crate = path::to::lockcore`",
@@ -250,21 +377,30 @@ fn at_end(input: ParseStream) -> bool {
     input.is_empty() || input.peek(Token![,])
 }
 
-fn skip_to_comma(input: ParseStream) -> syn::Result<()> {
-    while !at_end(input) {
-        input.parse::<TokenTree>()?;
-    }
-    Ok(())
-}
-
 fn unknown_option(unknown: &str) -> String {
-    match meant(unknown).and_then(example) {
+    let word = in_snake_case(unknown);
+    if let Some((_, advice)) = ADVICE.iter().find(|(name, _)| *name == word) {
+        return format!("unknown option `{unknown}`: {advice}");
+    }
+    match meant(&word).and_then(example) {
         Some(written) => format!("unknown option `{unknown}`; did you mean `{written}`?"),
         None => {
             let known = OPTIONS.map(|(option, _)| format!("`{option}`")).join(", ");
             format!("unknown option `{unknown}`; there are {known}")
         }
     }
+}
+
+/// `waitTime` as `wait_time`.
+fn in_snake_case(word: &str) -> String {
+    let mut snake = String::new();
+    for char in word.chars() {
+        if char.is_uppercase() && !snake.is_empty() {
+            snake.push('_');
+        }
+        snake.extend(char.to_lowercase());
+    }
+    snake
 }
 
 /// The option that an unknown word probably stands for.
@@ -354,6 +490,8 @@ mod tests {
     #[test]
     fn the_word_of_another_library_gets_ours() {
         assert!(unknown_option("timeout").ends_with("did you mean `wait = \"2s\"`?"));
+        assert!(unknown_option("waitTime").ends_with("did you mean `wait = \"2s\"`?"));
+        assert!(unknown_option("write").contains("the write side"));
         for (name, option) in OTHER_NAMES {
             assert!(example(option).is_some(), "{option}");
             assert!(example(name).is_none(), "{name} is an option");

@@ -8,9 +8,10 @@ use syn::visit_mut::{self, VisitMut};
 use syn::{Expr, Path, Type, UnOp, parse_quote};
 
 use crate::args::{Args, Given, OnLost};
-use crate::function::Function;
+use crate::function::{Foreign, Function};
 use crate::mistakes::Mistakes;
 use crate::model::{Key, Keys, Length, Model, OnBusy, Patience, Side, without_groups};
+use crate::template::Format;
 
 /// The whole attribute: the locked function, or every mistake and the function as it was.
 pub(crate) fn distributed_lock(args: TokenStream, item: TokenStream) -> TokenStream {
@@ -24,7 +25,7 @@ pub(crate) fn distributed_lock(args: TokenStream, item: TokenStream) -> TokenStr
     match (model, function, mistakes.compile_errors()) {
         (Some(model), Some(function), None) => locked(&model, &function),
         (_, Some(function), errors) => {
-            let function = unlocked(&args, &function);
+            let function = unlocked(&args, function);
             quote!(#errors #function)
         }
         (_, None, errors) => quote!(#errors #item),
@@ -81,7 +82,7 @@ fn locked(model: &Model, function: &Function) -> TokenStream {
             },
         ),
     };
-    let lock = function.as_in_the_body(lock(model));
+    let lock = function.as_in_the_body(lock(model, &function.names_of_arguments()));
     let acquired = quote_spanned! {site=>
         let lock = #lock;
         let acquired = match lock {
@@ -112,16 +113,7 @@ fn locked(model: &Model, function: &Function) -> TokenStream {
     let busy = model.on_busy.as_ref().map(|it| busy(model, function, it));
     let refused = match &model.on_error {
         Some(on_error) => instead(function, on_error),
-        None => {
-            let span = function.failure_span();
-            let refused = in_lockcore(
-                model.crate_path.as_ref(),
-                span,
-                "__private::Refused::refused",
-            );
-            let error = Ident::new("error", site.located_at(span));
-            quote_spanned!(span=> #refused(#error))
-        }
+        None => refused(model, function),
     };
     // Where the compiler says that the body takes an argument with it.
     let body = quote_spanned! {site.located_at(function.name_span())=>
@@ -148,11 +140,11 @@ fn locked(model: &Model, function: &Function) -> TokenStream {
 
 /// Evaluates the options and builds a `Result` of a `Lock` or `MultiLock` from them. A block, so that
 /// nothing of it is alive while the lock is waited for: what an option borrows need not be `Send`.
-fn lock(model: &Model) -> TokenStream {
+fn lock(model: &Model, names_of_arguments: &[Ident]) -> TokenStream {
     let site = Span::mixed_site();
     let crate_path = model.crate_path.as_ref();
     let lockcore = lockcore(crate_path);
-    let (keys, label) = keys(model);
+    let (keys, label) = keys(model, names_of_arguments);
     let locks = match &model.locks {
         Some(Given { name, value }) => {
             let ty = in_lockcore(crate_path, name.span(), "Locks");
@@ -264,12 +256,21 @@ fn lock(model: &Model) -> TokenStream {
 }
 
 /// Binds `key` to the name, or to an iterator of the names, and gives what labels them.
-fn keys(model: &Model) -> (TokenStream, TokenStream) {
+fn keys(model: &Model, names_of_arguments: &[Ident]) -> (TokenStream, TokenStream) {
     let site = Span::mixed_site();
     let crate_path = model.crate_path.as_ref();
+    let lockcore = lockcore(crate_path);
     let one = |key: &Key| match key {
         Key::Template(template) => {
-            let (format, arguments) = (&template.format, &template.arguments);
+            let Format { format, arguments } = template.format(names_of_arguments);
+            let arguments = arguments.iter().map(|argument| {
+                let expr = &argument.expr;
+                let span = template.literal.span();
+                match argument.is_displayed {
+                    true => quote_spanned!(span=> #lockcore::__private::key_part(&&#expr)),
+                    false => expr.to_token_stream(),
+                }
+            });
             let key = quote_spanned!(site=> ::std::format!(#format #(, #arguments)*));
             (key, template.literal.to_token_stream())
         }
@@ -354,6 +355,30 @@ fn busy(model: &Model, function: &Function, on_busy: &OnBusy) -> TokenStream {
             ::core::result::Result::Ok(#returned)
         }
     }
+}
+
+/// What the function returns with a lock error and without `on_error`.
+fn refused(model: &Model, function: &Function) -> TokenStream {
+    let span = function.failure_span();
+    let error = Ident::new("error", Span::mixed_site().located_at(span));
+    let in_private = |path: &str| {
+        let path = format!("__private::{path}");
+        in_lockcore(model.crate_path.as_ref(), span, &path)
+    };
+    // Traits that do the same, each with words of its own for what cannot be made from a lock error.
+    let from = match function.foreign_failure() {
+        None => {
+            let refused = in_private("Refused::refused");
+            return quote_spanned!(span=> #refused(#error));
+        }
+        Some(Foreign::Io) => "IoFromLockError::from_lock_error",
+        Some(Foreign::Status) => "StatusFromLockError::from_lock_error",
+        Some(Foreign::StatusCode) => "StatusCodeFromLockError::from_lock_error",
+        Some(Foreign::Text) => "TextFromLockError::from_lock_error",
+        Some(Foreign::Tuple) => "TupleFromLockError::from_lock_error",
+    };
+    let from = in_private(from);
+    quote_spanned!(span=> ::core::result::Result::Err(#from(#error)))
 }
 
 /// What an option says that the function returns instead of what its body would. The type makes it
@@ -452,10 +477,11 @@ fn in_lockcore(crate_path: Option<&Path>, span: Span, path: &str) -> TokenStream
     quote_spanned!(span=> #(#lockcore)* #(::#segments)*)
 }
 
-/// The function as the user wrote it, so that callers and body do not add errors of their own: the
+/// The function as the user means it, so that callers and body do not add errors of their own: it is async, the
 /// body knows the variable that `held` would have bound, and no argument is blamed for being unused
 /// when only the key uses it.
-fn unlocked(args: &Args, function: &Function) -> TokenStream {
+fn unlocked(args: &Args, mut function: Function) -> TokenStream {
+    function.make_async();
     let site = Span::mixed_site();
     let held = args.held.as_ref().map(|held| {
         let lockcore = lockcore(args.crate_path.as_ref());

@@ -9,12 +9,12 @@ use syn::spanned::Spanned;
 use syn::token::Brace;
 use syn::visit_mut::{self, VisitMut};
 use syn::{
-    AssocType, Attribute, Block, Error, Expr, GenericArgument, Local,
-    ParenthesizedGenericArguments, Pat, PathArguments, ReturnType, Signature, Token, Type,
-    TypeParamBound, Visibility, braced,
+    AssocType, Attribute, Block, Error, Expr, GenericArgument, Local, Meta,
+    ParenthesizedGenericArguments, Pat, PatIdent, PathArguments, ReturnType, Signature, Token,
+    Type, TypeParamBound, TypePath, Visibility, braced,
 };
 
-use crate::args::Args;
+use crate::args::{Args, Given};
 use crate::mistakes::Mistakes;
 
 pub(crate) struct Function {
@@ -56,25 +56,23 @@ impl Function {
                 "a `const fn` cannot wait for a lock: remove `const`",
             ));
         }
-        let is_async =
-            signature.asyncness.is_some() || matches!(self.body, Body::InAsyncTrait { .. });
+        if let Some(attribute) = self.runtime_above() {
+            let message = format!(
+                "`#[{attribute}]` has made a sync function of this one: write `#[distributed_lock(…)]` above it"
+            );
+            mistakes.push(Error::new_spanned(&signature.ident, message));
+            return;
+        }
+        if let Some(again) = self.same_lock_below(args) {
+            let message =
+                "this takes the lock that the attribute above takes: leave one of them out";
+            mistakes.push(Error::new_spanned(again, message));
+        }
+        let is_async = self.is_async();
         let later = self.output.as_ref().and_then(Later::find);
         match (&later, is_async) {
             (Some(later), _) => {
-                let message = match (later.is_future, is_async) {
-                    (true, true) => {
-                        "the lock would be released before this future runs: `.await` it in the body, \
-                         and return what it comes to"
-                    }
-                    (true, false) => {
-                        "the lock would be released before this future runs: write an `async fn` that \
-                         returns what the future comes to"
-                    }
-                    (false, _) => {
-                        "the lock would be released before this stream is read: read it in the body of \
-                         an `async fn`, or take the lock inside of the stream with `Lock::acquire`"
-                    }
-                };
+                let message = later.kind.message(is_async);
                 mistakes.push(Error::new_spanned(&later.tokens, message));
             }
             (None, false) => mistakes.push(Error::new_spanned(
@@ -93,6 +91,74 @@ impl Function {
         }
     }
 
+    fn is_async(&self) -> bool {
+        self.signature.asyncness.is_some() || matches!(self.body, Body::InAsyncTrait { .. })
+    }
+
+    /// The attribute of tokio that stands above and has been expanded already: a sync function is left, which
+    /// runs the body.
+    fn runtime_above(&self) -> Option<&'static str> {
+        fn has(tokens: &TokenStream, text: &str) -> bool {
+            tokens.clone().into_iter().any(|token| match token {
+                TokenTree::Literal(literal) => literal.to_string() == text,
+                TokenTree::Group(group) => has(&group.stream(), text),
+                _ => false,
+            })
+        }
+        let Body::Own(statements) = &self.body else {
+            return None;
+        };
+        // What its `expect` says.
+        if self.is_async() || !has(statements, "\"Failed building the Runtime\"") {
+            return None;
+        }
+        let is_test = self.attrs.iter().any(|attr| is_called(attr, "test"));
+        Some(match is_test {
+            true => "tokio::test",
+            false => "tokio::main",
+        })
+    }
+
+    /// The same attribute further down, with the same key.
+    fn same_lock_below(&self, args: &Args) -> Option<&Attribute> {
+        let keys = |args: &Args| {
+            let written =
+                |given: &Option<Given>| Some(given.as_ref()?.value.to_token_stream().to_string());
+            (written(&args.key), written(&args.keys))
+        };
+        self.attrs.iter().find(|attr| {
+            let Meta::List(list) = &attr.meta else {
+                return false;
+            };
+            is_called(attr, "distributed_lock")
+                && keys(&Args::parse(list.tokens.clone(), &mut Mistakes::default())) == keys(args)
+        })
+    }
+
+    /// So that what awaits a call is not told that it cannot: a function that has been refused because it is not
+    /// async. A `const fn` may be called where nothing can be awaited.
+    pub(crate) fn make_async(&mut self) {
+        let returns_later = self.output.as_ref().and_then(Later::find).is_some();
+        let is_sync = !self.is_async() && self.signature.constness.is_none();
+        if is_sync && !returns_later && self.runtime_above().is_none() {
+            self.signature.asyncness = Some(Token![async](self.signature.fn_token.span));
+        }
+    }
+
+    /// The variables that the arguments bind, without `self`.
+    pub(crate) fn names_of_arguments(&self) -> Vec<Ident> {
+        struct Names(Vec<Ident>);
+        impl VisitMut for Names {
+            fn visit_pat_ident_mut(&mut self, pat: &mut PatIdent) {
+                self.0.push(pat.ident.clone());
+                visit_mut::visit_pat_ident_mut(self, pat);
+            }
+        }
+        let mut names = Names(Vec::new());
+        names.visit_signature_mut(&mut self.signature.clone());
+        names.0
+    }
+
     /// What a call comes to, once it is awaited; `None` where nothing is written.
     pub(crate) fn output(&self) -> Option<&Type> {
         self.output.as_ref()
@@ -109,6 +175,11 @@ impl Function {
             Some(output) => type_name_span(failure(output).unwrap_or(output)),
             None => self.signature.ident.span(),
         }
+    }
+
+    /// The error type, if its name is that of one that is no type of the user's.
+    pub(crate) fn foreign_failure(&self) -> Option<Foreign> {
+        Foreign::of(self.output.as_ref()?)
     }
 
     /// `{ … }`: the body, without its inner attributes.
@@ -310,11 +381,26 @@ fn rename_self(tokens: TokenStream) -> TokenStream {
     renamed
 }
 
-/// Something in the output that is used when the lock is released already.
+fn is_called(attr: &Attribute, name: &str) -> bool {
+    let last = attr.path().segments.last();
+    last.is_some_and(|last| last.ident == name)
+}
+
+/// Something in the output that is used when the lock is released already. Names are all that can be seen of it.
 struct Later {
-    is_future: bool,
+    kind: LaterKind,
     /// The part of the output, to point at.
     tokens: TokenStream,
+}
+
+#[derive(Clone, Copy)]
+enum LaterKind {
+    Future,
+    Stream,
+    /// Of HTTP: its body is read when the function has returned.
+    Response,
+    /// Spawned.
+    Task,
 }
 
 impl Later {
@@ -325,33 +411,153 @@ impl Later {
     }
 
     fn of_type(ty: &Type) -> Option<Later> {
-        let is_future = match ty {
+        let kind = match ty {
             Type::ImplTrait(it) => Self::of_bounds(&it.bounds),
             Type::TraitObject(it) => Self::of_bounds(&it.bounds),
-            Type::Path(it) => match it.path.segments.last()?.ident.to_string().as_str() {
-                "BoxFuture" | "LocalBoxFuture" => Some(true),
-                "BoxStream" | "LocalBoxStream" => Some(false),
-                _ => None,
-            },
+            Type::Path(it) => Self::of_path(it),
             _ => None,
         };
         Some(Later {
-            is_future: is_future?,
+            kind: kind?,
             tokens: ty.to_token_stream(),
         })
     }
 
-    fn of_bounds<'a>(bounds: impl IntoIterator<Item = &'a TypeParamBound>) -> Option<bool> {
+    fn of_bounds<'a>(bounds: impl IntoIterator<Item = &'a TypeParamBound>) -> Option<LaterKind> {
         bounds.into_iter().find_map(|bound| match bound {
             TypeParamBound::Trait(bound) => {
                 match bound.path.segments.last()?.ident.to_string().as_str() {
-                    "Future" | "TryFuture" | "IntoFuture" => Some(true),
-                    "Stream" | "TryStream" | "AsyncIterator" => Some(false),
+                    "Future" | "TryFuture" | "IntoFuture" => Some(LaterKind::Future),
+                    "Stream" | "TryStream" | "AsyncIterator" => Some(LaterKind::Stream),
                     _ => None,
                 }
             }
             _ => None,
         })
+    }
+
+    fn of_path(ty: &TypePath) -> Option<LaterKind> {
+        let segments = &ty.path.segments;
+        let (first, last) = (segments.first()?, segments.last()?);
+        let name = last.ident.to_string();
+        // The associated type of a service, as tonic generates it.
+        let is_associated = ty.qself.is_some() || segments.len() > 1 && first.ident == "Self";
+        if is_associated {
+            return name.ends_with("Stream").then_some(LaterKind::Stream);
+        }
+        // A type of the user's may have any name.
+        let is_users = ["self", "super", "crate"]
+            .iter()
+            .any(|it| first.ident == it);
+        match name.as_str() {
+            "BoxFuture" | "LocalBoxFuture" => Some(LaterKind::Future),
+            "BoxStream" | "LocalBoxStream" => Some(LaterKind::Stream),
+            _ if is_users => None,
+            // With a type of its body, that is looked at: tonic's has none.
+            "Response" if last.arguments.is_empty() => Some(LaterKind::Response),
+            "Body" | "BoxBody" | "Incoming" | "StreamBody" | "UnsyncBoxBody" => {
+                Some(LaterKind::Response)
+            }
+            "AsyncStream"
+            | "BroadcastStream"
+            | "FuturesOrdered"
+            | "FuturesUnordered"
+            | "IntervalStream"
+            | "LinesStream"
+            | "ReaderStream"
+            | "ReceiverStream"
+            | "SelectAll"
+            | "Sse"
+            | "StreamMap"
+            | "Streaming"
+            | "UnboundedReceiverStream"
+            | "WatchStream" => Some(LaterKind::Stream),
+            "JoinHandle" | "JoinSet" => Some(LaterKind::Task),
+            _ => None,
+        }
+    }
+}
+
+impl LaterKind {
+    fn message(self, is_async: bool) -> &'static str {
+        match (self, is_async) {
+            (Self::Future, true) => {
+                "the lock would be released before this future runs: `.await` it in the body, and return \
+                 what it comes to"
+            }
+            (Self::Future, false) => {
+                "the lock would be released before this future runs: write an `async fn` that returns what \
+                 the future comes to"
+            }
+            (Self::Stream, _) => {
+                "the lock would be released before this stream is read: read it in the body of an \
+                 `async fn`, or keep the lock with `lockcore_tower::LockLayer`, which releases it when a \
+                 response has ended, or take it inside of the stream with `Lock::acquire`"
+            }
+            (Self::Response, _) => {
+                "the lock would be released before the body of this response is read: keep it with \
+                 `lockcore_tower::LockLayer`, which releases it when the body has ended, or return what \
+                 is complete, such as `Json<…>` or `String`; a type of your own is written with its path, as in \
+                 `self::Response`"
+            }
+            (Self::Task, _) => {
+                "the lock would be released while this task goes on: `.await` it in the body, and return \
+                 what it comes to"
+            }
+        }
+    }
+}
+
+/// Error types for which nobody but their crate can write `impl From<lockcore::Error>`, by their names. A type of
+/// the user's may have such a name: it is used as any other if it has that `impl`.
+#[derive(Clone, Copy)]
+pub(crate) enum Foreign {
+    /// `std::io::Error`
+    Io,
+    /// `tonic::Status`
+    Status,
+    /// `http::StatusCode`
+    StatusCode,
+    Text,
+    Tuple,
+}
+
+impl Foreign {
+    /// That of `Result<_, Foreign>`, or of the alias `io::Result<_>` or `tonic::Result<_>`.
+    fn of(output: &Type) -> Option<Foreign> {
+        let Type::Path(result) = output else {
+            return None;
+        };
+        let last_two = |ty: &TypePath| {
+            let mut names = ty.path.segments.iter().map(|it| it.ident.to_string());
+            let last = names.next_back().unwrap_or_default();
+            (names.next_back().unwrap_or_default(), last)
+        };
+        let result_names = last_two(result);
+        let (of, "Result") = (result_names.0.as_str(), result_names.1.as_str()) else {
+            return None;
+        };
+        match (failure(output), of) {
+            (None, "io") => Some(Foreign::Io),
+            (None, "tonic") => Some(Foreign::Status),
+            (None, _) => None,
+            (Some(Type::Tuple(_)), _) => Some(Foreign::Tuple),
+            (Some(Type::Reference(text)), _) => match &*text.elem {
+                Type::Path(text) if text.path.is_ident("str") => Some(Foreign::Text),
+                _ => None,
+            },
+            (Some(Type::Path(failure)), _) => {
+                let (of, name) = last_two(failure);
+                match (of.as_str(), name.as_str()) {
+                    ("io", "Error") => Some(Foreign::Io),
+                    (_, "Status") => Some(Foreign::Status),
+                    (_, "StatusCode") => Some(Foreign::StatusCode),
+                    (_, "String" | "Cow") => Some(Foreign::Text),
+                    _ => None,
+                }
+            }
+            (Some(_), _) => None,
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use proc_macro2::Span;
-use syn::{Error, Expr, Ident, Lit, LitInt, Path};
+use syn::{Error, Expr, ExprLit, Ident, Lit, LitInt, Path};
 
 use crate::args::{Args, Given, OnLost};
 use crate::mistakes::Mistakes;
@@ -76,6 +76,8 @@ impl Model {
         let side = Side::check(args, mistakes);
         let patience = Patience::check(args, mistakes);
         let ttl = check_ttl(args.ttl.as_ref(), mistakes);
+        let on_busy = args.on_busy.as_ref().map(OnBusy::check).transpose();
+        let on_busy = mistakes.keep(on_busy);
         let (min_hold, max_hold) = check_holds(args, mistakes)?;
         Some(Model {
             keys: keys?,
@@ -85,7 +87,7 @@ impl Model {
             min_hold,
             max_hold,
             reentrant: args.reentrant.clone(),
-            on_busy: args.on_busy.as_ref().map(OnBusy::of),
+            on_busy: on_busy?,
             on_error: args.on_error.as_ref().map(|given| given.value.clone()),
             on_lost: args.on_lost,
             when: args.when.clone(),
@@ -110,7 +112,7 @@ impl Keys {
             _ => {}
         }
         let key = args.key.as_ref();
-        let key = key.and_then(|key| Key::check(&key.value, mistakes).map(Keys::One));
+        let key = key.and_then(|key| Key::check(&key.value, args, mistakes).map(Keys::One));
         let Some(keys) = &args.keys else {
             return key;
         };
@@ -125,7 +127,7 @@ impl Keys {
                 let keys: Vec<_> = list
                     .elems
                     .iter()
-                    .map(|it| Key::check(it, mistakes))
+                    .map(|it| Key::check(it, args, mistakes))
                     .collect();
                 keys.into_iter().collect::<Option<_>>().map(Keys::List)
             }
@@ -141,10 +143,11 @@ impl Keys {
 }
 
 impl Key {
-    fn check(key: &Expr, mistakes: &mut Mistakes) -> Option<Key> {
+    fn check(key: &Expr, args: &Args, mistakes: &mut Mistakes) -> Option<Key> {
         match literal(key) {
             Some(Lit::Str(template)) => {
-                Some(Key::Template(Template::parse(template.clone(), mistakes)))
+                let template = Template::parse(template.clone(), args.has_arguments, mistakes);
+                Some(Key::Template(template))
             }
             Some(other) => {
                 let message = "a key is text: write `key = \"…\"` or an expression";
@@ -239,10 +242,19 @@ impl Patience {
                 None => Patience::Default,
             });
         };
-        if let Some(Lit::Str(text)) = literal(&wait.value)
-            && text.value() == "forever"
-        {
-            return Some(Patience::Forever);
+        match without_groups(&wait.value) {
+            Expr::Lit(ExprLit {
+                lit: Lit::Str(text),
+                ..
+            }) if text.value() == "forever" => {
+                return Some(Patience::Forever);
+            }
+            Expr::Path(word) if word.path.is_ident("forever") => {
+                let message = "`forever` stands in quotes: write `wait = \"forever\"`";
+                mistakes.push(Error::new_spanned(word, message));
+                return None;
+            }
+            _ => {}
         }
         let length = Length::check(
             wait,
@@ -255,6 +267,8 @@ impl Patience {
 fn check_ttl(ttl: Option<&Given>, mistakes: &mut Mistakes) -> Option<Option<Length>> {
     /// As in `lockcore`, which refuses it when the lock is asked for.
     const SHORTEST: Duration = Duration::from_millis(50);
+    /// Of the stores that many machines share Redis takes the least. Others take more: an expression may say so.
+    const LONGEST: Duration = Duration::from_hours(12);
     let Some(ttl) = ttl else {
         return Some(None);
     };
@@ -266,6 +280,16 @@ fn check_ttl(ttl: Option<&Given>, mistakes: &mut Mistakes) -> Option<Option<Leng
         mistakes.push(Error::new_spanned(
             &ttl.value,
             "a lease this short is over when the store's answer arrives: a ttl is \"50ms\" or more",
+        ));
+        return None;
+    }
+    if let Length::Known(known) = length
+        && known > LONGEST
+    {
+        mistakes.push(Error::new_spanned(
+            &ttl.value,
+            "a lease this long is refused by Redis, which takes \"12h\" at most; it is renewed while the body runs, \
+             and the ttl is how long the others wait for a process that died: \"10s\" is usual",
         ));
         return None;
     }
@@ -324,12 +348,19 @@ impl Length {
 }
 
 impl OnBusy {
-    fn of(given: &Given) -> OnBusy {
+    fn check(given: &Given) -> syn::Result<OnBusy> {
         match &given.value {
             Expr::Path(word) if word.path.is_ident("skip") => {
-                OnBusy::Skip(word.path.segments[0].ident.span())
+                Ok(OnBusy::Skip(word.path.segments[0].ident.span()))
             }
-            expr => OnBusy::Expr(expr.clone()),
+            Expr::Lit(ExprLit {
+                lit: Lit::Str(text),
+                ..
+            }) if text.value() == "skip" => {
+                let message = "`skip` stands without quotes: write `on_busy = skip`";
+                Err(Error::new_spanned(text, message))
+            }
+            expr => Ok(OnBusy::Expr(expr.clone())),
         }
     }
 }

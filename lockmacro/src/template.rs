@@ -1,37 +1,73 @@
 //! The key template: takes `"order:{order.id}:{region}"` apart into what `format!` understands.
 //! `format!` itself checks that the names exist, that they can be displayed, and the format specs.
 
+use proc_macro2::{Group, Span, TokenStream, TokenTree};
 use syn::ext::IdentExt;
 use syn::parse::Parser;
-use syn::{Error, Expr, Ident, LitStr};
+use syn::{Error, Expr, Ident, LitStr, parse_quote};
 
 use crate::mistakes::Mistakes;
 
-/// A call `format!(format, arguments…)` that builds the key.
 pub(crate) struct Template {
     /// The text as the user wrote it.
     pub(crate) literal: LitStr,
+    pieces: Vec<Piece>,
+}
+
+enum Piece {
+    /// As it stands in the template, braces doubled.
+    Text(String),
+    /// What `format!` can capture itself, with its format spec.
+    Name {
+        name: Ident,
+        spec: String,
+    },
+    Expr {
+        expr: Expr,
+        spec: String,
+    },
+}
+
+/// A call `format!(format, arguments…)` that builds the key.
+pub(crate) struct Format {
     /// The user's own literal where `format!` takes it as it is, because the compiler then points
     /// into it when a name is unknown.
     pub(crate) format: LitStr,
     /// What stands for the `{}` in `format`, in order.
-    pub(crate) arguments: Vec<Expr>,
+    pub(crate) arguments: Vec<Argument>,
+}
+
+pub(crate) struct Argument {
+    pub(crate) expr: Expr,
+    /// By `Display`, and not by `Debug` or as a number of another base.
+    pub(crate) is_displayed: bool,
 }
 
 impl Template {
     /// Goes on after a mistake; what it returns is of use only when there was none.
-    pub(crate) fn parse(literal: LitStr, mistakes: &mut Mistakes) -> Template {
-        let mut format = String::new();
-        let mut arguments = Vec::new();
+    /// Of the arguments that stand behind a template, what is missing in it has been told.
+    pub(crate) fn parse(
+        literal: LitStr,
+        has_arguments_behind: bool,
+        mistakes: &mut Mistakes,
+    ) -> Template {
+        /// As in `lockcore`, which refuses the name when the lock is asked for.
+        const LONGEST: usize = 4096;
+        let mut pieces = Vec::new();
+        let mut length = 0;
+        let mut text_piece = |pieces: &mut Vec<Piece>, text: &str, bytes| {
+            pieces.push(Piece::Text(text.to_owned()));
+            length += bytes;
+        };
         let mut mistake = |message| mistakes.push(Error::new_spanned(&literal, message));
 
         let text = literal.value();
         let mut rest = text.as_str();
         while let Some(brace) = rest.find(['{', '}']) {
-            format.push_str(&rest[..brace]);
+            text_piece(&mut pieces, &rest[..brace], brace);
             rest = &rest[brace..];
             if let Some(escape) = ["{{", "}}"].into_iter().find(|it| rest.starts_with(it)) {
-                format.push_str(escape);
+                text_piece(&mut pieces, escape, 1);
                 rest = &rest[escape.len()..];
                 continue;
             }
@@ -54,17 +90,20 @@ impl Template {
             };
             let (expr, spec) = split_spec(placeholder);
             if expr.trim().is_empty() {
+                if has_arguments_behind {
+                    rest = behind;
+                    continue;
+                }
                 mistake(format!(
                     "`{{{placeholder}}}` in the key names nothing: write an argument, as in `{{id}}` \
                      or `{{order.id}}`"
                 ));
-            } else if is_plain(expr) {
-                format.push_str(&rest[..=end + 1]);
-            } else if let Some(argument) = parse_argument(expr, &literal) {
-                arguments.push(argument);
-                format.push('{');
-                format.push_str(spec);
-                format.push('}');
+            } else if let Some(name) = plain_name(expr, &literal) {
+                let spec = spec.to_owned();
+                pieces.push(Piece::Name { name, spec });
+            } else if let Some(expr) = parse_argument(expr, &literal) {
+                let spec = spec.to_owned();
+                pieces.push(Piece::Expr { expr, spec });
             } else {
                 mistake(format!(
                     "`{{{placeholder}}}` in the key: between the braces stands an argument, a field \
@@ -73,17 +112,45 @@ impl Template {
             }
             rest = behind;
         }
-        format.push_str(rest);
-
-        let format = match arguments.is_empty() {
-            true => literal.clone(),
-            false => LitStr::new(&format, literal.span()),
-        };
-        Template {
-            literal,
-            format,
-            arguments,
+        text_piece(&mut pieces, rest, rest.len());
+        if text.is_empty() {
+            mistake(
+                "an empty key is no name of a lock: write a text, as in `key = \"order:{id}\"`"
+                    .to_owned(),
+            );
+        } else if length > LONGEST {
+            mistake(format!(
+                "the text of this key has {length} bytes, and a key has {LONGEST} at most: shorten it"
+            ));
         }
+        Template { literal, pieces }
+    }
+
+    /// What builds the key. Names of arguments are taken out of the literal, so that it is said in words of ours what
+    /// one lacks; all others the compiler finds, or does not.
+    pub(crate) fn format(&self, names_of_arguments: &[Ident]) -> Format {
+        let mut format = String::new();
+        let mut arguments = Vec::new();
+        let mut argument = |format: &mut String, expr, spec: &str| {
+            *format += &format!("{{{spec}}}");
+            let is_displayed = !spec.ends_with(['?', 'x', 'X', 'o', 'b', 'e', 'E', 'p']);
+            arguments.push(Argument { expr, is_displayed });
+        };
+        for piece in &self.pieces {
+            match piece {
+                Piece::Text(text) => format += text,
+                Piece::Name { name, spec } if names_of_arguments.contains(name) => {
+                    argument(&mut format, parse_quote!(#name), spec);
+                }
+                Piece::Name { name, spec } => format += &format!("{{{}{spec}}}", name.unraw()),
+                Piece::Expr { expr, spec } => argument(&mut format, expr.clone(), spec),
+            }
+        }
+        let format = match arguments.is_empty() {
+            true => self.literal.clone(),
+            false => LitStr::new(&format, self.literal.span()),
+        };
+        Format { format, arguments }
     }
 }
 
@@ -104,22 +171,59 @@ fn split_spec(placeholder: &str) -> (&str, &str) {
     (placeholder, "")
 }
 
-/// Whether `format!` captures it itself; `type` means `r#type`. `self` it would capture too, but that
+/// A name that `format!` captures itself; `type` means `r#type`. `self` it would capture too, but that
 /// may go by another name, see [`Function::as_in_the_body`](crate::function::Function::as_in_the_body).
-fn is_plain(expr: &str) -> bool {
-    Ident::parse_any
-        .parse_str(expr)
-        .is_ok_and(|it| it != "self")
+fn plain_name(expr: &str, literal: &LitStr) -> Option<Ident> {
+    let name = Ident::parse_any.parse_str(expr).ok()?;
+    let is_plain = name != "self" && name != "_";
+    is_plain.then(|| as_a_name(&name.unraw(), literal.span()))
 }
 
 /// The tokens get the literal's span, so that errors in them point at it.
 fn parse_argument(expr: &str, literal: &LitStr) -> Option<Expr> {
-    let expr = LitStr::new(expr, literal.span()).parse().ok()?;
-    match expr {
-        Expr::Path(_) | Expr::Field(_) | Expr::MethodCall(_) | Expr::Call(_) | Expr::Index(_) => {
-            Some(expr)
-        }
+    let tokens: TokenStream = LitStr::new(expr, literal.span()).parse().ok()?;
+    match syn::parse2(with_names_of_keywords(tokens, true)).ok()? {
+        expr @ (Expr::Path(_)
+        | Expr::Field(_)
+        | Expr::MethodCall(_)
+        | Expr::Call(_)
+        | Expr::Index(_)) => Some(expr),
         _ => None,
+    }
+}
+
+/// `order.type` as `order.r#type`, and `type.id` as `r#type.id`: as `format!` takes `{type}`.
+fn with_names_of_keywords(tokens: TokenStream, mut is_name: bool) -> TokenStream {
+    let with_names = tokens.into_iter().map(|token| {
+        let token = match token {
+            TokenTree::Ident(name) if is_name => as_a_name(&name, name.span()).into(),
+            TokenTree::Group(group) => {
+                // `f(true)`
+                let stream = with_names_of_keywords(group.stream(), false);
+                let mut inside = Group::new(group.delimiter(), stream);
+                inside.set_span(group.span());
+                inside.into()
+            }
+            other => other,
+        };
+        is_name = matches!(&token, TokenTree::Punct(it) if it.as_char() == '.');
+        token
+    });
+    with_names.collect()
+}
+
+fn as_a_name(name: &Ident, span: Span) -> Ident {
+    let text = name.to_string();
+    let is_keyword = syn::parse_str::<Ident>(&text).is_err();
+    // These have no raw form; `.await` is no field.
+    let is_more = ["self", "Self", "super", "crate", "_", "await"].contains(&text.as_str());
+    match is_keyword && !is_more {
+        true => Ident::new_raw(&text, span),
+        false => {
+            let mut name = name.clone();
+            name.set_span(span);
+            name
+        }
     }
 }
 
@@ -132,24 +236,23 @@ mod tests {
 
     fn parse(text: &str) -> (Template, Vec<String>) {
         let mut mistakes = Mistakes::default();
-        let template = Template::parse(LitStr::new(text, Span::call_site()), &mut mistakes);
+        let text = LitStr::new(text, Span::call_site());
+        let template = Template::parse(text, false, &mut mistakes);
         (template, mistakes.messages())
     }
 
-    /// What `format!` gets: its literal's text and the arguments' tokens.
-    fn parts(text: &str) -> (String, Vec<String>) {
-        let (template, mistakes) = parse(text);
-        assert_eq!(mistakes, [""; 0], "{text}");
-        let arguments = template.arguments.iter();
-        let arguments = arguments.map(|it| it.to_token_stream().to_string().replace(' ', ""));
-        (template.format.value(), arguments.collect())
-    }
-
+    /// What `format!` gets in a function with the arguments `id` and `type`: its literal's text and the
+    /// arguments' tokens.
     #[track_caller]
     fn assert_parts(text: &str, format: &str, arguments: &[&str]) {
-        let (actual_format, actual_arguments) = parts(text);
-        assert_eq!(actual_format, format, "{text}");
-        assert_eq!(actual_arguments, arguments, "{text}");
+        let (template, mistakes) = parse(text);
+        assert_eq!(mistakes, [""; 0], "{text}");
+        let site = Span::call_site();
+        let actual = template.format(&[Ident::new("id", site), Ident::new_raw("type", site)]);
+        let expr = |it: &Argument| it.expr.to_token_stream().to_string().replace(' ', "");
+        assert_eq!(actual.format.value(), format, "{text}");
+        let actual: Vec<_> = actual.arguments.iter().map(expr).collect();
+        assert_eq!(actual, arguments, "{text}");
     }
 
     #[track_caller]
@@ -162,16 +265,58 @@ mod tests {
     }
 
     #[test]
-    fn a_template_of_plain_names_is_left_to_format() {
+    fn a_name_that_is_no_argument_is_left_to_format() {
         for text in [
-            "",
             "nightly",
-            "order:{id}",
-            "{a}:{b:05}:{c:?}:{type}",
-            "{{{id}}}",
+            "order:{PREFIX}",
+            "{a}:{b:05}:{c:?}:{match}",
+            "{{{a}}}",
         ] {
             assert_parts(text, text, &[]);
         }
+    }
+
+    #[test]
+    fn the_name_of_an_argument_becomes_one_of_format() {
+        assert_parts("order:{id}", "order:{}", &["id"]);
+        assert_parts("{{{id}}}:{id:05}:{A}", "{{{}}}:{:05}:{A}", &["id", "id"]);
+        assert_parts("{type}:{r#type}", "{}:{}", &["r#type", "r#type"]);
+    }
+
+    #[test]
+    fn the_name_of_a_keyword_needs_no_mark() {
+        assert_parts("{o.type}", "{}", &["o.r#type"]);
+        assert_parts("{o.type.id:?}", "{:?}", &["o.r#type.id"]);
+        assert_parts("{type.match()}", "{}", &["r#type.r#match()"]);
+        assert_parts("{o.r#type}", "{}", &["o.r#type"]);
+        assert_parts("{o.is(true)}", "{}", &["o.is(true)"]);
+        assert_parts("{Self::of(self.type)}", "{}", &["Self::of(self.r#type)"]);
+    }
+
+    #[test]
+    fn only_what_is_displayed_is_a_part_of_the_key_as_it_is() {
+        let is_displayed = |text: &str| {
+            let template = parse(text).0;
+            template
+                .format(&[])
+                .arguments
+                .iter()
+                .all(|it| it.is_displayed)
+        };
+        for text in ["{o.id}", "{o.id:05}", "{o.id:>width$}", "{o.id:x<8}"] {
+            assert!(is_displayed(text), "{text}");
+        }
+        for text in ["{o.id:?}", "{o.id:#?}", "{o.id:08x}", "{o.id:e}"] {
+            assert!(!is_displayed(text), "{text}");
+        }
+    }
+
+    #[test]
+    fn an_empty_key_and_one_that_is_too_long_are_mistakes() {
+        assert_mistakes("", &["an empty key"]);
+        let long = "ü".repeat(2048);
+        assert_mistakes(&format!("{long}{{id}}"), &[]);
+        assert_mistakes(&format!("{long}{{{{{{id}}"), &["has 4097 bytes"]);
     }
 
     #[test]

@@ -24,6 +24,28 @@ async fn alias(id: u64) -> Result<BoxStream<'static, u64>, Error> {
     Ok(Box::pin(Empty))
 }
 
+struct ReceiverStream;
+struct Reply<T>(T);
+
+#[distributed_lock(key = "order:{id}")]
+async fn concrete(id: u64) -> Result<Reply<ReceiverStream>, Error> {
+    Ok(Reply(ReceiverStream))
+}
+
+trait Service {
+    type SubscribeStream;
+    async fn subscribe(&self) -> Result<Reply<Self::SubscribeStream>, Error>;
+}
+
+impl Service for Empty {
+    type SubscribeStream = Empty;
+
+    #[distributed_lock(key = "order")]
+    async fn subscribe(&self) -> Result<Reply<Self::SubscribeStream>, Error> {
+        Ok(Reply(Empty))
+    }
+}
+
 #[distributed_lock(key = "order:{id}")]
 fn not_async(id: u64) -> Pin<Box<dyn Stream<Item = u64>>> {
     Box::pin(Empty)

@@ -9,8 +9,8 @@ impl Shop {
         lock.token();
     }
 
-    fn call() {
-        Shop::settle(7)
+    async fn call() {
+        Shop::settle(7).await
     }
 }
 

@@ -18,6 +18,7 @@ mod the_future_is_send_if_the_body_is;
 mod the_key_is_built_from_the_arguments;
 mod tracing_instrument_stands_above_and_below;
 mod waiting_ends_when_it_should;
+mod what_only_looks_like_a_mistake_is_accepted;
 
 fn main() -> Result<(), lockcore::Error> {
     lockcore::init(lockcore::Locks::connect("memory:")?)?;
@@ -34,5 +35,6 @@ fn main() -> Result<(), lockcore::Error> {
     the_key_is_built_from_the_arguments::main()?;
     tracing_instrument_stands_above_and_below::main()?;
     waiting_ends_when_it_should::main()?;
+    what_only_looks_like_a_mistake_is_accepted::main()?;
     Ok(())
 }

@@ -1,0 +1,17 @@
+use lockcore::{Error, distributed_lock};
+
+struct Order {
+    id: Option<u64>,
+}
+
+#[distributed_lock(key = "order:{id}")]
+async fn option(id: Option<u64>) -> Result<(), Error> {
+    Ok(())
+}
+
+#[distributed_lock(key = "order:{order.id:>8}:{order}")]
+async fn field(order: &Order) -> Result<(), Error> {
+    Ok(())
+}
+
+fn main() {}

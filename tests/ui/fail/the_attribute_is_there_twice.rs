@@ -1,0 +1,9 @@
+use lockcore::{Error, distributed_lock};
+
+#[distributed_lock(key = "order:{id}")]
+#[distributed_lock(key = "order:{id}", wait = "2s")]
+async fn settle(id: u64) -> Result<(), Error> {
+    Ok(())
+}
+
+fn main() {}
