@@ -30,7 +30,7 @@ impl<T: Into<String>> IntoKey for T {
 
 /// A part of a template's key: what stands between the braces.
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` cannot be a part of a key: it has no text of its own (it is not `Display`)",
+    message = "`{Self}` cannot be part of a key, because it does not implement `Display`",
     label = "write a field or a method of it, as in `{{order.id}}`; of an `Option`, say which key `None` has, as in \
              `{{id.unwrap_or(0)}}`"
 )]
@@ -125,7 +125,7 @@ impl<E> Skipped for Result<(), E> {
 /// What a locked function may return without `on_error`: `Result<_, E>` with `E: From<Error>`. Its two
 /// halves are two traits, so that the compiler says which one is missing.
 #[diagnostic::on_unimplemented(
-    message = "asking for the lock can fail, and a function that returns `{Self}` cannot say so",
+    message = "taking the lock can fail, and a function that returns `{Self}` cannot return the error",
     label = "write `Result<{Self}, MyError>` and `impl From<lockcore::Error> for MyError`, or `on_error = …` above"
 )]
 pub trait Refused {

@@ -226,7 +226,7 @@ impl Args {
         }
         let argument = up_to_comma(&input.fork()).ok()?;
         let message = format!(
-            "arguments do not stand behind the template, but in it: write `{{{}}}` there",
+            "a template takes no arguments after it: write `{{{}}}` inside of its quotes",
             without_spaces(&argument).trim_start_matches(['&', '*'])
         );
         Some(Error::new_spanned(argument, message))
@@ -290,7 +290,7 @@ fn given(name: &Ident, input: ParseStream) -> syn::Result<Given> {
             return Err(Error::new_spanned(written, message));
         }
         value.map_err(|error| {
-            let message = format!("`{name}` takes an expression, and this is none: {error}");
+            let message = format!("the value of `{name}` is no valid expression: {error}");
             Error::new_spanned(written, message)
         })
     };
@@ -346,8 +346,8 @@ fn on_lost(input: ParseStream) -> syn::Result<OnLost> {
         Ok(word) if word == "signal" && at_end(input) => Ok(OnLost::Signal),
         _ => Err(Error::new(
             span,
-            "work that has lost its lock is stopped, or goes on and is told: write `on_lost = cancel` or \
-             `on_lost = signal`",
+            "write `on_lost = cancel`, which stops the body when the lock is lost, or `on_lost = signal`, which lets it go \
+             on",
         )),
     }
 }
@@ -360,7 +360,7 @@ fn crate_path(input: ParseStream) -> syn::Result<Path> {
                 Err(Error::new_spanned(
                     &path,
                     format!(
-                        "`{name}` is not lockcore: `crate` is the path to where lockcore is re-exported"
+                        "`{name}` is not `lockcore`: write `crate = path::to::lockcore`, or leave it out"
                     ),
                 ))
             }
@@ -386,7 +386,7 @@ fn unknown_option(unknown: &str) -> String {
         Some(written) => format!("unknown option `{unknown}`; did you mean `{written}`?"),
         None => {
             let known = OPTIONS.map(|(option, _)| format!("`{option}`")).join(", ");
-            format!("unknown option `{unknown}`; there are {known}")
+            format!("unknown option `{unknown}`; the options are {known}")
         }
     }
 }
@@ -412,8 +412,8 @@ fn meant(unknown: &str) -> Option<&'static str> {
         .iter()
         .map(|(option, _)| (strsim::damerau_levenshtein(unknown, option), *option))
         .min_by_key(|(edits, _)| *edits);
-    // Two letters: more would turn any short word into `key` or `ttl`.
-    let (_, option) = nearest.filter(|(edits, _)| *edits <= 2 && *edits < unknown.len())?;
+    // Two letters, and less than half of the word: more would turn any short word into `key` or `try`.
+    let (_, option) = nearest.filter(|(edits, _)| *edits <= 2 && *edits * 2 < unknown.len())?;
     Some(option)
 }
 
@@ -484,7 +484,9 @@ mod tests {
         assert!(unknown_option("kye").ends_with("did you mean `key = \"order:{order.id}\"`?"));
         assert!(unknown_option("lock").contains("did you mean `locks = "));
         assert!(unknown_option("onbusy").contains("did you mean `on_busy = "));
-        assert!(unknown_option("a").contains("there are"));
+        for word in ["a", "ur", "sql"] {
+            assert!(unknown_option(word).contains("the options are"), "{word}");
+        }
     }
 
     #[test]

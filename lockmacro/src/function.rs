@@ -58,14 +58,13 @@ impl Function {
         }
         if let Some(attribute) = self.runtime_above() {
             let message = format!(
-                "`#[{attribute}]` has made a sync function of this one: write `#[distributed_lock(…)]` above it"
+                "swap the attributes: `#[{attribute}]` makes a sync function, so `#[distributed_lock(…)]` has to stand above it"
             );
             mistakes.push(Error::new_spanned(&signature.ident, message));
             return;
         }
         if let Some(again) = self.same_lock_below(args) {
-            let message =
-                "this takes the lock that the attribute above takes: leave one of them out";
+            let message = "the attribute above takes the same lock: remove one of the two";
             mistakes.push(Error::new_spanned(again, message));
         }
         let is_async = self.is_async();
@@ -85,7 +84,7 @@ impl Function {
         if self.output.is_none() && later.is_none() && args.name("on_error").is_none() {
             mistakes.push(Error::new_spanned(
                 &signature.ident,
-                "asking for the lock can fail: write `-> Result<(), MyError>` and `impl From<lockcore::Error> \
+                "taking the lock can fail: write `-> Result<(), MyError>` and `impl From<lockcore::Error> \
                  for MyError`, or say what to do then, as in `on_error = eprintln!(\"{error}\")`",
             ));
         }
@@ -482,12 +481,10 @@ impl LaterKind {
     fn message(self, is_async: bool) -> &'static str {
         match (self, is_async) {
             (Self::Future, true) => {
-                "the lock would be released before this future runs: `.await` it in the body, and return \
-                 what it comes to"
+                "the lock would be released before this future runs: `.await` it in the body, and return its output"
             }
             (Self::Future, false) => {
-                "the lock would be released before this future runs: write an `async fn` that returns what \
-                 the future comes to"
+                "the lock would be released before this future runs: write an `async fn` that returns its output"
             }
             (Self::Stream, _) => {
                 "the lock would be released before this stream is read: read it in the body of an \
@@ -501,8 +498,7 @@ impl LaterKind {
                  `self::Response`"
             }
             (Self::Task, _) => {
-                "the lock would be released while this task goes on: `.await` it in the body, and return \
-                 what it comes to"
+                "the lock would be released while this task goes on: `.await` it in the body, and return its output"
             }
         }
     }

@@ -1,8 +1,8 @@
 //! The attribute macro of `lockcore`. Depend on that crate, which re-exports the macro, not on this one.
 //!
-//! `args` reads the options, `template` the key, `function` the function; `model` is what is left when
-//! all of it has been checked, and `expand` writes the locked function from it. No module gives up at
-//! the first thing wrong: `mistakes` collects them.
+//! `args` reads the options, `template` the key, and `function` the function. `model` holds the options after they
+//! have been checked, and `expand` writes the locked function. No module stops at the first mistake: `mistakes`
+//! collects them all.
 
 #![warn(missing_docs, missing_debug_implementations, unreachable_pub)]
 
@@ -15,8 +15,8 @@ mod template;
 
 use proc_macro::TokenStream;
 
-/// Runs an async function under a distributed lock: of all calls, in all processes, whose key is the
-/// same, one runs at a time.
+/// Runs an async function under a distributed lock. Of all calls with the same key, in all processes, one
+/// runs at a time.
 ///
 /// ```
 /// use lockcore::{Locks, distributed_lock};
@@ -44,7 +44,7 @@ use proc_macro::TokenStream;
 ///
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), SettleError> {
-/// // Or set LOCK_URL, and leave this out.
+/// // Without this, the first call reads LOCK_URL.
 /// lockcore::init(Locks::connect("memory:")?)?;
 ///
 /// assert_eq!(settle(&Order { id: 7 }).await?, 7);
@@ -56,36 +56,41 @@ use proc_macro::TokenStream;
 ///
 /// | option | value | when left out |
 /// |---|---|---|
-/// | [`key`](#key) | which lock: a template over the arguments, or an expression | it or `keys` has to be there |
-/// | [`keys`](#keys) | which locks, all or none: `["…", "…"]`, or an expression | one lock |
-/// | [`wait`](#wait-try-and-ttl) | how long to stand in line: `"2s"`, `"forever"`, or an expression | what the client is set to (`LOCK_WAIT`) |
-/// | [`try`](#wait-try-and-ttl) | no value: do not wait at all; not together with `wait` | it waits |
-/// | [`ttl`](#wait-try-and-ttl) | length of the lease: `"10s"` or an expression | what the client is set to (`LOCK_TTL`) |
-/// | [`shared`](#shared) | no value: take the read side of the lock | it takes the write side |
-/// | [`permits`, `of`](#permits-and-of) | numbers: so many permits of a semaphore of that many | a mutex |
+/// | [`key`](#key) | which lock: a template over the arguments, or an expression | `key` or `keys` is required |
+/// | [`keys`](#keys) | several locks, of which all are taken or none: `["…", "…"]`, or an expression | one lock |
+/// | [`wait`](#wait-try-and-ttl) | how long to wait for the lock: `"2s"`, `"forever"`, or an expression | the client's setting (`LOCK_WAIT`) |
+/// | [`try`](#wait-try-and-ttl) | no value: the call does not wait; not together with `wait` | it waits |
+/// | [`ttl`](#wait-try-and-ttl) | length of the lease: `"10s"` or an expression | the client's setting (`LOCK_TTL`) |
+/// | [`shared`](#shared) | no value: the call takes the read side of the lock | it takes the write side |
+/// | [`permits`, `of`](#permits-and-of) | numbers: the call takes `permits` of a semaphore that has `of` | a mutex |
 /// | [`on_busy`](#on_busy) | what to return when another holds the lock: an expression, or `skip` | the error |
 /// | [`on_error`](#on_error) | what to return for any other error of the lock: an expression | the error |
 /// | [`on_lost`](#on_lost) | `cancel` or `signal` | `cancel` |
-/// | [`min_hold`, `max_hold`](#min_hold-and-max_hold) | the lock is held for so long at least, or at most: `"1s"` or an expression | as long as the body runs |
-/// | [`reentrant`](#reentrant) | `false`: taking the lock again inside is an error | it is taken again |
+/// | [`min_hold`, `max_hold`](#min_hold-and-max_hold) | the shortest and the longest time to hold the lock: `"1s"` or an expression | as long as the body runs |
+/// | [`reentrant`](#reentrant) | `false`: it is an error to take the lock again inside of the body | it is taken again |
 /// | [`when`](#when) | `false`: the body runs without the lock | it runs under the lock |
 /// | [`locks`](#locks) | the client, an expression | `lockcore::default_locks()` |
-/// | [`held`](#held) | a name for the lock inside the body | the body does not see it |
-/// | [`crate`](#crate) | path to `lockcore`, where it is re-exported | `::lockcore` |
+/// | [`held`](#held) | a name for the lock inside of the body | the body does not see the lock |
+/// | [`crate`](#crate) | the path to `lockcore`, where it is re-exported | `::lockcore` |
 ///
-/// Options can use the arguments and `self`, and `?` in them returns from the function. They are evaluated
-/// once, at the start of the call and before the lock is asked for, in this order: `when`, and then, unless
-/// it was false, `key` or `keys`, `locks`, `permits`, `of`, `wait`, `ttl`, `min_hold`, `max_hold`,
-/// `reentrant`. But `on_busy` and `on_error` are evaluated where they are needed and only then.
+/// An option can use the arguments and `self`. A `?` in it returns from the function. Each option is evaluated
+/// once, at the start of the call, before the lock is asked for. The order is `when`, `key` or `keys`, `locks`,
+/// `permits`, `of`, `wait`, `ttl`, `min_hold`, `max_hold`, `reentrant`. If `when` is false, the others are not
+/// evaluated. `on_busy` and `on_error` are evaluated only when they are needed.
 ///
 /// ## `key`
 ///
-/// The text between the braces of a template is an argument, `self`, a constant, or a field, index,
-/// function call or method call on one: `"order:{id}"`, `"cart:{self.user_id()}"`,
-/// `"{order.region}:{order.lines[0]}"`. After a `:` stands a format spec of [`std::fmt`], as in
-/// `{order.id:08}`. A brace in the name is written twice, `{{` or `}}`.
+/// A template is a text in quotes. Between its braces stands an argument, `self`, a constant, or a field, an index, a
+/// function call or a method call on one of these: `"order:{id}"`, `"cart:{self.user_id()}"`,
+/// `"{order.region}:{order.lines[0]}"`. A format spec of [`std::fmt`] may follow after a `:`, as in
+/// `{order.id:08}`. A brace in the name is written twice, `{{` or `}}`. A name that is a keyword is written as it is:
+/// `{order.type}`.
 ///
-/// For more, the key is any expression of a type that turns into a `String`:
+/// An `Option` has no text of its own, so the template says which key `None` has: `{order.id.unwrap_or(0)}`.
+///
+/// A key has 1 to 4,096 bytes. A template that is empty, or whose text alone is longer, does not compile.
+///
+/// The key can also be an expression of any type that turns into a `String`:
 ///
 /// ```
 /// # use lockcore::{Error, distributed_lock};
@@ -102,17 +107,21 @@ use proc_macro::TokenStream;
 /// }
 /// ```
 ///
-/// Different keys are different locks, and nothing is added to tell apart what the template does not:
-/// `"{a}:{b}"` gives the same key for `"x:y", "z"` as for `"x", "y:z"`. Where arguments come from
-/// outside, put those of free text last, or format them with `{a:?}`.
+/// A variable or a field that is the key is copied by `Clone`, as in `key = name` or `key = self.name`. The
+/// body can still use it.
 ///
-/// The template, not the key, labels traces: it has few values, and no personal data.
+/// Different keys are different locks. The macro adds nothing to a key, so `"{a}:{b}"` gives the same key for
+/// `"x:y", "z"` as for `"x", "y:z"`. If arguments are free text from outside, put them last, or
+/// format them with `{a:?}`.
+///
+/// The label of the lock in traces is the template, not the key. It has few values, and no personal data.
 ///
 /// ## `keys`
 ///
-/// Several locks, for work on several things at once. They are taken in the order of their names, so that
-/// two calls never wait for each other in a circle; all of them are held or none; the same name twice is one
-/// lock, and one that takes its `permits` once. The other options are for each of them, `wait` for all together.
+/// Several locks, for work on several things at once. The call holds all of them, or none. It takes them in the order
+/// of their names, so that two calls never wait for each other in a circle. A name that is there twice is
+/// one lock, and takes its `permits` once. `wait` is for all of them together; the other options are for
+/// each.
 ///
 /// ```
 /// # use lockcore::{Error, distributed_lock};
@@ -128,18 +137,19 @@ use proc_macro::TokenStream;
 /// }
 /// ```
 ///
-/// An expression is anything to iterate over whose items turn into `String`s. Of no keys at all there is no
-/// lock to wait for. The label is that of each key, joined by `, `.
+/// An expression is anything to iterate over whose items turn into `String`s. If it has no items, the body runs
+/// without a lock. The label is made of the labels of the keys, with `, ` between them.
 ///
 /// ## `wait`, `try` and `ttl`
 ///
-/// Text is read while compiling, in the format of [`humantime`]: `"500ms"`, `"2s"`, `"1m 30s"`. An
-/// expression is a `Duration`; for `wait` also a `lockcore::Wait`. A literal of zero is an error: for
-/// `ttl`, because such a lease ends before it begins (50 ms is the least), for `wait`, because `try` says
-/// what is meant.
+/// A text has the format of [`humantime`]: `"500ms"`, `"2s"`, `"1m 30s"`. It is read by the compiler. An
+/// expression is a `Duration`, or, for `wait`, a `lockcore::Wait`.
 ///
-/// The lease is renewed for as long as the body runs; `ttl` is how long the others wait for a process
-/// that died.
+/// The lease is renewed as long as the body runs. If the process dies, the others wait for one `ttl`.
+///
+/// The text of a `ttl` is `"50ms"` to `"12h"`: a shorter lease ends before it begins, and Redis refuses a
+/// longer one. For a store that takes more, write an expression. The text of a `wait` is not zero: write
+/// `try`.
 ///
 /// ```
 /// # use std::time::Duration;
@@ -151,7 +161,7 @@ use proc_macro::TokenStream;
 ///         Ok(())
 ///     }
 ///
-///     /// Whoever comes second gets `Busy` at once.
+///     /// A second call gets `Busy` at once.
 ///     #[distributed_lock(key = "nightly-report", try)]
 ///     async fn report(&self) -> Result<(), Error> {
 ///         Ok(())
@@ -161,7 +171,7 @@ use proc_macro::TokenStream;
 ///
 /// ## `shared`
 ///
-/// Functions with `shared` run beside each other, and beside none without it on the same key.
+/// Calls with `shared` and the same key run at the same time. A call without `shared` runs alone.
 ///
 /// ```
 /// # use lockcore::{Error, distributed_lock};
@@ -178,8 +188,8 @@ use proc_macro::TokenStream;
 ///
 /// ## `permits` and `of`
 ///
-/// Of all calls with the same key so many run beside each other as there are permits for. Everybody who
-/// uses the name states the same `of`; see `lockcore::Semaphore`.
+/// A semaphore: calls with the same key run at the same time as long as there are permits for them. Every user of
+/// the name has to state the same `of`; see `lockcore::Semaphore`.
 ///
 /// ```
 /// # use lockcore::{Error, distributed_lock};
@@ -196,9 +206,10 @@ use proc_macro::TokenStream;
 ///
 /// ## `on_busy`
 ///
-/// What the call comes to when the lock is not to be had: for `Busy` and `Timeout` while asking for it, and
-/// for nothing that the body meets. `skip` returns `()`, `None` or `Ok(())`. Or it is an expression of the
-/// return type, which finds the [error](https://docs.rs/lockcore/latest/lockcore/struct.Error.html) as `error`.
+/// What the call returns when another holds the lock: for the errors `Busy` and `Timeout` of this lock, and not for
+/// those of other locks that the body takes. `skip` returns `()`, `None` or `Ok(())`. An expression has the
+/// return type of the function, and finds the
+/// [error](https://docs.rs/lockcore/latest/lockcore/struct.Error.html) in the variable `error`.
 ///
 /// ```
 /// # use lockcore::{Error, distributed_lock};
@@ -217,9 +228,12 @@ use proc_macro::TokenStream;
 ///
 /// ## `on_error`
 ///
-/// What the call comes to for every error of the lock that `on_busy` does not take, the loss of the lock
-/// while the body runs among them. An expression of the return type, which finds the error as `error`. A
-/// function needs it that returns no `Result`, or one whose error cannot be made from a `lockcore::Error`.
+/// What the call returns for every other error of the lock, and also when the lock is lost while the body runs. Without
+/// `on_busy` it is for `Busy` and `Timeout` too. It is an expression of the return type of the function, and finds
+/// the error in the variable `error`.
+///
+/// A function needs it if it returns no `Result`, or one with an error type that cannot be made from a
+/// `lockcore::Error`: see [Errors](#errors).
 ///
 /// ```
 /// # use lockcore::distributed_lock;
@@ -232,14 +246,16 @@ use proc_macro::TokenStream;
 /// }
 /// ```
 ///
-/// The body takes the arguments that it uses with it, and they are gone when it has lost its lock: of those,
-/// `on_error` can use what is `Copy`, as shared references are; not `&mut self`. `on_busy` can use all.
+/// The body owns the arguments that it uses, and they are dropped with it when the lock is lost. So `on_error` can
+/// use an argument that the body uses only if it is `Copy`, as shared references are, but not `&mut self`.
+/// `on_busy` can use all arguments.
 ///
 /// ## `on_lost`
 ///
-/// With `cancel` the body is dropped at its current `.await` when the lock is lost, and the call returns
-/// `Lost`. With `signal` it goes on, and `lost()` or `is_valid()` of what [`held`](#held) names tell: for
-/// work that must come to an end once begun, and that checks the fencing token where it writes.
+/// With `cancel`, the body is dropped at its current `.await` when the lock is lost, and the call returns
+/// `Lost`. With `signal`, the body goes on, and can ask `lost()` or `is_valid()` of the lock that [`held`](#held)
+/// names. That is for work that has to be finished once it has begun. Its writes should be checked by their
+/// fencing token.
 ///
 /// ```
 /// # use lockcore::{Error, distributed_lock};
@@ -257,9 +273,9 @@ use proc_macro::TokenStream;
 ///
 /// ## `min_hold` and `max_hold`
 ///
-/// `min_hold` keeps the lock taken for that long, though the call returns when the body does: of several
-/// processes whose clocks differ a little and who all `try` at midnight, one does the work. `max_hold` ends
-/// it, body and all, when that has passed.
+/// `min_hold` keeps the lock taken for at least that long. The call returns when the body does, and does not wait for it.
+/// It is for processes that all `try` at midnight: their clocks differ a little, and still only one does the
+/// work. `max_hold` ends the lock after that time, and the body with it.
 ///
 /// ```
 /// # use lockcore::{Error, distributed_lock};
@@ -271,8 +287,9 @@ use proc_macro::TokenStream;
 ///
 /// ## `reentrant`
 ///
-/// A body that takes its own lock again, be it through other functions, holds it already and goes on: see
-/// `lockcore::Lock::reentrant`. With `false` it gets `WouldDeadlock` at once. An expression of `bool`.
+/// An expression of `bool`. A body can take its own lock again, for example in a function that it calls: it holds
+/// the lock already and goes on. See `lockcore::Lock::reentrant`. With `false` it gets `WouldDeadlock` at
+/// once.
 ///
 /// ```
 /// # use lockcore::{Error, distributed_lock};
@@ -284,8 +301,8 @@ use proc_macro::TokenStream;
 ///
 /// ## `when`
 ///
-/// An expression of `bool`, looked at before everything else. What [`held`](#held) names is then an
-/// `Option`.
+/// An expression of `bool`. It is evaluated before all other options. With `when`, the lock that [`held`](#held) names
+/// is an `Option`.
 ///
 /// ```
 /// # use lockcore::{Error, distributed_lock};
@@ -299,7 +316,7 @@ use proc_macro::TokenStream;
 ///
 /// ## `locks`
 ///
-/// An expression for a `lockcore::Locks` or a reference to one, which is borrowed:
+/// The client: an expression of type `lockcore::Locks` or of a reference to one. It is borrowed.
 ///
 /// ```
 /// # use lockcore::{Error, Locks, distributed_lock};
@@ -317,8 +334,8 @@ use proc_macro::TokenStream;
 ///
 /// ## `held`
 ///
-/// Binds a `lockcore::Held`: the fencing token, and what is left of the lease. With `keys` it is a
-/// `lockcore::MultiHeld`, with `when` an `Option`.
+/// The name of a new variable for the body. It is a `lockcore::Held`, which has the fencing token and the rest of
+/// the lease. With `keys` it is a `lockcore::MultiHeld`. With `when` it is an `Option`.
 ///
 /// ```
 /// # use lockcore::{Error, FencingToken, distributed_lock};
@@ -331,6 +348,8 @@ use proc_macro::TokenStream;
 /// ```
 ///
 /// ## `crate`
+///
+/// The path to `lockcore`, for a crate that does not depend on it itself.
 ///
 /// ```
 /// mod deps {
@@ -345,36 +364,64 @@ use proc_macro::TokenStream;
 ///
 /// # Functions
 ///
-/// Free functions and methods, with any receiver, generics, lifetimes, `impl Trait` arguments and
-/// patterns; methods of traits and of trait impls as far as Rust has `async fn` there, and inside
-/// `#[async_trait]`. The body stays as it is written, not boxed: `?` and `return` mean what they always
-/// mean, and the future is `Send` if the body and the arguments are.
+/// The attribute goes on any `async fn`: free functions and methods, with any receiver, generics, lifetimes,
+/// `impl Trait` arguments and patterns. In traits and their impls it goes on methods that have a body, also
+/// inside of `#[async_trait]`. The body stays as it is written: `?` and `return` mean the same as ever. It is
+/// not boxed, and the future is `Send` if the body and the arguments are.
 ///
-/// A function that returns a future or a stream would return it with the lock released already: that does
-/// not compile.
+/// Other attributes may stand above or below, with one exception: `#[tokio::main]` and `#[tokio::test]` stand
+/// below. If `#[tracing::instrument]` stands above, its span includes the wait for the lock; if it stands below, it
+/// does not. (Inside `#[async_trait]` it does in both places.)
 ///
-/// Other attributes may stand above or below. `#[tracing::instrument]` above this one includes the wait
-/// for the lock in its span, below it does not. (Inside `#[async_trait]` both do.)
+/// The same attribute with another key may stand above too, but [`keys`](#keys) is better: it takes the locks in one
+/// order.
+///
+/// ## What a function must not return
+///
+/// The lock is released when the function returns. The caller must not get something that is still at work
+/// then, or that is read later. What has such a name does not compile:
+///
+/// - futures and streams: `impl Future`, `dyn Stream`, `BoxFuture`, and others such as `ReceiverStream` and `Streaming`,
+/// - tasks: `JoinHandle` and `JoinSet`,
+/// - HTTP responses and their bodies: `Response` without the type of its body, `Body` and others such as `Sse`.
+///
+/// `lockcore_tower::LockLayer` is for responses and streams: it keeps the lock until the body has ended.
+/// A `Response<Receipt>` of tonic is accepted, because its message is complete.
+///
+/// The macro sees names, not types. It cannot see what is behind an alias, inside of a struct, or in
+/// `impl IntoResponse`; these compile, and the lock is released before they are read. If a type
+/// of your own has one of the names, write its path, as in `self::Response`.
 ///
 /// # Errors
 ///
-/// The function returns a `Result<_, E>`, or an alias of one, with `E: From<lockcore::Error>`. Beside its
-/// own errors it then returns that of the lock: `Busy` or `Timeout` if another holds it, `Lost` if the
-/// lease ended while the body ran, and whatever else `lockcore::ErrorKind` names. With
-/// [`on_error`](#on_error) it returns what it likes.
+/// The function returns a `Result<_, E>`, or an alias of one, with `E: From<lockcore::Error>`. It returns its own
+/// errors, and those of the lock: `Busy` or `Timeout` if another holds it, `Lost` if the lease ended while
+/// the body ran, and the other kinds of `lockcore::ErrorKind`.
+///
+/// Rust allows an `impl From` only for a type of your own crate. For the error types of other crates write
+/// [`on_error`](#on_error):
+///
+/// | error type | option |
+/// |---|---|
+/// | `String` | `on_error = Err(error.to_string())` |
+/// | `std::io::Error` | `on_error = Err(io::Error::other(error))` |
+/// | `http::StatusCode` | `on_busy = Err(StatusCode::CONFLICT)`, `on_error = Err(StatusCode::SERVICE_UNAVAILABLE)` |
+/// | `tonic::Status` | `on_error = Err(lockcore_tower::status(&error))` |
 ///
 /// # When the lock is lost
 ///
 /// The body runs only while the lock is held. If the lock is lost, the body is dropped at its current
-/// `.await` and the function returns `Lost`, unless [`on_lost`](#on_lost) says otherwise; a body that has
-/// returned keeps its result. What the body has
-/// spawned, and code that blocks, goes on: the fencing token protects what such code writes.
+/// `.await`, and the function returns `Lost`, unless [`on_lost`](#on_lost) says otherwise. If the body has returned
+/// already, the function returns its result. Tasks that the body has spawned go on, and so does code that
+/// blocks: their writes are what the fencing token is for.
 ///
 /// # Cancel safety
 ///
-/// Dropping the future is safe at every point. In line, it leaves the line. In the body, the body is
-/// dropped first, then the lock is released. A call that returns has released its lock; where the store
-/// does not answer, the release goes on behind it, and ends with the ttl at the latest.
+/// The future can be dropped at any point. While it waits for the lock, it gives up its place in line. While the body
+/// runs, the body is dropped first, and then the lock is released.
+///
+/// A call that returns has released its lock. If the store does not answer, the release goes on in the background,
+/// and the lock is free when its ttl has passed, at the latest.
 ///
 /// An argument that the body does not use lives until the call returns, as in any function.
 ///

@@ -256,10 +256,7 @@ impl Patience {
             }
             _ => {}
         }
-        let length = Length::check(
-            wait,
-            "a wait of zero is over before the lock is asked for; `try` asks once and does not wait",
-        );
+        let length = Length::check(wait, "a wait of zero does not wait: write `try`");
         mistakes.keep(length).map(Patience::For)
     }
 }
@@ -272,7 +269,10 @@ fn check_ttl(ttl: Option<&Given>, mistakes: &mut Mistakes) -> Option<Option<Leng
     let Some(ttl) = ttl else {
         return Some(None);
     };
-    let length = Length::check(ttl, "a lease with a ttl of zero ends before it begins");
+    let length = Length::check(
+        ttl,
+        "a lease with a ttl of zero ends before it begins: \"10s\" is usual",
+    );
     let length = mistakes.keep(length)?;
     if let Length::Known(known) = length
         && known < SHORTEST
@@ -288,8 +288,8 @@ fn check_ttl(ttl: Option<&Given>, mistakes: &mut Mistakes) -> Option<Option<Leng
     {
         mistakes.push(Error::new_spanned(
             &ttl.value,
-            "a lease this long is refused by Redis, which takes \"12h\" at most; it is renewed while the body runs, \
-             and the ttl is how long the others wait for a process that died: \"10s\" is usual",
+            "a ttl is \"12h\" at most, because Redis refuses more; \"10s\" is usual, also for longer work: the lease is \
+             renewed while the body runs",
         ));
         return None;
     }
@@ -304,7 +304,7 @@ fn check_holds(args: &Args, mistakes: &mut Mistakes) -> Option<(Option<Length>, 
     };
     let min_hold = check(
         &args.min_hold,
-        "a min_hold of zero holds nothing back: leave it out",
+        "a min_hold of zero changes nothing: leave it out",
     );
     let max_hold = check(
         &args.max_hold,
@@ -316,7 +316,7 @@ fn check_holds(args: &Args, mistakes: &mut Mistakes) -> Option<(Option<Length>, 
     {
         mistakes.push(Error::new_spanned(
             args.name("min_hold"),
-            "`min_hold` is longer than `max_hold`: the lock would always be lost before it may be released",
+            "`min_hold` is longer than `max_hold`: the lock would be lost before it may be released; make `max_hold` longer",
         ));
     }
     Some((min_hold, max_hold))

@@ -115,8 +115,7 @@ impl Template {
         text_piece(&mut pieces, rest, rest.len());
         if text.is_empty() {
             mistake(
-                "an empty key is no name of a lock: write a text, as in `key = \"order:{id}\"`"
-                    .to_owned(),
+                "an empty key names no lock: write a text, as in `key = \"order:{id}\"`".to_owned(),
             );
         } else if length > LONGEST {
             mistake(format!(
