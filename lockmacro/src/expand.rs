@@ -272,7 +272,10 @@ fn keys(model: &Model, names_of_arguments: &[Ident]) -> (TokenStream, TokenStrea
                 }
             });
             let key = quote_spanned!(site=> ::std::format!(#format #(, #arguments)*));
-            (key, template.literal.to_token_stream())
+            // Ours, so that clippy does not take it for a `format!` that was forgotten.
+            let mut label = template.literal.clone();
+            label.set_span(site.located_at(label.span()));
+            (key, label.into_token_stream())
         }
         Key::Expr(expr) => {
             let key = in_lockcore(crate_path, expr.span(), "__private::IntoKey::into_key");

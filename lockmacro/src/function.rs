@@ -58,7 +58,8 @@ impl Function {
         }
         if let Some(attribute) = self.runtime_above() {
             let message = format!(
-                "swap the attributes: `#[{attribute}]` makes a sync function, so `#[distributed_lock(…)]` has to stand above it"
+                "swap the attributes: `#[{attribute}]` makes a sync function, so `#[distributed_lock(…)]` has to stand \
+                 above it"
             );
             mistakes.push(Error::new_spanned(&signature.ident, message));
             return;
@@ -67,27 +68,34 @@ impl Function {
             let message = "the attribute above takes the same lock: remove one of the two";
             mistakes.push(Error::new_spanned(again, message));
         }
-        let is_async = self.is_async();
         let later = self.output.as_ref().and_then(Later::find);
-        match (&later, is_async) {
-            (Some(later), _) => {
-                let message = later.kind.message(is_async);
-                mistakes.push(Error::new_spanned(&later.tokens, message));
-            }
-            (None, false) => mistakes.push(Error::new_spanned(
+        if let Some(later) = later {
+            let message = later.kind.message(self.is_async());
+            mistakes.push(Error::new_spanned(&later.tokens, message));
+        }
+        if self.lacks_async() {
+            mistakes.push(Error::new_spanned(
                 signature.fn_token,
                 "a locked function waits for its lock, so it has to be async: write `async fn`",
-            )),
-            (None, true) => {}
+            ));
         }
         // What else is no `Result`, the compiler tells: aliases look like anything.
-        if self.output.is_none() && later.is_none() && args.name("on_error").is_none() {
+        if self.output.is_none() && args.name("on_error").is_none() {
             mistakes.push(Error::new_spanned(
                 &signature.ident,
                 "taking the lock can fail: write `-> Result<(), MyError>` and `impl From<lockcore::Error> \
                  for MyError`, or say what to do then, as in `on_error = eprintln!(\"{error}\")`",
             ));
         }
+    }
+
+    /// Whether `async` is all that is missing: a function without it may return a future or a stream, of which
+    /// that has been told.
+    fn lacks_async(&self) -> bool {
+        let later = self.output.as_ref().and_then(Later::find);
+        let returns_future =
+            later.is_some_and(|it| matches!(it.kind, LaterKind::Future | LaterKind::Stream));
+        !self.is_async() && !returns_future
     }
 
     fn is_async(&self) -> bool {
@@ -118,28 +126,31 @@ impl Function {
         })
     }
 
-    /// The same attribute further down, with the same key.
+    /// The same attribute further down, with the same key and the same client.
     fn same_lock_below(&self, args: &Args) -> Option<&Attribute> {
-        let keys = |args: &Args| {
-            let written =
-                |given: &Option<Given>| Some(given.as_ref()?.value.to_token_stream().to_string());
-            (written(&args.key), written(&args.keys))
+        let lock = |args: &Args| {
+            [&args.key, &args.keys, &args.locks].map(|given: &Option<Given>| {
+                let given = given.as_ref()?;
+                Some(given.value.to_token_stream().to_string())
+            })
         };
-        self.attrs.iter().find(|attr| {
-            let Meta::List(list) = &attr.meta else {
-                return false;
-            };
-            is_called(attr, "distributed_lock")
-                && keys(&Args::parse(list.tokens.clone(), &mut Mistakes::default())) == keys(args)
+        let ours = lock(args);
+        let has_key = ours[..2].iter().any(Option::is_some);
+        let mut attrs = self.attrs.iter().filter(|_| has_key);
+        attrs.find(|attr| match &attr.meta {
+            Meta::List(list) if is_called(attr, "distributed_lock") => {
+                let below = Args::parse(list.tokens.clone(), &mut Mistakes::default());
+                lock(&below) == ours
+            }
+            _ => false,
         })
     }
 
     /// So that what awaits a call is not told that it cannot: a function that has been refused because it is not
     /// async. A `const fn` may be called where nothing can be awaited.
     pub(crate) fn make_async(&mut self) {
-        let returns_later = self.output.as_ref().and_then(Later::find).is_some();
-        let is_sync = !self.is_async() && self.signature.constness.is_none();
-        if is_sync && !returns_later && self.runtime_above().is_none() {
+        let is_const = self.signature.constness.is_some();
+        if self.lacks_async() && !is_const && self.runtime_above().is_none() {
             self.signature.asyncness = Some(Token![async](self.signature.fn_token.span));
         }
     }

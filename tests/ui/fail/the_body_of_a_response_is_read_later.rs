@@ -38,4 +38,14 @@ async fn body(id: u64) -> Result<Option<Body>, Error> {
     Ok(Some(Body))
 }
 
+// The calls are as they would be if it were async.
+#[distributed_lock(key = "order:{id}")]
+fn not_async(id: u64) -> Result<Response, Error> {
+    Ok(Response(Body))
+}
+
+async fn call() -> Result<Response, Error> {
+    not_async(7).await
+}
+
 fn main() {}
