@@ -39,7 +39,8 @@ pub trait KeyPart: Display {}
 #[diagnostic::do_not_recommend]
 impl<T: Display + ?Sized> KeyPart for T {}
 
-/// The same for `format!`, without the type: that of which would give advice of its own.
+/// What `format!` gets for a part. It does not see the type: the compiler would suggest `{:?}` for one that is not
+/// [`Display`].
 pub fn key_part<'a, T: KeyPart + ?Sized>(part: &'a &T) -> &'a dyn Display {
     part
 }

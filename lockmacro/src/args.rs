@@ -259,7 +259,7 @@ fn up_to_comma(input: ParseStream) -> syn::Result<TokenStream> {
     Ok(tokens)
 }
 
-/// Tokens as somebody would write them, as far as the text does not depend on the spaces.
+/// The tokens as text without spaces, which is what somebody meant who forgot the quotes.
 fn without_spaces(tokens: &TokenStream) -> String {
     tokens.to_string().replace(' ', "")
 }

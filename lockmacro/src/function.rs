@@ -515,8 +515,8 @@ impl LaterKind {
     }
 }
 
-/// Error types for which nobody but their crate can write `impl From<lockcore::Error>`, by their names. A type of
-/// the user's may have such a name: it is used as any other if it has that `impl`.
+/// An error type of another crate, by its name: `impl From<lockcore::Error>` cannot be written for it. If the user has
+/// a type of that name with that `impl`, it is as good as any other.
 #[derive(Clone, Copy)]
 pub(crate) enum Foreign {
     /// `std::io::Error`

@@ -88,7 +88,8 @@ use proc_macro::TokenStream;
 ///
 /// An `Option` has no text of its own, so the template says which key `None` has: `{order.id.unwrap_or(0)}`.
 ///
-/// A key has 1 to 4,096 bytes. A template that is empty, or whose text alone is longer, does not compile.
+/// A key has 1 to 4,096 bytes. A template that is empty, or whose text alone is longer, does not compile. A key that
+/// turns out so when the function is called is an error of the kind `Config`.
 ///
 /// The key can also be an expression of any type that turns into a `String`:
 ///
@@ -107,8 +108,8 @@ use proc_macro::TokenStream;
 /// }
 /// ```
 ///
-/// A variable or a field that is the key is copied by `Clone`, as in `key = name` or `key = self.name`. The
-/// body can still use it.
+/// If the expression is a variable or a field, as in `key = name`, `key = self.name` or `keys = names`, the macro
+/// clones it. The body can still use it.
 ///
 /// Different keys are different locks. The macro adds nothing to a key, so `"{a}:{b}"` gives the same key for
 /// `"x:y", "z"` as for `"x", "y:z"`. If arguments are free text from outside, put them last, or
@@ -147,9 +148,9 @@ use proc_macro::TokenStream;
 ///
 /// The lease is renewed as long as the body runs. If the process dies, the others wait for one `ttl`.
 ///
-/// The text of a `ttl` is `"50ms"` to `"12h"`: a shorter lease ends before it begins, and Redis refuses a
-/// longer one. For a store that takes more, write an expression. The text of a `wait` is not zero: write
-/// `try`.
+/// The text of a `ttl` is `"50ms"` to `"12h"`. A shorter lease would be over when the answer of the store arrives, and
+/// Redis refuses a longer one. For a store that takes longer ones, write an expression. The text of a `wait` is
+/// not zero: write `try` instead.
 ///
 /// ```
 /// # use std::time::Duration;
@@ -273,9 +274,11 @@ use proc_macro::TokenStream;
 ///
 /// ## `min_hold` and `max_hold`
 ///
-/// `min_hold` keeps the lock taken for at least that long. The call returns when the body does, and does not wait for it.
-/// It is for processes that all `try` at midnight: their clocks differ a little, and still only one does the
-/// work. `max_hold` ends the lock after that time, and the body with it.
+/// `min_hold` keeps the lock taken for at least that long. The call does not wait for it: it returns when the body does,
+/// and the lock stays taken. That is for processes that all `try` at midnight: their clocks differ a little,
+/// and still only one does the work.
+///
+/// `max_hold` ends the lock after that time, and stops the body as when a lock is [lost](#when-the-lock-is-lost).
 ///
 /// ```
 /// # use lockcore::{Error, distributed_lock};
@@ -301,8 +304,8 @@ use proc_macro::TokenStream;
 ///
 /// ## `when`
 ///
-/// An expression of `bool`. It is evaluated before all other options. With `when`, the lock that [`held`](#held) names
-/// is an `Option`.
+/// An expression of `bool`. It is evaluated before all other options. With `when`, the variable of [`held`](#held) is an
+/// `Option`.
 ///
 /// ```
 /// # use lockcore::{Error, distributed_lock};
@@ -369,8 +372,8 @@ use proc_macro::TokenStream;
 /// inside of `#[async_trait]`. The body stays as it is written: `?` and `return` mean the same as ever. It is
 /// not boxed, and the future is `Send` if the body and the arguments are.
 ///
-/// Other attributes may stand above or below, with one exception: `#[tokio::main]` and `#[tokio::test]` stand
-/// below. If `#[tracing::instrument]` stands above, its span includes the wait for the lock; if it stands below, it
+/// Other attributes may stand above or below this one, but `#[tokio::main]` and `#[tokio::test]` have to stand below.
+/// If `#[tracing::instrument]` stands above, its span includes the wait for the lock; if it stands below, it
 /// does not. (Inside `#[async_trait]` it does in both places.)
 ///
 /// The same attribute with another key may stand above too, but [`keys`](#keys) is better: it takes the locks in one
@@ -378,19 +381,21 @@ use proc_macro::TokenStream;
 ///
 /// ## What a function must not return
 ///
-/// The lock is released when the function returns. The caller must not get something that is still at work
-/// then, or that is read later. What has such a name does not compile:
+/// The lock is released when the function returns. So a function must not return what goes on working after that, or
+/// what is read after that. The macro knows these types by their names, and refuses them anywhere in
+/// the return type:
 ///
-/// - futures and streams: `impl Future`, `dyn Stream`, `BoxFuture`, and others such as `ReceiverStream` and `Streaming`,
-/// - tasks: `JoinHandle` and `JoinSet`,
-/// - HTTP responses and their bodies: `Response` without the type of its body, `Body` and others such as `Sse`.
+/// - futures and streams: `impl Future`, `dyn Stream`, `BoxFuture`, `ReceiverStream`, `Streaming`, `Sse` and others,
+/// - spawned tasks: `JoinHandle`, `JoinSet`,
+/// - HTTP responses and their bodies: `Response` without the type of its body, `Body`, `BoxBody` and others.
 ///
-/// `lockcore_tower::LockLayer` is for responses and streams: it keeps the lock until the body has ended.
-/// A `Response<Receipt>` of tonic is accepted, because its message is complete.
+/// For a response or a stream, use `lockcore_tower::LockLayer`: it keeps the lock until the body has ended. A
+/// `Response<Receipt>` of tonic is accepted, because its message is complete.
 ///
-/// The macro sees names, not types. It cannot see what is behind an alias, inside of a struct, or in
-/// `impl IntoResponse`; these compile, and the lock is released before they are read. If a type
-/// of your own has one of the names, write its path, as in `self::Response`.
+/// **The macro sees names, not types.** It cannot see what is behind an alias, inside of a struct, or in
+/// `impl IntoResponse`. These compile, and the lock is released before they are read.
+///
+/// If a type of your own has one of these names, write its path, as in `self::Response`.
 ///
 /// # Errors
 ///

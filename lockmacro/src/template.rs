@@ -45,7 +45,7 @@ pub(crate) struct Argument {
 
 impl Template {
     /// Goes on after a mistake; what it returns is of use only when there was none.
-    /// Of the arguments that stand behind a template, what is missing in it has been told.
+    /// If there are arguments behind the template, nothing is said of a `{}`: what to write there has been said.
     pub(crate) fn parse(
         literal: LitStr,
         has_arguments_behind: bool,
@@ -125,8 +125,8 @@ impl Template {
         Template { literal, pieces }
     }
 
-    /// What builds the key. Names of arguments are taken out of the literal, so that it is said in words of ours what
-    /// one lacks; all others the compiler finds, or does not.
+    /// What builds the key. The names of arguments are taken out of the literal, so that the message about one that
+    /// cannot be part of a key is ours. Other names stay there: the compiler points at one that it does not find.
     pub(crate) fn format(&self, names_of_arguments: &[Ident]) -> Format {
         let mut format = String::new();
         let mut arguments = Vec::new();
