@@ -46,6 +46,46 @@ mod bodies_on_one_line {
 }
 
 #[rustfmt::skip]
+mod methods_on_one_line {
+    use super::{Outcome, distributed_lock, yield_now};
+
+    #[async_trait::async_trait]
+    trait Shop: Sync {
+        fn id(&self) -> u64;
+        #[distributed_lock(key = "a:{self.id()}")] async fn provided(&self) -> Outcome<u64> { Ok(self.id()) }
+        async fn required(&mut self, id: u64) -> Outcome<u64>;
+        async fn awaits(&self) -> Outcome<u64>;
+        async fn nothing(&self);
+    }
+
+    struct Corner(u64);
+
+    #[async_trait::async_trait]
+    impl Shop for Corner {
+        fn id(&self) -> u64 { self.0 }
+        #[distributed_lock(key = "a:{id}")] async fn required(&mut self, id: u64) -> Outcome<u64> { Ok(self.0 + id) }
+        #[distributed_lock(key = "a")] async fn awaits(&self) -> Outcome<u64> { self.provided().await }
+        #[distributed_lock(key = "a", on_busy = skip, on_error = ())] async fn nothing(&self) { yield_now().await }
+    }
+
+    trait Native {
+        #[distributed_lock(key = "a")] #[allow(async_fn_in_trait)] async fn of_the_trait(&self) -> Outcome<u8> { Ok(7) }
+        #[allow(async_fn_in_trait)] async fn required(&self, _id: u64) -> Outcome<u64>;
+    }
+
+    impl Native for Corner {
+        #[distributed_lock(key = "a")] async fn required(&self, _id: u64) -> Outcome<u64> { Ok(self.0) }
+    }
+
+    impl Corner {
+        #[distributed_lock(key = "a")] async fn by_value(self) -> Outcome<Self> { Ok(self) }
+        #[distributed_lock(key = "a")] async fn mutable(mut self) -> Outcome<Self> { self.0 += 1; Ok(self) }
+        #[distributed_lock(key = "a")] async fn part(&mut self) -> Outcome<&mut u64> { Ok(&mut self.0) }
+        #[distributed_lock(key = "a")] async fn none() -> Outcome<Option<Self>> { Ok(None) }
+    }
+}
+
+#[rustfmt::skip]
 mod options_of_any_kind {
     use super::{Duration, Locks, Outcome, Wait, distributed_lock, yield_now};
 
