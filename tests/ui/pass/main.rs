@@ -4,7 +4,6 @@
 //! other target.
 
 #![deny(warnings, clippy::pedantic)]
-#![allow(clippy::unwrap_used, reason = "a panic is the report")]
 
 mod a_locked_function_warns_of_nothing;
 mod async_trait_stands_above;
@@ -20,7 +19,9 @@ mod tracing_instrument_stands_above_and_below;
 mod waiting_ends_when_it_should;
 mod what_only_looks_like_a_mistake_is_accepted;
 
-fn main() -> Result<(), lockcore::Error> {
+/// One after the other: they share the process-wide default client.
+#[test]
+fn what_the_macro_accepts_does_what_it_says() -> Result<(), lockcore::Error> {
     lockcore::init(lockcore::Locks::connect("memory:")?)?;
 
     a_locked_function_warns_of_nothing::main()?;
