@@ -335,7 +335,8 @@ impl Pending {
                 }
                 None => {
                     shared.unanswered(&connected);
-                    StoreError::new(Fault::Unknown, "the store did not answer in time")
+                    let text = format!("{} did not answer in time", shared.store());
+                    StoreError::new(Fault::Unknown, text)
                 }
             };
             match error.fault() {

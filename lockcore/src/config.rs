@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use humantime::format_duration;
+
 use crate::backend::Backend;
 use crate::clock::Clock;
 use crate::connect;
@@ -26,9 +28,14 @@ const TTL: Duration = Duration::from_secs(10);
 const WAIT: Wait = Wait::For(Duration::from_secs(15));
 /// Some hundred hand-overs inside a process for one at the store, and still a wait that a person
 /// does not notice for the other processes.
-const FAIR: Fair = Fair::Local(Duration::from_millis(50));
+const FAIR: Fair = Fair::Local(LOCAL);
+const LOCAL: Duration = Duration::from_millis(50);
 /// A store on the same network answers in a millisecond; at a second something is wrong.
 const OP_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// The values that are no duration.
+const FOREVER: &str = "forever";
+const STRICT: &str = "strict";
 
 const VARIABLES: [&str; 10] = [
     "LOCK_URL",
@@ -135,10 +142,7 @@ impl Builder {
                 continue;
             };
             if !VARIABLES.contains(&variable) {
-                if let Some(meant) = VARIABLES
-                    .iter()
-                    .find(|ours| strsim::levenshtein(ours, variable) <= 2)
-                {
+                if let Some(meant) = connect::nearest(variable, VARIABLES) {
                     return Err(Error::config(format!(
                         "the environment has {variable}, which means nothing here; did you mean {meant}?"
                     )));
@@ -160,21 +164,26 @@ impl Builder {
     }
 
     fn set(self, variable: &str, value: String) -> Result<Self, Error> {
-        let duration = || {
+        let duration_or = |word: &str| {
+            let accepted = match word {
+                "" => "is not a duration".to_owned(),
+                word => format!("is neither \"{word}\" nor a duration"),
+            };
             humantime::parse_duration(&value).map_err(|error| {
                 Error::config(format!(
-                    "{variable}={value} is not a duration as 500ms, 10s or 2m: {error}"
+                    "{variable}={value} {accepted} as 500ms, 10s or 2m: {error}"
                 ))
             })
         };
+        let duration = || duration_or("");
         Ok(match variable {
             "LOCK_URL" => self.url(value),
             "LOCK_NAMESPACE" => self.namespace(value),
             "LOCK_TTL" => self.ttl(duration()?),
-            "LOCK_WAIT" if value == "forever" => self.wait(Wait::Forever),
-            "LOCK_WAIT" => self.wait(duration()?),
-            "LOCK_FAIR" if value == "strict" => self.fair(Fair::Strict),
-            "LOCK_FAIR" => self.fair(Fair::Local(duration()?)),
+            "LOCK_WAIT" if value == FOREVER => self.wait(Wait::Forever),
+            "LOCK_WAIT" => self.wait(duration_or(FOREVER)?),
+            "LOCK_FAIR" if value == STRICT => self.fair(Fair::Strict),
+            "LOCK_FAIR" => self.fair(Fair::Local(duration_or(STRICT)?)),
             "LOCK_OWNER" => self.owner(value),
             "LOCK_CA_FILE" => self.ca_file(value),
             "LOCK_CERT_FILE" => self.cert_file(value),
@@ -185,6 +194,8 @@ impl Builder {
 
     /// Which store: `memory:`, `sqlite:PATH`, `redis://[user[:password]@]host[:port][/database]`, `rediss://…` for
     /// Redis over TLS, `zookeeper://[user:password@]host[:port][,host[:port]…][/chroot]`, `zookeeper+tls://…`.
+    ///
+    /// In a user or password, `%25` stands for `%`, `%40` for `@`, `%23` for `#`, `%2F` for `/`, `%3F` for `?`.
     pub fn url(mut self, url: impl Into<String>) -> Self {
         self.url = Some(url.into());
         self
@@ -221,13 +232,14 @@ impl Builder {
 
     /// Whether the tasks of a process may pass a lock on among themselves, and for how long. The
     /// default of 50 ms saves the store nearly all requests for a lock that one process is busy
-    /// with, and is a wait that nobody notices for the others.
+    /// with, and is a wait that nobody notices for the others. A bound beyond the ttl is warned of.
     pub fn fair(mut self, fair: Fair) -> Self {
         self.fair = fair;
         self
     }
 
-    /// How long one operation at the store may take, connecting included. Greater than zero.
+    /// How long one operation at the store may take, connecting included. Greater than zero, and below the
+    /// ttl: a longer one is warned of, as an outage would be noticed only when the locks are lost.
     pub fn op_timeout(mut self, timeout: Duration) -> Self {
         self.op_timeout = timeout;
         self
@@ -315,8 +327,10 @@ impl Builder {
         let longest = backend.capability().longest_ttl;
         if self.ttl < SHORTEST_TTL || self.ttl > longest {
             return Err(Error::config(format!(
-                "a ttl (LOCK_TTL) of {:?} is not usable: this store takes {SHORTEST_TTL:?} to {longest:?}",
-                self.ttl
+                "a ttl (LOCK_TTL) of {} is not usable: this store takes {} to {}",
+                format_duration(self.ttl),
+                format_duration(SHORTEST_TTL),
+                format_duration(longest)
             )));
         }
         if self.op_timeout.is_zero() {
@@ -324,6 +338,7 @@ impl Builder {
                 "an operation timeout (LOCK_OP_TIMEOUT) of zero would fail every operation",
             ));
         }
+        let doubts = self.doubts();
         let owner = OwnerText::new(self.owner)
             .map_err(|error| Error::config(format!("LOCK_OWNER: {error}")))?;
         let owner = Owner::of_this_process(&owner);
@@ -338,7 +353,35 @@ impl Builder {
                 fair: self.fair,
             },
         };
-        Locks::start(backend, settings, owner)
+        let locks = Locks::start(backend, settings, owner)?;
+        for doubt in doubts {
+            tracing::warn!("{doubt}");
+        }
+        Ok(locks)
+    }
+
+    /// What is usable and hardly meant. No more than a warning: a lock may have a ttl of its own.
+    fn doubts(&self) -> Vec<String> {
+        let ttl = format_duration(self.ttl);
+        let mut doubts = Vec::new();
+        if self.op_timeout > self.ttl {
+            doubts.push(format!(
+                "an operation may take {} (LOCK_OP_TIMEOUT), which is longer than a lease (LOCK_TTL, {ttl}): when the \
+                 store does not answer, locks are lost before that is noticed; set it below a third of the ttl",
+                format_duration(self.op_timeout)
+            ));
+        }
+        if let Fair::Local(bound) = self.fair
+            && bound > self.ttl
+        {
+            doubts.push(format!(
+                "a process may serve its own for {} (LOCK_FAIR), which is longer than a lease (LOCK_TTL, {ttl}): other \
+                 processes wait for that long, as if a holder had died; the default is {}",
+                format_duration(bound),
+                format_duration(LOCAL)
+            ));
+        }
+        doubts
     }
 }
 
@@ -409,6 +452,54 @@ mod tests {
             message.contains("LOCK_WIAT") && message.contains("did you mean LOCK_WAIT"),
             "{message}"
         );
+    }
+
+    #[test]
+    fn of_several_variables_that_may_be_meant_the_nearest_is_named() {
+        for (written, meant) in [
+            ("LOCK_TLL", "LOCK_TTL"),
+            ("LOCK_RUL", "LOCK_URL"),
+            ("LOCK_URI", "LOCK_URL"),
+            ("LOCK_FIAR", "LOCK_FAIR"),
+            ("LOCK_KEYFILE", "LOCK_KEY_FILE"),
+        ] {
+            let message = message(&[("LOCK_URL", "memory:"), (written, "1s")]);
+            assert!(
+                message.contains(&format!("did you mean {meant}?")),
+                "{message}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_bad_value_of_a_variable_that_takes_a_word_names_the_word() {
+        for (variable, value, word) in [
+            ("LOCK_WAIT", "for ever", "forever"),
+            ("LOCK_WAIT", "Forever", "forever"),
+            ("LOCK_FAIR", "true", "strict"),
+        ] {
+            let message = message(&[("LOCK_URL", "memory:"), (variable, value)]);
+            let both = format!("{variable}={value} is neither \"{word}\" nor a duration as 500ms");
+            assert!(message.contains(&both), "{message}");
+        }
+    }
+
+    #[test]
+    fn the_limits_of_a_ttl_are_told_as_they_are_written() {
+        let message = |locks: Result<Locks, Error>| locks.expect_err("refused").to_string();
+        let memory = || Locks::builder().url("memory:");
+        let long = memory()
+            .ttl(Duration::from_secs(366 * 24 * 60 * 60))
+            .build();
+        assert!(message(long).contains("this store takes 50ms to 1year"));
+        let short = message(memory().ttl(Duration::from_micros(1500)).build());
+        assert!(short.contains("of 1ms 500us is not usable"), "{short}");
+        #[cfg(feature = "redis")]
+        {
+            let redis = Locks::builder().url("redis://localhost");
+            let long = redis.ttl(Duration::from_secs(13 * 60 * 60)).build();
+            assert!(message(long).contains("of 13h is not usable: this store takes 50ms to 12h"));
+        }
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use url::Url;
+use url::{ParseError, Url};
 
 use crate::backend::{self, Backend};
 use crate::error::Error;
@@ -78,18 +78,40 @@ const SCHEMES: &[Scheme] = &[
 /// The store that a URL names. Nothing is connected.
 pub(crate) fn open(url: &str, tls: &Tls) -> Result<Arc<dyn Backend>, Error> {
     // The URL itself is not repeated in messages: it may carry a password (P10).
-    let url = Url::parse(&several_hosts(url)).map_err(|error| {
-        Error::config(format!(
-            "LOCK_URL is not a URL ({error}); {}",
-            what_this_build_knows()
-        ))
-    })?;
+    refuse_what_a_shell_would_take(url)?;
+    let parts = Parts::of(url);
+    if parts.is_some_and(|parts| !parts.hosts.is_empty() && parts.rest.contains('@')) {
+        return Err(Error::config(
+            "LOCK_URL has an \"@\" behind the host: in a password write %23 for \"#\", %2F for \"/\" and %3F for \"?\", \
+             which end the host; in a path write %40 for \"@\"",
+        ));
+    }
+    let url = match Url::parse(&several_hosts(url)) {
+        Ok(url) => url,
+        Err(ParseError::RelativeUrlWithoutBase) => return Err(no_scheme()),
+        Err(error) => {
+            return Err(Error::config(format!(
+                "LOCK_URL is not a URL ({error}); {}",
+                what_this_build_knows()
+            )));
+        }
+    };
     let Some(scheme) = SCHEMES.iter().find(|scheme| scheme.name == url.scheme()) else {
-        return Err(Error::config(format!(
-            "unknown scheme \"{}\"; {}",
-            url.scheme(),
-            what_this_build_knows()
-        )));
+        let meant = nearest(url.scheme(), SCHEMES.iter().map(|scheme| scheme.name));
+        return Err(match meant {
+            Some(meant) => Error::config(format!(
+                "unknown scheme \"{}\", did you mean \"{meant}\"? {}",
+                url.scheme(),
+                what_this_build_knows()
+            )),
+            // What is in front of the colon is a host then, or a user.
+            None if parts.is_none() => no_scheme(),
+            None => Error::config(format!(
+                "unknown scheme \"{}\"; {}",
+                url.scheme(),
+                what_this_build_knows()
+            )),
+        });
     };
     if !scheme.tls
         && let Some((option, _)) = tls.given().next()
@@ -113,34 +135,111 @@ pub(crate) fn open(url: &str, tls: &Tls) -> Result<Arc<dyn Backend>, Error> {
     }
 }
 
-/// What a URL says about where a store is, the same in every process that uses the store: without
-/// credentials, options, and who connects how.
-pub(crate) fn place(url: &str) -> String {
-    match Url::parse(&several_hosts(url)) {
-        Ok(url) => {
-            let (host, port) = (url.host_str().unwrap_or_default(), url.port().unwrap_or(0));
-            format!("{} {host} {port} {}", url.scheme(), url.path())
+/// A file of variables keeps the quotation marks that a shell takes off.
+fn refuse_what_a_shell_would_take(url: &str) -> Result<(), Error> {
+    let url = url.trim();
+    for quote in ['"', '\''] {
+        if url.starts_with(quote) || url.ends_with(quote) {
+            return Err(Error::config(format!(
+                "LOCK_URL has a quotation mark ({quote}) at its end, which is part of the value here; write it without"
+            )));
         }
-        Err(_) => String::new(),
+    }
+    Ok(())
+}
+
+fn no_scheme() -> Error {
+    Error::config(format!(
+        "LOCK_URL does not begin with a scheme: write which store it is in front, as in redis://localhost:6379 or \
+         sqlite:locks.db; {}",
+        what_this_build_knows()
+    ))
+}
+
+/// Which of these somebody meant whose spelling is one or two letters away from it.
+pub(crate) fn nearest<'a>(
+    written: &str,
+    ours: impl IntoIterator<Item = &'a str>,
+) -> Option<&'a str> {
+    let distances = ours.into_iter().map(|ours| {
+        let distance = strsim::damerau_levenshtein(ours, written);
+        (distance, ours)
+    });
+    let nearest = distances.min_by_key(|(distance, _)| *distance);
+    nearest
+        .filter(|(distance, _)| *distance <= 2)
+        .map(|(_, ours)| ours)
+}
+
+/// Where a store is, as its URL says it: the same in every process that uses the store, and free of
+/// credentials and options.
+pub(crate) fn place(url: &str) -> String {
+    let Ok(mut url) = Url::parse(&several_hosts(url)) else {
+        return String::new();
+    };
+    // Neither can be set, nor is there, where there is no host.
+    let _ = (url.set_username(""), url.set_password(None));
+    url.set_query(None);
+    url.set_fragment(None);
+    match Parts::of(url.as_str()) {
+        Some(parts) => {
+            let Parts {
+                scheme, user, rest, ..
+            } = parts;
+            let hosts = ESCAPED
+                .iter()
+                .fold(parts.hosts.to_owned(), |hosts, (sign, escaped)| {
+                    hosts.replace(escaped, sign)
+                });
+            format!("{scheme}://{user}{hosts}{rest}")
+        }
+        None => url.into(),
     }
 }
 
-/// A URL has one host; `h1:2181,h2:2181,[::1]:2181` becomes one by escaping what tells a port or an
-/// address from a name. The store that takes several undoes that.
-fn several_hosts(url: &str) -> Cow<'_, str> {
-    let Some((scheme, rest)) = url.split_once("://") else {
-        return url.into();
-    };
-    let (authority, path) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
-    let (user, hosts) = authority.split_at(authority.rfind('@').map_or(0, |at| at + 1));
-    if !hosts.contains(',') {
-        return url.into();
+/// `scheme://user:password@hosts/rest`, of which the user goes to the `@`.
+#[derive(Clone, Copy)]
+struct Parts<'a> {
+    scheme: &'a str,
+    user: &'a str,
+    hosts: &'a str,
+    rest: &'a str,
+}
+
+impl<'a> Parts<'a> {
+    fn of(url: &'a str) -> Option<Self> {
+        let (scheme, rest) = url.split_once("://")?;
+        let (authority, rest) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
+        let (user, hosts) = authority.split_at(authority.rfind('@').map_or(0, |at| at + 1));
+        Some(Self {
+            scheme,
+            user,
+            hosts,
+            rest,
+        })
     }
-    let hosts = hosts
-        .replace(':', "%3A")
-        .replace('[', "%5B")
-        .replace(']', "%5D");
-    format!("{scheme}://{user}{hosts}{path}").into()
+}
+
+/// What tells a port or an address from a name.
+const ESCAPED: [(&str, &str); 3] = [(":", "%3A"), ("[", "%5B"), ("]", "%5D")];
+
+/// A URL has one host; `h1:2181,h2:2181,[::1]:2181` becomes one by escaping. The store that takes several
+/// undoes that.
+fn several_hosts(url: &str) -> Cow<'_, str> {
+    match Parts::of(url) {
+        Some(parts) if parts.hosts.contains(',') => {
+            let Parts {
+                scheme, user, rest, ..
+            } = parts;
+            let hosts = ESCAPED
+                .iter()
+                .fold(parts.hosts.to_owned(), |hosts, (sign, escaped)| {
+                    hosts.replace(sign, escaped)
+                });
+            format!("{scheme}://{user}{hosts}{rest}").into()
+        }
+        _ => url.into(),
+    }
 }
 
 /// "this build knows memory, redis".
@@ -172,11 +271,97 @@ mod tests {
 
     #[test]
     fn an_unknown_scheme_lists_the_known_ones() {
-        let message = message("rediss+x://localhost");
+        let message = message("redis+cluster://localhost");
         assert!(
-            message.contains("unknown scheme \"rediss+x\"; this build knows memory"),
+            message.contains("unknown scheme \"redis+cluster\"; this build knows memory"),
             "{message}"
         );
+    }
+
+    #[test]
+    fn a_misspelt_scheme_is_named_with_what_was_meant() {
+        for (url, meant) in [
+            ("redsi://h", "redis"),
+            ("redi://h", "redis"),
+            ("redisss://h", "rediss"),
+            ("memroy:", "memory"),
+            ("sqllite:a.db", "sqlite"),
+            ("zookeper://h", "zookeeper"),
+            ("zookeeper+tsl://h", "zookeeper+tls"),
+        ] {
+            let message = message(url);
+            assert!(
+                message.contains(&format!("did you mean \"{meant}\"?")),
+                "{message}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_url_without_a_scheme_says_what_to_write_in_front() {
+        for url in [
+            "localhost",
+            "localhost:6379",
+            "127.0.0.1:6379/0",
+            "//localhost",
+            "/var/lib/locks.db",
+            "ann:hunter2@localhost",
+            "",
+        ] {
+            let message = message(url);
+            assert!(
+                message.contains("write which store it is in front, as in redis://"),
+                "{url}: {message}"
+            );
+            assert!(!message.contains("hunter2"), "{message}");
+        }
+    }
+
+    #[test]
+    fn a_url_in_quotation_marks_is_told_apart_from_one_that_is_misspelt() {
+        for url in ["\"redis://h\"", "'memory:'", "redis://h\"", " \"memory:\" "] {
+            let message = message(url);
+            assert!(
+                message.contains("quotation mark") && message.contains("write it without"),
+                "{url}: {message}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_password_that_ends_the_host_says_how_to_write_it() {
+        for url in [
+            "redis://ann:hunter2#x@h",
+            "redis://ann:12#hunter2@h",
+            "redis://:hunter2/x@h:6379/0",
+            "redis://ann:hunter2?x@h",
+            "zookeeper://ann:12/hunter2@h",
+        ] {
+            let message = message(url);
+            assert!(
+                message.contains("%23 for \"#\"") && message.contains("%2F for \"/\""),
+                "{url}: {message}"
+            );
+            assert!(!message.contains("hunter2"), "{message}");
+        }
+        assert!(!message("sqlite:///folder/").contains("%40"));
+    }
+
+    #[test]
+    fn a_place_is_the_url_without_what_only_one_client_has() {
+        for (url, place_of) in [
+            ("memory:", "memory:"),
+            ("sqlite:locks.db", "sqlite:locks.db"),
+            ("redis://ann:hunter2@h:6400/3", "redis://h:6400/3"),
+            ("rediss://:hunter2@[::1]", "rediss://[::1]"),
+            (
+                "zookeeper://a:hunter2@h1:1,h2,[::1]:3/shop?session_timeout=4s",
+                "zookeeper://h1:1,h2,[::1]:3/shop",
+            ),
+            ("no url", ""),
+        ] {
+            assert_eq!(place(url), place_of);
+        }
     }
 
     #[cfg(not(feature = "redis"))]

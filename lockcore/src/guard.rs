@@ -6,6 +6,7 @@ use std::ops::Deref;
 use std::sync::{Arc, OnceLock, PoisonError};
 use std::time::Duration;
 
+use humantime::format_duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::backend::{Departure, Released};
@@ -761,7 +762,10 @@ impl Guard {
         let present = lease.ttl();
         if ttl < present || ttl > longest {
             return Err(Error::config(format!(
-                "a ttl of {ttl:?} does not extend this lease: it has {present:?}, and this store takes up to {longest:?}"
+                "a ttl of {} does not extend this lease: it has {}, and this store takes up to {}",
+                format_duration(ttl),
+                format_duration(present),
+                format_duration(longest)
             )));
         }
         if let Some(error) = self.loss_here() {

@@ -5,6 +5,7 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
+use humantime::format_duration;
 use tracing::Instrument;
 
 use crate::acquire::{self, Budget};
@@ -451,8 +452,10 @@ impl Lock {
         let longest = self.client.shared.backend.capability().longest_ttl;
         if self.ttl < SHORTEST_TTL || self.ttl > longest {
             return Err(Error::config(format!(
-                "a ttl of {:?} is not usable: this store takes {SHORTEST_TTL:?} to {longest:?}",
-                self.ttl
+                "a ttl of {} is not usable: this store takes {} to {}",
+                format_duration(self.ttl),
+                format_duration(SHORTEST_TTL),
+                format_duration(longest)
             ))
             .of_name(what.name.as_str()));
         }
@@ -477,9 +480,10 @@ impl Lock {
             && self.min_hold > end
         {
             return Err(Error::config(format!(
-                "a min_hold of {:?} cannot be kept: this lock ends by itself after {end:?} (max_hold, or a ttl that \
-                 is not renewed)",
-                self.min_hold
+                "a min_hold of {} cannot be kept: this lock ends by itself after {} (max_hold, or a ttl that is not \
+                 renewed)",
+                format_duration(self.min_hold),
+                format_duration(end)
             ))
             .of_name(what.name.as_str()));
         }

@@ -43,7 +43,7 @@ pub(crate) struct Settings {
     pub(crate) clock: Clock,
     pub(crate) namespace: Namespace,
     pub(crate) op_timeout: Duration,
-    /// Where the store is, to tell it from another; empty if nobody said so.
+    /// Where the store is, to tell it from another and for messages; empty if nobody said so.
     pub(crate) place: String,
     pub(crate) defaults: Defaults,
 }
@@ -131,6 +131,14 @@ impl Shared {
             ends: Notify::new(),
             teller: Teller::default(),
             log: Log::default(),
+        }
+    }
+
+    /// The store as messages name it.
+    pub(crate) fn store(&self) -> &str {
+        match self.place.as_str() {
+            "" => "the store",
+            place => place,
         }
     }
 
@@ -635,7 +643,7 @@ impl Shared {
             }
             None => {
                 self.unanswered(connected);
-                let text = "the store did not answer in time";
+                let text = format!("{} did not answer in time", self.store());
                 Err(StoreError::new(Fault::Unknown, text))
             }
         }
@@ -710,8 +718,9 @@ impl Shared {
                 Some(Err(NotConnected::Closed)) => {}
                 None => {
                     return Err(link.trouble().unwrap_or_else(|| {
-                        let text = "the store could not be reached in time";
-                        StoreError::new(Fault::Retry, text.to_owned() + self.backend.silence())
+                        let (store, hint) = (self.store(), self.backend.silence());
+                        let text = format!("{store} could not be reached in time{hint}");
+                        StoreError::new(Fault::Retry, text)
                     }));
                 }
             }

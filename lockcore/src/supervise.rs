@@ -385,7 +385,8 @@ async fn attempt(shared: &Arc<Shared>, link: &Link, events: Events) -> Result<Co
         None => Err(Attempt::Failed(StoreError::new(
             Fault::Retry,
             format!(
-                "no connection within {}{}",
+                "no connection to {} within {}{}",
+                shared.store(),
                 humantime::format_duration(shared.op_timeout),
                 shared.backend.silence()
             ),

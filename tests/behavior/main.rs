@@ -75,6 +75,7 @@ fn main() {
     trials.extend(inversions::facts(Kind::Memory));
     trials.extend(downgrade::facts_of_the_kit(Kind::Memory));
     trials.extend(messages::facts_of_the_kit(Kind::Memory));
+    trials.extend(messages::facts_of_settings(Kind::Memory));
     trials.extend(part::facts_of_the_kit(Kind::Memory));
     trials.extend(extend::facts_of_the_kit(Kind::Memory));
     for kind in [Kind::Redis, Kind::Sqlite, Kind::ZooKeeper] {
@@ -94,6 +95,7 @@ fn main() {
     trials.extend(fencing::facts_of_sqlite(Kind::Sqlite));
     trials.extend(sqlite_faults::facts(Kind::Sqlite));
     trials.extend(redis_rights::facts(Kind::Redis));
+    trials.extend(messages::facts_of_redis(Kind::Redis));
     for kind in [Kind::Redis, Kind::ZooKeeper] {
         trials.extend(tls::facts(kind));
     }

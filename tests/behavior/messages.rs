@@ -4,9 +4,12 @@ use std::time::Duration;
 
 use libtest_mimic::Trial;
 use lockcore::testing::{Store as Kit, Verb};
-use lockcore::{Error, ErrorKind, Lock, Locks, LostReason};
+use lockcore::{Error, ErrorKind, Fair, Lock, Locks, LostReason};
+use tests::redis_server::RedisServer;
+use tracing::Level;
 
 use crate::store::{DEFAULT, Kind, SOON, Store, assert_nothing_left, give_back, kind};
+use crate::traces;
 
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store;
@@ -14,6 +17,21 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         a_lease_that_nobody_was_to_renew_does_not_blame_a_renewal
         a_caller_that_waits_for_its_own_guard_is_told_so
         a_waiter_for_another_client_is_not_told_that_it_is_its_own
+    ]
+}
+
+/// What only one kind of server can be told about.
+pub(crate) fn facts_of_redis(store: Kind) -> Vec<Trial> {
+    crate::store_facts![store, DEFAULT;
+        a_password_that_is_written_as_the_messages_say_gets_in
+        a_server_that_does_not_answer_is_named
+    ]
+}
+
+/// What the configuration says of itself, whatever the store.
+pub(crate) fn facts_of_settings(store: Kind) -> Vec<Trial> {
+    crate::store_facts![store, DEFAULT;
+        settings_that_are_hardly_meant_are_warned_of_once
     ]
 }
 
@@ -168,4 +186,94 @@ async fn what_ends_by_itself_before_is_a_mistake_whatever_the_ttl(_: Store) {
     assert!(error.to_string().contains("max_hold"), "{error}");
     guard.ensure(Duration::from_secs(5)).await.unwrap();
     give_back(guard).await;
+}
+
+/// Of a password as a generator makes it.
+async fn a_password_that_is_written_as_the_messages_say_gets_in(_: Store) {
+    let password = "a:b#c/d?e@f%67g";
+    let server = RedisServer::with(&["--requirepass", password]);
+    let url = |written: &str| {
+        server
+            .url()
+            .replace("redis://", &format!("redis://:{written}@"))
+    };
+
+    let as_it_is = Locks::connect(&url(password)).unwrap_err();
+    assert_eq!(as_it_is.kind(), ErrorKind::Config);
+    let mut written = password.replace('%', "%25");
+    let half_done = Locks::connect(&url(&written.replace('#', "%23").replace('@', "%40")));
+    assert_eq!(half_done.unwrap_err().kind(), ErrorKind::Config);
+    let refused = Locks::connect(&url("a%3Ab")).unwrap();
+    let refused = refused.mutex("a").acquire().await.unwrap_err();
+    for text in [as_it_is.to_string(), refused.to_string()] {
+        for code in ["%23", "%2F", "%40"] {
+            assert!(text.contains(code), "{text}");
+        }
+    }
+    for (sign, code) in [('#', "%23"), ('/', "%2F"), ('?', "%3F"), ('@', "%40")] {
+        written = written.replace(sign, code);
+    }
+    // A colon may stay as it is.
+    assert!(written.contains(':'));
+
+    let locks = Locks::connect(&url(&written)).unwrap();
+    give_back(locks.mutex("a").acquire().await.unwrap()).await;
+}
+
+async fn a_server_that_does_not_answer_is_named(_: Store) {
+    let server = RedisServer::start();
+    let brief = Duration::from_millis(200);
+    let locks = Locks::builder()
+        .url(server.url())
+        .op_timeout(brief)
+        .build()
+        .unwrap();
+    server.freeze();
+
+    let errors = [
+        locks.mutex("a").acquire().await.map(drop).unwrap_err(),
+        locks.ready(2 * brief).await.unwrap_err(),
+    ];
+
+    server.thaw();
+    for error in errors {
+        assert_eq!(error.kind(), ErrorKind::Unavailable);
+        let text = error.to_string();
+        assert!(text.contains(server.url().trim_end_matches('/')), "{text}");
+    }
+}
+
+async fn settings_that_are_hardly_meant_are_warned_of_once(_: Store) {
+    let doubtful = |operation: u64, bound: u64, ttl: u64| {
+        let before = traces::lines("LOCK_").len();
+        let locks = Locks::builder()
+            .url("memory:")
+            .ttl(Duration::from_millis(ttl))
+            .op_timeout(Duration::from_millis(operation))
+            .fair(Fair::Local(Duration::from_millis(bound)));
+        locks.build().unwrap();
+        let told = traces::lines("LOCK_").split_off(before);
+        assert!(
+            told.iter().all(|line| line.level == Level::WARN),
+            "{told:?}"
+        );
+        // Of this one: no other fact has such a ttl.
+        let ttl = format!("(LOCK_TTL, {ttl}ms)");
+        let told = told.into_iter().map(|line| line.text);
+        told.filter(|text| text.contains(&ttl)).collect::<Vec<_>>()
+    };
+
+    assert_eq!(doubtful(711, 711, 711), Vec::<String>::new());
+    let slow = doubtful(713, 712, 712);
+    assert!(
+        slow.len() == 1 && slow[0].contains("LOCK_OP_TIMEOUT"),
+        "{slow:?}"
+    );
+    let unfair = doubtful(713, 714, 713);
+    assert!(
+        unfair.len() == 1 && unfair[0].contains("LOCK_FAIR"),
+        "{unfair:?}"
+    );
+    assert!(unfair[0].contains("50ms"), "{unfair:?}");
+    assert_eq!(doubtful(1000, 1000, 715).len(), 2);
 }

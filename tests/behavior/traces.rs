@@ -1,5 +1,5 @@
-//! P10: what the library and its driver trace while the suite runs, searched for what must not be in it. And the
-//! warnings of order inversions, for the facts about those.
+//! P10: what the library and its driver trace while the suite runs, searched for what must not be in it. And what the
+//! library tells operators, for the facts about that.
 
 use std::fmt::{Debug, Write};
 use std::sync::Mutex;
@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
-use tracing::{Event, Metadata, Subscriber};
+use tracing::{Event, Level, Metadata, Subscriber};
 
 use tests::watch::SECRET;
 
@@ -18,7 +18,7 @@ pub(crate) const SECRETS: [&str; 2] = [SECRET, WRONG];
 pub(crate) const WRONG: &str = "hunter2";
 
 static FOUND: Mutex<Vec<String>> = Mutex::new(Vec::new());
-static INVERSIONS: Mutex<Vec<String>> = Mutex::new(Vec::new());
+static LINES: Mutex<Vec<Line>> = Mutex::new(Vec::new());
 static SEEN: AtomicUsize = AtomicUsize::new(0);
 
 /// Searches the traces of all levels, of the whole process and from now on.
@@ -36,11 +36,27 @@ pub(crate) fn seen() -> usize {
     SEEN.load(Ordering::Relaxed)
 }
 
+/// A line of a log.
+#[derive(Clone, Debug)]
+pub(crate) struct Line {
+    pub(crate) level: Level,
+    target: &'static str,
+    /// `field=value` for each, the message among them.
+    pub(crate) text: String,
+}
+
+/// What the library has told at `INFO` and above in whose text `part` is.
+pub(crate) fn lines(part: &str) -> Vec<Line> {
+    let lines = LINES.lock().unwrap();
+    let lines = lines.iter().filter(|line| line.text.contains(part));
+    lines.cloned().collect()
+}
+
 /// The warnings of order inversions in whose text `part` is.
 pub(crate) fn inversions(part: &str) -> Vec<String> {
-    let mut all = INVERSIONS.lock().unwrap().clone();
-    all.retain(|text| text.contains(part));
-    all
+    let mut all = lines(part);
+    all.retain(|line| line.target == "lockcore::inversions");
+    all.into_iter().map(|line| line.text).collect()
 }
 
 struct Search;
@@ -81,13 +97,19 @@ impl Subscriber for Search {
     }
 
     fn event(&self, event: &Event<'_>) {
-        if event.metadata().target().starts_with("lockcore") {
-            SEEN.fetch_add(1, Ordering::Relaxed);
-        }
+        let (level, target) = (*event.metadata().level(), event.metadata().target());
+        let ours = target.starts_with("lockcore");
         let mut text = Text::default();
         event.record(&mut text);
-        if event.metadata().target() == "lockcore::inversions" {
-            INVERSIONS.lock().unwrap().push(text.0.clone());
+        if ours {
+            SEEN.fetch_add(1, Ordering::Relaxed);
+        }
+        if ours && level <= Level::INFO {
+            LINES.lock().unwrap().push(Line {
+                level,
+                target,
+                text: text.0.clone(),
+            });
         }
         self.look(text);
     }

@@ -118,6 +118,9 @@ pub fn open(url: &str) -> Result<Arc<dyn Backend>, Error> {
     crate::connect::open(url, &Tls::default())
 }
 
+/// 365.25 days, which messages call a year.
+const YEAR: Duration = Duration::from_secs(31_557_600);
+
 /// What a store can promise; the behaviour suite runs the facts that apply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -148,7 +151,7 @@ impl Capability {
         Self {
             cross_process: true,
             pushes: true,
-            longest_ttl: Duration::from_secs(365 * 24 * 60 * 60),
+            longest_ttl: YEAR,
             sessions: false,
             in_flight: 1_000,
         }

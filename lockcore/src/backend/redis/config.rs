@@ -54,8 +54,15 @@ fn connection_info(url: &Url) -> Result<ConnectionInfo, Error> {
             "{FORM}: nothing may follow the database number"
         )));
     }
-    if url.host_str().is_none_or(str::is_empty) {
+    let host = url.host_str().unwrap_or_default();
+    if host.is_empty() {
         return Err(Error::config(format!("{FORM}: the host is missing")));
+    }
+    if host.contains(',') {
+        return Err(Error::config(
+            "redis:// and rediss:// take one host, because all locks lie on one server; for several see \"Failover\" in \
+             the guide of the Redis store: name an address that leads to the master",
+        ));
     }
     // The driver's own messages are not passed on: they may repeat the URL, which has the password.
     let info = url
@@ -191,6 +198,14 @@ mod tests {
     #[test]
     fn a_request_does_not_wait_in_the_socket_for_the_next() {
         assert!(info("redis://localhost").unwrap().tcp_settings().nodelay());
+    }
+
+    #[test]
+    fn several_hosts_are_refused_before_they_are_looked_up() {
+        for url in ["redis://h1,h2", "redis://:hunter2@h1:1,h2:2/0"] {
+            let error = crate::backend::open(url).expect_err(url);
+            assert!(error.to_string().contains("take one host"), "{error}");
+        }
     }
 
     #[test]

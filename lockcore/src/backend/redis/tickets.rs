@@ -275,7 +275,9 @@ pub(super) fn failed(error: RedisError) -> StoreError {
         Some("READONLY" | "MASTERDOWN") => " (this is a replica; connect to its master)",
         Some("OOM") => " (the server is full; raise maxmemory)",
         Some("NOPERM") => GUIDE,
-        Some("WRONGPASS") => " (check user and password in the URL)",
+        Some("WRONGPASS") => {
+            " (check user and password in the URL, where %25 stands for \"%\", %40 for \"@\", %23 for \"#\", %2F for \"/\")"
+        }
         Some("NOAUTH") => " (the server asks for a password: redis://user:password@host)",
         // How a script reports what it was denied, and it may have written by then.
         _ if text.contains("user executing the script") => GUIDE,
