@@ -266,13 +266,38 @@ impl fmt::Display for Error {
     }
 }
 
+/// The sentence, because this is what a `main` that returns the error prints, and `unwrap`. `{:#?}` has the
+/// fields.
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if !f.alternate() {
+            return fmt::Display::fmt(self, f);
+        }
         f.debug_struct("Error")
             .field("kind", &self.0.kind)
             .field("name", &self.0.name)
             .field("message", &self.0.message)
             .field("retry_after", &self.0.retry_after)
             .finish()
+    }
+}
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_main_that_returns_the_error_prints_its_sentence() {
+        let error = Error::timeout(Duration::from_secs(2)).of_name("order:42");
+
+        let sentence = "lock \"order:42\": still not free after waiting 2s";
+        assert_eq!(format!("{error:?}"), sentence);
+        assert_eq!(error.to_string(), sentence);
+        // Whoever looks for more than the sentence finds the kind.
+        let fields = format!("{error:#?}");
+        assert!(fields.contains("kind: Timeout"), "{fields}");
+        assert!(
+            fields.contains("name: Some(\n        \"order:42\""),
+            "{fields}"
+        );
     }
 }
