@@ -18,6 +18,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         a_user_with_the_documented_rights_can_do_everything_and_nothing_else
         without_any_one_of_the_documented_rights_the_client_says_which_is_missing
         a_right_that_is_taken_away_is_missed_and_noticed_when_it_is_back
+        a_command_that_is_denied_in_mid_life_is_named_and_costs_no_lease
         a_wrong_password_is_a_mistake_and_does_not_show
         a_wrong_password_is_offered_once_for_each_who_asks
         a_password_changed_under_a_holder_is_not_offered_for_ever
@@ -154,6 +155,78 @@ async fn a_right_that_is_taken_away_is_missed_and_noticed_when_it_is_back(_: Sto
 
     server.command::<()>(&["ACL", "SETUSER", USER, "+evalsha"]);
     give_back(locks.mutex("a").acquire().await.unwrap()).await;
+}
+
+/// By a script that has begun: a command of its own is what is denied.
+async fn a_command_that_is_denied_in_mid_life_is_named_and_costs_no_lease(_: Store) {
+    let server = RedisServer::start();
+    grant(&server, "lock", SECRET);
+    let locks = client(server.url_with_user(USER, SECRET));
+    let change = |right: &str| server.command::<()>(&["ACL", "SETUSER", USER, right]);
+    let is_named = |error: Error, kind: ErrorKind, command: &str| {
+        assert_eq!(error.kind(), kind, "{error}");
+        let text = error.to_string();
+        assert!(
+            text.contains(&format!("may not run {command} any more")),
+            "{text}"
+        );
+        assert!(text.contains("Minimum rights"), "{text}");
+    };
+    let lock = locks.mutex("held").ttl(Duration::from_secs(3));
+    let holds = lock.acquire().await.unwrap();
+    let renewed = async || {
+        let left = holds.remaining();
+        eventually("renewed", SOON, async || holds.remaining() > left).await;
+    };
+    renewed().await; // by the keeper, which is connected then
+
+    change("-hset");
+    is_named(
+        locks.mutex("a").acquire().await.unwrap_err(),
+        ErrorKind::Config,
+        "hset",
+    );
+    assert_eq!(server.keys("*{a}*"), Vec::<String>::new());
+    let more = holds.remaining() + Duration::from_millis(1);
+    is_named(
+        holds.ensure(more).await.unwrap_err(),
+        ErrorKind::Config,
+        "hset",
+    );
+    server.command::<()>(&["ACL", "LOG", "RESET"]);
+    eventually("the keeper's renewal is denied", SOON, async || {
+        !server
+            .command::<Vec<redis::Value>>(&["ACL", "LOG"])
+            .is_empty()
+    })
+    .await;
+    change("+hset");
+    renewed().await;
+
+    // What releases: nothing is done, and then half of it.
+    change("-hdel");
+    is_named(
+        holds.release().await.unwrap_err(),
+        ErrorKind::Config,
+        "hdel",
+    );
+    change("+hdel");
+    tickets(&locks, "held", 0).await;
+    let holds = lock.acquire().await.unwrap();
+    let waits = begin(
+        client(server.url_with_user(USER, SECRET))
+            .mutex("held")
+            .wait(SOON),
+    );
+    tickets(&locks, "held", 2).await;
+    change("-publish");
+    is_named(
+        holds.release().await.unwrap_err(),
+        ErrorKind::Unknown,
+        "publish",
+    );
+    change("+publish");
+    give_back(waits.await.unwrap().unwrap()).await;
 }
 
 /// P10 and H11: NOAUTH, WRONGPASS.

@@ -1,15 +1,15 @@
 //! The verbs: one script each, and what its failures mean.
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use redis::{Cmd, ErrorKind, RedisError, RedisWrite, Value};
 
 use super::RedisConnection;
 use super::layout::{self, Keys, Script};
-use super::rights::GUIDE;
+use super::rights::{self, GUIDE};
 use crate::backend::{Departure, Enqueued, Fault, Place, Released, Renewed, StoreError};
-use crate::name::Name;
+use crate::name::{Name, Namespace};
 use crate::request::Request;
 
 /// How long a mark of an early release stays: far longer than a request can sit in a socket's
@@ -17,10 +17,11 @@ use crate::request::Request;
 const MARK: Duration = Duration::from_secs(60);
 
 pub(super) async fn enqueue(
-    connection: RedisConnection,
+    mut connection: RedisConnection,
     request: Arc<Request>,
 ) -> Result<Enqueued, StoreError> {
     let keys = Keys::of(&request.name);
+    let namespace = request.name.namespace();
     let channel = Arc::clone(&connection.channel);
     let write = |call: &mut Cmd| {
         let Request { id, ttl, .. } = *request;
@@ -36,7 +37,7 @@ pub(super) async fn enqueue(
         call.write_arg_fmt(u8::from(request.wait));
         call.write_arg_fmt(request.highest_seen);
     };
-    let reply = numbers(run(connection, &layout::ENQUEUE, 3, write).await?)?;
+    let reply = numbers(run(&mut connection, &ENQUEUE, namespace, 3, write).await?)?;
     match reply[..] {
         [0, ticket, ttl] => Ok(Enqueued::Granted {
             ticket: ticket.unsigned_abs(),
@@ -63,23 +64,32 @@ pub(super) async fn enqueue(
 }
 
 pub(super) async fn renew(
-    connection: RedisConnection,
+    mut connection: RedisConnection,
     tickets: Vec<Arc<Request>>,
 ) -> Result<Vec<Renewed>, StoreError> {
+    // All tickets of a client are in one namespace.
+    let Some(first) = tickets.first() else {
+        return Ok(Vec::new());
+    };
+    let namespace = first.name.namespace();
     let write = |call: &mut Cmd| {
         for request in &tickets {
             let keys = Keys::of(&request.name);
             call.write_arg_fmt(keys.tickets());
             call.write_arg_fmt(keys.queue());
         }
-        write_prefix(call, tickets.first());
+        call.write_arg_fmt(layout::wake_prefix(namespace));
         for request in &tickets {
             call.write_arg_fmt(request.id);
             call.write_arg_fmt(request.permits);
             call.write_arg_fmt(request.ttl.as_millis());
         }
     };
-    let reply = numbers(run(connection, &layout::RENEW, 2 * tickets.len(), write).await?)?;
+    let keys = 2 * tickets.len();
+    let reply = numbers(run(&mut connection, &RENEW, namespace, keys, write).await?)?;
+    if reply.chunks(3).all(|answer| answer[0] == 3) {
+        RENEW.all_failed(&connection, namespace).await?;
+    }
     reply
         .chunks(3)
         .map(|answer| match *answer {
@@ -98,9 +108,13 @@ pub(super) async fn renew(
 }
 
 pub(super) async fn release(
-    connection: RedisConnection,
+    mut connection: RedisConnection,
     tickets: Vec<Departure>,
 ) -> Result<Vec<Released>, StoreError> {
+    let Some(first) = tickets.first() else {
+        return Ok(Vec::new());
+    };
+    let namespace = first.request.name.namespace();
     let write = |call: &mut Cmd| {
         for Departure { request, .. } in &tickets {
             let keys = Keys::of(&request.name);
@@ -108,7 +122,7 @@ pub(super) async fn release(
             call.write_arg_fmt(keys.queue());
             call.write_arg_fmt(keys.mark(request.id));
         }
-        write_prefix(call, tickets.first().map(|departure| &departure.request));
+        call.write_arg_fmt(layout::wake_prefix(namespace));
         for departure in &tickets {
             let keep_mark = match departure.enqueue_may_follow {
                 true => MARK,
@@ -118,7 +132,11 @@ pub(super) async fn release(
             call.write_arg_fmt(keep_mark.as_millis());
         }
     };
-    let reply = numbers(run(connection, &layout::RELEASE, 3 * tickets.len(), write).await?)?;
+    let keys = 3 * tickets.len();
+    let reply = numbers(run(&mut connection, &RELEASE, namespace, keys, write).await?)?;
+    if reply.iter().all(|found| !matches!(found, 0 | 1)) {
+        RELEASE.all_failed(&connection, namespace).await?;
+    }
     Ok(reply
         .iter()
         .map(|found| match found {
@@ -130,14 +148,13 @@ pub(super) async fn release(
 }
 
 pub(super) async fn inspect(
-    connection: RedisConnection,
+    mut connection: RedisConnection,
     name: Name,
 ) -> Result<Vec<Place>, StoreError> {
     let keys = Keys::of(&name);
     let write = |call: &mut Cmd| call.write_arg_fmt(keys.tickets());
-    let reply: Vec<Value> =
-        redis::from_redis_value(run(connection, &layout::INSPECT, 1, write).await?)
-            .map_err(unreadable)?;
+    let reply = run(&mut connection, &INSPECT, name.namespace(), 1, write).await?;
+    let reply: Vec<Value> = redis::from_redis_value(reply).map_err(unreadable)?;
     let mut reply = reply.into_iter();
     let now: u64 = match reply.next() {
         Some(now) => redis::from_redis_value(now).map_err(unreadable)?,
@@ -194,30 +211,86 @@ impl<'a> Record<'a> {
     }
 }
 
-pub(super) async fn forget(connection: RedisConnection, name: Name) -> Result<(), StoreError> {
+pub(super) async fn forget(mut connection: RedisConnection, name: Name) -> Result<(), StoreError> {
     let keys = Keys::of(&name);
     let write = |call: &mut Cmd| {
         call.write_arg_fmt(keys.tickets());
         call.write_arg_fmt(keys.queue());
     };
-    run(connection, &layout::FORGET, 2, write).await.map(drop)
+    let namespace = name.namespace();
+    let outcome = run(&mut connection, &FORGET, namespace, 2, write).await;
+    outcome.map(drop)
 }
 
-/// The first argument of a batch. All tickets of a client are in one namespace.
-fn write_prefix(call: &mut Cmd, request: Option<&Arc<Request>>) {
-    if let Some(request) = request {
-        call.write_arg_fmt(layout::wake_prefix(request.name.namespace()));
+/// A script, and the commands without any one of which it does nothing.
+struct Verb {
+    script: &'static LazyLock<Script>,
+    needs: &'static [&'static str],
+}
+
+const ENQUEUE: Verb = Verb {
+    script: &layout::ENQUEUE,
+    needs: &["time", "exists", "hset"],
+};
+const RENEW: Verb = Verb {
+    script: &layout::RENEW,
+    needs: &["time", "hmget", "hset"],
+};
+const RELEASE: Verb = Verb {
+    script: &layout::RELEASE,
+    needs: &["hdel"],
+};
+const INSPECT: Verb = Verb {
+    script: &layout::INSPECT,
+    needs: &["time", "hgetall"],
+};
+const FORGET: Verb = Verb {
+    script: &layout::FORGET,
+    needs: &["hlen", "del"],
+};
+
+impl Verb {
+    /// Why the script was stopped half-way, if that is for a right that was taken away since the connection
+    /// was made. The server's own words do not always name the command.
+    async fn denied(
+        &self,
+        connection: &RedisConnection,
+        namespace: &Namespace,
+    ) -> Option<StoreError> {
+        let channel = layout::wake_channel(namespace, &connection.channel);
+        let missing = rights::missing(connection.connection.clone(), namespace, &channel);
+        let missing = missing.await.ok().filter(|missing| !missing.is_empty())?;
+        let missing = missing.join(", ").to_lowercase();
+        let nothing_done = missing.split(", ").any(|name| self.needs.contains(&name));
+        let fault = match nothing_done {
+            true => Fault::Config,
+            false => Fault::Unknown,
+        };
+        let text = format!("Redis: the user may not run {missing} any more{GUIDE}");
+        Some(StoreError::new(fault, text))
+    }
+
+    /// No ticket of a batch fared well: there may be one reason for all. If only some did not, the others'
+    /// answers count.
+    async fn all_failed(
+        &self,
+        connection: &RedisConnection,
+        namespace: &Namespace,
+    ) -> Result<(), StoreError> {
+        self.denied(connection, namespace).await.map_or(Ok(()), Err)
     }
 }
 
 /// Runs a script by its hash. A server that does not know it, because it is new or has restarted, gets
 /// its text; that it does not know it is certain, so nothing is done twice.
 async fn run(
-    connection: RedisConnection,
-    script: &Script,
+    connection: &mut RedisConnection,
+    verb: &Verb,
+    namespace: &Namespace,
     keys: usize,
     write_keys_and_arguments: impl Fn(&mut Cmd),
 ) -> Result<Value, StoreError> {
+    let script: &Script = verb.script;
     let command = |verb: &str, script: &str| {
         // Room for what one ticket takes.
         let mut command = Cmd::with_capacity(16, 512);
@@ -225,15 +298,28 @@ async fn run(
         write_keys_and_arguments(&mut command);
         command
     };
-    let mut connection = connection.connection;
     let by_hash = command("EVALSHA", &script.sha1);
-    match by_hash.query_async(&mut connection).await {
-        Err(error) if error.code() == Some("NOSCRIPT") => command("EVAL", &script.source)
-            .query_async(&mut connection)
-            .await
-            .map_err(failed),
+    let outcome = match by_hash.query_async(&mut connection.connection).await {
+        Err(error) if error.code() == Some("NOSCRIPT") => {
+            let by_text = command("EVAL", &script.source);
+            by_text.query_async(&mut connection.connection).await
+        }
+        outcome => outcome,
+    };
+    match outcome {
+        Err(error) if is_stopped(&error.to_string()) => {
+            let denied = verb.denied(connection, namespace).await;
+            Err(denied.unwrap_or_else(|| failed(error)))
+        }
         outcome => outcome.map_err(failed),
     }
+}
+
+/// How a script reports what it was denied: Redis 6 and 7.0, and 7.2 and Valkey.
+fn is_stopped(text: &str) -> bool {
+    ["user executing the script", "ACL failure in script"]
+        .iter()
+        .any(|sign| text.contains(sign))
 }
 
 /// What an error says about the request (H11).
@@ -279,8 +365,8 @@ pub(super) fn failed(error: RedisError) -> StoreError {
             " (check user and password in the URL, where %25 stands for \"%\", %40 for \"@\", %23 for \"#\", %2F for \"/\")"
         }
         Some("NOAUTH") => " (the server asks for a password: redis://user:password@host)",
-        // How a script reports what it was denied, and it may have written by then.
-        _ if text.contains("user executing the script") => GUIDE,
+        // It may have written by then.
+        _ if is_stopped(&text) => GUIDE,
         _ => "",
     };
     let text = format!("Redis: {text}{hint}");
