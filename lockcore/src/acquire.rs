@@ -503,6 +503,7 @@ impl Drop for Pending {
                 ambiguous,
                 keep_until: None,
                 after,
+                held: None,
             });
         } else {
             self.shared.disarm(self.lease.request.id);

@@ -347,6 +347,7 @@ impl Builder {
             namespace,
             op_timeout: self.op_timeout,
             place: self.url.as_deref().map(connect::place).unwrap_or_default(),
+            owner: Arc::clone(&owner.whole),
             defaults: Defaults {
                 ttl: self.ttl,
                 wait: self.wait,

@@ -2,11 +2,11 @@
 //! tells is in `guard`.
 
 use std::fmt;
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use tokio::sync::broadcast;
 
+use crate::clock::Instant;
 use crate::error::LostReason;
 use crate::token::FencingToken;
 
@@ -74,7 +74,14 @@ impl fmt::Debug for EventListener {
 pub(crate) struct Teller {
     /// Made for the first listener.
     listeners: OnceLock<broadcast::Sender<Event>>,
-    suspended: AtomicBool,
+    outage: Mutex<Option<Outage>>,
+}
+
+/// The store is out of reach.
+struct Outage {
+    since: Instant,
+    /// It was told that somebody has to mend something.
+    mistake: bool,
 }
 
 impl Teller {
@@ -102,19 +109,33 @@ impl Teller {
     }
 
     pub(crate) fn is_suspended(&self) -> bool {
-        self.suspended.load(Ordering::SeqCst)
+        self.outage().is_some()
     }
 
-    /// Told once, however many connections break and however often they are tried.
-    pub(crate) fn suspended(&self) {
-        if !self.suspended.swap(true, Ordering::SeqCst) {
-            self.tell(|| Event::Suspended);
+    /// Told once, however many connections break and however often they are tried. Returns whether it is
+    /// news, which a mistake is too that is found later.
+    pub(crate) fn suspended(&self, now: Instant, mistake: bool) -> bool {
+        let mut outage = self.outage();
+        if let Some(outage) = &mut *outage {
+            return mistake && !std::mem::replace(&mut outage.mistake, true);
         }
+        *outage = Some(Outage {
+            since: now,
+            mistake,
+        });
+        drop(outage); // telling runs wakers
+        self.tell(|| Event::Suspended);
+        true
     }
 
-    pub(crate) fn restored(&self) {
-        if self.suspended.swap(false, Ordering::SeqCst) {
-            self.tell(|| Event::Restored);
-        }
+    /// Returns since when the store was out of reach, if it was.
+    pub(crate) fn restored(&self) -> Option<Instant> {
+        let outage = self.outage().take()?;
+        self.tell(|| Event::Restored);
+        Some(outage.since)
+    }
+
+    fn outage(&self) -> MutexGuard<'_, Option<Outage>> {
+        self.outage.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -8,6 +8,9 @@ use std::time::Duration;
 
 use humantime::format_duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tracing::Level;
+use tracing::field::{DebugValue, debug};
+use tracing::level_filters::LevelFilter;
 
 use crate::backend::{Departure, Released};
 use crate::clock::Instant;
@@ -34,6 +37,8 @@ pub struct Held(Arc<Hold>);
 struct Hold {
     lease: Arc<Lease>,
     token: FencingToken,
+    /// When it began, if that is to be logged.
+    since: Option<Instant>,
     client: Arc<Client>,
     on_lost: OnLost,
     #[cfg(debug_assertions)]
@@ -354,6 +359,11 @@ impl Held {
         Arc::ptr_eq(&self.0.client, client)
     }
 
+    /// For logs.
+    fn held_for(&self, now: Instant) -> Option<DebugValue<Duration>> {
+        self.0.since.map(|since| debug(since.until(now)))
+    }
+
     /// [`Lock::label`](crate::Lock::label).
     #[cfg(debug_assertions)]
     pub(crate) fn label(&self) -> Option<&'static str> {
@@ -510,9 +520,12 @@ impl Guard {
 
     fn new(lease: Arc<Lease>, token: FencingToken, source: Source, order: &Order<'_>) -> Self {
         let writes = order.is_exclusive();
+        // The clock is not asked for nothing.
+        let logged = Level::DEBUG <= LevelFilter::current();
         let hold = Hold {
             lease,
             token,
+            since: logged.then(|| order.client.shared.clock.now()),
             client: Arc::clone(order.client),
             on_lost: order.on_lost,
             #[cfg(debug_assertions)]
@@ -806,7 +819,8 @@ impl Guard {
     /// # Errors
     ///
     /// [`Unavailable`](crate::ErrorKind::Unavailable) or [`Unknown`](crate::ErrorKind::Unknown) when the store
-    /// did not answer. The keeper goes on trying until it is acknowledged or the lease has run out.
+    /// did not answer; [`Config`](crate::ErrorKind::Config) when it denies the release. The keeper goes on trying
+    /// until it is acknowledged or the lease has run out.
     ///
     /// # Cancel safety
     ///
@@ -841,12 +855,16 @@ impl Guard {
                 return Box::pin(outer.release()).await;
             }
         };
-        let (lock, token) = (self.name(), self.token());
         let mut found = true;
         if at_the_store {
             found = Departing::of(&self.held).release(now).await?;
         }
-        tracing::debug!(lock, %token, found, at_the_store, "lock released");
+        if !found && !lost_before {
+            self.shared().missing(&self.held.0.lease);
+        }
+        let (lock, token) = (self.name(), self.token());
+        let held_for = self.held.held_for(now);
+        tracing::debug!(lock, %token, held_for, found, at_the_store, "lock released");
         Ok(if found && !lost_before {
             Release::Released
         } else {
@@ -920,14 +938,16 @@ impl Drop for Guard {
         if self.shared().is_forked() {
             return self.disown();
         }
-        let source = match self.end(self.shared().clock.now()) {
+        let now = self.shared().clock.now();
+        let source = match self.end(now) {
             End::Nothing => return,
             End::Shrink => return self.shared().renew_soon(self.lease().request.id),
             End::GiveBack(source) => source,
         };
-        tracing::debug!(lock = self.name(), token = %self.token(), "lock released in the background");
+        let held_for = self.held.held_for(now);
+        tracing::debug!(lock = self.name(), token = %self.token(), held_for, "lock released in the background");
         match source {
-            Source::Ticket { .. } => self.shared().clean_up(Cleanup::of(self.lease())),
+            Source::Ticket { .. } => self.shared().clean_up(Cleanup::of_held(&self.held.0.lease)),
             // Their drops give back.
             Source::Share(share) => drop(share),
             Source::Outer(outer, turn) => drop((turn, outer)),

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use tracing::Level;
 
-use crate::backend::{Backend, Departure, Enqueued, Fault, Released, Renewed};
+use crate::backend::{Backend, Departure, Enqueued, Fault, Released, Renewed, StoreError};
 use crate::clock::Instant;
 use crate::error::Error;
 use crate::lease::{LONGEST_STALL, Lease};
@@ -95,12 +95,15 @@ impl Drop for Keeper {
         self.shared.end();
         // A waker may drop the last handle on the very thread that would be waited for.
         if self.thread == std::thread::current().id() {
-            return;
+            return self.shared.tell_end(0);
         }
         // The thread drops its end of the channel as its last act; a little more than its own
         // patience lets it say so.
         let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
         let _ = ended.recv_timeout(patience.saturating_add(Duration::from_millis(50)));
+        let left = self.shared.table().cleanups_open;
+        // A subscriber is the user's code, and this may be a drop during a panic.
+        guarded(|| self.shared.tell_end(left));
     }
 }
 
@@ -235,6 +238,12 @@ async fn renew(shared: Arc<Shared>, leases: Vec<Arc<Lease>>) {
         .await;
     match outcome {
         Ok((sent, answers)) => {
+            if answers.contains(&Renewed::Failed) {
+                let text = "it cannot renew some of the tickets";
+                shared.renewals_refused(StoreError::new(Fault::Unknown, text));
+            } else {
+                shared.renewals_accepted();
+            }
             // A store that answers for too few has not answered for the rest.
             for (renewal, answer) in renewals.into_iter().zip(answers) {
                 let Some(lease) = renewing.leases.next() else {
@@ -249,6 +258,9 @@ async fn renew(shared: Arc<Shared>, leases: Vec<Arc<Lease>>) {
                 renewal.refused(&error);
             }
             let tickets = renewals.len();
+            if matches!(error.fault(), Fault::Refused | Fault::Config) {
+                shared.renewals_refused(error.clone());
+            }
             shared.log(Level::DEBUG, move || {
                 tracing::debug!(%error, tickets, "renewal not acknowledged, trying again");
             });
@@ -397,11 +409,18 @@ async fn depart(shared: Arc<Shared>, mut batch: Vec<Cleanup>) {
             Ok(answers) => {
                 let before = batch.len();
                 let mut answers = answers.into_iter();
+                let mut missing = Vec::new();
                 // A store that answers for too few has not answered for the rest.
-                batch.retain(|_| {
+                batch.retain_mut(|cleanup| {
                     let answer = answers.next().unwrap_or(Released::Failed);
+                    // Only of a first answer: what failed may be gone by that.
+                    let held = cleanup.held.take();
+                    missing.extend(held.filter(|_| answer == Released::NotFound));
                     answer == Released::Failed
                 });
+                for lease in missing {
+                    guarded(|| shared.missing(&lease));
+                }
                 shared.cleaned_up(before - batch.len());
                 if batch.is_empty() {
                     return;
@@ -409,6 +428,9 @@ async fn depart(shared: Arc<Shared>, mut batch: Vec<Cleanup>) {
             }
             Err(error) => {
                 let tickets = batch.len();
+                if error.fault() == Fault::Unknown {
+                    batch.iter_mut().for_each(|cleanup| cleanup.held = None);
+                }
                 shared.log(Level::DEBUG, move || {
                     tracing::debug!(%error, tickets, "release not acknowledged, trying again");
                 });

@@ -317,7 +317,7 @@ impl Lanes {
             leave,
             |unused| match Arc::ptr_eq(&unused, lease) {
                 true => ours = true,
-                false => shared.clean_up(Cleanup::of(&unused)),
+                false => shared.clean_up(Cleanup::of_held(&unused)),
             },
         );
         ours
@@ -327,7 +327,7 @@ impl Lanes {
     fn change(&self, shared: &Arc<Shared>, name: &Name, change: impl FnOnce(&mut Lane)) {
         // A ticket whose last user has left while it was offered to somebody who had gone.
         self.change_and_tell(shared, name, change, |unused| {
-            shared.clean_up(Cleanup::of(&unused));
+            shared.clean_up(Cleanup::of_held(&unused));
         });
     }
 
@@ -785,7 +785,7 @@ impl Drop for Share {
             && !self.shared.is_forked()
             && self.shared.lanes.leave(&self.shared, &self.lease)
         {
-            self.shared.clean_up(Cleanup::of(&self.lease));
+            self.shared.clean_up(Cleanup::of_held(&self.lease));
         }
     }
 }

@@ -349,10 +349,12 @@ impl Lock {
         let error = error.of_name(name.as_str());
         let not_free = matches!(error.kind(), ErrorKind::Busy | ErrorKind::Timeout);
         let held = not_free.then(|| self.client.shared.held_among_few(name));
-        match held.flatten() {
+        let error = match held.flatten() {
             Some(capacity) => error.held_here(capacity == FULL),
             None => error,
-        }
+        };
+        tracing::debug!(%error, label = self.label, "lock not taken");
+        error
     }
 
     /// Whether it can be asked for at all.

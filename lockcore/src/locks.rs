@@ -107,6 +107,7 @@ impl Locks {
         owner: Owner,
     ) -> Result<Self, Error> {
         let (keeper, shared) = Keeper::start(backend, settings)?;
+        shared.tell_start();
         Ok(Self(Arc::new(Client {
             shared,
             owner,
@@ -278,26 +279,34 @@ impl Locks {
         if shared.is_forked() {
             return Ok(());
         }
+        let left = self.ended_by(deadline).await;
+        shared.tell_end(left);
+        match left {
+            0 => Ok(()),
+            left => Err(Error::unavailable(format!(
+                "{left} locks could not be released within {deadline:?}; they end with their leases"
+            ))),
+        }
+    }
+
+    /// Returns how many locks are not released then.
+    async fn ended_by(&self, deadline: Duration) -> usize {
+        let shared = &self.0.shared;
         let started = shared.clock.now();
         let end = started.after(deadline);
         // What is left for the releases themselves, once the work has been told to stop.
         let reserve = shared.op_timeout.min(deadline / 2);
         shared.refuse_new();
         if shared.idle(end.before(reserve)).await == 0 {
-            return Ok(());
+            return 0;
         }
         shared.lose_held();
         // Bodies are dropped where they are polled next; that comes before their release.
         if shared.idle(end.before(reserve / 2)).await == 0 {
-            return Ok(());
+            return 0;
         }
         shared.release_held();
-        match shared.idle(end).await {
-            0 => Ok(()),
-            left => Err(Error::unavailable(format!(
-                "{left} locks could not be released within {deadline:?}; they end with their leases"
-            ))),
-        }
+        shared.idle(end).await
     }
 }
 

@@ -10,6 +10,7 @@ use std::sync::{Arc, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use humantime::format_duration;
 use tokio::runtime;
 use tracing::Level;
 
@@ -28,7 +29,7 @@ use crate::log::{Log, guarded};
 use crate::name::{Name, Namespace};
 use crate::request::{Id, Request};
 use crate::supervise::{Links, NotConnected};
-use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::{Mutex, MutexGuard, Notify};
 use crate::table::{Cleanup, Phase, Stage, Table, Tracked};
 
@@ -45,6 +46,8 @@ pub(crate) struct Settings {
     pub(crate) op_timeout: Duration,
     /// Where the store is, to tell it from another and for messages; empty if nobody said so.
     pub(crate) place: String,
+    /// For logs.
+    pub(crate) owner: Arc<str>,
     pub(crate) defaults: Defaults,
 }
 
@@ -64,6 +67,7 @@ pub(crate) struct Shared {
     pub(crate) op_timeout: Duration,
     /// See [`Settings::place`].
     pub(crate) place: String,
+    owner: Arc<str>,
     pub(crate) defaults: Defaults,
     /// Where the keeper's tasks run.
     pub(crate) keeper: runtime::Handle,
@@ -83,6 +87,10 @@ pub(crate) struct Shared {
     /// Fires when the last handle is gone.
     pub(crate) ends: Notify,
     pub(crate) teller: Teller,
+    /// It was told that the store refuses renewals.
+    refusing: AtomicBool,
+    /// The end of the client was told.
+    told_end: AtomicBool,
     log: Log,
 }
 
@@ -118,6 +126,7 @@ impl Shared {
             namespace: settings.namespace,
             op_timeout: settings.op_timeout,
             place: settings.place,
+            owner: settings.owner,
             defaults: settings.defaults,
             keeper,
             links: Links::default(),
@@ -130,6 +139,8 @@ impl Shared {
             idle: Notify::new(),
             ends: Notify::new(),
             teller: Teller::default(),
+            refusing: AtomicBool::new(false),
+            told_end: AtomicBool::new(false),
             log: Log::default(),
         }
     }
@@ -147,6 +158,101 @@ impl Shared {
         self.log.say(level, &self.keeper, line);
     }
 
+    /// The client begins: said once, on the caller's thread.
+    pub(crate) fn tell_start(&self) {
+        let Defaults { ttl, wait, fair } = &self.defaults;
+        let wait = match wait {
+            Wait::For(wait) => format_duration(*wait).to_string(),
+            Wait::Forever => "forever".to_owned(),
+        };
+        let fair = match fair {
+            Fair::Local(bound) => format_duration(*bound).to_string(),
+            Fair::Strict => "strict".to_owned(),
+        };
+        tracing::info!(
+            store = self.store(),
+            namespace = self.namespace.as_str(),
+            owner = &*self.owner,
+            ttl = %format_duration(*ttl),
+            wait,
+            fair,
+            "lock client started"
+        );
+    }
+
+    /// The client ends, with so many locks that it could not release: said once, whether it was shut down, or
+    /// its last handle went, or both.
+    pub(crate) fn tell_end(&self, left: usize) {
+        if self.told_end.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        let (store, owner) = (self.store().to_owned(), Arc::clone(&self.owner));
+        match left {
+            0 => self.log(Level::INFO, move || {
+                tracing::info!(store, owner = &*owner, "lock client ended");
+            }),
+            _ => self.log(Level::WARN, move || {
+                tracing::warn!(
+                    store,
+                    owner = &*owner,
+                    left,
+                    "lock client ended; the locks that are left end with their leases"
+                );
+            }),
+        }
+    }
+
+    /// The store is out of reach: a warning once in an outage, however many connections there are and however
+    /// often they are tried, and once more when it turns out to be something that a person must mend.
+    pub(crate) fn suspended(&self, error: &StoreError) {
+        let is_news = |mistake| self.teller.suspended(self.clock.now(), mistake);
+        let (store, owner) = (self.store().to_owned(), Arc::clone(&self.owner));
+        let error = error.clone();
+        match is_news(error.fault() == Fault::Config) {
+            true => self.log(Level::WARN, move || {
+                tracing::warn!(store, owner = &*owner, %error, "the lock store is out of reach");
+            }),
+            false => self.log(Level::DEBUG, move || {
+                tracing::debug!(store, owner = &*owner, %error, "the lock store is still out of reach");
+            }),
+        }
+    }
+
+    pub(crate) fn restored(&self) {
+        if let Some(since) = self.teller.restored() {
+            let (store, owner) = (self.store().to_owned(), Arc::clone(&self.owner));
+            let after = since.until(self.clock.now());
+            self.log(Level::WARN, move || {
+                tracing::warn!(store, owner = &*owner, ?after, "the lock store is back");
+            });
+        }
+    }
+
+    /// The store says no to renewals, on a sound connection: a warning once, as for an outage.
+    pub(crate) fn renewals_refused(&self, error: StoreError) {
+        // An outage has been told of.
+        let news = !self.teller.is_suspended() && !self.refusing.swap(true, Ordering::SeqCst);
+        let (store, owner) = (self.store().to_owned(), Arc::clone(&self.owner));
+        if news {
+            self.log(Level::WARN, move || {
+                tracing::warn!(store, owner = &*owner, %error, "the lock store refuses renewals");
+            });
+        }
+    }
+
+    pub(crate) fn renewals_accepted(&self) {
+        if self.refusing.load(Ordering::Relaxed) && self.refusing.swap(false, Ordering::SeqCst) {
+            let (store, owner) = (self.store().to_owned(), Arc::clone(&self.owner));
+            self.log(Level::WARN, move || {
+                tracing::warn!(
+                    store,
+                    owner = &*owner,
+                    "the lock store accepts renewals again"
+                );
+            });
+        }
+    }
+
     /// Listens to what the client has to tell.
     pub(crate) fn listen(self: &Arc<Self>) -> EventListener {
         let listener = self.teller.listen();
@@ -162,7 +268,7 @@ impl Shared {
         }
         match self.links.up(&self.keeper) {
             // It was another connection that failed, and is needed no more.
-            Some(_) => self.teller.restored(),
+            Some(_) => self.restored(),
             None if self.is_forked() => {}
             None => drop(self.links.of(self, &self.keeper)),
         }
@@ -381,8 +487,9 @@ impl Shared {
             } => (renewal.answered(valid_for), recheck_in),
             Renewed::Failed => {
                 let lock = lease.request.name.clone();
-                self.log(Level::WARN, move || {
-                    tracing::warn!(%lock, "the store cannot renew this ticket, trying again");
+                // The keeper tells of what concerns more than this one.
+                self.log(Level::DEBUG, move || {
+                    tracing::debug!(%lock, "the store cannot renew this ticket, trying again");
                 });
                 return self.renewal_over(id, self.clock.now().after(jittered(pause)));
             }
@@ -809,6 +916,15 @@ impl Shared {
         }
     }
 
+    /// A ticket that its holder gave back was not at the store, and should have been: somebody else may have had
+    /// the lock at the same time.
+    pub(crate) fn missing(self: &Arc<Self>, lease: &Arc<Lease>) {
+        // What ran out on the way is no news to anybody.
+        if lease.lost(self.clock.now()).is_none() && lease.lose(LostReason::Taken) {
+            self.lost(lease, Stage::Held, LostReason::Taken);
+        }
+    }
+
     /// The keeper has given a ticket back, because its task is not polled: the task finds that its
     /// place is lost, should it be polled again.
     pub(crate) fn recalled(self: &Arc<Self>, lease: &Arc<Lease>) {
@@ -993,6 +1109,7 @@ impl Settings {
             namespace: Namespace::new("test").expect("a namespace"),
             op_timeout: Duration::from_secs(1),
             place: String::new(),
+            owner: "test".into(),
             defaults: Defaults {
                 ttl: Duration::from_secs(10),
                 wait: Wait::Forever,

@@ -274,11 +274,8 @@ async fn supervise(shared: Arc<Shared>, link: Arc<Link>, mut reconnecting: bool)
         let pause_from = match attempt(&shared, &link, events).await {
             Ok(connected) => {
                 link.change(State::Up(Arc::new(connected)));
-                shared.teller.restored();
+                shared.restored();
                 if reconnecting {
-                    shared.log(Level::INFO, || {
-                        tracing::info!("connected to the lock store again");
-                    });
                     shared.renew_everything();
                 }
                 reconnecting = true;
@@ -300,12 +297,9 @@ async fn supervise(shared: Arc<Shared>, link: Arc<Link>, mut reconnecting: bool)
                     break;
                 }
                 shared.suspect();
-                shared.log(Level::INFO, || {
-                    tracing::info!("connection to the lock store lost");
-                });
                 // From before it is told, so that whoever hears of it and then turns the clock turns it within the pause.
                 let now = shared.clock.now();
-                shared.teller.suspended();
+                shared.suspended(&StoreError::new(Fault::Retry, "the connection is lost"));
                 if up_since.until(now) > SETTLED {
                     pause = FIRST_PAUSE;
                 }
@@ -313,11 +307,7 @@ async fn supervise(shared: Arc<Shared>, link: Arc<Link>, mut reconnecting: bool)
             }
             Err(Attempt::RuntimeEnded) => break,
             Err(Attempt::Failed(error)) => {
-                let told = error.clone();
-                shared.log(Level::INFO, move || {
-                    tracing::info!(error = %told, "cannot connect to the lock store");
-                });
-                shared.teller.suspended();
+                shared.suspended(&error);
                 idle = !link.is_wanted() && !shared.is_busy();
                 if idle && !shared.teller.is_heard() {
                     // The next caller who asks starts afresh.

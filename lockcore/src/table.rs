@@ -158,6 +158,8 @@ pub(crate) struct Cleanup {
     /// The enqueue whose reply nobody waits for any more. The release must not overtake it: the
     /// keeper finishes it first.
     pub(crate) after: Option<Asking>,
+    /// It was in use to the end, and no release of it has been sent: that it is not there is news.
+    pub(crate) held: Option<Arc<Lease>>,
 }
 
 impl Cleanup {
@@ -168,6 +170,15 @@ impl Cleanup {
             ambiguous: lease.is_ambiguous(),
             keep_until: None,
             after: None,
+            held: None,
+        }
+    }
+
+    /// Of one that its last user has given back.
+    pub(crate) fn of_held(lease: &Arc<Lease>) -> Self {
+        Self {
+            held: Some(Arc::clone(lease)),
+            ..Self::of(lease)
         }
     }
 }

@@ -20,6 +20,7 @@ mod inversions;
 mod kit;
 mod leases;
 mod local;
+mod logs;
 mod messages;
 mod multi;
 mod owners;
@@ -58,6 +59,7 @@ fn main() {
         trials.extend(downgrade::local_facts(kind));
         trials.extend(multi::facts(kind));
         trials.extend(messages::facts(kind));
+        trials.extend(logs::facts(kind));
         trials.extend(views::facts(kind));
         trials.extend(part::facts(kind));
         trials.extend(extend::facts(kind));
@@ -76,6 +78,7 @@ fn main() {
     trials.extend(downgrade::facts_of_the_kit(Kind::Memory));
     trials.extend(messages::facts_of_the_kit(Kind::Memory));
     trials.extend(messages::facts_of_settings(Kind::Memory));
+    trials.extend(logs::facts_of_the_kit(Kind::Memory));
     trials.extend(part::facts_of_the_kit(Kind::Memory));
     trials.extend(extend::facts_of_the_kit(Kind::Memory));
     for kind in [Kind::Redis, Kind::Sqlite, Kind::ZooKeeper] {
@@ -96,6 +99,7 @@ fn main() {
     trials.extend(sqlite_faults::facts(Kind::Sqlite));
     trials.extend(redis_rights::facts(Kind::Redis));
     trials.extend(messages::facts_of_redis(Kind::Redis));
+    trials.extend(logs::facts_of_redis(Kind::Redis));
     for kind in [Kind::Redis, Kind::ZooKeeper] {
         trials.extend(tls::facts(kind));
     }

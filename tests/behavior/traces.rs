@@ -17,6 +17,9 @@ pub(crate) const SECRETS: [&str; 2] = [SECRET, WRONG];
 /// The wrong password of the facts that offer one.
 pub(crate) const WRONG: &str = "hunter2";
 
+/// In names and owners of facts about lines below `INFO`: all of them would be too many to keep.
+pub(crate) const LOGGED: &str = "logged:";
+
 static FOUND: Mutex<Vec<String>> = Mutex::new(Vec::new());
 static LINES: Mutex<Vec<Line>> = Mutex::new(Vec::new());
 static SEEN: AtomicUsize = AtomicUsize::new(0);
@@ -45,7 +48,7 @@ pub(crate) struct Line {
     pub(crate) text: String,
 }
 
-/// What the library has told at `INFO` and above in whose text `part` is.
+/// What the library has told in whose text `part` is; below `INFO` only with [`LOGGED`] in it.
 pub(crate) fn lines(part: &str) -> Vec<Line> {
     let lines = LINES.lock().unwrap();
     let lines = lines.iter().filter(|line| line.text.contains(part));
@@ -104,7 +107,7 @@ impl Subscriber for Search {
         if ours {
             SEEN.fetch_add(1, Ordering::Relaxed);
         }
-        if ours && level <= Level::INFO {
+        if ours && (level <= Level::INFO || text.0.contains(LOGGED)) {
             LINES.lock().unwrap().push(Line {
                 level,
                 target,

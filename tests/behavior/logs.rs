@@ -1,0 +1,339 @@
+//! What an operator reads: which lines there are, at which level, and how often. `guide/logs.md` says the same.
+
+use std::time::Duration;
+
+use libtest_mimic::Trial;
+use lockcore::testing::Store as Kit;
+use lockcore::{Error, ErrorKind, Locks, Release, Wait, distributed_lock, with_default};
+use tests::eventually::eventually;
+use tests::redis_server::RedisServer;
+use tests::watch::SECRET;
+use tracing::Level;
+
+use crate::redis_rights::{USER, grant};
+use crate::store::{DEFAULT, Kind, SOON, Store, give_back, kind, tickets};
+use crate::traces::{self, LOGGED, Line};
+
+pub(crate) fn facts(store: Kind) -> Vec<Trial> {
+    crate::store_facts![store, DEFAULT;
+        a_client_tells_of_its_start_and_of_its_end_once
+        a_release_tells_for_how_long_the_lock_was_held
+        a_lock_that_is_not_to_be_had_is_told_by_guard_and_function_alike
+    ]
+}
+
+pub(crate) fn facts_of_the_kit(store: Kind) -> Vec<Trial> {
+    crate::store_facts![store, DEFAULT;
+        a_lock_that_was_deleted_under_its_holder_is_a_warning_at_its_release
+        what_runs_out_after_its_release_is_no_warning
+    ]
+}
+
+pub(crate) fn facts_of_redis(store: Kind) -> Vec<Trial> {
+    crate::store_facts![store, DEFAULT;
+        an_outage_is_one_warning_and_its_end_another
+        a_mistake_that_an_outage_turns_out_to_be_is_told_as_well
+        renewals_that_are_refused_are_one_warning_and_their_end_another
+    ]
+}
+
+/// Lines about this and nothing else that is tested beside it.
+fn marked(store: &Store, what: &str) -> String {
+    format!("{LOGGED}{}:{what}", store.namespace)
+}
+
+fn at(level: Level, part: &str) -> Vec<String> {
+    let lines = traces::lines(part).into_iter();
+    let lines = lines.filter(|line| line.level == level);
+    lines.map(|line: Line| line.text).collect()
+}
+
+async fn one(level: Level, part: &str, message: &str) -> String {
+    let told = || {
+        let mut told = at(level, part);
+        told.retain(|text| text.contains(message));
+        told
+    };
+    eventually(message, SOON, async || !told().is_empty()).await;
+    let told = told();
+    assert_eq!(told.len(), 1, "{told:?}");
+    told[0].clone()
+}
+
+async fn a_client_tells_of_its_start_and_of_its_end_once(store: Store) {
+    for shut_down in [true, false] {
+        let owner = marked(&store, if shut_down { "shut" } else { "drop" });
+        let locks = store.client_with(Locks::builder().owner(&owner));
+        let started = at(Level::INFO, &owner);
+        assert_eq!(started.len(), 1, "{started:?}");
+        let expected = [
+            "lock client started".to_owned(),
+            format!("namespace=\"{}\"", store.namespace),
+            format!("/{}/", std::process::id()),
+            "ttl=10s".to_owned(),
+            "wait=\"15s\"".to_owned(),
+            "fair=\"50ms\"".to_owned(),
+        ];
+        for part in expected {
+            assert!(started[0].contains(&part), "no {part} in {started:?}");
+        }
+        if store.kind == Kind::Redis {
+            assert!(
+                started[0].contains("store=\"redis://127.0.0.1:"),
+                "{started:?}"
+            );
+        }
+        give_back(locks.mutex("a").acquire().await.unwrap()).await;
+        if shut_down {
+            locks.shutdown(SOON).await.unwrap();
+            locks.clone().shutdown(SOON).await.unwrap();
+        }
+        // The last handle blocks for what is left to be done.
+        tokio::task::spawn_blocking(move || drop(locks))
+            .await
+            .unwrap();
+
+        let told = at(Level::INFO, &owner);
+        assert!(
+            told.len() == 2 && told[1].contains("lock client ended"),
+            "{told:?}"
+        );
+        assert_eq!(at(Level::WARN, &owner), Vec::<String>::new());
+    }
+}
+
+async fn a_release_tells_for_how_long_the_lock_was_held(store: Store) {
+    let locks = store.client();
+    let names = ["waited", "dropped", "run", "shared"].map(|what| marked(&store, what));
+    let [waited, dropped, run, shared] = &names;
+    let released = Release::Released;
+
+    let guard = locks.mutex(waited).acquire().await.unwrap();
+    let at_least = Duration::from_millis(30);
+    tokio::time::sleep(at_least).await;
+    assert_eq!(guard.release().await.unwrap(), released);
+    drop(locks.mutex(dropped).acquire().await.unwrap());
+    let ran: Result<(), Error> = locks.mutex(run).run(async |_| Ok(())).await;
+    ran.unwrap();
+    let one_after_the_other = locks.rwlock(shared);
+    let first = one_after_the_other.read().acquire().await.unwrap();
+    let second = one_after_the_other.read().acquire().await.unwrap();
+    assert_eq!(first.release().await.unwrap(), released);
+    drop(second);
+
+    let mut told = Vec::new();
+    for name in [waited, dropped, run] {
+        told.push(one(Level::DEBUG, name, "lock released").await);
+    }
+    let both = at(Level::DEBUG, shared);
+    told.extend(
+        both.into_iter()
+            .filter(|text| text.contains("lock released")),
+    );
+    assert_eq!(told.len(), 5, "{told:?}");
+    for text in &told {
+        assert!(text.contains("held_for="), "{text}");
+    }
+    let held_for = told[0].split("held_for=").nth(1).unwrap();
+    let held_for = held_for.split(' ').next().unwrap().replace('µ', "u");
+    // As `Duration` prints itself: a sleep that is told in milliseconds or seconds.
+    let in_seconds = held_for
+        .strip_suffix("ms")
+        .map(|ms| ms.parse::<f64>().unwrap() / 1000.0);
+    let in_seconds = in_seconds.unwrap_or_else(|| held_for.trim_end_matches('s').parse().unwrap());
+    assert!(in_seconds >= at_least.as_secs_f64(), "{held_for}");
+}
+
+#[distributed_lock(key = name.to_owned(), wait = Duration::from_millis(200))]
+async fn annotated(name: &str) -> Result<(), Error> {
+    Ok(())
+}
+
+async fn a_lock_that_is_not_to_be_had_is_told_by_guard_and_function_alike(store: Store) {
+    let (locks, other) = (store.client(), store.client());
+    let name = marked(&store, "taken");
+    let held = other.mutex(&name).acquire().await.unwrap();
+    let lock = locks.mutex(&name).wait(Duration::from_millis(200));
+    locks.ready(SOON).await.unwrap();
+
+    let errors = [
+        lock.acquire().await.map(drop).unwrap_err(),
+        with_default(locks.clone(), annotated(&name))
+            .await
+            .unwrap_err(),
+        lock.try_acquire().await.map(drop).unwrap_err(),
+    ];
+
+    give_back(held).await;
+    let mut told = at(Level::DEBUG, &name);
+    told.retain(|text| text.contains("lock not taken"));
+    assert_eq!(told.len(), errors.len(), "{told:?}");
+    for (text, error) in told.iter().zip(&errors) {
+        assert!(text.contains(&error.to_string()), "{text}: {error}");
+    }
+    assert_eq!(errors[1].kind(), ErrorKind::Timeout);
+}
+
+async fn a_lock_that_was_deleted_under_its_holder_is_a_warning_at_its_release(store: Store) {
+    let kit = Kit::new();
+    let locks = kit.client().unwrap();
+    let name = |what: &str| marked(&store, what);
+    let ended: [(&str, bool); 2] = [("released", true), ("dropped", false)];
+    for (what, waits) in ended {
+        // A ticket that others of the process may have, and one of its own.
+        for (own, lock) in [
+            (false, locks.mutex(name(what))),
+            (true, locks.mutex(name(what)).max_hold(SOON)),
+        ] {
+            let before = at(Level::WARN, &name(what)).len();
+            let guard = lock.acquire().await.unwrap();
+            kit.lose_data();
+            match waits {
+                true => assert_eq!(guard.release().await.unwrap(), Release::AlreadyLost),
+                false => drop(guard),
+            }
+            eventually("told", SOON, async || {
+                at(Level::WARN, &name(what)).len() > before
+            })
+            .await;
+            let told = at(Level::WARN, &name(what)).split_off(before);
+            assert!(told.len() == 1, "{own}: {told:?}");
+            assert!(
+                told[0].contains("lock lost") && told[0].contains("Taken"),
+                "{told:?}"
+            );
+        }
+    }
+}
+
+/// A store that was away while the keeper tried has nothing to accuse anybody of.
+async fn what_runs_out_after_its_release_is_no_warning(store: Store) {
+    let kit = Kit::new();
+    let locks = kit.client().unwrap();
+    let name = marked(&store, "late");
+    let guard = locks.mutex(&name).acquire().await.unwrap();
+    kit.freeze();
+    drop(guard);
+    kit.clock().advance(Duration::from_secs(10));
+    kit.thaw();
+
+    // After the release, which the keeper goes on with for longer than the lease.
+    locks.shutdown(SOON).await.unwrap();
+    assert_eq!(at(Level::WARN, &name), Vec::<String>::new());
+}
+
+async fn an_outage_is_one_warning_and_its_end_another(store: Store) {
+    let server = RedisServer::start();
+    let owner = marked(&store, "owner");
+    let locks = Locks::builder().url(server.url()).owner(&owner);
+    let locks = locks
+        .op_timeout(Duration::from_millis(200))
+        .build()
+        .unwrap();
+    let guard = locks
+        .mutex("a")
+        .ttl(Duration::from_secs(60))
+        .acquire()
+        .await
+        .unwrap();
+
+    server.stop();
+    for _ in 0..3 {
+        locks.mutex("b").acquire().await.unwrap_err();
+    }
+    eventually("tried again", SOON, async || {
+        at(Level::DEBUG, &owner).len() >= 10
+    })
+    .await;
+    let place = server.url();
+    let told = one(Level::WARN, &owner, "out of reach").await;
+    assert!(told.contains(place.trim_end_matches('/')), "{told}");
+    server.restart();
+    let told = one(Level::WARN, &owner, "is back").await;
+    assert!(
+        told.contains("after=") && told.contains(place.trim_end_matches('/')),
+        "{told}"
+    );
+
+    assert_eq!(at(Level::WARN, &owner).len(), 2);
+    drop(guard);
+    give_back(locks.mutex("b").acquire().await.unwrap()).await;
+    assert_eq!(at(Level::WARN, &owner).len(), 2);
+}
+
+async fn a_mistake_that_an_outage_turns_out_to_be_is_told_as_well(store: Store) {
+    let server = RedisServer::start();
+    grant(&server, "lock", SECRET);
+    let owner = marked(&store, "owner");
+    let locks = Locks::builder()
+        .url(server.url_with_user(USER, SECRET))
+        .owner(&owner);
+    let locks = locks.build().unwrap();
+    let lock = locks.mutex("a").ttl(Duration::from_secs(60));
+    let guard = lock.acquire().await.unwrap();
+
+    server.command::<()>(&["ACL", "SETUSER", USER, "resetpass", ">other"]);
+    server.command::<()>(&["CLIENT", "KILL", "TYPE", "NORMAL", "SKIPME", "YES"]);
+    server.command::<()>(&["CLIENT", "KILL", "TYPE", "PUBSUB"]);
+    for _ in 0..5 {
+        eventually("refused", SOON, async || {
+            kind(locks.mutex("b").acquire().await) == ErrorKind::Config
+        })
+        .await;
+    }
+
+    let told = at(Level::WARN, &owner);
+    assert_eq!(told.len(), 2, "{told:?}");
+    assert!(told[1].contains("WRONGPASS"), "{told:?}");
+    server.command::<()>(&["ACL", "SETUSER", USER, &format!(">{SECRET}")]);
+    give_back(
+        locks
+            .mutex("b")
+            .wait(Wait::Forever)
+            .acquire()
+            .await
+            .unwrap(),
+    )
+    .await;
+    one(Level::WARN, &owner, "is back").await;
+    give_back(guard).await;
+}
+
+async fn renewals_that_are_refused_are_one_warning_and_their_end_another(store: Store) {
+    let server = RedisServer::start();
+    grant(&server, "lock", SECRET);
+    let owner = marked(&store, "owner");
+    let locks = Locks::builder()
+        .url(server.url_with_user(USER, SECRET))
+        .owner(&owner);
+    let locks = locks.build().unwrap();
+    let guard = locks
+        .mutex("a")
+        .ttl(Duration::from_secs(3))
+        .acquire()
+        .await
+        .unwrap();
+    let renewed = async || {
+        let left = guard.remaining();
+        eventually("renewed", SOON, async || guard.remaining() > left).await;
+    };
+    renewed().await;
+
+    server.command::<()>(&["ACL", "SETUSER", USER, "-hset"]);
+    server.command::<()>(&["ACL", "LOG", "RESET"]);
+    eventually("denied several times", SOON, async || {
+        let denied: Vec<redis::Value> = server.command(&["ACL", "LOG"]);
+        // Alike, they are one entry with a count.
+        format!("{denied:?}").contains("int(3)")
+    })
+    .await;
+    let told = one(Level::WARN, &owner, "refuses renewals").await;
+    assert!(told.contains("hset"), "{told}");
+    server.command::<()>(&["ACL", "SETUSER", USER, "+hset"]);
+    renewed().await;
+    one(Level::WARN, &owner, "accepts renewals again").await;
+
+    assert_eq!(at(Level::WARN, &owner).len(), 2);
+    give_back(guard).await;
+    tickets(&locks, "a", 0).await;
+}
