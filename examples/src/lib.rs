@@ -8,10 +8,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use lockcore::Locks;
-use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::Notify;
 
-/// How long what holds a lock may go on after Ctrl-C.
+/// How long what holds a lock may go on after Ctrl-C or SIGTERM.
 const GRACE: Duration = Duration::from_secs(2);
 
 /// Far longer than any story takes: whoever waits for what does not come is to be told.
@@ -26,9 +25,8 @@ pub async fn tell<'a>(
     let told = tokio::select! {
         told = story => told.map(|()| ExitCode::SUCCESS),
         () = tokio::time::sleep(LONGEST) => Err(format!("it did not end within {LONGEST:?}").into()),
-        // 128 + the number of the signal, as shells have it.
-        () = of(SignalKind::interrupt()) => Ok(ExitCode::from(130)),
-        () = of(SignalKind::terminate()) => Ok(ExitCode::from(143)),
+        // As shells have it after Ctrl-C.
+        () = lockcore::stop_signal() => Ok(ExitCode::from(130)),
     };
     for locks in clients {
         if let Err(error) = locks.shutdown(GRACE).await {
@@ -39,15 +37,6 @@ pub async fn tell<'a>(
         eprintln!("not as it should be: {error}");
         ExitCode::FAILURE
     })
-}
-
-async fn of(kind: SignalKind) {
-    match signal(kind) {
-        Ok(mut signal) => {
-            signal.recv().await;
-        }
-        Err(_) => std::future::pending().await, // then it ends the process, and the leases run out
-    }
 }
 
 pub fn expect(what: &str, so: bool) -> Result<(), Box<dyn Error + Send + Sync>> {

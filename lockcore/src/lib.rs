@@ -35,6 +35,7 @@
 //! | give some permits back and keep the rest | [`Guard::release_permits`] |
 //! | be sure of the next minutes | [`Held::ensure`], [`Guard::extend`] |
 //! | see to it that a caller holds the lock | [`held`], [`Locks::held`] |
+//! | end in good order | [`stop_signal`] (feature `signal`), [`shutdown`], [`Locks::shutdown`] |
 //! | be told of trouble | [`Locks::events`], [`Held::in_danger`], [`Held::lost`] |
 //! | let a process serve its own, or not | [`Fair`] |
 //! | know what happens when, and why | [`guide`] |
@@ -94,6 +95,8 @@ mod rwlock;
 mod scope;
 mod semaphore;
 mod shared;
+#[cfg(feature = "signal")]
+mod stop;
 mod supervise;
 mod sync;
 mod table;
@@ -116,6 +119,8 @@ pub use request::{FULL, Id, Request};
 pub use rwlock::RwLock;
 pub use scope::held;
 pub use semaphore::Semaphore;
+#[cfg(feature = "signal")]
+pub use stop::stop_signal;
 pub use token::{FencingToken, MAX_TICKET, NotAToken, WriteToken};
 
 /// Futures of the public API can be spawned; a change that breaks this does not compile.

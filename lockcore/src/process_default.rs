@@ -106,7 +106,12 @@ pub fn default_locks() -> Result<Locks, Error> {
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() {
 /// lockcore::init(lockcore::Locks::connect("memory:").unwrap()).unwrap();
-/// // … serve until SIGTERM …
+/// # async fn serve() { std::future::pending().await }
+/// tokio::select! {
+///     () = serve() => {}
+///     () = lockcore::stop_signal() => {} // Ctrl-C or SIGTERM
+/// #   () = std::future::ready(()) => {}
+/// }
 /// lockcore::shutdown(Duration::from_secs(5)).await.unwrap();
 /// # }
 /// ```

@@ -84,6 +84,7 @@ fn main() {
     for kind in [Kind::Redis, Kind::Sqlite, Kind::ZooKeeper] {
         trials.extend(downgrade::facts_of_processes(kind));
     }
+    trials.extend(processes::facts_of_none(Kind::Memory));
     trials.extend(processes::facts(Kind::Redis));
     trials.extend(processes::facts(Kind::Sqlite));
     trials.extend(processes::facts_of_sessions(Kind::ZooKeeper));

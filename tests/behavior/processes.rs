@@ -5,7 +5,8 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
-use lockcore::ErrorKind;
+use lockcore::{ErrorKind, Locks};
+use rustix::process::Signal;
 use tests::eventually::eventually;
 use tests::process::{Holder, HolderOptions, Process};
 use tests::witness::{FencedResource, FileWitness};
@@ -23,6 +24,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         who_is_cancelled_or_killed_in_line_leaves_the_order_of_the_rest
         a_frozen_holder_is_followed_and_its_late_write_is_refused
         a_process_that_ends_with_a_guard_leaves_no_lock
+        a_signal_that_ends_a_service_leaves_no_lock
         a_crowd_of_processes_that_are_killed_overlaps_nowhere
     ]
 }
@@ -33,7 +35,15 @@ pub(crate) fn facts_of_sessions(store: Kind) -> Vec<Trial> {
         the_permits_of_a_killed_holder_are_back_after_its_lease
         killed_readers_let_the_writer_in_after_their_leases
         who_is_cancelled_or_killed_in_line_leaves_the_order_of_the_rest
+        a_signal_that_ends_a_service_leaves_no_lock
         a_crowd_of_processes_that_are_killed_overlaps_nowhere
+    ]
+}
+
+/// Without any store.
+pub(crate) fn facts_of_none(store: Kind) -> Vec<Trial> {
+    crate::store_facts![store, crate::store::DEFAULT;
+        a_signal_that_comes_before_anybody_looks_is_not_missed
     ]
 }
 
@@ -45,6 +55,50 @@ pub(crate) fn facts_of_redis(store: Kind) -> Vec<Trial> {
         a_line_inside_one_process_costs_the_store_next_to_nothing
         an_uncontended_pair_costs_two_scripts
     ]
+}
+
+/// What a deploy sends, and Ctrl-C. Where leases end with sessions, they would also end when the process does.
+async fn a_signal_that_ends_a_service_leaves_no_lock(store: Store) {
+    let locks = store.client();
+    for signal in [Signal::TERM, Signal::INT] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_service"));
+        command
+            .arg("deployed")
+            .env("LOCK_URL", store.url())
+            .env("LOCK_NAMESPACE", &store.namespace)
+            .env("LOCK_TTL", "60s");
+        let mut service = Process::start(&mut command);
+        service.expect("HELD", SOON);
+        assert_eq!(tickets_of(&locks, "deployed").await, 1);
+
+        service.signal(signal);
+
+        let started = Instant::now();
+        // Far longer than the release takes, far shorter than the lease.
+        give_back(locks.mutex("deployed").wait(SOON).acquire().await.unwrap()).await;
+        let waited = started.elapsed();
+        assert!(waited < SLACK, "{signal:?}: free after {waited:?}");
+        service.expect("ENDED", SOON);
+        assert!(service.ended(SOON).success());
+    }
+}
+
+/// One that is busy when it comes.
+async fn a_signal_that_comes_before_anybody_looks_is_not_missed(_: Store) {
+    for signal in [Signal::TERM, Signal::INT] {
+        let mut service = Process::start(&mut Command::new(env!("CARGO_BIN_EXE_service")));
+        service.expect("LISTENS", SOON);
+
+        service.signal(signal);
+        service.say("look");
+
+        service.expect("ENDED", SOON);
+        assert!(service.ended(SOON).success());
+    }
+}
+
+async fn tickets_of(locks: &Locks, name: &str) -> usize {
+    locks.inspect(name).await.unwrap().len()
 }
 
 fn holder(store: &Store, name: &str, ttl: Duration) -> Holder {

@@ -94,7 +94,7 @@ impl LeashedChild {
         &mut self.child
     }
 
-    fn signal(&mut self, signal: Signal) {
+    pub(crate) fn signal(&mut self, signal: Signal) {
         // Asked first: the number of a child that was reaped may belong to somebody else.
         if let Some(status) = self.ended() {
             panic!("child {} has ended by itself: {status}", self.pid());

@@ -5,12 +5,15 @@
 
 use std::ffi::OsStr;
 use std::io::{BufRead as _, BufReader, Write as _};
-use std::process::{ChildStdin, Command, Stdio};
+use std::process::{ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
 
+use rustix::process::Signal;
+
 use crate::child::LeashedChild;
+use crate::eventually::poll;
 
 /// For answers that a busy machine may delay and nothing else should.
 const ANSWER: Duration = Duration::from_secs(20);
@@ -97,6 +100,17 @@ impl Process {
     /// SIGCONT.
     pub fn thaw(&mut self) {
         self.child.thaw();
+    }
+
+    /// SIGTERM, as a deploy sends it, or another one.
+    pub fn signal(&mut self, signal: Signal) {
+        self.child.signal(signal);
+    }
+
+    /// How it ended, within the time.
+    pub fn ended(&mut self, within: Duration) -> ExitStatus {
+        let status = poll(within, || self.child.ended());
+        status.unwrap_or_else(|| panic!("process {} goes on", self.pid()))
     }
 
     /// Ends its input, upon which it should end by itself.

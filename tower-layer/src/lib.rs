@@ -30,9 +30,7 @@
 //!
 //!     let listener = tokio::net::TcpListener::bind("127.0.0.1:3000").await?;
 //!     axum::serve(listener, app)
-//!         .with_graceful_shutdown(async {
-//!             let _ = tokio::signal::ctrl_c().await;
-//!         })
+//!         .with_graceful_shutdown(lockcore::stop_signal()) // Ctrl-C or SIGTERM
 //!         .await?;
 //!     locks.shutdown(Duration::from_secs(5)).await?;
 //!     Ok(())

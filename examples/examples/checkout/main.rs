@@ -37,7 +37,7 @@ use tokio_util::sync::CancellationToken;
 use tracing_subscriber::filter::{EnvFilter, LevelFilter};
 
 use processes::{Share, run_shop};
-use stop::{Signals, Stop};
+use stop::Stop;
 use verdict::Run;
 
 /// How long a store may take to answer for the first time.
@@ -136,7 +136,8 @@ async fn main() -> ExitCode {
 
 /// The frame of a service: connect, work, and give the locks back, whatever ends the work.
 async fn checkout(args: &Args) -> Result<(), Failure> {
-    let mut signals = Signals::listen()?;
+    // Caught from here on.
+    let signal = lockcore::stop_signal();
     // From here on the annotated function finds it, without being given it.
     lockcore::init(connect(args)?)?;
 
@@ -147,7 +148,7 @@ async fn checkout(args: &Args) -> Result<(), Failure> {
             lockcore::shutdown(GRACE).await?;
             return outcome;
         }
-        reason = stop::asked(&mut signals, args) => reason,
+        reason = stop::asked(signal, args) => reason,
     };
     // The server takes no new requests, and the clients buy no more …
     closing.cancel();
