@@ -309,13 +309,18 @@ async fn renewals_that_are_refused_are_one_warning_and_their_end_another(store: 
     let locks = locks.build().unwrap();
     let guard = locks
         .mutex("a")
-        .ttl(Duration::from_secs(3))
+        .ttl(Duration::from_secs(9))
         .acquire()
         .await
         .unwrap();
     let renewed = async || {
-        let left = guard.remaining();
-        eventually("renewed", SOON, async || guard.remaining() > left).await;
+        // What remains falls, but by a renewal.
+        let mut last = guard.remaining();
+        eventually("renewed", SOON, async || {
+            let now = guard.remaining();
+            now > std::mem::replace(&mut last, now)
+        })
+        .await;
     };
     renewed().await;
 
