@@ -4,12 +4,14 @@ use std::convert::Infallible;
 use std::fmt;
 use std::future::{Future, pending};
 use std::pin::Pin;
-use std::task::{Context, Poll, ready};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::{Context, Poll, Waker, ready};
 
 use bytes::{Buf, Bytes};
 use http_body::{Body, Frame, SizeHint};
 use lockcore::{Guard, Held};
 use pin_project_lite::pin_project;
+use tokio::task::AbortHandle;
 
 use crate::future::release;
 use crate::response::Problem;
@@ -37,6 +39,8 @@ pin_project! {
     pub struct LockBody<B> {
         #[pin]
         state: State<B>,
+        // How many bytes the client still waits for, if it was told; at zero it has seen the end.
+        owed: Option<u64>,
         next: Option<Part>,
         then: Option<Part>,
     }
@@ -45,8 +49,8 @@ pin_project! {
 pin_project! {
     #[project = StateProj]
     enum State<B> {
-        // Fields are dropped in this order: the inner body goes before the lock.
-        Holding { #[pin] inner: B, hold: Hold },
+        Holding { #[pin] holding: Holding<B> },
+        Watched { watched: Watched<B> },
         Releasing { release: Pin<Box<dyn Future<Output = ()> + Send>> },
         // With the size that a server asks for, although it sends nothing: the answer to HEAD.
         Ended { size: SizeHint },
@@ -54,16 +58,50 @@ pin_project! {
     }
 }
 
+pin_project! {
+    // The inner body and its lock. Fields are dropped in this order: the body goes before the lock.
+    struct Holding<B> {
+        #[pin]
+        inner: B,
+        hold: Hold,
+    }
+}
+
 /// The lock as long as the inner body lives.
 struct Hold {
-    /// `None` only between two states.
+    /// `None` once the last part has come.
     guard: Option<Guard>,
     held: Held,
     /// Made when the inner body makes us wait for the first time: many bodies never do.
     lost: Option<Pin<Box<dyn Future<Output = lockcore::Error> + Send>>>,
-    /// How many bytes the client still waits for, if it was told; at zero it has seen the end.
-    owed: Option<u64>,
     at_loss: AtLoss,
+}
+
+/// An inner body and its lock that end on time although nobody polls the body, as a server does not
+/// while the client reads nothing. A task waits for the end, and takes both away then.
+struct Watched<B> {
+    /// The task refers to it weakly, so that dropping this drops the inner body and the lock at once.
+    place: Arc<Mutex<Place<B>>>,
+    task: AbortHandle,
+}
+
+/// Where a watched body is while nobody polls it. The mutex is held for taking it and for putting it
+/// back; the body is polled and dropped outside, so that nobody waits for it.
+struct Place<B> {
+    /// `None` while it is polled, and after its end.
+    holding: Option<Pin<Box<Holding<B>>>>,
+    /// The last part, once the task has seen the end of the lock. A body that is being polled then is
+    /// dropped by the one that polls it.
+    end: Option<Part>,
+    /// Of the one that polls, once the body has made it wait.
+    waker: Option<Waker>,
+}
+
+/// What a poll has made of an inner body.
+struct Polled {
+    part: Option<Part>,
+    /// The lock, if that was the last part.
+    to_release: Option<Guard>,
 }
 
 /// What becomes of a body whose lock is lost.
@@ -90,14 +128,24 @@ impl AtLoss {
 impl<B> LockBody<B> {
     /// `owed` is how many bytes the client is told to expect; not zero.
     pub(crate) fn holding(inner: B, guard: Guard, owed: Option<u64>, at_loss: AtLoss) -> Self {
-        let hold = Hold {
-            held: guard.held(),
-            guard: Some(guard),
-            lost: None,
+        let holding = Holding::new(inner, guard, at_loss);
+        Self {
             owed,
-            at_loss,
-        };
-        Self::new(State::Holding { inner, hold }, None)
+            ..Self::new(State::Holding { holding }, None)
+        }
+    }
+
+    /// The same, and when the lock is lost the inner body and the lock end at once, whether this is
+    /// polled or not.
+    pub(crate) fn watched(inner: B, guard: Guard, owed: Option<u64>, at_loss: AtLoss) -> Self
+    where
+        B: Send + 'static,
+    {
+        let watched = Watched::new(Holding::new(inner, guard, at_loss));
+        Self {
+            owed,
+            ..Self::new(State::Watched { watched }, None)
+        }
     }
 
     /// A body whose lock is gone, with what is left to hand out.
@@ -121,6 +169,7 @@ impl<B> LockBody<B> {
     fn new(state: State<B>, next: Option<Part>) -> Self {
         Self {
             state,
+            owed: None,
             next,
             then: None,
         }
@@ -132,6 +181,10 @@ impl<B> State<B> {
         Self::Ended {
             size: SizeHint::with_exact(0),
         }
+    }
+
+    fn is_held(&self) -> bool {
+        matches!(self, Self::Holding { .. } | Self::Watched { .. })
     }
 }
 
@@ -146,8 +199,15 @@ where
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Part>> {
         let mut this = self.project();
         loop {
-            let (mut inner, hold) = match this.state.as_mut().project() {
-                StateProj::Holding { inner, hold } => (inner, hold),
+            if this.state.is_held()
+                && *this.owed != Some(0)
+                && let Some(part) = this.next.take().or_else(|| this.then.take())
+            {
+                return Poll::Ready(Some(part));
+            }
+            let polled = match this.state.as_mut().project() {
+                StateProj::Holding { holding } => ready!(holding.poll_part(cx)),
+                StateProj::Watched { watched } => ready!(watched.poll_part(cx)),
                 StateProj::Releasing { release } => {
                     ready!(release.as_mut().poll(cx));
                     this.state.set(State::ended());
@@ -160,46 +220,32 @@ where
                     return inner.poll_frame(cx).map(of_ours);
                 }
             };
-            if hold.owed != Some(0)
-                && let Some(part) = this.next.take().or_else(|| this.then.take())
-            {
-                return Poll::Ready(Some(part));
-            }
-            let part = match ready!(hold.poll_part(inner.as_mut(), cx)) {
-                Ok(part) => part,
-                Err(lost) => {
-                    tracing::debug!(error = %lost, "response stopped");
+            let Polled { part, to_release } = match polled {
+                Ok(polled) => polled,
+                Err(end) => {
                     // What was held back would pass for a complete response.
-                    *this.next = Some(hold.at_loss.end(lost));
+                    *this.next = Some(end);
                     *this.then = None;
                     // Nothing to wait for, as in `Guard::run`: the store may be what is gone.
                     this.state.set(State::ended());
                     continue;
                 }
             };
-            let ends = match &part {
-                // Servers send trailers and do not ask again.
-                Some(Ok(frame)) => frame.is_trailers() || inner.is_end_stream(),
-                Some(Err(_)) | None => true,
-            };
             if let Some(Ok(frame)) = &part {
                 let length = frame.data_ref().map_or(0, |data| data.len() as u64);
                 // More than was declared: the declaration is worth nothing, and nothing is held
                 // back for it any more, which also bounds what is.
-                hold.owed = hold.owed.and_then(|owed| owed.checked_sub(length));
+                *this.owed = this.owed.and_then(|owed| owed.checked_sub(length));
             }
             match &this.next {
                 None => *this.next = part,
                 // All that this can overwrite is an empty frame: after data, nothing is held back.
                 Some(_) => *this.then = part,
             }
-            if ends {
-                let release = hold.guard.take().map(release);
-                this.state.set(match release {
-                    Some(release) => State::Releasing {
-                        release: Box::pin(release),
-                    },
-                    None => State::ended(),
+            if let Some(guard) = to_release {
+                // The inner body goes with the state.
+                this.state.set(State::Releasing {
+                    release: Box::pin(release(guard)),
                 });
             }
         }
@@ -212,13 +258,15 @@ where
             }
             State::PassThrough { inner } => inner.is_end_stream(),
             // Not before the lock is released.
-            State::Holding { .. } | State::Releasing { .. } => false,
+            State::Holding { .. } | State::Watched { .. } | State::Releasing { .. } => false,
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         let rest = match &self.state {
-            State::Holding { inner, .. } | State::PassThrough { inner } => &inner.size_hint(),
+            State::Holding { holding } => &holding.inner.size_hint(),
+            State::Watched { watched } => &watched.size_hint(),
+            State::PassThrough { inner } => &inner.size_hint(),
             State::Releasing { .. } => &SizeHint::with_exact(0),
             State::Ended { size } => size,
         };
@@ -234,6 +282,131 @@ where
         }
         hint
     }
+}
+
+impl<B> Holding<B> {
+    fn new(inner: B, guard: Guard, at_loss: AtLoss) -> Self {
+        let hold = Hold {
+            held: guard.held(),
+            guard: Some(guard),
+            lost: None,
+            at_loss,
+        };
+        Self { inner, hold }
+    }
+}
+
+impl<B> Holding<B>
+where
+    B: Body,
+    B::Error: Into<BoxError>,
+{
+    /// The error is the last part of a body that was stopped.
+    fn poll_part(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<Polled, Part>> {
+        let mut this = self.project();
+        let part = match ready!(this.hold.poll_part(this.inner.as_mut(), cx)) {
+            Ok(part) => part,
+            Err(error) => {
+                tracing::debug!(%error, "response stopped");
+                return Poll::Ready(Err(this.hold.at_loss.end(error)));
+            }
+        };
+        let ends = match &part {
+            // Servers send trailers and do not ask again.
+            Some(Ok(frame)) => frame.is_trailers() || this.inner.is_end_stream(),
+            Some(Err(_)) | None => true,
+        };
+        let to_release = ends.then(|| this.hold.guard.take()).flatten();
+        Poll::Ready(Ok(Polled { part, to_release }))
+    }
+}
+
+impl<B: Send + 'static> Watched<B> {
+    fn new(holding: Holding<B>) -> Self {
+        let (held, at_loss) = (holding.hold.held.clone(), holding.hold.at_loss);
+        let place = Arc::new(Mutex::new(Place {
+            holding: Some(Box::pin(holding)),
+            end: None,
+            waker: None,
+        }));
+        let task = tokio::spawn(end_when_lost(Arc::downgrade(&place), held, at_loss));
+        Self {
+            place,
+            task: task.abort_handle(),
+        }
+    }
+}
+
+impl<B> Watched<B>
+where
+    B: Body,
+    B::Error: Into<BoxError>,
+{
+    fn poll_part(&self, cx: &mut Context<'_>) -> Poll<Result<Polled, Part>> {
+        let taken = locked(&self.place).holding.take();
+        let Some(mut holding) = taken else {
+            let end = locked(&self.place).end.take();
+            // Without an end, its last poll has panicked: that must not look like a complete response.
+            return Poll::Ready(Err(end.unwrap_or_else(|| Err("the body panicked".into()))));
+        };
+        let polled = holding.as_mut().poll_part(cx);
+        let goes_on = match &polled {
+            Poll::Pending => true,
+            Poll::Ready(Ok(polled)) => polled.to_release.is_none(),
+            Poll::Ready(Err(_)) => false,
+        };
+        let waker = polled.is_pending().then(|| cx.waker().clone());
+        let mut place = locked(&self.place);
+        let ended = place.end.is_some();
+        if goes_on && !ended {
+            place.holding = Some(holding);
+            place.waker = waker;
+            return polled;
+        }
+        let end = polled.is_pending().then(|| place.end.take()).flatten();
+        drop(place);
+        drop(holding);
+        match end {
+            Some(end) => Poll::Ready(Err(end)),
+            // A part that was made is handed out, as it was begun under the lock; the end comes next.
+            None => polled,
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        let place = locked(&self.place);
+        let holding = place.holding.as_ref();
+        holding.map_or_else(SizeHint::new, |holding| holding.inner.size_hint())
+    }
+}
+
+impl<B> Drop for Watched<B> {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+async fn end_when_lost<B>(place: Weak<Mutex<Place<B>>>, held: Held, at_loss: AtLoss) {
+    let error = lost(held).await;
+    let Some(place) = place.upgrade() else {
+        return;
+    };
+    tracing::debug!(%error, "response stopped");
+    let (holding, waker) = {
+        let mut place = locked(&place);
+        place.end = Some(at_loss.end(error));
+        (place.holding.take(), place.waker.take())
+    };
+    // The inner body, and then the lock.
+    drop(holding);
+    if let Some(waker) = waker {
+        waker.wake();
+    }
+}
+
+fn locked<B>(place: &Mutex<Place<B>>) -> MutexGuard<'_, Place<B>> {
+    // Nothing panics under the mutex that would leave it half done.
+    place.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Hold {
@@ -289,7 +462,7 @@ pub(crate) fn in_bytes<D: Buf>(frame: Frame<D>) -> Frame<Bytes> {
 impl<B> fmt::Debug for LockBody<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let state = match &self.state {
-            State::Holding { .. } => "holding the lock",
+            State::Holding { .. } | State::Watched { .. } => "holding the lock",
             State::Releasing { .. } => "releasing the lock",
             State::Ended { .. } => "ended",
             State::PassThrough { .. } => "without a lock",

@@ -111,7 +111,7 @@ pub(crate) async fn under_lock<S, B, RB>(
 ) -> Result<Response<LockBody<RB>>, S::Error>
 where
     S: Service<Request<B>, Response = Response<RB>>,
-    RB: Body,
+    RB: Body + Send + 'static,
     RB::Error: Into<BoxError>,
 {
     let taken = order.lock.acquire().await;
@@ -169,7 +169,8 @@ where
                 }
                 (OnLost::Cancel, _) => AtLoss::Break,
             };
-            hold_until_end(guard, &method, at_loss, &parts, body).await
+            let watched = settings.max_hold.is_some() && at_loss != AtLoss::GoOn;
+            hold_until_end(guard, &method, at_loss, watched, &parts, body).await
         }
     };
     Ok(Response::from_parts(parts, body))
@@ -181,11 +182,12 @@ async fn hold_until_end<B>(
     guard: Guard,
     method: &Method,
     at_loss: AtLoss,
+    watched: bool,
     parts: &Parts,
     body: B,
 ) -> LockBody<B>
 where
-    B: Body,
+    B: Body + Send + 'static,
     B::Error: Into<BoxError>,
 {
     let size = body.size_hint();
@@ -211,7 +213,10 @@ where
             Err(lost) => LockBody::ended(size, Some(at_loss.end(lost))),
         };
     }
-    LockBody::holding(body, guard, owed, at_loss)
+    match watched {
+        true => LockBody::watched(body, guard, owed, at_loss),
+        false => LockBody::holding(body, guard, owed, at_loss),
+    }
 }
 
 /// The head is all there is of such a response (RFC 9110, section 6.4.1), whatever its body says.

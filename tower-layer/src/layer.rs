@@ -64,7 +64,7 @@ pub(crate) struct Settings {
     side: Side,
     wait: Option<Wait>,
     ttl: Option<Duration>,
-    max_hold: Option<Duration>,
+    pub(crate) max_hold: Option<Duration>,
     label: Option<&'static str>,
     reentrant: bool,
     deadline_header: Option<HeaderName>,
@@ -203,8 +203,11 @@ impl LockLayer {
         self
     }
 
-    /// The longest time that a request keeps the lock; then it is lost, and the request is stopped as
-    /// by any loss. For clients that read a response for ever. Default: no limit.
+    /// The longest time that a request keeps the lock, from when it gets it; then it is lost, and the
+    /// request is stopped as by any loss. For clients that read a response for ever, and for those that
+    /// stop reading: a body that nobody asks for more is dropped too, by a task of its own. With
+    /// [`OnLost::Signal`] the response goes on, and the key is free when the rest of the lease has run
+    /// out. Default: no limit.
     pub fn max_hold(mut self, limit: Duration) -> Self {
         self.0.max_hold = Some(limit);
         self

@@ -10,6 +10,7 @@ use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use bytes::Bytes;
 use common::*;
@@ -21,7 +22,7 @@ use lockcore::backend::{
     Answer, Backend, Capability, Connection, Departure, Enqueued, Events, Place, Released, Renewed,
 };
 use lockcore::{ErrorKind, Locks, LostReason};
-use lockcore_tower::{BoxError, LockBody};
+use lockcore_tower::{BoxError, LockBody, LockLayer};
 use tokio::sync::{Notify, mpsc};
 use tower::{Layer, ServiceExt, service_fn};
 
@@ -40,8 +41,27 @@ async fn respond<B>(
 where
     B: Body<Error: Into<BoxError>> + Send + 'static,
 {
+    respond_under(layer(locks), request, response).await
+}
+
+/// `watched` has the same facts for bodies that a task watches.
+fn layer(locks: &Locks) -> LockLayer {
+    match module_path!().starts_with("watched") {
+        true => by_path(locks).max_hold(SOON * 100),
+        false => by_path(locks),
+    }
+}
+
+async fn respond_under<B>(
+    layer: LockLayer,
+    request: Request<Empty<Bytes>>,
+    response: Response<B>,
+) -> Response<LockBody<B>>
+where
+    B: Body<Error: Into<BoxError>> + Send + 'static,
+{
     let response = Arc::new(Mutex::new(Some(response)));
-    let service = by_path(locks).layer(service_fn(move |_| {
+    let service = layer.layer(service_fn(move |_| {
         let response = response.lock().unwrap().take().expect("one request");
         async { Ok::<_, Infallible>(response) }
     }));
@@ -69,7 +89,7 @@ async fn handler_and_body_re_enter_the_lock_of_their_request() {
 
     let locks = memory();
     let inside = locks.clone();
-    let service = by_path(&locks).layer(service_fn(move |_| {
+    let service = layer(&locks).layer(service_fn(move |_| {
         let locks = inside.clone();
         async move {
             let guard = locks.mutex(NAME).try_acquire().await.expect("re-entered");
@@ -574,10 +594,15 @@ async fn a_store_that_does_not_answer_the_release_does_not_spoil_the_response() 
 }
 
 fn is_lost(error: &BoxError) -> bool {
-    let error = error
-        .downcast_ref::<lockcore::Error>()
-        .expect("an error of the lock");
-    error.kind() == ErrorKind::Lost(LostReason::Shutdown)
+    reason(error) == LostReason::Shutdown
+}
+
+fn reason(error: &BoxError) -> LostReason {
+    let error = error.downcast_ref::<lockcore::Error>();
+    match error.expect("an error of the lock").kind() {
+        ErrorKind::Lost(reason) => reason,
+        other => panic!("{other:?}"),
+    }
 }
 
 #[tokio::test]
@@ -635,6 +660,33 @@ async fn a_frame_that_was_held_back_does_not_pass_for_the_end_when_the_lock_is_l
     lose(&locks).await;
 
     assert!(is_lost(&in_time(body.frame()).await.unwrap().unwrap_err()));
+    assert!(in_time(body.frame()).await.is_none());
+}
+
+/// As long as a client reads nothing, a server polls no body.
+#[tokio::test]
+async fn a_body_that_nobody_polls_ends_with_the_longest_hold_and_then_the_lock_does() {
+    let locks = memory();
+    let witness = Witness::of(&locks, NAME);
+    let layer = by_path(&locks)
+        .ttl(SOON * 10)
+        .max_hold(Duration::from_millis(200));
+    let (script, body) = Scripted::new();
+
+    let response = Response::new(body.seen_by(&witness));
+    let mut body = respond_under(layer, request(), response).await.into_body();
+    script.data("one");
+    assert_eq!(data(&mut body).await, "one");
+    assert!(body.frame().now_or_never().is_none());
+
+    until_tickets(&locks, NAME, 0).await;
+    assert_eq!(
+        witness.saw_tickets(),
+        Some(1),
+        "the body goes before the lock"
+    );
+    let error = in_time(body.frame()).await.unwrap().unwrap_err();
+    assert_eq!(reason(&error), LostReason::MaxHold);
     assert!(in_time(body.frame()).await.is_none());
 }
 

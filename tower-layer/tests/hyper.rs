@@ -387,6 +387,36 @@ async fn a_lock_that_is_lost_while_streaming_breaks_the_response_off() {
     }
 }
 
+/// The connection stays, and nobody polls the body: what is in the way is full.
+#[tokio::test]
+async fn a_client_that_stops_reading_keeps_the_lock_no_longer_than_it_may() {
+    for version in BOTH {
+        let locks = memory();
+        let layer = by_path(&locks)
+            .ttl(SOON * 10)
+            .max_hold(Duration::from_millis(300));
+        let address = serve(version, layer, async |_| {
+            let part = Bytes::from_static(&[0; 65_536]);
+            streamed(stream::repeat(part).map(Frame::data))
+        })
+        .await;
+        let mut client = Client::connect(version, address).await;
+
+        let response = client.send(get(PATH)).await.unwrap();
+
+        nothing_is_left(&locks, NAME).await;
+        // What was on its way comes, and then no end that looks like one.
+        let mut body = response.into_body();
+        let end = loop {
+            match in_time(body.frame()).await {
+                Some(Ok(_)) => {}
+                end => break end,
+            }
+        };
+        assert!(end.is_some_and(|end| end.is_err()), "{version:?}");
+    }
+}
+
 #[tokio::test]
 async fn a_handler_that_panics_leaves_nothing_behind() {
     for version in BOTH {
