@@ -13,6 +13,7 @@ use lockcore::{Guard, Held};
 use pin_project_lite::pin_project;
 use tokio::task::AbortHandle;
 
+use crate::deadline::{Deadline, Overdue};
 use crate::future::release;
 use crate::response::Problem;
 
@@ -115,36 +116,74 @@ pub(crate) enum AtLoss {
     GoOn,
 }
 
+/// What ends the hold of a body besides its own end.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    pub(crate) at_loss: AtLoss,
+    /// It ends then too.
+    pub(crate) deadline: Option<Deadline>,
+    /// The end comes on time also while nobody polls the body.
+    pub(crate) watched: bool,
+}
+
+/// Why a request, or its response, is stopped.
+#[derive(Debug)]
+pub(crate) enum End {
+    Lost(lockcore::Error),
+    Overdue,
+}
+
+impl End {
+    pub(crate) fn problem(&self) -> Problem {
+        match self {
+            Self::Lost(error) => Problem::lost(error),
+            Self::Overdue => Problem::overdue(),
+        }
+    }
+}
+
+impl fmt::Display for End {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Lost(error) => error.fmt(f),
+            Self::Overdue => f.write_str("the deadline of the client has passed"),
+        }
+    }
+}
+
 impl AtLoss {
     /// The last part.
-    pub(crate) fn end(self, lost: lockcore::Error) -> Part {
-        match self {
-            Self::Trailers => Ok(Frame::trailers(Problem::lost(&lost).grpc_status())),
-            Self::Break | Self::GoOn => Err(lost.into()),
+    pub(crate) fn end(self, end: End) -> Part {
+        match (self, end) {
+            (Self::Trailers, end) => Ok(Frame::trailers(end.problem().grpc_status())),
+            (Self::Break | Self::GoOn, End::Lost(error)) => Err(error.into()),
+            (Self::Break | Self::GoOn, end) => Err(end.to_string().into()),
         }
     }
 }
 
 impl<B> LockBody<B> {
     /// `owed` is how many bytes the client is told to expect; not zero.
-    pub(crate) fn holding(inner: B, guard: Guard, owed: Option<u64>, at_loss: AtLoss) -> Self {
-        let holding = Holding::new(inner, guard, at_loss);
-        Self {
-            owed,
-            ..Self::new(State::Holding { holding }, None)
-        }
-    }
-
-    /// The same, and when the lock is lost the inner body and the lock end at once, whether this is
-    /// polled or not.
-    pub(crate) fn watched(inner: B, guard: Guard, owed: Option<u64>, at_loss: AtLoss) -> Self
+    pub(crate) fn holding(inner: B, guard: Guard, owed: Option<u64>, limits: Limits) -> Self
     where
         B: Send + 'static,
     {
-        let watched = Watched::new(Holding::new(inner, guard, at_loss));
+        let hold = Hold {
+            held: guard.held(),
+            guard: Some(guard),
+            lost: None,
+            at_loss: limits.at_loss,
+        };
+        let holding = Holding { inner, hold };
+        let state = match limits.watched {
+            true => State::Watched {
+                watched: Watched::new(holding, limits.deadline),
+            },
+            false => State::Holding { holding },
+        };
         Self {
             owed,
-            ..Self::new(State::Watched { watched }, None)
+            ..Self::new(state, None)
         }
     }
 
@@ -284,18 +323,6 @@ where
     }
 }
 
-impl<B> Holding<B> {
-    fn new(inner: B, guard: Guard, at_loss: AtLoss) -> Self {
-        let hold = Hold {
-            held: guard.held(),
-            guard: Some(guard),
-            lost: None,
-            at_loss,
-        };
-        Self { inner, hold }
-    }
-}
-
 impl<B> Holding<B>
 where
     B: Body,
@@ -308,7 +335,7 @@ where
             Ok(part) => part,
             Err(error) => {
                 tracing::debug!(%error, "response stopped");
-                return Poll::Ready(Err(this.hold.at_loss.end(error)));
+                return Poll::Ready(Err(this.hold.at_loss.end(End::Lost(error))));
             }
         };
         let ends = match &part {
@@ -322,17 +349,17 @@ where
 }
 
 impl<B: Send + 'static> Watched<B> {
-    fn new(holding: Holding<B>) -> Self {
+    fn new(holding: Holding<B>, deadline: Option<Deadline>) -> Self {
         let (held, at_loss) = (holding.hold.held.clone(), holding.hold.at_loss);
         let place = Arc::new(Mutex::new(Place {
             holding: Some(Box::pin(holding)),
             end: None,
             waker: None,
         }));
-        let task = tokio::spawn(end_when_lost(Arc::downgrade(&place), held, at_loss));
+        let task = end_on_time(Arc::downgrade(&place), held, deadline, at_loss);
         Self {
             place,
-            task: task.abort_handle(),
+            task: tokio::spawn(task).abort_handle(),
         }
     }
 }
@@ -386,15 +413,23 @@ impl<B> Drop for Watched<B> {
     }
 }
 
-async fn end_when_lost<B>(place: Weak<Mutex<Place<B>>>, held: Held, at_loss: AtLoss) {
-    let error = lost(held).await;
+async fn end_on_time<B>(
+    place: Weak<Mutex<Place<B>>>,
+    held: Held,
+    deadline: Option<Deadline>,
+    at_loss: AtLoss,
+) {
+    let end = match Deadline::end(deadline, lost(held)).await {
+        Ok(error) => End::Lost(error),
+        Err(Overdue) => End::Overdue,
+    };
     let Some(place) = place.upgrade() else {
         return;
     };
-    tracing::debug!(%error, "response stopped");
+    tracing::debug!(%end, "response stopped");
     let (holding, waker) = {
         let mut place = locked(&place);
-        place.end = Some(at_loss.end(error));
+        place.end = Some(at_loss.end(end));
         (place.holding.take(), place.waker.take())
     };
     // The inner body, and then the lock.

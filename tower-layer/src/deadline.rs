@@ -1,8 +1,50 @@
 //! How long the client itself will wait for the answer, if it says so.
 
+use std::future::Future;
 use std::time::Duration;
 
 use http::{HeaderMap, HeaderName};
+use tokio::time::{Instant, timeout_at};
+
+/// Until when the client waits.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Deadline {
+    at: Instant,
+    /// It is for the whole response, as in gRPC, and not for its beginning.
+    pub(crate) ends_the_hold: bool,
+}
+
+/// The deadline has passed.
+#[derive(Debug)]
+pub(crate) struct Overdue;
+
+impl Deadline {
+    /// `None` if it lies beyond all clocks.
+    pub(crate) fn after(time: Duration, ends_the_hold: bool) -> Option<Self> {
+        let at = Instant::now().checked_add(time)?;
+        Some(Self { at, ends_the_hold })
+    }
+
+    /// How long to wait so that the answer reaches a client before its deadline: a lock that comes in
+    /// the last moment is of no use to it, and a server's own timer would answer in our place.
+    pub(crate) fn wait(self) -> Duration {
+        // As long as a way around the world takes.
+        const MOST: Duration = Duration::from_millis(50);
+        let left = self.at.saturating_duration_since(Instant::now());
+        left - (left / 10).min(MOST)
+    }
+
+    /// What `future` gives until then.
+    pub(crate) async fn end<T>(
+        this: Option<Self>,
+        future: impl Future<Output = T>,
+    ) -> Result<T, Overdue> {
+        match this {
+            Some(this) => timeout_at(this.at, future).await.map_err(|_| Overdue),
+            None => Ok(future.await),
+        }
+    }
+}
 
 /// `grpc-timeout`: at most eight digits and a unit. Anything else is no deadline, as it is for tonic
 /// and for gRPC's own C core.
@@ -30,14 +72,6 @@ pub(crate) fn of_grpc(headers: &HeaderMap) -> Option<Duration> {
 pub(crate) fn of_header(headers: &HeaderMap, name: &HeaderName) -> Option<Duration> {
     let value = headers.get(name)?.to_str().ok()?;
     number(value).map(Duration::from_millis)
-}
-
-/// How long to wait so that the answer reaches a client before its deadline: a lock that comes in the
-/// last moment is of no use to it, and a server's own timer would answer in our place.
-pub(crate) fn in_time(deadline: Duration) -> Duration {
-    // As long as a way around the world takes.
-    const MOST: Duration = Duration::from_millis(50);
-    deadline - (deadline / 10).min(MOST)
 }
 
 /// `u64::from_str` takes a sign too.

@@ -16,7 +16,8 @@ use lockcore::{Guard, OnLost};
 use pin_project_lite::pin_project;
 use tower_service::Service;
 
-use crate::body::{AtLoss, BoxError, LockBody, in_bytes};
+use crate::body::{AtLoss, BoxError, End, Limits, LockBody, in_bytes};
+use crate::deadline::{Deadline, Overdue};
 use crate::fence::TOKEN_HEADER;
 use crate::layer::{HoldUntil, Order, Settings, Upgrades};
 use crate::response::{Problem, Protocol, has_grpc_trailers};
@@ -98,23 +99,70 @@ impl<F, B, E> fmt::Debug for ResponseFuture<F, B, E> {
     }
 }
 
-/// Takes the lock and calls the service, which was made ready before.
+/// A service that was made ready. What that has reserved, as the permit of a limit, is kept only as
+/// long as nothing has to be waited for: requests that wait for one key must not use up what those for
+/// others need.
+pub(crate) struct Reserved<S> {
+    service: S,
+    is_ready: bool,
+}
+
+impl<S: Clone> Reserved<S> {
+    pub(crate) fn new(ready: S) -> Self {
+        Self {
+            service: ready,
+            is_ready: true,
+        }
+    }
+
+    /// Waits for something, and if that takes any time gives back what is reserved.
+    async fn until<T>(&mut self, event: impl Future<Output = T>) -> T {
+        let mut event = pin!(event);
+        match poll_fn(|cx| Poll::Ready(event.as_mut().poll(cx))).await {
+            Poll::Ready(value) => return value,
+            // A clone has reserved nothing, and the one that had is dropped.
+            Poll::Pending => self.service = self.service.clone(),
+        }
+        self.is_ready = false;
+        event.await
+    }
+
+    async fn call<Q>(self, request: Q) -> Result<S::Response, S::Error>
+    where
+        S: Service<Q>,
+    {
+        let Self {
+            mut service,
+            is_ready,
+        } = self;
+        if !is_ready {
+            poll_fn(|cx| service.poll_ready(cx)).await?;
+        }
+        let answer = service.call(request);
+        // Whatever it still holds is let go before the lock is.
+        drop(service);
+        answer.await
+    }
+}
+
+/// Takes the lock and calls the service.
 ///
 /// Dropped at any point, this drops the inner future before the guard: the inner future lives
 /// inside [`while_held`](lockcore::Held::while_held), and the guard was there first.
 pub(crate) async fn under_lock<S, B, RB>(
     order: Order,
+    deadline: Option<Deadline>,
     protocol: Protocol,
     settings: Arc<Settings>,
-    mut service: S,
+    mut reserved: Reserved<S>,
     mut request: Request<B>,
 ) -> Result<Response<LockBody<RB>>, S::Error>
 where
-    S: Service<Request<B>, Response = Response<RB>>,
+    S: Service<Request<B>, Response = Response<RB>> + Clone,
     RB: Body + Send + 'static,
     RB::Error: Into<BoxError>,
 {
-    let taken = order.lock.acquire().await;
+    let taken = reserved.until(order.lock.acquire()).await;
     drop(order.waiter);
     let guard = match taken {
         Ok(guard) => guard,
@@ -126,20 +174,25 @@ where
     };
     request.extensions_mut().insert(guard.held());
     let method = request.method().clone();
-    let inner = service.call(request);
-    // Whatever it still holds is let go before the lock is.
-    drop(service);
-    let mut response = match guard.while_held(inner).await {
+    // One whose lock may be lost without its being stopped is not stopped by its deadline either.
+    let deadline = deadline.filter(|it| it.ends_the_hold && settings.on_lost == OnLost::Cancel);
+    let answer = guard.while_held(reserved.call(request));
+    let end = match Deadline::end(deadline, answer).await {
+        Ok(Ok(answer)) => Ok(answer),
+        Ok(Err(lost)) => Err(End::Lost(lost)),
+        Err(Overdue) => Err(End::Overdue),
+    };
+    let mut response = match end {
         Ok(Ok(response)) => response,
         Ok(Err(error)) => {
             release(guard).await;
             return Err(error);
         }
-        Err(lost) => {
+        Err(end) => {
             // Nothing to wait for, as in `Guard::run`: the store may be what is gone.
             drop(guard);
-            tracing::debug!(error = %lost, "request stopped");
-            return Ok(Problem::lost(&lost).into_response(&settings.answers, protocol));
+            tracing::debug!(%end, "request stopped");
+            return Ok(end.problem().into_response(&settings.answers, protocol));
         }
     };
     if response.status() == StatusCode::SWITCHING_PROTOCOLS && settings.upgrades == Upgrades::Refuse
@@ -169,8 +222,13 @@ where
                 }
                 (OnLost::Cancel, _) => AtLoss::Break,
             };
-            let watched = settings.max_hold.is_some() && at_loss != AtLoss::GoOn;
-            hold_until_end(guard, &method, at_loss, watched, &parts, body).await
+            let limits = Limits {
+                at_loss,
+                deadline,
+                watched: deadline.is_some()
+                    || settings.max_hold.is_some() && at_loss != AtLoss::GoOn,
+            };
+            hold_until_end(guard, &method, limits, &parts, body).await
         }
     };
     Ok(Response::from_parts(parts, body))
@@ -181,8 +239,7 @@ where
 async fn hold_until_end<B>(
     guard: Guard,
     method: &Method,
-    at_loss: AtLoss,
-    watched: bool,
+    limits: Limits,
     parts: &Parts,
     body: B,
 ) -> LockBody<B>
@@ -205,18 +262,18 @@ where
     if owed == Some(0) {
         // Over HTTP/1 the headers are the end, and the body is dropped without a look; over HTTP/2
         // there may be trailers. So its end is awaited here.
-        return match guard.while_held(after_the_data(body)).await {
-            Ok(rest) => {
+        let rest = guard.while_held(after_the_data(body));
+        let end = match Deadline::end(limits.deadline, rest).await {
+            Ok(Ok(rest)) => {
                 release(guard).await;
-                LockBody::ended(size, rest)
+                return LockBody::ended(size, rest);
             }
-            Err(lost) => LockBody::ended(size, Some(at_loss.end(lost))),
+            Ok(Err(lost)) => End::Lost(lost),
+            Err(Overdue) => End::Overdue,
         };
+        return LockBody::ended(size, Some(limits.at_loss.end(end)));
     }
-    match watched {
-        true => LockBody::watched(body, guard, owed, at_loss),
-        false => LockBody::holding(body, guard, owed, at_loss),
-    }
+    LockBody::holding(body, guard, owed, limits)
 }
 
 /// The head is all there is of such a response (RFC 9110, section 6.4.1), whatever its body says.

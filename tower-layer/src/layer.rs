@@ -8,7 +8,7 @@ use http::{HeaderName, Method, StatusCode};
 use lockcore::{FULL, Lock, Locks, OnLost, Wait};
 use tower_layer::Layer;
 
-use crate::deadline;
+use crate::deadline::{self, Deadline};
 use crate::key::Key;
 use crate::response::{Answers, Protocol};
 use crate::service::LockService;
@@ -125,8 +125,8 @@ impl LockLayer {
         self
     }
 
-    /// GET and HEAD take the read side of the lock, all others the write side. Default: all are
-    /// exclusive.
+    /// Requests with a safe method (GET, HEAD, TRACE) take the read side of the lock, all others the
+    /// write side; OPTIONS takes none, as ever. Default: all are exclusive.
     pub fn read_on_get(mut self) -> Self {
         self.0.side = Side::SharedIfSafe;
         self
@@ -154,7 +154,10 @@ impl LockLayer {
     /// (`LOCK_WAIT`, 15 s). A client that goes away leaves the line at once.
     ///
     /// A gRPC request that comes with a deadline (`grpc-timeout`) waits no longer than that, less a
-    /// tenth, 50 ms at most, in which the answer can still reach the client.
+    /// tenth, 50 ms at most, in which the answer can still reach the client. The deadline is for the
+    /// whole call: once it has passed, the call keeps no lock. A handler, or a stream, that goes on then
+    /// is stopped and answered with DEADLINE_EXCEEDED, unless it is to [go on](Self::on_lost) without
+    /// its lock.
     pub fn wait(mut self, wait: impl Into<Wait>) -> Self {
         self.0.wait = Some(wait.into());
         self
@@ -166,7 +169,7 @@ impl LockLayer {
     }
 
     /// A header in which HTTP clients say how many milliseconds they will wait for the answer, as
-    /// `x-envoy-expected-rq-timeout-ms`; it bounds the wait as `grpc-timeout` does. What is no
+    /// `x-envoy-expected-rq-timeout-ms`; it bounds the wait as `grpc-timeout` does, and nothing else. What is no
     /// number is no deadline. Default: none, because only a header that the client or a proxy of yours
     /// sets is to be trusted with it.
     ///
@@ -271,9 +274,10 @@ impl LockLayer {
         self
     }
 
-    /// What happens to a request that would be locked and may become an upgraded connection: one with
-    /// the header `Upgrade` (but not to `h2c`, which servers ignore), or a CONNECT. Default:
-    /// [`Upgrades::Refuse`], because a lock that is silently not there protects nothing.
+    /// What happens to a request that would be locked and may become an upgraded connection: one that
+    /// offers a web socket in the header `Upgrade`, or a CONNECT. Other values of the header are
+    /// ignored, as HTTP has it; a handler that answers one of them with 101 has its answer replaced.
+    /// Default: [`Upgrades::Refuse`], because a lock that is silently not there protects nothing.
     pub fn upgrades(mut self, policy: Upgrades) -> Self {
         self.0.upgrades = policy;
         self
@@ -282,15 +286,13 @@ impl LockLayer {
 
 impl Settings {
     /// What a request asks for.
-    pub(crate) fn order(&self, name: String, request: &Parts, protocol: &Protocol) -> Order {
+    pub(crate) fn order(&self, name: String, method: &Method, deadline: Option<Deadline>) -> Order {
         let locks = &self.locks;
         let waiter = self.waiters.as_ref().map(|waiters| waiters.join(&name));
         let (mut lock, exclusive) = match self.side {
             Side::Exclusive => (locks.mutex(name), true),
             Side::Shared => (locks.rwlock(name).read(), false),
-            Side::SharedIfSafe if matches!(request.method, Method::GET | Method::HEAD) => {
-                (locks.rwlock(name).read(), false)
-            }
+            Side::SharedIfSafe if method.is_safe() => (locks.rwlock(name).read(), false),
             Side::SharedIfSafe => (locks.rwlock(name).write(), true),
             Side::Permits(permits, of) => (locks.semaphore(name, of).permits(permits), false),
         };
@@ -307,8 +309,7 @@ impl Settings {
             Some(None) => Wait::For(Duration::ZERO),
             _ => self.wait.unwrap_or_else(|| locks.default_wait()),
         };
-        let deadline = self.deadline(request, protocol);
-        let bound = deadline.map(deadline::in_time).filter(|bound| match wait {
+        let bound = deadline.map(Deadline::wait).filter(|bound| match wait {
             Wait::For(wait) => *bound < wait,
             Wait::Forever => true,
         });
@@ -323,10 +324,13 @@ impl Settings {
         }
     }
 
-    fn deadline(&self, request: &Parts, protocol: &Protocol) -> Option<Duration> {
+    /// What the client says of its deadline, counted from now.
+    pub(crate) fn deadline(&self, request: &Parts, protocol: &Protocol) -> Option<Deadline> {
         match (protocol, &self.deadline_header) {
-            (Protocol::Grpc(_), _) => deadline::of_grpc(&request.headers),
-            (Protocol::Http, Some(name)) => deadline::of_header(&request.headers, name),
+            (Protocol::Grpc(_), _) => Deadline::after(deadline::of_grpc(&request.headers)?, true),
+            (Protocol::Http, Some(name)) => {
+                Deadline::after(deadline::of_header(&request.headers, name)?, false)
+            }
             (Protocol::Http, None) => None,
         }
     }

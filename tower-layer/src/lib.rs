@@ -24,9 +24,10 @@
 //!     let one_per_order = LockLayer::new(locks.clone(), Key::path("id").prefix("order:"))
 //!         .wait(Duration::from_secs(2));
 //!
-//!     let app = Router::new()
-//!         .route("/orders/{id}/settle", post(settle))
-//!         .route_layer(one_per_order);
+//!     let app = Router::new().route(
+//!         "/orders/{id}/settle",
+//!         post(settle).route_layer(one_per_order),
+//!     );
 //!
 //!     let listener = tokio::net::TcpListener::bind("127.0.0.1:3000").await?;
 //!     axum::serve(listener, app)
@@ -62,7 +63,7 @@
 //! # How a request goes
 //!
 //! 1. The [`Key`] finds the name to lock. A request in which it finds none is refused, unless the
-//!    key lets it pass.
+//!    key lets it pass. OPTIONS passes in any case.
 //! 2. The request waits for the lock, first come first served over all processes, but that a process
 //!    may serve its own first for a moment (`LOCK_FAIR`); at most as long as [`LockLayer::wait`] and the
 //!    client's own deadline say. A client that goes away leaves the line.
@@ -75,7 +76,9 @@
 //!    connection is cut, over HTTP/2 the stream is reset.
 //!
 //! The lock is taken after the call and not while the service is made ready: what is ready may wait for
-//! its call for hours, and a lease would age meanwhile.
+//! its call for hours, and a lease would age meanwhile. A request that has to wait for its lock gives back
+//! what readiness had reserved inside, as the permit of a `ConcurrencyLimit`, and asks for it again under
+//! the lock: so those that wait for one key keep out none for another.
 //!
 //! # Keys
 //!
@@ -114,8 +117,8 @@
 //! `title`, `status`, `detail`, and, if there was one, `key`, the name of the lock. `type` is one of
 //! the following sections. What exactly went wrong with the store is in the traces, at debug.
 //!
-//! A request with a content type of `application/grpc…` is answered with a gRPC status instead, whose
-//! message says the same.
+//! A POST with a content type of gRPC or gRPC-Web (`application/grpc`, `application/grpc+proto` and so on) is
+//! answered with a gRPC status instead, whose message says the same.
 //!
 //! ### Lock held
 //!
@@ -130,8 +133,14 @@
 //!
 //! ### Lock lost
 //!
-//! 503 with `Retry-After`, gRPC UNAVAILABLE: the lock was lost before the handler had answered. The
-//! handler was stopped, and may have done part of its work.
+//! 503, gRPC UNAVAILABLE: the lock was lost before the handler had answered. The handler was stopped, and
+//! may have done part of its work. So there is no `Retry-After`: whether to try again is for who knows
+//! what doing it twice means.
+//!
+//! ### Deadline passed
+//!
+//! gRPC DEADLINE_EXCEEDED: the client's `grpc-timeout` was over before the response had ended. The handler
+//! was stopped, and may have done part of its work.
 //!
 //! ### Lock key
 //!
@@ -139,8 +148,9 @@
 //!
 //! ### Lock upgrade
 //!
-//! 501, gRPC UNIMPLEMENTED: the request asks for an upgraded connection (a web socket, a tunnel), over
-//! which the lock could not be kept. The handler was not called. See [`LockLayer::upgrades`].
+//! 501, gRPC UNIMPLEMENTED: the request asks for a web socket or a tunnel, over which the lock could not be
+//! kept. The handler was not called; it was if it answered with 101 to something else. See
+//! [`LockLayer::upgrades`].
 //!
 //! ### Lock misconfigured
 //!
@@ -186,12 +196,15 @@
 //!
 //! | added by | covers | path parameters | matched path |
 //! |---|---|---|---|
-//! | `Router::route_layer` | the routes added before; best | yes | yes |
+//! | `MethodRouter::route_layer` | the methods added before; best | yes | yes |
+//! | `MethodRouter::layer` | the same, and the 405 to other methods | yes | yes |
+//! | `Router::route_layer` | the routes added before, with their 405 | yes | yes |
 //! | `Router::layer` | the same, and the fallback, which has no parameters: 500 | yes | yes |
-//! | `MethodRouter::layer` | the methods added before | yes | yes |
 //! | these in a router that is nested | | yes, also those of the outer | yes, whole |
 //! | around a service for `Router::nest_service` | | those of the outer | no |
 //! | `layer.layer(router)`, around a whole router | all | no | no |
+//!
+//! Where it covers a 405, a request for a method that has no handler stands in line to be told so.
 //!
 //! Put it further in than what may refuse a request (authentication, limits): who is refused should not
 //! have stood in line.

@@ -6,7 +6,8 @@ use std::fmt::Write;
 use std::time::Duration;
 
 use http::header::{CONTENT_TYPE, RETRY_AFTER};
-use http::{HeaderMap, HeaderValue, Response, StatusCode};
+use http::request::Parts;
+use http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
 use lockcore::{Error, ErrorKind};
 use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 
@@ -57,6 +58,8 @@ enum Kind {
     Deadline,
     Unavailable,
     Lost,
+    /// The client's deadline has passed.
+    Overdue,
     Key,
     Upgrade,
     Misconfigured,
@@ -79,14 +82,29 @@ enum GrpcCode {
 }
 
 impl Protocol {
-    pub(crate) fn of(request: &HeaderMap) -> Self {
-        match request.get(CONTENT_TYPE) {
-            Some(content) if content.as_bytes().starts_with(b"application/grpc") => {
+    pub(crate) fn of(request: &Parts) -> Self {
+        match request.headers.get(CONTENT_TYPE) {
+            Some(content) if request.method == Method::POST && is_grpc(content) => {
                 Self::Grpc(content.clone())
             }
             _ => Self::Http,
         }
     }
+}
+
+/// A content type of gRPC or gRPC-Web, with the format of its messages and parameters or without. Not
+/// one that merely begins like it: to who does not speak gRPC, its refusals are a 200.
+fn is_grpc(content: &HeaderValue) -> bool {
+    let content = content.as_bytes();
+    let end = content.iter().position(|byte| b"+; \t".contains(byte));
+    let kind = &content[..end.unwrap_or(content.len())];
+    [
+        "application/grpc",
+        "application/grpc-web",
+        "application/grpc-web-text",
+    ]
+    .iter()
+    .any(|grpc| kind.eq_ignore_ascii_case(grpc.as_bytes()))
 }
 
 /// Whether a response can say how it went in its trailers. In gRPC-Web these are part of the body.
@@ -131,6 +149,12 @@ impl Problem {
     pub(crate) fn lost(error: &Error) -> Self {
         let detail = "The lock was lost while the request was being handled. The request was stopped; part of it may be done.";
         Self::new(Kind::Lost, detail).of(error)
+    }
+
+    /// The client has stopped waiting, by its own word, and the handler was stopped.
+    pub(crate) fn overdue() -> Self {
+        let detail = "The client's deadline passed while the request was being handled. The request was stopped; part of it may be done.";
+        Self::new(Kind::Overdue, detail)
     }
 
     /// The client did not say what to lock, or not so that it can be locked.
@@ -253,12 +277,16 @@ impl Problem {
             Kind::Late => StatusCode::PRECONDITION_FAILED,
             Kind::Upgrade => StatusCode::NOT_IMPLEMENTED,
             Kind::Misconfigured => StatusCode::INTERNAL_SERVER_ERROR,
+            // Only gRPC has it.
+            Kind::Overdue => StatusCode::GATEWAY_TIMEOUT,
         }
     }
 
     fn may_be_repeated(&self) -> bool {
         match self.kind {
-            Kind::Held | Kind::Deadline | Kind::Unavailable | Kind::Lost | Kind::Full => true,
+            Kind::Held | Kind::Deadline | Kind::Unavailable | Kind::Full => true,
+            // Part of it may be done: whether to do it again is for the client to say.
+            Kind::Lost | Kind::Overdue => false,
             Kind::Key | Kind::Upgrade | Kind::Misconfigured | Kind::Late | Kind::Token => false,
         }
     }
@@ -303,6 +331,7 @@ impl Kind {
             Self::Held | Self::Deadline => "lock-held",
             Self::Unavailable => "lock-unavailable",
             Self::Lost => "lock-lost",
+            Self::Overdue => "deadline-passed",
             Self::Key => "lock-key",
             Self::Upgrade => "lock-upgrade",
             Self::Misconfigured => "lock-misconfigured",
@@ -317,6 +346,7 @@ impl Kind {
             Self::Held | Self::Deadline => "Locked by another request",
             Self::Unavailable => "Lock not available",
             Self::Lost => "Lock lost",
+            Self::Overdue => "Deadline passed",
             Self::Key => "No key to lock",
             Self::Upgrade => "No upgrade under a lock",
             Self::Misconfigured => "Lock misconfigured",
@@ -329,7 +359,7 @@ impl Kind {
     fn grpc_code(self) -> GrpcCode {
         match self {
             Self::Held => GrpcCode::Aborted,
-            Self::Deadline => GrpcCode::DeadlineExceeded,
+            Self::Deadline | Self::Overdue => GrpcCode::DeadlineExceeded,
             Self::Unavailable | Self::Lost | Self::Full => GrpcCode::Unavailable,
             Self::Key | Self::Token => GrpcCode::InvalidArgument,
             Self::Late => GrpcCode::FailedPrecondition,
@@ -449,6 +479,7 @@ mod tests {
             Deadline,
             Unavailable,
             Lost,
+            Overdue,
             Key,
             Upgrade,
             Misconfigured,

@@ -12,7 +12,7 @@ use http_body::Body;
 use tower_service::Service;
 
 use crate::body::{BoxError, LockBody};
-use crate::future::{ResponseFuture, under_lock};
+use crate::future::{Reserved, ResponseFuture, under_lock};
 use crate::layer::{Settings, Upgrades};
 use crate::response::{Answers, Problem, Protocol};
 
@@ -43,12 +43,17 @@ where
     type Future = ResponseFuture<S::Future, RB, S::Error>;
 
     /// The lock is not taken here: a caller may stay ready for hours before it calls, and the lock
-    /// depends on the request.
+    /// depends on the request. What readiness reserves in the inner service, as the permit of a limit,
+    /// is given back when a request has to wait for its lock, and asked for again under it.
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
         self.inner.poll_ready(cx)
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
+        // It asks what could be asked for, and is not part of any work: a browser sends it ahead.
+        if request.method() == Method::OPTIONS {
+            return ResponseFuture::pass_through(self.inner.call(request));
+        }
         let settings = &self.settings;
         let (mut parts, body) = request.into_parts();
         let found = match settings.key.find(&mut parts) {
@@ -62,12 +67,15 @@ where
         if settings.upgrades == Upgrades::Refuse && is_upgrade(&parts) {
             return self.refuse(Problem::upgrade(name), &parts);
         }
-        let protocol = Protocol::of(&parts.headers);
-        let order = settings.order(name, &parts, &protocol);
+        let protocol = Protocol::of(&parts);
+        let deadline = settings.deadline(&parts, &protocol);
+        let order = settings.order(name, &parts.method, deadline);
         let settings = Arc::clone(settings);
-        let ready = take_ready(&mut self.inner);
+        let reserved = Reserved::new(take_ready(&mut self.inner));
         let request = Request::from_parts(parts, body);
-        ResponseFuture::locked(under_lock(order, protocol, settings, ready, request))
+        ResponseFuture::locked(under_lock(
+            order, deadline, protocol, settings, reserved, request,
+        ))
     }
 }
 
@@ -90,7 +98,7 @@ pub(crate) fn refuse<F, RB, E>(
     request: &Parts,
 ) -> ResponseFuture<F, RB, E> {
     tracing::debug!(?problem, "request refused");
-    let protocol = Protocol::of(&request.headers);
+    let protocol = Protocol::of(request);
     ResponseFuture::answered(problem.into_response(answers, protocol))
 }
 
@@ -99,10 +107,14 @@ pub(crate) fn refuse<F, RB, E>(
 fn is_upgrade(request: &Parts) -> bool {
     let mut to = request.headers.get_all(UPGRADE).iter();
     // Over HTTP/2 a web socket is a CONNECT too (RFC 8441).
-    request.method == Method::CONNECT || to.any(|to| !is_never_followed(to))
+    request.method == Method::CONNECT || to.any(offers_a_web_socket)
 }
 
-/// No server of today goes over to HTTP/2 like that; `curl --http2` offers it all the same.
-fn is_never_followed(to: &HeaderValue) -> bool {
-    to.as_bytes().eq_ignore_ascii_case(b"h2c")
+/// The header is a list of protocols, some with a version.
+fn offers_a_web_socket(upgrade: &HeaderValue) -> bool {
+    let mut protocols = upgrade.as_bytes().split(|byte| *byte == b',');
+    protocols.any(|protocol| {
+        let name = protocol.split(|byte| *byte == b'/').next();
+        name.is_some_and(|name| name.trim_ascii().eq_ignore_ascii_case(b"websocket"))
+    })
 }

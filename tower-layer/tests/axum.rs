@@ -176,6 +176,10 @@ async fn every_place_that_axum_has_for_a_layer_knows_the_parameter() {
         route().route_layer(layer.clone()),
         route().layer(layer.clone()),
         Router::new().route("/orders/{id}", get(async || "done").layer(layer.clone())),
+        Router::new().route(
+            "/orders/{id}",
+            get(async || "done").route_layer(layer.clone()),
+        ),
         Router::new().nest(
             "/orders/{id}",
             Router::new()
@@ -221,6 +225,38 @@ async fn the_route_names_the_lock_in_every_place_that_axum_has_for_a_layer() {
         let name = response.into_body().collect().await.unwrap().to_bytes();
         assert_eq!(name, "/orders/{id}", "{place}");
     }
+}
+
+/// Where only what has a handler is locked, what has none needs no lock to be refused.
+#[tokio::test]
+async fn what_a_route_has_no_handler_for_is_refused_without_a_lock() {
+    let locks = memory();
+    let _other = hold(&locks, NAME).await;
+    let layer = by_id(&locks).try_only();
+    let by_method = Router::new().route(
+        "/orders/{id}",
+        axum::routing::post(async || "done").route_layer(layer.clone()),
+    );
+    let by_route = Router::new()
+        .route("/orders/{id}", axum::routing::post(async || "done"))
+        .route_layer(layer);
+    let ask = async |app: &Router, method: Method| {
+        let request = request(method, "/orders/42").map(Body::new);
+        in_time(app.clone().oneshot(request))
+            .await
+            .unwrap()
+            .status()
+    };
+
+    assert_eq!(ask(&by_method, Method::POST).await, StatusCode::CONFLICT);
+    for method in [Method::GET, Method::OPTIONS, Method::DELETE] {
+        let status = ask(&by_method, method).await;
+        assert_eq!(status, StatusCode::METHOD_NOT_ALLOWED);
+    }
+    // The router's own layer does not know what has a handler; but what OPTIONS is.
+    assert_eq!(ask(&by_route, Method::GET).await, StatusCode::CONFLICT);
+    let options = ask(&by_route, Method::OPTIONS).await;
+    assert_eq!(options, StatusCode::METHOD_NOT_ALLOWED);
 }
 
 /// A service that is nested is no route of the router around it. What is known inside:

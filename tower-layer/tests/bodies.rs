@@ -693,6 +693,7 @@ async fn a_body_that_nobody_polls_ends_with_the_longest_hold_and_then_the_lock_d
 fn grpc(content_type: &'static str, body: Scripted) -> (Request<Empty<Bytes>>, Response<Scripted>) {
     let content = HeaderValue::from_static("application/grpc");
     let mut request = request();
+    *request.method_mut() = Method::POST;
     request.headers_mut().insert("content-type", content);
     let response = Response::builder().header("content-type", content_type);
     (request, response.body(body).unwrap())

@@ -102,7 +102,7 @@ fn grpc(headers: &[(&'static str, &'static str)]) -> In {
 // ---- who excludes whom
 
 #[tokio::test]
-async fn gets_and_heads_share_the_key_and_exclude_what_writes() {
+async fn safe_methods_share_the_key_and_exclude_what_writes() {
     let locks = memory();
     let layer = one_lock(&locks).read_on_get().try_only();
     let all_inside = Arc::new(Barrier::new(3));
@@ -114,7 +114,7 @@ async fn gets_and_heads_share_the_key_and_exclude_what_writes() {
         }
     }));
 
-    let together = [Method::GET, Method::HEAD, Method::GET]
+    let together = [Method::GET, Method::HEAD, Method::TRACE]
         .map(|method| service.clone().oneshot(by_method(method)));
     for response in in_time(futures_util::future::join_all(together)).await {
         assert_eq!(response.unwrap().status(), StatusCode::OK);
@@ -122,13 +122,27 @@ async fn gets_and_heads_share_the_key_and_exclude_what_writes() {
 
     let reader = locks.rwlock(NAME).read().acquire().await.unwrap();
     assert_eq!(status(&layer, get("/")).await, StatusCode::OK);
-    for method in [Method::POST, Method::DELETE, Method::OPTIONS] {
+    for method in [Method::POST, Method::DELETE, Method::PATCH] {
         let refused = status(&layer, by_method(method)).await;
         assert_eq!(refused, StatusCode::CONFLICT);
     }
     reader.release().await.unwrap();
     let _writer = hold(&locks, NAME).await;
     assert_eq!(status(&layer, get("/")).await, StatusCode::CONFLICT);
+}
+
+/// A browser sends it ahead of the request proper, without the header that names the lock.
+#[tokio::test]
+async fn options_are_asked_for_without_a_lock() {
+    let locks = memory();
+    let _other = hold(&locks, NAME).await;
+    let by_header = LockLayer::new(locks.clone(), Key::header("id"));
+
+    for layer in [one_lock(&locks).try_only(), by_header] {
+        let response = ask(&layer, tokens(), by_method(Method::OPTIONS)).await;
+        assert_eq!(response.status(), StatusCode::OK);
+        assert_eq!(response.body(), "-", "no lock");
+    }
 }
 
 #[tokio::test]
@@ -476,7 +490,7 @@ async fn the_token_of_an_exclusive_lock_is_told_to_the_client() {
 
 // ---- upgrades
 
-fn upgrades() -> [In; 6] {
+fn upgrades() -> [In; 7] {
     [
         // Servers and frameworks go by less than the standard asks for.
         with(&[("connection", "keep-alive"), ("upgrade", "websocket")]),
@@ -486,9 +500,10 @@ fn upgrades() -> [In; 6] {
             ("connection", "keep-alive"),
             ("connection", "a, UPGRADE ,b"),
             ("upgrade", "h2c"),
-            ("upgrade", "x/1"),
+            ("upgrade", "WebSocket"),
         ]),
         with(&[("connection", "upgrade"), ("upgrade", "h2c, websocket")]),
+        with(&[("connection", "upgrade"), ("upgrade", "x/1 ,websocket/13")]),
         by_method(Method::CONNECT),
     ]
 }
@@ -546,6 +561,12 @@ async fn what_is_no_upgrade_is_locked() {
             ("upgrade", "h2c"),
         ]),
         with(&[("connection", "upgrade")]),
+        // As HTTP has it, the header is ignored by who does not know the protocol.
+        with(&[("connection", "upgrade"), ("upgrade", "x/1")]),
+        with(&[
+            ("connection", "upgrade"),
+            ("upgrade", "websockets, TLS/1.0"),
+        ]),
     ];
     for upgrades in [Upgrades::Refuse, Upgrades::HandshakeOnly] {
         let layer = one_lock(&memory()).upgrades(upgrades);
@@ -568,6 +589,96 @@ fn assert_grpc(headers: &HeaderMap, code: &str, says: &str) {
     assert_eq!(headers["grpc-status"], code);
     let message = headers["grpc-message"].to_str().unwrap();
     assert!(message.contains(says), "{message}");
+}
+
+/// Nobody else would take a 200 for a refusal.
+#[tokio::test]
+async fn only_who_speaks_grpc_is_answered_in_it() {
+    let locks = memory();
+    let _other = hold(&locks, NAME).await;
+    let layer = one_lock(&locks).try_only();
+    let answer = async |method: Method, content: &'static str| {
+        let mut request = by_method(method);
+        let headers = request.headers_mut();
+        headers.insert("content-type", HeaderValue::from_static(content));
+        ask(&layer, tokens(), request).await
+    };
+
+    for content in [
+        "application/grpc",
+        "application/grpc+json",
+        "application/grpc; a=b",
+        "Application/GRPC",
+        "application/grpc-web",
+        "application/grpc-web+proto",
+        "application/grpc-web-text+proto",
+    ] {
+        let refused = answer(Method::POST, content).await;
+        assert_eq!(refused.status(), StatusCode::OK, "{content}");
+        assert_eq!(refused.headers()["grpc-status"], "10", "{content}");
+        assert_eq!(refused.headers()["content-type"], content);
+        for method in [Method::GET, Method::PUT] {
+            let refused = answer(method, content).await;
+            assert_eq!(refused.status(), StatusCode::CONFLICT, "{content}");
+        }
+    }
+    for content in [
+        "application/grpcx",
+        "application/grpc-webx",
+        "application/grpc-other+proto",
+        "application/grpc/proto",
+        "application/json",
+    ] {
+        let refused = answer(Method::POST, content).await;
+        assert_eq!(refused.status(), StatusCode::CONFLICT, "{content}");
+    }
+}
+
+#[tokio::test]
+async fn a_call_keeps_the_lock_no_longer_than_its_deadline() {
+    let locks = memory();
+    let layer = one_lock(&locks).ttl(SOON * 10);
+    let timeout = || grpc(&[("grpc-timeout", "300m")]);
+
+    let (_, service) = endless();
+    let stopped = ask(&layer, service, timeout()).await;
+    assert_grpc(stopped.headers(), "4", "Deadline passed");
+    nothing_is_left(&locks, NAME).await;
+
+    // A stream, of which nobody asks for more.
+    let streams = layer.layer(service_fn(async |_: In| {
+        let response = Response::builder().header("content-type", "application/grpc");
+        let parts = futures_util::stream::pending::<Result<http_body::Frame<Bytes>, Infallible>>();
+        let body = http_body_util::StreamBody::new(parts);
+        Ok::<_, Infallible>(response.body(body).unwrap())
+    }));
+    let response = in_time(streams.clone().oneshot(timeout())).await.unwrap();
+    assert_eq!(tickets(&locks, NAME).await, 1);
+    nothing_is_left(&locks, NAME).await;
+    let mut body = std::pin::pin!(response.into_body());
+    let end = in_time(body.frame()).await.unwrap().unwrap();
+    assert_eq!(end.trailers_ref().unwrap()["grpc-status"], "4");
+    assert!(http_body::Body::is_end_stream(&*body));
+
+    // And of which somebody waits for more.
+    let response = in_time(streams.oneshot(timeout())).await.unwrap();
+    let waits = tokio::spawn(response.into_body().collect());
+    let trailers = in_time(waits).await.unwrap().unwrap();
+    assert_eq!(trailers.trailers().unwrap()["grpc-status"], "4");
+    nothing_is_left(&locks, NAME).await;
+}
+
+#[tokio::test]
+async fn a_call_that_asked_for_a_signal_is_not_stopped_by_its_deadline() {
+    let layer = one_lock(&memory()).on_lost(OnLost::Signal);
+    let service = service_fn(async |_: In| {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        Ok::<_, Infallible>(Response::new("to the end".to_owned()))
+    });
+
+    let response = ask(&layer, service, grpc(&[("grpc-timeout", "10m")])).await;
+
+    assert_eq!(response.body(), "to the end");
 }
 
 #[tokio::test]

@@ -54,7 +54,7 @@ where
             Ok(pass) => pass,
             Err(problem) => return refuse(problem, &Answers::default(), &parts),
         };
-        let protocol = Protocol::of(&parts.headers);
+        let protocol = Protocol::of(&parts);
         let request = Request::from_parts(parts, body);
         match pass {
             Some(pass) => {
