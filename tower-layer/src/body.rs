@@ -485,7 +485,9 @@ async fn lost(held: Held) -> lockcore::Error {
     }
 }
 
-fn of_ours<D: Buf, E: Into<BoxError>>(part: Option<Result<Frame<D>, E>>) -> Option<Part> {
+pub(crate) fn of_ours<D: Buf, E: Into<BoxError>>(
+    part: Option<Result<Frame<D>, E>>,
+) -> Option<Part> {
     part.map(|part| part.map(in_bytes).map_err(Into::into))
 }
 

@@ -19,7 +19,8 @@ use tower_service::Service;
 use crate::body::{AtLoss, BoxError, End, Limits, LockBody, in_bytes};
 use crate::deadline::{Deadline, Overdue};
 use crate::fence::TOKEN_HEADER;
-use crate::layer::{HoldUntil, Order, Settings, Upgrades};
+use crate::layer::{HoldUntil, Settings, Upgrades};
+use crate::read::{Reading, Unread};
 use crate::response::{Problem, Protocol, has_grpc_trailers};
 
 pin_project! {
@@ -145,23 +146,50 @@ impl<S: Clone> Reserved<S> {
     }
 }
 
-/// Takes the lock and calls the service.
+/// What a request asks for.
+pub(crate) struct Want {
+    pub(crate) name: String,
+    pub(crate) deadline: Option<Deadline>,
+    pub(crate) protocol: Protocol,
+    pub(crate) settings: Arc<Settings>,
+}
+
+/// Reads the body if that is to come first, takes the lock and calls the service.
 ///
 /// Dropped at any point, this drops the inner future before the guard: the inner future lives
 /// inside [`while_held`](lockcore::Held::while_held), and the guard was there first.
-pub(crate) async fn under_lock<S, B, RB>(
-    order: Order,
-    deadline: Option<Deadline>,
-    protocol: Protocol,
-    settings: Arc<Settings>,
+pub(crate) async fn under_lock<S, R, B, RB>(
+    want: Want,
+    reading: R,
     mut reserved: Reserved<S>,
-    mut request: Request<B>,
+    request: Request<B>,
 ) -> Result<Response<LockBody<RB>>, S::Error>
 where
-    S: Service<Request<B>, Response = Response<RB>> + Clone,
+    R: Reading<B>,
+    S: Service<Request<R::Body>, Response = Response<RB>> + Clone,
     RB: Body + Send + 'static,
     RB::Error: Into<BoxError>,
 {
+    let Want {
+        name,
+        deadline,
+        protocol,
+        settings,
+    } = want;
+    // One whose lock may be lost without its being stopped is not stopped by its deadline either.
+    let end_by = deadline.filter(|it| it.ends_the_hold && settings.on_lost == OnLost::Cancel);
+    let (parts, body) = request.into_parts();
+    let read = Deadline::end(end_by, reading.read(body));
+    let body = match reserved.until(read).await.unwrap_or(Err(Unread::TooSlow)) {
+        Ok(body) => body,
+        Err(unread) => {
+            tracing::debug!(?unread, "request refused");
+            let problem = Problem::unread(unread, name);
+            return Ok(problem.into_response(&settings.answers, protocol));
+        }
+    };
+    let mut request = Request::from_parts(parts, body);
+    let order = settings.order(name, request.method(), deadline);
     let taken = reserved.until(order.lock.acquire()).await;
     drop(order.waiter);
     let guard = match taken {
@@ -174,10 +202,8 @@ where
     };
     request.extensions_mut().insert(guard.held());
     let method = request.method().clone();
-    // One whose lock may be lost without its being stopped is not stopped by its deadline either.
-    let deadline = deadline.filter(|it| it.ends_the_hold && settings.on_lost == OnLost::Cancel);
     let answer = guard.while_held(reserved.call(request));
-    let end = match Deadline::end(deadline, answer).await {
+    let end = match Deadline::end(end_by, answer).await {
         Ok(Ok(answer)) => Ok(answer),
         Ok(Err(lost)) => Err(End::Lost(lost)),
         Err(Overdue) => Err(End::Overdue),
@@ -224,9 +250,8 @@ where
             };
             let limits = Limits {
                 at_loss,
-                deadline,
-                watched: deadline.is_some()
-                    || settings.max_hold.is_some() && at_loss != AtLoss::GoOn,
+                deadline: end_by,
+                watched: end_by.is_some() || settings.max_hold.is_some() && at_loss != AtLoss::GoOn,
             };
             hold_until_end(guard, &method, limits, &parts, body).await
         }

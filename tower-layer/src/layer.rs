@@ -10,6 +10,7 @@ use tower_layer::Layer;
 
 use crate::deadline::{self, Deadline};
 use crate::key::Key;
+use crate::read::{AsItComes, BodyFirst};
 use crate::response::{Answers, Protocol};
 use crate::service::LockService;
 use crate::waiters::{Waiter, Waiters};
@@ -32,7 +33,7 @@ use crate::waiters::{Waiter, Waiters};
 /// ```
 #[derive(Clone, Debug)]
 #[must_use = "a layer does nothing until it is added to a service"]
-pub struct LockLayer(Settings);
+pub struct LockLayer<R = AsItComes>(Settings, R);
 
 /// Until when a request keeps its lock.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -99,7 +100,7 @@ pub(crate) struct Order {
 impl LockLayer {
     /// Locks, for each request, the name that `key` finds in it.
     pub fn new(locks: Locks, key: Key) -> Self {
-        Self(Settings {
+        let settings = Settings {
             locks,
             key,
             side: Side::Exclusive,
@@ -115,9 +116,40 @@ impl LockLayer {
             waiters: None,
             token_header: false,
             answers: Answers::default(),
-        })
+        };
+        Self(settings, AsItComes)
     }
 
+    /// Reads the body of a request before its lock is asked for: up to `limit` bytes, which are kept in
+    /// memory until the handler reads them, and for as long as `within`. A longer body is answered with
+    /// 413, a slower one with 408, and one that breaks off with 400; the handler is not called then.
+    ///
+    /// Without this, the lock is held while the handler reads the body, as slowly as the client sends it.
+    /// And over HTTP/1 a client that goes away stays in line, or keeps the lock: a server does not look at
+    /// the connection while there is something of the request that nobody has read. That is so until the
+    /// [wait](Self::wait) is over, the handler reads on, or the [longest hold](Self::max_hold) ends it.
+    ///
+    /// The service that is locked gets its requests with a [`RequestBody`](crate::RequestBody); those of axum and tonic take
+    /// any. Not for calls whose client sends and receives in turns: they would wait for each other.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// use lockcore_tower::{Key, LockLayer};
+    ///
+    /// # fn example() -> Result<(), lockcore::Error> {
+    /// let locks = lockcore::Locks::connect("memory:")?;
+    /// let layer = LockLayer::new(locks, Key::header("idempotency-key"))
+    ///     .read_body_first(64 * 1024, Duration::from_secs(10));
+    /// # drop(layer);
+    /// # Ok(()) }
+    /// ```
+    pub fn read_body_first(self, limit: usize, within: Duration) -> LockLayer<BodyFirst> {
+        LockLayer(self.0, BodyFirst { limit, within })
+    }
+}
+
+impl<R> LockLayer<R> {
     /// Requests with the same key take the read side of its lock: they do not exclude each other, but
     /// those that take it exclusively, here or elsewhere. Default: exclusive.
     pub fn shared(mut self) -> Self {
@@ -189,7 +221,7 @@ impl LockLayer {
     }
 
     /// How many requests may wait for the same key in this process; those beyond it do not wait: they
-    /// get the lock at once, or 409. A request counts from its call until it has the lock. Default: any
+    /// get the lock at once, or 409. A request counts from when it asks until it has the lock. Default: any
     /// number.
     pub fn max_waiting(mut self, most: usize) -> Self {
         self.0.waiters = Some(Arc::new(Waiters::at_most(most)));
@@ -336,10 +368,10 @@ impl Settings {
     }
 }
 
-impl<S> Layer<S> for LockLayer {
-    type Service = LockService<S>;
+impl<S, R: Clone> Layer<S> for LockLayer<R> {
+    type Service = LockService<S, R>;
 
     fn layer(&self, inner: S) -> Self::Service {
-        LockService::new(inner, Arc::new(self.0.clone()))
+        LockService::new(inner, Arc::new(self.0.clone()), self.1.clone())
     }
 }

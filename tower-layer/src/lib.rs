@@ -66,7 +66,8 @@
 //!    key lets it pass. OPTIONS passes in any case.
 //! 2. The request waits for the lock, first come first served over all processes, but that a process
 //!    may serve its own first for a moment (`LOCK_FAIR`); at most as long as [`LockLayer::wait`] and the
-//!    client's own deadline say. A client that goes away leaves the line.
+//!    client's own deadline say. A client that goes away leaves the line; over HTTP/1 only if its
+//!    whole request has been read, see [clients that go away](#clients-that-go-away).
 //! 3. The handler runs while the lock is held. Asking for the same lock inside re-enters it. When the
 //!    lock is lost, the handler is dropped where it stands. What it has *spawned*, and what blocks
 //!    without awaiting, is not stopped: pass the fencing token on with every write.
@@ -102,6 +103,7 @@
 //! | [`max_waiting`](LockLayer::max_waiting) | any number | how many are too many depends on the handler; say it where clients can make them |
 //! | [`ttl`](LockLayer::ttl) | the client's, 10 s | three renewals fit in; a dead process blocks a key no longer |
 //! | [`max_hold`](LockLayer::max_hold) | no limit | a long response is no mistake |
+//! | [`read_body_first`](LockLayer::read_body_first) | no | only the service knows how much memory a body is worth |
 //! | [`on_lost`](LockLayer::on_lost) | the request is stopped | somebody else may hold the lock |
 //! | [`reentrant`](LockLayer::reentrant) | yes | two layers on the same key are the same lock |
 //! | [`hold_until`](LockLayer::hold_until) | the end of the body | bodies may still read what the lock protects |
@@ -151,6 +153,12 @@
 //! 501, gRPC UNIMPLEMENTED: the request asks for a web socket or a tunnel, over which the lock could not be
 //! kept. The handler was not called; it was if it answered with 101 to something else. See
 //! [`LockLayer::upgrades`].
+//!
+//! ### Request body
+//!
+//! Where the body is [read first](LockLayer::read_body_first): 413, gRPC RESOURCE_EXHAUSTED, if it is too
+//! large; 408, gRPC DEADLINE_EXCEEDED, if it takes too long; 400, gRPC CANCELLED, if it breaks off. No lock
+//! was asked for, and the handler was not called.
 //!
 //! ### Lock misconfigured
 //!
@@ -218,6 +226,20 @@
 //! handler or the body is dropped first, and then nothing stays behind: not the place in line, not the
 //! lock, not a count of [`LockLayer::max_waiting`]. That includes a handler that panics.
 //!
+//! # Clients that go away
+//!
+//! The layer learns it from the server, and the server must have noticed:
+//!
+//! | the client has sent | HTTP/1 | HTTP/2 |
+//! |---|---|---|
+//! | a request without a body, or one whose body has been read | at once | at once |
+//! | a body that nobody has read to its end | when the handler reads on | at once |
+//! | another request behind it (pipelining) | when it is answered | |
+//!
+//! With [`LockLayer::read_body_first`] the second line is the first. For what is left, and for a machine that
+//! vanishes without closing its connections, there are the wait, [`LockLayer::max_hold`], and the keep-alive
+//! options of the server.
+//!
 //! # Between services
 //!
 //! A service that holds a lock and has another one write under it sends the lock's fencing token
@@ -258,6 +280,7 @@ mod future;
 mod grpc;
 mod key;
 mod layer;
+mod read;
 mod response;
 mod service;
 mod source;
@@ -275,4 +298,5 @@ pub use future::ResponseFuture;
 pub use grpc::status;
 pub use key::Key;
 pub use layer::{HoldUntil, LockLayer, Upgrades};
+pub use read::{AsItComes, BodyFirst, Reading, RequestBody};
 pub use service::LockService;

@@ -13,6 +13,7 @@ use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 
 use crate::body::LockBody;
 use crate::fence::TOKEN_HEADER;
+use crate::read::Unread;
 
 /// What the layer was told about its answers.
 #[derive(Clone, Debug)]
@@ -62,6 +63,7 @@ enum Kind {
     Overdue,
     Key,
     Upgrade,
+    Body(Unread),
     Misconfigured,
     /// Of a fence: a higher token was here.
     Late,
@@ -72,8 +74,10 @@ enum Kind {
 /// <https://grpc.github.io/grpc/core/md_doc_statuscodes.html>
 #[derive(Clone, Copy, Debug)]
 enum GrpcCode {
+    Cancelled = 1,
     InvalidArgument = 3,
     DeadlineExceeded = 4,
+    ResourceExhausted = 8,
     FailedPrecondition = 9,
     Aborted = 10,
     Unimplemented = 12,
@@ -166,6 +170,22 @@ impl Problem {
     pub(crate) fn upgrade(key: String) -> Self {
         let detail = "This request is handled under a lock, which cannot be kept over an upgraded connection.";
         let mut problem = Self::new(Kind::Upgrade, detail);
+        problem.key = Some(key);
+        problem
+    }
+
+    /// The body was to be read first, and could not be.
+    pub(crate) fn unread(unread: Unread, key: String) -> Self {
+        let detail = match unread {
+            Unread::TooLarge => {
+                "The body of the request is larger than what is read under this lock. The request was not handled."
+            }
+            Unread::TooSlow => {
+                "The body of the request did not arrive in time. The request was not handled; send it faster."
+            }
+            Unread::Broken => "The body of the request broke off. The request was not handled.",
+        };
+        let mut problem = Self::new(Kind::Body(unread), detail);
         problem.key = Some(key);
         problem
     }
@@ -277,6 +297,9 @@ impl Problem {
             Kind::Late => StatusCode::PRECONDITION_FAILED,
             Kind::Upgrade => StatusCode::NOT_IMPLEMENTED,
             Kind::Misconfigured => StatusCode::INTERNAL_SERVER_ERROR,
+            Kind::Body(Unread::TooLarge) => StatusCode::PAYLOAD_TOO_LARGE,
+            Kind::Body(Unread::TooSlow) => StatusCode::REQUEST_TIMEOUT,
+            Kind::Body(Unread::Broken) => StatusCode::BAD_REQUEST,
             // Only gRPC has it.
             Kind::Overdue => StatusCode::GATEWAY_TIMEOUT,
         }
@@ -287,7 +310,12 @@ impl Problem {
             Kind::Held | Kind::Deadline | Kind::Unavailable | Kind::Full => true,
             // Part of it may be done: whether to do it again is for the client to say.
             Kind::Lost | Kind::Overdue => false,
-            Kind::Key | Kind::Upgrade | Kind::Misconfigured | Kind::Late | Kind::Token => false,
+            Kind::Key
+            | Kind::Upgrade
+            | Kind::Body(_)
+            | Kind::Misconfigured
+            | Kind::Late
+            | Kind::Token => false,
         }
     }
 
@@ -334,6 +362,7 @@ impl Kind {
             Self::Overdue => "deadline-passed",
             Self::Key => "lock-key",
             Self::Upgrade => "lock-upgrade",
+            Self::Body(_) => "request-body",
             Self::Misconfigured => "lock-misconfigured",
             Self::Late => "write-refused",
             Self::Token => "fencing-token",
@@ -349,6 +378,9 @@ impl Kind {
             Self::Overdue => "Deadline passed",
             Self::Key => "No key to lock",
             Self::Upgrade => "No upgrade under a lock",
+            Self::Body(Unread::TooLarge) => "Request body too large",
+            Self::Body(Unread::TooSlow) => "Request body too slow",
+            Self::Body(Unread::Broken) => "Request body broke off",
             Self::Misconfigured => "Lock misconfigured",
             Self::Late => "Refused: a later holder of the lock was here",
             Self::Token => "No fencing token",
@@ -364,6 +396,9 @@ impl Kind {
             Self::Key | Self::Token => GrpcCode::InvalidArgument,
             Self::Late => GrpcCode::FailedPrecondition,
             Self::Upgrade => GrpcCode::Unimplemented,
+            Self::Body(Unread::TooLarge) => GrpcCode::ResourceExhausted,
+            Self::Body(Unread::TooSlow) => GrpcCode::DeadlineExceeded,
+            Self::Body(Unread::Broken) => GrpcCode::Cancelled,
             Self::Misconfigured => GrpcCode::Internal,
         }
     }
@@ -482,6 +517,7 @@ mod tests {
             Overdue,
             Key,
             Upgrade,
+            Body(Unread::TooLarge),
             Misconfigured,
             Late,
             Token,

@@ -12,26 +12,33 @@ use http_body::Body;
 use tower_service::Service;
 
 use crate::body::{BoxError, LockBody};
-use crate::future::{Reserved, ResponseFuture, under_lock};
+use crate::future::{Reserved, ResponseFuture, Want, under_lock};
 use crate::layer::{Settings, Upgrades};
+use crate::read::{AsItComes, Reading};
 use crate::response::{Answers, Problem, Protocol};
 
 /// A service whose requests are locked by key. Made by [`LockLayer`](crate::LockLayer).
 #[derive(Clone, Debug)]
-pub struct LockService<S> {
+pub struct LockService<S, R = AsItComes> {
     inner: S,
     settings: Arc<Settings>,
+    reading: R,
 }
 
-impl<S> LockService<S> {
-    pub(crate) fn new(inner: S, settings: Arc<Settings>) -> Self {
-        Self { inner, settings }
+impl<S, R> LockService<S, R> {
+    pub(crate) fn new(inner: S, settings: Arc<Settings>, reading: R) -> Self {
+        Self {
+            inner,
+            settings,
+            reading,
+        }
     }
 }
 
-impl<S, B, RB> Service<Request<B>> for LockService<S>
+impl<S, R, B, RB> Service<Request<B>> for LockService<S, R>
 where
-    S: Service<Request<B>, Response = Response<RB>> + Clone + Send + 'static,
+    R: Reading<B>,
+    S: Service<Request<R::Body>, Response = Response<RB>> + Clone + Send + 'static,
     S::Future: Send,
     S::Error: Send,
     B: Send + 'static,
@@ -52,7 +59,7 @@ where
     fn call(&mut self, request: Request<B>) -> Self::Future {
         // It asks what could be asked for, and is not part of any work: a browser sends it ahead.
         if request.method() == Method::OPTIONS {
-            return ResponseFuture::pass_through(self.inner.call(request));
+            return ResponseFuture::pass_through(self.inner.call(request.map(R::pass)));
         }
         let settings = &self.settings;
         let (mut parts, body) = request.into_parts();
@@ -61,7 +68,7 @@ where
             Err(problem) => return self.refuse(problem, &parts),
         };
         let Some(name) = found else {
-            let request = Request::from_parts(parts, body);
+            let request = Request::from_parts(parts, R::pass(body));
             return ResponseFuture::pass_through(self.inner.call(request));
         };
         if settings.upgrades == Upgrades::Refuse && is_upgrade(&parts) {
@@ -69,17 +76,20 @@ where
         }
         let protocol = Protocol::of(&parts);
         let deadline = settings.deadline(&parts, &protocol);
-        let order = settings.order(name, &parts.method, deadline);
-        let settings = Arc::clone(settings);
+        let want = Want {
+            name,
+            deadline,
+            protocol,
+            settings: Arc::clone(settings),
+        };
         let reserved = Reserved::new(take_ready(&mut self.inner));
+        let reading = self.reading.clone();
         let request = Request::from_parts(parts, body);
-        ResponseFuture::locked(under_lock(
-            order, deadline, protocol, settings, reserved, request,
-        ))
+        ResponseFuture::locked(under_lock(want, reading, reserved, request))
     }
 }
 
-impl<S> LockService<S> {
+impl<S, R> LockService<S, R> {
     fn refuse<F, RB, E>(&self, problem: Problem, request: &Parts) -> ResponseFuture<F, RB, E> {
         refuse(problem, &self.settings.answers, request)
     }

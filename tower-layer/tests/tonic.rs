@@ -286,6 +286,30 @@ async fn a_stream_from_the_client_and_one_both_ways_keep_the_lock_until_their_en
 }
 
 #[tokio::test]
+async fn a_stream_from_the_client_may_be_read_before_its_lock_is_asked_for() {
+    let locks = memory();
+    let layer = by_order(&locks).read_body_first(1_000, SOON);
+    let client = client_of(|incoming| {
+        let mut server = Server::builder().layer(layer);
+        let server = server.add_service(Orders::default());
+        server.serve_with_incoming(incoming)
+    })
+    .await;
+
+    let (send, request) = by_hand();
+    let mut grpc = client.ready().await;
+    for message in ["a", "b", "c"] {
+        send.send(message.to_owned()).unwrap();
+    }
+    drop(send);
+    let response = in_time(grpc.client_streaming(request, path("Upload"), Text)).await;
+    let response: Response<String> = response.unwrap();
+
+    assert_eq!(response.into_inner(), "3");
+    assert_eq!(tickets(&locks, NAME).await, 0);
+}
+
+#[tokio::test]
 async fn a_call_that_is_refused_is_told_why() {
     let store = Store::new();
     let locks = store.client().unwrap();

@@ -1,0 +1,164 @@
+//! The body of a request: handed on as it comes, or read as a whole before the lock is asked for.
+
+use std::fmt;
+use std::future::{Future, ready};
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::{Buf, Bytes};
+use http::HeaderMap;
+use http_body::{Body, Frame, SizeHint};
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use pin_project_lite::pin_project;
+use tokio::time::timeout;
+
+use crate::body::{BoxError, of_ours};
+
+/// What a layer does with the bodies of its requests.
+pub trait Reading<B>: Clone + Send + Sync + 'static {
+    /// The body that the inner service gets.
+    type Body: Send + 'static;
+
+    /// Of a request that passes without a lock.
+    #[doc(hidden)]
+    fn pass(body: B) -> Self::Body;
+
+    /// Of a request that will ask for its lock then.
+    #[doc(hidden)]
+    fn read(self, body: B) -> impl Future<Output = Result<Self::Body, Unread>> + Send;
+}
+
+/// Bodies are handed on unread: the default of [`LockLayer`](crate::LockLayer).
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct AsItComes;
+
+/// Bodies are read before the lock is asked for: see
+/// [`LockLayer::read_body_first`](crate::LockLayer::read_body_first).
+#[derive(Clone, Copy, Debug)]
+pub struct BodyFirst {
+    pub(crate) limit: usize,
+    pub(crate) within: Duration,
+}
+
+/// Why a body was not read.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unread {
+    TooLarge,
+    TooSlow,
+    Broken,
+}
+
+impl<B: Send + 'static> Reading<B> for AsItComes {
+    type Body = B;
+
+    fn pass(body: B) -> B {
+        body
+    }
+
+    fn read(self, body: B) -> impl Future<Output = Result<B, Unread>> + Send {
+        ready(Ok(body))
+    }
+}
+
+impl<B> Reading<B> for BodyFirst
+where
+    B: Body<Data: Send, Error: Into<BoxError>> + Send + 'static,
+{
+    type Body = RequestBody<B>;
+
+    fn pass(body: B) -> RequestBody<B> {
+        RequestBody {
+            whole: Whole::No { body },
+        }
+    }
+
+    async fn read(self, body: B) -> Result<RequestBody<B>, Unread> {
+        // Nothing is read of a body that says so itself.
+        if body.size_hint().lower() > self.limit as u64 {
+            return Err(Unread::TooLarge);
+        }
+        let collected = timeout(self.within, Limited::new(body, self.limit).collect()).await;
+        match collected.map_err(|_| Unread::TooSlow)? {
+            Ok(read) => {
+                let trailers = read.trailers().cloned();
+                let data = Some(read.to_bytes()).filter(|data| !data.is_empty());
+                let whole = Whole::Yes { data, trailers };
+                Ok(RequestBody { whole })
+            }
+            Err(error) if error.is::<LengthLimitError>() => Err(Unread::TooLarge),
+            Err(error) => {
+                tracing::debug!(%error, "the body of a request broke off");
+                Err(Unread::Broken)
+            }
+        }
+    }
+}
+
+pin_project! {
+    /// The body of a request under a [`LockLayer<BodyFirst>`](crate::LockLayer::read_body_first): read
+    /// already, or as it comes if the request passes without a lock.
+    pub struct RequestBody<B> {
+        #[pin]
+        whole: Whole<B>,
+    }
+}
+
+pin_project! {
+    #[project = WholeProj]
+    enum Whole<B> {
+        Yes { data: Option<Bytes>, trailers: Option<HeaderMap> },
+        No { #[pin] body: B },
+    }
+}
+
+impl<B> Body for RequestBody<B>
+where
+    B: Body,
+    B::Error: Into<BoxError>,
+{
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        match self.project().whole.project() {
+            WholeProj::Yes { data, trailers } => {
+                let data = data.take().map(Frame::data);
+                let next = data.or_else(|| trailers.take().map(Frame::trailers));
+                Poll::Ready(next.map(Ok))
+            }
+            WholeProj::No { body } => body.poll_frame(cx).map(of_ours),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &self.whole {
+            Whole::Yes { data, trailers } => data.is_none() && trailers.is_none(),
+            Whole::No { body } => body.is_end_stream(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.whole {
+            Whole::Yes { data, .. } => {
+                SizeHint::with_exact(data.as_ref().map_or(0, Buf::remaining) as u64)
+            }
+            Whole::No { body } => body.size_hint(),
+        }
+    }
+}
+
+impl<B> fmt::Debug for RequestBody<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = match &self.whole {
+            Whole::Yes { .. } => "read",
+            Whole::No { .. } => "as it comes",
+        };
+        f.debug_tuple("RequestBody").field(&state).finish()
+    }
+}
