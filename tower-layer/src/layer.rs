@@ -125,9 +125,10 @@ impl LockLayer {
     /// 413, a slower one with 408, and one that breaks off with 400; the handler is not called then.
     ///
     /// Without this, the lock is held while the handler reads the body, as slowly as the client sends it.
-    /// And over HTTP/1 a client that goes away stays in line, or keeps the lock: a server does not look at
-    /// the connection while there is something of the request that nobody has read. That is so until the
-    /// [wait](Self::wait) is over, the handler reads on, or the [longest hold](Self::max_hold) ends it.
+    /// And over HTTP/1 a client that goes away stays in line, or keeps the lock: hyper's server reads some
+    /// of the body ahead, and does not look at the connection while there is more that nobody reads. That is
+    /// so until the [wait](Self::wait) is over, the handler reads on, or the [longest hold](Self::max_hold)
+    /// ends it.
     ///
     /// The service that is locked gets its requests with a [`RequestBody`](crate::RequestBody); those of axum and tonic take
     /// any. Not for calls whose client sends and receives in turns: they would wait for each other.

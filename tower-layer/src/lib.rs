@@ -212,7 +212,7 @@
 //! | around a service for `Router::nest_service` | | those of the outer | no |
 //! | `layer.layer(router)`, around a whole router | all | no | no |
 //!
-//! Where it covers a 405, a request for a method that has no handler stands in line to be told so.
+//! A route of `any(…)` has no methods of its own: `MethodRouter::layer` there. Where it covers a 405, a request for a method that has no handler stands in line to be told so.
 //!
 //! Put it further in than what may refuse a request (authentication, limits): who is refused should not
 //! have stood in line.
@@ -233,7 +233,7 @@
 //! | the client has sent | HTTP/1 | HTTP/2 |
 //! |---|---|---|
 //! | a request without a body, or one whose body has been read | at once | at once |
-//! | a body that nobody has read to its end | when the handler reads on | at once |
+//! | a body that is larger than what the server reads ahead, and that nobody reads | when somebody reads on | at once |
 //! | another request behind it (pipelining) | when it is answered | |
 //!
 //! With [`LockLayer::read_body_first`] the second line is the first. For what is left, and for a machine that

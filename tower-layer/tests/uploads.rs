@@ -124,27 +124,6 @@ async fn a_body_that_comes_slowly_holds_no_lock() {
     }
 }
 
-/// Over HTTP/1 a server looks at the connection once there is nothing of the request left to read.
-#[tokio::test]
-async fn a_client_that_goes_away_leaves_the_line_although_it_had_sent_a_body() {
-    for version in BOTH {
-        for bytes in [0, 5_000, 5_000_000] {
-            let locks = memory();
-            let (address, _) = serve(body_first(&locks)).await;
-            let other = hold(&locks, NAME).await;
-
-            let body = Full::new(Bytes::from(vec![0; bytes])).boxed_unsync();
-            let request = send(version, address, body);
-            until_tickets(&locks, NAME, 2).await;
-            request.abort();
-
-            until_tickets(&locks, NAME, 1).await;
-            other.release().await.unwrap();
-            nothing_is_left(&locks, NAME).await;
-        }
-    }
-}
-
 #[tokio::test]
 async fn a_client_that_goes_away_while_it_sends_its_body_leaves_nothing_behind() {
     for version in BOTH {
