@@ -690,6 +690,54 @@ async fn a_body_that_nobody_polls_ends_with_the_longest_hold_and_then_the_lock_d
     assert!(in_time(body.frame()).await.is_none());
 }
 
+/// The task that ends it and the one that reads it meet at any point.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_body_that_is_being_read_when_its_longest_hold_is_over_ends_once_and_for_all() {
+    let locks = memory();
+    let mut read = 0;
+    while read < 100 {
+        let witness = Witness::of(&locks, NAME);
+        let layer = by_path(&locks)
+            .ttl(SOON * 10)
+            .max_hold(Duration::from_millis(5));
+        let inside = witness.inside();
+        let parts = futures_util::stream::unfold(inside, async |inside| {
+            tokio::task::yield_now().await;
+            Some((
+                Ok::<_, Infallible>(Frame::data(Bytes::from("part"))),
+                inside,
+            ))
+        });
+        let response = Response::new(http_body_util::StreamBody::new(Box::pin(parts)));
+        let response = respond_under(layer, request(), response).await;
+        if response.status() == StatusCode::SERVICE_UNAVAILABLE {
+            // It was over before the head.
+            nothing_is_left(&locks, NAME).await;
+            continue;
+        }
+        read += 1;
+        let mut body = response.into_body();
+
+        let error = in_time(async {
+            loop {
+                if let Err(error) = body.frame().await.expect("no end that looks like one") {
+                    break error;
+                }
+            }
+        })
+        .await;
+
+        assert_eq!(reason(&error), LostReason::MaxHold);
+        assert!(body.frame().now_or_never().unwrap().is_none());
+        drop(body);
+        nothing_is_left(&locks, NAME).await;
+        assert!(
+            witness.saw_tickets() >= Some(1),
+            "the body goes before the lock"
+        );
+    }
+}
+
 fn grpc(content_type: &'static str, body: Scripted) -> (Request<Empty<Bytes>>, Response<Scripted>) {
     let content = HeaderValue::from_static("application/grpc");
     let mut request = request();
