@@ -117,7 +117,7 @@ impl<S: Clone> Reserved<S> {
     }
 
     /// Waits for something, and if that takes any time gives back what is reserved.
-    async fn until<T>(&mut self, event: impl Future<Output = T>) -> T {
+    pub(crate) async fn until<T>(&mut self, event: impl Future<Output = T>) -> T {
         let mut event = pin!(event);
         match poll_fn(|cx| Poll::Ready(event.as_mut().poll(cx))).await {
             Poll::Ready(value) => return value,
@@ -128,7 +128,7 @@ impl<S: Clone> Reserved<S> {
         event.await
     }
 
-    async fn call<Q>(self, request: Q) -> Result<S::Response, S::Error>
+    pub(crate) async fn call<Q>(self, request: Q) -> Result<S::Response, S::Error>
     where
         S: Service<Q>,
     {

@@ -184,7 +184,8 @@ impl<R> LockLayer<R> {
     }
 
     /// How long a request waits in line before it is answered with 409. Default: the client's
-    /// (`LOCK_WAIT`, 15 s). A client that goes away leaves the line at once.
+    /// (`LOCK_WAIT`, 15 s). A client that goes away leaves the line as soon as the
+    /// [server notices](crate#clients-that-go-away).
     ///
     /// A gRPC request that comes with a deadline (`grpc-timeout`) waits no longer than that, less a
     /// tenth, 50 ms at most, in which the answer can still reach the client. The deadline is for the

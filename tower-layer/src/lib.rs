@@ -60,14 +60,16 @@
 //! # Ok(()) }
 //! ```
 //!
+//! For services that are not of HTTP, as the worker of a job queue, there is [`WorkLayer`].
+//!
 //! # How a request goes
 //!
 //! 1. The [`Key`] finds the name to lock. A request in which it finds none is refused, unless the
 //!    key lets it pass. OPTIONS passes in any case.
 //! 2. The request waits for the lock, first come first served over all processes, but that a process
 //!    may serve its own first for a moment (`LOCK_FAIR`); at most as long as [`LockLayer::wait`] and the
-//!    client's own deadline say. A client that goes away leaves the line; over HTTP/1 only if its
-//!    whole request has been read, see [clients that go away](#clients-that-go-away).
+//!    client's own deadline say. A client that [goes away](#clients-that-go-away) leaves the line as soon as
+//!    the server notices; over HTTP/1 it may not while there is something left to read.
 //! 3. The handler runs while the lock is held. Asking for the same lock inside re-enters it. When the
 //!    lock is lost, the handler is dropped where it stands. What it has *spawned*, and what blocks
 //!    without awaiting, is not stopped: pass the fencing token on with every write.
@@ -222,7 +224,7 @@
 //!
 //! # Cancel safety
 //!
-//! A server drops a request's future, or its body, when the client goes away. Whenever that happens, the
+//! A server drops a request's future, or its body, when it notices that the client has gone. Whenever that happens, the
 //! handler or the body is dropped first, and then nothing stays behind: not the place in line, not the
 //! lock, not a count of [`LockLayer::max_waiting`]. That includes a handler that panics.
 //!
@@ -286,6 +288,7 @@ mod service;
 mod source;
 mod template;
 mod waiters;
+mod work;
 
 pub use body::{BoxError, LockBody};
 #[cfg(feature = "axum")]
@@ -300,3 +303,4 @@ pub use key::Key;
 pub use layer::{HoldUntil, LockLayer, Upgrades};
 pub use read::{AsItComes, BodyFirst, Reading, RequestBody};
 pub use service::LockService;
+pub use work::{AsError, By, OnBusy, OnError, WorkFuture, WorkLayer, WorkService};

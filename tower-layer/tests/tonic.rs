@@ -19,7 +19,7 @@ use futures_util::{FutureExt, Stream, StreamExt, future::BoxFuture, stream};
 use http::uri::PathAndQuery;
 use lockcore::Locks;
 use lockcore::testing::Store;
-use lockcore_tower::{Key, LockLayer};
+use lockcore_tower::{Key, LockLayer, WorkLayer};
 use tokio::net::TcpListener;
 use tokio::sync::{Notify, mpsc};
 use tokio_stream::wrappers::TcpListenerStream;
@@ -387,6 +387,44 @@ async fn the_layer_may_stand_around_one_service() {
 
     let name = in_time(client.unary("Settle", "42")).await;
     assert_eq!(name.unwrap(), "shop.Orders/Settle");
+}
+
+/// A client may lock before it calls. Nobody else can make an error of its transport, but anybody a response.
+#[tokio::test]
+async fn calls_of_a_client_under_the_layer_for_any_service_wait_or_are_told_later() {
+    let locks = memory();
+    let orders = Orders::default();
+    let server = LockLayer::new(memory(), Key::metadata("none").optional());
+    let client = served_under(server, orders.clone()).await;
+    let lock = {
+        let locks = locks.clone();
+        move |call: &http::Request<Body>| {
+            let id = call.headers()["order-id"].to_str().unwrap();
+            let lock = locks.mutex(format!("order:{id}"));
+            Ok::<_, tonic::transport::Error>(Some(lock.wait(Duration::ZERO)))
+        }
+    };
+    let layer = WorkLayer::with_lock(lock)
+        .on_busy(|_, error| Ok(lockcore_tower::status(&error).into_http()))
+        .on_error(|error| Ok(lockcore_tower::status(&error).into_http()));
+    let channel = tower::Layer::layer(&layer, client.0.clone());
+    let call = async |method, order| {
+        let mut grpc = Grpc::new(channel.clone());
+        in_time(grpc.ready()).await.unwrap();
+        let answer = grpc.unary(of_order(order, String::new()), path(method), Text);
+        in_time(answer).await.map(Response::<String>::into_inner)
+    };
+
+    let mut hangs = Box::pin(call("Hang", "42"));
+    tokio::select! {
+        answer = &mut hangs => panic!("{answer:?}"),
+        () = orders.entered.notified() => {}
+    }
+    assert_status(call("Settle", "42").await, Code::Aborted, "(key: order:42)");
+    assert_eq!(call("Settle", "43").await.unwrap(), "-");
+    drop(hangs);
+    nothing_is_left(&locks, NAME).await;
+    assert_eq!(call("Settle", "42").await.unwrap(), "-");
 }
 
 #[tokio::test]

@@ -1,0 +1,124 @@
+//! Two workers of a job queue (apalis) that settle orders, one job at a time for each order.
+//!
+//! ```text
+//! cargo run --release --example job_queue
+//! ```
+//!
+//! The workers share their locks in a file, as two processes would. A job whose order another job is at does not wait in
+//! the worker, and has not failed: it comes later, which the queue is told in its own words. The locks know nothing of the
+//! queue, and the queue nothing of locks: [`WorkLayer`] stands between any two services of tower.
+
+use std::error::Error;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use apalis::layers::WorkerBuilderExt;
+use apalis::layers::retry::RetryPolicy;
+use apalis::prelude::{BoxDynError, MemoryStorage, Task, TaskSink, WorkerBuilder, WorkerContext};
+use apalis_core::error::RetryAfterError;
+use examples::{Orders, expect};
+use lockcore::Locks;
+use lockcore_tower::WorkLayer;
+use tower::retry::backoff::{ExponentialBackoffMaker, MakeBackoff};
+use tower::util::rng::HasherRng;
+
+type Failure = Box<dyn Error + Send + Sync>;
+
+const WORKERS: usize = 2;
+const ORDERS: u64 = 3;
+const JOBS_PER_ORDER: usize = 4;
+const JOBS: usize = ORDERS as usize * JOBS_PER_ORDER;
+
+/// What a job takes. Long enough that all jobs for an order meet.
+const WORK: Duration = Duration::from_millis(50);
+
+/// When a job that found its order taken comes again, at first and at last.
+const LATER: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(200));
+
+#[derive(Clone, Debug)]
+struct Settle {
+    order: u64,
+}
+
+#[derive(Clone, Default)]
+struct Story {
+    orders: Orders,
+    done: Arc<AtomicUsize>,
+    came_later: Arc<AtomicUsize>,
+}
+
+async fn work(number: usize, locks: Locks, story: Story) -> Result<(), Failure> {
+    let mut queue = MemoryStorage::new();
+    for job in 0..JOBS / WORKERS {
+        let order = job as u64 % ORDERS;
+        queue.push(Settle { order }).await?;
+    }
+
+    let lock = move |job: &Task<Settle>| {
+        let lock = locks.mutex(format!("order:{}", job.args.order));
+        Ok::<_, BoxDynError>(Some(lock.wait(Duration::ZERO)))
+    };
+    let came_later = Arc::clone(&story.came_later);
+    // An error that is made from a boxed one only, and that the queue does not take for a failure.
+    let one_at_a_time = WorkLayer::with_lock(lock).on_busy(move |job: Task<Settle>, error| {
+        println!("worker {number}  order {}  later", job.args.order);
+        came_later.fetch_add(1, Ordering::Relaxed);
+        Err(BoxDynError::from(RetryAfterError::new(error, LATER.0)))
+    });
+    let mut backoff = ExponentialBackoffMaker::new(LATER.0, LATER.1, 0.5, HasherRng::new())?;
+    let come_again = RetryPolicy::retries(1_000)
+        .with_backoff(backoff.make_backoff())
+        .retry_if(|error: &BoxDynError| error.is::<RetryAfterError>());
+
+    let settle = move |job: Settle, worker: WorkerContext| {
+        let story = story.clone();
+        async move {
+            let visit = story.orders.visit("settle", job.order);
+            tokio::time::sleep(WORK).await;
+            drop(visit);
+            println!("worker {number}  order {}  settled", job.order);
+            // The jobs of the other worker are done then too.
+            if story.done.fetch_add(1, Ordering::Relaxed) + 1 == JOBS {
+                worker.stop()?;
+            }
+            Ok::<_, BoxDynError>(())
+        }
+    };
+    let worker = WorkerBuilder::new(format!("worker-{number}"))
+        .backend(queue)
+        .retry(come_again)
+        .layer(one_at_a_time)
+        .build(settle);
+    Ok(worker.run().await?)
+}
+
+#[tokio::main]
+async fn main() -> Result<ExitCode, Box<dyn Error>> {
+    let folder = tempfile::tempdir()?;
+    let url = format!("sqlite:{}", folder.path().join("locks.db").display());
+    let clients: Vec<_> = (0..WORKERS)
+        .map(|_| Locks::connect(&url))
+        .collect::<Result<_, _>>()?;
+    Ok(examples::tell(&clients, tell(clients.clone())).await)
+}
+
+async fn tell(clients: Vec<Locks>) -> Result<(), Failure> {
+    let story = Story::default();
+    let workers = clients.into_iter().enumerate();
+    let workers = workers.map(|(number, locks)| work(number + 1, locks, story.clone()));
+    // A worker runs until it is stopped, and the one that did the last job of all is.
+    futures_util::future::select_ok(workers.map(Box::pin)).await?;
+
+    let done = story.done.load(Ordering::Relaxed);
+    let most = (0..ORDERS).map(|order| story.orders.most(order)).max();
+    let later = story.came_later.load(Ordering::Relaxed);
+    println!(
+        "\n{done} jobs were done, none failed, at most {} at an order at once; {later} times one came later",
+        most.unwrap_or_default()
+    );
+    expect("all jobs done", done == JOBS)?;
+    expect("one at a time for each order", most == Some(1))?;
+    expect("some that came later", later > 0)
+}

@@ -1,0 +1,341 @@
+//! The layer for any service: a queue's worker, a client, what else takes requests. The one for HTTP, which keeps the
+//! lock until the body ends, is in `layer`; both take it in `future`.
+
+use std::fmt;
+use std::future::{Future, Ready, ready};
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use lockcore::{Error, ErrorKind, Lock, Locks};
+use pin_project_lite::pin_project;
+use tower_layer::Layer;
+use tower_service::Service;
+
+use crate::future::{Reserved, release};
+use crate::service::take_ready;
+
+/// Puts a lock around every request of any service: the worker of a job queue, a client of another service.
+///
+/// The lock is taken after the call and kept until the service's future has ended, or was dropped. Inside, the
+/// service finds it by [`lockcore::held`]; asking for it again re-enters it. When it is lost, the future is dropped
+/// where it stands. A request that waits keeps nothing that the inner service had reserved for it.
+///
+/// What the service knows of locks is up to two closures: [`on_busy`](Self::on_busy) makes its answer to a request
+/// whose lock others have, and [`on_error`](Self::on_error) to one whose lock is not to be had or is lost. Without
+/// them both are the service's own error, made `From<lockcore::Error>`; a `Box<dyn Error + Send + Sync>` is.
+///
+/// For HTTP, [`LockLayer`](crate::LockLayer) is better: it makes the answers, and keeps the lock until the body of the
+/// response has ended. This one is done with the response.
+///
+/// # Cancel safety
+///
+/// Dropping the future of a request drops the service's first and leaves nothing behind: a request that waits leaves
+/// the line, one that holds the lock releases it.
+///
+/// # Examples
+///
+/// ```
+/// use lockcore_tower::WorkLayer;
+/// use tower::{BoxError, Layer, ServiceExt, service_fn};
+///
+/// struct Job {
+///     order: u64,
+/// }
+///
+/// #[derive(Debug, PartialEq)]
+/// enum Outcome {
+///     Done,
+///     Later,
+/// }
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), BoxError> {
+/// let locks = lockcore::Locks::connect("memory:")?;
+/// let one_per_order = WorkLayer::with_lock({
+///     let locks = locks.clone();
+///     move |job: &Job| {
+///         let lock = locks.mutex(format!("order:{}", job.order));
+///         Ok::<_, BoxError>(Some(lock.wait(std::time::Duration::ZERO)))
+///     }
+/// })
+/// .on_busy(|_: Job, _| Ok::<_, BoxError>(Outcome::Later));
+/// let worker = one_per_order.layer(service_fn(async |_: Job| Ok::<_, BoxError>(Outcome::Done)));
+///
+/// let other = locks.mutex("order:7").acquire().await?;
+/// assert_eq!(worker.clone().oneshot(Job { order: 7 }).await?, Outcome::Later);
+/// other.release().await?;
+/// assert_eq!(worker.oneshot(Job { order: 7 }).await?, Outcome::Done);
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+#[must_use = "a layer does nothing until it is added to a service"]
+pub struct WorkLayer<K, B = AsError, F = AsError> {
+    lock: K,
+    on_busy: B,
+    on_error: F,
+}
+
+/// The answer is the service's own error, made from the lock's.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct AsError;
+
+/// The answer is what a closure makes of the lock's error.
+#[derive(Clone, Copy)]
+pub struct By<F>(F);
+
+impl WorkLayer<()> {
+    /// Locks, for each request, the name that `key` finds in it, exclusively, and as the client waits and renews. On
+    /// `None` the request passes without a lock; on an error that is its answer.
+    ///
+    /// ```
+    /// use lockcore_tower::WorkLayer;
+    /// use tower::BoxError;
+    ///
+    /// # fn example(locks: lockcore::Locks) {
+    /// let layer = WorkLayer::new(locks, |line: &String| {
+    ///     let (customer, _) = line.split_once(';').ok_or("no customer")?;
+    ///     Ok::<_, BoxError>(Some(format!("customer:{customer}")))
+    /// });
+    /// # drop(layer);
+    /// # }
+    /// ```
+    pub fn new<Q, E>(
+        locks: Locks,
+        key: impl Fn(&Q) -> Result<Option<String>, E> + Clone,
+    ) -> WorkLayer<impl Fn(&Q) -> Result<Option<Lock>, E> + Clone> {
+        Self::with_lock(move |request: &Q| Ok(key(request)?.map(|name| locks.mutex(name))))
+    }
+
+    /// Takes, for each request, the lock that `lock` makes for it: one that is shared, or permits of a semaphore; with
+    /// a wait, a ttl and all that a [`Lock`] can be told. On `None` the request passes without a lock; on an error
+    /// that is its answer.
+    pub fn with_lock<Q, E, K>(lock: K) -> WorkLayer<K>
+    where
+        K: Fn(&Q) -> Result<Option<Lock>, E>,
+    {
+        WorkLayer {
+            lock,
+            on_busy: AsError,
+            on_error: AsError,
+        }
+    }
+}
+
+impl<K, B, F> WorkLayer<K, B, F> {
+    /// The answer to a request whose lock others have ([`Busy`](ErrorKind::Busy), [`Timeout`](ErrorKind::Timeout)):
+    /// a queue should do the job later, and not count it as failed. The request has not reached the service, and is
+    /// given back. Default: as for [other errors](Self::on_error).
+    pub fn on_busy<Q, T, E, G>(self, answer: G) -> WorkLayer<K, By<G>, F>
+    where
+        G: Fn(Q, Error) -> Result<T, E>,
+    {
+        WorkLayer {
+            lock: self.lock,
+            on_busy: By(answer),
+            on_error: self.on_error,
+        }
+    }
+
+    /// The answer to a request whose lock could not be taken for another reason, or was
+    /// [lost](ErrorKind::Lost) while the service was at work, which was stopped and may have done part of it.
+    /// Default: the service's own error, `From<lockcore::Error>`.
+    pub fn on_error<T, E, G>(self, answer: G) -> WorkLayer<K, B, By<G>>
+    where
+        G: Fn(Error) -> Result<T, E>,
+    {
+        WorkLayer {
+            lock: self.lock,
+            on_busy: self.on_busy,
+            on_error: By(answer),
+        }
+    }
+}
+
+/// Makes the answer to a request whose lock others have.
+pub trait OnBusy<Q, T, E, F> {
+    #[doc(hidden)]
+    fn busy(&self, request: Q, error: Error, otherwise: &F) -> Result<T, E>;
+}
+
+/// Makes the answer to a request whose lock is not to be had, or is lost.
+pub trait OnError<T, E> {
+    #[doc(hidden)]
+    fn error(&self, error: Error) -> Result<T, E>;
+}
+
+impl<Q, T, E, F: OnError<T, E>> OnBusy<Q, T, E, F> for AsError {
+    fn busy(&self, _: Q, error: Error, otherwise: &F) -> Result<T, E> {
+        otherwise.error(error)
+    }
+}
+
+impl<Q, T, E, F, G: Fn(Q, Error) -> Result<T, E>> OnBusy<Q, T, E, F> for By<G> {
+    fn busy(&self, request: Q, error: Error, _: &F) -> Result<T, E> {
+        (self.0)(request, error)
+    }
+}
+
+impl<T, E: From<Error>> OnError<T, E> for AsError {
+    fn error(&self, error: Error) -> Result<T, E> {
+        Err(error.into())
+    }
+}
+
+impl<T, E, G: Fn(Error) -> Result<T, E>> OnError<T, E> for By<G> {
+    fn error(&self, error: Error) -> Result<T, E> {
+        (self.0)(error)
+    }
+}
+
+impl<S, K: Clone, B: Clone, F: Clone> Layer<S> for WorkLayer<K, B, F> {
+    type Service = WorkService<S, K, B, F>;
+
+    fn layer(&self, inner: S) -> Self::Service {
+        WorkService {
+            inner,
+            layer: self.clone(),
+        }
+    }
+}
+
+/// A service whose requests are locked. Made by [`WorkLayer`].
+#[derive(Clone)]
+pub struct WorkService<S, K, B = AsError, F = AsError> {
+    inner: S,
+    layer: WorkLayer<K, B, F>,
+}
+
+impl<S, Q, E, K, B, F> Service<Q> for WorkService<S, K, B, F>
+where
+    S: Service<Q> + Clone + Send + 'static,
+    S::Future: Send,
+    S::Response: Send + 'static,
+    S::Error: From<E> + Send + 'static,
+    Q: Send + 'static,
+    K: Fn(&Q) -> Result<Option<Lock>, E>,
+    B: OnBusy<Q, S::Response, S::Error, F> + Clone + Send + 'static,
+    F: OnError<S::Response, S::Error> + Clone + Send + 'static,
+{
+    type Response = S::Response;
+    type Error = S::Error;
+    type Future = WorkFuture<S::Future, S::Response, S::Error>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: Q) -> Self::Future {
+        let way = match (self.layer.lock)(&request) {
+            Err(error) => Way::Answered {
+                answer: ready(Err(error.into())),
+            },
+            Ok(None) => Way::PassThrough {
+                inner: self.inner.call(request),
+            },
+            Ok(Some(lock)) => {
+                let reserved = Reserved::new(take_ready(&mut self.inner));
+                let (on_busy, on_error) = (self.layer.on_busy.clone(), self.layer.on_error.clone());
+                Way::Locked {
+                    work: Box::pin(under_lock(lock, reserved, request, on_busy, on_error)),
+                }
+            }
+        };
+        WorkFuture { way }
+    }
+}
+
+/// Dropped at any point, this drops the inner future before the guard, which was there first.
+async fn under_lock<S, Q, B, F>(
+    lock: Lock,
+    mut reserved: Reserved<S>,
+    request: Q,
+    on_busy: B,
+    on_error: F,
+) -> Result<S::Response, S::Error>
+where
+    S: Service<Q> + Clone,
+    B: OnBusy<Q, S::Response, S::Error, F>,
+    F: OnError<S::Response, S::Error>,
+{
+    let guard = match reserved.until(lock.acquire()).await {
+        Ok(guard) => guard,
+        Err(error) if matches!(error.kind(), ErrorKind::Busy | ErrorKind::Timeout) => {
+            return on_busy.busy(request, error, &on_error);
+        }
+        Err(error) => return on_error.error(error),
+    };
+    match guard.while_held(reserved.call(request)).await {
+        Ok(result) => {
+            release(guard).await;
+            result
+        }
+        Err(lost) => {
+            // Nothing to wait for, as in `Guard::run`: the store may be what is gone.
+            drop(guard);
+            on_error.error(lost)
+        }
+    }
+}
+
+pin_project! {
+    /// The future of a [`WorkService`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping it drops the inner service's future first and leaves nothing behind.
+    #[must_use = "futures do nothing unless polled"]
+    pub struct WorkFuture<F, T, E> {
+        #[pin]
+        way: Way<F, T, E>,
+    }
+}
+
+pin_project! {
+    #[project = WayProj]
+    enum Way<F, T, E> {
+        PassThrough { #[pin] inner: F },
+        Locked { work: Pin<Box<dyn Future<Output = Result<T, E>> + Send>> },
+        Answered { answer: Ready<Result<T, E>> },
+    }
+}
+
+impl<F, T, E> Future for WorkFuture<F, T, E>
+where
+    F: Future<Output = Result<T, E>>,
+{
+    type Output = Result<T, E>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        match self.project().way.project() {
+            WayProj::PassThrough { inner } => inner.poll(cx),
+            WayProj::Locked { work } => work.as_mut().poll(cx),
+            WayProj::Answered { answer } => Pin::new(answer).poll(cx),
+        }
+    }
+}
+
+impl<K, B, F> fmt::Debug for WorkLayer<K, B, F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WorkLayer").finish_non_exhaustive()
+    }
+}
+
+impl<S: fmt::Debug, K, B, F> fmt::Debug for WorkService<S, K, B, F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut service = f.debug_struct("WorkService");
+        service.field("inner", &self.inner).finish_non_exhaustive()
+    }
+}
+
+impl<F> fmt::Debug for By<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("By(a function)")
+    }
+}
+
+impl<F, T, E> fmt::Debug for WorkFuture<F, T, E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WorkFuture").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,317 @@
+//! The layer for services that are not of HTTP: requests are jobs, errors have no text.
+#![allow(
+    clippy::unwrap_used,
+    reason = "clippy.toml lets tests unwrap, but not their helpers"
+)]
+
+mod common;
+
+use std::future::pending;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use common::*;
+use futures_util::FutureExt;
+use lockcore::testing::Store;
+use lockcore::{Error, ErrorKind, Locks, LostReason};
+use lockcore_tower::WorkLayer;
+use tokio::sync::{Barrier, Notify};
+use tower::limit::ConcurrencyLimitLayer;
+use tower::{Layer, Service, ServiceExt, service_fn};
+
+/// Whose order it is about; nobody's for none.
+#[derive(Debug, PartialEq)]
+struct Job(Option<&'static str>);
+
+const JOB: Job = Job(Some("order:42"));
+const NAME: &str = "order:42";
+
+#[derive(Debug, PartialEq)]
+enum Answer {
+    Done,
+    Later(Job),
+}
+
+/// Nothing that a lock's error could become by itself.
+#[derive(Debug, PartialEq)]
+enum Failure {
+    NoOrder,
+    Locks(ErrorKind),
+}
+
+fn name(job: &Job) -> Result<Option<String>, Failure> {
+    match job.0 {
+        Some("") => Err(Failure::NoOrder),
+        order => Ok(order.map(str::to_owned)),
+    }
+}
+
+macro_rules! layer {
+    ($locks:expr) => {
+        WorkLayer::new($locks.clone(), name)
+            .on_busy(|job, _| Ok::<_, Failure>(Answer::Later(job)))
+            .on_error(|error| Err::<Answer, _>(Failure::Locks(error.kind())))
+    };
+}
+
+fn impatient() -> Locks {
+    let builder = Locks::builder().url("memory:");
+    builder.wait(Duration::ZERO).build().unwrap()
+}
+
+async fn done(_: Job) -> Result<Answer, Failure> {
+    Ok(Answer::Done)
+}
+
+async fn unreached(_: Job) -> Result<Answer, Failure> {
+    panic!("the service should not be called")
+}
+
+/// A service that lets a test wait until it is at work, and never ends.
+fn endless(
+    witness: &Witness,
+) -> (
+    Arc<Notify>,
+    impl Service<Job, Response = Answer, Error = Failure, Future: Send> + Clone + Send + use<>,
+) {
+    let entered = Arc::new(Notify::new());
+    let service = service_fn({
+        let (entered, witness) = (Arc::clone(&entered), witness.clone());
+        move |_: Job| {
+            let (inside, entered) = (witness.inside(), Arc::clone(&entered));
+            async move {
+                entered.notify_one();
+                pending::<()>().await;
+                drop(inside);
+                Ok(Answer::Done)
+            }
+        }
+    });
+    (entered, service)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn jobs_of_one_order_never_overlap() {
+    let inside = Arc::new(AtomicUsize::new(0));
+    let service = layer!(memory()).layer(service_fn(move |_: Job| {
+        let inside = Arc::clone(&inside);
+        async move {
+            assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
+            assert!(lockcore::held(NAME).is_some());
+            tokio::task::yield_now().await;
+            inside.fetch_sub(1, Ordering::SeqCst);
+            Ok(Answer::Done)
+        }
+    }));
+
+    let jobs = (0..50).map(|_| tokio::spawn(service.clone().oneshot(JOB)));
+    for job in in_time(futures_util::future::join_all(jobs)).await {
+        assert_eq!(job.unwrap(), Ok(Answer::Done));
+    }
+}
+
+#[tokio::test]
+async fn jobs_of_two_orders_overlap() {
+    let both_inside = Arc::new(Barrier::new(2));
+    let service = layer!(memory()).layer(service_fn(move |_: Job| {
+        let both_inside = Arc::clone(&both_inside);
+        async move {
+            both_inside.wait().await;
+            Ok(Answer::Done)
+        }
+    }));
+
+    let jobs = ["order:1", "order:2"].map(|order| service.clone().oneshot(Job(Some(order))));
+    for job in in_time(futures_util::future::join_all(jobs)).await {
+        assert_eq!(job, Ok(Answer::Done));
+    }
+}
+
+#[tokio::test]
+async fn a_job_whose_lock_others_have_is_given_back() {
+    let locks = impatient();
+    let _other = hold(&locks, NAME).await;
+
+    let answer = layer!(locks).layer(service_fn(unreached)).oneshot(JOB);
+
+    assert_eq!(in_time(answer).await, Ok(Answer::Later(JOB)));
+}
+
+#[tokio::test]
+async fn a_lock_may_be_shared_and_have_options() {
+    let locks = memory();
+    let layer = WorkLayer::with_lock({
+        let locks = locks.clone();
+        move |_: &Job| Ok::<_, Error>(Some(locks.rwlock(NAME).read().wait(Duration::ZERO)))
+    });
+    let service = layer.layer(service_fn(async |_: Job| Ok::<_, Error>(Answer::Done)));
+
+    let reader = locks.rwlock(NAME).read().acquire().await.unwrap();
+    let beside = in_time(service.clone().oneshot(JOB)).await;
+    assert_eq!(beside.unwrap(), Answer::Done);
+    reader.release().await.unwrap();
+    let _writer = hold(&locks, NAME).await;
+    let refused = in_time(service.oneshot(JOB)).await;
+    assert_eq!(refused.unwrap_err().kind(), ErrorKind::Busy);
+}
+
+/// Errors that are made from a boxed one, and from nothing else.
+#[derive(Debug)]
+struct OnlyBoxed(Box<dyn std::error::Error + Send + Sync>);
+
+#[tokio::test]
+async fn an_error_that_takes_only_a_boxed_one_can_be_made() {
+    let locks = impatient();
+    let _other = hold(&locks, NAME).await;
+    let layer = WorkLayer::new(locks, |_: &Job| Ok::<_, OnlyBoxed>(Some(NAME.to_owned())));
+    let layer = layer.on_error(|error| Err::<Answer, _>(OnlyBoxed(error.into())));
+    let service = layer.layer(service_fn(async |_: Job| Ok::<_, OnlyBoxed>(Answer::Done)));
+
+    let OnlyBoxed(error) = in_time(service.oneshot(JOB)).await.unwrap_err();
+
+    // Busy too, as nothing else was said of it.
+    let error: &Error = error.downcast_ref().unwrap();
+    assert_eq!(error.kind(), ErrorKind::Busy);
+}
+
+#[tokio::test]
+async fn a_job_without_a_name_passes_and_one_that_has_none_to_tell_is_refused() {
+    let locks = memory();
+    locks.shutdown(SOON).await.unwrap();
+
+    let passed = layer!(locks).layer(service_fn(done)).oneshot(Job(None));
+    let refused = layer!(locks)
+        .layer(service_fn(unreached))
+        .oneshot(Job(Some("")));
+
+    assert_eq!(passed.await, Ok(Answer::Done));
+    assert_eq!(refused.await, Err(Failure::NoOrder));
+}
+
+#[tokio::test]
+async fn a_store_that_is_gone_is_an_error_and_not_busy() {
+    let locks = memory();
+    locks.shutdown(SOON).await.unwrap();
+
+    let refused = layer!(locks).layer(service_fn(unreached)).oneshot(JOB);
+
+    let lost = ErrorKind::Lost(LostReason::Shutdown);
+    assert_eq!(in_time(refused).await, Err(Failure::Locks(lost)));
+}
+
+#[tokio::test]
+async fn a_job_that_loses_its_lock_is_stopped_and_then_the_lock_goes() {
+    let locks = memory();
+    let witness = Witness::of(&locks, NAME);
+    let (entered, service) = endless(&witness);
+
+    let job = tokio::spawn(layer!(locks).layer(service).oneshot(JOB));
+    in_time(entered.notified()).await;
+    lose(&locks).await;
+
+    let lost = ErrorKind::Lost(LostReason::Shutdown);
+    assert_eq!(in_time(job).await.unwrap(), Err(Failure::Locks(lost)));
+    assert_eq!(
+        witness.saw_tickets(),
+        Some(1),
+        "the job goes before the lock"
+    );
+}
+
+#[tokio::test]
+async fn the_answer_to_a_loss_does_not_wait_for_the_store() {
+    let store = Store::new();
+    // No operation times out any more.
+    store.clock().stop();
+    let locks = store.client().unwrap();
+    let entered = Arc::new(Notify::new());
+    let service = layer!(locks).layer(service_fn({
+        let entered = Arc::clone(&entered);
+        move |_: Job| {
+            entered.notify_one();
+            pending::<Result<Answer, Failure>>()
+        }
+    }));
+
+    let job = tokio::spawn(service.oneshot(JOB));
+    in_time(entered.notified()).await;
+    store.freeze();
+    store.clock().advance(Duration::from_secs(10));
+
+    let lost = ErrorKind::Lost(LostReason::Expired);
+    assert_eq!(in_time(job).await.unwrap(), Err(Failure::Locks(lost)));
+    store.thaw();
+}
+
+#[tokio::test]
+async fn an_error_of_the_service_comes_out_with_the_lock_released() {
+    let locks = memory();
+    let service = layer!(locks).layer(service_fn(async |_: Job| {
+        Err::<Answer, _>(Failure::NoOrder)
+    }));
+
+    assert_eq!(in_time(service.oneshot(JOB)).await, Err(Failure::NoOrder));
+    assert_eq!(tickets(&locks, NAME).await, 0);
+}
+
+#[tokio::test]
+async fn a_job_that_is_dropped_after_any_number_of_polls_leaves_nothing_behind() {
+    let locks = memory();
+    locks.ready(SOON).await.unwrap();
+    let service = layer!(locks).layer(service_fn(async |_: Job| {
+        tokio::task::yield_now().await;
+        Ok::<_, Failure>(Answer::Done)
+    }));
+
+    let mut polls = 0;
+    loop {
+        let mut job = Box::pin(service.clone().oneshot(JOB));
+        let ends = (0..polls).any(|_| (&mut job).now_or_never().is_some());
+        drop(job);
+        nothing_is_left(&locks, NAME).await;
+        if ends {
+            break;
+        }
+        polls += 1;
+    }
+    assert!(polls >= 2, "{polls}");
+}
+
+#[tokio::test]
+async fn a_job_that_is_dropped_takes_the_work_along_and_then_the_lock() {
+    let locks = memory();
+    let witness = Witness::of(&locks, NAME);
+    let (entered, service) = endless(&witness);
+
+    let job = tokio::spawn(layer!(locks).layer(service).oneshot(JOB));
+    in_time(entered.notified()).await;
+    job.abort();
+    assert!(job.await.unwrap_err().is_cancelled());
+
+    nothing_is_left(&locks, NAME).await;
+    assert_eq!(
+        witness.saw_tickets(),
+        Some(1),
+        "the job goes before the lock"
+    );
+}
+
+#[tokio::test]
+async fn a_job_that_waits_keeps_no_place_in_the_service() {
+    let locks = memory();
+    let other = hold(&locks, NAME).await;
+    let limited = ConcurrencyLimitLayer::new(1).layer(service_fn(async |_: Job| {
+        tokio::task::yield_now().await;
+        Ok::<_, Failure>(Answer::Done)
+    }));
+    let service = layer!(locks).layer(limited);
+
+    let waits = tokio::spawn(service.clone().oneshot(JOB));
+    until_tickets(&locks, NAME, 2).await;
+    let beside = in_time(service.oneshot(Job(Some("order:43")))).await;
+    assert_eq!(beside, Ok(Answer::Done));
+
+    other.release().await.unwrap();
+    assert_eq!(in_time(waits).await.unwrap(), Ok(Answer::Done));
+}
