@@ -34,6 +34,10 @@ impl Deadline {
         left - (left / 10).min(MOST)
     }
 
+    pub(crate) fn has_passed(self) -> bool {
+        self.at <= Instant::now()
+    }
+
     /// What `future` gives until then.
     pub(crate) async fn end<T>(
         this: Option<Self>,

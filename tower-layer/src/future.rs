@@ -12,8 +12,9 @@ use http::header::CONTENT_LENGTH;
 use http::response::Parts;
 use http::{Method, Request, Response, StatusCode};
 use http_body::{Body, Frame};
-use lockcore::{Guard, OnLost};
+use lockcore::{Guard, OnLost, Wait};
 use pin_project_lite::pin_project;
+use tokio::time::timeout;
 use tower_service::Service;
 
 use crate::body::{AtLoss, BoxError, End, Limits, LockBody, in_bytes};
@@ -128,21 +129,48 @@ impl<S: Clone> Reserved<S> {
         event.await
     }
 
-    pub(crate) async fn call<Q>(self, request: Q) -> Result<S::Response, S::Error>
+    /// Asks again for what was given back.
+    async fn ready<Q>(&mut self) -> Result<(), S::Error>
     where
         S: Service<Q>,
     {
-        let Self {
-            mut service,
-            is_ready,
-        } = self;
-        if !is_ready {
-            poll_fn(|cx| service.poll_ready(cx)).await?;
+        if !self.is_ready {
+            poll_fn(|cx| self.service.poll_ready(cx)).await?;
+            self.is_ready = true;
         }
-        let answer = service.call(request);
+        Ok(())
+    }
+
+    pub(crate) async fn call<Q>(mut self, request: Q) -> Result<S::Response, S::Error>
+    where
+        S: Service<Q>,
+    {
+        self.ready().await?;
+        let answer = self.service.call(request);
         // Whatever it still holds is let go before the lock is.
-        drop(service);
+        drop(self);
         answer.await
+    }
+
+    /// The same, unless it has to be waited longer for the service than `wait`: then `None`. What keeps
+    /// it busy may be waiting for the lock.
+    async fn call_within<Q>(
+        mut self,
+        wait: Wait,
+        request: Q,
+    ) -> Result<Option<S::Response>, S::Error>
+    where
+        S: Service<Q>,
+    {
+        if !self.is_ready
+            && let Wait::For(wait) = wait
+        {
+            match timeout(wait, self.ready()).await {
+                Ok(ready) => ready?,
+                Err(_) => return Ok(None),
+            }
+        }
+        self.call(request).await.map(Some)
     }
 }
 
@@ -200,23 +228,36 @@ where
             return Ok(problem.into_response(&settings.answers, protocol));
         }
     };
+    if end_by.is_some_and(Deadline::has_passed) {
+        release(guard).await;
+        let problem = End::Overdue.problem();
+        return Ok(problem.into_response(&settings.answers, protocol));
+    }
     request.extensions_mut().insert(guard.held());
     let method = request.method().clone();
-    let answer = guard.while_held(reserved.call(request));
+    let answer = guard.while_held(reserved.call_within(order.wait, request));
     let end = match Deadline::end(end_by, answer).await {
         Ok(Ok(answer)) => Ok(answer),
         Ok(Err(lost)) => Err(End::Lost(lost)),
         Err(Overdue) => Err(End::Overdue),
     };
     let mut response = match end {
-        Ok(Ok(response)) => response,
+        Ok(Ok(Some(response))) => response,
+        Ok(Ok(None)) => {
+            release(guard).await;
+            let problem = Problem::not_ready();
+            return Ok(problem.into_response(&settings.answers, protocol));
+        }
         Ok(Err(error)) => {
             release(guard).await;
             return Err(error);
         }
         Err(end) => {
-            // Nothing to wait for, as in `Guard::run`: the store may be what is gone.
-            drop(guard);
+            match &end {
+                // Nothing to wait for, as in `Guard::run`: the store may be what is gone.
+                End::Lost(_) => drop(guard),
+                End::Overdue => release(guard).await,
+            }
             tracing::debug!(%end, "request stopped");
             return Ok(end.problem().into_response(&settings.answers, protocol));
         }

@@ -93,6 +93,7 @@ pub(crate) struct Order {
     pub(crate) exclusive: bool,
     /// It is for the client's sake that it waits no longer.
     pub(crate) deadline_is_the_bound: bool,
+    pub(crate) wait: Wait,
     /// Counts until the lock is taken.
     pub(crate) waiter: Option<Waiter>,
 }
@@ -122,7 +123,8 @@ impl LockLayer {
 
     /// Reads the body of a request before its lock is asked for: up to `limit` bytes, which are kept in
     /// memory until the handler reads them, and for as long as `within`. A longer body is answered with
-    /// 413, a slower one with 408, and one that breaks off with 400; the handler is not called then.
+    /// 413, a slower one with 408, and one that breaks off with 400; the handler is not called then. All requests
+    /// that are being read, or wait, may have so much each: limit how many there are further out.
     ///
     /// Without this, the lock is held while the handler reads the body, as slowly as the client sends it.
     /// And over HTTP/1 a client that goes away stays in line, or keeps the lock: hyper's server reads some
@@ -347,13 +349,15 @@ impl Settings {
             Wait::For(wait) => *bound < wait,
             Wait::Forever => true,
         });
+        let wait = bound.map_or(wait, Wait::For);
         Order {
             lock: lock
-                .wait(bound.map_or(wait, Wait::For))
+                .wait(wait)
                 .on_lost(self.on_lost)
                 .reentrant(self.reentrant),
             exclusive,
             deadline_is_the_bound: bound.is_some(),
+            wait,
             waiter: waiter.flatten(),
         }
     }

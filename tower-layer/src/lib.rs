@@ -65,7 +65,8 @@
 //! # How a request goes
 //!
 //! 1. The [`Key`] finds the name to lock. A request in which it finds none is refused, unless the
-//!    key lets it pass. OPTIONS passes in any case.
+//!    key lets it pass. OPTIONS without a content passes in any case: a service that does not look at the
+//!    method must stand behind one that does.
 //! 2. The request waits for the lock, first come first served over all processes, but that a process
 //!    may serve its own first for a moment (`LOCK_FAIR`); at most as long as [`LockLayer::wait`] and the
 //!    client's own deadline say. A client that [goes away](#clients-that-go-away) leaves the line as soon as
@@ -81,7 +82,9 @@
 //! The lock is taken after the call and not while the service is made ready: what is ready may wait for
 //! its call for hours, and a lease would age meanwhile. A request that has to wait for its lock gives back
 //! what readiness had reserved inside, as the permit of a `ConcurrencyLimit`, and asks for it again under
-//! the lock: so those that wait for one key keep out none for another.
+//! the lock: so those that wait for one key keep out none for another. Handlers that take further locks, and a
+//! limit inside, can then wait for each other; the layer gives up after its wait, with 503. Such a limit
+//! belongs further out.
 //!
 //! # Keys
 //!
@@ -133,13 +136,13 @@
 //! ### Lock unavailable
 //!
 //! 503 with `Retry-After`, gRPC UNAVAILABLE: the store is down, did not answer, or this process is
-//! shutting down. The handler was not called.
+//! shutting down; or the inner service was not ready in time. The handler was not called.
 //!
 //! ### Lock lost
 //!
 //! 503, gRPC UNAVAILABLE: the lock was lost before the handler had answered. The handler was stopped, and
-//! may have done part of its work. So there is no `Retry-After`: whether to try again is for who knows
-//! what doing it twice means.
+//! may have done part of its work. So there is no `Retry-After`: the client has to know what doing it
+//! twice means.
 //!
 //! ### Deadline passed
 //!
@@ -214,7 +217,8 @@
 //! | around a service for `Router::nest_service` | | those of the outer | no |
 //! | `layer.layer(router)`, around a whole router | all | no | no |
 //!
-//! A route of `any(…)` has no methods of its own: `MethodRouter::layer` there. Where it covers a 405, a request for a method that has no handler stands in line to be told so.
+//! A route of `any(…)` has no methods of its own: `MethodRouter::layer` there. Where the layer covers a 405, a
+//! request for a method that has no handler stands in line to be told so.
 //!
 //! Put it further in than what may refuse a request (authentication, limits): who is refused should not
 //! have stood in line.
@@ -224,7 +228,7 @@
 //!
 //! # Cancel safety
 //!
-//! A server drops a request's future, or its body, when it notices that the client has gone. Whenever that happens, the
+//! A server drops a request's future, or its body, when it notices that the client has gone. Then the
 //! handler or the body is dropped first, and then nothing stays behind: not the place in line, not the
 //! lock, not a count of [`LockLayer::max_waiting`]. That includes a handler that panics.
 //!

@@ -1,7 +1,9 @@
 //! The body of a request: handed on as it comes, or read as a whole before the lock is asked for.
 
+use std::error::Error;
 use std::fmt;
 use std::future::{Future, ready};
+use std::iter;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -88,13 +90,19 @@ where
                 let whole = Whole::Yes { data, trailers };
                 Ok(RequestBody { whole })
             }
-            Err(error) if error.is::<LengthLimitError>() => Err(Unread::TooLarge),
+            Err(error) if is_of_a_limit(&*error) => Err(Unread::TooLarge),
             Err(error) => {
                 tracing::debug!(%error, "the body of a request broke off");
                 Err(Unread::Broken)
             }
         }
     }
+}
+
+/// Of ours or of one further out, which may come wrapped.
+fn is_of_a_limit(error: &(dyn Error + 'static)) -> bool {
+    let mut causes = iter::successors(Some(error), |error| Error::source(*error));
+    causes.any(|error| error.is::<LengthLimitError>())
 }
 
 pin_project! {

@@ -97,7 +97,7 @@ impl Protocol {
 }
 
 /// A content type of gRPC or gRPC-Web, with the format of its messages and parameters or without. Not
-/// one that merely begins like it: to who does not speak gRPC, its refusals are a 200.
+/// one that merely begins like it: its sender would take the refusal, which is a 200, for a success.
 fn is_grpc(content: &HeaderValue) -> bool {
     let content = content.as_bytes();
     let end = content.iter().position(|byte| b"+; \t".contains(byte));
@@ -147,6 +147,12 @@ impl Problem {
         let mut problem = Self::new(kind, detail).of(error);
         problem.free_in = error.retry_after();
         problem
+    }
+
+    /// What has to be there to handle the request, besides the lock, was not to be had.
+    pub(crate) fn not_ready() -> Self {
+        let detail = "The service was not ready in time. The request was not handled; try again.";
+        Self::new(Kind::Unavailable, detail)
     }
 
     /// The lock was lost and the handler stopped.

@@ -5,7 +5,7 @@ use std::mem;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use http::header::UPGRADE;
+use http::header::{CONTENT_TYPE, UPGRADE};
 use http::request::Parts;
 use http::{HeaderValue, Method, Request, Response};
 use http_body::Body;
@@ -57,8 +57,7 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        // It asks what could be asked for, and is not part of any work: a browser sends it ahead.
-        if request.method() == Method::OPTIONS {
+        if asks_for_options(&request) {
             return ResponseFuture::pass_through(self.inner.call(request.map(R::pass)));
         }
         let settings = &self.settings;
@@ -110,6 +109,12 @@ pub(crate) fn refuse<F, RB, E>(
     tracing::debug!(?problem, "request refused");
     let protocol = Protocol::of(request);
     ResponseFuture::answered(problem.into_response(answers, protocol))
+}
+
+/// It asks what could be asked for, and is not part of any work: a browser sends it ahead. With a content it may be
+/// anything: a server of gRPC, say, does not look at the method. A content has a type (RFC 9110, section 9.3.7).
+fn asks_for_options<B>(request: &Request<B>) -> bool {
+    request.method() == Method::OPTIONS && !request.headers().contains_key(CONTENT_TYPE)
 }
 
 /// Whether the connection, or the stream, may go on as something else after the response. By the

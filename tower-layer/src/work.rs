@@ -18,7 +18,8 @@ use crate::service::take_ready;
 ///
 /// The lock is taken after the call and kept until the service's future has ended, or was dropped. Inside, the
 /// service finds it by [`lockcore::held`]; asking for it again re-enters it. When it is lost, the future is dropped
-/// where it stands. A request that waits keeps nothing that the inner service had reserved for it.
+/// where it stands. A request that waits keeps nothing that the inner service had reserved for it; it asks
+/// for that again under the lock, so a limit on a service that takes further locks belongs further out.
 ///
 /// What the service knows of locks is up to two closures: [`on_busy`](Self::on_busy) makes its answer to a request
 /// whose lock others have, and [`on_error`](Self::on_error) to one whose lock is not to be had or is lost. Without

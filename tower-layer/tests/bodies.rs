@@ -670,7 +670,7 @@ async fn a_body_that_nobody_polls_ends_with_the_longest_hold_and_then_the_lock_d
     let witness = Witness::of(&locks, NAME);
     let layer = by_path(&locks)
         .ttl(SOON * 10)
-        .max_hold(Duration::from_millis(200));
+        .max_hold(Duration::from_secs(1));
     let (script, body) = Scripted::new();
 
     let response = Response::new(body.seen_by(&witness));

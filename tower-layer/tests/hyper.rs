@@ -394,7 +394,7 @@ async fn a_client_that_stops_reading_keeps_the_lock_no_longer_than_it_may() {
         let locks = memory();
         let layer = by_path(&locks)
             .ttl(SOON * 10)
-            .max_hold(Duration::from_millis(300));
+            .max_hold(Duration::from_secs(1));
         let address = serve(version, layer, async |_| {
             let part = Bytes::from_static(&[0; 65_536]);
             streamed(stream::repeat(part).map(Frame::data))

@@ -143,6 +143,12 @@ async fn options_are_asked_for_without_a_lock() {
         assert_eq!(response.status(), StatusCode::OK);
         assert_eq!(response.body(), "-", "no lock");
     }
+    // As a call of gRPC could be sent, to a server that does not look at the method.
+    let mut call = by_method(Method::OPTIONS);
+    let content = HeaderValue::from_static("application/grpc");
+    call.headers_mut().insert("content-type", content);
+    let refused = status(&one_lock(&locks).try_only(), call).await;
+    assert_eq!(refused, StatusCode::CONFLICT);
 }
 
 #[tokio::test]
@@ -638,7 +644,20 @@ async fn only_who_speaks_grpc_is_answered_in_it() {
 async fn a_call_keeps_the_lock_no_longer_than_its_deadline() {
     let locks = memory();
     let layer = one_lock(&locks).ttl(SOON * 10);
-    let timeout = || grpc(&[("grpc-timeout", "300m")]);
+    let timeout = || grpc(&[("grpc-timeout", "1S")]);
+
+    // Over before it has begun, it is not begun.
+    let calls = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let counts = service_fn({
+        let calls = Arc::clone(&calls);
+        move |_: In| {
+            calls.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+            async { Ok::<_, Infallible>(Response::new(String::new())) }
+        }
+    });
+    let late = ask(&layer, counts, grpc(&[("grpc-timeout", "0n")])).await;
+    assert_grpc(late.headers(), "4", "Deadline passed");
+    assert_eq!(calls.load(std::sync::atomic::Ordering::SeqCst), 0);
 
     let (_, service) = endless();
     let stopped = ask(&layer, service, timeout()).await;

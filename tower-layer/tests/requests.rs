@@ -231,6 +231,39 @@ async fn a_request_that_waits_for_its_lock_keeps_no_place_in_the_service() {
     drop(service);
 }
 
+/// The handler that has the only place asks for the lock of a request that waits for that place.
+#[tokio::test]
+async fn a_request_waits_for_its_service_no_longer_than_for_its_lock() {
+    let locks = memory();
+    let other = hold(&locks, "order:2").await;
+    let entered = Arc::new(Notify::new());
+    let limited = ConcurrencyLimitLayer::new(1).layer(service_fn({
+        let (locks, entered) = (locks.clone(), Arc::clone(&entered));
+        move |_: In| {
+            let (locks, entered) = (locks.clone(), Arc::clone(&entered));
+            async move {
+                entered.notify_one();
+                nothing_is_left(&locks, "order:2").await;
+                Ok::<_, Infallible>(ok())
+            }
+        }
+    }));
+    let service = by_path(&locks).wait(Duration::from_secs(1)).layer(limited);
+
+    let waits = tokio::spawn(service.clone().oneshot(get("/order:2")));
+    until_tickets(&locks, "order:2", 2).await;
+    let first = tokio::spawn(service.oneshot(get("/order:1")));
+    in_time(entered.notified()).await;
+    other.release().await.unwrap();
+
+    let refused = in_time(waits).await.unwrap().unwrap();
+    assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE);
+    let problem = problem(refused).await;
+    assert!(problem["detail"].as_str().unwrap().contains("not ready"));
+    let first = in_time(first).await.unwrap().unwrap();
+    assert_eq!(first.status(), StatusCode::OK);
+}
+
 #[tokio::test]
 async fn the_service_is_made_ready_again_under_the_lock_that_was_waited_for() {
     let locks = memory();
