@@ -30,14 +30,15 @@ type Failure = Box<dyn Error + Send + Sync>;
 const STEP: Duration = Duration::from_millis(100);
 
 fn router(locks: Locks, orders: Orders) -> Router {
-    // `order:7` for a path that ends in /orders/7 and so on; whoever else locks that name, as an annotated function with
-    // `key = "order:{id}"`, is kept out too. GET takes the read side.
-    let by_order = LockLayer::new(locks.clone(), Key::path("id").prefix("order:"))
+    // `order:7` for the path /orders/7 and those below it, and for /orders/007, which is the same order to the handlers.
+    // Whoever else locks that name, as an annotated function with `key = "order:{id}"`, is kept out too. GET takes the
+    // read side.
+    let by_order = LockLayer::new(locks.clone(), Key::path_as::<u64>("id").prefix("order:"))
         .read_on_get()
         .wait(Duration::from_secs(2))
         .token_header();
     // The same lock, for those who would rather not wait.
-    let at_once = LockLayer::new(locks, Key::path("id").prefix("order:"))
+    let at_once = LockLayer::new(locks, Key::path_as::<u64>("id").prefix("order:"))
         .try_only()
         .busy_status(StatusCode::LOCKED);
     // Around what has a handler: a method that has none is refused without standing in line.

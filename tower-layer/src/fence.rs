@@ -33,7 +33,7 @@ const AT_LEAST: Duration = Duration::from_secs(3600);
 /// use lockcore_tower::{FenceLayer, Key};
 ///
 /// // The resource is what is locked: the writer holds the lock of that name.
-/// let fence = FenceLayer::new(Key::header("account-id"));
+/// let fence = FenceLayer::new(Key::header_as::<u64>("account-id"));
 /// # drop(fence);
 /// ```
 ///

@@ -1,14 +1,16 @@
 //! The key: how the name of the lock is made from a request, and what happens to a request that does
 //! not say it. Where each piece of it is found is in `source`.
 
+use std::borrow::Cow;
 use std::fmt;
+use std::str::FromStr;
 use std::sync::Arc;
 
 use http::HeaderName;
 use http::request::Parts;
 
 use crate::response::Problem;
-use crate::source::{Missing, Source, Writer};
+use crate::source::{Missing, Source, Type, Writer};
 use crate::template::{self, Piece, Template};
 
 /// Finds the name of the lock in a request.
@@ -16,20 +18,34 @@ use crate::template::{self, Piece, Template};
 /// A request for which no lock is found is **not** let through, unless the key says so: a lock that
 /// is silently not taken protects nothing. So
 ///
-/// | key | the piece is missing | it is empty, not UTF-8, longer than a name can be, or there more than once |
+/// | key | the piece is missing | it is empty, not of its type, not UTF-8, longer than a name can be, or there more than once |
 /// |---|---|---|
-/// | [`header`](Self::header), [`metadata`](Self::metadata), [`query`](Self::query) | 400 | 400 |
+/// | [`header_as`](Self::header_as), [`metadata_as`](Self::metadata_as), [`query_as`](Self::query_as), the same without `_as` | 400 | 400 |
 /// | [`grpc_method`](Self::grpc_method) | 400 | 400 |
-/// | `path`, `matched_path` (feature `axum`) | 500: no route with that parameter leads here | 400 |
+/// | `path_as`, `path`, `matched_path` (feature `axum`) | 500: no route with that parameter leads here | 400 |
 /// | [`extension`](Self::extension) | 500: nobody has put it in | |
 /// | [`template`](Self::template) | as its placeholders | as its placeholders |
-/// | [`from_fn`](Self::from_fn) | `None`: no lock | |
+/// | [`from_fn`](Self::from_fn) | `Ok(None)`: no lock; `Err`: 400 | |
 ///
 /// With [`optional`](Self::optional), a request that lacks a piece passes **without a lock**.
 /// Requests that need none in the first place are told by [`when`](Self::when).
 ///
-/// Different things need different names: `Key::path("id")` on `/orders/{id}` and on `/users/{id}`
-/// is one lock for order 7 and user 7. A [`prefix`](Self::prefix) keeps them apart.
+/// # One thing, one name
+///
+/// Handlers act on what a text means, and a lock is on the text. To a handler that takes a `u64`, the paths
+/// `/orders/12`, `/orders/012`, `/orders/+12` and `/orders/%31%32` are one order. So say what the handler
+/// reads: `Key::path_as::<u64>("id")` parses the value as the handler does, and locks what comes of it, `12`
+/// in all four cases. A value that is not of the type is answered with 400. For a type of your own,
+/// [`FromStr`] must make equal values of what the handler takes for the same, and [`Display`](fmt::Display)
+/// must write equal values alike.
+///
+/// **The sources without `_as` take the value as it is**, after percent-decoding in paths and queries. They
+/// are for handlers that take a `String` and tell all texts apart, such as an `Idempotency-Key` that is
+/// compared byte by byte. With any other handler two spellings are two locks, and two requests for one thing
+/// are handled at once. In a [`FenceLayer`](crate::FenceLayer) they are two fences, and a late write passes.
+///
+/// Different things need different names: `Key::path_as::<u64>("id")` on `/orders/{id}` and on
+/// `/users/{id}` is one lock for order 7 and user 7. A [`prefix`](Self::prefix) keeps them apart.
 #[derive(Clone)]
 #[must_use = "a key does nothing until it is given to a layer"]
 pub struct Key {
@@ -41,7 +57,7 @@ pub struct Key {
 type When = dyn Fn(&Parts) -> bool + Send + Sync;
 
 impl Key {
-    /// The name with values from the request in it, as `"order:{path.id}:{header.x-tenant}"`.
+    /// The name with values from the request in it, as `"order:{path.id:u64}:{header.x-tenant}"`.
     ///
     /// | placeholder | as |
     /// |---|---|
@@ -50,13 +66,17 @@ impl Key {
     /// | `{query.NAME}` | [`query`](Self::query) |
     /// | `{grpc_method}` | [`grpc_method`](Self::grpc_method) |
     ///
+    /// Behind the name of a value may stand an integer type, as in `{path.id:u64}`: it is parsed, and all its
+    /// [spellings](#one-thing-one-name) are one. [`read_as`](Self::read_as) does so for other types. A value
+    /// without a type stands for itself.
+    ///
     /// A brace in the name is written `{{` or `}}`.
     ///
     /// **Two requests have the same name only if all their values agree.** Where several values are
     /// joined, what stands between them must contain ASCII punctuation other than `%`, and that
     /// punctuation, and `%`, is percent-encoded in the values: with `"{query.a}:{query.b}"` the
     /// values `x:y` and `z` make `x%3Ay:z`. A single value stands in the name as it is, so that
-    /// `"order:{path.id}"` is the lock that `#[distributed_lock(key = "order:{id}")]` takes. **With several
+    /// `"order:{path.id:u64}"` is the lock that `#[distributed_lock(key = "order:{id}")]` takes. **With several
     /// values it is not**, as soon as one of them has such punctuation in it, as a UUID has `-`: the macro
     /// writes values as they are. Where both must take the same lock, join with what the values do not
     /// contain, or build the name in one function that both call ([`from_fn`](Self::from_fn)).
@@ -68,7 +88,7 @@ impl Key {
     /// ```
     /// use lockcore_tower::Key;
     ///
-    /// let key = Key::template("cart:{header.x-tenant}:{query.user}");
+    /// let key = Key::template("cart:{header.x-tenant}:{query.user:u64}");
     /// # drop(key);
     /// ```
     #[track_caller]
@@ -80,23 +100,82 @@ impl Key {
         }
     }
 
-    /// The name is what `find` makes of the request's head. `None` lets the request pass without a
-    /// lock.
+    /// Reads the values of a placeholder as `T`, so that all [spellings](#one-thing-one-name) of one `T` are one
+    /// name: for types that a [template](Self::template) has no name for.
+    ///
+    /// # Panics
+    ///
+    /// If the key has no such placeholder.
+    ///
+    /// ```
+    /// use std::net::IpAddr;
+    ///
+    /// use lockcore_tower::Key;
+    ///
+    /// let key = Key::template("session:{header.x-client}:{query.page:u32}")
+    ///     .read_as::<IpAddr>("header.x-client");
+    /// # drop(key);
+    /// ```
+    #[track_caller]
+    pub fn read_as<T>(mut self, placeholder: &str) -> Self
+    where
+        T: FromStr<Err: fmt::Display> + fmt::Display,
+    {
+        match self.template.read_as(placeholder, Type::of::<T>()) {
+            Ok(()) => self,
+            Err(mistake) => panic!("the key template {:?}: {mistake}", self.template),
+        }
+    }
+
+    /// The name is what `find` makes of the request's head. `Ok(None)` lets the request pass without a lock.
+    /// An error is answered with 400, and **the client is shown its text**, up to 1,000 bytes of it. It is a text and no
+    /// error type, so that no `?` shows what was not meant for clients.
     ///
     /// Names should be as injective as their parts: `format!("{a}:{b}")` is one lock for
-    /// `("x:y", "z")` and `("x", "y:z")`. A [`template`](Self::template) sees to that.
+    /// `("x:y", "z")` and `("x", "y:z")`. A [`template`](Self::template) sees to that. And each thing should
+    /// have one name: the URI is as the client has written it, with `%34` for `4`. Parse what the handler parses.
     ///
     /// ```
     /// use lockcore_tower::Key;
     ///
-    /// let key = Key::from_fn(|request| Some(format!("document:{}", request.uri.path())));
+    /// let key = Key::from_fn(|request| {
+    ///     let Some(page) = request.uri.path().strip_prefix("/pages/") else {
+    ///         return Ok(None); // no lock
+    ///     };
+    ///     let page: u64 = page.parse().map_err(|error| format!("no page number: {error}"))?;
+    ///     Ok(Some(format!("page:{page}")))
+    /// });
     /// # drop(key);
     /// ```
-    pub fn from_fn(find: impl Fn(&Parts) -> Option<String> + Send + Sync + 'static) -> Self {
+    pub fn from_fn(
+        find: impl Fn(&Parts) -> Result<Option<String>, Cow<'static, str>> + Send + Sync + 'static,
+    ) -> Self {
         Self::of(Source::Fn(Arc::new(find)))
     }
 
-    /// The value of a header, which must be there exactly once.
+    /// The value of a header that is read as `T`, and must be there exactly once: see
+    /// [one thing, one name](#one-thing-one-name).
+    ///
+    /// # Panics
+    ///
+    /// If `name` cannot be the name of a header.
+    ///
+    /// ```
+    /// use lockcore_tower::Key;
+    ///
+    /// let key = Key::header_as::<u64>("account-id").prefix("account:");
+    /// # drop(key);
+    /// ```
+    #[track_caller]
+    pub fn header_as<T>(name: impl TryInto<HeaderName, Error: fmt::Display>) -> Self
+    where
+        T: FromStr<Err: fmt::Display> + fmt::Display,
+    {
+        Self::header(name).all_as(Type::of::<T>())
+    }
+
+    /// The value of a header, which must be there exactly once, **as it is**: two spellings of one thing are two
+    /// locks, see [one thing, one name](#one-thing-one-name).
     ///
     /// # Panics
     ///
@@ -119,7 +198,29 @@ impl Key {
         }
     }
 
-    /// The value of a piece of gRPC metadata, which must be there exactly once.
+    /// The value of a piece of gRPC metadata that is read as `T`, and must be there exactly once: see
+    /// [one thing, one name](#one-thing-one-name).
+    ///
+    /// # Panics
+    ///
+    /// As [`metadata`](Self::metadata).
+    ///
+    /// ```
+    /// use lockcore_tower::Key;
+    ///
+    /// let key = Key::metadata_as::<u64>("order-id").prefix("order:");
+    /// # drop(key);
+    /// ```
+    #[track_caller]
+    pub fn metadata_as<T>(key: impl TryInto<HeaderName, Error: fmt::Display>) -> Self
+    where
+        T: FromStr<Err: fmt::Display> + fmt::Display,
+    {
+        Self::metadata(key).all_as(Type::of::<T>())
+    }
+
+    /// The value of a piece of gRPC metadata, which must be there exactly once, **as it is**: two spellings of
+    /// one thing are two locks, see [one thing, one name](#one-thing-one-name).
     ///
     /// # Panics
     ///
@@ -129,7 +230,7 @@ impl Key {
     /// ```
     /// use lockcore_tower::Key;
     ///
-    /// let key = Key::metadata("order-id").prefix("order:");
+    /// let key = Key::metadata("request-id").prefix("request:");
     /// # drop(key);
     /// ```
     #[track_caller]
@@ -156,13 +257,29 @@ impl Key {
         Self::of(Source::GrpcMethod)
     }
 
-    /// The value of a parameter of the query, decoded, as `id` in `/orders?id=42`. It must be there
-    /// exactly once.
+    /// The value of a parameter of the query that is read as `T`, as `id` in `/orders?id=42`. It must be there
+    /// exactly once. See [one thing, one name](#one-thing-one-name).
     ///
     /// ```
     /// use lockcore_tower::Key;
     ///
-    /// let key = Key::query("id").prefix("order:");
+    /// let key = Key::query_as::<u64>("id").prefix("order:");
+    /// # drop(key);
+    /// ```
+    pub fn query_as<T>(parameter: impl Into<String>) -> Self
+    where
+        T: FromStr<Err: fmt::Display> + fmt::Display,
+    {
+        Self::query(parameter).all_as(Type::of::<T>())
+    }
+
+    /// The value of a parameter of the query, decoded, and otherwise **as it is**: two spellings of one thing
+    /// are two locks, see [one thing, one name](#one-thing-one-name). It must be there exactly once.
+    ///
+    /// ```
+    /// use lockcore_tower::Key;
+    ///
+    /// let key = Key::query("file").prefix("file:");
     /// # drop(key);
     /// ```
     pub fn query(parameter: impl Into<String>) -> Self {
@@ -201,14 +318,37 @@ impl Key {
         ))
     }
 
-    /// The value of a path parameter, decoded, as `id` in `/orders/{id}`.
+    /// The value of a path parameter that is read as `T`, as `id` in `/orders/{id}`: with the type that the
+    /// handler extracts, all that it takes for one order is one lock. See
+    /// [one thing, one name](#one-thing-one-name).
     ///
     /// The layer must be where the route is known: see [where it may stand](crate#where-it-may-stand).
     ///
     /// ```
     /// use lockcore_tower::Key;
     ///
-    /// let key = Key::path("id").prefix("order:");
+    /// let key = Key::path_as::<u64>("id").prefix("order:");
+    /// # drop(key);
+    /// ```
+    #[cfg(feature = "axum")]
+    #[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
+    pub fn path_as<T>(parameter: impl Into<String>) -> Self
+    where
+        T: FromStr<Err: fmt::Display> + fmt::Display,
+    {
+        Self::path(parameter).all_as(Type::of::<T>())
+    }
+
+    /// The value of a path parameter, decoded, and otherwise **as it is**: for a handler that takes a number,
+    /// `/orders/12` and `/orders/012` are one order and two locks, see
+    /// [one thing, one name](#one-thing-one-name).
+    ///
+    /// The layer must be where the route is known: see [where it may stand](crate#where-it-may-stand).
+    ///
+    /// ```
+    /// use lockcore_tower::Key;
+    ///
+    /// let key = Key::path("name").prefix("file:");
     /// # drop(key);
     /// ```
     #[cfg(feature = "axum")]
@@ -232,7 +372,8 @@ impl Key {
         Self::of(Source::MatchedPath)
     }
 
-    /// Text before what is found: `Key::path("id").prefix("order:")` locks `order:42`.
+    /// Text before what is found: `Key::path_as::<u64>("id").prefix("order:")` locks
+    /// `order:42`.
     pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
         self.template.pieces.insert(0, Piece::Text(prefix.into()));
         self
@@ -252,7 +393,7 @@ impl Key {
     /// use lockcore_tower::Key;
     ///
     /// // Only writes exclude each other.
-    /// let key = Key::query("document").when(|request| !request.method.is_safe());
+    /// let key = Key::query_as::<u64>("document").when(|request| !request.method.is_safe());
     /// # drop(key);
     /// ```
     pub fn when(mut self, condition: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Self {
@@ -262,6 +403,15 @@ impl Key {
 
     fn of(source: Source) -> Self {
         Self::new(Template::of(source))
+    }
+
+    fn all_as(mut self, wanted: Type) -> Self {
+        for piece in &mut self.template.pieces {
+            if let Piece::Value(_, read_as) = piece {
+                *read_as = Some(wanted);
+            }
+        }
+        self
     }
 
     fn new(template: Template) -> Self {
@@ -290,11 +440,15 @@ impl Key {
         let mut writer = Writer {
             name: String::new(),
             delimiters: &self.template.delimiters,
+            read_as: None,
         };
         for piece in &self.template.pieces {
             match piece {
                 Piece::Text(text) => writer.name.push_str(text),
-                Piece::Value(source) => source.write(parts, &mut writer)?,
+                Piece::Value(source, read_as) => {
+                    writer.read_as = *read_as;
+                    source.write(parts, &mut writer)?;
+                }
             }
         }
         Ok(writer.name)

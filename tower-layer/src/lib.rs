@@ -21,7 +21,7 @@
 //! #[tokio::main]
 //! async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //!     let locks = Locks::connect("memory:")?; // or Locks::from_env(), with LOCK_URL=redis://…
-//!     let one_per_order = LockLayer::new(locks.clone(), Key::path("id").prefix("order:"))
+//!     let one_per_order = LockLayer::new(locks.clone(), Key::path_as::<u64>("id").prefix("order:"))
 //!         .wait(Duration::from_secs(2));
 //!
 //!     let app = Router::new().route(
@@ -90,13 +90,18 @@
 //!
 //! | the name comes from | |
 //! |---|---|
-//! | path parameter, route | `Key::path`, `Key::matched_path` (feature `axum`) |
-//! | header, query parameter | [`Key::header`], [`Key::query`] |
+//! | path parameter, read as the type that the handler extracts | `Key::path_as` (feature `axum`) |
+//! | query parameter, header, gRPC metadata, read as a type | [`Key::query_as`], [`Key::header_as`], [`Key::metadata_as`] |
+//! | the same as they are | `Key::path`, [`Key::query`], [`Key::header`], [`Key::metadata`] |
+//! | route, gRPC method | `Key::matched_path` (feature `axum`), [`Key::grpc_method`] |
 //! | what a layer further out has found, as who has logged in | [`Key::extension`] |
-//! | gRPC metadata, gRPC method | [`Key::metadata`], [`Key::grpc_method`] |
 //! | several of these | [`Key::template`] |
 //! | anything in the head of the request | [`Key::from_fn`] |
 //! | nowhere: one request at a time | [`Key::template`] with a constant |
+//!
+//! A handler that extracts a number takes `/orders/12`, `/orders/012` and `/orders/%31%32` for one order. The
+//! keys that read a type lock it once; those that take the value as it is lock each spelling apart. See
+//! [one thing, one name](Key#one-thing-one-name).
 //!
 //! # Options
 //!
@@ -195,7 +200,7 @@
 //! use tonic::transport::{Error, Server};
 //!
 //! async fn serve(locks: lockcore::Locks, services: Routes) -> Result<(), Error> {
-//!     let one_per_order = LockLayer::new(locks, Key::metadata("order-id").prefix("order:"));
+//!     let one_per_order = LockLayer::new(locks, Key::metadata_as::<u64>("order-id").prefix("order:"));
 //!     let server = Server::builder().layer(one_per_order).add_routes(services);
 //!     server.serve(([127, 0, 0, 1], 3000).into()).await
 //! }
@@ -266,13 +271,13 @@
 //!
 //! let accounts: Router = Router::new()
 //!     .route("/accounts/{id}/book", post(book))
-//!     .route_layer(FenceLayer::new(Key::path("id")));
+//!     .route_layer(FenceLayer::new(Key::path_as::<u64>("id")));
 //! # drop(accounts);
 //! ```
 //!
 //! # Features
 //!
-//! `axum`: `Key::path`, `Key::matched_path`, the same in templates, and the extractor `Held`. `tonic`: the
+//! `axum`: `Key::path_as`, `Key::path`, `Key::matched_path`, the same in templates, and the extractor `Held`. `tonic`: the
 //! function `status`, for handlers that take locks themselves. Neither changes what the layer does; without
 //! them the crate depends on the small crates of tower and hyper only.
 

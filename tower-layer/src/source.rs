@@ -1,7 +1,9 @@
 //! The pieces of a request that names are made of: where each is found, and what is wrong when it is
 //! not. How pieces make a name is in `key`, how they are written in a template in `template`.
 
+use std::borrow::Cow;
 use std::fmt;
+use std::str::FromStr;
 use std::sync::Arc;
 
 use http::request::Parts;
@@ -12,6 +14,9 @@ use crate::response::Problem;
 /// What [`lockcore::Name`] takes. A client that sends more is told so with 400; it is not our
 /// configuration that is wrong then.
 const LONGEST_NAME: usize = 4096;
+
+/// Of the text that a function refuses with, in bytes. It goes into a header of gRPC, and may quote the client.
+const LONGEST_REFUSAL: usize = 1_000;
 
 /// One piece of a request.
 #[derive(Clone)]
@@ -28,11 +33,34 @@ pub(crate) enum Source {
     MatchedPath,
 }
 
-pub(crate) type Find = dyn Fn(&Parts) -> Option<String> + Send + Sync;
+pub(crate) type Find = dyn Fn(&Parts) -> Result<Option<String>, Cow<'static, str>> + Send + Sync;
 
 /// Writes an extension; `None` if there is none of its type.
 pub(crate) type FindExtension =
     dyn Fn(&Extensions, &mut String) -> Option<fmt::Result> + Send + Sync;
+
+/// What a value is read as before it is written into the name, so that all spellings of it are one.
+#[derive(Clone, Copy)]
+pub(crate) struct Type {
+    name: &'static str,
+    /// Reads a text as this type, and writes what it has read. Otherwise tells why it is none.
+    rewrite: fn(&str, &mut dyn fmt::Write) -> Result<(), String>,
+}
+
+impl Type {
+    pub(crate) fn of<T>() -> Self
+    where
+        T: FromStr<Err: fmt::Display> + fmt::Display,
+    {
+        Self {
+            name: std::any::type_name::<T>(),
+            rewrite: |text, to| {
+                let value: T = text.parse().map_err(|error: T::Err| error.to_string())?;
+                write!(to, "{value}").map_err(|_| "it cannot be displayed".to_owned())
+            },
+        }
+    }
+}
 
 /// Why there is no name.
 pub(crate) enum Missing<'a> {
@@ -49,6 +77,8 @@ pub(crate) struct Writer<'a> {
     pub(crate) name: String,
     /// What is escaped in values, because it tells them apart: see `template`.
     pub(crate) delimiters: &'a str,
+    /// What the next value is read as; as it is, if nothing.
+    pub(crate) read_as: Option<Type>,
 }
 
 impl Source {
@@ -61,8 +91,14 @@ impl Source {
         match self {
             // What code of ours makes is not a client's mistake: neither measured nor escaped here.
             Self::Fn(find) => {
-                let found = find(parts).ok_or(Missing::Unwanted)?;
-                writer.name.push_str(&found);
+                let found = find(parts).map_err(|mut text| {
+                    if text.len() > LONGEST_REFUSAL {
+                        let end = text.floor_char_boundary(LONGEST_REFUSAL);
+                        text = text[..end].to_owned().into();
+                    }
+                    Missing::Unusable(Problem::bad_key(text))
+                })?;
+                writer.name.push_str(&found.ok_or(Missing::Unwanted)?);
                 Ok(())
             }
             Self::Extension(find, _) => match find(&parts.extensions, &mut writer.name) {
@@ -141,7 +177,15 @@ impl Source {
         if value.len() > LONGEST_NAME {
             return Err(self.unusable("is too long to be locked"));
         }
-        writer.push_escaped(value);
+        let before = writer.name.len();
+        match writer.read_as {
+            Some(read_as) => (read_as.rewrite)(value, writer)
+                .map_err(|error| self.unusable(&format!("is not valid: {error}")))?,
+            None => writer.push_escaped(value),
+        }
+        if writer.name.len() == before {
+            return Err(self.unusable("is empty"));
+        }
         if writer.name.len() > LONGEST_NAME {
             return Err(self.unusable("is too long to be locked"));
         }
@@ -199,6 +243,14 @@ impl Writer<'_> {
     }
 }
 
+/// Escapes as it writes.
+impl fmt::Write for Writer<'_> {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        self.push_escaped(text);
+        Ok(())
+    }
+}
+
 /// `/package.Service/Method` without its first slash. `GrpcMethod`, the extension of tonic's, is
 /// there in clients only.
 fn grpc_method(path: &str) -> Option<&str> {
@@ -228,6 +280,12 @@ fn path_parameters(parts: &mut Parts) -> Result<Option<axum::extract::RawPathPar
         Poll::Ready(Ok(parameters)) => Ok(Some(parameters)),
         Poll::Ready(Err(RawPathParamsRejection::InvalidUtf8InPathParam(_))) => Err(NotUtf8),
         Poll::Ready(Err(_)) | Poll::Pending => Ok(None),
+    }
+}
+
+impl fmt::Display for Type {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name)
     }
 }
 

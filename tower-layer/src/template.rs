@@ -10,7 +10,7 @@ use std::fmt;
 
 use http::HeaderName;
 
-use crate::source::Source;
+use crate::source::{Source, Type};
 
 /// What a name is made of, in order.
 #[derive(Clone)]
@@ -23,14 +23,14 @@ pub(crate) struct Template {
 #[derive(Clone)]
 pub(crate) enum Piece {
     Text(String),
-    Value(Source),
+    Value(Source, Option<Type>),
 }
 
 impl Template {
     /// Of one value, as it is.
     pub(crate) fn of(source: Source) -> Self {
         Self {
-            pieces: vec![Piece::Value(source)],
+            pieces: vec![Piece::Value(source, None)],
             delimiters: String::new(),
         }
     }
@@ -45,6 +45,28 @@ impl Template {
         }
         let delimiters = delimiters(&pieces)?;
         Ok(Self { pieces, delimiters })
+    }
+
+    /// Reads the values of `placeholder` as a type.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong with the placeholder, for who wrote it.
+    pub(crate) fn read_as(&mut self, placeholder: &str, wanted: Type) -> Result<(), String> {
+        let wanted_source = source(placeholder)?.to_string();
+        let mut found = false;
+        for piece in &mut self.pieces {
+            if let Piece::Value(source, read_as) = piece
+                && source.to_string() == wanted_source
+            {
+                *read_as = Some(wanted);
+                found = true;
+            }
+        }
+        match found {
+            true => Ok(()),
+            false => Err(format!("`{{{placeholder}}}` does not occur in it")),
+        }
     }
 }
 
@@ -71,7 +93,14 @@ fn pieces(text: &str) -> Result<Vec<Piece>, String> {
         if !literal.is_empty() {
             pieces.push(Piece::Text(std::mem::take(&mut literal)));
         }
-        pieces.push(Piece::Value(source(placeholder)?));
+        let (placeholder, read_as) = match placeholder.split_once(':') {
+            Some((placeholder, name)) => (placeholder, Some(integer(name)?)),
+            None => (placeholder, None),
+        };
+        if read_as.is_some() && matches!(placeholder, "grpc_method" | "matched_path") {
+            return Err(format!("`{{{placeholder}}}` is no number and has no type"));
+        }
+        pieces.push(Piece::Value(source(placeholder)?, read_as));
         rest = behind;
     }
     literal.push_str(rest);
@@ -106,6 +135,31 @@ fn source(placeholder: &str) -> Result<Source, String> {
     }
 }
 
+/// The types that a template has names for.
+fn integer(name: &str) -> Result<Type, String> {
+    Ok(match name {
+        "u8" => Type::of::<u8>(),
+        "u16" => Type::of::<u16>(),
+        "u32" => Type::of::<u32>(),
+        "u64" => Type::of::<u64>(),
+        "u128" => Type::of::<u128>(),
+        "usize" => Type::of::<usize>(),
+        "i8" => Type::of::<i8>(),
+        "i16" => Type::of::<i16>(),
+        "i32" => Type::of::<i32>(),
+        "i64" => Type::of::<i64>(),
+        "i128" => Type::of::<i128>(),
+        "isize" => Type::of::<isize>(),
+        _ => {
+            return Err(format!(
+                "`:{name}` is not the name of an integer type, as `:u64`; for another type write \
+                 the placeholder without it, and say the type with Key::read_as; a name with `:` in it \
+                 has no placeholder, take it in Key::query or Key::from_fn"
+            ));
+        }
+    })
+}
+
 pub(crate) fn header<N>(name: N) -> Result<HeaderName, String>
 where
     N: TryInto<HeaderName, Error: fmt::Display>,
@@ -133,7 +187,7 @@ where
 fn delimiters(pieces: &[Piece]) -> Result<String, String> {
     let mut delimiters = String::new();
     for three in pieces.windows(3) {
-        if let [Piece::Value(_), Piece::Text(between), Piece::Value(_)] = three {
+        if let [Piece::Value(..), Piece::Text(between), Piece::Value(..)] = three {
             let before = delimiters.len();
             delimiters.extend(between.chars().filter(|char| is_delimiter(*char)));
             if delimiters.len() == before {
@@ -143,7 +197,7 @@ fn delimiters(pieces: &[Piece]) -> Result<String, String> {
             }
         }
     }
-    let touch = |two: &[Piece]| matches!(two, [Piece::Value(_), Piece::Value(_)]);
+    let touch = |two: &[Piece]| matches!(two, [Piece::Value(..), Piece::Value(..)]);
     match pieces.windows(2).any(touch) {
         true => Err(
             "values with nothing between them cannot be told apart: write punctuation, as `:`"
@@ -162,7 +216,8 @@ impl fmt::Display for Piece {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Text(text) => f.write_str(text),
-            Self::Value(source) => write!(f, "{{{source}}}"),
+            Self::Value(source, None) => write!(f, "{{{source}}}"),
+            Self::Value(source, Some(read_as)) => write!(f, "{{{source} as {read_as}}}"),
         }
     }
 }
@@ -220,6 +275,8 @@ mod tests {
         assert_mistake("{header.a b}", "not the name of a header");
         assert_mistake("{metadata.id-bin}", "from_fn");
         assert_mistake("{query.a}{query.b}", "nothing between");
+        assert_mistake("{grpc_method:u64}", "is no number");
+        assert_mistake("{query.a:b}", "Key::query");
         for letters in ["and", "%", "ä", " "] {
             assert_mistake(&format!("{{query.a}}{letters}{{query.b}}"), "told apart");
         }

@@ -153,7 +153,7 @@ async fn an_optional_token_may_be_missing_but_not_wrong() {
 
 #[tokio::test]
 async fn what_the_key_lets_pass_is_not_checked() {
-    let fence = FenceLayer::new(Key::from_fn(|_| None));
+    let fence = FenceLayer::new(Key::from_fn(|_| Ok(None)));
 
     assert_eq!(alone(&fence, request("7", "2048")).await, StatusCode::OK);
     assert_eq!(alone(&fence, request("7", "1024")).await, StatusCode::OK);

@@ -47,7 +47,7 @@ async fn accounts() -> SocketAddr {
     };
     let app = Router::new()
         .route("/accounts/{id}/book", post(book))
-        .route_layer(FenceLayer::new(Key::path("id")));
+        .route_layer(FenceLayer::new(Key::path_as::<u64>("id")));
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     tokio::spawn(async { axum::serve(listener, app).await });

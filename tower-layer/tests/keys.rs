@@ -9,6 +9,9 @@ mod common;
 
 use std::convert::Infallible;
 use std::fmt;
+use std::net::IpAddr;
+use std::num::ParseIntError;
+use std::str::FromStr;
 
 use common::{In, get, hold, in_time, memory, problem};
 use http::{HeaderName, HeaderValue, Method, Response, StatusCode};
@@ -248,6 +251,99 @@ async fn a_template_says_what_is_missing_and_is_bounded_as_a_whole() {
 
     let optional = key.optional();
     assert_eq!(locked(&optional, with("a", &[b"1"])).await, Ok(None));
+}
+
+#[tokio::test]
+async fn a_typed_value_in_a_template_is_written_as_its_type_is_and_told_apart_as_others_are() {
+    let key = Key::template("{header.from:i64}-{header.to:i64}-{header.host}")
+        .read_as::<IpAddr>("header.host");
+    let request = |from: &'static str, to: &'static str, host: &'static str| {
+        let mut request = get("/");
+        let headers = [("from", from), ("to", to), ("host", host)];
+        for (name, value) in headers {
+            let value = HeaderValue::from_static(value);
+            request.headers_mut().insert(name, value);
+        }
+        request
+    };
+
+    let plain = name(&key, request("7", "12", "::1")).await;
+    let sly = name(&key, request("+007", "-0012", "0:0:0::0:1")).await;
+    let no_number = locked(&key, request("7", "", "::1")).await;
+    let no_address = locked(&key, request("7", "12", "localhost")).await;
+
+    assert_eq!(plain, "7-12-::1");
+    assert_eq!(sly, "7-%2D12-::1");
+    assert_refused(&no_number, StatusCode::BAD_REQUEST, "is empty");
+    let says = "The header \"host\" is not valid: invalid IP address syntax.";
+    assert_refused(&no_address, StatusCode::BAD_REQUEST, says);
+}
+
+/// A type that is written as nothing, or at length.
+#[tokio::test]
+async fn what_a_type_writes_is_bounded_as_what_a_client_writes() {
+    struct Repeated(usize);
+
+    impl FromStr for Repeated {
+        type Err = ParseIntError;
+
+        fn from_str(text: &str) -> Result<Self, ParseIntError> {
+            text.parse().map(Self)
+        }
+    }
+
+    impl fmt::Display for Repeated {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str(&"x".repeat(self.0))
+        }
+    }
+
+    let key = Key::header_as::<Repeated>("times").prefix("a:");
+
+    let nothing = locked(&key, with("times", &[b"0"])).await;
+    let long = locked(&key, with("times", &[b"5000"])).await;
+
+    assert_eq!(name(&key, with("times", &[b"02"])).await, "a:xx");
+    assert_refused(&nothing, StatusCode::BAD_REQUEST, "is empty");
+    assert_refused(&long, StatusCode::BAD_REQUEST, "too long");
+}
+
+#[test]
+#[should_panic(expected = "`:uuid` is not the name of an integer type")]
+fn a_type_that_a_template_has_no_name_for_is_seen_at_the_start() {
+    let _ = Key::template("{header.id:uuid}");
+}
+
+#[test]
+#[should_panic(expected = "`{query.id}` does not occur in it")]
+fn a_type_for_a_value_that_is_not_there_is_seen_at_the_start() {
+    let _ = Key::template("{header.id}").read_as::<u64>("query.id");
+}
+
+#[tokio::test]
+async fn a_function_may_name_no_lock_or_refuse_with_its_own_words() {
+    let key = Key::from_fn(|request| {
+        let Some(page) = request.uri.path().strip_prefix("/pages/") else {
+            return Ok(None);
+        };
+        let page: u64 = page
+            .parse()
+            .map_err(|error| format!("no page number: {error}{}", "!".repeat(2_000)))?;
+        match page {
+            0 => Err("There is no page 0.".into()),
+            page => Ok(Some(format!("page:{page}"))),
+        }
+    });
+
+    assert_eq!(name(&key, get("/pages/07")).await, "page:7");
+    assert_eq!(locked(&key, get("/")).await, Ok(None));
+    for key in [key.clone(), key.optional()] {
+        let refused = locked(&key, get("/pages/0")).await;
+        assert_refused(&refused, StatusCode::BAD_REQUEST, "There is no page 0.");
+        let refused = locked(&key, get("/pages/x")).await;
+        assert_refused(&refused, StatusCode::BAD_REQUEST, "invalid digit");
+        assert_eq!(refused.unwrap_err().1.len(), 1_000);
+    }
 }
 
 #[test]

@@ -571,7 +571,7 @@ async fn a_store_that_does_not_answer_is_answered_with_503() {
 async fn a_mistake_in_the_configuration_is_answered_with_500() {
     let locks = memory();
     let bad_ttl = by_path(&locks).ttl(Duration::ZERO);
-    let empty_name = LockLayer::new(locks, Key::from_fn(|_| Some(String::new())));
+    let empty_name = LockLayer::new(locks, Key::from_fn(|_| Ok(Some(String::new()))));
     let bad_store = by_path(&Locks::with_backend(Arc::new(Broken(Fault::Config))).unwrap());
 
     for layer in [bad_ttl, empty_name, bad_store] {

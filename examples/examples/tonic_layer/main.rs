@@ -83,7 +83,7 @@ async fn main() -> Result<ExitCode, Box<dyn Error>> {
 
 async fn story(locks: Locks) -> Result<(), Failure> {
     let visitors = Visitors::default();
-    let by_order = LockLayer::new(locks, Key::metadata(ORDER).prefix("order:"));
+    let by_order = LockLayer::new(locks, Key::metadata_as::<u64>(ORDER).prefix("order:"));
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let address = format!("http://{}", listener.local_addr()?);
     let server = Server::builder()

@@ -28,7 +28,7 @@ pub fn memory() -> Locks {
 /// Locks the path of the request without its slash; `/` passes through.
 pub fn by_path(locks: &Locks) -> LockLayer {
     let key = Key::from_fn(|request| {
-        Some(request.uri.path()[1..].to_owned()).filter(|name| !name.is_empty())
+        Ok(Some(request.uri.path()[1..].to_owned()).filter(|name| !name.is_empty()))
     });
     LockLayer::new(locks.clone(), key)
 }
