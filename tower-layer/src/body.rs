@@ -111,7 +111,7 @@ pub(crate) enum AtLoss {
     /// It ends in an error, which breaks off the connection or the stream.
     Break,
     /// It ends in the status of gRPC.
-    Trailers,
+    Trailers { names_key: bool },
     /// It goes on.
     GoOn,
 }
@@ -155,7 +155,10 @@ impl AtLoss {
     /// The last part.
     pub(crate) fn end(self, end: End) -> Part {
         match (self, end) {
-            (Self::Trailers, end) => Ok(Frame::trailers(end.problem().grpc_status())),
+            (Self::Trailers { names_key }, end) => {
+                let problem = end.problem().with_key_if(names_key);
+                Ok(Frame::trailers(problem.grpc_status()))
+            }
             (Self::Break | Self::GoOn, End::Lost(error)) => Err(error.into()),
             (Self::Break | Self::GoOn, end) => Err(end.to_string().into()),
         }
@@ -201,8 +204,8 @@ impl<B> LockBody<B> {
     }
 
     /// A body of ours.
-    pub(crate) fn full(text: String) -> Self {
-        Self::ended(SizeHint::with_exact(0), Some(Ok(Frame::data(text.into()))))
+    pub(crate) fn full(data: Bytes) -> Self {
+        Self::ended(SizeHint::with_exact(0), Some(Ok(Frame::data(data))))
     }
 
     fn new(state: State<B>, next: Option<Part>) -> Self {

@@ -8,10 +8,12 @@ mod token;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::HeaderName;
+use bytes::Bytes;
+use http::{HeaderName, Response};
 use tower_layer::Layer;
 
 use crate::key::Key;
+use crate::response::{Answers, Refusal};
 use seen::Seen;
 pub use service::FenceService;
 pub use token::{TokenFuture, TokenLayer, TokenService};
@@ -82,6 +84,7 @@ pub struct FenceLayer {
     key: Key,
     optional: bool,
     seen: Arc<Seen>,
+    answers: Answers,
 }
 
 impl FenceLayer {
@@ -92,7 +95,18 @@ impl FenceLayer {
             key,
             optional: false,
             seen: Arc::new(Seen::new(MOST, AT_LEAST)),
+            answers: Answers::default(),
         }
+    }
+
+    /// Makes the responses to HTTP requests that are [refused](crate#answers): see
+    /// [`LockLayer::refuse_with`](crate::LockLayer::refuse_with).
+    pub fn refuse_with<B: Into<Bytes>>(
+        mut self,
+        make: impl Fn(Refusal<'_>) -> Response<B> + Send + Sync + 'static,
+    ) -> Self {
+        self.answers.make_with(make);
+        self
     }
 
     /// Lets a request without a token pass **unchecked**, beside all others: for reads, or until all

@@ -285,7 +285,9 @@ where
             let at_loss = match (settings.on_lost, &protocol) {
                 (OnLost::Signal, _) => AtLoss::GoOn,
                 (OnLost::Cancel, Protocol::Grpc(_)) if has_grpc_trailers(&parts.headers) => {
-                    AtLoss::Trailers
+                    AtLoss::Trailers {
+                        names_key: settings.answers.name_key,
+                    }
                 }
                 (OnLost::Cancel, _) => AtLoss::Break,
             };

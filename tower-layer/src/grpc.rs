@@ -1,6 +1,6 @@
 //! For handlers of tonic's that take locks themselves.
 
-use lockcore::{Error, ErrorKind};
+use lockcore::Error;
 use tonic::{Code, Status};
 
 use crate::response::Problem;
@@ -23,10 +23,6 @@ use crate::response::Problem;
 /// ```
 #[must_use]
 pub fn status(error: &Error) -> Status {
-    let problem = match error.kind() {
-        ErrorKind::Lost(_) => Problem::lost(error),
-        _ => Problem::not_taken(error, false),
-    };
-    let (code, message) = problem.grpc();
+    let (code, message) = Problem::met_by_a_handler(error).grpc();
     Status::new(Code::from(i32::from(code)), message)
 }

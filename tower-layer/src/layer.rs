@@ -3,15 +3,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use http::request::Parts;
-use http::{HeaderName, Method, StatusCode};
+use http::{HeaderName, Method, Response, StatusCode};
 use lockcore::{FULL, Lock, Locks, OnLost, Wait};
 use tower_layer::Layer;
 
 use crate::deadline::{self, Deadline};
 use crate::key::Key;
 use crate::read::{AsItComes, BodyFirst};
-use crate::response::{Answers, Protocol};
+use crate::response::{Answers, Protocol, Refusal};
 use crate::service::LockService;
 use crate::waiters::{Waiter, Waiters};
 
@@ -65,6 +66,7 @@ pub(crate) struct Settings {
     side: Side,
     wait: Option<Wait>,
     ttl: Option<Duration>,
+    min_hold: Duration,
     pub(crate) max_hold: Option<Duration>,
     label: Option<&'static str>,
     reentrant: bool,
@@ -107,6 +109,7 @@ impl LockLayer {
             side: Side::Exclusive,
             wait: None,
             ttl: None,
+            min_hold: Duration::ZERO,
             max_hold: None,
             label: None,
             reentrant: true,
@@ -242,6 +245,14 @@ impl<R> LockLayer<R> {
         self
     }
 
+    /// The lock stays taken for this long from when it was granted, even if the response has ended before: no other
+    /// request with the same key is handled in this time, in any process. The response does not wait for it. See
+    /// [`Lock::min_hold`]; one that is longer than [`max_hold`](Self::max_hold) is answered with 500. Default: zero.
+    pub fn min_hold(mut self, least: Duration) -> Self {
+        self.0.min_hold = least;
+        self
+    }
+
     /// The longest time that a request keeps the lock, from when it gets it; then it is lost, and the
     /// request is stopped as by any loss. For clients that read a response for ever, and for those that
     /// stop reading: a body that nobody asks for more is dropped too, by a task of its own. With
@@ -293,6 +304,39 @@ impl<R> LockLayer<R> {
     /// are held for less, and nobody is woken.
     pub fn retry_after(mut self, after: Duration) -> Self {
         self.0.answers.retry_after = after;
+        self
+    }
+
+    /// Keeps the name of the lock out of the answers: no member `key`, and none in the message of gRPC. For names
+    /// that clients should not learn. Default: they are told, so that they know which of their requests met.
+    pub fn hide_key(mut self) -> Self {
+        self.0.answers.name_key = false;
+        self
+    }
+
+    /// Makes the responses to HTTP requests that the layer [refuses](crate#answers), or whose handler it has
+    /// stopped: another body, other headers, another status. `Retry-After` is added unless `make` sets it. A status
+    /// of success would tell the client that its request was handled. gRPC clients get the status of gRPC in any
+    /// case. Default: an `application/problem+json`.
+    ///
+    /// ```
+    /// use http::Response;
+    /// use lockcore_tower::{Key, LockLayer};
+    ///
+    /// # fn example(locks: lockcore::Locks) {
+    /// let layer = LockLayer::new(locks, Key::header_as::<u64>("order-id")).refuse_with(|refusal| {
+    ///     let mut response = Response::new(format!("<h1>{}</h1>", refusal.title()));
+    ///     *response.status_mut() = refusal.status();
+    ///     response
+    /// });
+    /// # drop(layer);
+    /// # }
+    /// ```
+    pub fn refuse_with<B: Into<Bytes>>(
+        mut self,
+        make: impl Fn(Refusal<'_>) -> Response<B> + Send + Sync + 'static,
+    ) -> Self {
+        self.0.answers.make_with(make);
         self
     }
 
@@ -353,6 +397,7 @@ impl Settings {
         Order {
             lock: lock
                 .wait(wait)
+                .min_hold(self.min_hold)
                 .on_lost(self.on_lost)
                 .reentrant(self.reentrant),
             exclusive,

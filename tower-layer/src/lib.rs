@@ -112,6 +112,7 @@
 //! | [`deadline_header`](LockLayer::deadline_header) | none; `grpc-timeout` for gRPC | gRPC has one by its standard, HTTP has not |
 //! | [`max_waiting`](LockLayer::max_waiting) | any number | how many are too many depends on the handler; say it where clients can make them |
 //! | [`ttl`](LockLayer::ttl) | the client's, 10 s | three renewals fit in; a dead process blocks a key no longer |
+//! | [`min_hold`](LockLayer::min_hold) | zero | who waits should get the lock as soon as it is free |
 //! | [`max_hold`](LockLayer::max_hold) | no limit | a long response is no mistake |
 //! | [`read_body_first`](LockLayer::read_body_first) | no | only the service knows how much memory a body is worth |
 //! | [`on_lost`](LockLayer::on_lost) | the request is stopped | somebody else may hold the lock |
@@ -120,6 +121,8 @@
 //! | [`upgrades`](LockLayer::upgrades) | refused | the lock would end with the `101`, and protect nothing |
 //! | [`busy_status`](LockLayer::busy_status) | 409 | the request is in conflict with another; 423 is WebDAV's, 429 blames the client |
 //! | [`retry_after`](LockLayer::retry_after) | 1 s | most locks are held for less |
+//! | [`hide_key`](LockLayer::hide_key) | the key is told | clients see which of their requests met |
+//! | [`refuse_with`](LockLayer::refuse_with) | problem details | a standard that clients have libraries for |
 //! | [`token_header`](LockLayer::token_header) | no | clients that do not pass it on need not know it |
 //! | [`label`](LockLayer::label) | none | |
 //!
@@ -128,6 +131,10 @@
 //! When the layer answers itself, the body is an `application/problem+json` (RFC 9457) with `type`,
 //! `title`, `status`, `detail`, and, if there was one, `key`, the name of the lock. `type` is one of
 //! the following sections. What exactly went wrong with the store is in the traces, at debug.
+//!
+//! [`LockLayer::refuse_with`] makes other responses, and [`LockLayer::hide_key`] keeps the key out of them.
+//! Handlers that take locks themselves answer the same with `Problem` (feature `axum`) and `status`
+//! (feature `tonic`).
 //!
 //! A POST with a content type of gRPC or gRPC-Web (`application/grpc`, `application/grpc+proto` and so on) is
 //! answered with a gRPC status instead, whose message says the same.
@@ -277,8 +284,8 @@
 //!
 //! # Features
 //!
-//! `axum`: `Key::path_as`, `Key::path`, `Key::matched_path`, the same in templates, and the extractor `Held`. `tonic`: the
-//! function `status`, for handlers that take locks themselves. Neither changes what the layer does; without
+//! `axum`: `Key::path_as`, `Key::path`, `Key::matched_path`, the same in templates, the extractor `Held`, and
+//! `Problem` for handlers that take locks themselves. `tonic`: the function `status`, for the same. Neither changes what the layer does; without
 //! them the crate depends on the small crates of tower and hyper only.
 
 mod body;
@@ -291,6 +298,8 @@ mod future;
 mod grpc;
 mod key;
 mod layer;
+#[cfg(feature = "axum")]
+mod problem;
 mod read;
 mod response;
 mod service;
@@ -310,6 +319,10 @@ pub use future::ResponseFuture;
 pub use grpc::status;
 pub use key::Key;
 pub use layer::{HoldUntil, LockLayer, Upgrades};
+#[cfg(feature = "axum")]
+#[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
+pub use problem::Problem;
 pub use read::{AsItComes, BodyFirst, Reading, RequestBody};
+pub use response::Refusal;
 pub use service::LockService;
 pub use work::{AsError, By, OnBusy, OnError, WorkFuture, WorkLayer, WorkService};

@@ -2,9 +2,11 @@
 //! gRPC.
 
 use std::borrow::Cow;
-use std::fmt::Write;
+use std::fmt::{self, Write};
+use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use http::header::{CONTENT_TYPE, RETRY_AFTER};
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
@@ -16,18 +18,102 @@ use crate::fence::TOKEN_HEADER;
 use crate::read::Unread;
 
 /// What the layer was told about its answers.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct Answers {
     pub(crate) busy_status: StatusCode,
     pub(crate) retry_after: Duration,
+    /// Whether the client is told the name of the lock.
+    pub(crate) name_key: bool,
+    /// What makes the response to HTTP instead.
+    pub(crate) own: Option<Arc<Own>>,
 }
+
+type Own = dyn Fn(Refusal<'_>) -> Response<Bytes> + Send + Sync;
 
 impl Default for Answers {
     fn default() -> Self {
         Self {
             busy_status: StatusCode::CONFLICT,
             retry_after: Duration::from_secs(1),
+            name_key: true,
+            own: None,
         }
+    }
+}
+
+impl Answers {
+    pub(crate) fn make_with<B: Into<Bytes>>(
+        &mut self,
+        make: impl Fn(Refusal<'_>) -> Response<B> + Send + Sync + 'static,
+    ) {
+        self.own = Some(Arc::new(move |refusal| make(refusal).map(Into::into)));
+    }
+}
+
+impl fmt::Debug for Answers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Answers")
+            .field("busy_status", &self.busy_status)
+            .field("retry_after", &self.retry_after)
+            .field("name_key", &self.name_key)
+            .field("own", &self.own.as_ref().map(|_| "a function"))
+            .finish()
+    }
+}
+
+/// A request that a layer is about to answer itself, for a function that makes the response:
+/// [`LockLayer::refuse_with`](crate::LockLayer::refuse_with),
+/// [`FenceLayer::refuse_with`](crate::FenceLayer::refuse_with).
+#[derive(Clone, Copy, Debug)]
+pub struct Refusal<'a> {
+    problem: &'a Problem,
+    answers: &'a Answers,
+}
+
+impl<'a> Refusal<'a> {
+    /// Why: the section among [the answers](crate#answers) that explains it, as in a link to it. It is
+    /// `lock-held` if another request holds the lock.
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        self.problem.kind.section()
+    }
+
+    /// The status that the layer answers with.
+    #[must_use]
+    pub fn status(&self) -> StatusCode {
+        self.problem.status(self.answers)
+    }
+
+    /// The same for every refusal of this kind, as `Locked by another request`.
+    #[must_use]
+    pub fn title(&self) -> &'static str {
+        self.problem.kind.title()
+    }
+
+    /// What happened, and what can be done about it. It may contain what the client has sent.
+    #[must_use]
+    pub fn detail(&self) -> &'a str {
+        &self.problem.detail
+    }
+
+    /// The name of the lock, if it is known, and not [hidden](crate::LockLayer::hide_key).
+    #[must_use]
+    pub fn key(&self) -> Option<&'a str> {
+        self.problem.key.as_deref()
+    }
+
+    /// When it may be tried again, in whole seconds. `None` if that will not help.
+    #[must_use]
+    pub fn retry_after(&self) -> Option<Duration> {
+        let seconds = || self.problem.retry_after(self.answers);
+        let may_be_repeated = self.problem.may_be_repeated();
+        may_be_repeated.then(|| Duration::from_secs(seconds()))
+    }
+
+    /// What the layer answers with, as JSON: for a response that only differs in its headers.
+    #[must_use]
+    pub fn to_json(&self) -> String {
+        self.problem.json(self.status())
     }
 }
 
@@ -155,6 +241,15 @@ impl Problem {
         Self::new(Kind::Unavailable, detail)
     }
 
+    /// A handler has met this error and answers with it.
+    #[cfg(any(feature = "axum", feature = "tonic"))]
+    pub(crate) fn met_by_a_handler(error: &Error) -> Self {
+        match error.kind() {
+            ErrorKind::Lost(_) => Self::lost(error),
+            _ => Self::not_taken(error, false),
+        }
+    }
+
     /// The lock was lost and the handler stopped.
     pub(crate) fn lost(error: &Error) -> Self {
         let detail = "The lock was lost while the request was being handled. The request was stopped; part of it may be done.";
@@ -237,25 +332,35 @@ impl Problem {
         self
     }
 
+    pub(crate) fn with_key_if(mut self, yes: bool) -> Self {
+        self.key = self.key.filter(|_| yes);
+        self
+    }
+
     pub(crate) fn into_response<B>(
         self,
         answers: &Answers,
         protocol: Protocol,
     ) -> Response<LockBody<B>> {
-        let mut response = match protocol {
-            Protocol::Http => self.in_http(answers),
-            Protocol::Grpc(content_type) => self.in_grpc(content_type),
+        let problem = self.with_key_if(answers.name_key);
+        let mut response = match (protocol, &answers.own) {
+            (Protocol::Grpc(content_type), _) => problem.in_grpc(content_type),
+            (Protocol::Http, None) => problem.in_http(answers),
+            (Protocol::Http, Some(own)) => {
+                let problem = &problem;
+                own(Refusal { problem, answers }).map(LockBody::full)
+            }
         };
-        if self.may_be_repeated() {
-            let headers = response.headers_mut();
-            headers.insert(RETRY_AFTER, self.retry_after(answers).into());
+        if problem.may_be_repeated() {
+            let header = response.headers_mut().entry(RETRY_AFTER);
+            header.or_insert_with(|| problem.retry_after(answers).into());
         }
         response
     }
 
     fn in_http<B>(&self, answers: &Answers) -> Response<LockBody<B>> {
         let status = self.status(answers);
-        let mut response = Response::new(LockBody::full(self.json(status)));
+        let mut response = Response::new(LockBody::full(self.json(status).into()));
         *response.status_mut() = status;
         response.headers_mut().insert(
             CONTENT_TYPE,
@@ -484,8 +589,8 @@ mod tests {
             let mut problem = Problem::new(Kind::Held, "");
             problem.free_in = free_in;
             problem.retry_after(&Answers {
-                busy_status: StatusCode::CONFLICT,
                 retry_after: configured,
+                ..Answers::default()
             })
         };
         let (s, ms) = (Duration::from_secs, Duration::from_millis);

@@ -52,14 +52,15 @@ where
         let (mut parts, body) = request.into_parts();
         let pass = match self.fence.pass(&mut parts) {
             Ok(pass) => pass,
-            Err(problem) => return refuse(problem, &Answers::default(), &parts),
+            Err(problem) => return refuse(problem, &self.fence.answers, &parts),
         };
         let protocol = Protocol::of(&parts);
         let request = Request::from_parts(parts, body);
         match pass {
             Some(pass) => {
                 let ready = take_ready(&mut self.inner);
-                ResponseFuture::locked(behind_the_fence(pass, protocol, ready, request))
+                let answers = self.fence.answers.clone();
+                ResponseFuture::locked(behind_the_fence(pass, protocol, answers, ready, request))
             }
             None => ResponseFuture::pass_through(self.inner.call(request)),
         }
@@ -107,6 +108,7 @@ fn token(parts: &Parts) -> Result<Option<WriteToken>, Problem> {
 async fn behind_the_fence<S, B, RB>(
     mut pass: Pass,
     protocol: Protocol,
+    answers: Answers,
     mut service: S,
     request: Request<B>,
 ) -> Result<Response<LockBody<RB>>, S::Error>
@@ -114,7 +116,7 @@ where
     S: Service<Request<B>, Response = Response<RB>>,
 {
     if pass.begin().await.is_err() {
-        return Ok(Problem::late().into_response(&Answers::default(), protocol));
+        return Ok(Problem::late().into_response(&answers, protocol));
     }
     let inner = service.call(request);
     // Whatever it still holds is let go before the next may begin.
