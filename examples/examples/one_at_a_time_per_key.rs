@@ -59,7 +59,10 @@ impl Instance {
     }
 
     fn router(self, locks: Locks) -> Router {
-        let one_at_a_time = LockLayer::new(locks, Key::header(KEY).prefix("payment:"));
+        // As it is, because `pay` too tells apart what is spelt differently. Clients choose it, and a store remembers
+        // each for a while: an hour's are bounded.
+        let one_at_a_time = LockLayer::new(locks, Key::header(KEY).prefix("payment:"))
+            .max_names(10_000, Duration::from_secs(3600));
         Router::new()
             .route("/payments", post(pay))
             .route_layer(one_at_a_time)

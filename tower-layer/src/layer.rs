@@ -11,8 +11,9 @@ use tower_layer::Layer;
 
 use crate::deadline::{self, Deadline};
 use crate::key::Key;
+use crate::names::Names;
 use crate::read::{AsItComes, BodyFirst};
-use crate::response::{Answers, Protocol, Refusal};
+use crate::response::{Answers, Problem, Protocol, Refusal};
 use crate::service::LockService;
 use crate::waiters::{Waiter, Waiters};
 
@@ -75,6 +76,7 @@ pub(crate) struct Settings {
     pub(crate) hold_until: HoldUntil,
     pub(crate) upgrades: Upgrades,
     waiters: Option<Arc<Waiters>>,
+    names: Option<Arc<Names>>,
     pub(crate) token_header: bool,
     pub(crate) answers: Answers,
 }
@@ -118,6 +120,7 @@ impl LockLayer {
             hold_until: HoldUntil::default(),
             upgrades: Upgrades::default(),
             waiters: None,
+            names: None,
             token_header: false,
             answers: Answers::default(),
         };
@@ -235,6 +238,45 @@ impl<R> LockLayer<R> {
         self
     }
 
+    /// How many different names requests may lock in each stretch of `per`, in this process. Requests that name a
+    /// further one are answered with [503](crate#lock-names), and those with names that were there before go on as
+    /// ever; until the next stretch begins, with no name in it. A client that makes up names can use all of them up, and
+    /// keep those of others out that long: put the layer behind authentication, or a limit for each client. Say it where clients choose the names, as in an
+    /// `Idempotency-Key`. Default: any number, because how many are ordinary depends on the service, and too few would
+    /// turn clients away when there are most of them.
+    ///
+    /// **Each name costs the store something after its lock is released**, so that a later holder gets a greater
+    /// token: a Redis keeps some hundred bytes for a day, a SQLite file a row. The guides of the stores tell what stays.
+    /// So a store is left with what requests name in a day, and a client that makes up names can fill it. With
+    /// `max_names(10_000, hour)` in each of 4 processes it is left with a million names at most: a day touches 25 such
+    /// hours.
+    ///
+    /// Clones of the layer, and all services that are made by them, count together. A name takes 4 bytes, which are
+    /// there from the beginning, and no mutex. One new name of a million is taken for one that was there before,
+    /// and is not counted. When requests are refused for the first time in a stretch, that is told at the level of
+    /// warnings.
+    ///
+    /// # Panics
+    ///
+    /// Unless both are more than zero, and `most` is at most 100 million.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// use lockcore_tower::{Key, LockLayer};
+    ///
+    /// # fn example(locks: lockcore::Locks) {
+    /// let layer = LockLayer::new(locks, Key::header("idempotency-key").prefix("payment:"))
+    ///     .max_names(10_000, Duration::from_secs(3600));
+    /// # drop(layer);
+    /// # }
+    /// ```
+    #[track_caller]
+    pub fn max_names(mut self, most: usize, per: Duration) -> Self {
+        self.0.names = Some(Arc::new(Names::at_most(most, per)));
+        self
+    }
+
     /// The length of the lease: how long the key stays locked if this process dies. Default: the
     /// client's (`LOCK_TTL`, 10 s). It does not limit the request: the lease is renewed as long as
     /// the response lasts.
@@ -245,8 +287,9 @@ impl<R> LockLayer<R> {
         self
     }
 
-    /// The lock stays taken for this long from when it was granted, even if the response has ended before: no other
-    /// request with the same key is handled in this time, in any process. The response does not wait for it. See
+    /// The lock stays taken for this long from when it was granted, even if the response has ended before: no request
+    /// that it excludes is handled in this time, in any process. Where requests share the lock or take permits of it,
+    /// that is what stays taken. The response does not wait for it, nor does the client's deadline end it. See
     /// [`Lock::min_hold`]; one that is longer than [`max_hold`](Self::max_hold) is answered with 500. Default: zero.
     pub fn min_hold(mut self, least: Duration) -> Self {
         self.0.min_hold = least;
@@ -308,7 +351,8 @@ impl<R> LockLayer<R> {
     }
 
     /// Keeps the name of the lock out of the answers: no member `key`, and none in the message of gRPC. For names
-    /// that clients should not learn. Default: they are told, so that they know which of their requests met.
+    /// that clients should not learn. It does not reach what handlers answer themselves: `Problem` and `status` name the
+    /// lock. Default: they are told, so that they know which of their requests met.
     pub fn hide_key(mut self) -> Self {
         self.0.answers.name_key = false;
         self
@@ -365,6 +409,14 @@ impl<R> LockLayer<R> {
 }
 
 impl Settings {
+    /// Whether there is room for the name.
+    pub(crate) fn admit(&self, name: &str) -> Result<(), Problem> {
+        match &self.names {
+            Some(names) => names.admit(name).map_err(Problem::too_many_names),
+            None => Ok(()),
+        }
+    }
+
     /// What a request asks for.
     pub(crate) fn order(&self, name: String, method: &Method, deadline: Option<Deadline>) -> Order {
         let locks = &self.locks;

@@ -111,6 +111,7 @@
 //! | [`wait`](LockLayer::wait), [`try_only`](LockLayer::try_only) | the client's, 15 s | less than the 30 s or 60 s after which proxies give up |
 //! | [`deadline_header`](LockLayer::deadline_header) | none; `grpc-timeout` for gRPC | gRPC has one by its standard, HTTP has not |
 //! | [`max_waiting`](LockLayer::max_waiting) | any number | how many are too many depends on the handler; say it where clients can make them |
+//! | [`max_names`](LockLayer::max_names) | any number | how many are ordinary depends on the service; say it where clients choose them |
 //! | [`ttl`](LockLayer::ttl) | the client's, 10 s | three renewals fit in; a dead process blocks a key no longer |
 //! | [`min_hold`](LockLayer::min_hold) | zero | who waits should get the lock as soon as it is free |
 //! | [`max_hold`](LockLayer::max_hold) | no limit | a long response is no mistake |
@@ -164,6 +165,11 @@
 //! ### Lock key
 //!
 //! 400, gRPC INVALID_ARGUMENT: the request does not say what to lock. See [`Key`].
+//!
+//! ### Lock names
+//!
+//! 503 with `Retry-After`, gRPC RESOURCE_EXHAUSTED: requests have named as many different locks as
+//! [`LockLayer::max_names`] allows for this time, and this one names another. The handler was not called.
 //!
 //! ### Lock upgrade
 //!
@@ -285,8 +291,9 @@
 //! # Features
 //!
 //! `axum`: `Key::path_as`, `Key::path`, `Key::matched_path`, the same in templates, the extractor `Held`, and
-//! `Problem` for handlers that take locks themselves. `tonic`: the function `status`, for the same. Neither changes what the layer does; without
-//! them the crate depends on the small crates of tower and hyper only.
+//! `Problem` for handlers that take locks themselves. `tonic`: the function `status`, for the same. Neither
+//! changes what the layer does. Beside `lockcore`, the crate depends on the small crates that tower and hyper are
+//! made of, and on a Bloom filter.
 
 mod body;
 mod deadline;
@@ -298,6 +305,7 @@ mod future;
 mod grpc;
 mod key;
 mod layer;
+mod names;
 #[cfg(feature = "axum")]
 mod problem;
 mod read;

@@ -127,7 +127,8 @@ pub(crate) enum Protocol {
 
 /// Why a request has no ordinary response.
 ///
-/// The texts are fixed: what the store said may name hosts, and is for the logs.
+/// No text is the store's: that may name hosts, and is for the logs. Those of [`Kind::Key`] may quote the client, or be of
+/// the service's own.
 #[derive(Debug)]
 pub(crate) struct Problem {
     kind: Kind,
@@ -148,6 +149,8 @@ enum Kind {
     /// The client's deadline has passed.
     Overdue,
     Key,
+    /// There is no room for another name.
+    Names,
     Upgrade,
     Body(Unread),
     Misconfigured,
@@ -265,6 +268,14 @@ impl Problem {
     /// The client did not say what to lock, or not so that it can be locked.
     pub(crate) fn bad_key(detail: impl Into<Cow<'static, str>>) -> Self {
         Self::new(Kind::Key, detail)
+    }
+
+    /// The layer has met as many names as it may.
+    pub(crate) fn too_many_names(room_in: Duration) -> Self {
+        let detail = "Requests have named too many different locks, and this one names another. It was not handled; try again later.";
+        let mut problem = Self::new(Kind::Names, detail);
+        problem.free_in = Some(room_in);
+        problem
     }
 
     /// The connection would go on without its lock.
@@ -403,7 +414,9 @@ impl Problem {
     fn status(&self, answers: &Answers) -> StatusCode {
         match self.kind {
             Kind::Held | Kind::Deadline => answers.busy_status,
-            Kind::Unavailable | Kind::Lost | Kind::Full => StatusCode::SERVICE_UNAVAILABLE,
+            Kind::Unavailable | Kind::Lost | Kind::Names | Kind::Full => {
+                StatusCode::SERVICE_UNAVAILABLE
+            }
             Kind::Key | Kind::Token => StatusCode::BAD_REQUEST,
             Kind::Late => StatusCode::PRECONDITION_FAILED,
             Kind::Upgrade => StatusCode::NOT_IMPLEMENTED,
@@ -418,7 +431,8 @@ impl Problem {
 
     fn may_be_repeated(&self) -> bool {
         match self.kind {
-            Kind::Held | Kind::Deadline | Kind::Unavailable | Kind::Full => true,
+            Kind::Held | Kind::Deadline | Kind::Unavailable => true,
+            Kind::Names | Kind::Full => true,
             // Part of it may be done: whether to do it again is for the client to say.
             Kind::Lost | Kind::Overdue => false,
             Kind::Key
@@ -435,7 +449,7 @@ impl Problem {
     fn retry_after(&self, answers: &Answers) -> u64 {
         let wait = match (self.kind, self.free_in) {
             // Not sooner, while a lock may be given back any time.
-            (Kind::Full, Some(room_in)) => room_in.max(answers.retry_after),
+            (Kind::Names | Kind::Full, Some(room_in)) => room_in.max(answers.retry_after),
             (_, Some(free_in)) => free_in.min(answers.retry_after),
             (_, None) => answers.retry_after,
         };
@@ -472,6 +486,7 @@ impl Kind {
             Self::Lost => "lock-lost",
             Self::Overdue => "deadline-passed",
             Self::Key => "lock-key",
+            Self::Names => "lock-names",
             Self::Upgrade => "lock-upgrade",
             Self::Body(_) => "request-body",
             Self::Misconfigured => "lock-misconfigured",
@@ -488,6 +503,7 @@ impl Kind {
             Self::Lost => "Lock lost",
             Self::Overdue => "Deadline passed",
             Self::Key => "No key to lock",
+            Self::Names => "Too many names",
             Self::Upgrade => "No upgrade under a lock",
             Self::Body(Unread::TooLarge) => "Request body too large",
             Self::Body(Unread::TooSlow) => "Request body too slow",
@@ -505,6 +521,8 @@ impl Kind {
             Self::Deadline | Self::Overdue => GrpcCode::DeadlineExceeded,
             Self::Unavailable | Self::Lost | Self::Full => GrpcCode::Unavailable,
             Self::Key | Self::Token => GrpcCode::InvalidArgument,
+            // Not UNAVAILABLE, after which clients repeat a call by themselves, and at once.
+            Self::Names => GrpcCode::ResourceExhausted,
             Self::Late => GrpcCode::FailedPrecondition,
             Self::Upgrade => GrpcCode::Unimplemented,
             Self::Body(Unread::TooLarge) => GrpcCode::ResourceExhausted,
@@ -627,6 +645,7 @@ mod tests {
             Lost,
             Overdue,
             Key,
+            Names,
             Upgrade,
             Body(Unread::TooLarge),
             Misconfigured,

@@ -11,6 +11,7 @@ mod common;
 
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use bytes::Bytes;
 use common::*;
@@ -24,6 +25,13 @@ use tracing_subscriber::fmt::format::FmtSpan;
 #[derive(Clone, Default)]
 struct Traces(Arc<Mutex<Vec<u8>>>);
 
+impl Traces {
+    /// What was told since the last time.
+    fn take(&self) -> String {
+        String::from_utf8(std::mem::take(&mut *self.0.lock().unwrap())).unwrap()
+    }
+}
+
 impl std::io::Write for Traces {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         self.0.lock().unwrap().write(bytes)
@@ -35,7 +43,7 @@ impl std::io::Write for Traces {
 }
 
 #[tokio::test]
-async fn the_label_is_in_the_traces() {
+async fn the_label_and_the_first_name_too_many_are_in_the_traces() {
     let traces = Traces::default();
     let writer = traces.clone();
     tracing_subscriber::fmt()
@@ -51,6 +59,19 @@ async fn the_label_is_in_the_traces() {
     let response = layer.layer(handler).oneshot(get("/")).await.unwrap();
 
     assert_eq!(response.status(), StatusCode::OK);
-    let traces = String::from_utf8(std::mem::take(&mut *traces.0.lock().unwrap())).unwrap();
-    assert!(traces.contains(r#"label="order:{id}""#), "{traces}");
+    let told = traces.take();
+    assert!(told.contains(r#"label="order:{id}""#), "{told}");
+
+    let layer = by_path(&memory()).max_names(2, Duration::from_secs(3600));
+    for path in ["/a", "/b", "/c", "/d"] {
+        layer.layer(handler).oneshot(get(path)).await.unwrap();
+    }
+
+    let told = traces.take();
+    let warnings: Vec<_> = told.lines().filter(|it| it.contains("WARN")).collect();
+    assert_eq!(warnings.len(), 1, "{told}");
+    assert!(
+        warnings[0].contains("see LockLayer::max_names most=2 per=3600s"),
+        "{told}"
+    );
 }

@@ -1,0 +1,252 @@
+//! How many different names a layer locks in a time, so that clients who choose them cannot fill the store.
+//!
+//! A Bloom filter instead of a set: it needs 4 bytes for a name of any length, and is read and written without a mutex.
+//! A request whose name was seen before only reads. A name that was not is taken for one that was in one case of a
+//! million, and then not counted.
+
+use std::fmt;
+use std::hash::RandomState;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use fastbloom::AtomicBloomFilter;
+
+/// Were it one of a hundred, as is usual, clients could get one of a hundred names past the bound.
+const TAKEN_FOR_KNOWN: f64 = 1e-6;
+
+/// They take 400 MB.
+const MOST: usize = 100_000_000;
+
+/// The names that a layer and its clones have met in the present window of time.
+pub(crate) struct Names {
+    most: usize,
+    per: Duration,
+    began: Instant,
+    /// The number of the window that the rest is about, or [`CHANGING`].
+    window: AtomicU64,
+    count: AtomicUsize,
+    /// Its hasher has a key of its own: nobody can choose names that it takes for each other.
+    seen: AtomicBloomFilter<RandomState>,
+    /// The operator was told that this window is full.
+    told: AtomicBool,
+}
+
+/// Somebody empties the filter for the next window.
+const CHANGING: u64 = u64::MAX;
+
+impl Names {
+    /// # Panics
+    ///
+    /// Unless both are more than zero, and `most` is not more than [`MOST`].
+    #[track_caller]
+    pub(crate) fn at_most(most: usize, per: Duration) -> Self {
+        assert!(
+            (1..=MOST).contains(&most) && !per.is_zero(),
+            "{most} names in {per:?}: both are more than zero, and the names at most {MOST}"
+        );
+        let filter = AtomicBloomFilter::with_false_pos(TAKEN_FOR_KNOWN);
+        Self {
+            most,
+            per,
+            began: Instant::now(),
+            window: AtomicU64::new(0),
+            count: AtomicUsize::new(0),
+            seen: filter.hasher(RandomState::new()).expected_items(most),
+            told: AtomicBool::new(false),
+        }
+    }
+
+    /// Lets a name in that was seen in this window, or counts it.
+    ///
+    /// # Errors
+    ///
+    /// When the next window begins, if there is no room for another name in this one.
+    pub(crate) fn admit(&self, name: &str) -> Result<(), Duration> {
+        self.admit_at(name, self.began.elapsed())
+    }
+
+    fn admit_at(&self, name: &str, now: Duration) -> Result<(), Duration> {
+        if !self.is_current(now) {
+            return Ok(());
+        }
+        let hash = self.seen.source_hash(name);
+        if self.seen.contains_hash(hash) {
+            return Ok(());
+        }
+        let one_more = |count| (count < self.most).then(|| count + 1);
+        let counted = self
+            .count
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more);
+        if counted.is_err() {
+            self.tell();
+            return Err(self.per - in_window(now, self.per));
+        }
+        // Another request with this name was faster, and has counted it. Two that write its bits at the same
+        // moment may both count it.
+        if self.seen.insert_hash(hash) {
+            self.uncount();
+        }
+        Ok(())
+    }
+
+    /// Not below zero: the next window may have begun since this was counted.
+    fn uncount(&self) {
+        let one_less = |count: usize| count.checked_sub(1);
+        let _ = self
+            .count
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less);
+    }
+
+    /// Goes over to the window of `now`, if it is a new one. False while another thread does so: that takes less than
+    /// a millisecond for a million names, in which requests come in uncounted.
+    fn is_current(&self, now: Duration) -> bool {
+        let current = number(now, self.per);
+        let window = self.window.load(Ordering::Acquire);
+        // One that was read before another thread went over counts in the window after its own.
+        if window == CHANGING || window >= current {
+            return window != CHANGING;
+        }
+        let begins =
+            self.window
+                .compare_exchange(window, CHANGING, Ordering::Acquire, Ordering::Relaxed);
+        if begins.is_err() {
+            return false;
+        }
+        self.seen.clear();
+        self.count.store(0, Ordering::Relaxed);
+        self.told.store(false, Ordering::Relaxed);
+        self.window.store(current, Ordering::Release);
+        true
+    }
+
+    /// Once in a window, and not for each request that is refused.
+    fn tell(&self) {
+        if !self.told.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                most = self.most,
+                per = ?self.per,
+                "a lock layer has met as many different names as it may, and refuses requests with others; see \
+                 LockLayer::max_names"
+            );
+        }
+    }
+}
+
+/// How many windows of `per` are over.
+fn number(now: Duration, per: Duration) -> u64 {
+    let number = now.as_nanos() / per.as_nanos();
+    u64::try_from(number).map_or(CHANGING - 1, |number| number.min(CHANGING - 1))
+}
+
+/// How much of its window is over: less than `per`.
+fn in_window(now: Duration, per: Duration) -> Duration {
+    Duration::from_nanos_u128(now.as_nanos() % per.as_nanos())
+}
+
+impl fmt::Debug for Names {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Names")
+            .field("most", &self.most)
+            .field("per", &self.per)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HOUR: Duration = Duration::from_secs(3600);
+
+    #[test]
+    fn known_names_pass_and_new_ones_do_not_once_there_are_as_many_as_may_be() {
+        let names = Names::at_most(3, HOUR);
+        let at = |seconds| Duration::from_secs(seconds);
+        for _ in 0..2 {
+            for name in ["a", "b", "c"] {
+                assert_eq!(names.admit_at(name, at(1)), Ok(()), "{name}");
+            }
+        }
+
+        assert_eq!(names.admit_at("d", at(600)), Err(at(3_000)));
+        assert_eq!(names.admit_at("a", at(600)), Ok(()));
+        assert_eq!(names.admit_at("e", at(3_599)), Err(at(1)));
+    }
+
+    #[test]
+    fn each_window_begins_with_no_name() {
+        let names = Names::at_most(1, HOUR);
+        assert_eq!(names.admit_at("a", HOUR / 2), Ok(()));
+        assert_eq!(names.admit_at("b", HOUR / 2), Err(HOUR / 2));
+
+        // Some windows later, as nobody came meanwhile.
+        assert_eq!(names.admit_at("b", HOUR * 9), Ok(()));
+        assert_eq!(names.admit_at("a", HOUR * 9), Err(HOUR));
+        // It looked at the clock before the one that began the window.
+        assert_eq!(names.admit_at("b", HOUR * 8), Ok(()));
+    }
+
+    /// As many threads as may meet, in several windows: never more than may be, and no name twice.
+    #[test]
+    fn from_many_threads_as_many_names_get_in_as_may() {
+        const MOST: usize = 1_000;
+        const THREADS: usize = 4;
+        let names = Names::at_most(MOST, HOUR);
+        for window in 0..20 {
+            let now = HOUR * window;
+            // One goes over: what comes in meanwhile is not counted.
+            assert_eq!(names.admit_at("first", now), Ok(()));
+            let admitted: usize = std::thread::scope(|scope| {
+                let threads: Vec<_> = (0..THREADS)
+                    .map(|thread| {
+                        let names = &names;
+                        scope.spawn(move || {
+                            let mine = (0..MOST).map(|number| format!("{thread}:{number}"));
+                            mine.filter(|name| names.admit_at(name, now).is_ok())
+                                .count()
+                        })
+                    })
+                    .collect();
+                threads.into_iter().map(|it| it.join().unwrap()).sum()
+            });
+
+            assert!(admitted + 1 >= MOST, "{admitted}");
+            // One of a million that are refused is not counted.
+            assert!(admitted < MOST + 10, "{admitted}");
+        }
+    }
+
+    /// Of two requests with one new name the slower takes back what it has counted, and a third has begun the next
+    /// window meanwhile.
+    #[test]
+    fn what_is_taken_back_after_its_window_does_not_fill_the_next() {
+        let names = Names::at_most(2, HOUR);
+        assert_eq!(names.admit_at("a", HOUR / 2), Ok(()));
+        assert_eq!(names.count.fetch_add(1, Ordering::Relaxed), 1);
+        assert!(names.is_current(HOUR));
+
+        names.uncount();
+
+        assert_eq!(names.admit_at("b", HOUR), Ok(()));
+        assert_eq!(names.admit_at("c", HOUR), Ok(()));
+        assert_eq!(names.admit_at("d", HOUR), Err(HOUR));
+    }
+
+    /// Clients cannot get past the bound by trying many names.
+    #[test]
+    fn of_a_hundred_thousand_names_beyond_the_bound_at_most_a_few_pass() {
+        let names = Names::at_most(1_000, HOUR);
+        let admitted = (0..100_000).filter(|it| names.admit_at(&format!("{it}"), HOUR / 2).is_ok());
+
+        let admitted = admitted.count();
+
+        assert!((1_000..=1_010).contains(&admitted), "{admitted}");
+    }
+
+    #[test]
+    fn a_name_takes_four_bytes() {
+        let names = Names::at_most(1_000_000, HOUR);
+
+        assert!(names.seen.num_bits() <= 4 * 8 * 1_000_000);
+    }
+}
