@@ -1,11 +1,12 @@
 //! An axum service whose requests for the same order wait for each other, and for no other.
 //!
 //! ```text
-//! cargo run --release --example axum_layer
+//! cargo run --release --example axum_layer                              # tells a story
+//! cargo run --release --example axum_layer -- --serve 127.0.0.1:3000   # serves until Ctrl-C, for curl
 //! ```
 //!
-//! The locks are in the memory of this process. With `LockLayer::new(Locks::from_env()?, …)` and `LOCK_URL=redis://…` they
-//! hold for all processes of the service.
+//! The locks are in the memory of this process. With `LOCK_URL=redis://127.0.0.1/` before the command they are in that
+//! Redis, and hold for all processes of the service: serve on two ports, and ask both for one order.
 
 use std::error::Error;
 use std::net::SocketAddr;
@@ -16,6 +17,7 @@ use axum::body::{Body, Bytes, to_bytes};
 use axum::extract::{Path, State};
 use axum::http::{Method, Request, StatusCode};
 use axum::routing::{Router, get, post};
+use clap::Parser;
 use examples::{Orders, expect};
 use futures_util::stream;
 use hyper_util::client::legacy::Client;
@@ -26,10 +28,18 @@ use tokio::net::TcpListener;
 
 type Failure = Box<dyn Error + Send + Sync>;
 
-/// What a step of the work takes. Long enough that two requests at once meet.
+/// What a step of the work takes in the story. Long enough that two requests at once meet.
 const STEP: Duration = Duration::from_millis(100);
+/// The same for people with two terminals.
+const SLOW_STEP: Duration = Duration::from_secs(1);
 
-fn router(locks: Locks, orders: Orders) -> Router {
+#[derive(Clone)]
+struct Work {
+    orders: Orders,
+    step: Duration,
+}
+
+fn router(locks: Locks, work: Work) -> Router {
     // `order:7` for the path /orders/7 and those below it, and for /orders/007, which is the same order to the handlers.
     // Whoever else locks that name, as an annotated function with `key = "order:{id}"`, is kept out too. GET takes the
     // read side.
@@ -50,51 +60,101 @@ fn router(locks: Locks, orders: Orders) -> Router {
         )
         .route("/orders/{id}/export", get(export).route_layer(by_order))
         .route("/orders/{id}/cancel", post(cancel).route_layer(at_once))
-        .with_state(orders)
+        .with_state(work)
 }
 
-async fn look(State(orders): State<Orders>, Path(id): Path<u64>) -> String {
-    let _visit = orders.visit("look", id);
-    tokio::time::sleep(STEP).await;
-    format!("order {id}")
+async fn look(State(work): State<Work>, Path(id): Path<u64>) -> String {
+    let _visit = work.orders.visit("look", id);
+    tokio::time::sleep(work.step).await;
+    format!("order {id}\n")
 }
 
 /// `Held` says under which token; pass it on with every write.
-async fn settle(State(orders): State<Orders>, Path(id): Path<u64>, held: Held) -> String {
-    let _visit = orders.visit("settle", id);
-    tokio::time::sleep(STEP).await;
-    format!("settled under token {}", held.token())
+async fn settle(State(work): State<Work>, Path(id): Path<u64>, held: Held) -> String {
+    let _visit = work.orders.visit("settle", id);
+    tokio::time::sleep(work.step).await;
+    format!("order {id} settled under token {}\n", held.token())
 }
 
 /// The lock is kept until the body has ended.
-async fn export(State(orders): State<Orders>, Path(id): Path<u64>) -> Body {
-    let visit = orders.visit("export", id);
-    Body::from_stream(stream::unfold((visit, 1), |(visit, page)| async move {
-        if page > 3 {
-            return None;
-        }
-        tokio::time::sleep(STEP).await;
-        let text = Bytes::from(format!("page {page}\n"));
-        Some((Ok::<_, std::io::Error>(text), (visit, page + 1)))
-    }))
+async fn export(State(work): State<Work>, Path(id): Path<u64>) -> Body {
+    let visit = work.orders.visit("export", id);
+    Body::from_stream(stream::unfold(
+        (visit, 1),
+        move |(visit, page)| async move {
+            if page > 3 {
+                return None;
+            }
+            tokio::time::sleep(work.step).await;
+            let text = Bytes::from(format!("page {page}\n"));
+            Some((Ok::<_, std::io::Error>(text), (visit, page + 1)))
+        },
+    ))
 }
 
-async fn cancel(State(orders): State<Orders>, Path(id): Path<u64>) -> &'static str {
-    let _visit = orders.visit("cancel", id);
-    "cancelled"
+async fn cancel(State(work): State<Work>, Path(id): Path<u64>) -> &'static str {
+    let _visit = work.orders.visit("cancel", id);
+    "cancelled\n"
+}
+
+/// An axum service whose requests for the same order wait for each other.
+#[derive(Debug, Parser)]
+struct Args {
+    /// Serve here until Ctrl-C, as on 127.0.0.1:3000, instead of telling a story
+    #[arg(long, value_name = "ADDRESS")]
+    serve: Option<SocketAddr>,
 }
 
 #[tokio::main]
 async fn main() -> Result<ExitCode, Box<dyn Error>> {
-    let locks = Locks::connect("memory:")?;
-    Ok(examples::tell([&locks], story(locks.clone())).await)
+    let args = Args::parse();
+    let locks = examples::locks_in_memory()?;
+    match args.serve {
+        Some(address) => serve(address, locks).await?,
+        None => return Ok(examples::tell([&locks], story(locks.clone())).await),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn serve(address: SocketAddr, locks: Locks) -> Result<(), Box<dyn Error>> {
+    let listener = TcpListener::bind(address)
+        .await
+        .map_err(|error| format!("cannot listen on {address}: {error}; choose another port"))?;
+    let address = listener.local_addr()?;
+    let work = Work {
+        orders: Orders::default(),
+        step: SLOW_STEP,
+    };
+    println!("serving on {address}, until Ctrl-C. Copy a line into another terminal:\n");
+    let orders = format!("http://{address}/orders");
+    println!("two at once for one order, the second waits; and one for another, which does not:");
+    println!(
+        "  curl -i -X POST {orders}/7/settle & curl -i -X POST {orders}/007/settle & curl -i -X POST {orders}/8/settle; wait"
+    );
+    println!("while a response is sent, its order is locked: 423, as this one does not wait:");
+    println!("  curl -N {orders}/7/export & sleep 1; curl -i -X POST {orders}/7/cancel; wait");
+    println!("no order: 400");
+    println!("  curl -i -X POST {orders}/x/settle");
+    axum::serve(listener, router(locks.clone(), work))
+        .with_graceful_shutdown(async {
+            let _ = tokio::signal::ctrl_c().await;
+        })
+        .await?;
+    // Those that are still asked for have been answered; nothing stays behind at the store.
+    locks.shutdown(Duration::from_secs(5)).await?;
+    println!("stopped");
+    Ok(())
 }
 
 async fn story(locks: Locks) -> Result<(), Failure> {
     let orders = Orders::default();
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let shop = Shop(listener.local_addr()?);
-    let service = router(locks, orders.clone());
+    let work = Work {
+        orders: orders.clone(),
+        step: STEP,
+    };
+    let service = router(locks, work);
     tokio::spawn(async move { axum::serve(listener, service).await });
 
     println!("settle order 7 twice and order 8 once, at the same time:");

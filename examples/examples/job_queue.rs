@@ -1,10 +1,11 @@
 //! Two workers of a job queue (apalis) that settle orders, one job at a time for each order.
 //!
 //! ```text
-//! cargo run --release --example job_queue
+//! cargo run --release --example job_queue                                # locks in a file: nothing to set up
+//! LOCK_URL=redis://127.0.0.1/ cargo run --release --example job_queue
 //! ```
 //!
-//! The workers share their locks in a file, as two processes would. A job whose order another job is at does not wait in
+//! The workers share their locks in a store, as two processes would. A job whose order another job is at does not wait in
 //! the worker, and has not failed: it comes later, which the queue is told in its own words. The locks know nothing of the
 //! queue, and the queue nothing of locks: [`WorkLayer`] stands between any two services of tower.
 
@@ -95,11 +96,10 @@ async fn work(number: usize, locks: Locks, story: Story) -> Result<(), Failure> 
 }
 
 #[tokio::main]
-async fn main() -> Result<ExitCode, Box<dyn Error>> {
+async fn main() -> Result<ExitCode, Failure> {
     let folder = tempfile::tempdir()?;
-    let url = format!("sqlite:{}", folder.path().join("locks.db").display());
     let clients: Vec<_> = (0..WORKERS)
-        .map(|_| Locks::connect(&url))
+        .map(|_| examples::locks_in(folder.path()))
         .collect::<Result<_, _>>()?;
     Ok(examples::tell(&clients, tell(clients.clone())).await)
 }

@@ -1,10 +1,11 @@
 //! Payments that clients send more than once, one at a time for each `Idempotency-Key`.
 //!
 //! ```text
-//! cargo run --release --example one_at_a_time_per_key
+//! cargo run --release --example one_at_a_time_per_key                                # locks in a file
+//! LOCK_URL=redis://127.0.0.1/ cargo run --release --example one_at_a_time_per_key
 //! ```
 //!
-//! Two instances of the service share their locks in a file, as two processes would. A client that got no answer in time
+//! Two instances of the service share their locks in a store, as two processes would. A client that got no answer in time
 //! sends its payment again, perhaps to the other instance, while the first is still at it. With the layer the second waits
 //! for the first, and then finds in the books that there is nothing left to do. The layer does not look there for it: it
 //! keeps requests apart, it does not know what they did.
@@ -99,10 +100,10 @@ async fn pay(State(instance): State<Instance>, headers: HeaderMap) -> &'static s
 }
 
 #[tokio::main]
-async fn main() -> Result<ExitCode, Box<dyn Error>> {
+async fn main() -> Result<ExitCode, Box<dyn Error + Send + Sync>> {
     let folder = tempfile::tempdir()?;
-    let url = format!("sqlite:{}", folder.path().join("locks.db").display());
-    let clients = [Locks::connect(&url)?, Locks::connect(&url)?];
+    let client = || examples::locks_in(folder.path());
+    let clients = [client()?, client()?];
     Ok(examples::tell(&clients, story(&clients)).await)
 }
 

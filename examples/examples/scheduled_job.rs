@@ -1,7 +1,8 @@
 //! A job that every process of a service has in its schedule, and that one of them does each time.
 //!
 //! ```text
-//! cargo run --release --example scheduled_job
+//! cargo run --release --example scheduled_job                                # locks in a file: nothing to set up
+//! LOCK_URL=redis://127.0.0.1/ cargo run --release --example scheduled_job
 //! ```
 //!
 //! Three processes wake up for the same report every second, their clocks a little apart. Who comes second while it is
@@ -17,7 +18,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use clap::Parser;
 use examples::expect;
-use lockcore::{Locks, distributed_lock};
+use lockcore::distributed_lock;
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, stdin};
 use tokio::process::{Child, Command};
 
@@ -56,13 +57,13 @@ struct Args {
 }
 
 #[tokio::main]
-async fn main() -> Result<ExitCode, Box<dyn Error>> {
+async fn main() -> Result<ExitCode, Failure> {
     let args = Args::parse();
     let (Some(process), Some(shared)) = (args.process, args.folder) else {
         let folder = tempfile::tempdir()?;
         return Ok(examples::tell([], story(folder.path())).await);
     };
-    let locks = Locks::connect(&format!("sqlite:{}", shared.join("locks.db").display()))?;
+    let locks = examples::locks_in(&shared)?;
     // From here on the annotated functions find it.
     lockcore::init(locks.clone())?;
     locks.ready(Duration::from_secs(10)).await?;

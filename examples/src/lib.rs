@@ -1,8 +1,9 @@
-//! One story per file, in `examples/`. Here is what they share: how they end, and a resource that counts its visitors;
-//! and the README's code is compiled.
+//! One story per file, in `examples/`. Here is what they share: where their locks are, how they end, and a resource that
+//! counts its visitors; and the README's code is compiled.
 
 use std::collections::BTreeMap;
 use std::error::Error;
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -15,6 +16,25 @@ const GRACE: Duration = Duration::from_secs(2);
 
 /// Far longer than any story takes: whoever waits for what does not come is to be told.
 const LONGEST: Duration = Duration::from_secs(60);
+
+/// A client of the store that LOCK_URL names; without it, of the memory of this process.
+pub fn locks_in_memory() -> Result<Locks, lockcore::Error> {
+    match std::env::var_os("LOCK_URL") {
+        Some(_) => Locks::from_env(),
+        None => Locks::connect("memory:"),
+    }
+}
+
+/// A client of the store that LOCK_URL names; without it, of a file in `folder`. For several processes.
+pub fn locks_in(folder: &Path) -> Result<Locks, Box<dyn Error + Send + Sync>> {
+    match std::env::var_os("LOCK_URL") {
+        Some(url) if url.as_encoded_bytes().starts_with(b"memory:") => Err(
+            "processes do not share what is in their memory: set LOCK_URL to another store, or not at all".into(),
+        ),
+        Some(_) => Ok(Locks::from_env()?),
+        None => Ok(Locks::connect(&format!("sqlite:{}", folder.join("locks.db").display()))?),
+    }
+}
 
 /// Tells a story to its end, or until Ctrl-C or SIGTERM. Either way the clients leave no lock behind: who waits is
 /// refused, who holds may finish, and what is held after that is released.

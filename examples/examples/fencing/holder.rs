@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use lockcore::{Error, ErrorKind, Held, Locks, WriteToken};
+use lockcore::{Error, ErrorKind, Held, WriteToken};
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 
 use crate::prices::Prices;
@@ -14,7 +14,7 @@ const LOCK: &str = "price:7";
 
 /// Takes the lock, is stopped from outside, and goes on too late.
 pub async fn a(folder: &Path) -> Result<(), Failure> {
-    let (locks, prices) = (connect(folder)?, Prices::open(folder).await?);
+    let (locks, prices) = (examples::locks_in(folder)?, Prices::open(folder).await?);
     let mut careless = None;
 
     let outcome: Result<(), Error> = locks
@@ -44,7 +44,7 @@ pub async fn a(folder: &Path) -> Result<(), Failure> {
 
 /// Gets the lock when A's lease has ended, and writes while it holds it.
 pub async fn b(folder: &Path) -> Result<(), Failure> {
-    let (locks, prices) = (connect(folder)?, Prices::open(folder).await?);
+    let (locks, prices) = (examples::locks_in(folder)?, Prices::open(folder).await?);
 
     let guard = locks.mutex(LOCK).wait(PATIENCE).acquire().await?;
     let token = guard.write_token()?;
@@ -54,14 +54,6 @@ pub async fn b(folder: &Path) -> Result<(), Failure> {
 
     guard.release().await?;
     Ok(locks.shutdown(PATIENCE).await?)
-}
-
-/// Without LOCK_URL, a file that both processes open.
-fn connect(folder: &Path) -> Result<Locks, Error> {
-    match std::env::var_os("LOCK_URL") {
-        Some(_) => Locks::from_env(),
-        None => Locks::connect(&format!("sqlite:{}", folder.join("locks.db").display())),
-    }
 }
 
 /// Works until it is stopped. One step takes 10 ms; a longer one had the freeze in it, and came after the lock was lost.

@@ -1,12 +1,11 @@
 //! A gRPC service whose calls for the same order wait for each other, streams included.
 //!
 //! ```text
-//! cargo run --release --example tonic_layer
+//! cargo run --release --example tonic_layer                                # locks in the memory of this process
+//! LOCK_URL=redis://127.0.0.1/ cargo run --release --example tonic_layer   # for all processes of the service
 //! ```
 //!
-//! A layer sees the head of a call and not its message, so the client says in its metadata which order it is about. The
-//! locks are in the memory of this process; with `Locks::from_env()` and `LOCK_URL=redis://…` they hold for all processes
-//! of the service.
+//! A layer sees the head of a call and not its message, so the client says in its metadata which order it is about.
 
 #[rustfmt::skip]
 #[allow(clippy::pedantic, missing_debug_implementations, reason = "generated")]
@@ -77,7 +76,7 @@ fn token(request: &Request<Order>) -> Result<lockcore::FencingToken, Status> {
 
 #[tokio::main]
 async fn main() -> Result<ExitCode, Box<dyn Error>> {
-    let locks = Locks::connect("memory:")?;
+    let locks = examples::locks_in_memory()?;
     Ok(examples::tell([&locks], story(locks.clone())).await)
 }
 
