@@ -123,6 +123,10 @@ pub use semaphore::Semaphore;
 pub use stop::stop_signal;
 pub use token::{FencingToken, MAX_TICKET, NotAToken, WriteToken};
 
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
 /// Futures of the public API can be spawned; a change that breaks this does not compile.
 #[cfg(test)]
 mod futures_are_send {

@@ -334,3 +334,7 @@ pub use read::{AsItComes, BodyFirst, Reading, RequestBody};
 pub use response::Refusal;
 pub use service::LockService;
 pub use work::{AsError, By, OnBusy, OnError, WorkFuture, WorkLayer, WorkService};
+
+#[cfg(all(doctest, feature = "axum"))]
+#[doc = include_str!("../README.md")]
+struct Readme;
