@@ -4,6 +4,7 @@
 //! the compiler: what is missing, and which line to write.
 
 use std::collections::BTreeSet;
+use std::convert::Infallible;
 use std::fmt::Display;
 use std::future::Future;
 
@@ -67,6 +68,32 @@ impl<T: IntoIterator<Item: Into<String>>> IntoKeys for T {
 pub fn each_once(keys: impl IntoIterator<Item = String>) -> BTreeSet<String> {
     keys.into_iter().collect()
 }
+
+/// A variable or a part of one, of which a copy is a key: the body can still use it. What is not [`Clone`] is moved, see
+/// [`OrMoved`].
+#[derive(Debug)]
+pub struct Place<'a, T>(pub &'a T);
+
+impl<T: Clone> Place<'_, T> {
+    /// Never an error: the compiler sees that what follows after one is not reached, so nothing is moved there.
+    pub fn copy(&self) -> Result<T, Infallible> {
+        Ok(self.0.clone())
+    }
+}
+
+/// The method that is found for a [`Place`] that has no `copy` of its own.
+pub trait OrMoved<T> {
+    /// Always an error: there is no copy.
+    fn copy(&self) -> Result<T, Moved> {
+        Err(Moved)
+    }
+}
+
+impl<T> OrMoved<T> for Place<'_, T> {}
+
+/// What cannot be cloned is to be moved.
+#[derive(Debug)]
+pub struct Moved;
 
 /// A wait that is an expression.
 #[diagnostic::on_unimplemented(

@@ -279,7 +279,7 @@ fn keys(model: &Model, names_of_arguments: &[Ident]) -> (TokenStream, TokenStrea
         }
         Key::Expr(expr) => {
             let key = in_lockcore(crate_path, expr.span(), "__private::IntoKey::into_key");
-            let not_moved = without_moving(expr);
+            let not_moved = without_moving(&lockcore, expr);
             let key = quote_spanned!(site=> #key(#not_moved));
             (key, as_written(expr))
         }
@@ -299,7 +299,7 @@ fn keys(model: &Model, names_of_arguments: &[Ident]) -> (TokenStream, TokenStrea
         }
         Keys::Expr(expr) => {
             let keys = in_lockcore(crate_path, expr.span(), "__private::IntoKeys::into_keys");
-            let not_moved = without_moving(expr);
+            let not_moved = without_moving(&lockcore, expr);
             (
                 quote_spanned!(site=> let key = #keys(#not_moved);),
                 as_written(expr),
@@ -308,16 +308,39 @@ fn keys(model: &Model, names_of_arguments: &[Ident]) -> (TokenStream, TokenStrea
     }
 }
 
-/// A copy of a variable or of a part of one: it stays where it is, for the body.
-fn without_moving(expr: &Expr) -> TokenStream {
-    let is_place = |expr: &Expr| match expr {
-        Expr::Path(_) | Expr::Field(_) | Expr::Index(_) => true,
-        Expr::Unary(it) => matches!(it.op, UnOp::Deref(_)),
-        _ => false,
+/// A copy of a variable or of a part of one: it stays where it is, for the body. If its type is not `Clone`, it is moved.
+///
+/// Which of the two is decided by the type of `copy`'s error. For `Clone` there is no such error, so the call of
+/// `identity` does not return, and the compiler sees no move behind it.
+fn without_moving(lockcore: &TokenStream, expr: &Expr) -> TokenStream {
+    if !is_place(expr) {
+        return expr.to_token_stream();
+    }
+    let span = Span::mixed_site().located_at(expr.span());
+    let reference = quote_spanned!(span=> &#expr);
+    let copy = quote_spanned! {span=>
+        use #lockcore::__private::OrMoved as _;
+        let copy = #lockcore::__private::Place(#reference).copy();
+        #[allow(unreachable_code, unreachable_patterns)]
+        match copy {
+            ::core::result::Result::Ok(copy) => copy,
+            ::core::result::Result::Err(moved) => {
+                ::core::convert::identity(moved);
+                #expr
+            }
+        }
     };
-    match is_place(without_groups(expr)) {
-        true => quote_spanned!(expr.span()=> ::core::clone::Clone::clone(&#expr)),
-        false => expr.to_token_stream(),
+    quote_spanned!(expr.span()=> { #copy })
+}
+
+/// A variable or a part of one. No part of what a call returns: `without_moving` writes the place twice.
+fn is_place(expr: &Expr) -> bool {
+    match without_groups(expr) {
+        Expr::Path(_) => true,
+        Expr::Field(it) => is_place(&it.base),
+        Expr::Index(it) => is_place(&it.expr),
+        Expr::Unary(it) => matches!(it.op, UnOp::Deref(_)) && is_place(&it.expr),
+        _ => false,
     }
 }
 

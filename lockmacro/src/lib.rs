@@ -109,7 +109,8 @@ use proc_macro::TokenStream;
 /// ```
 ///
 /// If the expression is a variable or a field, as in `key = name`, `key = self.name` or `keys = names`, the macro
-/// clones it. The body can still use it.
+/// clones it. The body can still use it. If its type is not `Clone`, as with `name: impl Into<String>`, the macro
+/// moves it, and the body cannot use it.
 ///
 /// Different keys are different locks. The macro adds nothing to a key, so `"{a}:{b}"` gives the same key for
 /// `"x:y", "z"` as for `"x", "y:z"`. If arguments are free text from outside, put them last, or

@@ -79,6 +79,56 @@ async fn strings_expression(names: Vec<String>) -> Result<(usize, Vec<String>), 
     Ok((locks.iter().count(), names))
 }
 
+/// A type that turns into a `String` and cannot be cloned.
+struct Name(&'static str);
+
+impl From<Name> for String {
+    fn from(name: Name) -> Self {
+        name.0.to_owned()
+    }
+}
+
+#[distributed_lock(key = name, held = lock)]
+async fn not_cloned(name: Name) -> Result<String, Error> {
+    Ok(lock.name().to_owned())
+}
+
+#[distributed_lock(key = order.name, held = lock)]
+async fn field_not_cloned(order: Named) -> Result<String, Error> {
+    Ok(format!("{}:{}", lock.name(), order.id))
+}
+
+struct Named {
+    id: u64,
+    name: Name,
+}
+
+#[distributed_lock(key = name, held = lock)]
+async fn anything(name: impl Into<String>) -> Result<String, Error> {
+    Ok(lock.name().to_owned())
+}
+
+#[distributed_lock(key = name, held = lock)]
+async fn generic<K: Into<String>>(name: K) -> Result<String, Error> {
+    Ok(lock.name().to_owned())
+}
+
+/// What is `Clone` stays the body's, also when its type is a parameter.
+#[distributed_lock(key = name, held = lock)]
+async fn generic_and_cloned<K: Into<String> + Clone>(name: K) -> Result<[String; 2], Error> {
+    Ok([lock.name().to_owned(), name.into()])
+}
+
+#[distributed_lock(key = name, held = lock)]
+async fn mutable_text(name: &mut str) -> Result<String, Error> {
+    Ok(lock.name().to_owned())
+}
+
+#[distributed_lock(keys = names, held = locks)]
+async fn any_names(names: impl IntoIterator<Item = String>) -> Result<usize, Error> {
+    Ok(locks.iter().count())
+}
+
 #[distributed_lock(key = name.ok_or_else(|| std::io::Error::other("no name"))?, held = lock)]
 async fn fallible_expression(name: Option<&str>) -> Result<String, Box<dyn std::error::Error>> {
     Ok(lock.name().to_owned())
@@ -113,7 +163,18 @@ pub(crate) async fn main() -> Result<(), Error> {
     let owned = |names: [&str; 2]| names.map(str::to_owned);
     assert_eq!(string_expression("a".to_owned()).await?, owned(["a", "a!"]));
     let names = Vec::from(owned(["a", "b"]));
-    assert_eq!(strings_expression(names.clone()).await?, (2, names));
+    assert_eq!(strings_expression(names.clone()).await?, (2, names.clone()));
+    assert_eq!(not_cloned(Name("a")).await?, "a");
+    let order_with_name = Named {
+        id: 7,
+        name: Name("a"),
+    };
+    assert_eq!(field_not_cloned(order_with_name).await?, "a:7");
+    assert_eq!(anything("a").await?, "a");
+    assert_eq!(generic("a").await?, "a");
+    assert_eq!(generic_and_cloned("a").await?, owned(["a", "a"]));
+    assert_eq!(mutable_text(&mut "a".to_owned()).await?, "a");
+    assert_eq!(any_names(names).await?, 2);
     assert_eq!(str_expression("a b").await?, "a b");
     assert_eq!(fallible_expression(Some("there")).await.unwrap(), "there");
     assert_eq!(
