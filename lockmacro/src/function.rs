@@ -126,10 +126,10 @@ impl Function {
         })
     }
 
-    /// The same attribute further down, with the same key and the same client.
+    /// The same attribute further down, with the same key, the same client and the same condition.
     fn same_lock_below(&self, args: &Args) -> Option<&Attribute> {
         let lock = |args: &Args| {
-            [&args.key, &args.keys, &args.locks].map(|given: &Option<Given>| {
+            [&args.key, &args.keys, &args.locks, &args.when].map(|given: &Option<Given>| {
                 let given = given.as_ref()?;
                 Some(given.value.to_token_stream().to_string())
             })

@@ -6,4 +6,10 @@ async fn settle(id: u64) -> Result<(), Error> {
     Ok(())
 }
 
+#[distributed_lock(key = "order:{id}", when = id < 9)]
+#[distributed_lock(key = "order:{id}", when = id < 9)]
+async fn with_a_condition(id: u64) -> Result<(), Error> {
+    Ok(())
+}
+
 fn main() {}

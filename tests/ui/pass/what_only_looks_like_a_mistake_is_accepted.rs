@@ -78,6 +78,13 @@ async fn twice_with_two_keys(id: u64) -> Result<String, Error> {
     Ok(lock.name().to_owned())
 }
 
+/// One of the two takes the lock.
+#[distributed_lock(key = "order:{id}", when = id < 9, wait = "2s")]
+#[distributed_lock(key = "order:{id}", when = id >= 9, wait = "1m", held = lock)]
+async fn twice_with_two_conditions(id: u64) -> Result<bool, Error> {
+    Ok(lock.is_some())
+}
+
 /// The longest that every store takes that many machines share.
 #[distributed_lock(key = "order", ttl = "12h", wait = "forever")]
 async fn long_lease() -> Result<(), Error> {
@@ -111,6 +118,8 @@ async fn all() -> Result<(), Error> {
     };
     assert_eq!(keywords(&order, 3).await?, "try, Some(\"tea\"):3:true");
     assert_eq!(twice_with_two_keys(7).await?, "shop:7");
+    assert!(!twice_with_two_conditions(7).await?);
+    assert!(twice_with_two_conditions(9).await?);
     long_lease().await
 }
 
