@@ -411,7 +411,36 @@ enum LaterKind {
     Response,
     /// Spawned.
     Task,
+    /// Spawned, of the standard library.
+    Thread,
 }
+
+/// The crates of the types that are known by their names, and the modules by which `task::JoinHandle` and
+/// `thread::JoinHandle` go. In a path that begins otherwise such a name is that of another type.
+const KNOWN: [&str; 22] = [
+    "async_stream",
+    "axum",
+    "axum_core",
+    "axum_extra",
+    "futures",
+    "futures_core",
+    "futures_util",
+    "http",
+    "http_body",
+    "http_body_util",
+    "hyper",
+    "poem",
+    "reqwest",
+    "std",
+    "task",
+    "thread",
+    "tokio",
+    "tokio_stream",
+    "tokio_util",
+    "tonic",
+    "tower_http",
+    "warp",
+];
 
 impl Later {
     fn find(output: &Type) -> Option<Later> {
@@ -456,13 +485,12 @@ impl Later {
             return name.ends_with("Stream").then_some(LaterKind::Stream);
         }
         // A type of the user's may have any name.
-        let is_users = ["self", "super", "crate"]
-            .iter()
-            .any(|it| first.ident == it);
+        let is_other = segments.len() > 1 && !KNOWN.iter().any(|it| first.ident == it);
+        let is_of_a_thread = segments.iter().any(|it| it.ident == "thread");
         match name.as_str() {
             "BoxFuture" | "LocalBoxFuture" => Some(LaterKind::Future),
             "BoxStream" | "LocalBoxStream" => Some(LaterKind::Stream),
-            _ if is_users => None,
+            _ if is_other => None,
             // With a type of its body, that is looked at: tonic's has none.
             "Response" if last.arguments.is_empty() => Some(LaterKind::Response),
             "Body" | "BoxBody" | "Incoming" | "StreamBody" | "UnsyncBoxBody" => {
@@ -482,6 +510,7 @@ impl Later {
             | "Streaming"
             | "UnboundedReceiverStream"
             | "WatchStream" => Some(LaterKind::Stream),
+            "JoinHandle" if is_of_a_thread => Some(LaterKind::Thread),
             "JoinHandle" | "JoinSet" => Some(LaterKind::Task),
             _ => None,
         }
@@ -505,11 +534,15 @@ impl LaterKind {
             (Self::Response, _) => {
                 "the lock would be released before the body of this response is read: keep it with \
                  `lockcore_tower::LockLayer`, which releases it when the body has ended, or return what \
-                 is complete, such as `Json<…>` or `String`; a type of your own is written with its path, as in \
-                 `self::Response`"
+                 is complete, such as `Json<…>` or `String`; if this is a type of your own, write `self::` before its \
+                 name, or import it by another name, with `use … as …`"
             }
             (Self::Task, _) => {
                 "the lock would be released while this task goes on: `.await` it in the body, and return its output"
+            }
+            (Self::Thread, _) => {
+                "the lock would be released while this thread goes on: write \
+                 `tokio::task::spawn_blocking(…).await` in the body, and return its output"
             }
         }
     }

@@ -396,7 +396,9 @@ use proc_macro::TokenStream;
 /// **The macro sees names, not types.** It cannot see what is behind an alias, inside of a struct, or in
 /// `impl IntoResponse`. These compile, and the lock is released before they are read.
 ///
-/// If a type of your own has one of these names, write its path, as in `self::Response`.
+/// If a type of your own has one of these names, write `self::` before it, as in `self::Response`, or import it by
+/// another name: `use crate::model::Response as OrderResponse`. A path that begins with no crate of futures, tasks or
+/// HTTP, as in `model::Response`, is accepted as it is.
 ///
 /// # Errors
 ///

@@ -12,6 +12,27 @@ async fn response_of_ours(id: u64) -> Result<self::Response, Error> {
     Ok(Response { id })
 }
 
+mod orders {
+    pub mod model {
+        pub struct Response(pub u64);
+        pub struct Body(pub u64);
+        pub struct Sse(pub u64);
+    }
+}
+
+use orders::model;
+
+/// A path that begins with no crate of those that read a body later.
+#[distributed_lock(key = "order:{id}")]
+async fn response_of_ours_by_its_path(id: u64) -> Result<orders::model::Response, Error> {
+    Ok(model::Response(id))
+}
+
+#[distributed_lock(key = "order:{id}")]
+async fn others_by_their_paths(id: u64) -> Result<(model::Body, model::Sse), Error> {
+    Ok((model::Body(id), model::Sse(id)))
+}
+
 mod tonic {
     pub struct Response<T>(pub T);
 }
@@ -101,6 +122,9 @@ async fn runtime_below() -> Result<(), Error> {
 #[tokio::main(flavor = "current_thread")]
 async fn all() -> Result<(), Error> {
     assert_eq!(response_of_ours(7).await?.id, 7);
+    assert_eq!(response_of_ours_by_its_path(7).await?.0, 7);
+    let (body, sse) = others_by_their_paths(7).await?;
+    assert_eq!((body.0, sse.0), (7, 7));
     assert_eq!(response_with_its_message(7).await?.0, 7);
     assert_eq!(7.order().await?, 7);
 
