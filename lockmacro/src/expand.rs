@@ -431,11 +431,10 @@ fn instead(function: &Function, expr: &Expr) -> TokenStream {
 /// The body, with a `return` before it that never happens and tells the compiler the type of the `async` block, so
 /// that a body of another type is reported where the user wrote it (as `tracing-attributes` does).
 ///
-/// The body is the arm of a `match`. There its braces are needed, however short it is: elsewhere the compiler warns of
-/// them. And what stands in it is in a block of its own, so that clippy does not take its items to come too late.
+/// What stands in the body is in a block of its own, so that clippy does not take its items to come too late.
 fn typed_body(function: &Function) -> TokenStream {
     let site = Span::mixed_site();
-    let block = function.block();
+    let body = as_an_arm(function);
     let fake_return = output(function).map(|output| {
         quote_spanned! {output.span()=>
             #[allow(
@@ -457,6 +456,15 @@ fn typed_body(function: &Function) -> TokenStream {
     });
     quote_spanned! {site=>
         #fake_return
+        #body
+    }
+}
+
+/// The body as the arm of a `match`. There its braces are needed, however short it is: elsewhere the compiler warns of
+/// them.
+fn as_an_arm(function: &Function) -> TokenStream {
+    let block = function.block();
+    quote_spanned! {Span::mixed_site()=>
         match () {
             () => #block
         }
@@ -520,7 +528,7 @@ fn unlocked(args: &Args, mut function: Function) -> TokenStream {
         }
         quote_spanned!(site=> let #held: #ty = (|| loop {})();)
     });
-    let block = function.block();
-    let function = function.with_body(&quote!(#held #block));
+    let body = as_an_arm(&function);
+    let function = function.with_body(&quote!(#held #body));
     quote!(#[allow(unused_variables)] #function)
 }

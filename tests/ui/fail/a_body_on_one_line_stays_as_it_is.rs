@@ -1,0 +1,18 @@
+#![deny(warnings)]
+
+use lockcore::{Error, distributed_lock};
+
+// One mistake each, and not a word about braces.
+#[rustfmt::skip]
+#[distributed_lock(kye = "order:{id}")]
+async fn settle(id: u64) -> Result<u64, Error> { Ok(id) }
+
+#[rustfmt::skip]
+#[distributed_lock(kye = "order:{id}", held = lock)]
+async fn with_its_lock(id: u64) -> Result<u64, Error> { Ok(id + lock.token().as_u64()) }
+
+#[rustfmt::skip]
+#[distributed_lock(kye = "order:{id}")]
+async fn awaits(id: u64) -> Result<u64, Error> { settle(id).await }
+
+fn main() {}
