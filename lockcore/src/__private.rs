@@ -213,6 +213,6 @@ from_lock_error! {
     TextFromLockError: "write `on_error = Err(error.to_string())` above, or return an error type of your own";
     /// Several values, as axum takes them for a response.
     TupleFromLockError:
-        "write `on_error = Err((StatusCode::SERVICE_UNAVAILABLE, error.to_string()))` above, or return an error type \
-         of your own";
+        "write `on_error = {{ tracing::error!(%error); Err((StatusCode::SERVICE_UNAVAILABLE, \"try again later\".into())) \
+         }}` above, or return an error type of your own; the text of `error` is for operators, not for clients";
 }

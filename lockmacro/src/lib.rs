@@ -414,7 +414,11 @@ use proc_macro::TokenStream;
 /// | `String` | `on_error = Err(error.to_string())` |
 /// | `std::io::Error` | `on_error = Err(io::Error::other(error))` |
 /// | `http::StatusCode` | `on_busy = Err(StatusCode::CONFLICT)`, `on_error = Err(StatusCode::SERVICE_UNAVAILABLE)` |
+/// | `(http::StatusCode, String)` | `on_error = { tracing::error!(%error); Err((StatusCode::SERVICE_UNAVAILABLE, "try again later".into())) }` |
 /// | `tonic::Status` | `on_error = Err(lockcore_tower::status(&error))` |
+///
+/// The text of a lock error is for operators: it names the address of the store. Write it to the log, and do not send
+/// it to a client.
 ///
 /// # When the lock is lost
 ///
