@@ -4,6 +4,7 @@
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
 use syn::ext::IdentExt;
 use syn::parse::{ParseStream, Parser};
+use syn::token::Paren;
 use syn::{BinOp, Error, Expr, ExprLit, Ident, Lit, LitStr, Path, Token};
 
 use crate::mistakes::Mistakes;
@@ -217,8 +218,16 @@ impl Args {
                     .iter()
                     .any(|hole| template.value().contains(hole))
             };
+            // `timeout: "2s"` and `timeout("2s")`, but neither `Order::ID` nor `text(id)`.
+            let is_call_of_a_word = || {
+                let word = in_snake_case(&name.to_string());
+                ahead.peek(Paren)
+                    && (meant(&word).is_some() || ADVICE.iter().any(|(name, _)| *name == word))
+            };
             example(&name.to_string()).is_some()
                 || ahead.peek(Token![=]) && !ahead.peek(Token![==])
+                || ahead.peek(Token![:]) && !ahead.peek(Token![::])
+                || is_call_of_a_word()
                 || at_end(&ahead) && !has_hole()
         });
         if is_option || input.peek(Token![,]) {
