@@ -289,7 +289,8 @@ fn check_ttl(ttl: Option<&Given>, mistakes: &mut Mistakes) -> Option<Option<Leng
         mistakes.push(Error::new_spanned(
             &ttl.value,
             "a ttl is \"12h\" at most, because Redis refuses more; \"10s\" is usual, also for longer work: the lease is \
-             renewed while the body runs",
+             renewed while the body runs; for a store that takes more, write an expression: \
+             `ttl = Duration::from_hours(24)`",
         ));
         return None;
     }
