@@ -132,7 +132,9 @@ impl Template {
         let mut arguments = Vec::new();
         let mut argument = |format: &mut String, expr, spec: &str| {
             *format += &format!("{{{spec}}}");
-            let is_displayed = !spec.ends_with(['?', 'x', 'X', 'o', 'b', 'e', 'E', 'p']);
+            let is_displayed = !spec
+                .trim_end()
+                .ends_with(['?', 'x', 'X', 'o', 'b', 'e', 'E', 'p']);
             arguments.push(Argument { expr, is_displayed });
         };
         for piece in &self.pieces {
@@ -305,7 +307,13 @@ mod tests {
         for text in ["{o.id}", "{o.id:05}", "{o.id:>width$}", "{o.id:x<8}"] {
             assert!(is_displayed(text), "{text}");
         }
-        for text in ["{o.id:?}", "{o.id:#?}", "{o.id:08x}", "{o.id:e}"] {
+        for text in [
+            "{o.id:?}",
+            "{o.id:#?}",
+            "{o.id:08x}",
+            "{o.id:e}",
+            "{o.id:x }",
+        ] {
             assert!(!is_displayed(text), "{text}");
         }
     }

@@ -41,6 +41,11 @@ async fn plain(id: u64, name: &str, width: usize) -> Result<String, Error> {
     Ok(lock.name().to_owned())
 }
 
+#[distributed_lock(key = "{id:x }:{id:?\t}:{id:04 }", held = lock)]
+async fn space_behind_a_spec(id: u64) -> Result<String, Error> {
+    Ok(lock.name().to_owned())
+}
+
 #[distributed_lock(key = "{PREFIX}:{r}:{type}", held = lock)]
 async fn constants_and_raw_names(r: u8, r#type: u8) -> Result<String, Error> {
     Ok(lock.name().to_owned())
@@ -154,6 +159,7 @@ pub(crate) async fn main() -> Result<(), Error> {
 
     assert_eq!(constant().await?, "nightly");
     assert_eq!(plain(7, "x", 3).await?, "{7}:0007:\"x\":  x");
+    assert_eq!(space_behind_a_spec(15).await?, "f:15:0015");
     assert_eq!(constants_and_raw_names(1, 2).await?, "shop:1:2");
     assert_eq!(fields_and_calls(&order(), 9).await?, "7:\"eu\":tea:1:9");
     assert_eq!(order().path().await?, "order:0007");
