@@ -148,9 +148,16 @@ impl Function {
 
     /// So that what awaits a call is not told that it cannot: a function that has been refused because it is not
     /// async. A `const fn` may be called where nothing can be awaited.
+    ///
+    /// A private method that awaits nothing may be one of a trait, whose signature it would no longer have. It stays as
+    /// it is, and if it is none of a trait, those that await it are told that they cannot.
     pub(crate) fn make_async(&mut self) {
         let is_const = self.signature.constness.is_some();
-        if self.lacks_async() && !is_const && self.runtime_above().is_none() {
+        let may_be_of_a_trait = self.signature.receiver().is_some()
+            && matches!(self.vis, Visibility::Inherited)
+            && !awaits(&self.block());
+        let stays = is_const || may_be_of_a_trait || self.runtime_above().is_some();
+        if self.lacks_async() && !stays {
             self.signature.asyncness = Some(Token![async](self.signature.fn_token.span));
         }
     }
@@ -389,6 +396,14 @@ fn rename_self(tokens: TokenStream) -> TokenStream {
         }]);
     }
     renamed
+}
+
+fn awaits(tokens: &TokenStream) -> bool {
+    tokens.clone().into_iter().any(|token| match token {
+        TokenTree::Ident(word) => word == "await",
+        TokenTree::Group(group) => awaits(&group.stream()),
+        _ => false,
+    })
 }
 
 fn is_called(attr: &Attribute, name: &str) -> bool {
