@@ -305,7 +305,8 @@ impl Builder {
     /// [`Unavailable`](crate::ErrorKind::Unavailable) when no thread can be started.
     pub fn build(mut self) -> Result<Locks, Error> {
         if let Some(backend) = self.backend.take() {
-            return self.build_with(backend, Clock::BOOT);
+            // Any URL is of another store, and nobody has looked at it.
+            return self.build_with(backend, String::new(), Clock::BOOT);
         }
         let url = self.url.as_deref().ok_or_else(|| {
             Error::config(format!(
@@ -314,12 +315,14 @@ impl Builder {
             ))
         })?;
         let backend = connect::open(url, &self.tls)?;
-        self.build_with(backend, Clock::BOOT)
+        let place = connect::place(url);
+        self.build_with(backend, place, Clock::BOOT)
     }
 
     pub(crate) fn build_with(
         self,
         backend: Arc<dyn Backend>,
+        place: String,
         clock: Clock,
     ) -> Result<Locks, Error> {
         let namespace = Namespace::new(&self.namespace)
@@ -346,7 +349,7 @@ impl Builder {
             clock,
             namespace,
             op_timeout: self.op_timeout,
-            place: self.url.as_deref().map(connect::place).unwrap_or_default(),
+            place,
             owner: Arc::clone(&owner.whole),
             defaults: Defaults {
                 ttl: self.ttl,

@@ -80,7 +80,7 @@ pub(crate) fn open(url: &str, tls: &Tls) -> Result<Arc<dyn Backend>, Error> {
     // The URL itself is not repeated in messages: it may carry a password (P10).
     refuse_what_a_shell_would_take(url)?;
     let parts = Parts::of(url);
-    if parts.is_some_and(|parts| !parts.hosts.is_empty() && parts.rest.contains('@')) {
+    if parts.is_some_and(|parts| parts.hides_a_user()) {
         return Err(Error::config(
             "LOCK_URL has an \"@\" behind the host: in a password write %23 for \"#\", %2F for \"/\" and %3F for \"?\", \
              which end the host; in a path write %40 for \"@\"",
@@ -141,7 +141,7 @@ fn refuse_what_a_shell_would_take(url: &str) -> Result<(), Error> {
     for quote in ['"', '\''] {
         if url.starts_with(quote) || url.ends_with(quote) {
             return Err(Error::config(format!(
-                "LOCK_URL has a quotation mark ({quote}) at its end, which is part of the value here; write it without"
+                "LOCK_URL begins or ends with a quotation mark ({quote}), which is part of the value here; write it without"
             )));
         }
     }
@@ -150,7 +150,7 @@ fn refuse_what_a_shell_would_take(url: &str) -> Result<(), Error> {
 
 fn no_scheme() -> Error {
     Error::config(format!(
-        "LOCK_URL does not begin with a scheme: write which store it is in front, as in redis://localhost:6379 or \
+        "LOCK_URL does not begin with the scheme of a store: write which store it is in front, as in redis://localhost:6379 or \
          sqlite:locks.db; {}",
         what_this_build_knows()
     ))
@@ -172,11 +172,19 @@ pub(crate) fn nearest<'a>(
 }
 
 /// Where a store is, as its URL says it: the same in every process that uses the store, and free of
-/// credentials and options.
+/// credentials and options. Empty for a URL in which they may be where nobody looks for them, which no store
+/// is opened with.
 pub(crate) fn place(url: &str) -> String {
+    if Parts::of(url).is_some_and(|parts| parts.hides_a_user()) {
+        return String::new();
+    }
     let Ok(mut url) = Url::parse(&several_hosts(url)) else {
         return String::new();
     };
+    let of_a_server = !["memory", "sqlite"].contains(&url.scheme());
+    if of_a_server && url.host_str().is_none_or(str::is_empty) {
+        return String::new();
+    }
     // Neither can be set, nor is there, where there is no host.
     let _ = (url.set_username(""), url.set_password(None));
     url.set_query(None);
@@ -217,6 +225,11 @@ impl<'a> Parts<'a> {
             hosts,
             rest,
         })
+    }
+
+    /// Whether what stands behind the host may be the end of a password.
+    fn hides_a_user(&self) -> bool {
+        !self.hosts.is_empty() && self.rest.contains('@')
     }
 }
 
@@ -306,6 +319,7 @@ mod tests {
             "//localhost",
             "/var/lib/locks.db",
             "ann:hunter2@localhost",
+            "etcd:foo",
             "",
         ] {
             let message = message(url);
@@ -359,6 +373,11 @@ mod tests {
                 "zookeeper://h1:1,h2,[::1]:3/shop",
             ),
             ("no url", ""),
+            ("redis:ann:hunter2@h", ""),
+            ("redis:/ann:hunter2@h", ""),
+            ("redis://ann:12/hunter2@h", ""),
+            ("redis://ann:12#hunter2@h", ""),
+            ("zookeeper:ann:hunter2@h1,h2", ""),
         ] {
             assert_eq!(place(url), place_of);
         }

@@ -281,6 +281,7 @@ impl fmt::Debug for Error {
             .finish()
     }
 }
+
 #[cfg(test)]
 mod tests {
     use super::*;

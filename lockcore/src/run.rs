@@ -284,7 +284,7 @@ mod tests {
     fn locks(clock: &Clock) -> Locks {
         let store = Arc::new(Memory::new(Clock::BOOT));
         Locks::builder()
-            .build_with(store, clock.clone())
+            .build_with(store, String::new(), clock.clone())
             .expect("a client")
     }
 

@@ -150,7 +150,8 @@ impl Store {
     ///
     /// As [`Builder::build`].
     pub fn client_with(&self, builder: Builder) -> Result<Locks, Error> {
-        builder.build_with(Arc::new(self.clone()), self.clock.0.clone())
+        let store = Arc::new(self.clone());
+        builder.build_with(store, String::new(), self.clock.0.clone())
     }
 
     /// The clock of this store, and of the leases of its clients.
