@@ -344,7 +344,13 @@ impl Pending {
                 // up now, the keeper may still see it, and needs no mark at the store then.
                 Fault::Unknown if self.asking.is_none() => lease.set_ambiguous(),
                 Fault::Unknown | Fault::Retry => {}
-                Fault::Config | Fault::Refused => return Err(self.failed(error)),
+                Fault::Refused => return Err(self.failed(error)),
+                Fault::Config => {
+                    let error = self.failed(error);
+                    // It may have been denied half-way: the drop gives back what is there.
+                    self.has_ticket = true;
+                    return Err(error);
+                }
             }
             let again = shared.clock.now().after(jittered(pause));
             if again >= by {

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use tracing::Level;
 
-use crate::backend::{Backend, Departure, Enqueued, Fault, Released, Renewed, StoreError};
+use crate::backend::{Backend, Departure, Enqueued, Fault, Released, Renewed};
 use crate::clock::Instant;
 use crate::error::Error;
 use crate::lease::{LONGEST_STALL, Lease};
@@ -238,12 +238,7 @@ async fn renew(shared: Arc<Shared>, leases: Vec<Arc<Lease>>) {
         .await;
     match outcome {
         Ok((sent, answers)) => {
-            if answers.contains(&Renewed::Failed) {
-                let text = "it cannot renew some of the tickets";
-                shared.renewals_refused(StoreError::new(Fault::Unknown, text));
-            } else {
-                shared.renewals_accepted();
-            }
+            shared.renewals_answered(renewing.leases.as_slice(), &answers);
             // A store that answers for too few has not answered for the rest.
             for (renewal, answer) in renewals.into_iter().zip(answers) {
                 let Some(lease) = renewing.leases.next() else {
@@ -259,7 +254,7 @@ async fn renew(shared: Arc<Shared>, leases: Vec<Arc<Lease>>) {
             }
             let tickets = renewals.len();
             if matches!(error.fault(), Fault::Refused | Fault::Config) {
-                shared.renewals_refused(error.clone());
+                shared.renewals_refused(renewing.leases.as_slice(), &error);
             }
             shared.log(Level::DEBUG, move || {
                 tracing::debug!(%error, tickets, "renewal not acknowledged, trying again");
@@ -308,7 +303,11 @@ async fn finish_asking(shared: Arc<Shared>, mut cleanup: Cleanup) {
         Some(Ok(Enqueued::Busy { .. } | Enqueued::CapacityMismatch { .. } | Enqueued::Gone)) => {
             cleanup.ambiguous
         }
-        Some(Err(error)) if error.fault() != Fault::Unknown => cleanup.ambiguous,
+        Some(Err(error)) if matches!(error.fault(), Fault::Retry | Fault::Refused) => {
+            cleanup.ambiguous
+        }
+        // Answered, but it may have been denied half-way.
+        Some(Err(error)) if error.fault() == Fault::Config => true,
         Some(Err(_)) | None => {
             cleanup.ambiguous = true;
             true
@@ -428,7 +427,8 @@ async fn depart(shared: Arc<Shared>, mut batch: Vec<Cleanup>) {
             }
             Err(error) => {
                 let tickets = batch.len();
-                if error.fault() == Fault::Unknown {
+                // Denied, it may have been carried out in part.
+                if matches!(error.fault(), Fault::Unknown | Fault::Config) {
                     batch.iter_mut().for_each(|cleanup| cleanup.held = None);
                 }
                 shared.log(Level::DEBUG, move || {

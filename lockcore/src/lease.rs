@@ -45,6 +45,8 @@ pub(crate) struct Lease {
     asked: Mutex<Asked>,
     /// Its loss has been told to those who watch the client.
     told: AtomicBool,
+    /// How many renewals in a row the store has refused, or could not carry out.
+    refused: AtomicU64,
     /// An enqueue of this id was sent and never answered, so it may still arrive.
     ambiguous: AtomicBool,
     /// The [epoch](crate::shared::Shared::epoch) in which the store was last asked and said that the
@@ -112,6 +114,7 @@ impl Lease {
                 late_until: Instant::from_nanos(0),
             }),
             told: AtomicBool::new(false),
+            refused: AtomicU64::new(0),
             ambiguous: AtomicBool::new(false),
             confirmed: AtomicU64::new(0),
             changed: Notify::new(),
@@ -316,6 +319,24 @@ impl Lease {
     /// Whether this is the first to tell of the loss.
     pub(crate) fn tell_loss(&self) -> bool {
         !self.told.swap(true, Ordering::SeqCst)
+    }
+
+    pub(crate) fn is_told(&self) -> bool {
+        self.told.load(Ordering::SeqCst)
+    }
+
+    /// Returns how many renewals in a row have been refused by now.
+    pub(crate) fn renewal_refused(&self) -> u64 {
+        self.refused.fetch_add(1, Ordering::SeqCst) + 1
+    }
+
+    pub(crate) fn renewal_accepted(&self) {
+        self.refused.store(0, Ordering::SeqCst);
+    }
+
+    /// Whether the store has refused its last renewal.
+    pub(crate) fn is_refused(&self) -> bool {
+        self.refused.load(Ordering::SeqCst) > 0
     }
 
     /// Why the lease is lost, if it is; notices a deadline that has passed.

@@ -228,8 +228,39 @@ impl Shared {
         }
     }
 
-    /// The store says no to renewals, on a sound connection: a warning once, as for an outage.
-    pub(crate) fn renewals_refused(&self, error: StoreError) {
+    /// What the store says to renewals, for those who watch the client: a ticket that it fails to renew twice in a
+    /// row is refused, as the first failure may be about an earlier request that was cut off.
+    pub(crate) fn renewals_answered(&self, leases: &[Arc<Lease>], answers: &[Renewed]) {
+        let mut accepted = false;
+        for (lease, answer) in leases.iter().zip(answers) {
+            match answer {
+                Renewed::Granted { .. } | Renewed::Waiting { .. } => {
+                    lease.renewal_accepted();
+                    accepted = true;
+                }
+                Renewed::Failed if lease.renewal_refused() > 1 => {
+                    let name = lease.request.name.as_str().escape_debug();
+                    let text = format!("it cannot renew the ticket of \"{name}\"");
+                    self.tell_refusal(StoreError::new(Fault::Unknown, text));
+                }
+                Renewed::Failed | Renewed::Lost => {}
+            }
+        }
+        if accepted {
+            self.tell_acceptance();
+        }
+    }
+
+    /// The store says no to all these renewals, on a sound connection.
+    pub(crate) fn renewals_refused(&self, leases: &[Arc<Lease>], error: &StoreError) {
+        for lease in leases {
+            lease.renewal_refused();
+        }
+        self.tell_refusal(error.clone());
+    }
+
+    /// A warning once, as for an outage.
+    fn tell_refusal(&self, error: StoreError) {
         // An outage has been told of.
         let news = !self.teller.is_suspended() && !self.refusing.swap(true, Ordering::SeqCst);
         let (store, owner) = (self.store().to_owned(), Arc::clone(&self.owner));
@@ -240,8 +271,19 @@ impl Shared {
         }
     }
 
-    pub(crate) fn renewals_accepted(&self) {
-        if self.refusing.load(Ordering::Relaxed) && self.refusing.swap(false, Ordering::SeqCst) {
+    /// A renewal was accepted: a warning once, when no other ticket is refused any more.
+    fn tell_acceptance(&self) {
+        if !self.refusing.load(Ordering::SeqCst) {
+            return;
+        }
+        let now = self.clock.now();
+        let is_refused = |lease: &Lease| lease.is_refused() && lease.deadline() > now;
+        let table = self.table();
+        if (table.leases.values()).any(|tracked| is_refused(&tracked.lease)) {
+            return;
+        }
+        drop(table);
+        if self.refusing.swap(false, Ordering::SeqCst) {
             let (store, owner) = (self.store().to_owned(), Arc::clone(&self.owner));
             self.log(Level::WARN, move || {
                 tracing::warn!(
@@ -255,6 +297,10 @@ impl Shared {
 
     /// Listens to what the client has to tell.
     pub(crate) fn listen(self: &Arc<Self>) -> EventListener {
+        if self.is_forked() {
+            // The client is gone there.
+            return Teller::default().listen();
+        }
         let listener = self.teller.listen();
         self.await_restoration();
         listener
@@ -263,13 +309,17 @@ impl Shared {
     /// Somebody wants to hear that the store is back: has the keeper's connection opened, in case
     /// that nobody is opening any.
     pub(crate) fn await_restoration(self: &Arc<Self>) {
-        if !self.teller.is_suspended() || !self.teller.is_heard() || self.links.have_ended() {
+        // In this order: a forked child must not touch the rest.
+        if self.is_forked()
+            || !self.teller.is_suspended()
+            || !self.teller.is_heard()
+            || self.links.have_ended()
+        {
             return;
         }
         match self.links.up(&self.keeper) {
             // It was another connection that failed, and is needed no more.
             Some(_) => self.restored(),
-            None if self.is_forked() => {}
             None => drop(self.links.of(self, &self.keeper)),
         }
     }
@@ -919,8 +969,10 @@ impl Shared {
     /// A ticket that its holder gave back was not at the store, and should have been: somebody else may have had
     /// the lock at the same time.
     pub(crate) fn missing(self: &Arc<Self>, lease: &Arc<Lease>) {
-        // What ran out on the way is no news to anybody.
-        if lease.lost(self.clock.now()).is_none() && lease.lose(LostReason::Taken) {
+        lease.lost(self.clock.now()); // what ran out on the way is no news to anybody
+        lease.lose(LostReason::Taken);
+        // A renewal that was under way may have found it missing before, when nobody held it any more.
+        if lease.lost(self.clock.now()) == Some(LostReason::Taken) {
             self.lost(lease, Stage::Held, LostReason::Taken);
         }
     }
@@ -943,7 +995,13 @@ impl Shared {
     /// A lease has been found lost: by the keeper, or by its user, who may be faster. What an operator
     /// wants to know is a lock that was lost; a place in line is taken anew.
     pub(crate) fn lost(self: &Arc<Self>, lease: &Arc<Lease>, stage: Stage, reason: LostReason) {
-        if !lease.tell_loss() {
+        // A ticket that is being released is expected to go. Whether it was there is known by the answer to
+        // its release: see `missing`.
+        let is_told = match stage {
+            Stage::Leaving => lease.is_told(),
+            _ => !lease.tell_loss(),
+        };
+        if is_told {
             return;
         }
         let (lock, token) = (lease.request.name.clone(), lease.token());

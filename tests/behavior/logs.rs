@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use libtest_mimic::Trial;
-use lockcore::testing::Store as Kit;
+use lockcore::testing::{Store as Kit, Verb};
 use lockcore::{Error, ErrorKind, Locks, Release, Wait, distributed_lock, with_default};
 use tests::eventually::eventually;
 use tests::redis_server::RedisServer;
@@ -25,7 +25,9 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
 pub(crate) fn facts_of_the_kit(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, DEFAULT;
         a_lock_that_was_deleted_under_its_holder_is_a_warning_at_its_release
+        a_deleted_lock_is_a_warning_though_a_renewal_misses_it_after_its_use
         what_runs_out_after_its_release_is_no_warning
+        a_url_that_was_not_opened_is_not_repeated
     ]
 }
 
@@ -60,6 +62,12 @@ async fn one(level: Level, part: &str, message: &str) -> String {
     told[0].clone()
 }
 
+/// Ends a client, which waits for what its keeper has still to say.
+async fn said(locks: Locks) {
+    let dropped = tokio::task::spawn_blocking(move || drop(locks));
+    dropped.await.unwrap();
+}
+
 async fn a_client_tells_of_its_start_and_of_its_end_once(store: Store) {
     for shut_down in [true, false] {
         let owner = marked(&store, if shut_down { "shut" } else { "drop" });
@@ -88,10 +96,7 @@ async fn a_client_tells_of_its_start_and_of_its_end_once(store: Store) {
             locks.shutdown(SOON).await.unwrap();
             locks.clone().shutdown(SOON).await.unwrap();
         }
-        // The last handle blocks for what is left to be done.
-        tokio::task::spawn_blocking(move || drop(locks))
-            .await
-            .unwrap();
+        said(locks).await;
 
         let told = at(Level::INFO, &owner);
         assert!(
@@ -206,6 +211,52 @@ async fn a_lock_that_was_deleted_under_its_holder_is_a_warning_at_its_release(st
     }
 }
 
+/// The keeper asks for a renewal, the lock is deleted, and its use ends before the answer is there.
+async fn a_deleted_lock_is_a_warning_though_a_renewal_misses_it_after_its_use(store: Store) {
+    for waits in [true, false] {
+        let kit = Kit::new();
+        let locks = kit.client().unwrap();
+        let name = marked(&store, if waits { "late release" } else { "late drop" });
+        let guard = locks.mutex(&name).acquire().await.unwrap();
+        let mut renewal = kit.hold_next(Verb::Renew);
+        kit.clock().advance(Duration::from_secs(4));
+        renewal.arrived().await;
+        kit.lose_data();
+
+        let mut release = kit.hold_next(Verb::Release);
+        let ended = tokio::spawn(async move {
+            match waits {
+                true => assert_eq!(guard.release().await.unwrap(), Release::AlreadyLost),
+                false => drop(guard),
+            }
+        });
+        release.arrived().await;
+        renewal.let_go();
+        if waits {
+            // The two come on different connections; those of a drop come on one, in order.
+            one(Level::DEBUG, &name, "ticket lost").await;
+        }
+        release.let_go();
+        ended.await.unwrap();
+
+        let told = one(Level::WARN, &name, "lock lost").await;
+        assert!(told.contains("Taken"), "{told}");
+    }
+}
+
+/// A password is where nobody looks for it in such a URL.
+async fn a_url_that_was_not_opened_is_not_repeated(store: Store) {
+    let owner = marked(&store, "own");
+    let locks = Locks::builder()
+        .url(format!("redis://ann:12/{SECRET}@host"))
+        .backend(lockcore::backend::open("memory:").unwrap())
+        .owner(&owner);
+    drop(locks.build().unwrap());
+
+    let told = one(Level::INFO, &owner, "lock client started").await;
+    assert!(told.contains("store=\"the store\""), "it names another");
+}
+
 /// A store that was away while the keeper tried has nothing to accuse anybody of.
 async fn what_runs_out_after_its_release_is_no_warning(store: Store) {
     let kit = Kit::new();
@@ -219,6 +270,7 @@ async fn what_runs_out_after_its_release_is_no_warning(store: Store) {
 
     // After the release, which the keeper goes on with for longer than the lease.
     locks.shutdown(SOON).await.unwrap();
+    said(locks).await;
     assert_eq!(at(Level::WARN, &name), Vec::<String>::new());
 }
 
@@ -255,10 +307,11 @@ async fn an_outage_is_one_warning_and_its_end_another(store: Store) {
         "{told}"
     );
 
-    assert_eq!(at(Level::WARN, &owner).len(), 2);
     drop(guard);
     give_back(locks.mutex("b").acquire().await.unwrap()).await;
-    assert_eq!(at(Level::WARN, &owner).len(), 2);
+    said(locks).await;
+    let told = at(Level::WARN, &owner);
+    assert_eq!(told.len(), 2, "{told:?}");
 }
 
 async fn a_mistake_that_an_outage_turns_out_to_be_is_told_as_well(store: Store) {
@@ -282,9 +335,7 @@ async fn a_mistake_that_an_outage_turns_out_to_be_is_told_as_well(store: Store) 
         .await;
     }
 
-    let told = at(Level::WARN, &owner);
-    assert_eq!(told.len(), 2, "{told:?}");
-    assert!(told[1].contains("WRONGPASS"), "{told:?}");
+    one(Level::WARN, &owner, "WRONGPASS").await;
     server.command::<()>(&["ACL", "SETUSER", USER, &format!(">{SECRET}")]);
     give_back(
         locks
@@ -295,8 +346,14 @@ async fn a_mistake_that_an_outage_turns_out_to_be_is_told_as_well(store: Store) 
             .unwrap(),
     )
     .await;
-    one(Level::WARN, &owner, "is back").await;
     give_back(guard).await;
+    said(locks).await;
+    let told = at(Level::WARN, &owner);
+    let parts = ["out of reach", "WRONGPASS", "is back"];
+    assert_eq!(told.len(), parts.len(), "{told:?}");
+    for (line, part) in told.iter().zip(parts) {
+        assert!(line.contains(part), "{told:?}");
+    }
 }
 
 async fn renewals_that_are_refused_are_one_warning_and_their_end_another(store: Store) {
@@ -338,7 +395,8 @@ async fn renewals_that_are_refused_are_one_warning_and_their_end_another(store: 
     renewed().await;
     one(Level::WARN, &owner, "accepts renewals again").await;
 
-    assert_eq!(at(Level::WARN, &owner).len(), 2);
     give_back(guard).await;
     tickets(&locks, "a", 0).await;
+    said(locks).await;
+    assert_eq!(at(Level::WARN, &owner).len(), 2);
 }

@@ -15,14 +15,17 @@ use lockcore::testing::{Hold, Store as Kit, Verb};
 use lockcore::{ErrorKind, Event, Fair, Guard, Locks, LostReason, Name, Release, Request, Wait};
 use tests::eventually::eventually;
 use tokio::sync::{mpsc, oneshot};
+use tracing::Level;
 
 use crate::store::{Kind, SOON, Store, begin, give_back, kind, tickets};
+use crate::traces::{self, LOGGED};
 
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT;
         an_abandoned_request_is_released_after_its_reply_and_not_before
         an_abandoned_request_that_is_never_answered_leaves_a_mark
         a_refusal_does_not_settle_an_earlier_try_of_an_abandoned_request
+        what_a_denied_request_may_have_left_is_given_back
         a_release_leaves_a_mark_when_an_earlier_try_is_still_under_way
         an_unanswered_try_makes_the_outcome_unknown_whatever_the_next_answer_is
         a_grant_that_arrives_after_its_end_is_not_handed_out
@@ -38,6 +41,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         a_gap_among_many_leases_is_asked_about_in_bounded_steps
         a_release_that_is_not_answered_for_is_repeated
         a_renewal_that_is_not_answered_for_is_repeated
+        a_ticket_that_cannot_be_renewed_is_one_warning_while_others_are_renewed
         a_late_answer_replaces_no_connection_on_which_others_are_answered
         requests_beyond_what_a_store_carries_wait_and_a_release_does_not_wait_for_them
         a_renewal_passes_the_requests_that_wait
@@ -320,6 +324,87 @@ async fn a_refusal_does_not_settle_an_earlier_try_of_an_abandoned_request(_: Sto
         assert_eq!(departure.request.id, request.id);
         assert!(departure.enqueue_may_follow);
     }
+}
+
+/// A right may be taken away while a script runs.
+async fn what_a_denied_request_may_have_left_is_given_back(_: Store) {
+    for dropped in [false, true] {
+        let (locks, mut store) = played();
+        let task = begin(locks.mutex("a"));
+        let (request, reply) = store.enqueue().await;
+        let denied = Err(StoreError::new(Fault::Config, "denied"));
+        if dropped {
+            abandon(task).await;
+            reply.send(denied).unwrap();
+        } else {
+            reply.send(denied).unwrap();
+            assert_eq!(kind(task.await.unwrap()), ErrorKind::Config);
+        }
+
+        let departure = store.release().await;
+        assert_eq!(departure.request.id, request.id);
+        assert!(!departure.enqueue_may_follow, "it was answered");
+    }
+}
+
+async fn a_ticket_that_cannot_be_renewed_is_one_warning_while_others_are_renewed(store: Store) {
+    let owner = format!("{LOGGED}{}:renewals", store.namespace);
+    let (wire, mut store) = wire(Capability::new());
+    let locks = Locks::builder()
+        .backend(wire)
+        .owner(&owner)
+        .build()
+        .unwrap();
+    let lock = |name: &str, ttl| locks.mutex(name).ttl(ttl);
+    let refused = store.grant(&lock("refused", 9 * TTL)).await;
+    let renewed = store.grant(&lock("renewed", 3 * TTL)).await;
+    let warnings = || {
+        let lines = traces::lines(&owner).into_iter();
+        let warnings = lines.filter(|line| line.level == Level::WARN);
+        warnings.map(|line| line.text).collect::<Vec<_>>()
+    };
+
+    let (mut failures, mut between) = (0, 0);
+    while failures < 8 || between < 2 {
+        let (tickets, reply) = store.renewal().await;
+        let answer = |ticket: &Arc<Request>| match ticket.name.as_str() {
+            "refused" => Renewed::Failed,
+            _ => Renewed::Granted {
+                valid_for: ticket.ttl,
+            },
+        };
+        let answers: Vec<_> = tickets.iter().map(answer).collect();
+        failures += u32::from(answers.contains(&Renewed::Failed));
+        between += u32::from(failures > 2 && answers != [Renewed::Failed]);
+        reply.send(Ok(answers)).unwrap();
+    }
+    drop((refused, renewed));
+    let mut left = 2;
+    while left > 0 {
+        match store.next().await {
+            Asked::Release(tickets, reply) => {
+                left -= tickets.len();
+                let answers = vec![Released::Released; tickets.len()];
+                reply.send(Ok(answers)).unwrap();
+            }
+            Asked::Renew(tickets, reply) => {
+                reply
+                    .send(Ok(vec![Renewed::Failed; tickets.len()]))
+                    .unwrap();
+            }
+            other => panic!("nobody asked for {other:?}"),
+        }
+    }
+    // Waits for what the keeper has still to say.
+    let dropped = tokio::task::spawn_blocking(move || drop(locks));
+    dropped.await.unwrap();
+
+    let told = warnings();
+    assert_eq!(told.len(), 1, "{told:#?}");
+    assert!(
+        told[0].contains("refuses renewals") && told[0].contains("\"refused\""),
+        "{told:?}"
+    );
 }
 
 async fn a_release_leaves_a_mark_when_an_earlier_try_is_still_under_way(_: Store) {

@@ -228,7 +228,7 @@ async fn a_command_that_is_denied_in_mid_life_is_named_and_costs_no_lease(_: Sto
     change("-publish");
     is_named(
         holds.release().await.unwrap_err(),
-        ErrorKind::Unknown,
+        ErrorKind::Config,
         "publish",
     );
     change("+publish");

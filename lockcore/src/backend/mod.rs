@@ -338,7 +338,9 @@ pub enum Fault {
     Refused,
     /// It may have been carried out.
     Unknown,
-    /// It was not carried out, and will not be until somebody changes the configuration.
+    /// It was denied, and will be until somebody changes the configuration. If it was carried out in part before
+    /// that, it is over all the same: the core gives back the ticket that an enqueue may have left, and releases
+    /// again.
     Config,
 }
 

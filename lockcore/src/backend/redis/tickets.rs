@@ -1,6 +1,6 @@
 //! The verbs: one script each, and what its failures mean.
 
-use std::sync::{Arc, LazyLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use redis::{Cmd, ErrorKind, RedisError, RedisWrite, Value};
@@ -37,7 +37,7 @@ pub(super) async fn enqueue(
         call.write_arg_fmt(u8::from(request.wait));
         call.write_arg_fmt(request.highest_seen);
     };
-    let reply = numbers(run(&mut connection, &ENQUEUE, namespace, 3, write).await?)?;
+    let reply = numbers(run(&mut connection, &layout::ENQUEUE, namespace, 3, write).await?)?;
     match reply[..] {
         [0, ticket, ttl] => Ok(Enqueued::Granted {
             ticket: ticket.unsigned_abs(),
@@ -86,9 +86,9 @@ pub(super) async fn renew(
         }
     };
     let keys = 2 * tickets.len();
-    let reply = numbers(run(&mut connection, &RENEW, namespace, keys, write).await?)?;
+    let reply = numbers(run(&mut connection, &layout::RENEW, namespace, keys, write).await?)?;
     if reply.chunks(3).all(|answer| answer[0] == 3) {
-        RENEW.all_failed(&connection, namespace).await?;
+        all_failed(&connection, namespace).await?;
     }
     reply
         .chunks(3)
@@ -133,9 +133,9 @@ pub(super) async fn release(
         }
     };
     let keys = 3 * tickets.len();
-    let reply = numbers(run(&mut connection, &RELEASE, namespace, keys, write).await?)?;
+    let reply = numbers(run(&mut connection, &layout::RELEASE, namespace, keys, write).await?)?;
     if reply.iter().all(|found| !matches!(found, 0 | 1)) {
-        RELEASE.all_failed(&connection, namespace).await?;
+        all_failed(&connection, namespace).await?;
     }
     Ok(reply
         .iter()
@@ -153,7 +153,14 @@ pub(super) async fn inspect(
 ) -> Result<Vec<Place>, StoreError> {
     let keys = Keys::of(&name);
     let write = |call: &mut Cmd| call.write_arg_fmt(keys.tickets());
-    let reply = run(&mut connection, &INSPECT, name.namespace(), 1, write).await?;
+    let reply = run(
+        &mut connection,
+        &layout::INSPECT,
+        name.namespace(),
+        1,
+        write,
+    )
+    .await?;
     let reply: Vec<Value> = redis::from_redis_value(reply).map_err(unreadable)?;
     let mut reply = reply.into_iter();
     let now: u64 = match reply.next() {
@@ -218,79 +225,38 @@ pub(super) async fn forget(mut connection: RedisConnection, name: Name) -> Resul
         call.write_arg_fmt(keys.queue());
     };
     let namespace = name.namespace();
-    let outcome = run(&mut connection, &FORGET, namespace, 2, write).await;
+    let outcome = run(&mut connection, &layout::FORGET, namespace, 2, write).await;
     outcome.map(drop)
 }
 
-/// A script, and the commands without any one of which it does nothing.
-struct Verb {
-    script: &'static LazyLock<Script>,
-    needs: &'static [&'static str],
+/// Why a script was stopped half-way, if that is for a right that was taken away since the connection was made.
+/// The server's own words do not always name the command.
+///
+/// The rights are read after the fact, and may have changed again: what the script had done by then stays unknown.
+async fn denied(connection: &RedisConnection, namespace: &Namespace) -> Option<StoreError> {
+    let channel = layout::wake_channel(namespace, &connection.channel);
+    let missing = rights::missing(connection.connection.clone(), namespace, &channel);
+    let missing = missing.await.ok().filter(|missing| !missing.is_empty())?;
+    let missing = missing.join(", ").to_lowercase();
+    let text = format!("Redis: the user may not run {missing} any more{GUIDE}");
+    Some(StoreError::new(Fault::Config, text))
 }
 
-const ENQUEUE: Verb = Verb {
-    script: &layout::ENQUEUE,
-    needs: &["time", "exists", "hset"],
-};
-const RENEW: Verb = Verb {
-    script: &layout::RENEW,
-    needs: &["time", "hmget", "hset"],
-};
-const RELEASE: Verb = Verb {
-    script: &layout::RELEASE,
-    needs: &["hdel"],
-};
-const INSPECT: Verb = Verb {
-    script: &layout::INSPECT,
-    needs: &["time", "hgetall"],
-};
-const FORGET: Verb = Verb {
-    script: &layout::FORGET,
-    needs: &["hlen", "del"],
-};
-
-impl Verb {
-    /// Why the script was stopped half-way, if that is for a right that was taken away since the connection
-    /// was made. The server's own words do not always name the command.
-    async fn denied(
-        &self,
-        connection: &RedisConnection,
-        namespace: &Namespace,
-    ) -> Option<StoreError> {
-        let channel = layout::wake_channel(namespace, &connection.channel);
-        let missing = rights::missing(connection.connection.clone(), namespace, &channel);
-        let missing = missing.await.ok().filter(|missing| !missing.is_empty())?;
-        let missing = missing.join(", ").to_lowercase();
-        let nothing_done = missing.split(", ").any(|name| self.needs.contains(&name));
-        let fault = match nothing_done {
-            true => Fault::Config,
-            false => Fault::Unknown,
-        };
-        let text = format!("Redis: the user may not run {missing} any more{GUIDE}");
-        Some(StoreError::new(fault, text))
-    }
-
-    /// No ticket of a batch fared well: there may be one reason for all. If only some did not, the others'
-    /// answers count.
-    async fn all_failed(
-        &self,
-        connection: &RedisConnection,
-        namespace: &Namespace,
-    ) -> Result<(), StoreError> {
-        self.denied(connection, namespace).await.map_or(Ok(()), Err)
-    }
+/// No ticket of a batch fared well: there may be one reason for all. If only some did not, the others'
+/// answers count.
+async fn all_failed(connection: &RedisConnection, namespace: &Namespace) -> Result<(), StoreError> {
+    denied(connection, namespace).await.map_or(Ok(()), Err)
 }
 
 /// Runs a script by its hash. A server that does not know it, because it is new or has restarted, gets
 /// its text; that it does not know it is certain, so nothing is done twice.
 async fn run(
     connection: &mut RedisConnection,
-    verb: &Verb,
+    script: &Script,
     namespace: &Namespace,
     keys: usize,
     write_keys_and_arguments: impl Fn(&mut Cmd),
 ) -> Result<Value, StoreError> {
-    let script: &Script = verb.script;
     let command = |verb: &str, script: &str| {
         // Room for what one ticket takes.
         let mut command = Cmd::with_capacity(16, 512);
@@ -308,7 +274,7 @@ async fn run(
     };
     match outcome {
         Err(error) if is_stopped(&error.to_string()) => {
-            let denied = verb.denied(connection, namespace).await;
+            let denied = denied(connection, namespace).await;
             Err(denied.unwrap_or_else(|| failed(error)))
         }
         outcome => outcome.map_err(failed),
