@@ -30,10 +30,14 @@
 //!     );
 //!
 //!     let listener = tokio::net::TcpListener::bind("127.0.0.1:3000").await?;
-//!     axum::serve(listener, app)
-//!         .with_graceful_shutdown(lockcore::stop_signal()) // Ctrl-C or SIGTERM
-//!         .await?;
-//!     locks.shutdown(Duration::from_secs(5)).await?;
+//!     // Ctrl-C or SIGTERM
+//!     let server = axum::serve(listener, app).with_graceful_shutdown(lockcore::stop_signal());
+//!     // Beside the server, which waits for its last client: after five seconds what is held is given back.
+//!     let end = async {
+//!         lockcore::stop_signal().await;
+//!         locks.shutdown(Duration::from_secs(5)).await.map_err(std::io::Error::other)
+//!     };
+//!     tokio::try_join!(server.into_future(), end)?;
 //!     Ok(())
 //! }
 //! ```
