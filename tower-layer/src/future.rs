@@ -206,16 +206,24 @@ where
     } = want;
     // One whose lock may be lost without its being stopped is not stopped by its deadline either.
     let end_by = deadline.filter(|it| it.ends_the_hold && settings.on_lost == OnLost::Cancel);
+    let refuse = |problem: Problem, protocol| {
+        tracing::debug!(?problem, "request refused");
+        Ok(problem.into_response(&settings.answers, protocol))
+    };
+    if R::COMES_FIRST
+        && let Err(problem) = settings.foresee(&name, request.method())
+    {
+        return refuse(problem, protocol);
+    }
     let (parts, body) = request.into_parts();
     let read = Deadline::end(end_by, reading.read(body));
     let body = match reserved.until(read).await.unwrap_or(Err(Unread::TooSlow)) {
         Ok(body) => body,
-        Err(unread) => {
-            tracing::debug!(?unread, "request refused");
-            let problem = Problem::unread(unread, name);
-            return Ok(problem.into_response(&settings.answers, protocol));
-        }
+        Err(unread) => return refuse(Problem::unread(unread, name), protocol),
     };
+    if let Err(problem) = settings.admit(&name) {
+        return refuse(problem, protocol);
+    }
     let mut request = Request::from_parts(parts, body);
     let order = settings.order(name, request.method(), deadline);
     let taken = reserved.until(order.lock.acquire()).await;

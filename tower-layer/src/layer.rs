@@ -129,8 +129,11 @@ impl LockLayer {
 
     /// Reads the body of a request before its lock is asked for: up to `limit` bytes, which are kept in
     /// memory until the handler reads them, and for as long as `within`. A longer body is answered with
-    /// 413, a slower one with 408, and one that breaks off with 400; the handler is not called then. All requests
-    /// that are being read, or wait, may have so much each: limit how many there are further out.
+    /// 413, a slower one with 408, and one that breaks off with 400; the handler is not called then.
+    ///
+    /// At most, the bodies take `limit` bytes for each request under way: being read, waiting, or being handled. Limit
+    /// how many there are further out. A request is refused before its body is read if [as many wait](Self::max_waiting)
+    /// for its key as may, or if its key is [one too many](Self::max_names).
     ///
     /// Without this, the lock is held while the handler reads the body, as slowly as the client sends it.
     /// And over HTTP/1 a client that goes away stays in line, or keeps the lock: hyper's server reads some
@@ -231,8 +234,9 @@ impl<R> LockLayer<R> {
     }
 
     /// How many requests may wait for the same key in this process; those beyond it do not wait: they
-    /// get the lock at once, or 409. A request counts from when it asks until it has the lock. Default: any
-    /// number.
+    /// get the lock at once, or 409. A request counts from when it asks until it has the lock. Where bodies are
+    /// [read first](Self::read_body_first), one beyond them that wants the lock exclusively gets 409 in any case, and its
+    /// body is not read; if nobody may wait (`most` is 0), it is read. Default: any number.
     pub fn max_waiting(mut self, most: usize) -> Self {
         self.0.waiters = Some(Arc::new(Waiters::at_most(most)));
         self
@@ -409,7 +413,30 @@ impl<R> LockLayer<R> {
 }
 
 impl Settings {
-    /// Whether there is room for the name.
+    /// Whether a request would be refused by what this process knows of its name, before its body is read. Nothing is
+    /// counted: what is still to be read may never come.
+    pub(crate) fn foresee(&self, name: &str, method: &Method) -> Result<(), Problem> {
+        if let Some(names) = &self.names {
+            names.look(name).map_err(Problem::too_many_names)?;
+        }
+        match &self.waiters {
+            // Those who share may get the lock at once, however many others are asking for it.
+            Some(waiters) if self.is_exclusive(method) && waiters.is_full(name) => {
+                Err(Problem::crowded(name.to_owned()))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn is_exclusive(&self, method: &Method) -> bool {
+        match self.side {
+            Side::Exclusive => true,
+            Side::SharedIfSafe => !method.is_safe(),
+            Side::Shared | Side::Permits(..) => false,
+        }
+    }
+
+    /// Counts the name, if there is room for it.
     pub(crate) fn admit(&self, name: &str) -> Result<(), Problem> {
         match &self.names {
             Some(names) => names.admit(name).map_err(Problem::too_many_names),
@@ -421,12 +448,12 @@ impl Settings {
     pub(crate) fn order(&self, name: String, method: &Method, deadline: Option<Deadline>) -> Order {
         let locks = &self.locks;
         let waiter = self.waiters.as_ref().map(|waiters| waiters.join(&name));
-        let (mut lock, exclusive) = match self.side {
-            Side::Exclusive => (locks.mutex(name), true),
-            Side::Shared => (locks.rwlock(name).read(), false),
-            Side::SharedIfSafe if method.is_safe() => (locks.rwlock(name).read(), false),
-            Side::SharedIfSafe => (locks.rwlock(name).write(), true),
-            Side::Permits(permits, of) => (locks.semaphore(name, of).permits(permits), false),
+        let exclusive = self.is_exclusive(method);
+        let mut lock = match self.side {
+            Side::Exclusive => locks.mutex(name),
+            Side::SharedIfSafe if exclusive => locks.rwlock(name).write(),
+            Side::Shared | Side::SharedIfSafe => locks.rwlock(name).read(),
+            Side::Permits(permits, of) => locks.semaphore(name, of).permits(permits),
         };
         if let Some(ttl) = self.ttl {
             lock = lock.ttl(ttl);

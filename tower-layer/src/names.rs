@@ -65,6 +65,17 @@ impl Names {
         self.admit_at(name, self.began.elapsed())
     }
 
+    /// The same without counting it.
+    pub(crate) fn look(&self, name: &str) -> Result<(), Duration> {
+        let now = self.began.elapsed();
+        let has_room = || self.count.load(Ordering::Relaxed) < self.most;
+        if !self.is_current(now) || has_room() || self.seen.contains(name) {
+            return Ok(());
+        }
+        self.tell();
+        Err(self.per - in_window(now, self.per))
+    }
+
     fn admit_at(&self, name: &str, now: Duration) -> Result<(), Duration> {
         if !self.is_current(now) {
             return Ok(());

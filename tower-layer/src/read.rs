@@ -26,6 +26,10 @@ pub trait Reading<B>: Clone + Send + Sync + 'static {
     #[doc(hidden)]
     fn pass(body: B) -> Self::Body;
 
+    /// Whether reading may take time.
+    #[doc(hidden)]
+    const COMES_FIRST: bool;
+
     /// Of a request that will ask for its lock then.
     #[doc(hidden)]
     fn read(self, body: B) -> impl Future<Output = Result<Self::Body, Unread>> + Send;
@@ -56,6 +60,8 @@ pub enum Unread {
 impl<B: Send + 'static> Reading<B> for AsItComes {
     type Body = B;
 
+    const COMES_FIRST: bool = false;
+
     fn pass(body: B) -> B {
         body
     }
@@ -70,6 +76,8 @@ where
     B: Body<Data: Send, Error: Into<BoxError>> + Send + 'static,
 {
     type Body = RequestBody<B>;
+
+    const COMES_FIRST: bool = true;
 
     fn pass(body: B) -> RequestBody<B> {
         RequestBody {

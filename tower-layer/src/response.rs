@@ -207,6 +207,10 @@ pub(crate) fn has_grpc_trailers(headers: &HeaderMap) -> bool {
     behind.is_some_and(|behind| matches!(behind.first(), None | Some(b'+' | b';')))
 }
 
+/// The detail of [`Kind::Held`] and [`Kind::Deadline`].
+const HELD: &str =
+    "Another request for the same key is being handled. This one was not; try again.";
+
 impl Problem {
     /// The lock was not taken, and the handler not called.
     pub(crate) fn not_taken(error: &Error, deadline_was_the_bound: bool) -> Self {
@@ -216,7 +220,7 @@ impl Problem {
                     true => Kind::Deadline,
                     false => Kind::Held,
                 },
-                "Another request for the same key is being handled. This one was not; try again.",
+                HELD,
             ),
             // Lost before it was used: this process is shutting down.
             ErrorKind::Unavailable | ErrorKind::Unknown | ErrorKind::Lost(_) => (
@@ -235,6 +239,13 @@ impl Problem {
         };
         let mut problem = Self::new(kind, detail).of(error);
         problem.free_in = error.retry_after();
+        problem
+    }
+
+    /// As many wait for the lock as may.
+    pub(crate) fn crowded(key: String) -> Self {
+        let mut problem = Self::new(Kind::Held, HELD);
+        problem.key = Some(key);
         problem
     }
 

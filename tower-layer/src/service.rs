@@ -73,9 +73,6 @@ where
         if settings.upgrades == Upgrades::Refuse && is_upgrade(&parts) {
             return self.refuse(Problem::upgrade(name), &parts);
         }
-        if let Err(problem) = settings.admit(&name) {
-            return self.refuse(problem, &parts);
-        }
         let protocol = Protocol::of(&parts);
         let deadline = settings.deadline(&parts, &protocol);
         let want = Want {

@@ -47,6 +47,12 @@ impl Waiters {
         })
     }
 
+    /// Whether as many wait as may. A key for which nobody waits has no line that could be full.
+    pub(crate) fn is_full(&self, key: &str) -> bool {
+        let waiting = self.counts().get(key).copied();
+        waiting.is_some_and(|count| count >= self.most)
+    }
+
     fn counts(&self) -> MutexGuard<'_, HashMap<Arc<str>, usize>> {
         // Nothing panics under the mutex that would leave a count wrong.
         self.counts.lock().unwrap_or_else(PoisonError::into_inner)
@@ -82,7 +88,9 @@ mod tests {
         let waiters = Arc::new(Waiters::at_most(2));
         let (one, two) = (waiters.join("a"), waiters.join("a"));
         assert!(waiters.join("a").is_none());
+        assert!(waiters.is_full("a"));
         assert!(waiters.join("b").is_some(), "another key");
+        assert!(!waiters.is_full("b"));
 
         drop(one);
         let three = waiters.join("a");

@@ -242,6 +242,62 @@ async fn a_body_that_cannot_be_read_is_refused_without_a_lock() {
     assert_eq!(ask(patient, request).await.headers()["grpc-status"], "4");
 }
 
+/// Clients that send bodies nobody reads must not use up the names of the others.
+#[tokio::test]
+async fn a_request_that_is_refused_for_its_body_uses_up_no_name() {
+    let key = Key::header("id");
+    let layer = LockLayer::new(memory(), key).max_names(1, Duration::from_secs(3600));
+    let layer = layer.read_body_first(3, Duration::from_millis(50));
+    let named = |id: &'static str, body| {
+        let mut request = of(body);
+        let id = HeaderValue::from_static(id);
+        request.headers_mut().insert("id", id);
+        request
+    };
+    let too_large = parts(stream::iter([data(b"ab"), data(b"cd")]));
+    let too_slow = parts(stream::pending());
+    let broken = parts(stream::iter([Err(io::Error::other("torn"))]));
+
+    for (id, body, status) in [
+        ("large", too_large, StatusCode::PAYLOAD_TOO_LARGE),
+        ("slow", too_slow, StatusCode::REQUEST_TIMEOUT),
+        ("broken", broken, StatusCode::BAD_REQUEST),
+        ("good", parts(stream::empty()), StatusCode::OK),
+    ] {
+        let response = ask(layer.clone(), named(id, body)).await;
+        assert_eq!(response.status(), status, "{id}");
+    }
+    // Of one name too many nothing is read either: its body would be too slow.
+    let refused = ask(layer, named("other", parts(stream::pending()))).await;
+    assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE);
+}
+
+/// However many ask for one hot key, their bodies take no memory.
+#[tokio::test]
+async fn a_request_that_finds_the_line_of_its_key_full_is_refused_before_its_body_is_read() {
+    let locks = memory();
+    let layer = body_first(&locks).max_waiting(1);
+    let other = hold(&locks, NAME).await;
+    let waiting = tokio::spawn(ask(layer.clone(), of(parts(stream::empty()))));
+    until_tickets(&locks, NAME, 2).await;
+    let unread = stream::once(async { panic!("somebody reads this body") });
+
+    let refused = ask(layer.clone(), of(parts(unread))).await;
+
+    assert_eq!(refused.status(), StatusCode::CONFLICT);
+    assert!(refused.headers().contains_key("retry-after"));
+    let problem: serde_json::Value = serde_json::from_slice(refused.body()).unwrap();
+    assert!(problem["type"].as_str().unwrap().ends_with("#lock-held"));
+    assert_eq!(problem["key"], NAME);
+    other.release().await.unwrap();
+    assert_eq!(in_time(waiting).await.unwrap().status(), StatusCode::OK);
+    // Looking took no place in the line; and where nobody may wait, a free key is still had.
+    for layer in [layer.clone(), layer.max_waiting(0)] {
+        let response = ask(layer, of(parts(stream::empty()))).await;
+        assert_eq!(response.status(), StatusCode::OK);
+    }
+}
+
 #[tokio::test]
 async fn what_passes_without_a_lock_is_not_read() {
     let layer = LockLayer::new(memory(), Key::header("id").optional());
