@@ -269,7 +269,7 @@ impl Pending {
             biased;
             turn = self.ask(by, give_up) => turn,
             reason = lease.until_lost(&clock) => match reason {
-                LostReason::Shutdown => Err(Error::lost(reason)),
+                LostReason::Shutdown => Err(Error::shut_down()),
                 _ => Ok(Turn::PlaceLost),
             },
         }

@@ -15,6 +15,7 @@ struct Inner {
     name: Option<String>,
     message: String,
     retry_after: Option<Duration>,
+    was_held: bool,
 }
 
 /// What happened, and with it what is known about the lock.
@@ -31,7 +32,7 @@ pub enum ErrorKind {
     /// Waited as long as was allowed, in the store's line or in that of this process. Nothing is held.
     Timeout,
     /// Was held, and is no more: somebody else may hold it now. Or it was asked of a client that is
-    /// shut down, and nothing was taken.
+    /// shut down, and nothing was taken; [`Error::was_held`] tells the two apart.
     Lost(LostReason),
     /// The store is down or refuses. Nothing is held.
     Unavailable,
@@ -87,6 +88,26 @@ impl Error {
         self.0.kind == ErrorKind::Unknown
     }
 
+    /// Whether the lock was held before, so that part of the work under it may be done: true for
+    /// [`ErrorKind::Lost`], unless the lock was asked of a client that is shut down, and never taken.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), lockcore::Error> {
+    /// let locks = lockcore::Locks::connect("memory:")?;
+    /// locks.shutdown(Duration::ZERO).await?;
+    ///
+    /// let refused = locks.mutex("report").acquire().await.unwrap_err();
+    /// assert!(!refused.was_held());
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn was_held(&self) -> bool {
+        self.0.was_held
+    }
+
     /// When it is sensible to ask again, if that is known: for [`ErrorKind::Busy`] the time after
     /// which the lock is free if nobody renews it.
     #[must_use]
@@ -100,6 +121,7 @@ impl Error {
             name: None,
             message: message.into(),
             retry_after: None,
+            was_held: matches!(kind, ErrorKind::Lost(_)),
         }))
     }
 
@@ -155,6 +177,14 @@ impl Error {
             }
         };
         Self::new(ErrorKind::Lost(reason), message)
+    }
+
+    /// A lock was asked for, and the client is shut down.
+    pub(crate) fn shut_down() -> Self {
+        let text = "not taken: the client was shut down";
+        let mut error = Self::new(ErrorKind::Lost(LostReason::Shutdown), text);
+        error.0.was_held = false;
+        error
     }
 
     /// Of a lease, which the keeper renews or not.

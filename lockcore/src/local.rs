@@ -26,7 +26,7 @@ use tokio::runtime;
 
 use crate::acquire::Pending;
 use crate::clock::Instant;
-use crate::error::{Error, LostReason};
+use crate::error::Error;
 use crate::hash::Prehashed;
 use crate::lease::Lease;
 use crate::log::guarded;
@@ -176,7 +176,7 @@ impl Lanes {
     ) -> Arrived {
         let mut guard = self.state();
         if guard.closed {
-            return Arrived::Given(Baton::Refused(Error::lost(LostReason::Shutdown)));
+            return Arrived::Given(Baton::Refused(Error::shut_down()));
         }
         let at = self.moment(shared, now);
         let state = &mut *guard;
@@ -925,7 +925,7 @@ impl Future for Waiting {
             match given {
                 Ok(parcel) => take(&parcel),
                 // The other end goes without a word when the client is shut down.
-                Err(_) => Some(Baton::Refused(Error::lost(LostReason::Shutdown))),
+                Err(_) => Some(Baton::Refused(Error::shut_down())),
             }
         })
     }

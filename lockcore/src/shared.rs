@@ -333,7 +333,7 @@ impl Shared {
     pub(crate) fn arm(&self, lease: &Arc<Lease>) -> Result<(), Error> {
         let mut table = self.table();
         if table.phase != Phase::Open {
-            return Err(Error::lost(LostReason::Shutdown));
+            return Err(Error::shut_down());
         }
         let tracked = Tracked::new(lease, self.epoch());
         table.leases.insert(lease.request.id, tracked);

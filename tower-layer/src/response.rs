@@ -258,9 +258,9 @@ impl Problem {
     /// A handler has met this error and answers with it.
     #[cfg(any(feature = "axum", feature = "tonic"))]
     pub(crate) fn met_by_a_handler(error: &Error) -> Self {
-        match error.kind() {
-            ErrorKind::Lost(_) => Self::lost(error),
-            _ => Self::not_taken(error, false),
+        match error.was_held() {
+            true => Self::lost(error),
+            false => Self::not_taken(error, false),
         }
     }
 

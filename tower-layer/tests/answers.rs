@@ -299,23 +299,37 @@ mod in_axum {
 
             assert_eq!(of_the_handler.status(), status);
             assert_eq!(of_the_layer.status(), status);
-            // A handler cannot tell a lock that it has lost from one that its process, which is shutting down, did
-            // not ask for any more: it does not promise that nothing was done.
-            let as_lost = status == StatusCode::SERVICE_UNAVAILABLE;
             let (one, other) = (of_the_handler.headers(), of_the_layer.headers());
             assert_eq!(one.get(CONTENT_TYPE), other.get(CONTENT_TYPE));
-            if !as_lost {
-                assert_eq!(one.get(RETRY_AFTER), other.get(RETRY_AFTER));
-            }
+            assert_eq!(one.get(RETRY_AFTER), other.get(RETRY_AFTER));
             let body = of_the_handler.into_body().collect().await.unwrap();
             let body = String::from_utf8(body.to_bytes().into()).unwrap();
-            if !as_lost {
-                assert_eq!(&body, of_the_layer.body());
-            }
+            assert_eq!(&body, of_the_layer.body());
             assert!(
                 body.contains("\"type\":\"https://docs.rs/lockcore-tower/"),
                 "{body}"
             );
         }
+    }
+
+    /// Part of its work may be done, also if it is its own process that took the lock away.
+    #[tokio::test]
+    async fn a_handler_whose_lock_was_lost_does_not_say_that_nothing_was_done() {
+        let locks = memory();
+        let guard = hold(&locks, NAME).await;
+        // With no time for the holder.
+        let shutdown = locks.shutdown(Duration::ZERO);
+        let (lost, _) = in_time(futures_util::future::join(
+            guard.while_held(std::future::pending::<()>()),
+            shutdown,
+        ))
+        .await;
+
+        let answer = by_a_handler(lost.unwrap_err()).await;
+
+        assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE);
+        assert!(!answer.headers().contains_key(RETRY_AFTER));
+        let problem = crate::common::problem(answer).await;
+        assert!(problem["type"].as_str().unwrap().ends_with("#lock-lost"));
     }
 }
