@@ -312,13 +312,13 @@ mod layer;
 mod names;
 #[cfg(feature = "axum")]
 mod problem;
-mod read;
+pub mod read;
 mod response;
 mod service;
 mod source;
 mod template;
 mod waiters;
-mod work;
+pub mod work;
 
 pub use body::{BoxError, LockBody};
 #[cfg(feature = "axum")]
@@ -334,10 +334,12 @@ pub use layer::{HoldUntil, LockLayer, Upgrades};
 #[cfg(feature = "axum")]
 #[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
 pub use problem::Problem;
-pub use read::{AsItComes, BodyFirst, Reading, RequestBody};
+#[doc(inline)]
+pub use read::RequestBody;
 pub use response::Refusal;
 pub use service::LockService;
-pub use work::{AsError, By, OnBusy, OnError, WorkFuture, WorkLayer, WorkService};
+#[doc(inline)]
+pub use work::{WorkFuture, WorkLayer, WorkService};
 
 #[cfg(all(doctest, feature = "axum"))]
 #[doc = include_str!("../README.md")]

@@ -1,4 +1,8 @@
-//! The body of a request: handed on as it comes, or read as a whole before the lock is asked for.
+//! What a [`LockLayer`](crate::LockLayer) does with the bodies of its requests: for code that names the type of a layer.
+//!
+//! The body is handed on [as it comes](AsItComes), or [read first](BodyFirst), as a whole before the lock is asked for.
+//! Nobody makes these types: `LockLayer` alone is the first, and
+//! [`LockLayer::read_body_first`](crate::LockLayer::read_body_first) gives a `LockLayer<BodyFirst>`.
 
 use std::error::Error;
 use std::fmt;
@@ -17,7 +21,7 @@ use tokio::time::timeout;
 
 use crate::body::{BoxError, of_ours};
 
-/// What a layer does with the bodies of its requests.
+/// What a layer does with the bodies of its requests. For [`AsItComes`] and [`BodyFirst`] only.
 pub trait Reading<B>: Clone + Send + Sync + 'static {
     /// The body that the inner service gets.
     type Body: Send + 'static;

@@ -1,5 +1,9 @@
-//! The layer for any service: a queue's worker, a client, what else takes requests. The one for HTTP, which keeps the
-//! lock until the body ends, is in `layer`; both take it in `future`.
+//! The layer for any service, and the types of its answers: for code that names the type of a layer.
+//!
+//! [`WorkLayer`] locks the requests of a queue's worker, of a client, or of what else takes requests. Nobody makes the
+//! other types: [`WorkLayer::on_busy`] and [`WorkLayer::on_error`] turn [`AsError`], the default, into [`By`].
+
+// The layer for HTTP, which keeps the lock until the body ends, is in `layer`; both take it in `future`.
 
 use std::fmt;
 use std::future::{Future, Ready, ready};
@@ -153,13 +157,13 @@ impl<K, B, F> WorkLayer<K, B, F> {
     }
 }
 
-/// Makes the answer to a request whose lock others have.
+/// Makes the answer to a request whose lock others have. For [`AsError`] and [`By`] only.
 pub trait OnBusy<Q, T, E, F> {
     #[doc(hidden)]
     fn busy(&self, request: Q, error: Error, otherwise: &F) -> Result<T, E>;
 }
 
-/// Makes the answer to a request whose lock is not to be had, or is lost.
+/// Makes the answer to a request whose lock is not to be had, or is lost. For [`AsError`] and [`By`] only.
 pub trait OnError<T, E> {
     #[doc(hidden)]
     fn error(&self, error: Error) -> Result<T, E>;
