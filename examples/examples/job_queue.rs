@@ -17,12 +17,14 @@ use std::time::Duration;
 
 use apalis::layers::WorkerBuilderExt;
 use apalis::layers::retry::RetryPolicy;
-use apalis::prelude::{BoxDynError, MemoryStorage, Task, TaskSink, WorkerBuilder, WorkerContext};
+use apalis::prelude::{BoxDynError, MemoryStorage, Task, TaskSink, WorkerBuilder};
 use apalis_core::error::RetryAfterError;
 use examples::{Orders, expect};
 use lockcore::Locks;
 use lockcore_tower::WorkLayer;
+use tokio::sync::Notify;
 use tower::retry::backoff::{ExponentialBackoffMaker, MakeBackoff};
+use tower::util::MapErrLayer;
 use tower::util::rng::HasherRng;
 
 type Failure = Box<dyn Error + Send + Sync>;
@@ -47,7 +49,19 @@ struct Settle {
 struct Story {
     orders: Orders,
     done: Arc<AtomicUsize>,
+    failed: Arc<AtomicUsize>,
+    over: Arc<Notify>,
     came_later: Arc<AtomicUsize>,
+}
+
+impl Story {
+    /// One job less is to come, which is counted as done or as failed.
+    fn count(&self, ended: &AtomicUsize) {
+        ended.fetch_add(1, Ordering::SeqCst);
+        if self.done.load(Ordering::SeqCst) + self.failed.load(Ordering::SeqCst) == JOBS {
+            self.over.notify_one();
+        }
+    }
 }
 
 async fn work(number: usize, locks: Locks, story: Story) -> Result<(), Failure> {
@@ -73,22 +87,28 @@ async fn work(number: usize, locks: Locks, story: Story) -> Result<(), Failure> 
         .with_backoff(backoff.make_backoff())
         .retry_if(|error: &BoxDynError| error.is::<RetryAfterError>());
 
-    let settle = move |job: Settle, worker: WorkerContext| {
+    // Further out than what repeats: an error that gets here is the job's last.
+    let failing = story.clone();
+    let tell_failure = MapErrLayer::new(move |error: BoxDynError| {
+        println!("worker {number}  a job failed: {error}");
+        failing.count(&failing.failed);
+        error
+    });
+
+    let settle = move |job: Settle| {
         let story = story.clone();
         async move {
             let visit = story.orders.visit("settle", job.order);
             tokio::time::sleep(WORK).await;
             drop(visit);
             println!("worker {number}  order {}  settled", job.order);
-            // The jobs of the other worker are done then too.
-            if story.done.fetch_add(1, Ordering::Relaxed) + 1 == JOBS {
-                worker.stop()?;
-            }
+            story.count(&story.done);
             Ok::<_, BoxDynError>(())
         }
     };
     let worker = WorkerBuilder::new(format!("worker-{number}"))
         .backend(queue)
+        .layer(tell_failure)
         .retry(come_again)
         .layer(one_at_a_time)
         .build(settle);
@@ -108,14 +128,20 @@ async fn tell(clients: Vec<Locks>) -> Result<(), Failure> {
     let story = Story::default();
     let workers = clients.into_iter().enumerate();
     let workers = workers.map(|(number, locks)| work(number + 1, locks, story.clone()));
-    // A worker runs until it is stopped, and the one that did the last job of all is.
-    futures_util::future::select_ok(workers.map(Box::pin)).await?;
+    // Workers run until they are dropped.
+    tokio::select! {
+        ended = futures_util::future::try_join_all(workers) => {
+            ended?;
+        }
+        () = story.over.notified() => {}
+    }
 
     let done = story.done.load(Ordering::Relaxed);
+    let failed = story.failed.load(Ordering::Relaxed);
     let most = (0..ORDERS).map(|order| story.orders.most(order)).max();
     let later = story.came_later.load(Ordering::Relaxed);
     println!(
-        "\n{done} jobs were done, at most {} at an order at once; {later} times one came later",
+        "\n{done} jobs were done and {failed} failed, at most {} at an order at once; {later} times one came later",
         most.unwrap_or_default()
     );
     expect("all jobs done", done == JOBS)?;
