@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use bytes::{Buf, BufMut};
 use common::{SOON, in_time, memory, nothing_is_left, tickets};
-use futures_util::{FutureExt, Stream, StreamExt, future::BoxFuture, stream};
+use futures_util::{Stream, StreamExt, future::BoxFuture, stream};
 use http::uri::PathAndQuery;
 use lockcore::Locks;
 use lockcore::testing::Store;
@@ -434,11 +434,19 @@ async fn a_handler_that_takes_a_lock_itself_answers_as_the_layer_does() {
 
     let busy = locks.mutex(NAME).try_acquire().await.unwrap_err();
     let misconfigured = locks.mutex("").try_acquire().await.unwrap_err();
-    locks.shutdown(SOON).now_or_never();
+    let held = common::hold(&locks, "held").await;
+    let ending = locks.shutdown(Duration::ZERO);
+    let (lost, _) = futures_util::future::join(held.while_held(pending::<()>()), ending).await;
     let down = locks.mutex("other").try_acquire().await.unwrap_err();
 
     let status = |error| Err::<(), _>(lockcore_tower::status(error));
     assert_status(status(&busy), Code::Aborted, "(key: order:42)");
     assert_status(status(&misconfigured), Code::Internal, "misconfigured");
-    assert_status(status(&down), Code::Unavailable, "Lock lost");
+    // What was refused was not begun, and what was lost may be done in part.
+    assert_status(
+        status(&down),
+        Code::Unavailable,
+        "The request was not handled",
+    );
+    assert_status(status(&lost.unwrap_err()), Code::Unavailable, "Lock lost");
 }
