@@ -108,6 +108,7 @@ fn the_rows_of_contending_tasks_show_no_overlap() {
 fn a_lock_changes_hands_on_command() {
     let mut process = Process::start(&mut load(&["memory:", "w5", "a"]));
 
+    process.expect("READY", SOON);
     process.say("a");
     let acquired: u64 = process.expect("A", SOON).parse().unwrap();
     process.say("r");
