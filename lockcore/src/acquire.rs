@@ -344,12 +344,10 @@ impl Pending {
                 // up now, the keeper may still see it, and needs no mark at the store then.
                 Fault::Unknown if self.asking.is_none() => lease.set_ambiguous(),
                 Fault::Unknown | Fault::Retry => {}
-                Fault::Refused => return Err(self.failed(error)),
-                Fault::Config => {
-                    let error = self.failed(error);
-                    // It may have been denied half-way: the drop gives back what is there.
-                    self.has_ticket = true;
-                    return Err(error);
+                Fault::Config | Fault::Refused => {
+                    // The drop gives back what may be there.
+                    self.has_ticket |= error.is_halfway();
+                    return Err(self.failed(error));
                 }
             }
             let again = shared.clock.now().after(jittered(pause));

@@ -303,11 +303,9 @@ async fn finish_asking(shared: Arc<Shared>, mut cleanup: Cleanup) {
         Some(Ok(Enqueued::Busy { .. } | Enqueued::CapacityMismatch { .. } | Enqueued::Gone)) => {
             cleanup.ambiguous
         }
-        Some(Err(error)) if matches!(error.fault(), Fault::Retry | Fault::Refused) => {
-            cleanup.ambiguous
+        Some(Err(error)) if error.fault() != Fault::Unknown => {
+            cleanup.ambiguous || error.is_halfway()
         }
-        // Answered, but it may have been denied half-way.
-        Some(Err(error)) if error.fault() == Fault::Config => true,
         Some(Err(_)) | None => {
             cleanup.ambiguous = true;
             true
@@ -427,8 +425,7 @@ async fn depart(shared: Arc<Shared>, mut batch: Vec<Cleanup>) {
             }
             Err(error) => {
                 let tickets = batch.len();
-                // Denied, it may have been carried out in part.
-                if matches!(error.fault(), Fault::Unknown | Fault::Config) {
+                if error.fault() == Fault::Unknown || error.is_halfway() {
                     batch.iter_mut().for_each(|cleanup| cleanup.held = None);
                 }
                 shared.log(Level::DEBUG, move || {

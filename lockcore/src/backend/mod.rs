@@ -338,9 +338,8 @@ pub enum Fault {
     Refused,
     /// It may have been carried out.
     Unknown,
-    /// It was denied, and will be until somebody changes the configuration. If it was carried out in part before
-    /// that, it is over all the same: the core gives back the ticket that an enqueue may have left, and releases
-    /// again.
+    /// It was not carried out, and will not be until somebody changes the configuration. See
+    /// [`StoreError::halfway`] for one that was denied after it had begun.
     Config,
 }
 
@@ -351,6 +350,7 @@ pub struct StoreError {
     fault: Fault,
     message: String,
     broken: bool,
+    halfway: bool,
 }
 
 impl StoreError {
@@ -361,6 +361,7 @@ impl StoreError {
             fault,
             message: message.into(),
             broken: false,
+            halfway: false,
         }
     }
 
@@ -381,6 +382,16 @@ impl StoreError {
         Self::replace(Fault::Unknown, message)
     }
 
+    /// The request was answered, and stopped for good after it had begun, for example by a right that was taken
+    /// away: part of it may have been carried out. The core gives back the ticket that an enqueue may have left.
+    #[must_use]
+    pub fn halfway(message: impl Into<String>) -> Self {
+        Self {
+            halfway: true,
+            ..Self::new(Fault::Config, message)
+        }
+    }
+
     /// What it did to the request.
     #[must_use]
     pub fn fault(&self) -> Fault {
@@ -391,6 +402,12 @@ impl StoreError {
     #[must_use]
     pub fn is_broken(&self) -> bool {
         self.broken
+    }
+
+    /// Whether part of the request may have been carried out, though it was answered.
+    #[must_use]
+    pub fn is_halfway(&self) -> bool {
+        self.halfway
     }
 }
 

@@ -239,7 +239,7 @@ async fn denied(connection: &RedisConnection, namespace: &Namespace) -> Option<S
     let missing = missing.await.ok().filter(|missing| !missing.is_empty())?;
     let missing = missing.join(", ").to_lowercase();
     let text = format!("Redis: the user may not run {missing} any more{GUIDE}");
-    Some(StoreError::new(Fault::Config, text))
+    Some(StoreError::halfway(text))
 }
 
 /// No ticket of a batch fared well: there may be one reason for all. If only some did not, the others'
