@@ -77,7 +77,7 @@ const SCHEMES: &[Scheme] = &[
 
 /// The store that a URL names. Nothing is connected.
 pub(crate) fn open(url: &str, tls: &Tls) -> Result<Arc<dyn Backend>, Error> {
-    // The URL itself is not repeated in messages: it may carry a password (P10).
+    // The URL itself is not repeated in messages: it may carry a password.
     refuse_what_a_shell_would_take(url)?;
     let parts = Parts::of(url);
     if parts.is_some_and(|parts| parts.hides_a_user()) {
@@ -190,17 +190,7 @@ pub(crate) fn place(url: &str) -> String {
     url.set_query(None);
     url.set_fragment(None);
     match Parts::of(url.as_str()) {
-        Some(parts) => {
-            let Parts {
-                scheme, user, rest, ..
-            } = parts;
-            let hosts = ESCAPED
-                .iter()
-                .fold(parts.hosts.to_owned(), |hosts, (sign, escaped)| {
-                    hosts.replace(escaped, sign)
-                });
-            format!("{scheme}://{user}{hosts}{rest}")
-        }
+        Some(parts) => parts.replaced(ESCAPED.map(|(sign, escaped)| (escaped, sign))),
         None => url.into(),
     }
 }
@@ -227,6 +217,14 @@ impl<'a> Parts<'a> {
         })
     }
 
+    /// The URL, with each of these texts in its hosts replaced by the other.
+    fn replaced(&self, texts: [(&str, &str); 3]) -> String {
+        let hosts = (texts.iter()).fold(self.hosts.to_owned(), |hosts, (text, other)| {
+            hosts.replace(text, other)
+        });
+        format!("{}://{}{hosts}{}", self.scheme, self.user, self.rest)
+    }
+
     /// Whether what stands behind the host may be the end of a password.
     fn hides_a_user(&self) -> bool {
         !self.hosts.is_empty() && self.rest.contains('@')
@@ -240,17 +238,7 @@ const ESCAPED: [(&str, &str); 3] = [(":", "%3A"), ("[", "%5B"), ("]", "%5D")];
 /// undoes that.
 fn several_hosts(url: &str) -> Cow<'_, str> {
     match Parts::of(url) {
-        Some(parts) if parts.hosts.contains(',') => {
-            let Parts {
-                scheme, user, rest, ..
-            } = parts;
-            let hosts = ESCAPED
-                .iter()
-                .fold(parts.hosts.to_owned(), |hosts, (sign, escaped)| {
-                    hosts.replace(sign, escaped)
-                });
-            format!("{scheme}://{user}{hosts}{rest}").into()
-        }
+        Some(parts) if parts.hosts.contains(',') => parts.replaced(ESCAPED).into(),
         _ => url.into(),
     }
 }

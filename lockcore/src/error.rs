@@ -323,7 +323,7 @@ mod tests {
         let sentence = "lock \"order:42\": still not free after waiting 2s";
         assert_eq!(format!("{error:?}"), sentence);
         assert_eq!(error.to_string(), sentence);
-        // Whoever looks for more than the sentence finds the kind.
+        // With `{:#?}` the kind and the name are there as well.
         let fields = format!("{error:#?}");
         assert!(fields.contains("kind: Timeout"), "{fields}");
         assert!(

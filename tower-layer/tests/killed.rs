@@ -148,7 +148,7 @@ async fn until_free(case: Case) -> Duration {
 
     let mut client = Client::start(case, address);
     match case.killed {
-        Killed::InLine => until(&locks, 2).await,
+        Killed::InLine => until_tickets(&locks, NAME, 2).await,
         Killed::InTheHandler => entered.notified().await,
     }
     client.kill();
@@ -160,12 +160,6 @@ async fn until_free(case: Case) -> Duration {
     let took = since.elapsed();
     guard.release().await.unwrap();
     took
-}
-
-async fn until(locks: &Locks, count: usize) {
-    while tickets(locks, NAME).await != count {
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
 }
 
 /// A handler that works on whatever comes, and does not look at the body meanwhile.

@@ -361,20 +361,12 @@ async fn a_request_that_is_dropped_after_any_number_of_polls_leaves_nothing_behi
         Ok::<_, Infallible>(Response::new(StreamBody::new(parts)))
     }));
 
-    let mut polls = 0;
-    loop {
-        let mut whole = Box::pin(async {
-            let response = service.clone().oneshot(get("/order:42")).await.unwrap();
-            response.into_body().collect().await.unwrap().to_bytes()
-        });
-        let ends = (0..polls).any(|_| (&mut whole).now_or_never().is_some());
-        drop(whole);
-        nothing_is_left(&locks, "order:42").await;
-        if ends {
-            break;
-        }
-        polls += 1;
-    }
+    let whole = async || {
+        let response = service.clone().oneshot(get("/order:42")).await.unwrap();
+        response.into_body().collect().await.unwrap().to_bytes()
+    };
+    let polls = drop_after_each_poll(&locks, "order:42", whole).await;
+
     // Before the handler, in it, and before each of the three answers of the body.
     assert!(polls >= 5, "{polls}");
 }

@@ -12,7 +12,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use common::*;
-use futures_util::FutureExt;
 use lockcore::testing::Store;
 use lockcore::{Error, ErrorKind, Locks, LostReason};
 use lockcore_tower::WorkLayer;
@@ -264,17 +263,9 @@ async fn a_job_that_is_dropped_after_any_number_of_polls_leaves_nothing_behind()
         Ok::<_, Failure>(Answer::Done)
     }));
 
-    let mut polls = 0;
-    loop {
-        let mut job = Box::pin(service.clone().oneshot(JOB));
-        let ends = (0..polls).any(|_| (&mut job).now_or_never().is_some());
-        drop(job);
-        nothing_is_left(&locks, NAME).await;
-        if ends {
-            break;
-        }
-        polls += 1;
-    }
+    let job = || service.clone().oneshot(JOB);
+    let polls = drop_after_each_poll(&locks, NAME, job).await;
+
     assert!(polls >= 2, "{polls}");
 }
 

@@ -70,6 +70,26 @@ pub async fn until_tickets(locks: &Locks, name: &str, count: usize) {
     .await;
 }
 
+/// Begins it anew each time and drops it after one poll more than the last time, until it ends within its polls: returns
+/// how many these are. Whenever it is dropped, nothing of it is left behind.
+pub async fn drop_after_each_poll<F: Future>(
+    locks: &Locks,
+    name: &str,
+    begin: impl Fn() -> F,
+) -> usize {
+    let mut polls = 0;
+    loop {
+        let mut begun = Box::pin(begin());
+        let ends = (0..polls).any(|_| begun.as_mut().now_or_never().is_some());
+        drop(begun);
+        nothing_is_left(locks, name).await;
+        if ends {
+            return polls;
+        }
+        polls += 1;
+    }
+}
+
 /// Waits in line for the lock: what was left behind would stand before us for a whole lease.
 pub async fn nothing_is_left(locks: &Locks, name: &str) {
     let guard = locks
