@@ -456,7 +456,7 @@ async fn for_ever() {
     }
 }
 
-/// P2 at the k-th await, for every k.
+/// Dropped at the k-th await, for every k.
 #[tokio::test]
 async fn a_call_that_is_dropped_has_dropped_its_body_before_it_releases() {
     let mut in_the_body = 0;

@@ -389,7 +389,7 @@ impl Builder {
     }
 }
 
-/// Without the URL, which may carry a password (P10).
+/// Without the URL, which may carry a password.
 impl std::fmt::Debug for Builder {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Builder")

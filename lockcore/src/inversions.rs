@@ -1,4 +1,4 @@
-//! Order inversions (H36): which lock the code of this process asks for under which, and whether two of
+//! Order inversions: which lock the code of this process asks for under which, and whether two of
 //! them are asked for in either order, or more in a circle. Debug builds only: others do not have this file.
 //! What the running code holds is in `scope`.
 //!

@@ -21,7 +21,7 @@ pub(crate) struct Lease {
     pub(crate) request: Arc<Request>,
     /// Whether the keeper prolongs it once it is held. A waiting ticket is always renewed.
     pub(crate) renew: bool,
-    /// P3 in one word: the deadline in nanoseconds of the lease clock, or [`LOST`]. It moves
+    /// The deadline in nanoseconds of the lease clock, or [`LOST`]. It moves
     /// forward only while it lies in the future, and nothing leaves [`LOST`].
     deadline: AtomicU64,
     /// The deadline never lies beyond this (`max_hold`).
@@ -499,7 +499,7 @@ fn nanos(ttl: Duration) -> u64 {
     ttl.as_nanos().try_into().unwrap_or(u64::MAX)
 }
 
-/// P3: counted from before the send, less what two clocks may drift apart over the ttl. A
+/// Counted from before the send, less what two clocks may drift apart over the ttl. A
 /// hundredth is far above what crystals do (100 ppm); the 5 ms are for rounding and scheduling at
 /// the store.
 fn deadline(sent: Instant, valid_for: Duration) -> Instant {

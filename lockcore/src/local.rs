@@ -333,7 +333,7 @@ impl Lanes {
 
     /// As [`change`](Self::change); tells of the tickets that nobody uses any more.
     ///
-    /// A loop, however many of those in line have gone: a chain of drops would recurse (H40).
+    /// A loop, however many of those in line have gone: a chain of drops would recurse.
     fn change_and_tell(
         &self,
         shared: &Arc<Shared>,

@@ -201,7 +201,7 @@ mod tests {
         assert!(Name::new(namespace, "x".repeat(MAX_NAME_LEN)).is_ok());
     }
 
-    /// P9: 0 collisions in 1,000,000 pairs. 2,000 names that are built from what usually collides
+    /// 0 collisions in 1,000,000 pairs. 2,000 names that are built from what usually collides
     /// (escapes, their own escaped forms, hashed forms, common prefixes) make 1,999,000 pairs.
     #[test]
     fn no_two_names_share_a_key() {

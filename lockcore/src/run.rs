@@ -120,7 +120,7 @@ impl MultiHeld {
     }
 }
 
-/// The body is gone by now; the release must not come before that (P2). After a loss it is not waited
+/// The body is gone by now; the release must not come before that. After a loss it is not waited
 /// for, the store may be what is gone: dropped unpolled, it hands the guard to the keeper.
 async fn then_release<T, E: From<Error>>(
     result: Result<Result<T, E>, Error>,
@@ -288,7 +288,7 @@ mod tests {
             .expect("a client")
     }
 
-    /// H5: the machine was suspended for an hour. No timer of the process has moved; the clock has.
+    /// The machine was suspended for an hour. No timer of the process has moved; the clock has.
     #[tokio::test]
     async fn a_body_is_not_polled_after_the_machine_slept_beyond_the_lease() {
         let clock = Clock::by_hand();
@@ -309,7 +309,7 @@ mod tests {
         assert!(!resumed, "the body went on after its lease had ended");
     }
 
-    /// H5: nobody looks at the clock, so the keeper has to notice by itself that it has jumped.
+    /// Nobody looks at the clock, so the keeper has to notice by itself that it has jumped.
     #[tokio::test]
     async fn a_loss_during_the_machines_sleep_is_told_soon_after_it() {
         let clock = Clock::by_hand();
@@ -374,7 +374,7 @@ mod tests {
         assert_eq!(outcome.expect("the result"), LostReason::Expired);
     }
 
-    /// H35: lease truth comes from the OS clock, whatever a test does to tokio's.
+    /// Lease truth comes from the OS clock, whatever a test does to tokio's.
     #[tokio::test(start_paused = true)]
     async fn a_paused_and_advanced_tokio_clock_ends_no_lease() {
         let locks = Locks::connect("memory:").expect("a client");

@@ -1,7 +1,7 @@
 //! Re-entry: what the running code holds already, and asking for it again inside.
 //!
 //! `run`, the macro and the layer poll their work in a task-local scope. It is keyed by client and
-//! name, so that a lock of the same name on another store is another lock (H41).
+//! name, so that a lock of the same name on another store is another lock.
 
 use std::future::Future;
 use std::sync::Arc;

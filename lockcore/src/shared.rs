@@ -75,7 +75,7 @@ pub(crate) struct Shared {
     pub(crate) lanes: Lanes,
     /// The process that the client was made in.
     pid: u32,
-    /// The highest ticket number that this client was told, on any name (P6).
+    /// The highest ticket number that this client was told, on any name.
     highest_seen: AtomicU64,
     /// See [`Shared::epoch`].
     epoch: AtomicU64,
@@ -324,7 +324,7 @@ impl Shared {
         }
     }
 
-    /// Enters a lease before its first request is sent (P2), so that a wake-up that overtakes the
+    /// Enters a lease before its first request is sent, so that a wake-up that overtakes the
     /// reply finds it.
     ///
     /// # Errors

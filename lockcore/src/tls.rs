@@ -40,7 +40,7 @@ impl Tls {
 
     /// Finds what is wrong without a look at the files.
     pub(crate) fn check(&self) -> Result<(), Error> {
-        // The value is not repeated: it is a private key in the worst case (P10).
+        // The value is not repeated: it is a private key in the worst case.
         for (option, file) in self.given() {
             if file.to_string_lossy().contains("-----BEGIN") {
                 return Err(Error::config(format!(

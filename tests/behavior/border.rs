@@ -57,7 +57,7 @@ pub(crate) fn random_id() -> String {
     format!("{:032x}", fastrand::u128(..))
 }
 
-/// P1: by 100,000 ids that are not theirs neither the holder nor the waiter loses anything, and nothing comes to be.
+/// By 100,000 ids that are not theirs neither the holder nor the waiter loses anything, and nothing comes to be.
 async fn a_stranger_releases_and_renews_nothing(store: Store) {
     let (holding, waiting) = (store.client(), store.client());
     let guard = holding.mutex("a").acquire().await.unwrap();

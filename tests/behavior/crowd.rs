@@ -229,7 +229,7 @@ async fn a_crowd_at_a_store_that_fails_at_random_never_overlaps_and_leaves_nothi
 }
 
 /// Processes that are cut off for longer than their leases, in the middle of everything. Each step of the work under a lock
-/// is a write with its token. On the one thread that turns the clock as well, none of these may be late (P5).
+/// is a write with its token. On the one thread that turns the clock as well, none of these may be late.
 async fn a_crowd_whose_leases_run_out_writes_nothing_late_and_leaves_nothing(store: Store) {
     let fair = store.fair;
     let crowd = move || {

@@ -1,4 +1,4 @@
-//! A writer that reads on: readers come in, writers do not, and none has been in between (S8).
+//! A writer that reads on: readers come in, writers do not, and none has been in between.
 
 #![allow(
     clippy::async_yields_async,
@@ -616,7 +616,7 @@ fn kit() -> (Kit, Locks, Locks) {
     (kit, locks.unwrap(), other.unwrap())
 }
 
-/// P3: what is not known changes nothing that others may rely on.
+/// What is not known changes nothing that others may rely on.
 async fn a_downgrade_that_is_not_acknowledged_is_a_read_hold_and_is_asked_for_again(_: Store) {
     type Befall = fn(&Kit);
     let faults: [(Befall, ErrorKind); 6] = [

@@ -106,7 +106,7 @@ async fn a_wait_ends_with_timeout_when_it_is_over(store: Store) {
         assert!(waited >= wait, "{waited:?}");
         late += waited - wait;
     }
-    // S21 allows 50 ms on an idle machine. All together: one by one, who looks but once a second would be late by less.
+    // The bar is 50 ms on an idle machine. All together: one by one, who looks but once a second would be late by less.
     let on_an_idle_machine = 5 * Duration::from_millis(50);
     assert!(late < on_an_idle_machine + SLACK, "{late:?}");
     tickets(&locks, "a", 1).await;
@@ -178,7 +178,6 @@ async fn a_waiting_writer_is_not_overtaken_by_later_readers(store: Store) {
     assert!(late_reader.await.unwrap().unwrap().token() > token);
 }
 
-/// S7.
 async fn readers_behind_a_writer_come_in_together_and_no_further_than_the_next_writer(
     store: Store,
 ) {
@@ -261,7 +260,6 @@ async fn a_semaphore_never_gives_more_than_it_has(store: Store) {
     assert_eq!(witness.assert_no_overlap().visits, 2 * 6 * 15);
 }
 
-/// S10.
 async fn permits_are_taken_all_or_none(store: Store) {
     let locks = store.client();
     let pool = locks.semaphore("s", 10);
@@ -303,7 +301,7 @@ async fn a_large_request_in_line_is_not_overtaken_by_small_ones(store: Store) {
     give_back(small.await.unwrap()).await;
 }
 
-/// H23: permits are whose id they have, and are counted by the store's clock.
+/// Permits are whose id they have, and are counted by the store's clock.
 async fn a_release_of_permits_that_were_lost_frees_nothing(store: Store) {
     let (stalled, locks) = (store.client(), store.client());
     let short = Duration::from_millis(500);
@@ -320,7 +318,6 @@ async fn a_release_of_permits_that_were_lost_frees_nothing(store: Store) {
     give_back(all.try_acquire().await.unwrap()).await;
 }
 
-/// S11.
 async fn two_who_want_all_permits_never_get_one_each(store: Store) {
     let witness = Arc::new(Witness::of(2));
     let mut tasks = JoinSet::new();
@@ -371,7 +368,7 @@ async fn another_capacity_is_refused_while_the_name_is_in_use(store: Store) {
     .await;
 }
 
-/// P9: each is a lock of its own, whatever is in its name.
+/// Each is a lock of its own, whatever is in its name.
 async fn names_that_look_alike_are_different_locks(store: Store) {
     let long = "x".repeat(4000);
     let names = [
@@ -441,7 +438,6 @@ async fn names_that_look_alike_are_different_locks(store: Store) {
     }
 }
 
-/// H37.
 async fn absurd_requests_get_an_error_and_take_nothing(store: Store) {
     let locks = store.client();
     let forever = locks

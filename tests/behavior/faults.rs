@@ -59,7 +59,7 @@ pub(crate) async fn works_again(locks: &Locks, name: &str, within: Duration) {
     .await;
 }
 
-/// H10, S8: the client does not know, and the store has made the ticket smaller. `downgrade` is what only such a request
+/// The client does not know, and the store has made the ticket smaller. `downgrade` is what only such a request
 /// says.
 pub(crate) async fn a_downgrade_whose_reply_is_lost(
     server: u16,

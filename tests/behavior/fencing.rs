@@ -41,7 +41,6 @@ pub(crate) fn facts_of_sqlite(store: Kind) -> Vec<Trial> {
 
 // ---- who has one
 
-/// P6.
 async fn only_what_excludes_all_others_has_a_token_to_write_with(store: Store) {
     let locks = store.client();
     let catalog = locks.rwlock("catalog");

@@ -1,4 +1,4 @@
-//! Dropped futures and guards: nothing stays behind (P2), and not for as long as a lease.
+//! Dropped futures and guards: nothing stays behind, and not for as long as a lease.
 
 #![allow(
     clippy::async_yields_async,
@@ -56,7 +56,7 @@ pub(crate) async fn polled<F: Future>(future: F, polls: usize) -> Option<F::Outp
     .await
 }
 
-/// H30: for every k, drops at the k-th poll, until the future ends before that. Returns how many
+/// For every k, drops at the k-th poll, until the future ends before that. Returns how many
 /// drops there were.
 pub(crate) async fn drop_at_every_poll<F: Future>(
     mut make: impl AsyncFnMut() -> F,
@@ -119,7 +119,7 @@ async fn a_waiter_dropped_at_any_poll_leaves_nothing(store: Store) {
     assert_nothing_left(&store, &locks, "a").await;
 }
 
-/// H40: the wake-up is on its way, or has just arrived, when the waiter goes.
+/// The wake-up is on its way, or has just arrived, when the waiter goes.
 async fn a_waiter_dropped_in_the_moment_of_the_grant_passes_the_lock_on(store: Store) {
     let (locks, other) = (store.client(), store.client());
     for round in 0..60 {
@@ -187,7 +187,7 @@ async fn a_run_dropped_at_any_poll_leaves_nothing(store: Store) {
     }
 }
 
-/// H21: on Redis, 89 of 200 plain requests that were dropped after one poll ran anyway.
+/// On Redis, 89 of 200 plain requests that were dropped after one poll ran anyway.
 async fn two_hundred_acquires_polled_once_leave_nothing(store: Store) {
     let (locks, counts) = store.counted(store.fair);
     locks.ready(SOON).await.unwrap();

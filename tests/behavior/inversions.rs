@@ -1,4 +1,4 @@
-//! H36: locks that are asked for in different orders, and what a debug build says of them. Which circles count is in the
+//! Locks that are asked for in different orders, and what a debug build says of them. Which circles count is in the
 //! library, `inversions`; here is what its users do and are told. The names of a fact's locks are its own, because
 //! warnings are found by them.
 

@@ -121,7 +121,7 @@ async fn a_stopped_clock_ends_a_lease_at_its_exact_time(_: Store) {
     kit.clock().stop();
     let lock = locks.mutex("a").ttl(Duration::from_secs(10)).renew(false);
     let guard = lock.acquire().await.unwrap();
-    // P3: a hundredth of the ttl and 5 ms.
+    // A hundredth of the ttl and 5 ms.
     let usable = Duration::from_millis(10_000 - 105);
     assert_eq!(guard.remaining(), usable);
 
@@ -220,7 +220,6 @@ async fn a_lost_request_has_not_arrived_and_a_lost_reply_comes_after_the_deed(_:
     }
 }
 
-/// H28.
 async fn an_enqueue_let_go_after_its_caller_gave_up_leaves_nothing(_: Store) {
     let (kit, locks) = kit();
     let mut enqueue = kit.hold_next(Verb::Enqueue);
@@ -238,7 +237,7 @@ async fn an_enqueue_let_go_after_its_caller_gave_up_leaves_nothing(_: Store) {
     tickets(&locks, "a", 0).await;
 }
 
-/// H28: the mark of a release obliges an enqueue that is later than every operation timeout.
+/// The mark of a release obliges an enqueue that is later than every operation timeout.
 async fn an_enqueue_that_arrives_after_its_release_takes_nothing(_: Store) {
     let (kit, locks) = kit();
     locks.ready(SOON).await.unwrap();
@@ -351,7 +350,7 @@ async fn one_process_is_cut_off_while_another_works(_: Store) {
     give_back(next).await;
 }
 
-/// S19, as far as one process can show it: who is cut off for ever is as good as killed.
+/// As far as one process can show it: who is cut off for ever is as good as killed.
 async fn who_is_cancelled_or_cut_off_in_line_leaves_the_order_of_the_rest(_: Store) {
     let (kit, locks) = kit();
     let guard = locks.mutex("a").acquire().await.unwrap();
@@ -412,7 +411,7 @@ async fn who_is_cancelled_or_cut_off_in_line_leaves_the_order_of_the_rest(_: Sto
     tickets(&locks, "a", 0).await;
 }
 
-/// S18, in what the core asks of a store.
+/// Counted in requests to the store.
 async fn a_hand_over_costs_as_many_requests_with_a_hundred_waiters_as_with_one(store: Store) {
     for waiters in [1, 10, 100] {
         let (locks, counts) = store.counted(Fair::Strict);
@@ -435,7 +434,7 @@ async fn a_hand_over_costs_as_many_requests_with_a_hundred_waiters_as_with_one(s
     }
 }
 
-/// S20, to the nanosecond, for a holder that works on and for tasks that pass it on.
+/// To the nanosecond, for a holder that works on and for tasks that pass it on.
 async fn a_process_keeps_a_lock_among_its_own_until_the_bound_and_no_longer(_: Store) {
     let kit = Kit::new();
     kit.clock().stop();

@@ -42,7 +42,6 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
-/// S1.
 async fn a_stalled_holder_is_lost_before_its_next_step_and_cannot_take_the_lock_back(store: Store) {
     let lease = Duration::from_millis(400);
     let asked = Instant::now(); // the store counts the lease from somewhere after this
@@ -81,7 +80,6 @@ async fn a_stalled_holder_is_lost_before_its_next_step_and_cannot_take_the_lock_
     give_back(next).await;
 }
 
-/// S2.
 async fn work_that_lasts_three_leases_keeps_the_lock(store: Store) {
     let lease = Duration::from_millis(400);
     let guard = store
@@ -169,7 +167,7 @@ async fn a_lost_lock_stops_the_work_and_the_caller_is_told(store: Store) {
     );
 }
 
-/// P2: the inner future is dropped before the release is queued.
+/// The inner future is dropped before the release is queued.
 async fn the_body_is_gone_before_the_next_holder_gets_in(store: Store) {
     struct InBody(Arc<AtomicBool>);
     impl Drop for InBody {
@@ -207,7 +205,7 @@ async fn the_body_is_gone_before_the_next_holder_gets_in(store: Store) {
     }
 }
 
-/// P2, exactly: while the body is being dropped, nobody has asked for the release yet. Cancelled half-way, and
+/// While the body is being dropped, nobody has asked for the release yet. Cancelled half-way, and
 /// returned but with something of it still there.
 async fn the_lock_is_held_until_the_last_of_the_body_is_gone(store: Store) {
     /// Looks at the lock as the last of the body goes.
@@ -321,7 +319,7 @@ async fn ensure_refuses_what_no_renewal_can_give(store: Store) {
     give_back(guard).await;
 }
 
-/// H33: with leases this short a renewal is always due or under way when the release goes out.
+/// With leases this short a renewal is always due or under way when the release goes out.
 async fn renewals_do_not_outlive_the_release(store: Store) {
     let locks = store.client();
     let end = Instant::now() + Duration::from_secs(2);
@@ -347,7 +345,6 @@ async fn renewals_do_not_outlive_the_release(store: Store) {
     assert_nothing_left(&store, &locks, "a").await;
 }
 
-/// H25.
 async fn a_waiter_with_a_short_ttl_does_not_shorten_the_holder(store: Store) {
     let holder = store.client();
     let guard = holder
@@ -402,7 +399,6 @@ async fn a_waiter_outlives_many_of_its_own_leases_in_line(store: Store) {
     }
 }
 
-/// H34.
 async fn a_leaked_guard_is_not_renewed_beyond_its_limit(store: Store) {
     let (ttl, limit) = (Duration::from_millis(300), Duration::from_millis(700));
     let lock = store.client().mutex("a").ttl(ttl).max_hold(limit);

@@ -154,7 +154,7 @@ async fn tokens_rise_over_hand_overs_of_both_kinds(store: Store) {
     }
 }
 
-/// S20. Judged by turns at the store and not by time.
+/// Judged by turns at the store and not by time.
 async fn a_holder_of_many_tasks_lets_other_processes_in(store: Store) {
     let stop = Arc::new(AtomicBool::new(false));
     let busy = store.client();
@@ -234,7 +234,7 @@ async fn a_bound_of_zero_passes_nothing_on(store: Store) {
     assert_eq!(counts.enqueued(), 10);
 }
 
-/// H40: on a thread with little stack, so that a recursion would be seen.
+/// On a thread with little stack, so that a recursion would be seen.
 async fn a_long_chain_of_dropped_waiters_ends_without_recursion(store: Store) {
     let locks = store.client();
     let chain = {

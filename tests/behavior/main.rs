@@ -1,7 +1,7 @@
 //! The behaviour suite: facts as sentences, each run on every store that it applies to, each in a namespace of its own,
 //! on real servers that the harness starts. `store.rs` says what a fact gets; the other files are groups of facts.
 //!
-//! The run fails as a whole when a password turns up in what it prints or in what the library traces (P10).
+//! The run fails as a whole when a password turns up in what it prints or in what the library traces.
 
 #![allow(clippy::unwrap_used, reason = "a panic is the report")]
 

@@ -41,7 +41,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
-/// S14. Each visits what its names protect, in all of them at once.
+/// Each visits what its names protect, in all of them at once.
 async fn many_clients_that_take_names_in_any_order_all_come_through(store: Store) {
     let resources: Arc<[Witness; 4]> = Arc::new(std::array::from_fn(|_| Witness::exclusive()));
     let mut tasks = JoinSet::new();
@@ -81,7 +81,6 @@ async fn many_clients_that_take_names_in_any_order_all_come_through(store: Store
     }
 }
 
-/// S15.
 async fn names_on_two_stores_are_taken_in_one_order(store: Store) {
     let (here, there) = (store.client(), Locks::connect("memory:").unwrap());
     let resource = Arc::new(Witness::exclusive());

@@ -116,7 +116,7 @@ fn holder_of(store: &Store, lock: &str, ttl: Duration) -> Holder {
     Holder::start(env!("CARGO_BIN_EXE_holder"), &options)
 }
 
-/// From the end of a dead holder's lease to the next holder. S3 allows 200 ms on an idle machine, and a second where a server
+/// From the end of a dead holder's lease to the next holder. The bar is 200 ms on an idle machine, and a second where a server
 /// watches over sessions.
 pub(crate) fn moments(store: &Store) -> Duration {
     let on_an_idle_machine = Duration::from_millis(match store.kind {
@@ -126,7 +126,6 @@ pub(crate) fn moments(store: &Store) -> Duration {
     on_an_idle_machine + SLACK
 }
 
-/// S3.
 async fn a_killed_holder_is_followed_when_its_lease_is_over(store: Store) {
     let ttl = Duration::from_secs(2);
     let rounds = if tests::fact::long() { 20 } else { 3 };
@@ -193,7 +192,7 @@ async fn a_killed_waiter_holds_up_the_line_for_two_seconds_at_most(store: Store)
     }
 }
 
-/// S19: twenty wait, three of them are cancelled and two killed.
+/// Twenty wait, three of them are cancelled and two killed.
 async fn who_is_cancelled_or_killed_in_line_leaves_the_order_of_the_rest(store: Store) {
     let locks = store.client();
     let guard = locks.mutex("a").acquire().await.unwrap();
@@ -248,7 +247,6 @@ async fn who_is_cancelled_or_killed_in_line_leaves_the_order_of_the_rest(store: 
     assert_nothing_left(&store, &locks, "a").await;
 }
 
-/// H1.
 async fn a_frozen_holder_is_followed_and_its_late_write_is_refused(store: Store) {
     let resource = FencedResource::default();
     let mut frozen = holder(&store, "a", Duration::from_secs(1));
@@ -273,7 +271,7 @@ async fn a_frozen_holder_is_followed_and_its_late_write_is_refused(store: Store)
     give_back(next).await;
 }
 
-/// H39: `main` returns right after the guard was dropped.
+/// `main` returns right after the guard was dropped.
 async fn a_process_that_ends_with_a_guard_leaves_no_lock(store: Store) {
     for _ in 0..3 {
         let mut ending = holder(&store, "a", Duration::from_secs(60));
@@ -324,7 +322,7 @@ async fn a_crowd_of_processes_that_are_killed_overlaps_nowhere(store: Store) {
     give_back(next.unwrap()).await;
 }
 
-/// P7. Exact, so it has a server to itself.
+/// Exact, so it has a server to itself.
 async fn one_hand_over_costs_two_scripts_and_one_message_whatever_the_number_of_waiters(
     store: Store,
 ) {
@@ -375,7 +373,7 @@ async fn one_hand_over_costs_two_scripts_and_one_message_whatever_the_number_of_
     }
 }
 
-/// S18 under the default policy: a hundred waiters of one process are one ticket.
+/// Under the default policy: a hundred waiters of one process are one ticket.
 async fn a_line_inside_one_process_costs_the_store_next_to_nothing(store: Store) {
     let server = tests::redis_server::RedisServer::start();
     let client = || {
@@ -430,7 +428,6 @@ async fn an_uncontended_pair_costs_two_scripts(store: Store) {
     );
 }
 
-/// S12.
 async fn the_permits_of_a_killed_holder_are_back_after_its_lease(store: Store) {
     let ttl = Duration::from_secs(2);
     let locks = store.client();
@@ -478,7 +475,7 @@ async fn killed_readers_let_the_writer_in_after_their_leases(store: Store) {
     assert!(after < short + moments(&store), "{after:?}");
 }
 
-/// H24, for locks that let several in at once. Exact, so it has a server to itself.
+/// For locks that let several in at once. Exact, so it has a server to itself.
 async fn a_release_wakes_just_those_whom_it_lets_in(store: Store) {
     let server = tests::redis_server::RedisServer::start();
     let client = || {

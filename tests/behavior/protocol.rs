@@ -270,7 +270,7 @@ async fn abandon<T>(task: tokio::task::JoinHandle<T>) {
     assert!(task.await.is_err_and(|ended| ended.is_cancelled()));
 }
 
-/// H28: a release that overtook its enqueue would leave a lock that nobody has.
+/// A release that overtook its enqueue would leave a lock that nobody has.
 async fn an_abandoned_request_is_released_after_its_reply_and_not_before(_: Store) {
     let (locks, mut store) = played();
     drop(store.grant(&locks.mutex("warm")).await);
@@ -470,7 +470,6 @@ async fn an_unanswered_try_makes_the_outcome_unknown_whatever_the_next_answer_is
     assert!(store.release().await.enqueue_may_follow);
 }
 
-/// P3.
 async fn a_grant_that_arrives_after_its_end_is_not_handed_out(_: Store) {
     let (kit, locks) = kit();
     let mut late = kit.hold_next(Verb::Enqueue);
@@ -487,7 +486,6 @@ async fn a_grant_that_arrives_after_its_end_is_not_handed_out(_: Store) {
     give_back(guard).await;
 }
 
-/// H2, H3.
 async fn a_renewed_lease_counts_from_the_send_of_the_renewal(_: Store) {
     let (kit, locks) = kit();
     let guard = locks.mutex("a").ttl(10 * TTL).acquire().await.unwrap();
@@ -508,7 +506,7 @@ async fn a_renewed_lease_counts_from_the_send_of_the_renewal(_: Store) {
     assert_eq!(guard.remaining(), whole - late);
 }
 
-/// H2, for the renewal that the caller asks for.
+/// For the renewal that the caller asks for.
 async fn an_ensured_lease_counts_from_the_send_of_the_renewal(_: Store) {
     let (kit, locks) = kit();
     let lock = locks.mutex("a").ttl(10 * TTL).renew(false);
@@ -528,7 +526,7 @@ async fn an_ensured_lease_counts_from_the_send_of_the_renewal(_: Store) {
     assert_eq!(guard.remaining(), whole - late);
 }
 
-/// P4: so that two renewals may fail before the lease is at risk.
+/// So that two renewals may fail before the lease is at risk.
 async fn a_renewal_goes_out_after_a_third_of_the_lease(_: Store) {
     let (kit, locks) = kit();
     let guard = locks.mutex("a").ttl(30 * TTL).acquire().await.unwrap();
@@ -572,7 +570,7 @@ async fn a_place_in_line_that_has_aged_is_renewed_before_it_is_handed_out(_: Sto
     assert!(guard.remaining() > 9 * TTL, "{:?}", guard.remaining());
 }
 
-/// S3: a holder that died says nothing; who waits looks when its lease is over, also if it was renewed in between.
+/// A holder that died says nothing; who waits looks when its lease is over, also if it was renewed in between.
 async fn a_waiter_asks_again_each_time_the_holders_lease_may_be_over(_: Store) {
     let (locks, mut store) = played();
     let _task = begin(locks.mutex("a").ttl(60 * TTL).wait(SOON));
@@ -598,7 +596,7 @@ async fn a_waiter_asks_again_each_time_the_holders_lease_may_be_over(_: Store) {
     }
 }
 
-/// H33: release takes a lease out of later batches first.
+/// Release takes a lease out of later batches first.
 async fn a_lease_that_is_being_released_is_not_renewed(_: Store) {
     for dropped in [true, false] {
         let (locks, mut store) = played();
@@ -624,7 +622,6 @@ async fn a_lease_that_is_being_released_is_not_renewed(_: Store) {
     }
 }
 
-/// P3.
 async fn an_acknowledgement_that_comes_after_the_deadline_leads_to_a_release(_: Store) {
     let (kit, locks) = kit();
     let guard = locks.mutex("a").ttl(10 * TTL).acquire().await.unwrap();
@@ -642,7 +639,7 @@ async fn an_acknowledgement_that_comes_after_the_deadline_leads_to_a_release(_: 
     assert!(!guard.is_valid());
 }
 
-/// H24: each comes back within 20 ms, and when is by chance.
+/// Each comes back within 20 ms, and when is by chance.
 async fn clients_that_lost_their_connections_do_not_come_back_all_at_once(_: Store) {
     let (kit, locks) = kit();
     let holder = locks.mutex("a").acquire().await.unwrap();
@@ -679,7 +676,7 @@ async fn clients_that_lost_their_connections_do_not_come_back_all_at_once(_: Sto
     drop(holder);
 }
 
-/// P4: a script of the store's must stay short.
+/// A script of the store's must stay short.
 async fn after_a_gap_everything_is_asked_after_a_hundred_at_a_time(_: Store) {
     let (locks, mut store) = played();
     let mut guards = Vec::new();

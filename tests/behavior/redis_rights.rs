@@ -235,7 +235,7 @@ async fn a_command_that_is_denied_in_mid_life_is_named_and_costs_no_lease(_: Sto
     give_back(waits.await.unwrap().unwrap()).await;
 }
 
-/// P10 and H11: NOAUTH, WRONGPASS.
+/// NOAUTH, WRONGPASS.
 async fn a_wrong_password_is_a_mistake_and_does_not_show(_: Store) {
     let server = RedisServer::with(&["--requirepass", SECRET]);
     let traced = traces::seen();
@@ -372,7 +372,6 @@ impl Backend for Seen {
     }
 }
 
-/// P10.
 async fn nothing_that_can_be_printed_shows_the_password(_: Store) {
     let server = RedisServer::start();
     grant(&server, "lock", SECRET);

@@ -198,7 +198,7 @@ async fn one_ticket_alone_is_one_key(_: Store) {
     assert_eq!(server.command::<usize>(&["HLEN", KEYS[0]]), 1);
 }
 
-/// H12: by whichever verb finds it gone.
+/// By whichever verb finds it gone.
 async fn a_queue_that_is_lost_is_made_anew_in_its_order(_: Store) {
     let server = RedisServer::start();
     let all = ["holds", "b", "a", "c"];
@@ -239,7 +239,7 @@ fn fill(server: &RedisServer, live: u32, dead: u32) {
     server.command::<()>(&["EVAL", FILL, "1", KEYS[0], &live, &dead]);
 }
 
-/// H12: of as many as may wait, which is more than a script can have in hand at once.
+/// Of as many as may wait, which is more than a script can have in hand at once.
 async fn a_queue_of_thousands_that_is_lost_is_made_anew(_: Store) {
     for verb in ["release", "renew", "enqueue"] {
         let server = RedisServer::start();
@@ -324,7 +324,6 @@ async fn a_renewal_that_cannot_see_the_line_makes_nothing_smaller(_: Store) {
     assert_eq!(renew_with(&server, "w", "1")[0], 0);
 }
 
-/// H12, the other way round.
 async fn a_queue_without_its_tickets_keeps_nobody_out(_: Store) {
     let server = RedisServer::start();
     enqueue(&server, "x", "10", "60000");

@@ -59,7 +59,6 @@ async fn an_inner_acquisition_has_the_same_token_and_asks_nobody(store: Store) {
     assert_nothing_left(&store, &locks, "a").await;
 }
 
-/// S5.
 async fn five_clients_that_re_enter_never_overlap(store: Store) {
     let witness = Arc::new(Witness::exclusive());
     let mut clients = JoinSet::new();
@@ -103,7 +102,6 @@ async fn an_annotated_function_may_call_itself(store: Store) {
     assert_nothing_left(&store, &locks, "countdown").await;
 }
 
-/// S6.
 async fn what_is_not_reentrant_would_deadlock_at_once(store: Store) {
     let locks = store.client();
     let (outer, inner) = (locks.mutex("a"), locks.mutex("a").reentrant(false));
@@ -120,7 +118,6 @@ async fn what_is_not_reentrant_would_deadlock_at_once(store: Store) {
     assert_nothing_left(&store, &locks, "a").await;
 }
 
-/// S9.
 async fn the_write_side_inside_the_read_side_would_deadlock_at_once(store: Store) {
     let locks = store.client();
     let catalog = locks.rwlock("c");
@@ -190,7 +187,6 @@ impl Account {
     }
 }
 
-/// S27.
 async fn branches_that_re_enter_take_turns(store: Store) {
     let account = Account {
         number: 7,
@@ -225,7 +221,7 @@ async fn readers_that_re_enter_do_not_wait_for_each_other(store: Store) {
         .unwrap();
 }
 
-/// S28, and two clients of one store.
+/// Two clients of one store.
 async fn another_client_does_not_re_enter(store: Store) {
     let (locks, _) = store.counted(DEFAULT);
     let elsewhere = Locks::connect("memory:").unwrap();

@@ -35,7 +35,7 @@ async fn outside<T: Send + 'static>(piece: impl FnOnce() -> T + Send + 'static) 
     tokio::task::spawn_blocking(piece).await.unwrap()
 }
 
-/// H38: every `#[tokio::test]` is a runtime of its own, and the client may be a static.
+/// Every `#[tokio::test]` is a runtime of its own, and the client may be a static.
 async fn a_client_survives_the_runtime_that_connected_first(store: Store) {
     let locks = store.client();
     outside(move || {
@@ -93,7 +93,6 @@ async fn a_place_in_line_is_not_left_to_a_runtime_that_would_not_hear_of_it(stor
     outside(move || drop(second)).await;
 }
 
-/// H31.
 async fn a_guard_dropped_when_its_runtime_shuts_down_releases(store: Store) {
     let locks = store.client();
     let users = locks.clone();
@@ -196,7 +195,7 @@ async fn a_current_thread_runtime_will_do(store: Store) {
     .await;
 }
 
-/// H32, P4: a lease of 3 s, and no worker runs anything for 10 s.
+/// A lease of 3 s, and no worker runs anything for 10 s.
 async fn blocking_every_worker_for_ten_seconds_loses_no_lease(store: Store) {
     let locks = store.client();
     let users = locks.clone();
@@ -236,7 +235,6 @@ async fn blocking_every_worker_for_ten_seconds_loses_no_lease(store: Store) {
     assert_nothing_left(&store, &locks, "a").await;
 }
 
-/// H39.
 async fn dropping_the_last_handle_finishes_the_release(store: Store) {
     let observer = store.client();
     for _ in 0..20 {

@@ -244,7 +244,7 @@ fn authority() -> &'static Authority {
     AUTHORITY.get_or_init(Authority::new)
 }
 
-/// Keys of a namespace beyond what P6 keeps.
+/// Keys of a namespace beyond those that keep the tokens rising.
 pub(crate) fn litter(server: &RedisServer, namespace: &str) -> Vec<String> {
     let mut keys = server.keys(&format!("{namespace}:*"));
     keys.retain(|key| {
@@ -274,7 +274,6 @@ pub(crate) fn kind<T: Debug>(outcome: Result<T, Error>) -> ErrorKind {
     error.kind()
 }
 
-/// P10.
 pub(crate) fn shows_no_password(shown: &impl Debug) {
     let text = format!("{shown:?} {shown:#?}");
     assert!(

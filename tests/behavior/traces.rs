@@ -1,4 +1,4 @@
-//! P10: what the library and its driver trace while the suite runs, searched for what must not be in it. And what the
+//! What the library and its driver trace while the suite runs, searched for what must not be in it. And what the
 //! library tells operators, for the facts about that.
 
 use std::fmt::{Debug, Write};

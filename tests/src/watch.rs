@@ -1,4 +1,4 @@
-//! P10: a test program under watch. What it prints, and what its own children print, is passed on and searched for the
+//! A test program under watch. What it prints, and what its own children print, is passed on and searched for the
 //! passwords that its clients use.
 
 use std::io::{self, BufRead as _, BufReader, Read, Write};
@@ -38,7 +38,7 @@ pub fn output_for(secrets: &'static [&'static str]) {
         .map(|search| search.join().unwrap())
         .sum();
     if found > 0 {
-        eprintln!("{found} lines of the output contain a password of the tests (P10)");
+        eprintln!("{found} lines of the output contain a password of the tests");
         exit(1);
     }
     exit(status.code().unwrap_or(1));

@@ -611,7 +611,7 @@ fn when_the_store_fails_somebody_tries_again() {
     });
 }
 
-/// S8. The last who writes and the last who reads end at the same time: whoever is passed the ticket
+/// The last who writes and the last who reads end at the same time: whoever is passed the ticket
 /// writes alone, and it does not become a reader's under him.
 #[test]
 fn a_ticket_is_passed_on_to_a_writer_or_becomes_a_readers() {

@@ -199,7 +199,7 @@ fn read(option: &'static str, file: &Path) -> Result<Vec<u8>, Error> {
         .map_err(|error| Error::config(format!("{option} {file:?} cannot be read: {error}")))
 }
 
-/// The kind of damage only: the parser's text may quote the file, which may be the key (P10).
+/// The kind of damage only: the parser's text may quote the file, which may be the key.
 fn not_pem(option: &'static str, file: &Path, error: &pem::Error) -> Error {
     let what = match error {
         pem::Error::MissingSectionEnd { .. } => "a section has no end",

@@ -532,7 +532,6 @@ impl Model {
         ))
     }
 
-    /// P6.
     fn note_exclusive(&mut self, ticket: usize, number: u64) -> Result<(), String> {
         let wish = self.wishes[ticket];
         // Fewer than were wished for, if it was made smaller.

@@ -23,7 +23,6 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
-/// S22, first half.
 async fn a_cut_that_heals_before_the_deadline_loses_nothing(_: Store) {
     let server = RedisServer::start();
     let proxy = Proxy::to(server.port());
@@ -50,7 +49,7 @@ async fn a_cut_that_heals_before_the_deadline_loses_nothing(_: Store) {
     give_back(guard).await;
 }
 
-/// S22, second half. Judged at what the work touches: its last step lies before the next holder's first.
+/// Judged at what the work touches: its last step lies before the next holder's first.
 async fn a_cut_that_outlasts_the_lease_stops_the_work(_: Store) {
     let server = RedisServer::start();
     let proxy = Proxy::to(server.port());
@@ -90,7 +89,6 @@ async fn a_lost_release_is_repeated(_: Store) {
     nothing_left(&server).await;
 }
 
-/// H19.
 async fn wake_ups_that_were_cut_off_are_caught_up_on(_: Store) {
     let server = RedisServer::start();
     let proxy = Proxy::to(server.port());

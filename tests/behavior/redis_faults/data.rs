@@ -60,7 +60,6 @@ async fn a_line_of_thousands_that_died_at_once_is_cleared(_: Store) {
     nothing_left(&server).await;
 }
 
-/// H13, H7.
 async fn a_server_that_lost_its_data_takes_the_lock_and_tokens_still_rise(_: Store) {
     let server = RedisServer::start();
     let locks = client(&server);
@@ -77,7 +76,6 @@ async fn a_server_that_lost_its_data_takes_the_lock_and_tokens_still_rise(_: Sto
     give_back(next).await;
 }
 
-/// H12.
 async fn ready_reports_a_server_that_evicts(_: Store) {
     let server = RedisServer::start();
     let store = backend::open(&server.url()).unwrap();
@@ -101,7 +99,7 @@ async fn ready_reports_a_server_that_evicts(_: Store) {
     }
 }
 
-/// H12: eviction takes keys one by one.
+/// Eviction takes keys one by one.
 async fn an_evicted_ticket_costs_the_lock_and_the_holder_learns_it(_: Store) {
     let server = RedisServer::start();
     let locks = client(&server);
@@ -117,7 +115,6 @@ async fn an_evicted_ticket_costs_the_lock_and_the_holder_learns_it(_: Store) {
     nothing_left(&server).await;
 }
 
-/// H12.
 async fn an_evicted_queue_costs_nobody_the_lock_or_the_place(_: Store) {
     let server = RedisServer::start();
     let locks = client(&server);
@@ -142,7 +139,6 @@ async fn an_evicted_queue_costs_nobody_the_lock_or_the_place(_: Store) {
     nothing_left(&server).await;
 }
 
-/// H4.
 async fn a_clock_that_jumps_forward_is_noticed_and_tokens_rise(_: Store) {
     let server = RedisServer::with_clock(&[]);
     let guard = client(&server)
@@ -194,7 +190,7 @@ async fn a_clock_that_jumps_back_lets_no_second_holder_in(_: Store) {
     give_back(next).await;
 }
 
-/// P6: what a client has seen counts up to a day beyond the store's clock.
+/// What a client has seen counts up to a day beyond the store's clock.
 async fn one_clock_that_was_far_ahead_does_not_drive_every_token_ahead(_: Store) {
     let server = RedisServer::with_clock(&[]);
     let locks = client(&server);
@@ -208,7 +204,6 @@ async fn one_clock_that_was_far_ahead_does_not_drive_every_token_ahead(_: Store)
     assert!(honest < next && next < ahead, "{honest} {next} {ahead}");
 }
 
-/// H8.
 async fn what_remains_of_a_name_is_gone_a_day_later(_: Store) {
     let server = RedisServer::start();
     let locks = client(&server);
@@ -227,7 +222,7 @@ async fn what_remains_of_a_name_is_gone_a_day_later(_: Store) {
     }
 }
 
-/// H25: with whatever ttl holders and waiters come and go, keys live on for a day.
+/// With whatever ttl holders and waiters come and go, keys live on for a day.
 async fn no_request_shortens_the_life_of_a_key(_: Store) {
     let server = RedisServer::start();
     let locks = client(&server);

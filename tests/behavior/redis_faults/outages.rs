@@ -40,7 +40,6 @@ async fn a_server_that_is_down_is_unavailable_within_one_operation(_: Store) {
     );
 }
 
-/// P8.
 async fn the_wait_bounds_connecting_and_asking_too(_: Store) {
     let server = RedisServer::start();
     let proxy = Proxy::to(server.port());
@@ -66,7 +65,6 @@ async fn the_wait_bounds_connecting_and_asking_too(_: Store) {
     tickets(&client(&server), "a", 0).await;
 }
 
-/// H20.
 async fn a_client_that_was_idle_through_an_outage_works_again(_: Store) {
     let server = RedisServer::start();
     let locks = client(&server);
@@ -207,7 +205,7 @@ async fn waiters_keep_their_places_over_restarts_of_a_server_with_its_data(_: St
     nothing_left(&server).await;
 }
 
-/// H11: LOADING. A server that takes six seconds to read its data, several operation timeouts.
+/// LOADING. A server that takes six seconds to read its data, several operation timeouts.
 async fn a_server_that_reads_its_data_is_unavailable_and_comes_back(_: Store) {
     let slowly = [
         "--key-load-delay",

@@ -27,7 +27,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
-/// H11: OOM.
+/// OOM.
 async fn a_full_server_refuses_locks_but_renews_and_releases(_: Store) {
     let server = RedisServer::start();
     let locks = client(&server);
@@ -47,7 +47,7 @@ async fn a_full_server_refuses_locks_but_renews_and_releases(_: Store) {
     nothing_left(&server).await;
 }
 
-/// H11, H28: the release of a lock that was asked for twice leaves a mark, which is one more key.
+/// The release of a lock that was asked for twice leaves a mark, which is one more key.
 async fn a_full_server_takes_back_a_lock_and_keeps_its_mark(_: Store) {
     let server = RedisServer::start();
     let proxy = Proxy::to(server.port());
@@ -62,7 +62,6 @@ async fn a_full_server_takes_back_a_lock_and_keeps_its_mark(_: Store) {
     assert_eq!(server.keys("test:1:{a}:gone:*").len(), 1);
 }
 
-/// H11, S8.
 async fn a_full_server_lets_readers_in(_: Store) {
     let server = RedisServer::start();
     let (locks, other) = (client(&server), client(&server));
@@ -92,7 +91,7 @@ async fn a_read_only_server_is_unavailable(_: Store) {
     give_back(locks.mutex("a").acquire().await.unwrap()).await;
 }
 
-/// H11: MISCONF. A background save that cannot write its file.
+/// MISCONF. A background save that cannot write its file.
 async fn a_server_that_cannot_save_is_unavailable(_: Store) {
     let server = RedisServer::with(&["--dbfilename", "taken.rdb"]);
     let locks = client(&server);
@@ -114,7 +113,7 @@ async fn a_server_that_cannot_save_is_unavailable(_: Store) {
     assert!(error.to_string().contains("MISCONF"), "{error}");
 }
 
-/// H11: BUSY.
+/// BUSY.
 async fn a_server_busy_with_a_script_is_unavailable_and_comes_back(_: Store) {
     let server = RedisServer::with(&["--busy-reply-threshold", "50"]);
     let locks = client(&server);
@@ -151,7 +150,7 @@ async fn a_server_busy_with_a_script_is_unavailable_and_comes_back(_: Store) {
     give_back(locks.mutex("a").acquire().await.unwrap()).await;
 }
 
-/// H11: NOSCRIPT.
+/// NOSCRIPT.
 async fn forgotten_scripts_are_loaded_again(_: Store) {
     let server = RedisServer::start();
     let locks = client(&server);

@@ -29,7 +29,6 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
-/// H10, S29.
 async fn a_lost_reply_is_asked_for_again_and_granted_once(_: Store) {
     let server = RedisServer::start();
     let proxy = Proxy::to(server.port());
@@ -91,7 +90,7 @@ async fn giving_up_on_a_lost_reply_leaves_nothing(_: Store) {
     give_back(client(&server).mutex("a").try_acquire().await.unwrap()).await;
 }
 
-/// H28: the requests of a client that gave up sit in a frozen network; when it thaws, enqueue and
+/// The requests of a client that gave up sit in a frozen network; when it thaws, enqueue and
 /// release arrive over different connections, in any order.
 async fn a_release_that_overtakes_its_enqueue_is_obeyed(_: Store) {
     let server = RedisServer::start();
@@ -142,7 +141,7 @@ async fn a_server_stopped_for_longer_than_a_lease_still_gets_the_release(_: Stor
     tickets(&client(&server), "a", 0).await;
 }
 
-/// H28: byte for byte the request that was answered to nobody, when its release has been carried out.
+/// Byte for byte the request that was answered to nobody, when its release has been carried out.
 async fn an_enqueue_that_arrives_after_its_release_takes_nothing(_: Store) {
     let server = RedisServer::start();
     let proxy = Proxy::to(server.port());
@@ -175,7 +174,6 @@ async fn an_enqueue_that_arrives_after_its_release_takes_nothing(_: Store) {
     assert!(client(&server).inspect("a").await.unwrap().is_empty());
 }
 
-/// H2, P3.
 async fn a_slow_reply_counts_against_the_lease(_: Store) {
     let server = RedisServer::start();
     let proxy = Proxy::to(server.port());
@@ -198,7 +196,6 @@ async fn a_slow_reply_counts_against_the_lease(_: Store) {
     give_back(guard).await;
 }
 
-/// H3.
 async fn a_lease_ends_on_time_while_its_renewal_hangs(_: Store) {
     let server = RedisServer::start();
     let proxy = Proxy::to(server.port());

@@ -41,7 +41,6 @@ fn commits(store: &Store) -> u64 {
         .unwrap()
 }
 
-/// H24.
 async fn a_lock_that_another_process_holds_for_long_costs_no_transactions(store: Store) {
     let locks = builder(store.file().url()).ttl(LONG).build().unwrap();
     let mut other = holder_without_renewals(&store);
@@ -64,7 +63,6 @@ async fn a_lock_that_another_process_holds_for_long_costs_no_transactions(store:
     }
 }
 
-/// H24, P7.
 async fn a_hand_over_between_processes_costs_as_many_transactions_with_ten_waiters_as_with_one(
     store: Store,
 ) {

@@ -41,7 +41,6 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
     facts
 }
 
-/// H50–59.
 async fn the_file_and_what_lies_beside_it_are_for_their_owner_only(store: Store) {
     let guard = client(&store).mutex("a").acquire().await.unwrap();
 
@@ -145,7 +144,6 @@ async fn the_database_of_another_program_is_left_alone(store: Store) {
     assert_eq!(store.file().query("PRAGMA journal_mode"), ["delete"]);
 }
 
-/// P9.
 async fn a_file_of_another_layout_is_refused(store: Store) {
     let mut other = holder(&store, "a");
     let token = other.acquire();

@@ -32,7 +32,7 @@ async fn processes_that_come_first_at_once_agree_on_one_file(store: Store) {
     }
 }
 
-/// H29, in real processes: each asks anew as soon as it has let go.
+/// In real processes: each asks anew as soon as it has let go.
 async fn processes_exclude_each_other_in_the_order_of_their_tickets(store: Store) {
     let mut holders: Vec<_> = (0..4).map(|_| holder(&store, "a")).collect();
     for holder in &mut holders {

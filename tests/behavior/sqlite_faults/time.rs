@@ -18,7 +18,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
-/// H4: the wall clock of one process jumps while it holds, waits and asks. Leases do not follow it, and tokens still rise.
+/// The wall clock of one process jumps while it holds, waits and asks. Leases do not follow it, and tokens still rise.
 async fn a_wall_clock_that_jumps_changes_no_lease_and_tokens_rise(store: Store) {
     let locks = client(&store);
     let clock = FakeClock::in_folder(store.file().folder()).unwrap();
@@ -61,7 +61,6 @@ async fn a_wall_clock_that_jumps_changes_no_lease_and_tokens_rise(store: Store) 
     }
 }
 
-/// H8.
 async fn what_remains_of_a_name_is_gone_a_day_later(store: Store) {
     let locks = client(&store);
     let held = locks.mutex("held").acquire().await.unwrap();

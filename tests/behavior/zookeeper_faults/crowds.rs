@@ -81,7 +81,6 @@ async fn only_a_client_with_tickets_has_its_leader_checked(_: Store) {
     give_back(guard).await;
 }
 
-/// S18, P7.
 async fn one_hand_over_costs_the_same_whatever_the_number_of_waiters(_: Store) {
     let server = ZooKeeperServer::start();
     for waiters in [1, 10, 100] {
@@ -114,7 +113,7 @@ async fn one_hand_over_costs_the_same_whatever_the_number_of_waiters(_: Store) {
     }
 }
 
-/// S18: beyond eight processes the price of a hand-over does not rise any more.
+/// Beyond eight processes the price of a hand-over does not rise any more.
 async fn a_crowd_of_clients_costs_the_same_however_many_they_are(_: Store) {
     let server = ZooKeeperServer::start();
     for (clients, tasks) in [(4, 1), (8, 1), (16, 1), (16, 3), (32, 2)] {

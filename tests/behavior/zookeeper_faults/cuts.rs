@@ -23,7 +23,6 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
-/// S22, first half.
 async fn a_cut_that_heals_before_the_deadline_loses_nothing(_: Store) {
     let server = ZooKeeperServer::start();
     let proxy = Proxy::to(server.port());
@@ -47,7 +46,7 @@ async fn a_cut_that_heals_before_the_deadline_loses_nothing(_: Store) {
     give_back(guard).await;
 }
 
-/// S22, second half. Judged at what the work touches: its last step lies before the next holder's first.
+/// Judged at what the work touches: its last step lies before the next holder's first.
 async fn a_cut_that_outlasts_the_session_stops_the_work(_: Store) {
     let server = ZooKeeperServer::start();
     let proxy = Proxy::to(server.port());
@@ -85,7 +84,6 @@ async fn a_lost_release_is_repeated(_: Store) {
     nothing_left(&server).await;
 }
 
-/// H19.
 async fn wake_ups_that_were_cut_off_are_caught_up_on(_: Store) {
     let server = ZooKeeperServer::start();
     let proxy = Proxy::to(server.port());
@@ -109,7 +107,7 @@ async fn wake_ups_that_were_cut_off_are_caught_up_on(_: Store) {
     }
 }
 
-/// H27. The library forgets standing watches when it reconnects.
+/// The library forgets standing watches when it reconnects.
 async fn a_waiter_of_before_a_reconnect_is_woken_after_it(_: Store) {
     let server = ZooKeeperServer::start();
     let proxy = Proxy::to(server.port());

@@ -129,7 +129,6 @@ async fn a_server_that_restarts_keeps_locks_and_line(_: Store) {
     give_back(waiter.await.unwrap().unwrap()).await;
 }
 
-/// H13.
 async fn a_server_that_lost_its_data_takes_the_lock(_: Store) {
     let server = ZooKeeperServer::start();
     let locks = client(&server);
@@ -182,7 +181,6 @@ async fn a_node_that_somebody_deleted_costs_the_lock_and_the_holder_learns_it(_:
     }
 }
 
-/// H7.
 async fn tokens_rise_although_the_sequence_starts_again(_: Store) {
     let server = ZooKeeperServer::that_forgets_soon();
     let locks = client(&server);

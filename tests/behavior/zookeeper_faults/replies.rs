@@ -24,7 +24,6 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
-/// H10, H16.
 async fn a_lost_reply_is_asked_for_again_and_granted_once(_: Store) {
     let server = ZooKeeperServer::start();
     let proxy = Proxy::to(server.port());
@@ -58,7 +57,6 @@ async fn a_downgrade_whose_reply_is_lost_has_let_readers_in_and_no_writer(_: Sto
     a_downgrade_whose_reply_is_lost(server.port(), through, &other, smaller, nothing_left).await;
 }
 
-/// S29.
 async fn giving_up_on_a_lost_reply_leaves_nothing(_: Store) {
     let server = ZooKeeperServer::start();
     let proxy = Proxy::to(server.port());
@@ -107,7 +105,7 @@ async fn what_was_sent_to_a_stopped_server_is_found_and_deleted(_: Store) {
     }
 }
 
-/// H28: as a create does that sat in the buffer of a connection that is no more. It is played by another client, with
+/// As a create does that sat in the buffer of a connection that is no more. It is played by another client, with
 /// the very id.
 async fn a_node_that_appears_after_its_release_is_deleted(_: Store) {
     let server = ZooKeeperServer::start();
@@ -142,7 +140,6 @@ async fn a_node_that_appears_after_its_release_is_deleted(_: Store) {
     nothing_left(&server).await;
 }
 
-/// H3.
 async fn a_lease_ends_on_time_while_nothing_is_answered(_: Store) {
     let server = ZooKeeperServer::start();
     let proxy = Proxy::to(server.port());

@@ -21,7 +21,6 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
-/// S3.
 async fn a_killed_holder_is_followed_when_its_session_is_over(_: Store) {
     let server = ZooKeeperServer::start();
     let ttl = Duration::from_secs(2);
@@ -43,14 +42,14 @@ async fn a_killed_holder_is_followed_when_its_session_is_over(_: Store) {
         give_back(next).await;
     }
     println!("SIGKILL of the holder to the next holder, session of 2 s: {longest:?} at most");
-    // S3 allows a second on an idle machine.
+    // The bar is a second on an idle machine.
     assert!(
         longest < ttl + Duration::from_secs(1) + SLACK,
         "{longest:?}"
     );
 }
 
-/// H1, H16: its session is another's past.
+/// Its session is another's past.
 async fn a_frozen_holder_is_followed_and_its_late_write_is_refused(_: Store) {
     let server = ZooKeeperServer::start();
     let resource = FencedResource::default();
@@ -77,7 +76,6 @@ async fn a_frozen_holder_is_followed_and_its_late_write_is_refused(_: Store) {
     assert!(frozen.acquire() > old);
 }
 
-/// H39.
 async fn a_process_that_ends_with_a_guard_leaves_no_lock(_: Store) {
     let server = ZooKeeperServer::start();
     for _ in 0..3 {

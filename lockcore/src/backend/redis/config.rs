@@ -194,7 +194,7 @@ mod tests {
         assert_eq!(info.addr().to_string(), "example.com:6400");
     }
 
-    /// H21: what the driver would do by itself.
+    /// What the driver would do by itself.
     #[test]
     fn a_request_does_not_wait_in_the_socket_for_the_next() {
         assert!(info("redis://localhost").unwrap().tcp_settings().nodelay());

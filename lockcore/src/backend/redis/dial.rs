@@ -136,7 +136,7 @@ impl Server {
     }
 }
 
-/// Neither user nor password (P10).
+/// Neither user nor password.
 impl fmt::Debug for Server {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(

@@ -288,7 +288,7 @@ fn is_stopped(text: &str) -> bool {
         .any(|sign| text.contains(sign))
 }
 
-/// What an error says about the request (H11).
+/// What an error says about the request.
 pub(super) fn failed(error: RedisError) -> StoreError {
     let text = error.to_string();
     // Redis 6 reports what stopped a command of a script as "ERR … -OOM …".

@@ -58,7 +58,7 @@ pub(super) fn object<T: std::fmt::Display>(
 /// Milliseconds of the clock that tickets expire by.
 ///
 /// All processes that share the file share the machine, and so the clock that they judge their own leases by: it counts
-/// suspend, and nobody can set it, so that a wall clock that jumps neither ends a lease nor prolongs one (H4). What it
+/// suspend, and nobody can set it, so that a wall clock that jumps neither ends a lease nor prolongs one. What it
 /// does not outlast is the boot: see [`Boot`].
 pub(super) fn now_millis() -> i64 {
     #[cfg(any(target_os = "linux", target_os = "android"))]

@@ -215,7 +215,7 @@ impl Settings {
     }
 }
 
-/// Without the password (P10).
+/// Without the password.
 impl fmt::Debug for Settings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Settings")

@@ -14,7 +14,7 @@
 //! - A ticket that is made smaller has a node anew, and that node comes before the old one goes: in the
 //!   events as in the transaction. So no line is without it in between.
 //! - So a ticket of ours that is *in* the line and first by the rule holds; one that is not in it yet
-//!   is not granted from it, whatever the line looks like (H27). A line that is not current is not
+//!   is not granted from it, whatever the line looks like. A line that is not current is not
 //!   looked at: renewals ask the store then.
 
 use std::collections::{HashSet, VecDeque};
@@ -640,7 +640,6 @@ mod tests {
         );
     }
 
-    /// H27.
     #[test]
     fn a_create_that_nobody_told_of_is_noticed() {
         let mut line = Line::default();
@@ -654,7 +653,7 @@ mod tests {
         assert!(!line.is_current());
     }
 
-    /// S8: with neither of its nodes in the line, the next would hold.
+    /// With neither of its nodes in the line, the next would hold.
     #[test]
     fn a_ticket_that_is_made_smaller_is_never_missing_and_takes_one_number_more() {
         let (old, behind) = (ticket(7), ticket(8));

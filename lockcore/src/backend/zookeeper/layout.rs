@@ -322,7 +322,7 @@ mod tests {
         assert_eq!(owner_and_number(b"a\nb", 9), ("a\nb".into(), 9));
     }
 
-    /// H16: after 2³¹ tickets on one hot name.
+    /// After 2³¹ tickets on one hot name.
     #[test]
     fn the_line_keeps_its_order_when_the_numbers_wrap() {
         let numbers = [2_147_483_647, -2_147_483_648, 2_147_483_646, -2_147_483_647];

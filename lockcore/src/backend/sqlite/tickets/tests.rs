@@ -255,7 +255,6 @@ async fn told(processes: &mut [Process; 2], granted: &[(Id, usize)], seed: u64, 
     }
 }
 
-/// H10.
 #[tokio::test]
 async fn an_enqueue_repeated_in_time_is_the_same_ticket_and_after_its_lease_none() {
     let folder = tempfile::tempdir().unwrap();
@@ -398,7 +397,6 @@ async fn a_batch_is_answered_in_its_order_also_where_it_names_a_ticket_twice() {
     assert_eq!(process.enqueue(&unknown).await.unwrap(), Enqueued::Gone);
 }
 
-/// H28.
 #[tokio::test]
 async fn an_enqueue_after_its_release_is_refused_while_the_mark_is_there() {
     let folder = tempfile::tempdir().unwrap();
@@ -424,7 +422,6 @@ async fn an_enqueue_after_its_release_is_refused_while_the_mark_is_there() {
     assert!(left.is_empty(), "a mark stays for ever");
 }
 
-/// P6.
 #[tokio::test]
 async fn numbers_rise_over_what_was_drawn_and_seen_and_end_instead_of_wrapping() {
     let folder = tempfile::tempdir().unwrap();

@@ -156,7 +156,7 @@ async fn find(
                 &stat,
             )?);
         } else {
-            // Of an earlier session of ours, which ends without being renewed (H16), or a second one.
+            // Of an earlier session of ours, which ends without being renewed, or a second one.
             session.delete_unasked(path);
         }
     }

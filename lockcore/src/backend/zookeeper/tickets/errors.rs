@@ -4,7 +4,7 @@ use zookeeper_client::Error as ZkError;
 
 use crate::backend::{Fault, StoreError};
 
-/// What an error says about the request (H11). A broken connection is not one of the core's: the
+/// What an error says about the request. A broken connection is not one of the core's: the
 /// session gets over it, or ends, and either is told by the driver.
 pub(crate) fn failed(error: ZkError) -> StoreError {
     let fault = match &error {
@@ -53,7 +53,6 @@ pub(crate) fn not_connected(hosts: &str, error: ZkError, hint: &str) -> StoreErr
 mod tests {
     use super::*;
 
-    /// H11.
     #[test]
     fn each_error_says_what_became_of_the_request() {
         for error in [
