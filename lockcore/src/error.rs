@@ -3,8 +3,6 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::backend::{Fault, StoreError};
-
 /// Why a lock was not taken, or was lost.
 #[derive(Clone)]
 pub struct Error(Box<Inner>);
@@ -218,21 +216,11 @@ impl Error {
         Self::new(ErrorKind::WouldDeadlock, message)
     }
 
-    pub(crate) fn capacity_mismatch(asked: u32, in_use: u32) -> Self {
-        let meaning = |capacity: u32| {
-            if capacity == crate::request::FULL.get() {
-                "as a mutex or read/write lock".to_owned()
-            } else {
-                format!("as a semaphore of {capacity}")
-            }
-        };
+    /// The name is in use otherwise than it was asked for.
+    pub(crate) fn capacity_mismatch(asked: &str, in_use: &str) -> Self {
         Self::new(
             ErrorKind::CapacityMismatch,
-            format!(
-                "asked for {}, but the name is in use {}; all callers must agree",
-                meaning(asked),
-                meaning(in_use)
-            ),
+            format!("asked for {asked}, but the name is in use {in_use}; all callers must agree"),
         )
     }
 
@@ -249,14 +237,6 @@ impl Error {
         }
     }
 
-    /// The failure of a request that takes nothing.
-    pub(crate) fn unavailable_unless_config(error: StoreError) -> Self {
-        match error.fault() {
-            Fault::Config => Self::config(error.to_string()),
-            Fault::Retry | Fault::Refused | Fault::Unknown => Self::unavailable(error.to_string()),
-        }
-    }
-
     /// For what has been done already, as far as it is this process's to do: `Config` would say that it has
     /// not.
     pub(crate) fn unavailable_if_config(self) -> Self {
@@ -269,19 +249,6 @@ impl Error {
     pub(crate) fn of_name(mut self, name: &str) -> Self {
         self.0.name = Some(name.to_owned());
         self
-    }
-}
-
-/// What a store's refusal means to the caller. An [`Fault::Unknown`] is passed on as it is: only
-/// the acquire loop knows whether a repetition has settled it.
-impl From<StoreError> for Error {
-    fn from(error: StoreError) -> Self {
-        let message = error.to_string();
-        match error.fault() {
-            Fault::Config => Self::config(message),
-            Fault::Retry | Fault::Refused => Self::unavailable(message),
-            Fault::Unknown => Self::unknown(message),
-        }
     }
 }
 

@@ -18,11 +18,8 @@ use std::collections::{HashSet, VecDeque};
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::guard::Held;
 use crate::hash::Prehashed;
-use crate::lock::Order;
 use crate::name::Name;
-use crate::scope;
 
 /// Pairs that are remembered. A program has some hundreds of places that ask under a lock; if its names
 /// vary without end, these are the most recent.
@@ -38,51 +35,48 @@ const WARNINGS: usize = 100;
 #[derive(Default)]
 pub(crate) struct Inversions(Mutex<Asked>);
 
-/// Notes that `order` is waited for by the running code, and warns of a circle that this closes.
-pub(crate) fn asked_for(order: &Order<'_>) {
-    let around = scope::holds();
-    if around.is_empty() || around.len() > HELD_AT_ONCE {
-        return;
-    }
-    let together: Arc<[Part]> = around.iter().map(|(held, _)| Part::of(held)).collect();
-    let wanted = Called {
-        name: order.name,
-        label: order.label,
-    };
-    let memory = &order.client.inversions.0;
-    for (held, keeps) in &around {
-        // Each client remembers its own.
-        if !keeps || !held.is_of_client(order.client) {
-            continue;
+/// A lock that the code holds which asks for another.
+pub(crate) struct Around<'a> {
+    pub(crate) called: Called<'a>,
+    pub(crate) part: Part,
+    /// It is kept by the asking code itself, and the client is this one.
+    pub(crate) keeps: bool,
+}
+
+impl Inversions {
+    /// Notes that `wanted` is waited for by code that holds what is `around`, and warns of a circle that this closes.
+    pub(crate) fn asked_for(&self, wanted: Called<'_>, around: &[Around<'_>]) {
+        if around.is_empty() || around.len() > HELD_AT_ONCE {
+            return;
         }
-        let under = Called {
-            name: &held.lease().request.name,
-            label: held.label(),
-        };
-        // Nothing can panic in between that would leave it half changed.
-        let mut asked = memory.lock().unwrap_or_else(PoisonError::into_inner);
-        let circle = asked.asked(under, wanted, &together);
-        drop(asked); // who listens to traces may use locks
-        if let Some(circle) = circle {
-            tracing::warn!(
-                lock = %wanted.name,
-                label = wanted.label,
-                under = %under.name,
-                under_label = under.label,
-                circle = %circle,
-                "a deadlock can happen: this lock was asked for under that one, and elsewhere in this process it was the \
-                 other way round. When both happen at once, here or in two processes, each waits for the other until its \
-                 wait is over. Take them together with Locks::all, or everywhere in the same order"
-            );
+        let together: Arc<[Part]> = around.iter().map(|held| held.part.clone()).collect();
+        for held in around.iter().filter(|held| held.keeps) {
+            let under = held.called;
+            // Nothing can panic in between that would leave it half changed.
+            let mut asked = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let circle = asked.asked(under, wanted, &together);
+            drop(asked); // who listens to traces may use locks
+            if let Some(circle) = circle {
+                tracing::warn!(
+                    lock = %wanted.name,
+                    label = wanted.label,
+                    under = %under.name,
+                    under_label = under.label,
+                    circle = %circle,
+                    "a deadlock can happen: this lock was asked for under that one, and elsewhere in this process it was the \
+                     other way round. When both happen at once, here or in two processes, each waits for the other until its \
+                     wait is over. Take them together with Locks::all, or everywhere in the same order"
+                );
+            }
         }
     }
 }
 
 /// A lock as people know it.
 #[derive(Clone, Copy)]
-struct Called<'a> {
-    name: &'a Name,
-    label: Option<&'static str>,
+pub(crate) struct Called<'a> {
+    pub(crate) name: &'a Name,
+    pub(crate) label: Option<&'static str>,
 }
 
 impl Called<'_> {
@@ -95,23 +89,13 @@ impl Called<'_> {
 
 /// A lock that is held.
 #[derive(Clone, PartialEq)]
-struct Part {
-    name: Name,
-    permits: u32,
-    capacity: u32,
+pub(crate) struct Part {
+    pub(crate) name: Name,
+    pub(crate) permits: u32,
+    pub(crate) capacity: u32,
 }
 
 impl Part {
-    fn of(held: &Held) -> Self {
-        // Of a write hold that has become a reader's, what it has become.
-        let (lease, request) = (held.lease(), &held.lease().request);
-        Self {
-            name: request.name.clone(),
-            permits: lease.permits(),
-            capacity: request.capacity.get(),
-        }
-    }
-
     /// Whether both cannot be held at once. By name alone: two clients may be of one store.
     fn excludes(&self, other: &Self) -> bool {
         self.name == other.name && self.permits.saturating_add(other.permits) > self.capacity

@@ -8,44 +8,17 @@ use std::time::Duration;
 use humantime::format_duration;
 use tracing::Instrument;
 
-use crate::acquire::{self, Budget};
+use crate::acquire::handle::Client;
+use crate::acquire::spec::Spec;
+use crate::acquire::{Budget, acquire};
 use crate::clock::{Clock, Instant};
-use crate::config::Fair;
 use crate::error::{Error, ErrorKind};
-use crate::guard::{Guard, Held};
-use crate::locks::{Client, Owner, OwnerText};
+use crate::hold::Guard;
 use crate::name::Name;
+use crate::options::{OnLost, SHORTEST_TTL, Wait};
+use crate::owner::{Owner, OwnerText};
 use crate::request::FULL;
 use crate::scope;
-
-/// Below this the drift allowance and one round trip leave nothing of the lease.
-pub(crate) const SHORTEST_TTL: Duration = Duration::from_millis(50);
-
-/// How long to wait for a lock.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wait {
-    /// Connecting, queueing and everything else together. Zero does not wait.
-    For(Duration),
-    /// Until it is granted.
-    Forever,
-}
-
-impl From<Duration> for Wait {
-    fn from(duration: Duration) -> Self {
-        Self::For(duration)
-    }
-}
-
-/// What happens to work that runs under a lock when the lock is lost.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum OnLost {
-    /// It is dropped where it stands, and the caller gets [`Lost`](crate::ErrorKind::Lost).
-    #[default]
-    Cancel,
-    /// It goes on; [`Held::lost`] and [`Held::is_valid`] tell. For work that must come to an end
-    /// once begun, and checks the fencing token where it writes.
-    Signal,
-}
 
 /// A lock that can be asked for: a name, a number of permits, and how to ask. Nothing happens at
 /// the store before [`acquire`](Self::acquire), [`try_acquire`](Self::try_acquire) or
@@ -92,37 +65,6 @@ struct What {
     name: Name,
     permits: NonZeroU32,
     capacity: NonZeroU32,
-}
-
-/// A lock that has been checked: everything that a request is made of.
-pub(crate) struct Order<'a> {
-    pub(crate) client: &'a Arc<Client>,
-    pub(crate) name: &'a Name,
-    pub(crate) permits: NonZeroU32,
-    pub(crate) capacity: NonZeroU32,
-    pub(crate) ttl: Duration,
-    pub(crate) renew: bool,
-    pub(crate) owner: &'a Arc<str>,
-    /// It has a shortest or longest time to be held, or an owner's text of its own.
-    pub(crate) limited: bool,
-    pub(crate) reentrant: bool,
-    pub(crate) on_lost: OnLost,
-    #[cfg(debug_assertions)]
-    pub(crate) label: Option<&'static str>,
-}
-
-impl Order<'_> {
-    /// A mutex, or the write side of a read/write lock.
-    pub(crate) fn is_exclusive(&self) -> bool {
-        self.permits == FULL
-    }
-
-    /// Whether it can be passed on between the tasks of this process. A lease of its own length, or
-    /// with an end or an owner of its own, cannot; and permits of a semaphore are counted at the store.
-    pub(crate) fn is_shareable(&self) -> bool {
-        let local = matches!(self.client.shared.defaults.fair, Fair::Local(_));
-        local && self.capacity == FULL && self.renew && !self.limited
-    }
 }
 
 impl Lock {
@@ -299,26 +241,6 @@ impl Lock {
         Ok(self.begin(self.take(None).await?))
     }
 
-    /// Takes the lock, runs `body` under it, and releases it. The body is stopped when the lock is
-    /// lost: see [`Guard::run`].
-    ///
-    /// # Errors
-    ///
-    /// Those of [`acquire`](Self::acquire) and of [`Guard::run`], turned into the body's error type.
-    ///
-    /// # Cancel safety
-    ///
-    /// Dropping the future drops the body first, and then leaves nothing behind.
-    pub async fn run<T, E, F>(&self, body: F) -> Result<T, E>
-    where
-        F: AsyncFnOnce(Held) -> Result<T, E>,
-        E: From<Error>,
-    {
-        let guard = self.acquire().await?;
-        let held = guard.held();
-        guard.run(body(held)).await
-    }
-
     pub(crate) fn default_wait(&self) -> Wait {
         self.wait
     }
@@ -359,7 +281,7 @@ impl Lock {
 
     /// Whether it can be asked for at all.
     pub(crate) fn check(&self) -> Result<(), Error> {
-        self.order().map(drop)
+        self.spec().map(drop)
     }
 
     /// The order in which several locks are taken: the same in every process, whatever the order
@@ -423,23 +345,26 @@ impl Lock {
         tokio::task::coop::consume_budget().await;
         // Before anything of the parent's is touched.
         self.client.shared.refuse_forked()?;
-        let order = self.order()?;
-        let name = order.name;
+        let spec = self.spec()?;
+        let name = spec.name;
         let span = tracing::debug_span!("acquire", lock = %name, label = self.label);
-        let budget = Budget::new(&order, wait);
-        let outer = order
+        let budget = Budget::new(&spec, wait);
+        let outer = spec
             .can_reenter()
-            .then(|| scope::find(&self.client, name, order.is_exclusive()))
+            .then(|| scope::find(&self.client, name, spec.is_exclusive()))
             .flatten();
         let guard = async {
             match outer {
-                Some(outer) => scope::reenter(&order, outer, &budget).await,
+                Some(outer) => scope::reenter(&spec, outer, &budget).await,
                 None => {
                     #[cfg(debug_assertions)]
                     if budget.waits {
-                        crate::inversions::asked_for(&order);
+                        scope::note_wait(&spec);
                     }
-                    acquire::acquire(&order, &budget).await
+                    let grant = acquire(&spec, &budget).await?;
+                    let guard = Guard::of(grant, &spec);
+                    tracing::debug!(token = %guard.token(), waited = ?budget.waited(&spec), "lock granted");
+                    Ok(guard)
                 }
             }
         };
@@ -449,7 +374,7 @@ impl Lock {
             .map_err(|error| self.refused(error, name))
     }
 
-    fn order(&self) -> Result<Order<'_>, Error> {
+    fn spec(&self) -> Result<Spec<'_>, Error> {
         let what = self.what.as_ref().map_err(Clone::clone)?;
         let longest = self.client.shared.backend.capability().longest_ttl;
         if self.ttl < SHORTEST_TTL || self.ttl > longest {
@@ -489,7 +414,7 @@ impl Lock {
             ))
             .of_name(what.name.as_str()));
         }
-        Ok(Order {
+        Ok(Spec {
             client: &self.client,
             name: &what.name,
             permits: what.permits,

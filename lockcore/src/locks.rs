@@ -1,23 +1,22 @@
-//! The client: the handle that locks are made from, and what its clones share.
+//! The client: the handle that locks are made from.
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::backend::{Backend, Place};
-use crate::config::Builder;
+use crate::acquire::handle::Client;
+use crate::backend::{Place, StoreError};
+use crate::client::calls::Where;
+use crate::client::events::EventListener;
 use crate::error::Error;
-use crate::events::EventListener;
-use crate::guard::Held;
-use crate::keeper::Keeper;
-use crate::lock::{Lock, Wait};
+use crate::hold::Held;
+use crate::lock::Lock;
 use crate::multi::MultiLock;
 use crate::name::Name;
+use crate::options::Wait;
 use crate::request::FULL;
 use crate::rwlock::RwLock;
 use crate::scope;
 use crate::semaphore::Semaphore;
-use crate::shared::{Settings, Shared, Where};
 
 /// A client of a lock store. Clones are the same client: one keeper thread per connect, not per
 /// clone.
@@ -38,85 +37,9 @@ use crate::shared::{Settings, Shared, Where};
 /// # Ok(()) }
 /// ```
 #[derive(Clone, Debug)]
-pub struct Locks(Arc<Client>);
-
-/// What all handles of one client share.
-pub(crate) struct Client {
-    pub(crate) shared: Arc<Shared>,
-    /// For [`Locks::inspect`].
-    pub(crate) owner: Owner,
-    #[cfg(debug_assertions)]
-    pub(crate) inversions: crate::inversions::Inversions,
-    /// Ends the thread when the last handle goes.
-    _keeper: Keeper,
-}
-
-#[cfg(all(test, lockcore_loom))]
-impl Client {
-    /// For a model, which plays the keeper.
-    pub(crate) fn without_thread(shared: &Arc<Shared>) -> Arc<Self> {
-        Arc::new(Self {
-            shared: Arc::clone(shared),
-            owner: Owner::of_this_process(&OwnerText(String::new())),
-            #[cfg(debug_assertions)]
-            inversions: Default::default(),
-            _keeper: Keeper::without_thread(shared),
-        })
-    }
-}
+pub struct Locks(pub(crate) Arc<Client>);
 
 impl Locks {
-    /// A client of the store at `url`, with defaults for everything else: see [`Builder`].
-    ///
-    /// Checks the configuration and returns at once; the connection is made at first use.
-    ///
-    /// # Errors
-    ///
-    /// [`Config`](crate::ErrorKind::Config) for a URL that this build does not know;
-    /// [`Unavailable`](crate::ErrorKind::Unavailable) when no thread can be started.
-    pub fn connect(url: &str) -> Result<Self, Error> {
-        Self::builder().url(url).build()
-    }
-
-    /// A client configured by `LOCK_URL` and the other variables that [`Builder::from_env`] lists.
-    ///
-    /// # Errors
-    ///
-    /// As [`connect`](Self::connect); the message names the variable and what it accepts.
-    pub fn from_env() -> Result<Self, Error> {
-        Builder::from_env()?.build()
-    }
-
-    /// Sets more than the URL.
-    pub fn builder() -> Builder {
-        Builder::default()
-    }
-
-    /// A client of a store of your own.
-    ///
-    /// # Errors
-    ///
-    /// [`Unavailable`](crate::ErrorKind::Unavailable) when no thread can be started.
-    pub fn with_backend(backend: Arc<dyn Backend>) -> Result<Self, Error> {
-        Self::builder().backend(backend).build()
-    }
-
-    pub(crate) fn start(
-        backend: Arc<dyn Backend>,
-        settings: Settings,
-        owner: Owner,
-    ) -> Result<Self, Error> {
-        let (keeper, shared) = Keeper::start(backend, settings)?;
-        shared.tell_start();
-        Ok(Self(Arc::new(Client {
-            shared,
-            owner,
-            #[cfg(debug_assertions)]
-            inversions: Default::default(),
-            _keeper: keeper,
-        })))
-    }
-
     /// Connects now and looks at the server: its version, and the settings that can cost a lock.
     /// What an operator should know is logged as a warning; what may not be read is passed over.
     ///
@@ -135,7 +58,7 @@ impl Locks {
         let (_, warnings) = shared
             .operate(Where::Here, by, |connection| connection.check())
             .await
-            .map_err(Error::unavailable_unless_config)?;
+            .map_err(StoreError::unavailable_unless_config)?;
         for warning in warnings {
             tracing::warn!("lock store: {warning}");
         }
@@ -229,10 +152,10 @@ impl Locks {
             .operate(Where::Here, by, |connection| connection.inspect(looked_at))
             .await
             // Nothing was asked that could have an unknown fate.
-            .map_err(|error| Error::unavailable_unless_config(error).of_name(name.as_str()))?;
+            .map_err(|error| error.unavailable_unless_config().of_name(name.as_str()))?;
         let ours = |place: &&mut Place| place.owner == self.0.owner.client;
         if let Some(youngest) = places.iter_mut().rev().find(ours) {
-            youngest.local_waiters = shared.lanes.waiting(&name);
+            youngest.local_waiters = self.0.lanes.waiting(&name);
         }
         Ok(places)
     }
@@ -307,72 +230,5 @@ impl Locks {
         }
         shared.release_held();
         shared.idle(end).await
-    }
-}
-
-/// What tells clients apart; the rest is bookkeeping.
-impl fmt::Debug for Client {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Client")
-            .field("namespace", &self.shared.namespace.as_str())
-            .field("owner", &self.owner.whole)
-            .field("fair", &self.shared.defaults.fair)
-            .finish_non_exhaustive()
-    }
-}
-
-/// The owner of a ticket, as the store keeps it for people.
-#[derive(Clone, Debug)]
-pub(crate) struct Owner {
-    /// The machine, the process, and which client of it: `host/pid/client`.
-    client: String,
-    /// The same, and what the application says of itself, after a space.
-    pub(crate) whole: Arc<str>,
-}
-
-/// In bytes: a line of ten thousand tickets still fits into the megabyte that an answer of ZooKeeper may
-/// have.
-const LONGEST_TEXT: usize = 64;
-
-impl Owner {
-    pub(crate) fn of_this_process(text: &OwnerText) -> Self {
-        let uname = rustix::system::uname();
-        // A space ends it.
-        let odd = |c: char| c.is_whitespace() || c.is_control();
-        let host = uname.nodename().to_string_lossy().replace(odd, "-");
-        let (process, client) = (std::process::id(), fastrand::u16(..));
-        let client = format!("{host}/{process}/{client:04x}");
-        let whole = "".into();
-        Self { client, whole }.with(text)
-    }
-
-    /// The same client with another text.
-    pub(crate) fn with(&self, text: &OwnerText) -> Self {
-        let (client, text) = (self.client.clone(), &text.0);
-        let whole = match text.is_empty() {
-            true => client.as_str().into(),
-            false => format!("{client} {text}").into(),
-        };
-        Self { client, whole }
-    }
-}
-
-/// What an application says of itself.
-#[derive(Clone, Debug)]
-pub(crate) struct OwnerText(String);
-
-impl OwnerText {
-    pub(crate) fn new(text: String) -> Result<Self, Error> {
-        // Among them what ends a line, in whatever the text is shown by.
-        let bad = |c: char| c.is_control() || matches!(c, '\u{2028}' | '\u{2029}');
-        let what = match text.chars().find(|c| bad(*c)) {
-            Some(c) => format!("it has {:?}", c),
-            None if text.len() > LONGEST_TEXT => format!("it has {} bytes", text.len()),
-            None => return Ok(Self(text)),
-        };
-        Err(Error::config(format!(
-            "the owner {text:?} is not usable: it takes up to {LONGEST_TEXT} bytes without control characters and line \
-             breaks, and {what}"
-        )))
     }
 }

@@ -9,10 +9,11 @@ use std::time::Duration;
 
 use futures_util::future::{join_all, select_all};
 
-use crate::acquire::LAST_MOMENT;
+use crate::acquire::pending::LAST_MOMENT;
 use crate::error::{Error, ErrorKind, LostReason};
-use crate::guard::{Guard, Held, Release};
-use crate::lock::{Lock, Wait};
+use crate::hold::{Guard, Held, Release};
+use crate::lock::Lock;
+use crate::options::Wait;
 
 /// Several locks that are taken together, all or none of them. Made by [`Locks::all`](crate::Locks::all).
 ///
@@ -116,27 +117,6 @@ impl MultiLock {
     /// As [`acquire`](Self::acquire).
     pub async fn try_acquire(&self) -> Result<MultiGuard, Error> {
         self.take(None).await
-    }
-
-    /// Takes all locks, runs `body` under them, and releases them: see [`Lock::run`]. The body is
-    /// stopped when one of them is lost.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`acquire`](Self::acquire) and of [`MultiGuard::run`], turned into the body's error
-    /// type.
-    ///
-    /// # Cancel safety
-    ///
-    /// Dropping the future drops the body first, and then leaves nothing behind.
-    pub async fn run<T, E, F>(&self, body: F) -> Result<T, E>
-    where
-        F: AsyncFnOnce(MultiHeld) -> Result<T, E>,
-        E: From<Error>,
-    {
-        let guard = self.acquire().await?;
-        let held = guard.held();
-        guard.run(body(held)).await
     }
 
     async fn take(&self, wait: Option<Wait>) -> Result<MultiGuard, Error> {

@@ -99,6 +99,17 @@ pub struct Request {
     pub owner: Arc<str>,
 }
 
+impl Request {
+    /// The name is in use with another capacity.
+    pub(crate) fn mismatch(&self, in_use: u32) -> Error {
+        let meaning = |capacity: u32| match capacity == FULL.get() {
+            true => "as a mutex or read/write lock".to_owned(),
+            false => format!("as a semaphore of {capacity}"),
+        };
+        Error::capacity_mismatch(&meaning(self.capacity.get()), &meaning(in_use))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::HashSet;

@@ -14,10 +14,56 @@ use futures_util::FutureExt;
 use pin_project_lite::pin_project;
 
 use crate::error::Error;
-use crate::guard::{Guard, Held, Release};
-use crate::lock::OnLost;
-use crate::multi::{MultiGuard, MultiHeld};
+use crate::hold::{Guard, Held, Release};
+use crate::lock::Lock;
+use crate::multi::{MultiGuard, MultiHeld, MultiLock};
+use crate::options::OnLost;
 use crate::scope::{self, Inside};
+
+impl Lock {
+    /// Takes the lock, runs `body` under it, and releases it. The body is stopped when the lock is
+    /// lost: see [`Guard::run`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`acquire`](Self::acquire) and of [`Guard::run`], turned into the body's error type.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future drops the body first, and then leaves nothing behind.
+    pub async fn run<T, E, F>(&self, body: F) -> Result<T, E>
+    where
+        F: AsyncFnOnce(Held) -> Result<T, E>,
+        E: From<Error>,
+    {
+        let guard = self.acquire().await?;
+        let held = guard.held();
+        guard.run(body(held)).await
+    }
+}
+
+impl MultiLock {
+    /// Takes all locks, runs `body` under them, and releases them: see [`Lock::run`]. The body is
+    /// stopped when one of them is lost.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`acquire`](Self::acquire) and of [`MultiGuard::run`], turned into the body's error
+    /// type.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future drops the body first, and then leaves nothing behind.
+    pub async fn run<T, E, F>(&self, body: F) -> Result<T, E>
+    where
+        F: AsyncFnOnce(MultiHeld) -> Result<T, E>,
+        E: From<Error>,
+    {
+        let guard = self.acquire().await?;
+        let held = guard.held();
+        guard.run(body(held)).await
+    }
+}
 
 impl Guard {
     /// Runs `body` while the lock is held, then releases it and waits for that.

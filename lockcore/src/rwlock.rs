@@ -3,8 +3,8 @@
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
+use crate::acquire::handle::Client;
 use crate::lock::Lock;
-use crate::locks::Client;
 use crate::request::FULL;
 
 /// A read/write lock on a name. Its write side *is* the mutex on that name.

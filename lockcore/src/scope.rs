@@ -9,13 +9,13 @@ use std::sync::Arc;
 use tokio::task::futures::TaskLocalFuture;
 
 use crate::acquire::Budget;
+use crate::acquire::handle::Client;
+use crate::acquire::spec::Spec;
 use crate::error::{Error, LostReason};
-use crate::guard::{Guard, Held, TURNS, Turn};
-use crate::lock::Order;
-use crate::locks::Client;
-use crate::multi::{MultiGuard, MultiHeld};
+use crate::hold::{Guard, Held, TURNS, Turn};
+#[cfg(debug_assertions)]
+use crate::inversions::{Around, Called, Part};
 use crate::name::Name;
-use crate::request::FULL;
 
 tokio::task_local! {
     static SCOPE: Option<Scope>;
@@ -49,7 +49,7 @@ impl Runner {
 }
 
 /// What the running code is inside of.
-fn around() -> Option<Scope> {
+pub(crate) fn around() -> Option<Scope> {
     SCOPE.try_with(Option::clone).ok().flatten()
 }
 
@@ -72,6 +72,16 @@ pub(crate) type Inside<F> = TaskLocalFuture<Option<Scope>, F>;
 /// Runs `body` in the scope of the locks that it is run under.
 pub(crate) fn inside<F: Future>(held: &[Held], body: F) -> Inside<F> {
     SCOPE.scope(of(held), body)
+}
+
+/// Runs `body` in a scope that was [around](around) other code.
+pub(crate) fn within<F: Future>(around: Option<Scope>, body: F) -> Inside<F> {
+    SCOPE.scope(around, body)
+}
+
+/// Runs `code` in the scope of these locks.
+pub(crate) fn enter<T>(held: &[Held], code: impl FnOnce() -> T) -> T {
+    SCOPE.sync_scope(of(held), code)
 }
 
 /// The innermost hold of a name that the running code is inside of and that is not over, to `write` under it
@@ -142,11 +152,40 @@ pub(crate) fn held_that(wanted: impl Fn(&Held) -> bool) -> Option<Held> {
         .ok()?
 }
 
+/// Notes that the running code waits for a lock, and warns if it holds others in another spec than before.
+#[cfg(debug_assertions)]
+pub(crate) fn note_wait(spec: &Spec<'_>) {
+    let holds = holds();
+    let around = holds.iter().map(|(held, keeps)| {
+        // Of a write hold that has become a reader's, what it has become.
+        let (lease, request) = (held.lease(), &held.lease().request);
+        Around {
+            called: Called {
+                name: &request.name,
+                label: held.label(),
+            },
+            part: Part {
+                name: request.name.clone(),
+                permits: lease.permits(),
+                capacity: request.capacity.get(),
+            },
+            // Each client remembers its own.
+            keeps: *keeps && held.is_of_client(spec.client),
+        }
+    });
+    let around: Vec<_> = around.collect();
+    let wanted = Called {
+        name: spec.name,
+        label: spec.label,
+    };
+    spec.client.inversions.asked_for(wanted, &around);
+}
+
 /// What the running code is inside of and what is held at this moment, the innermost first; and whether the
 /// running code itself keeps it so. What is around a scope that was [carried](Held::scope) into another task
 /// is not kept by that task.
 #[cfg(debug_assertions)]
-pub(crate) fn holds() -> Vec<(Held, bool)> {
+fn holds() -> Vec<(Held, bool)> {
     let Some(innermost) = around() else {
         return Vec::new();
     };
@@ -163,22 +202,22 @@ pub(crate) fn holds() -> Vec<(Held, bool)> {
 ///
 /// The turn that is waited for is a place in a queue of tokio's, which goes with the future.
 pub(crate) async fn reenter(
-    order: &Order<'_>,
+    spec: &Spec<'_>,
     outer: Guard,
     budget: &Budget,
 ) -> Result<Guard, Error> {
-    if !order.reentrant {
+    if !spec.reentrant {
         return Err(Error::would_deadlock(
             "held already by the caller, and not to be taken again (reentrant = false)",
         ));
     }
-    if order.is_exclusive() && !outer.writes() {
+    if spec.is_exclusive() && !outer.writes() {
         return Err(Error::would_deadlock(
             "the caller holds the read side and would wait for himself; release it and take the write side",
         ));
     }
     let turn = match outer.is_exclusive() {
-        true => Some(turn(order, &outer, budget).await?),
+        true => Some(turn(spec, &outer, budget).await?),
         // Readers do not keep each other out.
         false => None,
     };
@@ -186,132 +225,23 @@ pub(crate) async fn reenter(
     if let Some(error) = outer.loss() {
         return Err(error);
     }
-    Ok(Guard::inside(outer, turn, order))
+    Ok(Guard::inside(outer, turn, spec))
 }
 
 /// Two branches of a `join!` that both take the lock again exclude each other as strangers would.
-async fn turn(order: &Order<'_>, outer: &Guard, budget: &Budget) -> Result<Turn, Error> {
-    let permits = if order.is_exclusive() { TURNS } else { 1 };
+async fn turn(spec: &Spec<'_>, outer: &Guard, budget: &Budget) -> Result<Turn, Error> {
+    let permits = if spec.is_exclusive() { TURNS } else { 1 };
     let turns = outer.turns();
     if !budget.waits {
         let turn = turns.try_acquire_many_owned(permits);
         return turn.map_err(|_| Error::busy(None));
     }
-    let shared = &order.client.shared;
+    let shared = &spec.client.shared;
     let turn = shared.by(budget.give_up, turns.acquire_many_owned(permits));
     match turn.await {
         Some(Ok(turn)) => Ok(turn),
         // It is never closed.
         Some(Err(_)) => Err(Error::lost(LostReason::Released)),
-        None => Err(budget.timeout(order)),
-    }
-}
-
-impl Held {
-    /// Carries the lock into work that runs elsewhere, as in a spawned task: inside, asking for it
-    /// again re-enters, and it stays held until that work has ended. The work is stopped when the
-    /// lock is lost, unless it was asked with [`OnLost::Signal`](crate::OnLost::Signal).
-    ///
-    /// Without this a spawned task is a stranger: it waits until the lock is released.
-    ///
-    /// # Errors
-    ///
-    /// [`Lost`](crate::ErrorKind::Lost), also when the lock had been released before the call.
-    ///
-    /// # Cancel safety
-    ///
-    /// Dropping the future drops the work; if nobody else holds the lock then, it is released.
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() -> Result<(), lockcore::Error> {
-    /// let locks = lockcore::Locks::connect("memory:")?;
-    /// let lock = locks.mutex("album:9");
-    /// let outer = lock.clone();
-    /// outer
-    ///     .run(async |held| {
-    ///         let job = tokio::spawn(held.scope(async move {
-    ///             let inner = lock.acquire().await?; // at once: it is held already
-    ///             inner.release().await
-    ///         }));
-    ///         job.await.expect("no panic")??;
-    ///         Ok::<_, lockcore::Error>(())
-    ///     })
-    ///     .await?;
-    /// # Ok(()) }
-    /// ```
-    pub fn scope<F: Future>(
-        &self,
-        work: F,
-    ) -> impl Future<Output = Result<F::Output, Error>> + use<F> {
-        // Now, and not when the future is polled first: the lock may be released before that.
-        let guard = self.carried();
-        let around = around();
-        async move {
-            // Captured in this order and dropped in it if this is never polled: the work before the guard.
-            let (work, guard) = (work, guard);
-            let guard = guard?;
-            let result = SCOPE.scope(around, guard.while_held(work)).await?;
-            if let Err(error) = guard.release().await {
-                tracing::warn!(%error, "the work is done; its lock is released in the background");
-            }
-            Ok(result)
-        }
-    }
-
-    /// A guard for work that runs elsewhere.
-    fn carried(&self) -> Result<Guard, Error> {
-        let over = || self.lost_for(self.lost_reason().unwrap_or(LostReason::Released));
-        self.guard(true).ok_or_else(over)
-    }
-
-    /// Runs a piece of code in the scope of this lock, as [`while_held`](Self::while_held) does with
-    /// every poll of its work: for futures and streams that are polled by hand.
-    pub fn enter<T>(&self, code: impl FnOnce() -> T) -> T {
-        SCOPE.sync_scope(of(std::slice::from_ref(self)), code)
-    }
-}
-
-impl MultiHeld {
-    /// [`Held::scope`] for several locks: all of them stay held until the work has ended, which is stopped
-    /// when one of them is lost.
-    ///
-    /// # Errors
-    ///
-    /// [`Lost`](crate::ErrorKind::Lost) with the name of the lock, also when one had been released before the
-    /// call.
-    ///
-    /// # Cancel safety
-    ///
-    /// Dropping the future drops the work; those that nobody else holds then are released.
-    pub fn scope<F: Future>(
-        &self,
-        work: F,
-    ) -> impl Future<Output = Result<F::Output, Error>> + use<F> {
-        // As there: now, and in this order.
-        let guards = self.iter().map(Held::carried).collect();
-        let guards: Result<Vec<_>, _> = guards;
-        let around = around();
-        async move {
-            let (work, guards) = (work, guards);
-            let guard = MultiGuard::of(guards?);
-            let result = SCOPE.scope(around, guard.while_held(work)).await?;
-            if let Err(error) = guard.release().await {
-                tracing::warn!(%error, "the work is done; its locks are released in the background");
-            }
-            Ok(result)
-        }
-    }
-
-    /// Runs a piece of code in the scope of these locks: see [`Held::enter`].
-    pub fn enter<T>(&self, code: impl FnOnce() -> T) -> T {
-        SCOPE.sync_scope(of(self), code)
-    }
-}
-
-impl Order<'_> {
-    /// Whether the lock has a scope to be found in: semaphores count, they are not re-entered.
-    pub(crate) fn can_reenter(&self) -> bool {
-        self.capacity == FULL
+        None => Err(budget.timeout(spec)),
     }
 }

@@ -3,9 +3,9 @@
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
+use crate::acquire::handle::Client;
 use crate::error::Error;
 use crate::lock::Lock;
-use crate::locks::Client;
 use crate::request::FULL;
 
 /// A semaphore on a name: at most `capacity` permits are out at any time.

@@ -1,5 +1,5 @@
 //! TLS as the client is configured for it: three files. What is made of them is in `connector`;
-//! which schemes use TLS is in `connect`.
+//! which schemes use TLS is in `backend::open`.
 
 #[cfg(any(feature = "redis-tls", feature = "zookeeper-tls"))]
 mod connector;

@@ -1,14 +1,10 @@
 //! The sink that a store's connection tells its news to.
 
-use std::sync::Arc;
 use std::time::Duration;
-
-use tokio::sync::oneshot;
 
 use super::Wake;
 use crate::name::Namespace;
 use crate::request::Id;
-use crate::shared::Shared;
 
 /// Where a connection tells what the store says unasked. Dropping it says that the connection is
 /// of no use any more.
@@ -74,22 +70,10 @@ impl Events {
         }
     }
 
-    /// The sink of a client, and what resolves when it has been dropped.
-    pub(crate) fn of_client(shared: &Arc<Shared>, receiver: u64) -> (Self, oneshot::Receiver<()>) {
-        let (closed, when_closed) = oneshot::channel::<()>();
-        let client = Arc::downgrade(shared);
-        let mut events = Self::new(receiver, shared.namespace.clone(), move |news| {
-            let _goes_with_the_sink = &closed;
-            if let Some(client) = client.upgrade() {
-                match news {
-                    News::Granted(wake) => client.granted(wake),
-                    News::Recheck(id, after) => client.recheck(id, after),
-                    News::Gap => client.renew_everything(),
-                }
-            }
-        });
-        events.default_ttl = shared.defaults.ttl;
-        (events, when_closed)
+    /// The same for a client whose locks have another ttl by default.
+    pub(crate) fn with_default_ttl(mut self, ttl: Duration) -> Self {
+        self.default_ttl = ttl;
+        self
     }
 
     /// A number that no other receiver of wake-ups has, and that stays the same when the connection

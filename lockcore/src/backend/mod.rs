@@ -21,6 +21,7 @@
 
 mod events;
 pub(crate) mod memory;
+pub(crate) mod open;
 #[cfg(feature = "redis")]
 pub(crate) mod redis;
 #[cfg(feature = "sqlite")]
@@ -37,8 +38,8 @@ use std::time::Duration;
 use crate::error::Error;
 use crate::name::Name;
 use crate::request::{Id, Request};
-use crate::tls::Tls;
 pub use events::{Events, News};
+pub use open::open;
 
 /// A future that may be moved between threads.
 pub type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
@@ -106,16 +107,6 @@ pub trait Connection: fmt::Debug + Send + Sync + 'static {
     fn close(self: Arc<Self>) -> BoxFuture<()> {
         Box::pin(std::future::ready(()))
     }
-}
-
-/// The store that a URL names, to be wrapped in one of your own: see
-/// [`Locks::with_backend`](crate::Locks::with_backend). Nothing is connected yet.
-///
-/// # Errors
-///
-/// As [`Locks::connect`](crate::Locks::connect).
-pub fn open(url: &str) -> Result<Arc<dyn Backend>, Error> {
-    crate::connect::open(url, &Tls::default())
 }
 
 /// 365.25 days, which messages call a year.
@@ -408,6 +399,27 @@ impl StoreError {
     #[must_use]
     pub fn is_halfway(&self) -> bool {
         self.halfway
+    }
+
+    /// The failure of a request that takes nothing.
+    pub(crate) fn unavailable_unless_config(self) -> Error {
+        match self.fault {
+            Fault::Config => Error::config(self.to_string()),
+            Fault::Retry | Fault::Refused | Fault::Unknown => Error::unavailable(self.to_string()),
+        }
+    }
+}
+
+/// What a store's refusal means to the caller. An [`Fault::Unknown`] is passed on as it is: only
+/// the acquire loop knows whether a repetition has settled it.
+impl From<StoreError> for Error {
+    fn from(error: StoreError) -> Self {
+        let message = error.to_string();
+        match error.fault() {
+            Fault::Config => Self::config(message),
+            Fault::Retry | Fault::Refused => Self::unavailable(message),
+            Fault::Unknown => Self::unknown(message),
+        }
     }
 }
 

@@ -7,17 +7,19 @@ use std::sync::Arc;
 use super::{
     BOUND, TTL, Thread, client, in_every_order, name, poll_once, request, spawn, wait_for,
 };
-use crate::acquire::{Pending, Turn};
+use crate::acquire::Grant;
+use crate::acquire::handle::Client;
+use crate::acquire::lanes::{Arrived, Baton, Errand, Lanes, Share, Waiting};
+use crate::acquire::pending::{Pending, Turn};
+use crate::acquire::spec::Spec;
 use crate::backend::{Enqueued, Wake};
+use crate::client::lease::Lease;
+use crate::client::shared::{LeaseObserver, Shared};
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, LostReason};
-use crate::guard::Guard;
-use crate::lease::Lease;
-use crate::local::{Arrived, Baton, Errand, Share, Waiting};
-use crate::lock::{OnLost, Order};
-use crate::locks::Client;
+use crate::hold::Guard;
+use crate::options::OnLost;
 use crate::request::{FULL, Id};
-use crate::shared::Shared;
 use crate::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 const WRITES: bool = true;
@@ -28,6 +30,7 @@ const TICKET: u64 = 7;
 /// affair; each ticket has users of its own.
 struct Process {
     shared: Arc<Shared>,
+    lanes: Arc<Lanes>,
     /// Everybody who is in, whatever the ticket.
     users: AtomicU32,
     at_the_store: AtomicU32,
@@ -38,8 +41,10 @@ struct Process {
 
 impl Process {
     fn new() -> Arc<Self> {
+        let shared = client();
         Arc::new(Self {
-            shared: client(),
+            lanes: Lanes::new(&shared),
+            shared,
             users: AtomicU32::new(0),
             at_the_store: AtomicU32::new(0),
             tickets: std::sync::Mutex::default(),
@@ -48,9 +53,8 @@ impl Process {
     }
 
     fn arrive(&self, exclusive: bool) -> Arrived {
-        let lanes = &self.shared.lanes;
         let now = self.shared.clock.now();
-        lanes.arrive(&self.shared, &name(), TTL, exclusive, true, now)
+        self.lanes.arrive(&name(), TTL, exclusive, true, now)
     }
 
     /// Of the first who comes.
@@ -156,7 +160,7 @@ impl Process {
     /// Nothing is left, and every ticket was given to the keeper once.
     fn is_clean(&self) {
         self.keep();
-        assert!(self.shared.lanes.is_empty(), "a lane is left");
+        assert!(self.lanes.is_empty(), "a lane is left");
         let table = self.shared.table();
         assert!(table.leases.is_empty() && table.due.is_empty());
         assert!(table.alarms.is_empty());
@@ -304,7 +308,9 @@ fn a_release_leaves_a_ticket_with_its_heir_or_to_the_caller() {
         let coming = thread!(process, process.use_alone(process.take(WRITES).unwrap()));
         let lease = Arc::clone(holder.lease());
         if holder.leave() {
-            process.shared.clean_up(crate::table::Cleanup::of(&lease));
+            process
+                .shared
+                .clean_up(crate::client::table::Cleanup::of(&lease));
         }
         going.join().unwrap();
         coming.join().unwrap();
@@ -477,7 +483,7 @@ fn a_loss_sends_who_waits_to_the_store_and_the_lost_ticket_is_released_by_its_us
         let lease = Arc::clone(holder.lease());
         let losing = thread!(process, {
             assert!(lease.lose(LostReason::Taken));
-            process.shared.lanes.lost(&process.shared, &lease);
+            process.lanes.retire(&lease);
         });
         let going = spawn(move || drop(goes));
         let staying = thread!(process, {
@@ -550,7 +556,7 @@ fn a_shutdown_sends_everybody_away_and_leaves_the_holder_alone() {
                 process.use_alone(share);
             }
         });
-        let closing = thread!(process, process.shared.lanes.close());
+        let closing = thread!(process, Arc::clone(&process.lanes).close());
         process.use_alone(holder);
         for thread in [waiting, coming, closing] {
             thread.join().unwrap();
@@ -568,7 +574,7 @@ fn who_waits_during_a_shutdown_need_not_wait_for_the_holder() {
             assert!(process.follow(wait_for(waits), WRITES).is_none());
         });
         let coming = thread!(process, assert!(process.take(WRITES).is_none()));
-        process.shared.lanes.close();
+        Arc::clone(&process.lanes).close();
         waiting.join().unwrap();
         coming.join().unwrap();
         drop(holder);
@@ -587,7 +593,7 @@ fn an_errand_that_ends_in_a_shutdown_leaves_nothing() {
                 process.use_alone(share);
             }
         });
-        let closing = thread!(process, process.shared.lanes.close());
+        let closing = thread!(process, Arc::clone(&process.lanes).close());
         drop(errand);
         for thread in [going, staying, closing] {
             thread.join().unwrap();
@@ -616,9 +622,9 @@ fn when_the_store_fails_somebody_tries_again() {
 #[test]
 fn a_ticket_is_passed_on_to_a_writer_or_becomes_a_readers() {
     model(|process| {
-        let client = Client::without_thread(&process.shared);
+        let client = Client::without_thread(&process.shared, Arc::clone(&process.lanes));
         let name = name();
-        let order = |permits| Order {
+        let spec = |permits| Spec {
             client: &client,
             name: &name,
             permits,
@@ -632,9 +638,9 @@ fn a_ticket_is_passed_on_to_a_writer_or_becomes_a_readers() {
             #[cfg(debug_assertions)]
             label: None,
         };
-        let writes = Guard::of_share(process.holder(WRITES), &order(FULL));
+        let writes = Guard::of(Grant::Share(process.holder(WRITES)), &spec(FULL));
         let outer = writes.held().guard(READS).unwrap();
-        let reads = Guard::inside(outer, None, &order(NonZeroU32::MIN));
+        let reads = Guard::inside(outer, None, &spec(NonZeroU32::MIN));
         let waits = process.waiter(WRITES);
         let waiting = thread!(process, {
             let share = process.follow(wait_for(waits), WRITES).unwrap();
@@ -673,14 +679,11 @@ fn readers_join_a_ticket_that_became_a_readers_and_writers_do_not() {
             // The store acknowledges what it was asked, whatever that was.
             let renewal = lease.renewal(process.shared.clock.now());
             if lease.acknowledged(&renewal) {
-                process.shared.lanes.mode_changed(&process.shared, &lease);
+                process.lanes.mode_changed(&lease);
             }
         });
         holder.lease().shrink();
-        process
-            .shared
-            .lanes
-            .mode_changed(&process.shared, holder.lease());
+        process.lanes.mode_changed(holder.lease());
         drop(holder);
         for thread in [coming, writing, keeping] {
             thread.join().unwrap();

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{TTL, in_every_order, request, spawn, wait_for};
+use crate::client::lease::Lease;
 use crate::clock::{Clock, Instant};
 use crate::error::LostReason;
-use crate::lease::Lease;
 use crate::sync::Mutex;
 
 /// Its deadline is a little less than ten seconds later.

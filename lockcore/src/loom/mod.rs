@@ -26,12 +26,13 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use crate::backend::memory::Memory;
+use crate::client::settings::{Defaults, Settings};
+use crate::client::shared::Shared;
 use crate::clock::Clock;
-use crate::config::Fair;
-use crate::lock::Wait;
 use crate::name::{Name, Namespace};
+use crate::options::Fair;
+use crate::options::Wait;
 use crate::request::{FULL, Id, Request};
-use crate::shared::{Defaults, Settings, Shared};
 
 const TTL: Duration = Duration::from_secs(10);
 /// Nothing in here comes to it, unless it turns the clock.
@@ -127,5 +128,10 @@ fn client() -> Arc<Shared> {
         ..Settings::of_tests()
     };
     let memory = Arc::new(Memory::new(clock));
-    Arc::new(Shared::new(memory, settings, runtime.handle().clone()))
+    Arc::new(Shared::new(
+        memory,
+        settings,
+        runtime.handle().clone(),
+        |_, _| (),
+    ))
 }

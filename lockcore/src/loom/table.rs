@@ -5,17 +5,20 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use super::{TTL, Thread, client, in_every_order, name, poll_once, request, spawn, wait_for};
-use crate::acquire::{Pending, Turn};
+use crate::acquire::Grant;
+use crate::acquire::handle::Client;
+use crate::acquire::lanes::Lanes;
+use crate::acquire::pending::{Pending, Turn};
+use crate::acquire::spec::Spec;
 use crate::backend::{Enqueued, Renewed};
+use crate::client::lease::Lease;
+use crate::client::shared::Shared;
+use crate::client::table::Stage;
 use crate::clock::Instant;
 use crate::error::{ErrorKind, LostReason};
-use crate::guard::Guard;
-use crate::lease::Lease;
-use crate::lock::{OnLost, Order};
-use crate::locks::Client;
+use crate::hold::Guard;
+use crate::options::OnLost;
 use crate::request::{FULL, Id};
-use crate::shared::Shared;
-use crate::table::Stage;
 
 const GRANTED: Enqueued = Enqueued::Granted {
     ticket: 7,
@@ -37,7 +40,7 @@ fn asked(shared: &Arc<Shared>) -> Pending {
 }
 
 fn guard(client: &Arc<Client>, lease: Arc<Lease>) -> Guard {
-    let order = Order {
+    let spec = Spec {
         client,
         name: &name(),
         permits: FULL,
@@ -51,7 +54,7 @@ fn guard(client: &Arc<Client>, lease: Arc<Lease>) -> Guard {
         #[cfg(debug_assertions)]
         label: None,
     };
-    Guard::of_ticket(lease, &order)
+    Guard::of(Grant::Ticket(lease), &spec)
 }
 
 /// The keeper, with a store that acknowledges every release at once, until the last handle of the
@@ -107,7 +110,7 @@ fn is_empty(shared: &Shared) -> bool {
 fn a_guard_that_is_dropped_is_cleaned_up_once_and_who_waits_for_that_is_told() {
     in_every_order(|| {
         let shared = client();
-        let client = Client::without_thread(&shared);
+        let client = Client::without_thread(&shared, Lanes::new(&shared));
         let guard = guard(&client, granted(&shared));
         let id = guard.held().lease().request.id;
         let keeper = Keeper::start(&shared);
@@ -127,7 +130,7 @@ fn a_guard_that_is_dropped_is_cleaned_up_once_and_who_waits_for_that_is_told() {
 fn of_the_guards_of_one_hold_the_last_gives_it_back() {
     in_every_order(|| {
         let shared = client();
-        let client = Client::without_thread(&shared);
+        let client = Client::without_thread(&shared, Lanes::new(&shared));
         let first = guard(&client, granted(&shared));
         let (second, held) = (first.reenter().unwrap(), first.held());
         let id = held.lease().request.id;
@@ -153,7 +156,7 @@ fn of_the_guards_of_one_hold_the_last_gives_it_back() {
 fn a_release_that_is_dropped_half_way_is_the_keepers() {
     in_every_order(|| {
         let shared = client();
-        let client = Client::without_thread(&shared);
+        let client = Client::without_thread(&shared, Lanes::new(&shared));
         let guard = guard(&client, granted(&shared));
         let id = guard.held().lease().request.id;
         let keeper = Keeper::start(&shared);
@@ -207,7 +210,7 @@ fn a_renewal_in_flight_brings_nothing_back_that_was_released() {
 fn a_renewal_that_was_too_late_and_the_guard_leave_nothing_open() {
     in_every_order(|| {
         let shared = client();
-        let client = Client::without_thread(&shared);
+        let client = Client::without_thread(&shared, Lanes::new(&shared));
         let lease = granted(&shared);
         let id = lease.request.id;
         let guard = guard(&client, Arc::clone(&lease));
@@ -237,7 +240,7 @@ fn a_renewal_that_was_too_late_and_the_guard_leave_nothing_open() {
 fn who_asks_during_a_shutdown_is_refused_or_lost_and_leaves_nothing() {
     in_every_order(|| {
         let shared = client();
-        let client = Client::without_thread(&shared);
+        let client = Client::without_thread(&shared, Lanes::new(&shared));
         let keeper = Keeper::start(&shared);
         let asking = spawn({
             let client = Arc::clone(&client);
@@ -326,7 +329,7 @@ fn who_asked_for_nothing_leaves_nothing() {
 fn the_keeper_ends_after_the_last_clean_up() {
     in_every_order(|| {
         let shared = client();
-        let client = Client::without_thread(&shared);
+        let client = Client::without_thread(&shared, Lanes::new(&shared));
         let guard = guard(&client, granted(&shared));
         drop(client);
         let keeper = spawn({

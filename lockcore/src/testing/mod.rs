@@ -81,8 +81,8 @@ use tokio::sync::oneshot;
 
 use crate::backend::memory;
 use crate::backend::{Answer, Backend, Capability, Connection, Events, Fault};
+use crate::builder::Builder;
 use crate::clock;
-use crate::config::Builder;
 use crate::error::Error;
 use crate::locks::Locks;
 use wire::{Fate, Parcel, Wire};

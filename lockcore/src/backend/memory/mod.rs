@@ -441,7 +441,7 @@ fn wall_clock_micros() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::guard::Release;
+    use crate::hold::Release;
     use crate::locks::Locks;
 
     /// Asks for every ticket twice, as after a lost reply.

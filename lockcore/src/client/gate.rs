@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::backend::Connection;
+use crate::backend::{Answer, Connection, Enqueued};
 use crate::clock::Instant;
 use crate::log::guarded;
 
@@ -54,6 +54,13 @@ pub(crate) struct Pass {
     pub(crate) has_waited: bool,
     /// With what the gate is to be told when they come back.
     permit: Option<(OwnedSemaphorePermit, Arc<AtomicU64>, Arc<AtomicU64>)>,
+}
+
+/// An enqueue that was sent and has not been answered.
+pub(crate) struct Asking {
+    pub(crate) answer: Answer<Enqueued>,
+    /// It is in flight for as long as somebody waits for its answer.
+    pub(crate) _pass: Pass,
 }
 
 impl Drop for Pass {

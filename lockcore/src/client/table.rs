@@ -6,11 +6,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::task::Waker;
 
-use crate::acquire::Asking;
+use super::gate::Asking;
+use super::lease::{COLLECTED_WITHIN, Lease};
 use crate::clock::Instant;
 use crate::hash::Prehashed;
-use crate::lease::Lease;
-use crate::local::COLLECTED_WITHIN;
 use crate::request::{Id, Request};
 
 /// Tickets in one request: keeps a Redis script well below a millisecond.
@@ -68,7 +67,7 @@ pub(crate) struct Tracked {
     pub(crate) renewing: bool,
     /// Its place in [`Table::wanted`].
     wanted: Option<Instant>,
-    /// The [epoch](crate::shared::Shared::epoch) in which it was last asked after. If that is over
+    /// The [epoch](super::shared::Shared::epoch) in which it was last asked after. If that is over
     /// when the answer arrives, the answer may be older than the gap: it is asked after again.
     asked: u64,
     /// It is asked for, and a task that is polled has its answer by then.
@@ -540,7 +539,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::lease;
+    use crate::client::lease;
 
     const EPOCH: u64 = 1;
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use url::{ParseError, Url};
 
-use crate::backend::{self, Backend};
+use crate::backend::{Backend, memory};
 use crate::error::Error;
 use crate::tls::Tls;
 
@@ -26,14 +26,14 @@ const SCHEMES: &[Scheme] = &[
         name: "memory",
         feature: "",
         tls: false,
-        open: Some(backend::memory::open),
+        open: Some(memory::open),
     },
     Scheme {
         name: "redis",
         feature: "redis",
         tls: false,
         #[cfg(feature = "redis")]
-        open: Some(backend::redis::open),
+        open: Some(super::redis::open),
         #[cfg(not(feature = "redis"))]
         open: None,
     },
@@ -42,7 +42,7 @@ const SCHEMES: &[Scheme] = &[
         feature: "sqlite",
         tls: false,
         #[cfg(feature = "sqlite")]
-        open: Some(backend::sqlite::open),
+        open: Some(super::sqlite::open),
         #[cfg(not(feature = "sqlite"))]
         open: None,
     },
@@ -51,7 +51,7 @@ const SCHEMES: &[Scheme] = &[
         feature: "redis-tls",
         tls: true,
         #[cfg(feature = "redis-tls")]
-        open: Some(backend::redis::open_encrypted),
+        open: Some(super::redis::open_encrypted),
         #[cfg(not(feature = "redis-tls"))]
         open: None,
     },
@@ -60,7 +60,7 @@ const SCHEMES: &[Scheme] = &[
         feature: "zookeeper",
         tls: false,
         #[cfg(feature = "zookeeper")]
-        open: Some(backend::zookeeper::open),
+        open: Some(super::zookeeper::open),
         #[cfg(not(feature = "zookeeper"))]
         open: None,
     },
@@ -69,14 +69,24 @@ const SCHEMES: &[Scheme] = &[
         feature: "zookeeper-tls",
         tls: true,
         #[cfg(feature = "zookeeper-tls")]
-        open: Some(backend::zookeeper::open_encrypted),
+        open: Some(super::zookeeper::open_encrypted),
         #[cfg(not(feature = "zookeeper-tls"))]
         open: None,
     },
 ];
 
-/// The store that a URL names. Nothing is connected.
-pub(crate) fn open(url: &str, tls: &Tls) -> Result<Arc<dyn Backend>, Error> {
+/// The store that a URL names, to be wrapped in one of your own: see
+/// [`Locks::with_backend`](crate::Locks::with_backend). Nothing is connected yet.
+///
+/// # Errors
+///
+/// As [`Locks::connect`](crate::Locks::connect).
+pub fn open(url: &str) -> Result<Arc<dyn Backend>, Error> {
+    open_with(url, &Tls::default())
+}
+
+/// The store that a URL names, with the files of its TLS. Nothing is connected.
+pub(crate) fn open_with(url: &str, tls: &Tls) -> Result<Arc<dyn Backend>, Error> {
     // The URL itself is not repeated in messages: it may carry a password.
     refuse_what_a_shell_would_take(url)?;
     let parts = Parts::of(url);
@@ -265,7 +275,7 @@ mod tests {
     use super::*;
 
     fn message(url: &str) -> String {
-        open(url, &Tls::default())
+        open_with(url, &Tls::default())
             .expect_err("should be refused")
             .to_string()
     }
@@ -400,7 +410,7 @@ mod tests {
                 ca_file: Some("ca.pem".into()),
                 ..Tls::default()
             };
-            let message = open(url, &tls).expect_err(url).to_string();
+            let message = open_with(url, &tls).expect_err(url).to_string();
             assert!(
                 message.contains("LOCK_CA_FILE")
                     && message.contains("these do: rediss, zookeeper+tls"),

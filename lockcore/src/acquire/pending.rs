@@ -1,201 +1,23 @@
-//! The acquire loop: take a ticket, stand in line, and give up cleanly. Who of this process's tasks
-//! goes through it is in `local`; keeping a lease alive is in `keeper`; what the user holds is in
-//! `guard`.
+//! A ticket that is asked for and not in the user's hands yet: asking, waiting in the store's line, and
+//! giving up cleanly.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::runtime;
 
-use crate::backend::{Answer, Enqueued, Fault, Renewed, StoreError};
+use crate::backend::{Enqueued, Fault, Renewed, StoreError};
+use crate::client::alarms::jittered;
+use crate::client::calls::Where;
+use crate::client::gate::{Asking, Replaced};
+use crate::client::lease::Lease;
+use crate::client::shared::{Sent, Shared};
+use crate::client::table::{Cleanup, Stage};
 use crate::clock::Instant;
 use crate::error::{Error, LostReason};
-use crate::gate::{Pass, Replaced};
-use crate::guard::Guard;
-use crate::lease::Lease;
-use crate::local::{Arrived, Baton};
-use crate::lock::{Order, Wait};
-use crate::request::Request;
-use crate::shared::{Sent, Shared, Where, jittered};
-use crate::table::{Cleanup, Stage};
-
-/// Takes the lock that `order` describes.
-///
-/// Dropping the future at any point leaves nothing behind: see [`Pending`], and [`local`] for who
-/// waits in memory.
-///
-/// [`local`]: crate::local
-pub(crate) async fn acquire(order: &Order<'_>, budget: &Budget) -> Result<Guard, Error> {
-    let shared = &order.client.shared;
-    let guard = match in_this_process(order, budget).await? {
-        (Some(Baton::Share(share)), _) => Guard::of_share(share, order),
-        (Some(Baton::Errand(mut errand)), began) => {
-            let number = Some(errand.number);
-            match at_the_store(order, budget, began, number, &mut errand.pending).await {
-                Ok(lease) => match errand.granted(lease) {
-                    Ok(share) => Guard::of_share(share, order),
-                    Err(lease) => Guard::of_ticket(lease, order),
-                },
-                Err(error) => {
-                    // What failed for want of its own time says nothing about the store.
-                    if budget.give_up >= began.after(shared.op_timeout) {
-                        errand.failed(&error);
-                    }
-                    return Err(error);
-                }
-            }
-        }
-        (Some(Baton::Refused(error)), _) => return Err(error),
-        (None, began) => {
-            let lease = at_the_store(order, budget, began, None, &mut None).await?;
-            Guard::of_ticket(lease, order)
-        }
-    };
-    tracing::debug!(
-        token = %guard.token(),
-        waited = ?budget.started.until(shared.clock.now()),
-        "lock granted"
-    );
-    Ok(guard)
-}
 
 /// What a lock that is nearly ours is worth beyond the budget.
 pub(crate) const LAST_MOMENT: Duration = Duration::from_millis(50);
-
-/// The time that a caller gives.
-pub(crate) struct Budget {
-    started: Instant,
-    pub(crate) give_up: Instant,
-    pub(crate) waits: bool,
-}
-
-impl Budget {
-    /// From now on; `None` does not wait.
-    pub(crate) fn new(order: &Order<'_>, wait: Option<Wait>) -> Self {
-        let shared = &order.client.shared;
-        let started = shared.clock.now();
-        let wait = wait.filter(|wait| *wait != Wait::For(Duration::ZERO));
-        Self {
-            started,
-            give_up: match wait {
-                None => started.after(shared.op_timeout),
-                Some(Wait::For(budget)) => started.after(budget),
-                Some(Wait::Forever) => Instant::FAR_FUTURE,
-            },
-            waits: wait.is_some(),
-        }
-    }
-
-    pub(crate) fn timeout(&self, order: &Order<'_>) -> Error {
-        Error::timeout(self.started.until(order.client.shared.clock.now()))
-    }
-}
-
-/// Queues with the tasks of this process. Returns what it was given, and when; `None`: this one takes
-/// a ticket of its own.
-async fn in_this_process(
-    order: &Order<'_>,
-    budget: &Budget,
-) -> Result<(Option<Baton>, Instant), Error> {
-    if !order.is_shareable() {
-        return Ok((None, budget.started));
-    }
-    let shared = &order.client.shared;
-    let exclusive = order.is_exclusive();
-    let mut now = budget.started;
-    loop {
-        let arrived =
-            (shared.lanes).arrive(shared, order.name, order.ttl, exclusive, budget.waits, now);
-        let baton = match arrived {
-            Arrived::Given(baton) => baton,
-            Arrived::Stranger => return Ok((None, now)),
-            Arrived::Busy(remaining) => return Err(Error::busy(remaining)),
-            Arrived::Crowded => return Err(Error::crowded(None)),
-            // Dropped here, or late: the place in line goes, and what it was given passes itself on.
-            Arrived::Waits(waiting) => {
-                let given = shared.by(budget.give_up, waiting).await;
-                now = shared.clock.now();
-                match given {
-                    Some(Some(baton)) => baton,
-                    // It was taken back, because this future was not polled for most of a ttl.
-                    Some(None) if now < budget.give_up => continue,
-                    Some(None) | None => return Err(budget.timeout(order)),
-                }
-            }
-        };
-        match &baton {
-            // Lost on its way here: the machine slept.
-            Baton::Share(share) if share.lease().lost(now).is_some() => now = shared.clock.now(),
-            // Its turn has come too late to ask for anything; the next may have the time.
-            Baton::Errand(errand) if errand.pending.is_none() && now >= budget.give_up => {
-                return Err(budget.timeout(order));
-            }
-            _ => return Ok((Some(baton), now)),
-        }
-    }
-}
-
-/// Takes a ticket at the store, or goes on with the one in `place`, and waits until it is granted.
-/// What is in `place` when this ends without a lease is given up when it is dropped.
-async fn at_the_store(
-    order: &Order<'_>,
-    budget: &Budget,
-    began: Instant,
-    errand: Option<u64>,
-    place: &mut Option<Pending>,
-) -> Result<Arc<Lease>, Error> {
-    let shared = &order.client.shared;
-    // A store that is down fails the first try within one operation timeout, so that callers do
-    // not pile up in front of it. Who stood in line already may use his whole budget to get back.
-    // Whose turn it is in the last moment gets a moment more, or the answer would be "unknown".
-    let waited = began > budget.started;
-    let at_least = began.after(if waited { LAST_MOMENT } else { Duration::ZERO });
-    let one_operation = began.after(shared.op_timeout);
-    let mut enqueue_by = budget.give_up.max(at_least).min(one_operation);
-    loop {
-        let turn = match place {
-            Some(pending) => pending.stand_in_line(budget.give_up).await,
-            None => {
-                let pending = place.insert(Pending::arm(order, budget.waits)?);
-                pending.enqueue(enqueue_by, budget.give_up).await?
-            }
-        };
-        match turn {
-            Turn::Granted => {
-                // The slot is full: `turn` came from it.
-                if let Some(Ok(lease)) = place.take().map(Pending::into_lease) {
-                    return Ok(lease);
-                }
-                enqueue_by = budget.give_up;
-                if shared.clock.now() >= enqueue_by {
-                    return Err(budget.timeout(order));
-                }
-            }
-            Turn::Waits if shared.clock.now() >= budget.give_up => {
-                return Err(budget.timeout(order));
-            }
-            Turn::Waits => {
-                if let (Some(number), Some(pending)) = (errand, &place) {
-                    shared.lanes.in_line(number, &pending.lease);
-                }
-            }
-            Turn::PlaceLost => {
-                *place = None;
-                enqueue_by = budget.give_up;
-                if shared.clock.now() >= enqueue_by {
-                    return Err(budget.timeout(order));
-                }
-            }
-        }
-    }
-}
-
-/// An enqueue that was sent and has not been answered.
-pub(crate) struct Asking {
-    pub(crate) answer: Answer<Enqueued>,
-    /// It is in flight for as long as somebody waits for its answer.
-    _pass: Pass,
-}
 
 /// The ticket was granted to a task that did not collect it in time.
 #[derive(Debug)]
@@ -220,7 +42,7 @@ pub(crate) enum Turn {
 /// - in line or granted: the keeper releases.
 pub(crate) struct Pending {
     shared: Arc<Shared>,
-    lease: Arc<Lease>,
+    pub(super) lease: Arc<Lease>,
     /// Where the ticket was asked for, and where its wake-ups go.
     runtime: Option<runtime::Id>,
     /// The enqueue that is under way.
@@ -232,21 +54,6 @@ pub(crate) struct Pending {
 }
 
 impl Pending {
-    fn arm(order: &Order<'_>, wait: bool) -> Result<Self, Error> {
-        let shared = &order.client.shared;
-        let request = Request {
-            name: order.name.clone(),
-            id: shared.new_id()?,
-            permits: order.permits,
-            capacity: order.capacity,
-            ttl: order.ttl,
-            wait,
-            highest_seen: shared.highest_seen(),
-            owner: Arc::clone(order.owner),
-        };
-        Self::of(shared, Arc::new(Lease::new(Arc::new(request), order.renew)))
-    }
-
     /// Arms the clean-up of a ticket that has not been asked for.
     pub(crate) fn of(shared: &Arc<Shared>, lease: Arc<Lease>) -> Result<Self, Error> {
         shared.arm(&lease)?;
@@ -263,7 +70,7 @@ impl Pending {
     /// [Asks](Self::ask), unless the client is shut down, or the keeper has given up a ticket whose task
     /// was not polled: only these lose a lease that has no ticket yet. What is under way then stays in
     /// `asking`, for the drop.
-    async fn enqueue(&mut self, by: Instant, give_up: Instant) -> Result<Turn, Error> {
+    pub(super) async fn enqueue(&mut self, by: Instant, give_up: Instant) -> Result<Turn, Error> {
         let (clock, lease) = (self.shared.clock.clone(), Arc::clone(&self.lease));
         tokio::select! {
             biased;
@@ -377,10 +184,7 @@ impl Pending {
             }
             Enqueued::Busy { retry_in } => return Err(Error::busy(retry_in)),
             Enqueued::CapacityMismatch { in_use } => {
-                return Err(Error::capacity_mismatch(
-                    lease.request.capacity.get(),
-                    in_use,
-                ));
+                return Err(lease.request.mismatch(in_use));
             }
             Enqueued::Gone => return Ok(Turn::PlaceLost),
         };

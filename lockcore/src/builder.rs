@@ -7,14 +7,15 @@ use std::time::Duration;
 
 use humantime::format_duration;
 
-use crate::backend::Backend;
+use crate::acquire::handle::Client;
+use crate::backend::{Backend, open};
+use crate::client::settings::{Defaults, Settings};
 use crate::clock::Clock;
-use crate::connect;
 use crate::error::Error;
-use crate::lock::{SHORTEST_TTL, Wait};
-use crate::locks::{Locks, Owner, OwnerText};
+use crate::locks::Locks;
 use crate::name::Namespace;
-use crate::shared::{Defaults, Settings};
+use crate::options::{Fair, SHORTEST_TTL, Wait};
+use crate::owner::{Owner, OwnerText};
 use crate::tls::Tls;
 
 /// Every client in the world that sets nothing meets here, so that two services that share a store
@@ -49,24 +50,6 @@ const VARIABLES: [&str; 10] = [
     "LOCK_CERT_FILE",
     "LOCK_KEY_FILE",
 ];
-
-/// Who gets a lock next when several processes, and several tasks of each, want it.
-///
-/// Either way nobody waits for ever. Serving one's own is faster by more than an order of magnitude,
-/// because a hand-over inside a process asks no store.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fair {
-    /// The tasks of a process queue in it, first come, first served, and the process stands in line
-    /// at the store once. When it has the lock it may serve its own for this long, but each of those
-    /// that wait in it only about four times (and at most 1,000 in all); then the next process has its
-    /// turn.
-    ///
-    /// Applies to exclusive and shared locks that are renewed and have no `max_hold`; others, and
-    /// semaphores, have a ticket of their own.
-    Local(Duration),
-    /// One ticket per request: first come, first served over all processes.
-    Strict,
-}
 
 /// The configuration of a client.
 ///
@@ -142,7 +125,7 @@ impl Builder {
                 continue;
             };
             if !VARIABLES.contains(&variable) {
-                if let Some(meant) = connect::nearest(variable, VARIABLES) {
+                if let Some(meant) = open::nearest(variable, VARIABLES) {
                     return Err(Error::config(format!(
                         "the environment has {variable}, which means nothing here; did you mean {meant}?"
                     )));
@@ -157,7 +140,7 @@ impl Builder {
         if builder.url.is_none() {
             return Err(Error::config(format!(
                 "LOCK_URL is not set: it says which store keeps the locks, as memory: or redis://host; {}",
-                connect::what_this_build_knows()
+                open::what_this_build_knows()
             )));
         }
         Ok(builder)
@@ -311,11 +294,11 @@ impl Builder {
         let url = self.url.as_deref().ok_or_else(|| {
             Error::config(format!(
                 "no store was named: call url(…) or set LOCK_URL; {}",
-                connect::what_this_build_knows()
+                open::what_this_build_knows()
             ))
         })?;
-        let backend = connect::open(url, &self.tls)?;
-        let place = connect::place(url);
+        let backend = open::open_with(url, &self.tls)?;
+        let place = open::place(url);
         self.build_with(backend, place, Clock::BOOT)
     }
 
@@ -357,7 +340,7 @@ impl Builder {
                 fair: self.fair,
             },
         };
-        let locks = Locks::start(backend, settings, owner)?;
+        let locks = Locks(Client::start(backend, settings, owner)?);
         for doubt in doubts {
             tracing::warn!("{doubt}");
         }
@@ -386,6 +369,43 @@ impl Builder {
             ));
         }
         doubts
+    }
+}
+
+impl Locks {
+    /// A client of the store at `url`, with defaults for everything else: see [`Builder`].
+    ///
+    /// Checks the configuration and returns at once; the connection is made at first use.
+    ///
+    /// # Errors
+    ///
+    /// [`Config`](crate::ErrorKind::Config) for a URL that this build does not know;
+    /// [`Unavailable`](crate::ErrorKind::Unavailable) when no thread can be started.
+    pub fn connect(url: &str) -> Result<Self, Error> {
+        Self::builder().url(url).build()
+    }
+
+    /// A client configured by `LOCK_URL` and the other variables that [`Builder::from_env`] lists.
+    ///
+    /// # Errors
+    ///
+    /// As [`connect`](Self::connect); the message names the variable and what it accepts.
+    pub fn from_env() -> Result<Self, Error> {
+        Builder::from_env()?.build()
+    }
+
+    /// Sets more than the URL.
+    pub fn builder() -> Builder {
+        Builder::default()
+    }
+
+    /// A client of a store of your own.
+    ///
+    /// # Errors
+    ///
+    /// [`Unavailable`](crate::ErrorKind::Unavailable) when no thread can be started.
+    pub fn with_backend(backend: Arc<dyn Backend>) -> Result<Self, Error> {
+        Self::builder().backend(backend).build()
     }
 }
 

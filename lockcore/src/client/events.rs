@@ -1,5 +1,5 @@
 //! What a client tells of itself: trouble with the store, and locks that were lost. What one lock
-//! tells is in `guard`.
+//! tells is in `hold`.
 
 use std::fmt;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};

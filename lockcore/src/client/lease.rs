@@ -1,5 +1,5 @@
 //! The lease record: what this process knows of one ticket, and until when it may believe in it.
-//! Who renews it is `keeper`; what the user sees of it is `guard`.
+//! Who renews it is `keeper`; what the user sees of it is `hold`.
 
 use std::cell::Cell;
 use std::num::NonZeroU32;
@@ -14,6 +14,11 @@ use crate::request::{FULL, Request};
 use crate::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU64, Ordering};
 use crate::sync::{Mutex, Notify};
 use crate::token::FencingToken;
+
+/// Of the ttl, how long a grant may wait for its task to collect it. A task that is polled does so in
+/// microseconds. The keeper looks every third of the ttl, so that a grant that nobody collects is
+/// kept for one ttl at most.
+pub(crate) const COLLECTED_WITHIN: f64 = 2.0 / 3.0;
 
 /// One ticket's state, shared by the acquire loop, the guard, the keeper and the wake-ups.
 #[derive(Debug)]
@@ -49,7 +54,7 @@ pub(crate) struct Lease {
     refused: AtomicU64,
     /// An enqueue of this id was sent and never answered, so it may still arrive.
     ambiguous: AtomicBool,
-    /// The [epoch](crate::shared::Shared::epoch) in which the store was last asked and said that the
+    /// The [epoch](super::shared::Shared::epoch) in which the store was last asked and said that the
     /// ticket stands.
     confirmed: AtomicU64,
     /// Fires when the ticket is granted or lost.

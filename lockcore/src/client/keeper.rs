@@ -12,14 +12,18 @@ use std::time::Duration;
 
 use tracing::Level;
 
+use super::alarms::jittered;
+use super::calls::Where;
+use super::lease::{LONGEST_STALL, Lease};
+use super::settings::Settings;
+use super::shared::Shared;
+use super::supervise;
+use super::table::{BATCH, Cleanup, Phase, Stage};
 use crate::backend::{Backend, Departure, Enqueued, Fault, Released, Renewed};
 use crate::clock::Instant;
 use crate::error::Error;
-use crate::lease::{LONGEST_STALL, Lease};
 use crate::log::{Silence, guarded};
 use crate::request::Request;
-use crate::shared::{Settings, Shared, Where, jittered};
-use crate::table::{BATCH, Cleanup, Phase, Stage};
 
 /// The longest sleep while something is due. Timers stand still while the machine is suspended and
 /// the lease clock does not; after a resume the keeper catches up within this time.
@@ -47,7 +51,7 @@ impl Keeper {
                 Error::unavailable(format!("cannot start the keeper's runtime: {error}"))
             })?;
         let keeper = runtime.handle().clone();
-        let shared = Arc::new(Shared::new(backend, settings, keeper));
+        let shared = Arc::new(Shared::new(backend, settings, keeper, supervise::begin));
         let (end, ended) = mpsc::channel();
         let for_thread = Arc::clone(&shared);
         let thread = std::thread::Builder::new()

@@ -1,0 +1,210 @@
+//! Acquiring: the acquire loop, and what it goes through.
+//!
+//! A caller queues with the tasks of its process first ([`lanes`]); one of them goes to the store for all
+//! ([`pending`]). Keeping a lease alive is in `client`; what the user holds is in `hold`.
+
+pub(crate) mod handle;
+mod lane;
+pub(crate) mod lanes;
+pub(crate) mod pending;
+pub(crate) mod spec;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::client::lease::Lease;
+use crate::clock::Instant;
+use crate::error::Error;
+use crate::options::Wait;
+use crate::request::Request;
+use lanes::{Arrived, Baton, Share};
+use pending::{LAST_MOMENT, Pending, Turn};
+use spec::Spec;
+
+/// Takes the lock that `spec` describes.
+///
+/// Dropping the future at any point leaves nothing behind: see [`Pending`], and [`lanes`] for those
+/// that wait in memory.
+pub(crate) async fn acquire(spec: &Spec<'_>, budget: &Budget) -> Result<Grant, Error> {
+    let shared = &spec.client.shared;
+    match in_this_process(spec, budget).await? {
+        (Some(Baton::Share(share)), _) => Ok(Grant::Share(share)),
+        (Some(Baton::Errand(mut errand)), began) => {
+            let number = Some(errand.number);
+            match at_the_store(spec, budget, began, number, &mut errand.pending).await {
+                Ok(lease) => match errand.granted(lease) {
+                    Ok(share) => Ok(Grant::Share(share)),
+                    Err(lease) => Ok(Grant::Ticket(lease)),
+                },
+                Err(error) => {
+                    // What failed for want of its own time says nothing about the store.
+                    if budget.give_up >= began.after(shared.op_timeout) {
+                        errand.failed(&error);
+                    }
+                    Err(error)
+                }
+            }
+        }
+        (Some(Baton::Refused(error)), _) => Err(error),
+        (None, began) => {
+            let lease = at_the_store(spec, budget, began, None, &mut None).await?;
+            Ok(Grant::Ticket(lease))
+        }
+    }
+}
+
+/// What was granted. It is made a guard in the same poll, and nothing that can panic runs before that: a
+/// ticket has no drop of its own.
+pub(crate) enum Grant {
+    /// The use of a ticket that others of this process may use as well.
+    Share(Share),
+    /// A ticket that nobody else uses.
+    Ticket(Arc<Lease>),
+}
+
+/// The time that a caller gives.
+pub(crate) struct Budget {
+    started: Instant,
+    pub(crate) give_up: Instant,
+    pub(crate) waits: bool,
+}
+
+impl Budget {
+    /// From now on; `None` does not wait.
+    pub(crate) fn new(spec: &Spec<'_>, wait: Option<Wait>) -> Self {
+        let shared = &spec.client.shared;
+        let started = shared.clock.now();
+        let wait = wait.filter(|wait| *wait != Wait::For(Duration::ZERO));
+        Self {
+            started,
+            give_up: match wait {
+                None => started.after(shared.op_timeout),
+                Some(Wait::For(budget)) => started.after(budget),
+                Some(Wait::Forever) => Instant::FAR_FUTURE,
+            },
+            waits: wait.is_some(),
+        }
+    }
+
+    /// The time since its beginning.
+    pub(crate) fn waited(&self, spec: &Spec<'_>) -> Duration {
+        self.started.until(spec.client.shared.clock.now())
+    }
+
+    pub(crate) fn timeout(&self, spec: &Spec<'_>) -> Error {
+        Error::timeout(self.waited(spec))
+    }
+}
+
+/// Queues with the tasks of this process. Returns what it was given, and when; `None`: this one takes
+/// a ticket of its own.
+async fn in_this_process(
+    spec: &Spec<'_>,
+    budget: &Budget,
+) -> Result<(Option<Baton>, Instant), Error> {
+    if !spec.is_shareable() {
+        return Ok((None, budget.started));
+    }
+    let shared = &spec.client.shared;
+    let exclusive = spec.is_exclusive();
+    let mut now = budget.started;
+    loop {
+        let arrived = (spec.client.lanes).arrive(spec.name, spec.ttl, exclusive, budget.waits, now);
+        let baton = match arrived {
+            Arrived::Given(baton) => baton,
+            Arrived::Stranger => return Ok((None, now)),
+            Arrived::Busy(remaining) => return Err(Error::busy(remaining)),
+            Arrived::Crowded => return Err(Error::crowded(None)),
+            // Dropped here, or late: the place in line goes, and what it was given passes itself on.
+            Arrived::Waits(waiting) => {
+                let given = shared.by(budget.give_up, waiting).await;
+                now = shared.clock.now();
+                match given {
+                    Some(Some(baton)) => baton,
+                    // It was taken back, because this future was not polled for most of a ttl.
+                    Some(None) if now < budget.give_up => continue,
+                    Some(None) | None => return Err(budget.timeout(spec)),
+                }
+            }
+        };
+        match &baton {
+            // Lost on its way here: the machine slept.
+            Baton::Share(share) if share.lease().lost(now).is_some() => now = shared.clock.now(),
+            // Its turn has come too late to ask for anything; the next may have the time.
+            Baton::Errand(errand) if errand.pending.is_none() && now >= budget.give_up => {
+                return Err(budget.timeout(spec));
+            }
+            _ => return Ok((Some(baton), now)),
+        }
+    }
+}
+
+/// Takes a ticket at the store, or goes on with the one in `place`, and waits until it is granted.
+/// What is in `place` when this ends without a lease is given up when it is dropped.
+async fn at_the_store(
+    spec: &Spec<'_>,
+    budget: &Budget,
+    began: Instant,
+    errand: Option<u64>,
+    place: &mut Option<Pending>,
+) -> Result<Arc<Lease>, Error> {
+    let shared = &spec.client.shared;
+    // A store that is down fails the first try within one operation timeout, so that callers do
+    // not pile up in front of it. Who stood in line already may use his whole budget to get back.
+    // Whose turn it is in the last moment gets a moment more, or the answer would be "unknown".
+    let waited = began > budget.started;
+    let at_least = began.after(if waited { LAST_MOMENT } else { Duration::ZERO });
+    let one_operation = began.after(shared.op_timeout);
+    let mut enqueue_by = budget.give_up.max(at_least).min(one_operation);
+    loop {
+        let turn = match place {
+            Some(pending) => pending.stand_in_line(budget.give_up).await,
+            None => {
+                let pending = place.insert(arm(spec, budget.waits)?);
+                pending.enqueue(enqueue_by, budget.give_up).await?
+            }
+        };
+        match turn {
+            Turn::Granted => {
+                // The slot is full: `turn` came from it.
+                if let Some(Ok(lease)) = place.take().map(Pending::into_lease) {
+                    return Ok(lease);
+                }
+                enqueue_by = budget.give_up;
+                if shared.clock.now() >= enqueue_by {
+                    return Err(budget.timeout(spec));
+                }
+            }
+            Turn::Waits if shared.clock.now() >= budget.give_up => {
+                return Err(budget.timeout(spec));
+            }
+            Turn::Waits => {
+                if let (Some(number), Some(pending)) = (errand, &place) {
+                    spec.client.lanes.in_line(number, &pending.lease);
+                }
+            }
+            Turn::PlaceLost => {
+                *place = None;
+                enqueue_by = budget.give_up;
+                if shared.clock.now() >= enqueue_by {
+                    return Err(budget.timeout(spec));
+                }
+            }
+        }
+    }
+}
+
+fn arm(spec: &Spec<'_>, wait: bool) -> Result<Pending, Error> {
+    let shared = &spec.client.shared;
+    let request = Request {
+        name: spec.name.clone(),
+        id: shared.new_id()?,
+        permits: spec.permits,
+        capacity: spec.capacity,
+        ttl: spec.ttl,
+        wait,
+        highest_seen: shared.highest_seen(),
+        owner: Arc::clone(spec.owner),
+    };
+    Pending::of(shared, Arc::new(Lease::new(Arc::new(request), spec.renew)))
+}

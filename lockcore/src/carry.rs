@@ -1,0 +1,110 @@
+//! Carrying a lock into work that runs elsewhere.
+
+use std::future::Future;
+
+use crate::error::{Error, LostReason};
+use crate::hold::{Guard, Held};
+use crate::multi::{MultiGuard, MultiHeld};
+use crate::scope;
+
+impl Held {
+    /// Carries the lock into work that runs elsewhere, as in a spawned task: inside, asking for it
+    /// again re-enters, and it stays held until that work has ended. The work is stopped when the
+    /// lock is lost, unless it was asked with [`OnLost::Signal`](crate::OnLost::Signal).
+    ///
+    /// Without this a spawned task is a stranger: it waits until the lock is released.
+    ///
+    /// # Errors
+    ///
+    /// [`Lost`](crate::ErrorKind::Lost), also when the lock had been released before the call.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future drops the work; if nobody else holds the lock then, it is released.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), lockcore::Error> {
+    /// let locks = lockcore::Locks::connect("memory:")?;
+    /// let lock = locks.mutex("album:9");
+    /// let outer = lock.clone();
+    /// outer
+    ///     .run(async |held| {
+    ///         let job = tokio::spawn(held.scope(async move {
+    ///             let inner = lock.acquire().await?; // at once: it is held already
+    ///             inner.release().await
+    ///         }));
+    ///         job.await.expect("no panic")??;
+    ///         Ok::<_, lockcore::Error>(())
+    ///     })
+    ///     .await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn scope<F: Future>(
+        &self,
+        work: F,
+    ) -> impl Future<Output = Result<F::Output, Error>> + use<F> {
+        // Now, and not when the future is polled first: the lock may be released before that.
+        let guard = self.carried();
+        let around = scope::around();
+        async move {
+            // Captured in this order and dropped in it if this is never polled: the work before the guard.
+            let (work, guard) = (work, guard);
+            let guard = guard?;
+            let result = scope::within(around, guard.while_held(work)).await?;
+            if let Err(error) = guard.release().await {
+                tracing::warn!(%error, "the work is done; its lock is released in the background");
+            }
+            Ok(result)
+        }
+    }
+
+    /// A guard for work that runs elsewhere.
+    fn carried(&self) -> Result<Guard, Error> {
+        let over = || self.lost_for(self.lost_reason().unwrap_or(LostReason::Released));
+        self.guard(true).ok_or_else(over)
+    }
+
+    /// Runs a piece of code in the scope of this lock, as [`while_held`](Self::while_held) does with
+    /// every poll of its work: for futures and streams that are polled by hand.
+    pub fn enter<T>(&self, code: impl FnOnce() -> T) -> T {
+        scope::enter(std::slice::from_ref(self), code)
+    }
+}
+
+impl MultiHeld {
+    /// [`Held::scope`] for several locks: all of them stay held until the work has ended, which is stopped
+    /// when one of them is lost.
+    ///
+    /// # Errors
+    ///
+    /// [`Lost`](crate::ErrorKind::Lost) with the name of the lock, also when one had been released before the
+    /// call.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future drops the work; those that nobody else holds then are released.
+    pub fn scope<F: Future>(
+        &self,
+        work: F,
+    ) -> impl Future<Output = Result<F::Output, Error>> + use<F> {
+        // As there: now, and in this order.
+        let guards = self.iter().map(Held::carried).collect();
+        let guards: Result<Vec<_>, _> = guards;
+        let around = scope::around();
+        async move {
+            let (work, guards) = (work, guards);
+            let guard = MultiGuard::of(guards?);
+            let result = scope::within(around, guard.while_held(work)).await?;
+            if let Err(error) = guard.release().await {
+                tracing::warn!(%error, "the work is done; its locks are released in the background");
+            }
+            Ok(result)
+        }
+    }
+
+    /// Runs a piece of code in the scope of these locks: see [`Held::enter`].
+    pub fn enter<T>(&self, code: impl FnOnce() -> T) -> T {
+        scope::enter(self, code)
+    }
+}

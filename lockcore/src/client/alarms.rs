@@ -1,0 +1,93 @@
+//! Timers on the lease clock. The keeper rings them.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use super::shared::Shared;
+use crate::clock::Instant;
+
+impl Shared {
+    /// A timer on the lease clock that needs nothing of the caller's runtime: neither its time
+    /// driver, which may be off, nor its clock, which a test may have paused.
+    pub(crate) fn alarm(self: &Arc<Self>, at: Instant) -> Alarm {
+        Alarm {
+            shared: Arc::clone(self),
+            at,
+            set: None,
+        }
+    }
+
+    /// The result of a future, or `None` when the lease clock has reached `at` first.
+    pub(crate) async fn by<T>(
+        self: &Arc<Self>,
+        at: Instant,
+        future: impl Future<Output = T>,
+    ) -> Option<T> {
+        tokio::select! {
+            biased;
+            result = future => Some(result),
+            // Made when it is polled: most futures here are ready at once.
+            () = async { self.alarm(at).await } => None,
+        }
+    }
+}
+
+/// Resolves when the lease clock has reached a time; rung by the keeper.
+pub(crate) struct Alarm {
+    shared: Arc<Shared>,
+    at: Instant,
+    /// The entry in the table, from the first poll on that finds the time not reached.
+    set: Option<u64>,
+}
+
+impl Alarm {
+    /// Whether it has yet to ring, and does so by then.
+    pub(crate) fn will_ring_by(&self, at: Instant) -> bool {
+        self.at <= at && self.shared.clock.now() < self.at
+    }
+}
+
+impl Future for Alarm {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        // Who waits for ever is not woken by the clock.
+        if self.at == Instant::FAR_FUTURE {
+            return Poll::Pending;
+        }
+        if self.shared.clock.now() >= self.at {
+            return Poll::Ready(());
+        }
+        let this = &mut *self;
+        let waker = cx.waker().clone();
+        let mut table = this.shared.table();
+        let number = *this.set.get_or_insert_with(|| {
+            table.alarms_set += 1;
+            table.alarms_set
+        });
+        let before = table.alarms.insert((this.at, number), waker);
+        this.shared.wake_keeper_at(&mut table, this.at);
+        drop(table);
+        drop(before); // a waker may own anything
+        Poll::Pending
+    }
+}
+
+impl Drop for Alarm {
+    fn drop(&mut self) {
+        if let Some(number) = self.set
+            && !self.shared.is_forked()
+        {
+            let waker = self.shared.table().alarms.remove(&(self.at, number));
+            drop(waker);
+        }
+    }
+}
+
+/// Full jitter: anything up to `pause`, but not nothing.
+pub(crate) fn jittered(pause: Duration) -> Duration {
+    pause.mul_f64(0.1 + 0.9 * fastrand::f64())
+}

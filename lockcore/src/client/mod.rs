@@ -1,0 +1,29 @@
+//! What all handles of a client share, and the thread that looks after it.
+//!
+//! From the bottom: a [lease](lease) is what is known of one ticket; the [table](table) has all of them and
+//! says when each is due; [`Shared`](shared::Shared) puts the table, the clock and the
+//! [links](links) to the store together; the files that follow in this list are its jobs; the
+//! [keeper](keeper) does them.
+
+pub(crate) mod events;
+pub(crate) mod gate;
+pub(crate) mod lease;
+pub(crate) mod links;
+pub(crate) mod settings;
+pub(crate) mod table;
+
+pub(crate) mod shared;
+
+pub(crate) mod alarms;
+pub(crate) mod calls;
+mod losses;
+mod renewals;
+mod reports;
+mod shutdown;
+mod tickets;
+
+pub(crate) mod keeper;
+mod supervise;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,162 @@
+//! Renewals: when each is due, and what their answers mean.
+
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tracing::Level;
+
+use super::alarms::jittered;
+use super::calls::Where;
+use super::lease::{AlreadyLost, Lease, Renewal};
+use super::shared::{Sent, Shared};
+use super::table::{Cleanup, Stage};
+use crate::backend::{Fault, Renewed, StoreError};
+use crate::clock::Instant;
+use crate::request::{Id, Request};
+
+impl Shared {
+    /// When to renew a lease: after a third of its ttl, so that two renewals may fail before the
+    /// lease is at risk, less up to a tenth of that as jitter, so that leases taken together do not
+    /// stay together.
+    pub(crate) fn renewal_time(lease: &Lease, valid_for: Duration) -> Instant {
+        let latest = *Self::renewal_times(lease, valid_for).end();
+        latest.before((valid_for / 30).mul_f64(fastrand::f64()))
+    }
+
+    pub(super) fn renewal_times(lease: &Lease, valid_for: Duration) -> RangeInclusive<Instant> {
+        let latest = lease.deadline().before(valid_for / 3 * 2);
+        latest.before(valid_for / 30)..=latest
+    }
+
+    /// Works the answer to a renewal into the lease.
+    pub(crate) fn renewed(
+        self: &Arc<Self>,
+        lease: &Arc<Lease>,
+        renewal: Renewal,
+        sent: Sent,
+        answer: Renewed,
+        pause: Duration,
+    ) {
+        let id = lease.request.id;
+        let asked = Arc::clone(&renewal);
+        let (valid_for, recheck_in) = match answer {
+            Renewed::Granted { valid_for } => (renewal.answered(valid_for), None),
+            Renewed::Waiting {
+                valid_for,
+                recheck_in,
+            } => (renewal.answered(valid_for), recheck_in),
+            Renewed::Failed => {
+                let lock = lease.request.name.clone();
+                // The keeper tells of what concerns more than this one.
+                self.log(Level::DEBUG, move || {
+                    tracing::debug!(%lock, "the store cannot renew this ticket, trying again");
+                });
+                return self.renewal_over(id, self.clock.now().after(jittered(pause)));
+            }
+            Renewed::Lost => return self.taken(lease),
+        };
+        let Sent { at: sent, epoch } = sent;
+        lease.confirm(epoch);
+        if lease.extend(sent, valid_for, self.clock.now()) == Err(AlreadyLost) {
+            // An acknowledgement that comes too late leads to a release, never to a revival.
+            // Nobody may have noticed the deadline yet, and after the clean-up the keeper will not. A
+            // guard that still holds this lease releases again when it goes; that finds nothing.
+            if let Some(reason) = lease.lost(self.clock.now())
+                && let Some(stage) = self.stage(id)
+            {
+                self.lost(lease, stage, reason);
+            }
+            return self.clean_up(Cleanup::of(lease));
+        }
+        let due = if lease.deadline() < lease.hold_until() {
+            Self::renewal_time(lease, valid_for)
+        } else {
+            Instant::FAR_FUTURE
+        };
+        self.renewal_over(
+            id,
+            recheck_in.map_or(due, |recheck| due.min(sent.after(recheck))),
+        );
+        if let Renewed::Granted { .. } = answer {
+            self.grant_if_waiting(id);
+            self.note_acknowledged(lease, &asked);
+        }
+    }
+
+    /// Has the keeper renew a lease that is held or kept at once, also if it is being renewed already.
+    pub(crate) fn renew_soon(&self, id: Id) {
+        let mut table = self.table();
+        match table.leases.get_mut(&id) {
+            Some(tracked) if !matches!(tracked.stage, Stage::Held | Stage::Kept { .. }) => {}
+            Some(tracked) if tracked.renewing => tracked.ask_again(),
+            Some(_) => self.look_again_at(&mut table, id, self.clock.now()),
+            None => {}
+        }
+    }
+
+    /// Renews one ticket on the caller's own connection, at once, and works the answer into the
+    /// lease: a grant moves its deadline, a loss is final, an error changes nothing.
+    pub(crate) async fn renew_now(
+        self: &Arc<Self>,
+        lease: &Arc<Lease>,
+        by: Instant,
+    ) -> Result<Renewed, StoreError> {
+        let now = self.clock.now();
+        let by = by.min(now.after(self.op_timeout));
+        let renewal = lease.renewal(now);
+        let asked = Arc::clone(&renewal);
+        let tickets = vec![Arc::clone(&asked)];
+        let (sent, answers) = self
+            .operate(Where::Here, by, |connection| connection.renew(tickets))
+            .await
+            .inspect_err(|error| renewal.refused(error))?;
+        let renewed = answers.first().copied().unwrap_or(Renewed::Failed);
+        match renewed {
+            Renewed::Granted { valid_for } | Renewed::Waiting { valid_for, .. } => {
+                let valid_for = renewal.answered(valid_for);
+                lease.confirm(sent.epoch);
+                // An `Err` is a lease that ran out meanwhile; whoever looks at it next finds that.
+                let extended = lease.extend(sent.at, valid_for, self.clock.now());
+                if let (Ok(()), Renewed::Granted { .. }) = (extended, renewed) {
+                    self.note_acknowledged(lease, &asked);
+                }
+            }
+            Renewed::Lost => self.taken(lease),
+            Renewed::Failed => {
+                let text = "the store could not renew the ticket";
+                return Err(StoreError::new(Fault::Unknown, text));
+            }
+        }
+        Ok(renewed)
+    }
+
+    /// The store has acknowledged a renewal; perhaps it was the first of a ticket that only reads on.
+    pub(super) fn note_acknowledged(&self, lease: &Lease, renewal: &Request) {
+        if lease.acknowledged(renewal) {
+            let (lock, token) = (lease.request.name.clone(), lease.token());
+            let permits = renewal.permits;
+            self.log(Level::DEBUG, move || {
+                tracing::debug!(%lock, %token, permits, "ticket made smaller");
+            });
+        }
+    }
+
+    /// Wake-ups may have been missed, or the server may have been another for a while: everything is
+    /// asked after, the earliest deadlines first, and no more at a time than the store carries.
+    pub(crate) fn renew_everything(&self) {
+        let mut table = self.table();
+        // Under the mutex: no round falls between the two.
+        self.suspect();
+        table.begin_sweep();
+        self.wake_keeper_at(&mut table, self.clock.now());
+    }
+
+    /// A batch of renewals is over.
+    pub(crate) fn batch_over(&self) {
+        let others_wait = self.table().renewed();
+        if others_wait {
+            self.due_changed.notify_one();
+        }
+    }
+}

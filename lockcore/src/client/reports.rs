@@ -1,0 +1,182 @@
+//! What a client says of itself: lines for logs, and events for those who listen.
+
+use std::sync::Arc;
+
+use humantime::format_duration;
+use tracing::Level;
+
+use super::events::{EventListener, Teller};
+use super::lease::Lease;
+use super::settings::Defaults;
+use super::shared::Shared;
+use crate::backend::{Fault, Renewed, StoreError};
+use crate::options::{Fair, Wait};
+use crate::sync::atomic::Ordering;
+
+impl Shared {
+    /// The client begins: said once, on the caller's thread.
+    pub(crate) fn tell_start(&self) {
+        let Defaults { ttl, wait, fair } = &self.defaults;
+        let wait = match wait {
+            Wait::For(wait) => format_duration(*wait).to_string(),
+            Wait::Forever => "forever".to_owned(),
+        };
+        let fair = match fair {
+            Fair::Local(bound) => format_duration(*bound).to_string(),
+            Fair::Strict => "strict".to_owned(),
+        };
+        tracing::info!(
+            store = self.store(),
+            namespace = self.namespace.as_str(),
+            owner = &*self.owner,
+            ttl = %format_duration(*ttl),
+            wait,
+            fair,
+            "lock client started"
+        );
+    }
+
+    /// The client ends, with so many locks that it could not release: said once, whether it was shut down, or
+    /// its last handle went, or both.
+    pub(crate) fn tell_end(&self, left: usize) {
+        if self.told_end.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        let (store, owner) = (self.store().to_owned(), Arc::clone(&self.owner));
+        match left {
+            0 => self.log(Level::INFO, move || {
+                tracing::info!(store, owner = &*owner, "lock client ended");
+            }),
+            _ => self.log(Level::WARN, move || {
+                tracing::warn!(
+                    store,
+                    owner = &*owner,
+                    left,
+                    "lock client ended; the locks that are left end with their leases"
+                );
+            }),
+        }
+    }
+
+    /// The store is out of reach: a warning once in an outage, however many connections there are and however
+    /// often they are tried, and once more when it turns out to be something that a person must mend.
+    pub(crate) fn suspended(&self, error: &StoreError) {
+        let is_news = |mistake| self.teller.suspended(self.clock.now(), mistake);
+        let (store, owner) = (self.store().to_owned(), Arc::clone(&self.owner));
+        let error = error.clone();
+        match is_news(error.fault() == Fault::Config) {
+            true => self.log(Level::WARN, move || {
+                tracing::warn!(store, owner = &*owner, %error, "the lock store is out of reach");
+            }),
+            false => self.log(Level::DEBUG, move || {
+                tracing::debug!(store, owner = &*owner, %error, "the lock store is still out of reach");
+            }),
+        }
+    }
+
+    pub(crate) fn restored(&self) {
+        if let Some(since) = self.teller.restored() {
+            let (store, owner) = (self.store().to_owned(), Arc::clone(&self.owner));
+            let after = since.until(self.clock.now());
+            self.log(Level::WARN, move || {
+                tracing::warn!(store, owner = &*owner, ?after, "the lock store is back");
+            });
+        }
+    }
+
+    /// What the store says to renewals, for those who watch the client: a ticket that it fails to renew twice in a
+    /// row is refused, as the first failure may be about an earlier request that was cut off.
+    pub(crate) fn renewals_answered(&self, leases: &[Arc<Lease>], answers: &[Renewed]) {
+        let mut accepted = false;
+        for (lease, answer) in leases.iter().zip(answers) {
+            match answer {
+                Renewed::Granted { .. } | Renewed::Waiting { .. } => {
+                    lease.renewal_accepted();
+                    accepted = true;
+                }
+                Renewed::Failed if lease.renewal_refused() > 1 => {
+                    let name = lease.request.name.as_str().escape_debug();
+                    let text = format!("it cannot renew the ticket of \"{name}\"");
+                    self.tell_refusal(StoreError::new(Fault::Unknown, text));
+                }
+                Renewed::Failed | Renewed::Lost => {}
+            }
+        }
+        if accepted {
+            self.tell_acceptance();
+        }
+    }
+
+    /// The store says no to all these renewals, on a sound connection.
+    pub(crate) fn renewals_refused(&self, leases: &[Arc<Lease>], error: &StoreError) {
+        for lease in leases {
+            lease.renewal_refused();
+        }
+        self.tell_refusal(error.clone());
+    }
+
+    /// A warning once, as for an outage.
+    pub(super) fn tell_refusal(&self, error: StoreError) {
+        // An outage has been told of.
+        let news = !self.teller.is_suspended() && !self.refusing.swap(true, Ordering::SeqCst);
+        let (store, owner) = (self.store().to_owned(), Arc::clone(&self.owner));
+        if news {
+            self.log(Level::WARN, move || {
+                tracing::warn!(store, owner = &*owner, %error, "the lock store refuses renewals");
+            });
+        }
+    }
+
+    /// A renewal was accepted: a warning once, when no other ticket is refused any more.
+    pub(super) fn tell_acceptance(&self) {
+        if !self.refusing.load(Ordering::SeqCst) {
+            return;
+        }
+        let now = self.clock.now();
+        let is_refused = |lease: &Lease| lease.is_refused() && lease.deadline() > now;
+        let table = self.table();
+        if (table.leases.values()).any(|tracked| is_refused(&tracked.lease)) {
+            return;
+        }
+        drop(table);
+        if self.refusing.swap(false, Ordering::SeqCst) {
+            let (store, owner) = (self.store().to_owned(), Arc::clone(&self.owner));
+            self.log(Level::WARN, move || {
+                tracing::warn!(
+                    store,
+                    owner = &*owner,
+                    "the lock store accepts renewals again"
+                );
+            });
+        }
+    }
+
+    /// Listens to what the client has to tell.
+    pub(crate) fn listen(self: &Arc<Self>) -> EventListener {
+        if self.is_forked() {
+            // The client is gone there.
+            return Teller::default().listen();
+        }
+        let listener = self.teller.listen();
+        self.await_restoration();
+        listener
+    }
+
+    /// Somebody wants to hear that the store is back: has the keeper's connection opened, in case
+    /// that nobody is opening any.
+    pub(crate) fn await_restoration(self: &Arc<Self>) {
+        // In this order: a forked child must not touch the rest.
+        if self.is_forked()
+            || !self.teller.is_suspended()
+            || !self.teller.is_heard()
+            || self.links.have_ended()
+        {
+            return;
+        }
+        match self.links.up(&self.keeper) {
+            // It was another connection that failed, and is needed no more.
+            Some(_) => self.restored(),
+            None => drop(self.link(&self.keeper)),
+        }
+    }
+}

@@ -1,0 +1,214 @@
+//! What handles, guards, connections and the keeper's thread have in common: the table under its
+//! mutex, which is held for a few map operations and never across an await, the clock, and the way to
+//! the store. What is done with it is in the files beside this one, a job each.
+
+use std::sync::{Arc, OnceLock, PoisonError, Weak};
+use std::time::Duration;
+
+use tokio::runtime;
+use tracing::Level;
+
+use super::events::Teller;
+use super::lease::Lease;
+use super::links::{Link, Links};
+use super::settings::{Defaults, Settings};
+use super::table::Table;
+use crate::backend::Backend;
+use crate::clock::{Clock, Instant};
+use crate::error::Error;
+use crate::log::{Log, guarded};
+use crate::name::Namespace;
+use crate::request::Id;
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use crate::sync::{Mutex, MutexGuard, Notify};
+
+pub(super) const FORKED: &str =
+    "this client was made before a fork, in the parent process; make another in the child";
+
+/// What handles, guards, connections and the keeper's thread have in common.
+pub(crate) struct Shared {
+    pub(crate) backend: Arc<dyn Backend>,
+    pub(crate) clock: Clock,
+    pub(crate) namespace: Namespace,
+    /// The time that one operation at the store may take, connecting included.
+    pub(crate) op_timeout: Duration,
+    /// See [`Settings::place`].
+    pub(crate) place: String,
+    pub(super) owner: Arc<str>,
+    pub(crate) defaults: Defaults,
+    /// Where the keeper's tasks run.
+    pub(crate) keeper: runtime::Handle,
+    pub(crate) links: Links,
+    /// Has the keeper look after a link.
+    pub(super) supervise: fn(Arc<Shared>, Arc<Link>),
+    observer: OnceLock<Weak<dyn LeaseObserver>>,
+    /// The process that the client was made in.
+    pid: u32,
+    /// The highest ticket number that this client was told, on any name.
+    highest_seen: AtomicU64,
+    /// See [`Shared::epoch`].
+    pub(super) epoch: AtomicU64,
+    table: Mutex<Table>,
+    /// Wakes the keeper before its time.
+    pub(crate) due_changed: Notify,
+    /// Fires when the last lease and the last clean-up are gone.
+    pub(super) idle: Notify,
+    /// Fires when the last handle is gone.
+    pub(crate) ends: Notify,
+    pub(crate) teller: Teller,
+    /// It was told that the store refuses renewals.
+    pub(super) refusing: AtomicBool,
+    /// The end of the client was told.
+    pub(super) told_end: AtomicBool,
+    log: Log,
+}
+
+/// Whoever waits inside this process for a ticket of this process: told when that is over.
+pub(crate) trait LeaseObserver: Send + Sync {
+    /// A lease is over: nobody need wait for its user.
+    fn lost(self: Arc<Self>, lease: &Arc<Lease>);
+
+    /// A ticket was granted and nobody has collected it: it is being given back.
+    fn recalled(self: Arc<Self>, lease: &Arc<Lease>);
+
+    /// The client is shut down.
+    fn close(self: Arc<Self>);
+}
+
+/// When a request was sent, by the clock that leases are judged by, and in which
+/// [epoch](Shared::epoch).
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sent {
+    pub(crate) at: Instant,
+    pub(crate) epoch: u64,
+}
+
+impl Shared {
+    pub(crate) fn new(
+        backend: Arc<dyn Backend>,
+        settings: Settings,
+        keeper: runtime::Handle,
+        supervise: fn(Arc<Self>, Arc<Link>),
+    ) -> Self {
+        Self {
+            backend,
+            clock: settings.clock,
+            namespace: settings.namespace,
+            op_timeout: settings.op_timeout,
+            place: settings.place,
+            owner: settings.owner,
+            defaults: settings.defaults,
+            keeper,
+            links: Links::default(),
+            supervise,
+            observer: OnceLock::new(),
+            pid: std::process::id(),
+            highest_seen: AtomicU64::new(0),
+            epoch: AtomicU64::new(1),
+            table: Mutex::default(),
+            due_changed: Notify::new(),
+            idle: Notify::new(),
+            ends: Notify::new(),
+            teller: Teller::default(),
+            refusing: AtomicBool::new(false),
+            told_end: AtomicBool::new(false),
+            log: Log::default(),
+        }
+    }
+
+    /// From now on it is told of leases that are over.
+    pub(crate) fn observe(&self, observer: Weak<dyn LeaseObserver>) {
+        let first = self.observer.set(observer);
+        debug_assert!(first.is_ok(), "there is one");
+    }
+
+    pub(super) fn observer(&self) -> Option<Arc<dyn LeaseObserver>> {
+        self.observer.get()?.upgrade()
+    }
+
+    /// The store as messages name it.
+    pub(crate) fn store(&self) -> &str {
+        match self.place.as_str() {
+            "" => "the store",
+            place => place,
+        }
+    }
+
+    /// Logs a line, without the caller's thread waiting for the subscriber if it is the keeper's.
+    pub(crate) fn log(&self, level: Level, line: impl FnOnce() + Send + 'static) {
+        self.log.say(level, &self.keeper, line);
+    }
+
+    /// Whether this process is a forked child of the one that made the client. The child has neither
+    /// the keeper's thread nor connections of its own. What it has are copies: sockets that the parent
+    /// talks on, and mutexes that a thread of the parent may have held. So all of it is over there,
+    /// and nothing of it may be touched.
+    pub(crate) fn is_forked(&self) -> bool {
+        std::process::id() != self.pid
+    }
+
+    /// # Errors
+    ///
+    /// `Config` in a [forked child](Self::is_forked).
+    pub(crate) fn refuse_forked(&self) -> Result<(), Error> {
+        match self.is_forked() {
+            true => Err(Error::config(FORKED)),
+            false => Ok(()),
+        }
+    }
+
+    /// Counts the gaps: the times from which on a wake-up, or the store's data, may have been lost.
+    /// What was asked before belongs to an earlier epoch.
+    pub(crate) fn epoch(&self) -> u64 {
+        self.epoch.load(Ordering::SeqCst)
+    }
+
+    /// An identity for a request that is about to be sent.
+    pub(crate) fn new_id(&self) -> Result<Id, Error> {
+        match self.backend.capability().cross_process {
+            true => Id::draw(),
+            false => Ok(Id::count()),
+        }
+    }
+
+    /// For a request that is sent after this.
+    pub(crate) fn sent_now(&self) -> Sent {
+        Sent {
+            at: self.clock.now(),
+            epoch: self.epoch(),
+        }
+    }
+
+    /// A connection is gone, and perhaps the store's data. No ticket is passed on in this process
+    /// from now on before the store has been asked whether it stands.
+    pub(crate) fn suspect(&self) {
+        self.epoch.fetch_add(1, Ordering::SeqCst);
+    }
+
+    pub(crate) fn highest_seen(&self) -> u64 {
+        self.highest_seen.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn saw_ticket(&self, ticket: u64) {
+        self.highest_seen.fetch_max(ticket, Ordering::Relaxed);
+    }
+
+    pub(crate) fn table(&self) -> MutexGuard<'_, Table> {
+        // No code that can panic runs under the mutex; should that change, the maps are still whole.
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn wake_keeper_at(&self, table: &mut Table, at: Instant) {
+        if at < table.next_wake {
+            table.next_wake = at;
+            self.due_changed.notify_one();
+        }
+    }
+
+    /// Outside of the table's mutex: this runs wakers, and those may do anything.
+    pub(super) fn tell_if(&self, idle: bool) {
+        if idle {
+            guarded(|| self.idle.notify_waiters());
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! The end of a client, in good order.
+
+use std::sync::Arc;
+
+use super::shared::Shared;
+use super::table::{Cleanup, Phase, Stage};
+use crate::clock::Instant;
+use crate::error::LostReason;
+
+impl Shared {
+    /// Refuses what is new and gives up what waits; held leases stay.
+    pub(crate) fn refuse_new(&self) {
+        let mut table = self.table();
+        if table.phase == Phase::Open {
+            table.phase = Phase::ShutDown;
+        }
+        let waiting = table.leases_where(|stage| matches!(stage, Stage::Asked | Stage::Waiting));
+        drop(table);
+        self.settle_kept();
+        for lease in waiting {
+            // Granted in this moment, it may finish as others do.
+            let stage = self.stage(lease.request.id);
+            if stage != Some(Stage::Held) {
+                lease.lose(LostReason::Shutdown);
+            }
+        }
+        if let Some(observer) = self.observer() {
+            observer.close();
+        }
+    }
+
+    /// The last handle is gone.
+    pub(crate) fn end(&self) {
+        self.table().phase = Phase::Ending(self.clock.now().after(self.op_timeout));
+        self.settle_kept();
+        self.ends.notify_waiters();
+        self.due_changed.notify_one();
+    }
+
+    /// Marks what is still held as lost, so that the work on it stops.
+    pub(crate) fn lose_held(self: &Arc<Self>) {
+        let held = self.table().leases_where(|stage| stage == Stage::Held);
+        for lease in held {
+            if lease.lose(LostReason::Shutdown) {
+                self.lost(&lease, Stage::Held, LostReason::Shutdown);
+            }
+        }
+    }
+
+    /// Releases what is still held, whoever has the guard.
+    pub(crate) fn release_held(&self) {
+        let held = self.table().leases_where(|stage| stage == Stage::Held);
+        for lease in held {
+            self.clean_up(Cleanup::of(&lease));
+        }
+    }
+
+    /// Waits until nothing is used, waited for, or being cleaned up. Returns how many are left when
+    /// `until` has passed.
+    pub(crate) async fn idle(self: &Arc<Self>, until: Instant) -> usize {
+        loop {
+            let idle = self.idle.notified();
+            let mut idle = std::pin::pin!(idle);
+            // Registered before looking, so that no change is missed in between.
+            idle.as_mut().enable();
+            let left = self.table().await_idle();
+            if left == 0 || self.clock.now() >= until {
+                return left;
+            }
+            let _ = self.by(until, idle).await;
+        }
+    }
+
+    /// Resolves when the last handle is gone.
+    pub(crate) async fn ending(&self) {
+        loop {
+            let ends = self.ends.notified();
+            let mut ends = std::pin::pin!(ends);
+            // Registered before looking.
+            ends.as_mut().enable();
+            if let Phase::Ending(_) = self.table().phase {
+                return;
+            }
+            ends.await;
+        }
+    }
+}

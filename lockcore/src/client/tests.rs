@@ -1,0 +1,201 @@
+//! Facts about a client without a store.
+
+use std::future::Future;
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Waker};
+use std::time::Duration;
+
+use super::events::Event;
+use super::lease::tests::lease;
+use super::settings::Settings;
+use super::shared::{Sent, Shared};
+use super::table::Stage;
+use super::tickets::LEAST_RECHECK;
+use crate::backend::Renewed;
+use crate::backend::memory::Memory;
+use crate::clock::Clock;
+use crate::error::LostReason;
+
+fn shared(settings: Settings) -> Arc<Shared> {
+    let memory = Arc::new(Memory::new(Clock::BOOT));
+    let runtime = tokio::runtime::Handle::current();
+    Arc::new(Shared::new(memory, settings, runtime, |_, _| ()))
+}
+
+/// The machine slept, or the store took its time: the reply is worked in before the keeper has
+/// looked at the deadline, and takes the lease out of its sight.
+#[tokio::test]
+async fn a_loss_that_a_late_acknowledgement_finds_is_told() {
+    let clock = Clock::by_hand();
+    let shared = shared(Settings {
+        clock: clock.clone(),
+        ..Settings::of_tests()
+    });
+    let mut events = shared.teller.listen();
+    let lease = Arc::new(lease());
+    shared.arm(&lease).expect("open");
+    let ttl = Duration::from_secs(10);
+    let sent = clock.now();
+    lease.answered(7, sent, ttl);
+    shared.entrust_held(&lease);
+    let waits = Arc::clone(&lease);
+    let its_clock = clock.clone();
+    let lost = tokio::spawn(async move { waits.until_lost(&its_clock).await });
+    tokio::task::yield_now().await;
+
+    clock.suspend(Duration::from_secs(3600));
+    let granted = Renewed::Granted { valid_for: ttl };
+    let renewal = lease.renewal(sent);
+    let sent = Sent { at: sent, epoch: 1 };
+    shared.renewed(&lease, renewal, sent, granted, Duration::ZERO);
+
+    let told = tokio::time::timeout(Duration::from_secs(5), lost).await;
+    assert_eq!(told.expect("told").expect("no panic"), LostReason::Expired);
+    let event = tokio::time::timeout(Duration::from_secs(5), events.next()).await;
+    assert!(matches!(event, Ok(Some(Event::Lost { .. }))), "{event:?}");
+    assert_eq!(shared.table().cleanups.len(), 1);
+}
+
+/// It would wake the keeper's thread for nothing, at the worst moment.
+#[tokio::test]
+async fn a_grant_in_line_is_renewed_when_its_wait_would_have_been() {
+    let clock = Clock::by_hand();
+    let shared = shared(Settings {
+        clock: clock.clone(),
+        ..Settings::of_tests()
+    });
+    let lease = Arc::new(lease());
+    shared.arm(&lease).expect("open");
+    let ttl = lease.request.ttl;
+    lease.answered(7, clock.now(), ttl);
+    let due = || {
+        shared
+            .table()
+            .leases
+            .values()
+            .next()
+            .and_then(|lease| lease.due)
+    };
+
+    let in_line = Shared::renewal_time(&lease, ttl);
+    shared.entrust(lease.request.id, Stage::Waiting, in_line);
+    shared.entrust_held(&lease);
+    assert_eq!(due(), Some(in_line));
+
+    // But for one that had to look sooner, at the end of another's lease.
+    shared.entrust(lease.request.id, Stage::Waiting, clock.now());
+    shared.entrust_held(&lease);
+    assert!(due() > Some(clock.now()));
+}
+
+#[tokio::test]
+async fn who_waits_asks_again_when_it_is_told_to_and_not_without_end() {
+    let clock = Clock::by_hand();
+    clock.stop();
+    let shared = shared(Settings {
+        clock: clock.clone(),
+        ..Settings::of_tests()
+    });
+    let lease = Arc::new(lease());
+    shared.arm(&lease).expect("open");
+    let (id, ttl) = (lease.request.id, lease.request.ttl);
+    lease.answered(7, clock.now(), ttl);
+    let in_line = Shared::renewal_time(&lease, ttl);
+    let told = |stage, after| {
+        shared.entrust(id, stage, in_line);
+        shared.recheck(id, after);
+        shared.table().leases.get(&id).and_then(|lease| lease.due)
+    };
+
+    let soon = Duration::from_secs(1);
+    assert_eq!(told(Stage::Waiting, soon), Some(clock.now().after(soon)));
+    let forged = told(Stage::Waiting, Duration::ZERO);
+    assert_eq!(forged, Some(clock.now().after(LEAST_RECHECK)));
+    assert_eq!(told(Stage::Waiting, Duration::MAX), Some(in_line));
+    assert_eq!(told(Stage::Held, soon), Some(in_line));
+
+    // While the answer to its enqueue, or to a renewal, is under way.
+    for stage in [Stage::Asked, Stage::Waiting] {
+        let due = || shared.table().leases.get(&id).and_then(|lease| lease.due);
+        shared.entrust(id, stage, in_line);
+        shared.table().leases.get_mut(&id).expect("there").renewing = true;
+        shared.recheck(id, soon);
+        shared.recheck(id, Duration::ZERO);
+        shared.recheck(id, soon);
+        assert_eq!(due(), Some(in_line), "not before the answer");
+        match stage {
+            Stage::Asked => assert!(shared.entrust(id, Stage::Waiting, in_line)),
+            _ => shared.renewal_over(id, in_line),
+        }
+        assert_eq!(due(), Some(clock.now().after(LEAST_RECHECK)));
+        // And once.
+        shared.renewal_over(id, in_line);
+        assert_eq!(due(), Some(in_line));
+    }
+}
+
+/// Runs on a thread of its own, because a deadlock could not be ended.
+fn without_deadlock(code: impl FnOnce(&tokio::runtime::Runtime) + Send + 'static) {
+    let (done, is_done) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build()
+            .expect("a runtime");
+        let _here = runtime.enter();
+        code(&runtime);
+        let _ = done.send(());
+    });
+    let waited = is_done.recv_timeout(Duration::from_secs(10));
+    assert!(waited.is_ok(), "deadlock, or a panic");
+}
+
+/// What a waker does when it is woken, or goes.
+struct Runs(Mutex<Option<Box<dyn FnOnce() + Send>>>);
+
+impl std::task::Wake for Runs {
+    fn wake(self: Arc<Self>) {
+        let code = self.0.lock().expect("no panic").take();
+        if let Some(code) = code {
+            code();
+        }
+    }
+}
+
+#[test]
+fn a_waker_may_own_a_guard_and_be_dropped_anywhere() {
+    without_deadlock(|runtime| {
+        let locks = crate::Locks::connect("memory:").expect("a client");
+        let held = runtime.block_on(locks.mutex("a").acquire());
+        let other = runtime.block_on(locks.mutex("b").acquire());
+        let waker = Waker::from(Arc::new(Runs(Mutex::new(Some(Box::new(move || {
+            drop(other);
+        }))))));
+        let lock = locks.mutex("a");
+        let mut waits = Box::pin(lock.acquire());
+        let mut cx = Context::from_waker(&waker);
+        assert!(waits.as_mut().poll(&mut cx).is_pending());
+        drop(waker);
+        drop(waits);
+        drop(held);
+    });
+}
+
+#[test]
+fn a_waker_may_use_the_client_that_wakes_it() {
+    without_deadlock(|runtime| {
+        let locks = crate::Locks::connect("memory:").expect("a client");
+        let held = runtime.block_on(locks.mutex("a").acquire()).expect("free");
+        let other = locks.clone();
+        // An executor that polls at once.
+        let waker = Waker::from(Arc::new(Runs(Mutex::new(Some(Box::new(move || {
+            let again = std::pin::pin!(other.shutdown(Duration::ZERO));
+            let _ = again.poll(&mut Context::from_waker(Waker::noop()));
+        }))))));
+        let mut shutdown = Box::pin(locks.shutdown(Duration::from_secs(20)));
+        let mut cx = Context::from_waker(&waker);
+        assert!(shutdown.as_mut().poll(&mut cx).is_pending());
+        runtime.block_on(held.release()).expect("released");
+    });
+}

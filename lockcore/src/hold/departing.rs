@@ -1,0 +1,92 @@
+//! What is under way to the store for a hold that ends or becomes smaller. Dropped half-way, it is the
+//! keeper's.
+
+use std::sync::Arc;
+
+use super::lifecycle::Held;
+use crate::backend::{Departure, Released};
+use crate::client::calls::Where;
+use crate::client::table::Cleanup;
+use crate::clock::Instant;
+use crate::error::Error;
+
+/// A ticket that is to have fewer permits than the store knows: nobody writes under it any more, or some of
+/// them were given back. If that is not acknowledged, for whatever reason, its drop leaves it to the keeper.
+pub(super) struct Shrinking<'a>(pub(super) &'a Held);
+
+impl Shrinking<'_> {
+    pub(super) async fn ask(self) -> Result<(), Error> {
+        let held = self.0;
+        let to_have = held.lease().permits();
+        // Whatever the store says, nothing is as it was before.
+        held.renew().await.map_err(Error::unavailable_if_config)?;
+        let text = "the store could not say whether the ticket is smaller now";
+        match held.lease().counted() > to_have {
+            true => Err(Error::unknown(text)),
+            false => Ok(()),
+        }
+    }
+}
+
+impl Drop for Shrinking<'_> {
+    fn drop(&mut self) {
+        let lease = self.0.lease();
+        if lease.is_shrinking() {
+            self.0.shared().renew_soon(lease.request.id);
+        }
+    }
+}
+
+/// A ticket that its last user is releasing at the store. If that is not acknowledged, for whatever
+/// reason, its drop hands the ticket to the keeper.
+pub(super) struct Departing<'a> {
+    held: &'a Held,
+    acknowledged: bool,
+}
+
+impl<'a> Departing<'a> {
+    pub(super) fn of(held: &'a Held) -> Self {
+        // No later batch renews it.
+        held.shared().table().leave(held.0.lease.request.id);
+        Self {
+            held,
+            acknowledged: false,
+        }
+    }
+
+    /// Returns whether the ticket was there.
+    pub(super) async fn release(mut self, now: Instant) -> Result<bool, Error> {
+        let (shared, lease) = (self.held.shared(), &self.held.0.lease);
+        let departure = Departure {
+            request: Arc::clone(&lease.request),
+            enqueue_may_follow: lease.is_ambiguous(),
+        };
+        // It is worth waiting for its turn as long as it holds anything.
+        let turn_by = lease.deadline().max(now);
+        let answer = shared
+            .release(Where::Here, now, turn_by, vec![departure])
+            .await;
+        let error = match answer.map(|answers| answers.first().copied()) {
+            Ok(Some(released @ (Released::Released | Released::NotFound))) => {
+                self.acknowledged = true;
+                shared.disarm(lease.request.id);
+                return Ok(released == Released::Released);
+            }
+            Ok(Some(Released::Failed) | None) => {
+                Error::unknown("the store could not say whether the lock is released")
+            }
+            Err(error) => Error::from(error),
+        };
+        Err(error.of_name(self.held.name()))
+    }
+}
+
+impl Drop for Departing<'_> {
+    fn drop(&mut self) {
+        if !self.acknowledged {
+            // Releases once more if the first request has arrived, which finds nothing.
+            let lease = &self.held.0.lease;
+            self.held.shared().clean_up(Cleanup::of(lease));
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! The view of a held lock.
+
+use std::fmt;
+use std::time::Duration;
+
+use super::lifecycle::Held;
+use crate::error::{Error, LostReason};
+use crate::token::{FencingToken, WriteToken};
+
+impl Held {
+    /// The name of the lock, as it was given.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        self.0.lease.request.name.as_str()
+    }
+
+    /// The fencing token, as an identity of this grant: for logs. To write with, take the
+    /// [`write_token`](Self::write_token).
+    #[must_use]
+    pub fn token(&self) -> FencingToken {
+        self.0.token
+    }
+
+    /// The fencing token of an exclusive lock: pass it on with every write, and let the resource
+    /// refuse lower ones, as [`fencing`](crate::fencing) shows.
+    ///
+    /// A lock that is lost still has it: whether a late write may pass is for the resource to say.
+    ///
+    /// # Errors
+    ///
+    /// [`Config`](crate::ErrorKind::Config) for the read side of a read/write lock, also after a
+    /// [downgrade](Guard::downgrade), and for a semaphore: several hold those at once, so that their
+    /// tokens order nothing.
+    pub fn write_token(&self) -> Result<WriteToken, Error> {
+        if !self.is_exclusive() {
+            return Err(Error::config(
+                "a shared lock or a semaphore has no token to write with, as others hold it too; take the mutex or the write side",
+            )
+            .of_name(self.name()));
+        }
+        Ok(WriteToken::of_exclusive(self.token()))
+    }
+
+    /// Whether the lock is held at this moment, by the local deadline.
+    ///
+    /// A `true` may be outdated when the next line runs: a process can be stopped between any two
+    /// instructions. Only a check of the [token](Self::token) at the resource closes that gap.
+    #[must_use]
+    pub fn is_valid(&self) -> bool {
+        self.lost_reason_here().is_none()
+    }
+
+    /// How long the lock is held if no further renewal succeeds; zero when it is lost.
+    ///
+    /// With renewal on this rises again at every renewal.
+    #[must_use]
+    pub fn remaining(&self) -> Duration {
+        if self.is_over() || self.shared().is_forked() {
+            return Duration::ZERO;
+        }
+        let now = self.shared().clock.now();
+        now.until(self.0.lease.deadline())
+    }
+
+    /// Resolves when the lock is lost. It stays pending after a release.
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe: it only waits.
+    pub async fn lost(&self) -> LostReason {
+        if self.shared().is_forked() {
+            return LostReason::Forked;
+        }
+        let reason = self.0.lease.until_lost(&self.shared().clock).await;
+        if self.is_over() {
+            // Lost by somebody else, whom the ticket was passed on to.
+            return std::future::pending().await;
+        }
+        reason
+    }
+
+    /// Resolves when the lock is likely to be lost soon: a third of its ttl is left, which with
+    /// renewal on means that two renewals have failed. Returns what is [left](Self::remaining) then.
+    /// It may still be renewed after that; ask again to be warned again. It stays pending after a
+    /// release.
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe: it only waits.
+    pub async fn in_danger(&self) -> Duration {
+        let (shared, lease) = (self.shared(), &self.0.lease);
+        if shared.is_forked() {
+            return Duration::ZERO;
+        }
+        loop {
+            let changed = lease.changed.notified();
+            let deadline = lease.deadline();
+            let remaining = shared.clock.now().until(deadline);
+            if self.is_over() {
+                return std::future::pending().await;
+            }
+            if remaining <= lease.ttl() / 3 {
+                return remaining;
+            }
+            // Renewals move the deadline without a word; the alarm then looks again. A loss is told.
+            let danger = deadline.before(lease.ttl() / 3);
+            let _ = shared.by(danger, changed).await;
+        }
+    }
+
+    /// Makes sure that the lock is held for `duration` from now on, renewing it if less remains:
+    /// call it before a step that must not be cut short.
+    ///
+    /// # Errors
+    ///
+    /// [`Lost`](crate::ErrorKind::Lost); [`Unknown`](crate::ErrorKind::Unknown) or
+    /// [`Unavailable`](crate::ErrorKind::Unavailable) when the renewal was not acknowledged, or so late that
+    /// less is left, in which case the lock is held for [`remaining`](Self::remaining) all the same;
+    /// [`Config`](crate::ErrorKind::Config) when `duration` is longer than the lock's
+    /// [ttl](crate::Lock::ttl), less a hundredth of it and 5 ms, or than what
+    /// [`max_hold`](crate::Lock::max_hold) leaves: [`Guard::extend`] makes the ttl longer.
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe: a renewal that was sent may take effect, which does no harm.
+    pub async fn ensure(&self, duration: Duration) -> Result<(), Error> {
+        if self.is_valid() && self.remaining() >= duration {
+            return Ok(());
+        }
+        let ensured = self.renew().await.and_then(|()| self.lasts(duration));
+        ensured.map_err(|error| error.of_name(self.name()))
+    }
+
+    /// What has just been renewed is held for so long. If not, that is the caller's doing or the store's.
+    pub(super) fn lasts(&self, duration: Duration) -> Result<(), Error> {
+        let remaining = self.remaining();
+        if remaining >= duration {
+            return Ok(());
+        }
+        let cannot = format!("cannot be ensured for {duration:?}");
+        let lease = &self.0.lease;
+        if duration > lease.longest() {
+            let ttl = lease.ttl();
+            return Err(Error::config(format!(
+                "{cannot}: a renewal gives {ttl:?}; ask with a longer ttl, or extend it"
+            )));
+        }
+        if lease.deadline() == lease.hold_until() {
+            return Err(Error::config(format!(
+                "{cannot}: it ends by itself in {remaining:?} (max_hold)"
+            )));
+        }
+        Err(Error::unavailable(format!(
+            "{cannot}: the store was so slow to renew it that {remaining:?} were left; trying again may help"
+        )))
+    }
+
+    pub(super) async fn renew(&self) -> Result<(), Error> {
+        let shared = self.shared();
+        if self.is_valid() {
+            let by = shared.clock.now().after(shared.op_timeout);
+            shared.renew_now(&self.0.lease, by).await?;
+        }
+        self.loss_here().map_or(Ok(()), Err)
+    }
+}
+
+impl fmt::Debug for Held {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Held")
+            .field("name", &self.name())
+            .field("token", &self.token())
+            .field("remaining", &self.remaining())
+            .finish_non_exhaustive()
+    }
+}

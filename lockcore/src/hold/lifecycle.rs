@@ -1,0 +1,393 @@
+//! A hold of a lock, the guards that share it, and what becomes of it when the last of them is gone.
+
+use std::ops::Deref;
+use std::sync::{Arc, OnceLock, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tracing::Level;
+use tracing::field::{DebugValue, debug};
+use tracing::level_filters::LevelFilter;
+
+use super::counts::{Guards, Left};
+use crate::acquire::Grant;
+use crate::acquire::handle::Client;
+use crate::acquire::lanes::Share;
+use crate::acquire::spec::Spec;
+use crate::client::lease::Lease;
+use crate::client::shared::Shared;
+use crate::client::table::{Cleanup, Stage};
+use crate::clock::Instant;
+use crate::error::{Error, LostReason};
+use crate::name::Name;
+use crate::options::OnLost;
+use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::token::FencingToken;
+
+/// A view of a held lock: its token, whether it is still held, and a signal when it is lost.
+///
+/// Clones are views of the same lock. A view never releases; it may outlive the lock, and says so.
+#[derive(Clone)]
+pub struct Held(pub(super) Arc<Hold>);
+
+/// One hold of a lock: the guards that share it, and what is given back when the last is gone.
+pub(super) struct Hold {
+    pub(super) lease: Arc<Lease>,
+    pub(super) token: FencingToken,
+    /// When it began, if that is to be logged.
+    pub(super) since: Option<Instant>,
+    pub(super) client: Arc<Client>,
+    pub(super) on_lost: OnLost,
+    #[cfg(debug_assertions)]
+    pub(super) label: Option<&'static str>,
+    pub(super) guards: Guards,
+    /// A guard has ended that had lost the lock.
+    pub(super) ended_lost: AtomicBool,
+    /// `None` once it has been given back.
+    pub(super) source: Mutex<Option<Source>>,
+    /// Made by the first inner hold; as many permits as the lock has.
+    pub(super) turns: OnceLock<Arc<Semaphore>>,
+}
+
+/// Where a hold comes from, and so what its end means.
+pub(super) enum Source {
+    /// A ticket of its own, which is not given back before a time (`min_hold`).
+    Ticket { keep_until: Instant },
+    /// A ticket that others in this process may use after it, or with it.
+    Share(Share),
+    /// Another hold of the same lock, whose scope this was taken in.
+    Outer(Guard, Option<Turn>),
+}
+
+/// What an exclusive inner hold takes, a shared one taking 1: fewer than tokio allows anywhere.
+pub(crate) const TURNS: u32 = 1 << 28;
+
+/// Inner holds that exclude each other have one at a time.
+pub(crate) type Turn = OwnedSemaphorePermit;
+
+/// A held lock. Dropping it hands the release to the client's keeper thread, which also works
+/// outside a runtime, during a panic and while a runtime shuts down; [`release`](Self::release)
+/// waits for the store's answer.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), lockcore::Error> {
+/// let locks = lockcore::Locks::connect("memory:")?;
+/// let guard = locks.mutex("order:42").acquire().await?;
+/// println!("{} is ours, token {}", guard.name(), guard.token());
+/// guard.release().await?;
+/// # Ok(()) }
+/// ```
+#[derive(Debug)]
+#[must_use = "the lock is released as soon as the guard is dropped; bind it to a variable"]
+pub struct Guard {
+    pub(super) held: Held,
+    /// It counts among those that write.
+    pub(super) writes: bool,
+    /// It does not count any more.
+    pub(super) over: bool,
+}
+
+/// What is to be done at the end of a guard.
+pub(super) enum End {
+    /// Others of its hold are left.
+    Nothing,
+    /// Those read, and the store does not know yet.
+    Shrink,
+    GiveBack(Source),
+}
+
+impl Held {
+    /// The error that says why it is not held any more, if that is so.
+    pub(crate) fn loss(&self) -> Option<Error> {
+        self.lost_reason().map(|reason| self.lost_for(reason))
+    }
+
+    pub(super) fn loss_here(&self) -> Option<Error> {
+        self.lost_reason_here().map(|reason| self.lost_for(reason))
+    }
+
+    pub(crate) fn lost_for(&self, reason: LostReason) -> Error {
+        let lease = &self.0.lease;
+        Error::lost_lease(reason, lease.renew).of_name(self.name())
+    }
+
+    pub(crate) fn lost_reason(&self) -> Option<LostReason> {
+        self.lost_at(self.shared().clock.now())
+    }
+
+    /// As [`lost_reason`](Self::lost_reason), and in a forked child everything is lost. That is a
+    /// system call, which is too much for every poll of a body.
+    pub(super) fn lost_reason_here(&self) -> Option<LostReason> {
+        let forked = self.shared().is_forked().then_some(LostReason::Forked);
+        forked.or_else(|| self.lost_reason())
+    }
+
+    pub(super) fn lost_at(&self, now: Instant) -> Option<LostReason> {
+        if self.is_over() {
+            return Some(LostReason::Released);
+        }
+        self.0.lease.lost(now)
+    }
+
+    /// Whether the last guard is gone, and had the lock until then. What becomes of the ticket after
+    /// that is another's business.
+    pub(super) fn is_over(&self) -> bool {
+        let hold = &self.0;
+        hold.guards.are_gone() && !hold.ended_lost.load(Ordering::SeqCst)
+    }
+
+    /// Another guard of the same hold, while there is one; to `write` if that is still done under it.
+    pub(crate) fn guard(&self, write: bool) -> Option<Guard> {
+        let writes = self.0.guards.one_more(write)?;
+        Some(Guard {
+            held: self.clone(),
+            writes,
+            over: false,
+        })
+    }
+
+    pub(crate) fn is_exclusive(&self) -> bool {
+        self.0.guards.are_exclusive()
+    }
+
+    pub(crate) fn is_of(&self, client: &Arc<Client>, name: &Name) -> bool {
+        self.is_of_client(client) && self.0.lease.request.name == *name
+    }
+
+    pub(crate) fn is_of_client(&self, client: &Arc<Client>) -> bool {
+        Arc::ptr_eq(&self.0.client, client)
+    }
+
+    /// For logs.
+    pub(super) fn held_for(&self, now: Instant) -> Option<DebugValue<Duration>> {
+        self.0.since.map(|since| debug(since.until(now)))
+    }
+
+    /// [`Lock::label`](crate::Lock::label).
+    #[cfg(debug_assertions)]
+    pub(crate) fn label(&self) -> Option<&'static str> {
+        self.0.label
+    }
+
+    /// What inner holds wait for before they begin.
+    pub(crate) fn turns(&self) -> Arc<Semaphore> {
+        let all = || Arc::new(Semaphore::new(TURNS as usize));
+        Arc::clone(self.0.turns.get_or_init(all))
+    }
+
+    pub(crate) fn on_lost(&self) -> OnLost {
+        self.0.on_lost
+    }
+
+    pub(crate) fn lease(&self) -> &Lease {
+        &self.0.lease
+    }
+
+    pub(super) fn shared(&self) -> &Arc<Shared> {
+        &self.0.client.shared
+    }
+
+    /// Nobody writes under this hold any more, and somebody reads. If that was the ticket's last writer, it
+    /// is a writer's no more from here on, and the store has to be asked to let readers in.
+    pub(super) fn read_on(&self) {
+        let mut held = self.clone();
+        loop {
+            let hold = &held.0;
+            let mut source = hold.source.lock().unwrap_or_else(PoisonError::into_inner);
+            let (outer, turn) = match &mut *source {
+                // The last reader has ended meanwhile.
+                None => return,
+                Some(Source::Ticket { .. } | Source::Share(_)) => {
+                    // Under the mutex: whoever is given the ticket after this finds that it is no writer's.
+                    hold.lease.shrink();
+                    drop(source);
+                    return hold.client.lanes.mode_changed(&hold.lease);
+                }
+                Some(Source::Outer(outer, turn)) => {
+                    // Readers of the hold around need not wait for it any more.
+                    let rest = turn
+                        .as_mut()
+                        .and_then(|turn| turn.split(TURNS as usize - 1));
+                    outer.writes = false;
+                    let last = outer.0.guards.one_writer_less();
+                    (last.then(|| outer.held()), rest)
+                }
+            };
+            drop(source);
+            drop(turn); // runs wakers
+            match outer {
+                Some(outer) => held = outer,
+                None => return,
+            }
+        }
+    }
+}
+
+impl Guard {
+    /// Of what was just granted.
+    pub(crate) fn of(grant: Grant, spec: &Spec<'_>) -> Self {
+        match grant {
+            Grant::Ticket(lease) => Self::of_ticket(lease, spec),
+            Grant::Share(share) => Self::of_share(share, spec),
+        }
+    }
+
+    /// Of a ticket that the store has just granted, and that nobody else uses.
+    pub(super) fn of_ticket(lease: Arc<Lease>, spec: &Spec<'_>) -> Self {
+        let token = FencingToken::of_ticket(lease.ticket(), 0);
+        // What is given back before it was used is given back at once.
+        let keep_until = Instant::from_nanos(0);
+        Self::new(lease, token, Source::Ticket { keep_until }, spec)
+    }
+
+    /// When the lock was granted, which its task may have heard of later.
+    pub(crate) fn granted_at(&self) -> Instant {
+        let granted_at = self.lease().granted_at();
+        granted_at.unwrap_or_else(|| self.shared().clock.now())
+    }
+
+    /// The hold began at `since`: its limits count from then. They mean nothing where the ticket is
+    /// another's too.
+    pub(crate) fn begin(&self, since: Instant, min_hold: Duration, max_hold: Option<Duration>) {
+        let (hold, shared) = (&self.held.0, self.shared());
+        let mut source = hold.source.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(Source::Ticket { keep_until }) = &mut *source {
+            *keep_until = since.after(min_hold);
+            if let Some(limit) = max_hold {
+                hold.lease.end_at(since.after(limit));
+                shared.entrust_held(&hold.lease);
+            }
+        }
+    }
+
+    /// Of a ticket that others of this process may have used before.
+    pub(super) fn of_share(share: Share, spec: &Spec<'_>) -> Self {
+        let lease = Arc::clone(share.lease());
+        let token = FencingToken::of_ticket(lease.ticket(), share.hand_overs());
+        Self::new(lease, token, Source::Share(share), spec)
+    }
+
+    /// Of a lock that `outer` holds already.
+    pub(crate) fn inside(outer: Guard, turn: Option<Turn>, spec: &Spec<'_>) -> Self {
+        let (lease, token) = (Arc::clone(&outer.0.lease), outer.token());
+        Self::new(lease, token, Source::Outer(outer, turn), spec)
+    }
+
+    pub(super) fn new(
+        lease: Arc<Lease>,
+        token: FencingToken,
+        source: Source,
+        spec: &Spec<'_>,
+    ) -> Self {
+        let writes = spec.is_exclusive();
+        // The clock is not asked for nothing.
+        let logged = Level::DEBUG <= LevelFilter::current();
+        let hold = Hold {
+            lease,
+            token,
+            since: logged.then(|| spec.client.shared.clock.now()),
+            client: Arc::clone(spec.client),
+            on_lost: spec.on_lost,
+            #[cfg(debug_assertions)]
+            label: spec.label,
+            guards: Guards::new(writes),
+            ended_lost: AtomicBool::new(false),
+            source: Mutex::new(Some(source)),
+            turns: OnceLock::new(),
+        };
+        Self {
+            held: Held(Arc::new(hold)),
+            writes,
+            over: false,
+        }
+    }
+
+    /// Whether the hold stays exclusive for as long as this guard does.
+    pub(crate) fn writes(&self) -> bool {
+        self.writes
+    }
+
+    /// In a forked child this is a copy of a guard of the parent's. It gives nothing back, and what it
+    /// comes from does not either.
+    pub(super) fn disown(&mut self) {
+        self.over = true;
+        // A thread of the parent's that had it at the fork never gives it back.
+        let mut source = self.held.0.source.try_lock();
+        let source = source.as_deref_mut().ok().and_then(Option::take);
+        match source {
+            Some(Source::Share(share)) => share.disown(),
+            Some(Source::Outer(mut outer, _)) => outer.disown(),
+            Some(Source::Ticket { .. }) | None => {}
+        }
+    }
+
+    /// Ends this guard.
+    pub(super) fn end(&mut self, now: Instant) -> End {
+        if std::mem::replace(&mut self.over, true) {
+            return End::Nothing;
+        }
+        let hold = &self.held.0;
+        let shared = self.shared();
+        let lost = hold.lease.lost(now);
+        if let Some(reason) = lost {
+            hold.ended_lost.store(true, Ordering::SeqCst);
+            shared.lost(&hold.lease, Stage::Held, reason);
+        }
+        match hold.guards.one_less(self.writes) {
+            Left::Nobody => {}
+            Left::Readers if lost.is_none() => {
+                self.held.read_on();
+                return match hold.lease.is_shrinking() {
+                    true => End::Shrink,
+                    false => End::Nothing,
+                };
+            }
+            Left::Readers | Left::Others => return End::Nothing,
+        }
+        let mut source = hold.source.lock().unwrap_or_else(PoisonError::into_inner);
+        let source = source.take();
+        if let Some(Source::Ticket { keep_until }) = source
+            && lost.is_none()
+            && now < keep_until
+        {
+            shared.keep(&hold.lease, keep_until);
+            return End::Nothing;
+        }
+        source.map_or(End::Nothing, End::GiveBack)
+    }
+}
+
+impl Deref for Guard {
+    type Target = Held;
+
+    fn deref(&self) -> &Held {
+        &self.held
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        if self.over {
+            return;
+        }
+        if self.shared().is_forked() {
+            return self.disown();
+        }
+        let now = self.shared().clock.now();
+        let source = match self.end(now) {
+            End::Nothing => return,
+            End::Shrink => return self.shared().renew_soon(self.lease().request.id),
+            End::GiveBack(source) => source,
+        };
+        let held_for = self.held.held_for(now);
+        tracing::debug!(lock = self.name(), token = %self.token(), held_for, "lock released in the background");
+        match source {
+            Source::Ticket { .. } => self.shared().clean_up(Cleanup::of_held(&self.held.0.lease)),
+            // Their drops give back.
+            Source::Share(share) => drop(share),
+            Source::Outer(outer, turn) => drop((turn, outer)),
+        }
+    }
+}

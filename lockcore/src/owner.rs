@@ -1,0 +1,61 @@
+//! The owner of a ticket, as the store keeps it for people.
+
+use std::sync::Arc;
+
+use crate::error::Error;
+
+/// Which client asks, and what its application says of itself.
+#[derive(Clone, Debug)]
+pub(crate) struct Owner {
+    /// The machine, the process, and which client of it: `host/pid/client`.
+    pub(crate) client: String,
+    /// The same, and what the application says of itself, after a space.
+    pub(crate) whole: Arc<str>,
+}
+
+/// In bytes: a line of ten thousand tickets still fits into the megabyte that an answer of ZooKeeper may
+/// have.
+const LONGEST_TEXT: usize = 64;
+
+impl Owner {
+    pub(crate) fn of_this_process(text: &OwnerText) -> Self {
+        let uname = rustix::system::uname();
+        // A space ends it.
+        let odd = |c: char| c.is_whitespace() || c.is_control();
+        let host = uname.nodename().to_string_lossy().replace(odd, "-");
+        let (process, client) = (std::process::id(), fastrand::u16(..));
+        let client = format!("{host}/{process}/{client:04x}");
+        let whole = "".into();
+        Self { client, whole }.with(text)
+    }
+
+    /// The same client with another text.
+    pub(crate) fn with(&self, text: &OwnerText) -> Self {
+        let (client, text) = (self.client.clone(), &text.0);
+        let whole = match text.is_empty() {
+            true => client.as_str().into(),
+            false => format!("{client} {text}").into(),
+        };
+        Self { client, whole }
+    }
+}
+
+/// What an application says of itself.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct OwnerText(String);
+
+impl OwnerText {
+    pub(crate) fn new(text: String) -> Result<Self, Error> {
+        // Among them what ends a line, in whatever the text is shown by.
+        let bad = |c: char| c.is_control() || matches!(c, '\u{2028}' | '\u{2029}');
+        let what = match text.chars().find(|c| bad(*c)) {
+            Some(c) => format!("it has {:?}", c),
+            None if text.len() > LONGEST_TEXT => format!("it has {} bytes", text.len()),
+            None => return Ok(Self(text)),
+        };
+        Err(Error::config(format!(
+            "the owner {text:?} is not usable: it takes up to {LONGEST_TEXT} bytes without control characters and line \
+             breaks, and {what}"
+        )))
+    }
+}
