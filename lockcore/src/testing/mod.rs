@@ -85,6 +85,7 @@ use crate::builder::Builder;
 use crate::clock;
 use crate::error::Error;
 use crate::locks::Locks;
+pub use wire::Verb;
 use wire::{Fate, Parcel, Wire};
 
 /// A store inside the test, with a clock and faults in its hands. Clones are the same.
@@ -96,21 +97,6 @@ pub struct Store {
     tickets: Arc<memory::Store>,
     clock: Clock,
     wire: Arc<Wire>,
-}
-
-/// What clients ask of a store.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Verb {
-    /// A connection. Clients make one at first use and after each that broke.
-    Connect,
-    /// A ticket: a lock, or a place in line.
-    Enqueue,
-    /// The renewal of all tickets of a client that are due; and of one, as
-    /// [`Held::ensure`](crate::Held::ensure) and [`Guard::downgrade`](crate::Guard::downgrade) ask for it.
-    Renew,
-    /// The removal of tickets.
-    Release,
 }
 
 impl Store {

@@ -7,7 +7,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use tokio::sync::{oneshot, watch};
 
-use super::Verb;
 use crate::backend::memory;
 use crate::backend::{
     Answer, Connection, Departure, Enqueued, Events, Fault, News, Place, Released, Renewed,
@@ -15,6 +14,21 @@ use crate::backend::{
 };
 use crate::name::Name;
 use crate::request::Request;
+
+/// What clients ask of a store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Verb {
+    /// A connection. Clients make one at first use and after each that broke.
+    Connect,
+    /// A ticket: a lock, or a place in line.
+    Enqueue,
+    /// The renewal of all tickets of a client that are due; and of one, as
+    /// [`Held::ensure`](crate::Held::ensure) and [`Guard::downgrade`](crate::Guard::downgrade) ask for it.
+    Renew,
+    /// The removal of tickets.
+    Release,
+}
 
 /// Something that is sent, as what happens on its arrival.
 pub(super) type Parcel = Box<dyn FnOnce() + Send>;

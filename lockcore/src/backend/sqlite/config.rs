@@ -7,22 +7,18 @@ use std::io;
 use std::os::unix::ffi::OsStringExt as _;
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use url::Url;
 
-use super::Sqlite;
-use crate::backend::{Backend, Fault, StoreError};
+use crate::backend::{Fault, StoreError};
 use crate::error::Error;
-use crate::tls::Tls;
 
-/// Opens `sqlite:PATH`.
-pub(crate) fn open(url: &Url, _: &Tls) -> Result<Arc<dyn Backend>, Error> {
+/// The file that `sqlite:PATH` names.
+pub(super) fn file(url: &Url) -> Result<PathBuf, Error> {
     let path = path(url)?;
     // From here on the path means the same whatever folder the process changes to.
-    let path = std::path::absolute(&path)
-        .map_err(|error| Error::config(format!("{}: {error}", path.display())))?;
-    Ok(Arc::new(Sqlite::at(path)))
+    std::path::absolute(&path)
+        .map_err(|error| Error::config(format!("{}: {error}", path.display())))
 }
 
 const FORM: &str =

@@ -10,14 +10,22 @@ mod tickets;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use url::Url;
+
 use super::{
     Answer, Backend, Capability, Connection, Departure, Enqueued, Events, Place, Released, Renewed,
 };
+use crate::error::Error;
 use crate::name::Name;
 use crate::request::Request;
+use crate::tls::Tls;
 use driver::{Driver, Job};
 
-pub(crate) use config::open;
+/// Opens `sqlite:PATH`.
+pub(crate) fn open(url: &Url, _: &Tls) -> Result<Arc<dyn Backend>, Error> {
+    let path = config::file(url)?;
+    Ok(Arc::new(Sqlite { path }))
+}
 
 /// A file of this machine.
 #[derive(Debug)]
@@ -31,12 +39,6 @@ struct SqliteConnection {
     driver: Arc<Driver>,
     receiver: u64,
     joined: u64,
-}
-
-impl Sqlite {
-    fn at(path: PathBuf) -> Self {
-        Self { path }
-    }
 }
 
 impl Backend for Sqlite {

@@ -9,14 +9,12 @@ use percent_encoding::percent_decode_str;
 use url::Url;
 use zookeeper_client::{Acls, Client, Connector, Error as ZkError};
 
-use super::ZooKeeper;
 use super::attempts;
 use super::driver;
-use super::session::Session;
-use super::tickets;
+use super::errors::not_connected;
 #[cfg(feature = "zookeeper-tls")]
 use super::tunnel::Servers;
-use crate::backend::{Backend, Fault, StoreError};
+use crate::backend::{Fault, StoreError};
 use crate::error::Error;
 use crate::tls::Tls;
 
@@ -35,20 +33,6 @@ const FORM: &str = "the URL is not of the form \
     zookeeper://[user:password@]host[:port][,host[:port]…][/chroot][?session_timeout=10s] \
     (zookeeper+tls:// with TLS)";
 
-/// Opens `zookeeper://[user:password@]h1[:port],h2[:port]/chroot?session_timeout=10s`.
-pub(crate) fn open(url: &Url, _: &Tls) -> Result<Arc<dyn Backend>, Error> {
-    Ok(Arc::new(ZooKeeper::new(Settings::read(url, PORT)?)))
-}
-
-/// Opens `zookeeper+tls://…`, the same over TLS to every server.
-#[cfg(feature = "zookeeper-tls")]
-pub(crate) fn open_encrypted(url: &Url, tls: &Tls) -> Result<Arc<dyn Backend>, Error> {
-    let mut settings = Settings::read(url, ENCRYPTED_PORT)?;
-    let digest = settings.digest.as_deref();
-    settings.encrypted = Some(Servers::new(&settings.hosts, digest, tls)?);
-    Ok(Arc::new(ZooKeeper::new(settings)))
-}
-
 /// What a session is opened with.
 pub(super) struct Settings {
     /// `h1:2181,h2:2181`
@@ -64,6 +48,20 @@ pub(super) struct Settings {
 }
 
 impl Settings {
+    /// Of `zookeeper://[user:password@]h1[:port],h2[:port]/chroot?session_timeout=10s`.
+    pub(super) fn plain(url: &Url) -> Result<Self, Error> {
+        Self::read(url, PORT)
+    }
+
+    /// Of `zookeeper+tls://…`, the same over TLS to every server.
+    #[cfg(feature = "zookeeper-tls")]
+    pub(super) fn encrypted(url: &Url, tls: &Tls) -> Result<Self, Error> {
+        let mut settings = Self::read(url, ENCRYPTED_PORT)?;
+        let digest = settings.digest.as_deref();
+        settings.encrypted = Some(Servers::new(&settings.hosts, digest, tls)?);
+        Ok(settings)
+    }
+
     fn read(url: &Url, port: u16) -> Result<Self, Error> {
         let wrong = |what: &str| Error::config(format!("{FORM}: {what}"));
         let decoded = |text: &str| {
@@ -153,7 +151,7 @@ impl Settings {
                     // By a server that was reached, whatever there was with the others.
                     (ZkError::AuthFailed, _) => self.refused(),
                     (_, Some((fault, reason))) => StoreError::new(fault, reason),
-                    (error, None) => tickets::not_connected(&self.hosts, error, ""),
+                    (error, None) => not_connected(&self.hosts, error, ""),
                 });
         }
         let connected = attempts::first_to_answer(servers, || {
@@ -165,15 +163,15 @@ impl Settings {
             // All that the library says of whatever went wrong with every server.
             ZkError::NoHosts => {
                 let hint = " (if these ports speak TLS, the scheme is zookeeper+tls)";
-                tickets::not_connected(&self.hosts, error, hint)
+                not_connected(&self.hosts, error, hint)
             }
-            error => tickets::not_connected(&self.hosts, error, ""),
+            error => not_connected(&self.hosts, error, ""),
         })
     }
 
     fn refused(&self) -> StoreError {
         let hint = ": the server refuses the credentials";
-        tickets::not_connected(&self.hosts, ZkError::AuthFailed, hint)
+        not_connected(&self.hosts, ZkError::AuthFailed, hint)
     }
 
     /// The library, with all that it is to know. Others can read along what it says to a tunnel, so
@@ -225,38 +223,6 @@ impl fmt::Debug for Settings {
             .field("session_timeout", &self.session_timeout)
             .finish_non_exhaustive()
     }
-}
-
-/// Asks for what the store needs beyond the oldest protocol: several reads in one request, which
-/// came with the watches that wake waiters (3.6).
-pub(super) async fn check(session: Arc<Session>) -> Result<Vec<String>, StoreError> {
-    let mut reads = session.client.new_multi_reader();
-    reads.add_get_children("/").map_err(tickets::failed)?;
-    match reads.commit().await {
-        Ok(_) => {}
-        Err(ZkError::Unimplemented) => {
-            return Err(StoreError::new(
-                Fault::Config,
-                "ZooKeeper: the server is too old; 3.6 or later is needed",
-            ));
-        }
-        Err(error) => return Err(tickets::failed(error)),
-    }
-    let (asked, given) = (session.asked, session.timeout);
-    let mut warnings = Vec::new();
-    if given < asked {
-        warnings.push(format!(
-            "asked for a session of {asked:?} (LOCK_TTL), and the server gave {given:?}; longer ttls are refused. \
-             Raise the server's maxSessionTimeout"
-        ));
-    }
-    if given > asked {
-        warnings.push(format!(
-            "asked for a session of {asked:?} (LOCK_TTL), and the server gave {given:?}: that is how long a lock \
-             stays taken when its holder dies. Lower the server's minSessionTimeout"
-        ));
-    }
-    Ok(warnings)
 }
 
 #[cfg(test)]

@@ -16,14 +16,8 @@ use std::sync::Arc;
 use tokio::sync::oneshot;
 use zookeeper_client::{Error as ZkError, Stat};
 
-use super::layout::{self, Ticket};
-use super::session::Session;
-
-/// The tickets of a parent, oldest first; none where there is no parent.
-pub(super) type Listed = Result<Arc<[Ticket]>, ZkError>;
-
-/// Those who share a list.
-pub(super) type Asking = Vec<oneshot::Sender<Listed>>;
+use super::layout;
+use super::session::{Asking, Listed, Session};
 
 impl Session {
     /// The tickets of a parent, after all that was sent before this call. Sent by the call, unless one is

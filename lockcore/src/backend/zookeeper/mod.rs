@@ -3,8 +3,10 @@
 mod attempts;
 mod config;
 mod driver;
+mod errors;
 mod events;
 mod layout;
+mod line;
 mod lists;
 mod session;
 mod tickets;
@@ -15,18 +17,18 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
+use url::Url;
+
 use super::{
     Answer, Backend, BoxFuture, Capability, Connection, Departure, Enqueued, Events, Place,
     Released, Renewed,
 };
+use crate::error::Error;
 use crate::name::Name;
 use crate::request::Request;
+use crate::tls::Tls;
 use config::Settings;
 use session::{Attached, Session};
-
-pub(crate) use config::open;
-#[cfg(feature = "zookeeper-tls")]
-pub(crate) use config::open_encrypted;
 
 /// What the protocol can say. The session that the server grants is the limit that counts, and it
 /// is known only once there is one: see `tickets::enqueue`.
@@ -35,6 +37,17 @@ const LONGEST_TTL: Duration = Duration::from_millis(i32::MAX as u64);
 /// Requests of one connection are carried out in order, the proof of life among them. This many are a few
 /// milliseconds, tens of them where each is written to a disk, and enough for the servers to be busy.
 const IN_FLIGHT: u32 = 250;
+
+/// Opens `zookeeper://…`.
+pub(crate) fn open(url: &Url, _: &Tls) -> Result<Arc<dyn Backend>, Error> {
+    Ok(Arc::new(ZooKeeper::new(Settings::plain(url)?)))
+}
+
+/// Opens `zookeeper+tls://…`.
+#[cfg(feature = "zookeeper-tls")]
+pub(crate) fn open_encrypted(url: &Url, tls: &Tls) -> Result<Arc<dyn Backend>, Error> {
+    Ok(Arc::new(ZooKeeper::new(Settings::encrypted(url, tls)?)))
+}
 
 /// A ZooKeeper ensemble, or a single server.
 #[derive(Debug)]
@@ -138,7 +151,7 @@ impl Connection for ZooKeeperConnection {
     }
 
     fn check(&self) -> Answer<Vec<String>> {
-        Box::pin(config::check(self.session()))
+        Box::pin(tickets::check(self.session()))
     }
 
     fn close(self: Arc<Self>) -> BoxFuture<()> {

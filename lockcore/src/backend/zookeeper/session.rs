@@ -13,14 +13,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 use tokio::time::MissedTickBehavior;
 use zookeeper_client::{Acls, Client, Error as ZkError, MultiWriteError, SessionState};
 
 use super::config::Settings;
-use super::events::Line;
-use super::lists::Asking;
-use super::tickets;
+use super::errors::failed;
+use super::layout::Ticket;
+use super::line::Line;
 use crate::backend::{Events, Fault, StoreError};
 use crate::clock::{Clock, Instant};
 use crate::request::Id;
@@ -76,6 +76,12 @@ pub(super) struct State {
     parents: HashSet<String>,
     pub(super) proof: Proof,
 }
+
+/// The tickets of a parent, oldest first; none where there is no parent.
+pub(super) type Listed = Result<Arc<[Ticket]>, ZkError>;
+
+/// Those who share a list.
+pub(super) type Asking = Vec<oneshot::Sender<Listed>>;
 
 /// A ticket of this process.
 #[derive(Clone, Debug)]
@@ -382,8 +388,7 @@ impl Session {
         }
         // A connection that is up as far as anybody knows may be dead.
         let synced = self.client.sync("/").await;
-        synced
-            .map_err(|error| StoreError::new(Fault::Retry, tickets::failed(error).to_string()))?;
+        synced.map_err(|error| StoreError::new(Fault::Retry, failed(error).to_string()))?;
         let mut state = self.state();
         if !self.is_up() {
             return Err(StoreError::new(

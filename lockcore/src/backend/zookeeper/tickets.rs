@@ -9,7 +9,6 @@
 //! - `Mine::Standing`: it stands under a path that we know, until its release is acknowledged.
 
 mod enqueue;
-mod errors;
 mod release;
 mod renew;
 
@@ -19,13 +18,13 @@ use std::time::Duration;
 use zookeeper_client::{Error as ZkError, MultiReadResult};
 
 pub(super) use enqueue::enqueue;
-pub(super) use errors::{failed, not_connected};
 pub(super) use release::release;
 pub(super) use renew::renew;
 
+use super::errors::failed;
 use super::layout::{self, Parent};
 use super::session::Session;
-use crate::backend::{Place, StoreError};
+use crate::backend::{Fault, Place, StoreError};
 use crate::clock::Clock;
 use crate::name::Name;
 use crate::request::Request;
@@ -91,6 +90,38 @@ pub(super) async fn forget(session: Arc<Session>, name: Name) -> Result<(), Stor
         Ok(()) | Err(ZkError::NoNode | ZkError::NotEmpty) => Ok(()),
         Err(error) => Err(failed(error)),
     }
+}
+
+/// Asks for what the store needs beyond the oldest protocol: several reads in one request, which
+/// came with the watches that wake waiters (3.6).
+pub(super) async fn check(session: Arc<Session>) -> Result<Vec<String>, StoreError> {
+    let mut reads = session.client.new_multi_reader();
+    reads.add_get_children("/").map_err(failed)?;
+    match reads.commit().await {
+        Ok(_) => {}
+        Err(ZkError::Unimplemented) => {
+            return Err(StoreError::new(
+                Fault::Config,
+                "ZooKeeper: the server is too old; 3.6 or later is needed",
+            ));
+        }
+        Err(error) => return Err(failed(error)),
+    }
+    let (asked, given) = (session.asked, session.timeout);
+    let mut warnings = Vec::new();
+    if given < asked {
+        warnings.push(format!(
+            "asked for a session of {asked:?} (LOCK_TTL), and the server gave {given:?}; longer ttls are refused. \
+             Raise the server's maxSessionTimeout"
+        ));
+    }
+    if given > asked {
+        warnings.push(format!(
+            "asked for a session of {asked:?} (LOCK_TTL), and the server gave {given:?}: that is how long a lock \
+             stays taken when its holder dies. Lower the server's minSessionTimeout"
+        ));
+    }
+    Ok(warnings)
 }
 
 /// For how long a lease is valid from now on: its ttl, as long as the session certainly lives. The

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use zookeeper_client::{CreateMode, CreateSequence, Error as ZkError, Stat};
 
-use super::{failed, valid_for};
+use super::valid_for;
+use crate::backend::zookeeper::errors::failed;
 use crate::backend::zookeeper::layout::{self, Parent, Ticket};
-use crate::backend::zookeeper::lists::Listed;
-use crate::backend::zookeeper::session::{Mine, Session, Standing};
+use crate::backend::zookeeper::session::{Listed, Mine, Session, Standing};
 use crate::backend::{Enqueued, Fault, StoreError};
 use crate::clock::Clock;
 use crate::queue::MOST_TICKETS;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use zookeeper_client::Error as ZkError;
 
-use super::failed;
+use crate::backend::zookeeper::errors::failed;
 use crate::backend::zookeeper::layout::Parent;
 use crate::backend::zookeeper::session::Session;
 use crate::backend::{Departure, Released, StoreError};

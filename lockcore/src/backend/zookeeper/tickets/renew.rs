@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use zookeeper_client::{CreateMode, Error as ZkError, MultiReadResult};
 
-use super::{READS, failed, valid_for, valid_for_in};
-use crate::backend::zookeeper::events::Line;
+use super::{READS, valid_for, valid_for_in};
+use crate::backend::zookeeper::errors::failed;
 use crate::backend::zookeeper::layout::{self, Parent};
+use crate::backend::zookeeper::line::Line;
 use crate::backend::zookeeper::session::{Mine, Session, Standing};
 use crate::backend::{Renewed, StoreError};
 use crate::clock::Clock;
