@@ -44,7 +44,7 @@ fn nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Where instants come from; tests put a clock in that they turn by hand.
+/// Where instants come from; a test uses one that it advances by hand.
 #[derive(Clone, Debug)]
 pub(crate) struct Clock(Source);
 
@@ -54,11 +54,11 @@ enum Source {
     Hand(Arc<Hand>),
 }
 
-/// A clock that a test turns.
+/// A clock that a test advances.
 #[derive(Debug)]
 struct Hand {
     reading: Mutex<Reading>,
-    turned: Notify,
+    advanced: Notify,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -70,11 +70,11 @@ enum Reading {
 impl Clock {
     pub(crate) const BOOT: Self = Self(Source::Boot);
 
-    /// A clock that runs, and that [`turn`](Self::turn) moves ahead.
+    /// A clock that runs, and that [`advance`](Self::advance) moves ahead.
     pub(crate) fn by_hand() -> Self {
         Self(Source::Hand(Arc::new(Hand {
             reading: Mutex::new(Reading::Ahead(Duration::ZERO)),
-            turned: Notify::new(),
+            advanced: Notify::new(),
         })))
     }
 
@@ -85,7 +85,7 @@ impl Clock {
         }
     }
 
-    /// How long a timer has to run until this clock shows `at`, if nobody turns it.
+    /// How long a timer has to run until this clock shows `at`, if nobody advances it.
     pub(crate) fn time_to(&self, at: Instant) -> Duration {
         match &self.0 {
             Source::Hand(hand) if matches!(*hand.reading(), Reading::StandsAt(_)) => Duration::MAX,
@@ -93,31 +93,31 @@ impl Clock {
         }
     }
 
-    /// Resolves when somebody has turned the clock since this call. A turn is told, so that whoever
+    /// Resolves when somebody has advanced the clock since this call. An advance is told, so that whoever
     /// sleeps until some time on this clock can look again; a machine that was suspended tells nobody.
-    pub(crate) fn turned(&self) -> impl Future<Output = ()> + Send {
+    pub(crate) fn advanced(&self) -> impl Future<Output = ()> + Send {
         // Registered by this call, not by the first poll.
-        let turned = match &self.0 {
+        let advanced = match &self.0 {
             Source::Boot => None,
-            Source::Hand(hand) => Some(hand.turned.notified()),
+            Source::Hand(hand) => Some(hand.advanced.notified()),
         };
         async {
-            match turned {
-                Some(turned) => turned.await,
+            match advanced {
+                Some(advanced) => advanced.await,
                 None => std::future::pending().await,
             }
         }
     }
 
     /// Moves a clock from [`by_hand`](Self::by_hand) ahead and tells it; other clocks do not move.
-    pub(crate) fn turn(&self, by: Duration) {
+    pub(crate) fn advance(&self, by: Duration) {
         if let Source::Hand(hand) = &self.0 {
-            hand.reading().turn(by);
-            hand.turned.notify_waiters();
+            hand.reading().advance(by);
+            hand.advanced.notify_waiters();
         }
     }
 
-    /// Makes a clock from [`by_hand`](Self::by_hand) stand still but for its turns.
+    /// Makes a clock from [`by_hand`](Self::by_hand) move by [`advance`](Self::advance) alone.
     pub(crate) fn stop(&self) {
         if let Source::Hand(hand) = &self.0 {
             let mut reading = hand.reading();
@@ -129,7 +129,7 @@ impl Clock {
     #[cfg(test)]
     pub(crate) fn suspend(&self, by: Duration) {
         if let Source::Hand(hand) = &self.0 {
-            hand.reading().turn(by);
+            hand.reading().advance(by);
         }
     }
 }
@@ -148,7 +148,7 @@ impl Reading {
         }
     }
 
-    fn turn(&mut self, by: Duration) {
+    fn advance(&mut self, by: Duration) {
         match self {
             Self::Ahead(ahead) => *ahead = ahead.saturating_add(by),
             Self::StandsAt(now) => *now = now.after(by),
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_that_stands_moves_by_its_turns_alone() {
+    fn a_clock_that_stands_moves_by_its_advances_alone() {
         let clock = Clock::by_hand();
         clock.stop();
         let stopped_at = clock.now();
@@ -190,17 +190,17 @@ mod tests {
             Duration::MAX
         );
 
-        clock.turn(Duration::from_secs(7));
+        clock.advance(Duration::from_secs(7));
 
         assert_eq!(clock.now(), stopped_at.after(Duration::from_secs(7)));
     }
 
     #[test]
-    fn a_clock_that_runs_is_ahead_by_its_turns() {
+    fn a_clock_that_runs_is_ahead_by_its_advances() {
         let clock = Clock::by_hand();
         let before = Clock::BOOT.now();
 
-        clock.turn(Duration::from_secs(7));
+        clock.advance(Duration::from_secs(7));
 
         let ahead = before.until(clock.now());
         assert!(

@@ -52,6 +52,23 @@ pub enum NoTicket {
     Exhausted,
 }
 
+/// The rule for a line, oldest ticket first, each with its permits and its capacity: how many of the oldest hold.
+///
+/// Tickets that disagree about the capacity never hold together.
+#[must_use]
+pub fn granted(line: impl IntoIterator<Item = (u32, u32)>) -> usize {
+    let mut line = line.into_iter().peekable();
+    let Some((_, capacity)) = line.peek().copied() else {
+        return 0;
+    };
+    let mut out = 0u64;
+    let holds = |ticket: &(u32, u32)| {
+        out += u64::from(ticket.0);
+        ticket.1 == capacity && out <= u64::from(capacity)
+    };
+    line.take_while(holds).count()
+}
+
 impl<T> Default for Queue<T> {
     fn default() -> Self {
         Self {

@@ -473,7 +473,7 @@ mod tests {
                 let first = inner.acquire().await?;
                 let mut second = pin!(inner.acquire());
                 assert!(poll_fn(|cx| Poll::Ready(second.as_mut().poll(cx).is_pending())).await);
-                clock.turn(Duration::from_secs(3600));
+                clock.advance(Duration::from_secs(3600));
                 drop(first);
                 Ok(second.await)
             })

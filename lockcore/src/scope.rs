@@ -12,7 +12,7 @@ use crate::acquire::Budget;
 use crate::acquire::handle::Client;
 use crate::acquire::spec::Spec;
 use crate::error::{Error, LostReason};
-use crate::hold::{Guard, Held, TURNS, Turn};
+use crate::hold::{Guard, Held, INNER_PERMITS, InnerPermits};
 #[cfg(debug_assertions)]
 use crate::inversions::{Around, Called, Part};
 use crate::name::Name;
@@ -216,8 +216,8 @@ pub(crate) async fn reenter(
             "the caller holds the read side and would wait for himself; release it and take the write side",
         ));
     }
-    let turn = match outer.is_exclusive() {
-        true => Some(turn(spec, &outer, budget).await?),
+    let permits = match outer.is_exclusive() {
+        true => Some(permits(spec, &outer, budget).await?),
         // Readers do not keep each other out.
         false => None,
     };
@@ -225,21 +225,25 @@ pub(crate) async fn reenter(
     if let Some(error) = outer.loss() {
         return Err(error);
     }
-    Ok(Guard::inside(outer, turn, spec))
+    Ok(Guard::inside(outer, permits, spec))
 }
 
 /// Two branches of a `join!` that both take the lock again exclude each other as strangers would.
-async fn turn(spec: &Spec<'_>, outer: &Guard, budget: &Budget) -> Result<Turn, Error> {
-    let permits = if spec.is_exclusive() { TURNS } else { 1 };
-    let turns = outer.turns();
+async fn permits(spec: &Spec<'_>, outer: &Guard, budget: &Budget) -> Result<InnerPermits, Error> {
+    let permits = if spec.is_exclusive() {
+        INNER_PERMITS
+    } else {
+        1
+    };
+    let inner_permits = outer.inner_permits();
     if !budget.waits {
-        let turn = turns.try_acquire_many_owned(permits);
-        return turn.map_err(|_| Error::busy(None));
+        let permits = inner_permits.try_acquire_many_owned(permits);
+        return permits.map_err(|_| Error::busy(None));
     }
     let shared = &spec.client.shared;
-    let turn = shared.by(budget.give_up, turns.acquire_many_owned(permits));
-    match turn.await {
-        Some(Ok(turn)) => Ok(turn),
+    let permits = shared.by(budget.give_up, inner_permits.acquire_many_owned(permits));
+    match permits.await {
+        Some(Ok(permits)) => Ok(permits),
         // It is never closed.
         Some(Err(_)) => Err(Error::lost(LostReason::Released)),
         None => Err(budget.timeout(spec)),

@@ -1,5 +1,5 @@
-//! The queue of one name inside one process: plain data. What is handed over, `B`, and who is told, is
-//! in `lanes`.
+//! The queue of one name inside one process, as plain data. `H` is what a waiter is handed; `lanes` makes it and
+//! delivers it.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, PoisonError, Weak};
@@ -12,56 +12,57 @@ use crate::client::lease::{COLLECTED_WITHIN, Lease};
 use crate::clock::Instant;
 use crate::sync::{Mutex, MutexGuard, oneshot};
 
-/// Hand-overs of one ticket: the low 10 bits of a fencing token count them.
+/// Upper bound of the hand-overs of one ticket. The low 10 bits of a fencing token count them.
 const MOST_HAND_OVERS: usize = 1_000;
-/// Fewer would not be worth a ticket: a hand-over in memory takes a microsecond, one at a store a
-/// hundred.
+/// With fewer hand-overs a ticket would not pay: a hand-over in memory takes 1 µs, one at a store 100 µs.
 const FEWEST_HAND_OVERS: usize = 64;
-/// How often each of those who wait in a process is served before the next process has its turn.
-/// Measured with 4 processes of 16 tasks that hold for no time: twice each gives 190,000 hand-overs a
-/// second and a p99 of 2.6 times the mean wait; 60 times each 590,000 and 34 times the mean.
-const TURNS_EACH: usize = 4;
-
-/// One name's queue. Plain data but for the alarm at the bound.
+/// Hand-overs per waiter of a process before the next process is served.
 ///
-/// Nobody in `line` is served while somebody has the errand, who was here before: first come, first
-/// served inside the process.
-pub(super) struct Lane<B> {
-    /// Of everybody in it: a ticket is passed on between equals only.
+/// Measured with 4 processes of 16 tasks that hold for no time: 2 per waiter give 190,000 hand-overs per second, and a
+/// p99 of the wait of 2.6 times its mean; 60 per waiter give 590,000, and 34 times.
+const HAND_OVERS_EACH: usize = 4;
+
+/// The queue of one name.
+///
+/// The *leader* is the task that asks the store on behalf of the lane. It came before everybody in `line`, so the line
+/// is not served while there is a leader: first come, first served.
+pub(super) struct Lane<H> {
+    /// The ttl of every task in the lane. A ticket is passed on only between tasks that asked for the same ttl.
     pub(super) ttl: Duration,
-    /// How long an errand may take to get a place in the store's line before it is given to another
-    /// task as well. One whose task is polled has an answer, or an error, within an operation timeout.
-    pub(super) errand_within: Duration,
-    /// The ticket that who comes next may use.
+    /// How long a leader may take to get a ticket at the store. After that another task becomes the leader: a leader that
+    /// is polled has an answer, or an error, within one operation timeout.
+    pub(super) lead_within: Duration,
+    /// The ticket that the next task may use.
     pub(super) current: Option<Tenure>,
-    /// Tickets that nobody joins any more, until their last user leaves.
+    /// Tickets that no further task may use. Each stays until its last user leaves.
     pub(super) draining: Vec<Tenure>,
-    /// A task is at the store for the next ticket.
-    pub(super) errand: Option<AtTheStore>,
-    pub(super) line: VecDeque<Waiter<B>>,
-    /// How many of `line` have gone since they were last counted out.
+    /// The task that asks the store for the next ticket.
+    pub(super) leader: Option<Leading>,
+    pub(super) line: VecDeque<Waiter<H>>,
+    /// How many waiters of `line` have given up since the line was last cleaned.
     pub(super) gone: usize,
-    /// What waiters were given and have perhaps not collected, the oldest first. One that is gone was
-    /// collected, or its waiter has gone with it.
-    pub(super) given: VecDeque<(Instant, Weak<Mutex<Option<B>>>)>,
-    /// Rings when the oldest of `given`, or the errand, is overdue.
+    /// The parcels that waiters were given, oldest first. A parcel that does not exist any more was collected, or was
+    /// dropped together with its waiter.
+    pub(super) given: VecDeque<(Instant, Weak<Mutex<Option<H>>>)>,
+    /// Rings when the oldest parcel, or the leader, is overdue.
     pub(super) recall: Option<Alarm>,
 }
 
-/// An errand that was given out and is neither done nor passed on.
-pub(super) struct AtTheStore {
-    /// Which: an errand that was taken from its task for being late is not the lane's any more.
+/// What a lane knows of its leader.
+pub(super) struct Leading {
+    /// Tells leaders apart: one that was late was replaced, and does not act for the lane any more.
     pub(super) number: u64,
     pub(super) since: Instant,
+    /// It asks for the read side.
     pub(super) shared: bool,
-    /// Its place in the store's line, once it has one. The keeper looks after that.
+    /// Its ticket in the store's line, once it has one. The keeper looks after that.
     pub(super) ticket: Option<Arc<Lease>>,
 }
 
-/// What a waiter was given, until it collects it or it is taken back.
-pub(super) type Parcel<B> = Arc<Mutex<Option<B>>>;
+/// What a waiter was handed. It is there until the waiter collects it, or the lane takes it back.
+pub(super) type Parcel<H> = Arc<Mutex<Option<H>>>;
 
-/// When something is judged, and by what.
+/// What decisions of a lane depend on beside its own state.
 #[derive(Clone, Copy)]
 pub(super) struct Moment {
     pub(super) now: Instant,
@@ -76,56 +77,57 @@ pub(super) struct Tenure {
     pub(super) lease: Arc<Lease>,
     pub(super) since: Instant,
     pub(super) users: u32,
-    /// When to let other processes have their turn, whatever the time.
+    /// After so many hand-overs other processes are served, however little time has passed.
     pub(super) most_hand_overs: u16,
-    /// Rings at the bound, if somebody waits.
+    /// Rings at the bound, if a task waits.
     pub(super) alarm: Option<Alarm>,
 }
 
-pub(super) struct Waiter<B> {
+/// A task that waits in the lane.
+pub(super) struct Waiter<H> {
     pub(super) exclusive: bool,
     pub(super) since: Instant,
-    /// Where it waits, and where the wake-ups of its ticket would have to go.
+    /// The runtime that it waits in, and that wake-ups of its ticket would have to reach.
     pub(super) runtime: Option<runtime::Id>,
-    pub(super) baton: oneshot::Sender<Parcel<B>>,
+    pub(super) handover: oneshot::Sender<Parcel<H>>,
 }
 
-/// What is to be done outside of the mutex.
-pub(super) enum Next<B> {
-    Given(Waiter<B>, Gift<B>),
-    /// Nobody has collected it.
-    TakenBack(Option<B>),
+/// What is left to do when the mutex is free again.
+pub(super) enum Next<H> {
+    Given(Waiter<H>, Gift<H>),
+    /// It was not collected in time.
+    TakenBack(Option<H>),
 }
 
-/// What [`Lane::advance`] has for a waiter.
-pub(super) struct Gift<B> {
+/// What [`Lane::advance`] has decided to hand to a waiter.
+pub(super) struct Gift<H> {
     pub(super) of: Of,
     /// Still empty.
-    pub(super) parcel: Parcel<B>,
+    pub(super) parcel: Parcel<H>,
 }
 
 pub(super) enum Of {
     Share(Arc<Lease>, u16),
-    Errand(u64),
+    Leader(u64),
 }
 
-pub(super) fn locked<B>(parcel: &Parcel<B>) -> MutexGuard<'_, Option<B>> {
+pub(super) fn locked<H>(parcel: &Parcel<H>) -> MutexGuard<'_, Option<H>> {
     parcel.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Takes out what is in a parcel, if it is still there.
-pub(super) fn take<B>(parcel: &Parcel<B>) -> Option<B> {
+/// Takes what is in a parcel, if it is still there.
+pub(super) fn take<H>(parcel: &Parcel<H>) -> Option<H> {
     locked(parcel).take()
 }
 
-impl<B> Lane<B> {
+impl<H> Lane<H> {
     pub(super) fn new(ttl: Duration, op_timeout: Duration) -> Self {
         Self {
             ttl,
-            errand_within: ttl.max(2 * op_timeout),
+            lead_within: ttl.max(2 * op_timeout),
             current: None,
             draining: Vec::new(),
-            errand: None,
+            leader: None,
             line: VecDeque::new(),
             gone: 0,
             given: VecDeque::new(),
@@ -134,9 +136,9 @@ impl<B> Lane<B> {
     }
 
     /// Serves from the front of the line.
-    pub(super) fn advance(&mut self, at: Moment, errands: &mut u64, given: &mut VecDeque<Next<B>>) {
-        while self.errand.is_none() {
-            while self.line.front().is_some_and(|w| w.baton.is_closed()) {
+    pub(super) fn advance(&mut self, at: Moment, leaders: &mut u64, given: &mut VecDeque<Next<H>>) {
+        while self.leader.is_none() {
+            while self.line.front().is_some_and(|w| w.handover.is_closed()) {
                 self.line.pop_front();
             }
             let Some(exclusive) = self.line.front().map(|front| front.exclusive) else {
@@ -145,7 +147,7 @@ impl<B> Lane<B> {
             let of = match self.serve(exclusive, at) {
                 Some((lease, hand_overs)) => Of::Share(lease, hand_overs),
                 None if self.is_worth_waiting_for(exclusive, at) => return,
-                None => Of::Errand(self.begin_errand(exclusive, at.now, errands)),
+                None => Of::Leader(self.begin_leader(exclusive, at.now, leaders)),
             };
             let Some(waiter) = self.line.pop_front() else {
                 return; // it was there just now
@@ -157,37 +159,37 @@ impl<B> Lane<B> {
         }
     }
 
-    pub(super) fn begin_errand(&mut self, exclusive: bool, now: Instant, errands: &mut u64) -> u64 {
-        *errands += 1;
-        self.errand = Some(AtTheStore {
-            number: *errands,
+    pub(super) fn begin_leader(&mut self, exclusive: bool, now: Instant, leaders: &mut u64) -> u64 {
+        *leaders += 1;
+        self.leader = Some(Leading {
+            number: *leaders,
             since: now,
             shared: !exclusive,
             ticket: None,
         });
-        *errands
+        *leaders
     }
 
-    /// The errand with this number, unless it has been taken from its task.
-    pub(super) fn errand_of(&mut self, number: u64) -> Option<&mut AtTheStore> {
-        self.errand
+    /// The leader with this number, unless another has replaced it.
+    pub(super) fn leader_of(&mut self, number: u64) -> Option<&mut Leading> {
+        self.leader
             .as_mut()
-            .filter(|errand| errand.number == number)
+            .filter(|leader| leader.number == number)
     }
 
-    /// The errand that waits with a ticket.
-    pub(super) fn errand_with(&mut self, lease: &Arc<Lease>) -> Option<&mut AtTheStore> {
-        self.errand.as_mut().filter(|errand| {
-            let ticket = errand.ticket.as_ref();
+    /// The leader that waits in the store's line with this ticket.
+    pub(super) fn leader_with(&mut self, lease: &Arc<Lease>) -> Option<&mut Leading> {
+        self.leader.as_mut().filter(|leader| {
+            let ticket = leader.ticket.as_ref();
             ticket.is_some_and(|ticket| Arc::ptr_eq(ticket, lease))
         })
     }
 
-    pub(super) fn end_errand(&mut self, number: u64) {
-        self.errand.take_if(|errand| errand.number == number);
+    pub(super) fn end_leader(&mut self, number: u64) {
+        self.leader.take_if(|leader| leader.number == number);
     }
 
-    /// What was collected, the oldest first, needs no looking after any more.
+    /// Forgets the oldest parcels as far as they were collected.
     pub(super) fn forget_collected(&mut self) {
         while self
             .given
@@ -198,54 +200,54 @@ impl<B> Lane<B> {
         }
     }
 
-    /// When the oldest that was given has to be collected.
+    /// When the oldest parcel is overdue.
     pub(super) fn collect_by(&self) -> Option<Instant> {
         let (since, _) = self.given.front()?;
         Some(since.after(self.ttl.mul_f64(COLLECTED_WITHIN)))
     }
 
-    /// When an errand that has no place in the store's line is late.
-    pub(super) fn errand_by(&self) -> Option<Instant> {
-        let errand = self
-            .errand
+    /// When a leader that has no ticket yet is late.
+    pub(super) fn leader_by(&self) -> Option<Instant> {
+        let leader = self
+            .leader
             .as_ref()
-            .filter(|errand| errand.ticket.is_none())?;
-        Some(errand.since.after(self.errand_within))
+            .filter(|leader| leader.ticket.is_none())?;
+        Some(leader.since.after(self.lead_within))
     }
 
-    /// Takes back what waiters were given and have not collected, and an errand that has come to
-    /// nothing: their tasks are not polled, and others wait.
-    pub(super) fn take_back_overdue(&mut self, now: Instant, taken: &mut VecDeque<Next<B>>) {
+    /// Takes back the parcels that were not collected in time, and replaces a leader that is late: their tasks are not
+    /// polled, and other tasks wait.
+    pub(super) fn take_back_overdue(&mut self, now: Instant, taken: &mut VecDeque<Next<H>>) {
         self.forget_collected();
         while self.collect_by().is_some_and(|by| by <= now) {
             let overdue = self
                 .given
                 .pop_front()
                 .and_then(|(_, parcel)| parcel.upgrade());
-            // Dropped outside of the mutex, where it passes itself on.
+            // It is dropped outside of the mutex. Its drop passes it on.
             taken.extend(overdue.map(|parcel| Next::TakenBack(take(&parcel))));
             self.forget_collected();
         }
-        self.end_late_errand(now);
+        self.end_late_leader(now);
     }
 
-    pub(super) fn end_late_errand(&mut self, now: Instant) {
-        if self.errand_by().is_some_and(|by| by <= now) {
-            self.errand = None;
+    pub(super) fn end_late_leader(&mut self, now: Instant) {
+        if self.leader_by().is_some_and(|by| by <= now) {
+            self.leader = None;
         }
     }
 
-    /// Lets one more use the ticket that the process holds, if that is possible and fair.
+    /// Lets one more task use the ticket that the process holds, if that is possible and fair.
     pub(super) fn serve(&mut self, exclusive: bool, at: Moment) -> Option<(Arc<Lease>, u16)> {
         let ttl = self.ttl;
         let tenure = self.current.as_mut()?;
-        // A reader could use an exclusive ticket, but would keep the readers elsewhere out. One that is on
-        // its way to be a read ticket is nobody's: of others, the store may have let readers in or not.
+        // A reader does not join an exclusive ticket: that would keep the readers of other processes out. Nobody joins
+        // a ticket that is being downgraded: the store may have let readers of other processes in, or may not have.
         let fits = match tenure.lease.is_exclusive() {
             true => exclusive && tenure.users == 0,
             false => !exclusive && tenure.lease.is_shared(),
         };
-        // Half of the ttl is what a renewal that is due now, and one more, may still save.
+        // With half of the ttl left, two renewals can still be tried.
         let fresh = at.now.until(tenure.lease.deadline()) >= ttl / 2;
         if !fits || !fresh || !tenure.is_within(at) {
             return None;
@@ -255,8 +257,8 @@ impl<B> Lane<B> {
         Some((Arc::clone(&tenure.lease), hand_overs))
     }
 
-    /// Whether who cannot be served now will probably be passed the present ticket: it is exclusive
-    /// and in use, and the bound is not reached.
+    /// Whether a task that cannot be served now will probably get the present ticket: the ticket is exclusive and in
+    /// use, and the bound is not reached.
     pub(super) fn is_worth_waiting_for(&self, exclusive: bool, at: Moment) -> bool {
         self.current.as_ref().is_some_and(|tenure| {
             exclusive
@@ -267,7 +269,7 @@ impl<B> Lane<B> {
         })
     }
 
-    /// For how long the process itself keeps a request out, if it does.
+    /// For how long the ticket of this process excludes a request, if it does.
     pub(super) fn excludes(&self, exclusive: bool, now: Instant) -> Option<Duration> {
         let tenure = self.current.as_ref().filter(|tenure| tenure.users > 0)?;
         let excludes = exclusive || tenure.lease.is_exclusive();
@@ -275,15 +277,15 @@ impl<B> Lane<B> {
         (excludes && !remaining.is_zero()).then_some(remaining)
     }
 
-    /// The store has granted a ticket to the task that had the errand. False if the errand is not
-    /// the lane's any more, and the ticket none that others here may use.
+    /// The store has granted a ticket to the leader with this number. Returns false if another leader has replaced it:
+    /// then no other task of the lane may use the ticket.
     pub(super) fn begin(&mut self, lease: &Arc<Lease>, number: u64, now: Instant) -> bool {
-        if self.errand_of(number).is_none() {
+        if self.leader_of(number).is_none() {
             return false;
         }
-        self.end_errand(number);
-        // Everybody here a few times, so that nobody elsewhere waits for very much longer than these.
-        let a_few_each = TURNS_EACH * (self.line.len() + 1);
+        self.end_leader(number);
+        // A few hand-overs per waiter, so that other processes do not wait for much longer than these waiters.
+        let a_few_each = HAND_OVERS_EACH * (self.line.len() + 1);
         let tenure = Tenure {
             lease: Arc::clone(lease),
             since: now,
@@ -304,13 +306,13 @@ impl<B> Lane<B> {
         }
     }
 
-    /// Nobody joins this ticket any more.
+    /// No further task may use this ticket.
     pub(super) fn retire(&mut self, lease: &Arc<Lease>) {
         let is_it = |tenure: &mut Tenure| Arc::ptr_eq(&tenure.lease, lease);
         self.draining.extend(self.current.take_if(is_it));
     }
 
-    /// A ticket without users; one at most, because every change is followed by this.
+    /// Takes out a ticket without users. There is at most one, because every change is followed by this.
     pub(super) fn take_unused(&mut self) -> Option<Arc<Lease>> {
         let current = self.current.take_if(|tenure| tenure.users == 0);
         let unused = current.or_else(|| {
@@ -322,19 +324,19 @@ impl<B> Lane<B> {
 
     pub(super) fn is_idle(&self) -> bool {
         let tickets = self.current.is_some() || !self.draining.is_empty();
-        !tickets && self.errand.is_none() && self.line.is_empty()
+        !tickets && self.leader.is_none() && self.line.is_empty()
     }
 
-    /// Sees to it that the front waits neither beyond the bound nor for a task that is not polled.
-    /// False when one of these times has come already.
+    /// Sets the alarms: for the bound, and for tasks that are not polled. Returns false when one of these times has
+    /// come already.
     pub(super) fn set_alarms(
         &mut self,
         bound: Duration,
         ring: impl Fn(Instant) -> (Alarm, bool),
     ) -> bool {
-        // Only those who wait here depend on the errand.
-        let errand_by = self.errand_by().filter(|_| !self.line.is_empty());
-        let overdue = [self.collect_by(), errand_by];
+        // Only the tasks in line depend on the leader.
+        let leader_by = self.leader_by().filter(|_| !self.line.is_empty());
+        let overdue = [self.collect_by(), leader_by];
         let mut in_time = true;
         if let Some(by) = overdue.into_iter().flatten().min()
             && self
@@ -347,7 +349,7 @@ impl<B> Lane<B> {
             in_time = pending;
         }
         if !self.line.is_empty()
-            && self.errand.is_none()
+            && self.leader.is_none()
             && let Some(tenure) = self.current.as_mut().filter(|t| t.alarm.is_none())
         {
             let (alarm, pending) = ring(tenure.since.after(bound));
@@ -357,20 +359,19 @@ impl<B> Lane<B> {
         in_time
     }
 
-    /// Forgets those of the line who have gone, now and then: a lock that is held for hours must not
-    /// collect all who have given up meanwhile.
+    /// Removes the waiters that have given up, when they are more than half of the line: the line of a lock that is held
+    /// for hours must not grow by every waiter that gives up.
     pub(super) fn count_out(&mut self) {
         if self.gone * 2 > self.line.len() {
-            self.line.retain(|waiter| !waiter.baton.is_closed());
+            self.line.retain(|waiter| !waiter.handover.is_closed());
             self.gone = 0;
         }
     }
 }
 
 impl Tenure {
-    /// Whether others of this process may still have it: within the bound, and only if the store has
-    /// said since the last gap that the ticket stands. Before that it may be another's, with higher
-    /// tokens.
+    /// Whether other tasks of this process may still use it: within the bound, and only if the store has confirmed
+    /// the ticket since the last gap. Without that another process may hold the lock by now, with higher tokens.
     pub(super) fn is_within(&self, at: Moment) -> bool {
         self.lease.hand_overs() < self.most_hand_overs
             && at.now < self.since.after(at.bound)

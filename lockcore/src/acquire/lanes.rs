@@ -1,17 +1,17 @@
-//! The queue inside one process: who of its tasks uses the ticket that the process holds, who waits
-//! for it, and who goes to the store for the next one. How to ask there is in `pending`.
+//! The queue inside one process: which of its tasks uses the ticket that the process holds, which tasks wait for it, and
+//! which one asks the store for the next ticket. How to ask the store is in `pending`.
 //!
-//! Per name there is a [`Lane`]. Its front goes to the store (it has the *errand*), the others wait
-//! in memory. Who leaves a ticket passes it on, as long as the bound of [`Fair::Local`] allows; at
-//! the bound the next in line is sent to the store, so that other processes get their turn.
+//! There is a [`Lane`] per name. The task at its front asks the store: it is the *leader*. The others wait in memory. A
+//! task that is done passes the ticket on to the next, as long as the bound of [`Fair::Local`] allows. At the bound the
+//! next task becomes the leader and asks the store, so that other processes are served.
 //!
-//! What is passed on, a [`Share`] of a ticket or an [`Errand`], is a value, and its drop passes it
-//! on again. So it does not matter when a waiter is dropped: before it is given anything, the send
-//! fails and the next is tried; after that, the value goes with the waiter and passes itself on.
+//! A waiter is handed a [`Share`] of a ticket, or the part of the [`Leader`]. Both are values, and dropping one passes it
+//! on. So a waiter may be dropped at any time: if it was handed nothing yet, sending to it fails and the next waiter is
+//! tried; if it was handed something, that is dropped with it and passed on.
 //!
-//! A waiter may also stay and never be polled again: `select!` over `&mut future` does that. What it
-//! was given is then taken back after [a while](COLLECTED_WITHIN) and passed on, and an errand that
-//! comes to nothing for a ttl is given to the next in line as well.
+//! A waiter may also stay and never be polled again: `select!` over `&mut future` does that. What it was handed is taken
+//! back after [a part of the ttl](crate::client::lease::COLLECTED_WITHIN), and a leader that has no ticket after a ttl is
+//! replaced.
 //!
 //! [`Fair::Local`]: crate::Fair::Local
 
@@ -49,33 +49,33 @@ pub(crate) struct Lanes {
 
 #[derive(Default)]
 struct State {
-    lanes: Prehashed<Name, Lane<Baton>>,
+    lanes: Prehashed<Name, Lane<Handover>>,
     /// Errands that were given out so far.
-    errands: u64,
+    leaders: u64,
     /// The client is shut down: nobody joins and nobody waits.
     closed: bool,
 }
 
-/// What a waiter is given.
-pub(crate) enum Baton {
+/// What a waiter is handed.
+pub(crate) enum Handover {
     /// The lock.
     Share(Share),
-    /// The store is to be asked.
-    Errand(Errand),
-    /// The store is in trouble; who asked before has found out.
+    /// It is to ask the store.
+    Leader(Leader),
+    /// The store is in trouble, as the leader before it has found out.
     Refused(Error),
 }
 
-/// What happened to who came.
+/// What becomes of a task that arrives.
 pub(crate) enum Arrived {
-    Given(Baton),
+    Given(Handover),
     Waits(Waiting),
-    /// Held by this process, for so long at most if nobody renews it.
+    /// This process holds the lock, for so long at most if the lease is not renewed.
     Busy(Option<Duration>),
-    /// As many wait as may.
+    /// As many tasks wait as may.
     Crowded,
-    /// Takes a ticket of its own: unlike those in the lane, or not to wait for what they will find.
-    Stranger,
+    /// It takes a ticket of its own: it asks for another ttl than the lane, or does not wait for the leader's answer.
+    OwnTicket,
 }
 
 impl Lanes {
@@ -105,58 +105,58 @@ impl Lanes {
     ) -> Arrived {
         let mut guard = self.state();
         if guard.closed {
-            return Arrived::Given(Baton::Refused(Error::shut_down()));
+            return Arrived::Given(Handover::Refused(Error::shut_down()));
         }
         let at = self.moment(now);
         let state = &mut *guard;
-        let errands = &mut state.errands;
+        let leaders = &mut state.leaders;
         let Some(lane) = state.lanes.get_mut(name) else {
             let mut lane = Lane::new(ttl, self.shared.op_timeout);
-            let number = lane.begin_errand(exclusive, at.now, errands);
+            let number = lane.begin_leader(exclusive, at.now, leaders);
             state.lanes.insert(name.clone(), lane);
-            let errand = Errand::new(self, name, exclusive, number);
-            return Arrived::Given(Baton::Errand(errand));
+            let leader = Leader::new(self, name, exclusive, number);
+            return Arrived::Given(Handover::Leader(leader));
         };
         if lane.ttl != ttl {
-            return Arrived::Stranger;
+            return Arrived::OwnTicket;
         }
         lane.count_out();
-        lane.end_late_errand(at.now);
-        let first = lane.line.is_empty() && lane.errand.is_none();
+        lane.end_late_leader(at.now);
+        let first = lane.line.is_empty() && lane.leader.is_none();
         if first && let Some((lease, hand_overs)) = lane.serve(exclusive, at) {
-            return Arrived::Given(Baton::Share(Share::new(self, lease, hand_overs)));
+            return Arrived::Given(Handover::Share(Share::new(self, lease, hand_overs)));
         }
         if !wait {
-            // What the process itself is known to keep from us need not be asked for.
+            // The store need not be asked when this process holds the lock.
             if let Some(remaining) = lane.excludes(exclusive, at.now) {
                 return Arrived::Busy(Some(remaining));
             }
-            // A reader does not pass a writer, who may not be in line at the store yet.
-            let errand = lane.errand.as_ref();
-            let others_wait = errand.is_some_and(|errand| exclusive || !errand.shared);
+            // A reader does not pass a writer, which may not be in the store's line yet.
+            let leader = lane.leader.as_ref();
+            let others_wait = leader.is_some_and(|leader| exclusive || !leader.shared);
             if others_wait || !lane.line.is_empty() {
                 return Arrived::Busy(None);
             }
-            if errand.is_some() {
-                // What will come of that, only the store knows.
-                return Arrived::Stranger;
+            if leader.is_some() {
+                // Only the store knows whether there is room for both.
+                return Arrived::OwnTicket;
             }
         }
         if first && !lane.is_worth_waiting_for(exclusive, at) {
-            let number = lane.begin_errand(exclusive, at.now, errands);
-            let errand = Errand::new(self, name, exclusive, number);
-            return Arrived::Given(Baton::Errand(errand));
+            let number = lane.begin_leader(exclusive, at.now, leaders);
+            let leader = Leader::new(self, name, exclusive, number);
+            return Arrived::Given(Handover::Leader(leader));
         }
-        // Those who have gone since they were last counted out may be counted twice here; that is near enough.
+        // A waiter that gave up may be counted twice here. That is near enough.
         if lane.line.len().saturating_sub(lane.gone) >= MOST_TICKETS {
             return Arrived::Crowded;
         }
-        let (baton, given) = oneshot::channel();
+        let (handover, given) = oneshot::channel();
         lane.line.push_back(Waiter {
             exclusive,
             since: at.now,
             runtime: runtime::Handle::try_current().ok().map(|here| here.id()),
-            baton,
+            handover,
         });
         if !lane.set_alarms(self.bound, |at| self.ring(name, at)) {
             // The time has just come.
@@ -171,7 +171,7 @@ impl Lanes {
         })
     }
 
-    /// Whether nobody has, asks for or waits for anything.
+    /// Whether no task holds, asks for or waits for anything.
     #[cfg(all(test, lockcore_loom))]
     pub(crate) fn is_empty(&self) -> bool {
         self.state().lanes.is_empty()
@@ -180,43 +180,41 @@ impl Lanes {
     /// How many wait in memory for a name.
     pub(crate) fn waiting(&self, name: &Name) -> u32 {
         self.state().lanes.get(name).map_or(0, |lane| {
-            let waits = |waiter: &&Waiter<Baton>| !waiter.baton.is_closed();
+            let waits = |waiter: &&Waiter<Handover>| !waiter.handover.is_closed();
             lane.line.iter().filter(waits).count() as u32 // far fewer than 2³²
         })
     }
 
-    /// A lease of this process is over, or not to be passed on any more: those that wait for it need not wait for
-    /// its user.
+    /// No further task may use the ticket of this lease. Tasks that wait for it need not wait for its user.
     pub(crate) fn retire(self: &Arc<Self>, lease: &Arc<Lease>) {
         let now = self.shared.clock.now();
         self.change(&lease.request.name, |lane| {
             lane.retire(lease);
-            // Its place in line is lost: its task asks anew, if it is polled.
-            if let Some(errand) = lane.errand_with(lease) {
-                (errand.ticket, errand.since) = (None, now);
+            // The leader has lost its ticket. It asks anew, if it is polled.
+            if let Some(leader) = lane.leader_with(lease) {
+                (leader.ticket, leader.since) = (None, now);
             }
         });
     }
 
-    /// An errand has a place in the store's line.
+    /// A leader has a ticket in the store's line.
     pub(crate) fn in_line(&self, number: u64, lease: &Arc<Lease>) {
         let mut state = self.state();
         let lane = state.lanes.get_mut(&lease.request.name);
-        if let Some(errand) = lane.and_then(|lane| lane.errand_of(number)) {
-            errand.ticket = Some(Arc::clone(lease));
+        if let Some(leader) = lane.and_then(|lane| lane.leader_of(number)) {
+            leader.ticket = Some(Arc::clone(lease));
         }
     }
 
-    /// A ticket of this process is on its way to the readers: nobody waits for it to be passed on any more.
+    /// A ticket of this process is being downgraded: waiters need not wait for it to be passed on.
     pub(crate) fn mode_changed(self: &Arc<Self>, lease: &Arc<Lease>) {
         self.change(&lease.request.name, |_| ());
     }
 
-    /// One use of a ticket is over. Returns whether the ticket has no users any more and is to be
-    /// released at the store.
+    /// One use of a ticket is over. Returns whether that was the last, so that the ticket is to be released at the store.
     fn leave(self: &Arc<Self>, lease: &Arc<Lease>) -> bool {
         let mut ours = false;
-        let leave = |lane: &mut Lane<Baton>| lane.leave(lease);
+        let leave = |lane: &mut Lane<Handover>| lane.leave(lease);
         self.change_and_tell(&lease.request.name, leave, |unused| {
             match Arc::ptr_eq(&unused, lease) {
                 true => ours = true,
@@ -226,61 +224,63 @@ impl Lanes {
         ours
     }
 
-    /// Changes a lane and gives whoever is next what that makes free.
-    fn change(self: &Arc<Self>, name: &Name, change: impl FnOnce(&mut Lane<Baton>)) {
-        // A ticket whose last user has left while it was offered to somebody who had gone.
+    /// Changes a lane, and hands to the next waiters what became free.
+    fn change(self: &Arc<Self>, name: &Name, change: impl FnOnce(&mut Lane<Handover>)) {
+        // A ticket can be left without users when it was offered to a waiter that had given up.
         self.change_and_tell(name, change, |unused| {
             self.shared.clean_up(Cleanup::of_held(&unused));
         });
     }
 
-    /// As [`change`](Self::change); tells of the tickets that nobody uses any more.
+    /// As [`change`](Self::change); calls `tell` with each ticket that has no users any more.
     ///
-    /// A loop, however many of those in line have gone: a chain of drops would recurse.
+    /// This is a loop, because a chain of drops would recurse as deep as there are waiters that gave up.
     fn change_and_tell(
         self: &Arc<Self>,
         name: &Name,
-        change: impl FnOnce(&mut Lane<Baton>),
+        change: impl FnOnce(&mut Lane<Handover>),
         mut tell: impl FnMut(Arc<Lease>),
     ) {
         let mut given = VecDeque::new();
         if let Some(unused) = self.advance_after(name, change, &mut given) {
             tell(unused);
         }
-        // The first in line first.
+        // In the order of the line.
         while let Some(next) = given.pop_front() {
             let (waiter, gift) = match next {
                 Next::Given(waiter, gift) => (waiter, gift),
                 // Its drop passes it on.
-                Next::TakenBack(baton) => {
-                    drop(baton);
+                Next::TakenBack(handover) => {
+                    drop(handover);
                     continue;
                 }
             };
-            let baton = match gift.of {
-                Of::Share(lease, hand_overs) => Baton::Share(Share::new(self, lease, hand_overs)),
-                Of::Errand(number) => {
-                    Baton::Errand(Errand::new(self, name, waiter.exclusive, number))
+            let handover = match gift.of {
+                Of::Share(lease, hand_overs) => {
+                    Handover::Share(Share::new(self, lease, hand_overs))
+                }
+                Of::Leader(number) => {
+                    Handover::Leader(Leader::new(self, name, waiter.exclusive, number))
                 }
             };
-            *locked(&gift.parcel) = Some(baton);
-            // Outside of the mutex: this runs wakers. They are users' code; if one panics, the
-            // parcel is there all the same, or is taken back.
+            *locked(&gift.parcel) = Some(handover);
+            // Outside of the mutex, because this runs wakers, which are users' code. If one panics, the waiter has its
+            // parcel all the same, or the parcel is taken back.
             let mut unsent = None;
-            guarded(|| unsent = waiter.baton.send(gift.parcel).err());
-            let Some(baton) = unsent.and_then(|parcel| take(&parcel)) else {
+            guarded(|| unsent = waiter.handover.send(gift.parcel).err());
+            let Some(handover) = unsent.and_then(|parcel| take(&parcel)) else {
                 continue;
             };
-            let take_back = |lane: &mut Lane<Baton>| match baton {
-                Baton::Share(mut share) => {
+            let take_back = |lane: &mut Lane<Handover>| match handover {
+                Handover::Share(mut share) => {
                     share.open = false;
                     lane.leave(&share.lease);
                 }
-                Baton::Errand(mut errand) => {
-                    errand.open = false;
-                    lane.end_errand(errand.number);
+                Handover::Leader(mut leader) => {
+                    leader.open = false;
+                    lane.end_leader(leader.number);
                 }
-                Baton::Refused(_) => {}
+                Handover::Refused(_) => {}
             };
             if let Some(unused) = self.advance_after(name, take_back, &mut given) {
                 tell(unused);
@@ -288,13 +288,13 @@ impl Lanes {
         }
     }
 
-    /// Changes a lane, takes back what is overdue, serves those in front that can be served then, and
-    /// takes out what nobody uses: returns the ticket.
+    /// Changes a lane, takes back what is overdue, and serves the line from its front. Returns a ticket that has no
+    /// users any more.
     fn advance_after(
         self: &Arc<Self>,
         name: &Name,
-        change: impl FnOnce(&mut Lane<Baton>),
-        given: &mut VecDeque<Next<Baton>>,
+        change: impl FnOnce(&mut Lane<Handover>),
+        given: &mut VecDeque<Next<Handover>>,
     ) -> Option<Arc<Lease>> {
         let mut state = self.state();
         let state = &mut *state;
@@ -303,7 +303,7 @@ impl Lanes {
         while !lane.line.is_empty() || !lane.given.is_empty() {
             let at = self.moment(self.shared.clock.now());
             lane.take_back_overdue(at.now, given);
-            lane.advance(at, &mut state.errands, given);
+            lane.advance(at, &mut state.leaders, given);
             if lane.set_alarms(self.bound, |at| self.ring(name, at)) {
                 break;
             }
@@ -324,11 +324,11 @@ impl Lanes {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // No code that can panic runs under the mutex; should that change, the lanes are still whole.
+        // No code that can panic runs under the mutex. If that changes, the lanes are still consistent.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// An alarm that has a lane looked at again, and whether it is still to ring.
+    /// Sets an alarm that serves a lane again. Returns whether it is still to ring.
     fn ring(self: &Arc<Self>, name: &Name, at: Instant) -> (Alarm, bool) {
         let mut alarm = self.shared.alarm(at);
         let waker = Waker::from(Arc::new(AtBound {
@@ -341,7 +341,6 @@ impl Lanes {
 }
 
 impl LeaseObserver for Lanes {
-    /// The client is shut down: who waits is told so, and nobody comes any more.
     fn close(self: Arc<Self>) {
         let mut state = self.state();
         state.closed = true;
@@ -351,7 +350,7 @@ impl LeaseObserver for Lanes {
             .map(|lane| std::mem::take(&mut lane.line))
             .collect();
         drop(state);
-        // Their ends of the channels; dropped outside of the mutex, because that runs wakers.
+        // Dropping the senders tells the waiters. It runs wakers, so the mutex must be free.
         drop(lines);
     }
 
@@ -359,18 +358,17 @@ impl LeaseObserver for Lanes {
         self.retire(lease);
     }
 
-    /// A ticket that an errand waits with was granted, and nobody has collected it: it is being given
-    /// back, and the errand goes to the next in line.
+    // The next in line becomes the leader.
     fn recalled(self: Arc<Self>, lease: &Arc<Lease>) {
         self.change(&lease.request.name, |lane| {
-            if lane.errand_with(lease).is_some() {
-                lane.errand = None;
+            if lane.leader_with(lease).is_some() {
+                lane.leader = None;
             }
         });
     }
 }
 
-/// Rung by the keeper when a ticket has been in this process for as long as is fair.
+/// Serves a lane again. The keeper rings it when the bound is reached, or something is overdue.
 struct AtBound {
     lanes: Weak<Lanes>,
     name: Name,
@@ -384,13 +382,13 @@ impl Wake for AtBound {
     }
 }
 
-/// The use of a ticket that this process holds. Dropping it passes the ticket on, or hands it to the
-/// keeper for release.
+/// One use of a ticket that this process holds. Dropping it passes the ticket on, or hands it to the keeper for
+/// release.
 pub(crate) struct Share {
     lanes: Arc<Lanes>,
     lease: Arc<Lease>,
     hand_overs: u16,
-    /// It is not over yet.
+    /// It has not ended yet.
     open: bool,
 }
 
@@ -408,18 +406,17 @@ impl Share {
         &self.lease
     }
 
-    /// Which use of the ticket this is, from 0.
+    /// How many uses of the ticket there were before this one.
     pub(crate) fn hand_overs(&self) -> u16 {
         self.hand_overs
     }
 
-    /// Forgets the use, which is another process's.
+    /// Ends the use without any effect: it belongs to the process that was forked.
     pub(crate) fn disown(mut self) {
         self.open = false;
     }
 
-    /// Ends the use. Returns whether the ticket is to be released at the store, which is the
-    /// caller's to do then.
+    /// Ends the use. Returns whether the caller has to release the ticket at the store.
     pub(crate) fn leave(mut self) -> bool {
         self.open = false;
         self.lanes.leave(&self.lease)
@@ -434,21 +431,21 @@ impl Drop for Share {
     }
 }
 
-/// The task of asking the store on behalf of a lane. Dropping it passes it on to the next in line,
-/// with the place in the store's line if there is one.
-pub(crate) struct Errand {
+/// The part of asking the store on behalf of a lane. Dropping it makes the next in line the leader, with the ticket in
+/// the store's line if there is one.
+pub(crate) struct Leader {
     lanes: Arc<Lanes>,
     name: Name,
     exclusive: bool,
-    /// Which of the lane's.
+    /// Which leader of the lane this is.
     pub(crate) number: u64,
-    /// The ticket that it is about, as soon as there is one.
+    /// The ticket, once it was asked for.
     pub(crate) pending: Option<Pending>,
-    /// It is neither done nor passed on.
+    /// It has neither ended nor been passed on.
     open: bool,
 }
 
-impl Errand {
+impl Leader {
     fn new(lanes: &Arc<Lanes>, name: &Name, exclusive: bool, number: u64) -> Self {
         Self {
             lanes: Arc::clone(lanes),
@@ -460,8 +457,8 @@ impl Errand {
         }
     }
 
-    /// It has succeeded: from here on others may join the ticket. Gives the lease back if it was
-    /// late, so that the errand was given to another task: then the ticket is the caller's own.
+    /// The store has granted the ticket: from here on other tasks may use it as well. Gives the lease back if this
+    /// leader was late and has been replaced: then the ticket is the caller's alone.
     pub(crate) fn granted(mut self, lease: Arc<Lease>) -> Result<Share, Arc<Lease>> {
         self.open = false;
         let now = self.lanes.shared.clock.now();
@@ -475,8 +472,8 @@ impl Errand {
         }
     }
 
-    /// The store is in trouble. Who has been waiting for as long as an operation may take gets the
-    /// same error, as he would have by himself; the others try.
+    /// The store is in trouble. A waiter that has waited for an operation timeout gets the same error, as it would have
+    /// by asking itself. The others go on: the next becomes the leader.
     pub(crate) fn failed(mut self, error: &Error) {
         let Some(error) = error.as_refusal() else {
             return;
@@ -491,27 +488,27 @@ impl Errand {
         self.open = false;
         let number = self.number;
         self.lanes.change(&self.name, |lane| {
-            // A late one does not speak for those who wait for another.
-            if lane.errand_of(number).is_some() {
+            // A leader that was replaced does not speak for the line.
+            if lane.leader_of(number).is_some() {
                 let (old, young) = lane.line.drain(..).partition(|w| w.since <= long_ago);
                 (refused, lane.line) = (old, young);
-                lane.end_errand(number);
+                lane.end_leader(number);
             }
         });
         for waiter in refused {
-            let refusal = Parcel::new(Mutex::new(Some(Baton::Refused(error.clone()))));
-            let _ = waiter.baton.send(refusal);
+            let refusal = Parcel::new(Mutex::new(Some(Handover::Refused(error.clone()))));
+            let _ = waiter.handover.send(refusal);
         }
     }
 }
 
-impl Drop for Errand {
+impl Drop for Leader {
     fn drop(&mut self) {
         if !self.open || self.lanes.shared.is_forked() {
             return;
         }
         self.open = false;
-        // A place in line is worth keeping: the next would have to begin at its end.
+        // The ticket is passed on too, because a new one would begin at the end of the store's line.
         let mut pending = self.pending.take().filter(Pending::is_in_line);
         let lanes = &self.lanes;
         while let Some(place) = pending.take() {
@@ -520,12 +517,12 @@ impl Drop for Errand {
             let Some(lane) = state.lanes.get_mut(&self.name) else {
                 break;
             };
-            // Only for its like: a writer cannot do with a reader's ticket, and in another runtime
-            // nobody would hear its wake-up.
+            // Only to a waiter that can use it: a writer has no use for a reader's ticket, and a waiter in another
+            // runtime would not hear its wake-up.
             let heir = lane.line.front().is_some_and(|heir| {
                 heir.exclusive == self.exclusive && place.is_heard(heir.runtime)
             });
-            let is_ours = lane.errand_of(self.number).is_some();
+            let is_ours = lane.leader_of(self.number).is_some();
             let Some(heir) = (heir && is_ours).then(|| lane.line.pop_front()).flatten() else {
                 break;
             };
@@ -533,48 +530,48 @@ impl Drop for Errand {
             lane.forget_collected();
             lane.given.push_back((now, Arc::downgrade(&parcel)));
             drop(state);
-            let mut errand = Errand::new(&self.lanes, &self.name, self.exclusive, self.number);
-            errand.pending = Some(place);
-            *locked(&parcel) = Some(Baton::Errand(errand));
+            let mut leader = Leader::new(&self.lanes, &self.name, self.exclusive, self.number);
+            leader.pending = Some(place);
+            *locked(&parcel) = Some(Handover::Leader(leader));
             let mut unsent = None;
-            guarded(|| unsent = heir.baton.send(parcel).err());
+            guarded(|| unsent = heir.handover.send(parcel).err());
             let Some(parcel) = unsent else {
-                // Sets the alarm for an heir that is not polled.
+                // Sets the alarm for the case that the heir is not polled.
                 return lanes.change(&self.name, |_| ());
             };
-            if let Some(Baton::Errand(mut errand)) = take(&parcel) {
-                errand.open = false;
-                pending = errand.pending.take();
+            if let Some(Handover::Leader(mut leader)) = take(&parcel) {
+                leader.open = false;
+                pending = leader.pending.take();
             }
         }
         let number = self.number;
-        let end = |lane: &mut Lane<Baton>| lane.end_errand(number);
+        let end = |lane: &mut Lane<Handover>| lane.end_leader(number);
         lanes.change(&self.name, end);
     }
 }
 
-/// A place in the line of this process. Resolves to what it is given.
+/// A place in the line of this process. Resolves to what the waiter is handed.
 ///
-/// Dropped before that, it leaves the line; with what it was given, that passes itself on.
+/// Dropped before that, it leaves the line. Dropped with what it was handed, that is passed on.
 pub(crate) struct Waiting {
     lanes: Arc<Lanes>,
     name: Name,
-    given: oneshot::Receiver<Parcel<Baton>>,
+    given: oneshot::Receiver<Parcel<Handover>>,
     over: bool,
 }
 
 impl Future for Waiting {
-    /// `None`: what it was given was taken back, because it was not polled for so long.
-    type Output = Option<Baton>;
+    /// `None`: what it was handed was taken back, because it was not polled for too long.
+    type Output = Option<Handover>;
 
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Baton>> {
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Handover>> {
         let given = Pin::new(&mut self.given).poll(cx);
         given.map(|given| {
             self.over = true;
             match given {
                 Ok(parcel) => take(&parcel),
-                // The other end goes without a word when the client is shut down.
-                Err(_) => Some(Baton::Refused(Error::shut_down())),
+                // The sender is dropped when the client is shut down.
+                Err(_) => Some(Handover::Refused(Error::shut_down())),
             }
         })
     }

@@ -17,8 +17,8 @@ use crate::clock::Instant;
 use crate::error::Error;
 use crate::options::Wait;
 use crate::request::Request;
-use lanes::{Arrived, Baton, Share};
-use pending::{LAST_MOMENT, Pending, Turn};
+use lanes::{Arrived, Handover, Share};
+use pending::{LAST_MOMENT, Pending, Progress};
 use spec::Spec;
 
 /// Takes the lock that `spec` describes.
@@ -28,24 +28,24 @@ use spec::Spec;
 pub(crate) async fn acquire(spec: &Spec<'_>, budget: &Budget) -> Result<Grant, Error> {
     let shared = &spec.client.shared;
     match in_this_process(spec, budget).await? {
-        (Some(Baton::Share(share)), _) => Ok(Grant::Share(share)),
-        (Some(Baton::Errand(mut errand)), began) => {
-            let number = Some(errand.number);
-            match at_the_store(spec, budget, began, number, &mut errand.pending).await {
-                Ok(lease) => match errand.granted(lease) {
+        (Some(Handover::Share(share)), _) => Ok(Grant::Share(share)),
+        (Some(Handover::Leader(mut leader)), began) => {
+            let number = Some(leader.number);
+            match at_the_store(spec, budget, began, number, &mut leader.pending).await {
+                Ok(lease) => match leader.granted(lease) {
                     Ok(share) => Ok(Grant::Share(share)),
                     Err(lease) => Ok(Grant::Ticket(lease)),
                 },
                 Err(error) => {
                     // What failed for want of its own time says nothing about the store.
                     if budget.give_up >= began.after(shared.op_timeout) {
-                        errand.failed(&error);
+                        leader.failed(&error);
                     }
                     Err(error)
                 }
             }
         }
-        (Some(Baton::Refused(error)), _) => Err(error),
+        (Some(Handover::Refused(error)), _) => Err(error),
         (None, began) => {
             let lease = at_the_store(spec, budget, began, None, &mut None).await?;
             Ok(Grant::Ticket(lease))
@@ -101,7 +101,7 @@ impl Budget {
 async fn in_this_process(
     spec: &Spec<'_>,
     budget: &Budget,
-) -> Result<(Option<Baton>, Instant), Error> {
+) -> Result<(Option<Handover>, Instant), Error> {
     if !spec.is_shareable() {
         return Ok((None, budget.started));
     }
@@ -110,9 +110,9 @@ async fn in_this_process(
     let mut now = budget.started;
     loop {
         let arrived = (spec.client.lanes).arrive(spec.name, spec.ttl, exclusive, budget.waits, now);
-        let baton = match arrived {
-            Arrived::Given(baton) => baton,
-            Arrived::Stranger => return Ok((None, now)),
+        let handover = match arrived {
+            Arrived::Given(handover) => handover,
+            Arrived::OwnTicket => return Ok((None, now)),
             Arrived::Busy(remaining) => return Err(Error::busy(remaining)),
             Arrived::Crowded => return Err(Error::crowded(None)),
             // Dropped here, or late: the place in line goes, and what it was given passes itself on.
@@ -120,21 +120,21 @@ async fn in_this_process(
                 let given = shared.by(budget.give_up, waiting).await;
                 now = shared.clock.now();
                 match given {
-                    Some(Some(baton)) => baton,
+                    Some(Some(handover)) => handover,
                     // It was taken back, because this future was not polled for most of a ttl.
                     Some(None) if now < budget.give_up => continue,
                     Some(None) | None => return Err(budget.timeout(spec)),
                 }
             }
         };
-        match &baton {
+        match &handover {
             // Lost on its way here: the machine slept.
-            Baton::Share(share) if share.lease().lost(now).is_some() => now = shared.clock.now(),
+            Handover::Share(share) if share.lease().lost(now).is_some() => now = shared.clock.now(),
             // Its turn has come too late to ask for anything; the next may have the time.
-            Baton::Errand(errand) if errand.pending.is_none() && now >= budget.give_up => {
+            Handover::Leader(leader) if leader.pending.is_none() && now >= budget.give_up => {
                 return Err(budget.timeout(spec));
             }
-            _ => return Ok((Some(baton), now)),
+            _ => return Ok((Some(handover), now)),
         }
     }
 }
@@ -145,7 +145,7 @@ async fn at_the_store(
     spec: &Spec<'_>,
     budget: &Budget,
     began: Instant,
-    errand: Option<u64>,
+    leader: Option<u64>,
     place: &mut Option<Pending>,
 ) -> Result<Arc<Lease>, Error> {
     let shared = &spec.client.shared;
@@ -157,15 +157,15 @@ async fn at_the_store(
     let one_operation = began.after(shared.op_timeout);
     let mut enqueue_by = budget.give_up.max(at_least).min(one_operation);
     loop {
-        let turn = match place {
+        let progress = match place {
             Some(pending) => pending.stand_in_line(budget.give_up).await,
             None => {
                 let pending = place.insert(arm(spec, budget.waits)?);
                 pending.enqueue(enqueue_by, budget.give_up).await?
             }
         };
-        match turn {
-            Turn::Granted => {
+        match progress {
+            Progress::Granted => {
                 // The slot is full: `turn` came from it.
                 if let Some(Ok(lease)) = place.take().map(Pending::into_lease) {
                     return Ok(lease);
@@ -175,15 +175,15 @@ async fn at_the_store(
                     return Err(budget.timeout(spec));
                 }
             }
-            Turn::Waits if shared.clock.now() >= budget.give_up => {
+            Progress::Waiting if shared.clock.now() >= budget.give_up => {
                 return Err(budget.timeout(spec));
             }
-            Turn::Waits => {
-                if let (Some(number), Some(pending)) = (errand, &place) {
+            Progress::Waiting => {
+                if let (Some(number), Some(pending)) = (leader, &place) {
                     spec.client.lanes.in_line(number, &pending.lease);
                 }
             }
-            Turn::PlaceLost => {
+            Progress::Lost => {
                 *place = None;
                 enqueue_by = budget.give_up;
                 if shared.clock.now() >= enqueue_by {

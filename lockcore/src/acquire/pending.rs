@@ -25,11 +25,11 @@ pub(crate) struct Recalled;
 
 /// How a ticket stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Turn {
+pub(crate) enum Progress {
     Granted,
-    Waits,
+    Waiting,
     /// The store does not know the ticket any more, or it ran out before it was of use.
-    PlaceLost,
+    Lost,
 }
 
 /// A ticket that is not in the user's hands yet. Dropping it, at whatever await point, hands what
@@ -70,14 +70,18 @@ impl Pending {
     /// [Asks](Self::ask), unless the client is shut down, or the keeper has given up a ticket whose task
     /// was not polled: only these lose a lease that has no ticket yet. What is under way then stays in
     /// `asking`, for the drop.
-    pub(super) async fn enqueue(&mut self, by: Instant, give_up: Instant) -> Result<Turn, Error> {
+    pub(super) async fn enqueue(
+        &mut self,
+        by: Instant,
+        give_up: Instant,
+    ) -> Result<Progress, Error> {
         let (clock, lease) = (self.shared.clock.clone(), Arc::clone(&self.lease));
         tokio::select! {
             biased;
-            turn = self.ask(by, give_up) => turn,
+            progress = self.ask(by, give_up) => progress,
             reason = lease.until_lost(&clock) => match reason {
                 LostReason::Shutdown => Err(Error::shut_down()),
-                _ => Ok(Turn::PlaceLost),
+                _ => Ok(Progress::Lost),
             },
         }
     }
@@ -89,7 +93,7 @@ impl Pending {
     /// Time in front of the gate counts towards `give_up` only, the end of the caller's budget: the
     /// store is at work then, and `by` is about a store that is not. `Waits` means that the budget
     /// ended there.
-    async fn ask(&mut self, mut by: Instant, give_up: Instant) -> Result<Turn, Error> {
+    async fn ask(&mut self, mut by: Instant, give_up: Instant) -> Result<Progress, Error> {
         let mut pause = Duration::from_millis(5);
         loop {
             let (shared, lease) = (&self.shared, &self.lease);
@@ -108,7 +112,7 @@ impl Pending {
                     let text = "too many requests are in front of this one";
                     return Err(self.failed(StoreError::new(Fault::Unknown, text)));
                 }
-                None if lease.request.wait => return Ok(Turn::Waits),
+                None if lease.request.wait => return Ok(Progress::Waiting),
                 None => {
                     let text = "too many requests of this process are in front of this one";
                     return Err(self.failed(StoreError::new(Fault::Retry, text)));
@@ -170,7 +174,7 @@ impl Pending {
         }
     }
 
-    pub(crate) fn answered(&mut self, answer: Enqueued, sent: Sent) -> Result<Turn, Error> {
+    pub(crate) fn answered(&mut self, answer: Enqueued, sent: Sent) -> Result<Progress, Error> {
         let lease = &self.lease;
         let (ticket, valid_for, recheck_in) = match answer {
             Enqueued::Granted { ticket, valid_for } => (ticket, valid_for, None),
@@ -186,7 +190,7 @@ impl Pending {
             Enqueued::CapacityMismatch { in_use } => {
                 return Err(lease.request.mismatch(in_use));
             }
-            Enqueued::Gone => return Ok(Turn::PlaceLost),
+            Enqueued::Gone => return Ok(Progress::Lost),
         };
         self.has_ticket = true;
         self.shared.saw_ticket(ticket);
@@ -194,11 +198,11 @@ impl Pending {
         lease.answered(ticket, sent.at, valid_for);
         if lease.lost(self.shared.clock.now()).is_some() {
             // The reply took longer than the lease.
-            return Ok(Turn::PlaceLost);
+            return Ok(Progress::Lost);
         }
         if let Enqueued::Granted { .. } = answer {
             lease.is_granted_since(sent.at);
-            return Ok(Turn::Granted);
+            return Ok(Progress::Granted);
         }
         tracing::debug!(ticket, "in line");
         let due = Shared::renewal_time(lease, valid_for);
@@ -210,13 +214,13 @@ impl Pending {
         };
         let (id, stage) = (lease.request.id, Stage::Waiting);
         match self.shared.entrust(id, stage, due) {
-            true => Ok(Turn::Waits),
-            false => Ok(Turn::PlaceLost),
+            true => Ok(Progress::Waiting),
+            false => Ok(Progress::Lost),
         }
     }
 
     /// Waits for a wake-up, or for a renewal that says "granted". `Waits` means that time is up.
-    pub(crate) async fn stand_in_line(&mut self, give_up: Instant) -> Turn {
+    pub(crate) async fn stand_in_line(&mut self, give_up: Instant) -> Progress {
         let shared = Arc::clone(&self.shared);
         let lease = Arc::clone(&self.lease);
         loop {
@@ -225,16 +229,16 @@ impl Pending {
             // Registered before looking: what happens in between is not missed.
             changed.as_mut().enable();
             if lease.lost(shared.clock.now()).is_some() {
-                return Turn::PlaceLost;
+                return Progress::Lost;
             }
             if lease.is_granted() {
                 match self.freshen(give_up).await {
-                    Turn::Waits => continue,
-                    turn => return turn,
+                    Progress::Waiting => continue,
+                    progress => return progress,
                 }
             }
             if shared.clock.now() >= give_up {
-                return Turn::Waits;
+                return Progress::Waiting;
             }
             let _ = shared.by(give_up, changed).await;
         }
@@ -242,23 +246,23 @@ impl Pending {
 
     /// Renews a grant that has aged in line, and one that nobody will renew later, before it is
     /// handed out. Otherwise the wake-up alone is the hand-over.
-    async fn freshen(&mut self, give_up: Instant) -> Turn {
+    async fn freshen(&mut self, give_up: Instant) -> Progress {
         let (shared, lease) = (&self.shared, &self.lease);
         let now = shared.clock.now();
         if lease.renew && now.until(lease.deadline()) >= lease.request.ttl / 2 {
-            return Turn::Granted;
+            return Progress::Granted;
         }
         // A lock that is ours at the last moment is worth a moment more than the budget.
         let by = give_up.max(now.after(LAST_MOMENT));
         let renewed = shared.renew_now(lease, by).await;
         if let Ok(Renewed::Waiting { .. }) = renewed {
             lease.ungrant();
-            return Turn::Waits;
+            return Progress::Waiting;
         }
         // An unknown outcome changes nothing: what is left of the lease is handed out.
         match lease.lost(shared.clock.now()) {
-            Some(_) => Turn::PlaceLost,
-            None => Turn::Granted,
+            Some(_) => Progress::Lost,
+            None => Progress::Granted,
         }
     }
 

@@ -114,8 +114,8 @@ impl Drop for Keeper {
 async fn keep(shared: &Arc<Shared>) {
     let sessions = shared.backend.capability().sessions;
     loop {
-        // Before the clock is looked at, so that no turn of it is missed.
-        let turned = shared.clock.turned();
+        // Before the clock is looked at, so that no advance of it is missed.
+        let advanced = shared.clock.advanced();
         let now = shared.clock.now();
         let mut round = shared.table().take_round(now, shared.epoch());
         for waker in round.alarms.drain(..) {
@@ -146,7 +146,7 @@ async fn keep(shared: &Arc<Shared>) {
                     }
                 }
                 // Prolonged by its user since the round was taken.
-                None => shared.look_again(lease.request.id, now),
+                None => shared.recheck_at(lease.request.id, now),
             }
         }
         for batch in round.renew.drain(..) {
@@ -178,7 +178,7 @@ async fn keep(shared: &Arc<Shared>) {
                 let nap = shared.clock.time_to(next).min(LONGEST_NAP);
                 tokio::select! {
                     () = due_changed => {}
-                    () = turned => {}
+                    () = advanced => {}
                     () = tokio::time::sleep(nap) => {}
                 }
             }

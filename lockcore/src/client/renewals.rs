@@ -85,12 +85,12 @@ impl Shared {
     }
 
     /// Has the keeper renew a lease that is held or kept at once, also if it is being renewed already.
-    pub(crate) fn renew_soon(&self, id: Id) {
+    pub(crate) fn recheck_now(&self, id: Id) {
         let mut table = self.table();
         match table.leases.get_mut(&id) {
             Some(tracked) if !matches!(tracked.stage, Stage::Held | Stage::Kept { .. }) => {}
-            Some(tracked) if tracked.renewing => tracked.ask_again(),
-            Some(_) => self.look_again_at(&mut table, id, self.clock.now()),
+            Some(tracked) if tracked.is_renewing() => tracked.outdate(),
+            Some(_) => self.set_recheck(&mut table, id, self.clock.now()),
             None => {}
         }
     }

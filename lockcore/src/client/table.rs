@@ -63,17 +63,14 @@ pub(crate) struct Tracked {
     pub(crate) lease: Arc<Lease>,
     pub(crate) due: Option<Instant>,
     pub(crate) stage: Stage,
-    /// A renewal is under way; its answer sets the next due time.
-    pub(crate) renewing: bool,
-    /// Its place in [`Table::wanted`].
-    wanted: Option<Instant>,
+    pub(crate) renewal: RenewalStage,
     /// The [epoch](super::shared::Shared::epoch) in which it was last asked after. If that is over
     /// when the answer arrives, the answer may be older than the gap: it is asked after again.
     asked: u64,
     /// It is asked for, and a task that is polled has its answer by then.
     pub(crate) answer_by: Option<Instant>,
     /// It waits, and is to be looked at then at the latest, whatever the answer that is under way says.
-    pub(crate) look_by: Option<Instant>,
+    pub(crate) recheck_by: Option<Instant>,
 }
 
 impl Tracked {
@@ -82,12 +79,15 @@ impl Tracked {
             lease: Arc::clone(lease),
             due: None,
             stage: Stage::Asked,
-            renewing: false,
-            wanted: None,
+            renewal: RenewalStage::Idle,
             asked: epoch,
             answer_by: None,
-            look_by: None,
+            recheck_by: None,
         }
+    }
+
+    pub(crate) fn is_renewing(&self) -> bool {
+        self.renewal == RenewalStage::UnderWay
     }
 
     /// Whether it was asked after since a gap.
@@ -96,7 +96,7 @@ impl Tracked {
     }
 
     /// The answer that is under way may be older than what is asked now: it is asked after again.
-    pub(crate) fn ask_again(&mut self) {
+    pub(crate) fn outdate(&mut self) {
         self.asked = 0;
     }
 
@@ -130,6 +130,17 @@ impl Tracked {
             _ => deadline,
         }
     }
+}
+
+/// How far the next renewal of a ticket has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RenewalStage {
+    /// Not due yet, or not to be.
+    Idle,
+    /// Due, and waiting to be sent. The time is its place in [`Table::wanted`].
+    Queued(Instant),
+    /// Sent. Its answer sets the next due time.
+    UnderWay,
 }
 
 /// How far a ticket has come.
@@ -232,7 +243,7 @@ impl Table {
             && due <= now
         {
             self.due.remove(&(due, id));
-            self.look_at(id, now, &mut round);
+            self.check(id, now, &mut round);
         }
         self.sweep_on(epoch);
         self.begin_renewals(now, epoch, &mut round);
@@ -258,7 +269,7 @@ impl Table {
         round
     }
 
-    fn look_at(&mut self, id: Id, now: Instant, round: &mut Round) {
+    fn check(&mut self, id: Id, now: Instant, round: &mut Round) {
         let Some(tracked) = self.leases.get_mut(&id) else {
             return;
         };
@@ -300,11 +311,10 @@ impl Table {
     fn want(&mut self, id: Id) {
         if let Some(tracked) = self.leases.get_mut(&id)
             && tracked.wants_renewal()
-            && !tracked.renewing
-            && tracked.wanted.is_none()
+            && tracked.renewal == RenewalStage::Idle
         {
             let deadline = tracked.lease.deadline();
-            tracked.wanted = Some(deadline);
+            tracked.renewal = RenewalStage::Queued(deadline);
             let class = class(&tracked.lease);
             let wanted = self.wanted.entry(class).or_default();
             wanted.insert((deadline, id));
@@ -356,7 +366,7 @@ impl Table {
                 && let Some((_, id)) = self.wanted.get_mut(&class).and_then(BTreeSet::pop_first)
             {
                 if let Some(tracked) = self.leases.get_mut(&id) {
-                    tracked.wanted = None;
+                    tracked.renewal = RenewalStage::Idle;
                 }
                 batch.extend(self.begin_renewal(id, now, epoch));
             }
@@ -371,10 +381,10 @@ impl Table {
     fn begin_renewal(&mut self, id: Id, now: Instant, epoch: u64) -> Option<Arc<Lease>> {
         let tracked = self.leases.get_mut(&id)?;
         // It may have run out, or be on its way back, since it was queued.
-        if tracked.lease.deadline() <= now || tracked.renewing || !tracked.wants_renewal() {
+        if tracked.lease.deadline() <= now || tracked.is_renewing() || !tracked.wants_renewal() {
             return None;
         }
-        tracked.renewing = true;
+        tracked.renewal = RenewalStage::UnderWay;
         tracked.asked = epoch;
         Some(Arc::clone(&tracked.lease))
     }
@@ -390,7 +400,7 @@ impl Table {
             .filter(|(due, id)| {
                 self.leases.get(id).is_some_and(|tracked| {
                     let near = now.after(tracked.lease.request.ttl / 10);
-                    let free = !tracked.renewing && tracked.wanted.is_none();
+                    let free = tracked.renewal == RenewalStage::Idle;
                     let same = class(&tracked.lease) == of;
                     free && same && *due <= near && *due < tracked.end()
                 })
@@ -403,7 +413,7 @@ impl Table {
             };
             batch.push(lease);
             let end = self.leases.get(&id).map(Tracked::end);
-            self.look_again_at(id, end.unwrap_or(now));
+            self.set_recheck(id, end.unwrap_or(now));
         }
     }
 
@@ -415,7 +425,7 @@ impl Table {
 
     /// Sets when a lease is looked at next: at `due`, or at its end if that comes first. Returns
     /// which.
-    pub(crate) fn look_again_at(&mut self, id: Id, due: Instant) -> Instant {
+    pub(crate) fn set_recheck(&mut self, id: Id, due: Instant) -> Instant {
         let Some(tracked) = self.leases.get_mut(&id) else {
             return Instant::FAR_FUTURE;
         };
@@ -434,7 +444,7 @@ impl Table {
         if let Some(due) = tracked.due {
             self.due.remove(&(due, id));
         }
-        if let Some(deadline) = tracked.wanted
+        if let RenewalStage::Queued(deadline) = tracked.renewal
             && let Some(wanted) = self.wanted.get_mut(&class(&tracked.lease))
         {
             wanted.remove(&(deadline, id));
@@ -461,7 +471,7 @@ impl Table {
         tracked.stage = Stage::Kept { until };
         // As before, a renewal or the end of one; only the new end may come sooner.
         let due = tracked.due.unwrap_or(until);
-        self.look_again_at(id, due)
+        self.set_recheck(id, due)
     }
 
     /// Nobody will give back what is kept: it becomes something to clean up, in such a way that it
@@ -558,7 +568,7 @@ mod tests {
             };
             let id = lease.request.id;
             table.leases.insert(id, tracked);
-            table.look_again_at(id, at(103));
+            table.set_recheck(id, at(103));
             lease
         });
         held.collect()
@@ -617,8 +627,8 @@ mod tests {
                 asked.extend(batch.iter().map(|lease| lease.request.id));
                 for lease in batch {
                     let tracked = table.leases.get_mut(&lease.request.id).unwrap();
-                    tracked.renewing = false;
-                    table.look_again_at(lease.request.id, at(104));
+                    tracked.renewal = RenewalStage::Idle;
+                    table.set_recheck(lease.request.id, at(104));
                 }
                 table.renewed();
             }
@@ -642,7 +652,7 @@ mod tests {
             ..Tracked::new(&lease, EPOCH)
         };
         table.leases.insert(id, tracked);
-        table.look_again_at(id, at(103));
+        table.set_recheck(id, at(103));
 
         table.leave(id);
 

@@ -9,7 +9,7 @@ use super::events::Event;
 use super::lease::tests::lease;
 use super::settings::Settings;
 use super::shared::{Sent, Shared};
-use super::table::Stage;
+use super::table::{RenewalStage, Stage};
 use super::tickets::LEAST_RECHECK;
 use crate::backend::Renewed;
 use crate::backend::memory::Memory;
@@ -118,7 +118,7 @@ async fn who_waits_asks_again_when_it_is_told_to_and_not_without_end() {
     for stage in [Stage::Asked, Stage::Waiting] {
         let due = || shared.table().leases.get(&id).and_then(|lease| lease.due);
         shared.entrust(id, stage, in_line);
-        shared.table().leases.get_mut(&id).expect("there").renewing = true;
+        shared.table().leases.get_mut(&id).expect("there").renewal = RenewalStage::UnderWay;
         shared.recheck(id, soon);
         shared.recheck(id, Duration::ZERO);
         shared.recheck(id, soon);

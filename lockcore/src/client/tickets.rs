@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::lease::Lease;
 use super::shared::Shared;
-use super::table::{Cleanup, Phase, Stage, Table, Tracked};
+use super::table::{Cleanup, Phase, RenewalStage, Stage, Table, Tracked};
 use crate::backend::Wake;
 use crate::clock::Instant;
 use crate::error::Error;
@@ -57,8 +57,8 @@ impl Shared {
             return false;
         };
         tracked.stage = stage;
-        let due = tracked.look_by.take().map_or(due, |by| due.min(by));
-        self.look_again_at(&mut table, id, due);
+        let due = tracked.recheck_by.take().map_or(due, |by| due.min(by));
+        self.set_recheck(&mut table, id, due);
         true
     }
 
@@ -83,7 +83,7 @@ impl Shared {
         } else {
             Instant::FAR_FUTURE // the keeper only watches the deadline
         };
-        self.look_again_at(&mut table, id, due);
+        self.set_recheck(&mut table, id, due);
         true
     }
 
@@ -96,7 +96,7 @@ impl Shared {
             if let Some(tracked) = table.leases.get_mut(&id) {
                 tracked.answer_by = Some(by);
             }
-            self.look_again_at(&mut table, id, by);
+            self.set_recheck(&mut table, id, by);
         }
     }
 
@@ -134,23 +134,25 @@ impl Shared {
     pub(crate) fn renewal_over(&self, id: Id, due: Instant) {
         let mut table = self.table();
         if let Some(tracked) = table.leases.get_mut(&id) {
-            tracked.renewing = false;
+            if tracked.is_renewing() {
+                tracked.renewal = RenewalStage::Idle;
+            }
             let due = match tracked.was_asked_in(self.epoch()) {
                 true => due,
                 false => self.clock.now(),
             };
-            let due = tracked.look_by.take().map_or(due, |by| due.min(by));
-            self.look_again_at(&mut table, id, due);
+            let due = tracked.recheck_by.take().map_or(due, |by| due.min(by));
+            self.set_recheck(&mut table, id, due);
         }
     }
 
     /// Has the keeper look at a lease at a time.
-    pub(crate) fn look_again(&self, id: Id, due: Instant) {
-        self.look_again_at(&mut self.table(), id, due);
+    pub(crate) fn recheck_at(&self, id: Id, due: Instant) {
+        self.set_recheck(&mut self.table(), id, due);
     }
 
-    pub(super) fn look_again_at(&self, table: &mut Table, id: Id, due: Instant) {
-        let due = table.look_again_at(id, due);
+    pub(super) fn set_recheck(&self, table: &mut Table, id: Id, due: Instant) {
+        let due = table.set_recheck(id, due);
         self.wake_keeper_at(table, due);
     }
 
@@ -162,14 +164,14 @@ impl Shared {
             // The answer that is on its way, to its enqueue or a renewal, may not know of this.
             Some(tracked)
                 if tracked.stage == Stage::Asked
-                    || tracked.stage == Stage::Waiting && tracked.renewing =>
+                    || tracked.stage == Stage::Waiting && tracked.is_renewing() =>
             {
-                let by = tracked.look_by.map_or(due, |before| before.min(due));
-                tracked.look_by = Some(by);
+                let by = tracked.recheck_by.map_or(due, |before| before.min(due));
+                tracked.recheck_by = Some(by);
             }
             Some(tracked) if tracked.stage != Stage::Waiting => {}
             Some(tracked) if tracked.due.is_some_and(|before| before <= due) => {}
-            Some(_) => self.look_again_at(&mut table, id, due),
+            Some(_) => self.set_recheck(&mut table, id, due),
             None => {}
         }
     }

@@ -32,7 +32,7 @@ impl Drop for Shrinking<'_> {
     fn drop(&mut self) {
         let lease = self.0.lease();
         if lease.is_shrinking() {
-            self.0.shared().renew_soon(lease.request.id);
+            self.0.shared().recheck_now(lease.request.id);
         }
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use humantime::format_duration;
 
 use super::departing::{Departing, Shrinking};
-use super::lifecycle::{End, Guard, Held, Source};
+use super::lifecycle::{End, Guard, Held, Origin};
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::request::FULL;
 
@@ -320,10 +320,10 @@ impl Guard {
                 }
                 false
             }
-            End::GiveBack(Source::Ticket { .. }) => true,
-            End::GiveBack(Source::Share(share)) => share.leave(),
-            End::GiveBack(Source::Outer(outer, turn)) => {
-                drop(turn);
+            End::GiveBack(Origin::Ticket { .. }) => true,
+            End::GiveBack(Origin::Share(share)) => share.leave(),
+            End::GiveBack(Origin::Outer(outer, inner)) => {
+                drop(inner);
                 // Boxed, or this future would contain itself.
                 return Box::pin(outer.release()).await;
             }

@@ -45,26 +45,26 @@ pub(super) struct Hold {
     /// A guard has ended that had lost the lock.
     pub(super) ended_lost: AtomicBool,
     /// `None` once it has been given back.
-    pub(super) source: Mutex<Option<Source>>,
+    pub(super) origin: Mutex<Option<Origin>>,
     /// Made by the first inner hold; as many permits as the lock has.
-    pub(super) turns: OnceLock<Arc<Semaphore>>,
+    pub(super) inner_permits: OnceLock<Arc<Semaphore>>,
 }
 
 /// Where a hold comes from, and so what its end means.
-pub(super) enum Source {
+pub(super) enum Origin {
     /// A ticket of its own, which is not given back before a time (`min_hold`).
     Ticket { keep_until: Instant },
     /// A ticket that others in this process may use after it, or with it.
     Share(Share),
     /// Another hold of the same lock, whose scope this was taken in.
-    Outer(Guard, Option<Turn>),
+    Outer(Guard, Option<InnerPermits>),
 }
 
 /// What an exclusive inner hold takes, a shared one taking 1: fewer than tokio allows anywhere.
-pub(crate) const TURNS: u32 = 1 << 28;
+pub(crate) const INNER_PERMITS: u32 = 1 << 28;
 
 /// Inner holds that exclude each other have one at a time.
-pub(crate) type Turn = OwnedSemaphorePermit;
+pub(crate) type InnerPermits = OwnedSemaphorePermit;
 
 /// A held lock. Dropping it hands the release to the client's keeper thread, which also works
 /// outside a runtime, during a panic and while a runtime shuts down; [`release`](Self::release)
@@ -95,7 +95,7 @@ pub(super) enum End {
     Nothing,
     /// Those read, and the store does not know yet.
     Shrink,
-    GiveBack(Source),
+    GiveBack(Origin),
 }
 
 impl Held {
@@ -172,9 +172,9 @@ impl Held {
     }
 
     /// What inner holds wait for before they begin.
-    pub(crate) fn turns(&self) -> Arc<Semaphore> {
-        let all = || Arc::new(Semaphore::new(TURNS as usize));
-        Arc::clone(self.0.turns.get_or_init(all))
+    pub(crate) fn inner_permits(&self) -> Arc<Semaphore> {
+        let all = || Arc::new(Semaphore::new(INNER_PERMITS as usize));
+        Arc::clone(self.0.inner_permits.get_or_init(all))
     }
 
     pub(crate) fn on_lost(&self) -> OnLost {
@@ -195,28 +195,28 @@ impl Held {
         let mut held = self.clone();
         loop {
             let hold = &held.0;
-            let mut source = hold.source.lock().unwrap_or_else(PoisonError::into_inner);
-            let (outer, turn) = match &mut *source {
+            let mut origin = hold.origin.lock().unwrap_or_else(PoisonError::into_inner);
+            let (outer, inner) = match &mut *origin {
                 // The last reader has ended meanwhile.
                 None => return,
-                Some(Source::Ticket { .. } | Source::Share(_)) => {
+                Some(Origin::Ticket { .. } | Origin::Share(_)) => {
                     // Under the mutex: whoever is given the ticket after this finds that it is no writer's.
                     hold.lease.shrink();
-                    drop(source);
+                    drop(origin);
                     return hold.client.lanes.mode_changed(&hold.lease);
                 }
-                Some(Source::Outer(outer, turn)) => {
+                Some(Origin::Outer(outer, inner)) => {
                     // Readers of the hold around need not wait for it any more.
-                    let rest = turn
+                    let rest = inner
                         .as_mut()
-                        .and_then(|turn| turn.split(TURNS as usize - 1));
+                        .and_then(|inner| inner.split(INNER_PERMITS as usize - 1));
                     outer.writes = false;
                     let last = outer.0.guards.one_writer_less();
                     (last.then(|| outer.held()), rest)
                 }
             };
-            drop(source);
-            drop(turn); // runs wakers
+            drop(origin);
+            drop(inner); // runs wakers
             match outer {
                 Some(outer) => held = outer,
                 None => return,
@@ -239,7 +239,7 @@ impl Guard {
         let token = FencingToken::of_ticket(lease.ticket(), 0);
         // What is given back before it was used is given back at once.
         let keep_until = Instant::from_nanos(0);
-        Self::new(lease, token, Source::Ticket { keep_until }, spec)
+        Self::new(lease, token, Origin::Ticket { keep_until }, spec)
     }
 
     /// When the lock was granted, which its task may have heard of later.
@@ -252,8 +252,8 @@ impl Guard {
     /// another's too.
     pub(crate) fn begin(&self, since: Instant, min_hold: Duration, max_hold: Option<Duration>) {
         let (hold, shared) = (&self.held.0, self.shared());
-        let mut source = hold.source.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(Source::Ticket { keep_until }) = &mut *source {
+        let mut origin = hold.origin.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(Origin::Ticket { keep_until }) = &mut *origin {
             *keep_until = since.after(min_hold);
             if let Some(limit) = max_hold {
                 hold.lease.end_at(since.after(limit));
@@ -266,19 +266,19 @@ impl Guard {
     pub(super) fn of_share(share: Share, spec: &Spec<'_>) -> Self {
         let lease = Arc::clone(share.lease());
         let token = FencingToken::of_ticket(lease.ticket(), share.hand_overs());
-        Self::new(lease, token, Source::Share(share), spec)
+        Self::new(lease, token, Origin::Share(share), spec)
     }
 
     /// Of a lock that `outer` holds already.
-    pub(crate) fn inside(outer: Guard, turn: Option<Turn>, spec: &Spec<'_>) -> Self {
+    pub(crate) fn inside(outer: Guard, inner: Option<InnerPermits>, spec: &Spec<'_>) -> Self {
         let (lease, token) = (Arc::clone(&outer.0.lease), outer.token());
-        Self::new(lease, token, Source::Outer(outer, turn), spec)
+        Self::new(lease, token, Origin::Outer(outer, inner), spec)
     }
 
     pub(super) fn new(
         lease: Arc<Lease>,
         token: FencingToken,
-        source: Source,
+        origin: Origin,
         spec: &Spec<'_>,
     ) -> Self {
         let writes = spec.is_exclusive();
@@ -294,8 +294,8 @@ impl Guard {
             label: spec.label,
             guards: Guards::new(writes),
             ended_lost: AtomicBool::new(false),
-            source: Mutex::new(Some(source)),
-            turns: OnceLock::new(),
+            origin: Mutex::new(Some(origin)),
+            inner_permits: OnceLock::new(),
         };
         Self {
             held: Held(Arc::new(hold)),
@@ -314,12 +314,12 @@ impl Guard {
     pub(super) fn disown(&mut self) {
         self.over = true;
         // A thread of the parent's that had it at the fork never gives it back.
-        let mut source = self.held.0.source.try_lock();
-        let source = source.as_deref_mut().ok().and_then(Option::take);
-        match source {
-            Some(Source::Share(share)) => share.disown(),
-            Some(Source::Outer(mut outer, _)) => outer.disown(),
-            Some(Source::Ticket { .. }) | None => {}
+        let mut origin = self.held.0.origin.try_lock();
+        let origin = origin.as_deref_mut().ok().and_then(Option::take);
+        match origin {
+            Some(Origin::Share(share)) => share.disown(),
+            Some(Origin::Outer(mut outer, _)) => outer.disown(),
+            Some(Origin::Ticket { .. }) | None => {}
         }
     }
 
@@ -346,16 +346,16 @@ impl Guard {
             }
             Left::Readers | Left::Others => return End::Nothing,
         }
-        let mut source = hold.source.lock().unwrap_or_else(PoisonError::into_inner);
-        let source = source.take();
-        if let Some(Source::Ticket { keep_until }) = source
+        let mut origin = hold.origin.lock().unwrap_or_else(PoisonError::into_inner);
+        let origin = origin.take();
+        if let Some(Origin::Ticket { keep_until }) = origin
             && lost.is_none()
             && now < keep_until
         {
             shared.keep(&hold.lease, keep_until);
             return End::Nothing;
         }
-        source.map_or(End::Nothing, End::GiveBack)
+        origin.map_or(End::Nothing, End::GiveBack)
     }
 }
 
@@ -376,18 +376,18 @@ impl Drop for Guard {
             return self.disown();
         }
         let now = self.shared().clock.now();
-        let source = match self.end(now) {
+        let origin = match self.end(now) {
             End::Nothing => return,
-            End::Shrink => return self.shared().renew_soon(self.lease().request.id),
-            End::GiveBack(source) => source,
+            End::Shrink => return self.shared().recheck_now(self.lease().request.id),
+            End::GiveBack(origin) => origin,
         };
         let held_for = self.held.held_for(now);
         tracing::debug!(lock = self.name(), token = %self.token(), held_for, "lock released in the background");
-        match source {
-            Source::Ticket { .. } => self.shared().clean_up(Cleanup::of_held(&self.held.0.lease)),
+        match origin {
+            Origin::Ticket { .. } => self.shared().clean_up(Cleanup::of_held(&self.held.0.lease)),
             // Their drops give back.
-            Source::Share(share) => drop(share),
-            Source::Outer(outer, turn) => drop((turn, outer)),
+            Origin::Share(share) => drop(share),
+            Origin::Outer(outer, inner) => drop((inner, outer)),
         }
     }
 }

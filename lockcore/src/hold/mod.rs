@@ -8,4 +8,4 @@ mod lifecycle;
 
 pub use guard::Release;
 pub use lifecycle::{Guard, Held};
-pub(crate) use lifecycle::{TURNS, Turn};
+pub(crate) use lifecycle::{INNER_PERMITS, InnerPermits};

@@ -9,8 +9,8 @@ use super::{
 };
 use crate::acquire::Grant;
 use crate::acquire::handle::Client;
-use crate::acquire::lanes::{Arrived, Baton, Errand, Lanes, Share, Waiting};
-use crate::acquire::pending::{Pending, Turn};
+use crate::acquire::lanes::{Arrived, Handover, Lanes, Leader, Share, Waiting};
+use crate::acquire::pending::{Pending, Progress};
 use crate::acquire::spec::Spec;
 use crate::backend::{Enqueued, Wake};
 use crate::client::lease::Lease;
@@ -58,17 +58,17 @@ impl Process {
     }
 
     /// Of the first who comes.
-    fn errand(&self, exclusive: bool) -> Errand {
+    fn leader(&self, exclusive: bool) -> Leader {
         match self.arrive(exclusive) {
-            Arrived::Given(Baton::Errand(errand)) => errand,
+            Arrived::Given(Handover::Leader(leader)) => leader,
             _ => panic!("there is somebody already"),
         }
     }
 
     /// Of the first who comes, with a ticket.
     fn holder(&self, exclusive: bool) -> Share {
-        let errand = self.errand(exclusive);
-        self.ask(errand, exclusive)
+        let leader = self.leader(exclusive);
+        self.ask(leader, exclusive)
     }
 
     fn waiter(&self, exclusive: bool) -> Waiting {
@@ -81,44 +81,44 @@ impl Process {
     /// As `acquire` does; `None` when the client is shut down.
     fn take(&self, exclusive: bool) -> Option<Share> {
         match self.arrive(exclusive) {
-            Arrived::Given(baton) => self.follow(baton, exclusive),
+            Arrived::Given(handover) => self.follow(handover, exclusive),
             Arrived::Waits(waiting) => self.follow(wait_for(waiting), exclusive),
-            Arrived::Busy(_) | Arrived::Crowded | Arrived::Stranger => {
+            Arrived::Busy(_) | Arrived::Crowded | Arrived::OwnTicket => {
                 panic!("who waits is not sent away")
             }
         }
     }
 
-    fn follow(&self, baton: impl Into<Option<Baton>>, exclusive: bool) -> Option<Share> {
+    fn follow(&self, handover: impl Into<Option<Handover>>, exclusive: bool) -> Option<Share> {
         // Unless the clock is turned by a ttl.
-        match baton.into().expect("nothing is taken back") {
-            Baton::Share(share) => Some(share),
-            Baton::Errand(mut errand) => Some(match errand.pending.take() {
-                None => self.ask(errand, exclusive),
+        match handover.into().expect("nothing is taken back") {
+            Handover::Share(share) => Some(share),
+            Handover::Leader(mut leader) => Some(match leader.pending.take() {
+                None => self.ask(leader, exclusive),
                 Some(mut pending) => {
-                    let turn = wait_for(pending.stand_in_line(Instant::FAR_FUTURE));
-                    assert_eq!(turn, Turn::Granted);
-                    granted(errand, pending)
+                    let progress = wait_for(pending.stand_in_line(Instant::FAR_FUTURE));
+                    assert_eq!(progress, Progress::Granted);
+                    granted(leader, pending)
                 }
             }),
-            Baton::Refused(error) => {
+            Handover::Refused(error) => {
                 assert_eq!(error.kind(), ErrorKind::Lost(LostReason::Shutdown));
                 None
             }
         }
     }
 
-    fn ask(&self, errand: Errand, exclusive: bool) -> Share {
+    fn ask(&self, leader: Leader, exclusive: bool) -> Share {
         let (mut pending, _) = self.pending(exclusive);
         let answer = Enqueued::Granted {
             ticket: TICKET,
             valid_for: TTL,
         };
         alone(&self.at_the_store, || {
-            let turn = pending.answered(answer, self.shared.sent_now());
-            assert_eq!(turn.unwrap(), Turn::Granted);
+            let progress = pending.answered(answer, self.shared.sent_now());
+            assert_eq!(progress.unwrap(), Progress::Granted);
         });
-        granted(errand, pending)
+        granted(leader, pending)
     }
 
     /// A place in the store's line.
@@ -129,8 +129,8 @@ impl Process {
             valid_for: TTL,
             recheck_in: None,
         };
-        let turn = pending.answered(answer, self.shared.sent_now());
-        assert_eq!(turn.unwrap(), Turn::Waits);
+        let progress = pending.answered(answer, self.shared.sent_now());
+        assert_eq!(progress.unwrap(), Progress::Waiting);
         (pending, Wake { id, ticket: TICKET })
     }
 
@@ -187,9 +187,9 @@ impl Process {
     }
 }
 
-fn granted(errand: Errand, pending: Pending) -> Share {
+fn granted(leader: Leader, pending: Pending) -> Share {
     let lease = pending.into_lease().expect("it was collected in time");
-    errand.granted(lease).expect("the errand was not late")
+    leader.granted(lease).expect("the leader was not late")
 }
 
 fn alone(users: &AtomicU32, work: impl FnOnce()) {
@@ -225,7 +225,7 @@ impl Bell {
                 // A step that loom puts between those in which others look at the lease.
                 let now = shared.clock.now();
                 lease.extend(now, TTL, now).unwrap();
-                shared.clock.turn(BOUND);
+                shared.clock.advance(BOUND);
                 loop {
                     process.keep();
                     if over.load(Ordering::Acquire) {
@@ -276,8 +276,8 @@ fn a_ticket_offered_to_who_goes_is_passed_on() {
         let (goes, stays) = (process.waiter(WRITES), process.waiter(WRITES));
         let going = spawn(move || drop(goes));
         let staying = thread!(process, {
-            let baton = wait_for(stays);
-            process.use_alone(process.follow(baton, WRITES).unwrap());
+            let handover = wait_for(stays);
+            process.use_alone(process.follow(handover, WRITES).unwrap());
         });
         process.use_alone(holder);
         going.join().unwrap();
@@ -318,28 +318,28 @@ fn a_release_leaves_a_ticket_with_its_heir_or_to_the_caller() {
 }
 
 #[test]
-fn an_errand_offered_to_who_goes_is_passed_on() {
+fn leadership_offered_to_a_waiter_that_goes_is_passed_on() {
     model(|process| {
-        let errand = process.errand(WRITES);
+        let leader = process.leader(WRITES);
         let (goes, stays) = (process.waiter(WRITES), process.waiter(WRITES));
         let going = spawn(move || drop(goes));
         let staying = thread!(process, {
-            let baton = wait_for(stays);
-            process.use_alone(process.follow(baton, WRITES).unwrap());
+            let handover = wait_for(stays);
+            process.use_alone(process.follow(handover, WRITES).unwrap());
         });
-        drop(errand);
+        drop(leader);
         going.join().unwrap();
         staying.join().unwrap();
     });
 }
 
 #[test]
-fn an_errand_offered_to_the_last_who_goes_ends() {
+fn leadership_offered_to_the_last_waiter_that_goes_ends() {
     model(|process| {
-        let errand = process.errand(WRITES);
+        let leader = process.leader(WRITES);
         let waiters = [process.waiter(WRITES), process.waiter(WRITES)];
         let going = waiters.map(|waiter| spawn(move || drop(waiter)));
-        drop(errand);
+        drop(leader);
         for going in going {
             going.join().unwrap();
         }
@@ -347,13 +347,13 @@ fn an_errand_offered_to_the_last_who_goes_ends() {
 }
 
 #[test]
-fn nobody_is_forgotten_who_comes_when_an_errand_ends() {
+fn a_task_that_comes_when_a_leader_ends_is_not_forgotten() {
     model(|process| {
-        let errand = process.errand(WRITES);
+        let leader = process.leader(WRITES);
         let goes = process.waiter(WRITES);
         let going = spawn(move || drop(goes));
         let coming = thread!(process, process.use_alone(process.take(WRITES).unwrap()));
-        drop(errand);
+        drop(leader);
         going.join().unwrap();
         coming.join().unwrap();
     });
@@ -362,20 +362,20 @@ fn nobody_is_forgotten_who_comes_when_an_errand_ends() {
 #[test]
 fn a_place_at_the_store_is_inherited_by_who_stays() {
     model(|process| {
-        let mut errand = process.errand(WRITES);
+        let mut leader = process.leader(WRITES);
         let (place, wake) = process.place(WRITES);
-        errand.pending = Some(place);
+        leader.pending = Some(place);
         let (goes, stays) = (process.waiter(WRITES), process.waiter(WRITES));
         let going = spawn(move || drop(goes));
         let staying = thread!(process, {
-            let baton = wait_for(stays);
-            process.use_alone(process.follow(baton, WRITES).unwrap());
+            let handover = wait_for(stays);
+            process.use_alone(process.follow(handover, WRITES).unwrap());
         });
         let store = thread!(process, process.shared.granted(wake));
         // He stood in line himself, and gives up.
-        let place = errand.pending.as_mut().unwrap();
+        let place = leader.pending.as_mut().unwrap();
         let _ = poll_once(place.stand_in_line(Instant::FAR_FUTURE));
-        drop(errand);
+        drop(leader);
         for thread in [going, staying, store] {
             thread.join().unwrap();
         }
@@ -386,13 +386,13 @@ fn a_place_at_the_store_is_inherited_by_who_stays() {
 #[test]
 fn a_place_at_the_store_without_an_heir_is_given_up() {
     model(|process| {
-        let mut errand = process.errand(WRITES);
+        let mut leader = process.leader(WRITES);
         let (place, wake) = process.place(WRITES);
-        errand.pending = Some(place);
+        leader.pending = Some(place);
         let goes = process.waiter(WRITES);
         let going = spawn(move || drop(goes));
         let store = thread!(process, process.shared.granted(wake));
-        drop(errand);
+        drop(leader);
         going.join().unwrap();
         store.join().unwrap();
     });
@@ -401,15 +401,15 @@ fn a_place_at_the_store_without_an_heir_is_given_up() {
 #[test]
 fn who_cannot_use_the_place_takes_one_of_his_own() {
     model(|process| {
-        let mut errand = process.errand(READS);
-        errand.pending = Some(process.place(READS).0);
+        let mut leader = process.leader(READS);
+        leader.pending = Some(process.place(READS).0);
         let (goes, stays) = (process.waiter(READS), process.waiter(WRITES));
         let going = spawn(move || drop(goes));
         let staying = thread!(process, {
-            let baton = wait_for(stays);
-            process.use_alone(process.follow(baton, WRITES).unwrap());
+            let handover = wait_for(stays);
+            process.use_alone(process.follow(handover, WRITES).unwrap());
         });
-        drop(errand);
+        drop(leader);
         going.join().unwrap();
         staying.join().unwrap();
     });
@@ -432,11 +432,11 @@ fn the_last_of_two_readers_releases_their_ticket() {
 fn a_ticket_offered_to_a_reader_who_goes_while_the_last_leaves_is_released() {
     model(|process| {
         let holder = process.holder(READS);
-        let errand = process.errand(WRITES);
+        let leader = process.leader(WRITES);
         let goes = process.waiter(READS);
         let going = spawn(move || drop(goes));
         let leaving = spawn(move || drop(holder));
-        drop(errand);
+        drop(leader);
         going.join().unwrap();
         leaving.join().unwrap();
     });
@@ -458,17 +458,17 @@ fn of_two_writers_behind_a_reader_one_is_at_the_store() {
 #[test]
 fn readers_are_let_in_together_and_the_writer_behind_them_alone() {
     model(|process| {
-        let errand = process.errand(READS);
+        let leader = process.leader(READS);
         let (reads, writes) = (process.waiter(READS), process.waiter(WRITES));
         let reading = thread!(process, {
-            let baton = wait_for(reads);
-            drop(process.follow(baton, READS).unwrap());
+            let handover = wait_for(reads);
+            drop(process.follow(handover, READS).unwrap());
         });
         let writing = thread!(process, {
-            let baton = wait_for(writes);
-            process.use_ticket(process.follow(baton, WRITES).unwrap());
+            let handover = wait_for(writes);
+            process.use_ticket(process.follow(handover, WRITES).unwrap());
         });
-        let share = process.ask(errand, READS);
+        let share = process.ask(leader, READS);
         reading.join().unwrap();
         drop(share);
         writing.join().unwrap();
@@ -487,8 +487,8 @@ fn a_loss_sends_who_waits_to_the_store_and_the_lost_ticket_is_released_by_its_us
         });
         let going = spawn(move || drop(goes));
         let staying = thread!(process, {
-            let baton = wait_for(stays);
-            process.use_ticket(process.follow(baton, WRITES).unwrap());
+            let handover = wait_for(stays);
+            process.use_ticket(process.follow(handover, WRITES).unwrap());
         });
         process.use_ticket(holder);
         for thread in [losing, going, staying] {
@@ -504,8 +504,8 @@ fn at_the_bound_who_waits_is_sent_to_the_store() {
         let waits = process.waiter(WRITES);
         let bell = Bell::at_the_bound(process, &holder);
         let waiting = thread!(process, {
-            let baton = wait_for(waits);
-            process.use_ticket(process.follow(baton, WRITES).unwrap());
+            let handover = wait_for(waits);
+            process.use_ticket(process.follow(handover, WRITES).unwrap());
         });
         process.use_ticket(holder);
         waiting.join().unwrap();
@@ -546,8 +546,8 @@ fn a_shutdown_sends_everybody_away_and_leaves_the_holder_alone() {
         let holder = process.holder(WRITES);
         let waits = process.waiter(WRITES);
         let waiting = thread!(process, {
-            let baton = wait_for(waits);
-            if let Some(share) = process.follow(baton, WRITES) {
+            let handover = wait_for(waits);
+            if let Some(share) = process.follow(handover, WRITES) {
                 process.use_alone(share);
             }
         });
@@ -582,19 +582,19 @@ fn who_waits_during_a_shutdown_need_not_wait_for_the_holder() {
 }
 
 #[test]
-fn an_errand_that_ends_in_a_shutdown_leaves_nothing() {
+fn a_leader_that_ends_in_a_shutdown_leaves_nothing() {
     model(|process| {
-        let errand = process.errand(WRITES);
+        let leader = process.leader(WRITES);
         let (goes, stays) = (process.waiter(WRITES), process.waiter(WRITES));
         let going = spawn(move || drop(goes));
         let staying = thread!(process, {
-            let baton = wait_for(stays);
-            if let Some(share) = process.follow(baton, WRITES) {
+            let handover = wait_for(stays);
+            if let Some(share) = process.follow(handover, WRITES) {
                 process.use_alone(share);
             }
         });
         let closing = thread!(process, Arc::clone(&process.lanes).close());
-        drop(errand);
+        drop(leader);
         for thread in [going, staying, closing] {
             thread.join().unwrap();
         }
@@ -604,14 +604,14 @@ fn an_errand_that_ends_in_a_shutdown_leaves_nothing() {
 #[test]
 fn when_the_store_fails_somebody_tries_again() {
     model(|process| {
-        let errand = process.errand(WRITES);
+        let leader = process.leader(WRITES);
         let (goes, stays) = (process.waiter(WRITES), process.waiter(WRITES));
         let going = spawn(move || drop(goes));
         let staying = thread!(process, {
-            let baton = wait_for(stays);
-            process.use_alone(process.follow(baton, WRITES).unwrap());
+            let handover = wait_for(stays);
+            process.use_alone(process.follow(handover, WRITES).unwrap());
         });
-        errand.failed(&Error::unavailable("down"));
+        leader.failed(&Error::unavailable("down"));
         going.join().unwrap();
         staying.join().unwrap();
     });

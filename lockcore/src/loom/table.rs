@@ -8,7 +8,7 @@ use super::{TTL, Thread, client, in_every_order, name, poll_once, request, spawn
 use crate::acquire::Grant;
 use crate::acquire::handle::Client;
 use crate::acquire::lanes::Lanes;
-use crate::acquire::pending::{Pending, Turn};
+use crate::acquire::pending::{Pending, Progress};
 use crate::acquire::spec::Spec;
 use crate::backend::{Enqueued, Renewed};
 use crate::client::lease::Lease;
@@ -29,8 +29,8 @@ const RENEWED: Renewed = Renewed::Granted { valid_for: TTL };
 /// A ticket that the store has granted, not in anybody's hands.
 fn granted(shared: &Arc<Shared>) -> Arc<Lease> {
     let mut pending = asked(shared);
-    let turn = pending.answered(GRANTED, shared.sent_now());
-    assert_eq!(turn.unwrap(), Turn::Granted);
+    let progress = pending.answered(GRANTED, shared.sent_now());
+    assert_eq!(progress.unwrap(), Progress::Granted);
     pending.into_lease().expect("it was collected in time")
 }
 
@@ -215,7 +215,7 @@ fn a_renewal_that_was_too_late_and_the_guard_leave_nothing_open() {
         let id = lease.request.id;
         let guard = guard(&client, Arc::clone(&lease));
         let sent = shared.sent_now();
-        shared.clock.turn(TTL);
+        shared.clock.advance(TTL);
         let keeper = Keeper::start(&shared);
         let renewing = spawn({
             let (shared, client) = (Arc::clone(&shared), Arc::clone(&client));
@@ -254,8 +254,8 @@ fn who_asks_during_a_shutdown_is_refused_or_lost_and_leaves_nothing() {
                         return None;
                     }
                 };
-                let turn = pending.answered(GRANTED, shared.sent_now());
-                if turn.unwrap() == Turn::Granted
+                let progress = pending.answered(GRANTED, shared.sent_now());
+                if progress.unwrap() == Progress::Granted
                     && let Ok(lease) = pending.into_lease()
                 {
                     drop(guard(&client, lease));
@@ -293,9 +293,9 @@ fn a_ticket_that_waits_during_a_shutdown_is_lost() {
                     valid_for: TTL,
                     recheck_in: None,
                 };
-                if pending.answered(answer, shared.sent_now()).unwrap() == Turn::Waits {
-                    let turn = wait_for(pending.stand_in_line(Instant::FAR_FUTURE));
-                    assert_eq!(turn, Turn::PlaceLost);
+                if pending.answered(answer, shared.sent_now()).unwrap() == Progress::Waiting {
+                    let progress = wait_for(pending.stand_in_line(Instant::FAR_FUTURE));
+                    assert_eq!(progress, Progress::Lost);
                 }
                 Some(())
             }
@@ -385,7 +385,7 @@ fn who_waits_for_a_time_is_woken_at_it() {
                     }
                     match round.next {
                         // Sleeps.
-                        Some(next) => shared.clock.turn(now.until(next)),
+                        Some(next) => shared.clock.advance(now.until(next)),
                         None => wait_for(shared.due_changed.notified()),
                     }
                 }

@@ -1,6 +1,6 @@
 //! A store for tests of code that uses locks: what does it do when its lock is lost, or not to be had?
 //!
-//! [`Store`] is the memory store with a clock that a test turns and with faults that it asks for. The
+//! [`Store`] is the memory store with a clock that a test advances and with faults that it asks for. The
 //! client in front of it is the real one: it renews, retries, reconnects, gives up and cleans up as it
 //! would in front of a server. Together with [`with_default`](crate::with_default) it serves code that
 //! uses the process-wide default, as annotated functions do.
@@ -211,7 +211,7 @@ impl Default for Store {
 }
 
 /// To speak with it directly, or to put it into a store of your own. A client from
-/// [`Locks::with_backend`] has a clock that this one's turns do not reach.
+/// [`Locks::with_backend`] has a clock that advances of this one do not reach.
 impl Backend for Store {
     fn capability(&self) -> Capability {
         Capability::new()
@@ -238,7 +238,7 @@ impl Clock {
     /// it, and a lease whose end lies in between is lost, renewals or not. By a third of a ttl at a time,
     /// renewals keep up.
     pub fn advance(&self, by: Duration) {
-        self.0.turn(by);
+        self.0.advance(by);
     }
 
     /// From now on the clock moves by [`advance`](Self::advance) alone, for tests that depend on exact

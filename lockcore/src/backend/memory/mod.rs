@@ -18,7 +18,7 @@ use crate::clock::{Clock, Instant};
 use crate::error::Error;
 use crate::hash::Prehashed;
 use crate::name::Name;
-use crate::queue::{NoTicket, Queue};
+use crate::queue::{self, NoTicket, Queue};
 use crate::request::{Id, Request};
 use crate::tls::Tls;
 
@@ -289,23 +289,24 @@ impl Store {
         let Some(queue) = names.queues.get(name) else {
             return Vec::new();
         };
-        // Whom the expired have made room for holds, whether or not somebody has noticed yet.
-        let mut older = 0u64;
-        queue
-            .tickets()
-            .filter(|(ticket, _)| ticket.expires_at > now.as_nanos())
-            .map(|(ticket, _)| {
-                older += u64::from(ticket.permits);
-                Place::new(
-                    ticket.number,
-                    older <= u64::from(ticket.capacity),
-                    ticket.permits,
-                    ticket.capacity,
-                    now.until(Instant::from_nanos(ticket.expires_at)),
-                    ticket.payload.owner.to_string(),
-                )
-            })
-            .collect()
+        // The expired hold nothing, whether or not anybody has noticed yet.
+        let tickets = queue.tickets().map(|(ticket, _)| ticket);
+        let live: Vec<_> = tickets
+            .filter(|ticket| ticket.expires_at > now.as_nanos())
+            .collect();
+        let shares = live.iter().map(|ticket| (ticket.permits, ticket.capacity));
+        let granted = queue::granted(shares);
+        let places = live.iter().enumerate().map(|(at, ticket)| {
+            Place::new(
+                ticket.number,
+                at < granted,
+                ticket.permits,
+                ticket.capacity,
+                now.until(Instant::from_nanos(ticket.expires_at)),
+                ticket.payload.owner.to_string(),
+            )
+        });
+        places.collect()
     }
 
     /// Forgets everything, as a server that restarts without its data.

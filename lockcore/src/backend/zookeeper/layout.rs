@@ -5,6 +5,7 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use crate::name::Name;
+use crate::queue;
 use crate::request::{Id, Request};
 
 /// In every path. Versions of the library that write differently have another number here, and so
@@ -155,21 +156,13 @@ pub(super) fn clients<'a>(line: impl IntoIterator<Item = &'a Ticket>) -> usize {
     clients.len()
 }
 
-/// The rule: how many of the oldest hold.
-///
-/// Tickets that disagree about the capacity never hold together: the later one is being withdrawn
-/// by its own client, and until it is, nobody behind it is let in.
+/// How many of the oldest hold. A ticket of another capacity is being withdrawn by its own client; until it is, no
+/// ticket behind it holds.
 pub(super) fn holders<'a>(line: impl IntoIterator<Item = &'a Ticket>) -> usize {
-    let mut line = line.into_iter().peekable();
-    let Some(capacity) = line.peek().map(|oldest| oldest.capacity) else {
-        return 0;
-    };
-    let mut out = 0u64;
-    line.take_while(|ticket| {
-        out += u64::from(ticket.permits);
-        ticket.capacity == capacity && out <= u64::from(capacity)
-    })
-    .count()
+    queue::granted(
+        line.into_iter()
+            .map(|ticket| (ticket.permits, ticket.capacity)),
+    )
 }
 
 #[cfg(test)]
