@@ -67,6 +67,7 @@ impl Held {
 
     /// Runs a piece of code in the scope of this lock, as [`while_held`](Self::while_held) does with
     /// every poll of its work: for futures and streams that are polled by hand.
+    #[doc(hidden)] // for the macro and the layer, which poll by hand
     pub fn enter<T>(&self, code: impl FnOnce() -> T) -> T {
         scope::enter(std::slice::from_ref(self), code)
     }
@@ -104,6 +105,7 @@ impl MultiHeld {
     }
 
     /// Runs a piece of code in the scope of these locks: see [`Held::enter`].
+    #[doc(hidden)] // for the macro and the layer, which poll by hand
     pub fn enter<T>(&self, code: impl FnOnce() -> T) -> T {
         scope::enter(self, code)
     }

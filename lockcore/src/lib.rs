@@ -57,46 +57,63 @@
 //!
 //! The crate needs tokio.
 
+// The modules by floors, from the top: each uses what stands on its own floor or below. See ARCHITECTURE.md.
+
+// What is built on locks.
 #[cfg(feature = "macros")]
 #[doc(hidden)]
 pub mod __private;
-pub mod backend;
 pub mod fencing;
 pub mod guide;
-pub mod queue;
+mod process_default;
+#[cfg(feature = "signal")]
+mod stop;
 pub mod testing;
 
-mod acquire;
+// What users call: locks as values, work that runs under them, the client and its configuration.
 mod builder;
 mod carry;
+mod lock;
+mod locks;
+mod multi;
+mod run;
+mod rwlock;
+mod semaphore;
+
+// What the running code holds already.
+mod scope;
+
+// A held lock: the guard that releases, the view that looks.
+mod hold;
+
+// The acquire loop, and the queue inside one process.
+mod acquire;
+
+// What all handles of a client share: its tickets, its keeper thread, its connections.
 mod client;
+#[cfg(debug_assertions)]
+mod inversions;
+
+// The contract with a store, the stores, and the way from a URL to a store.
+pub mod backend;
+
+// The ground: plain values, the clock, and the one rule that decides which tickets hold.
 mod clock;
 mod error;
 mod hash;
-mod hold;
-#[cfg(debug_assertions)]
-mod inversions;
-mod lock;
-mod locks;
 mod log;
-#[cfg(lockcore_loom)]
-#[cfg(test)]
-mod loom;
-mod multi;
 mod name;
 mod options;
 mod owner;
-mod process_default;
+pub mod queue;
 mod request;
-mod run;
-mod rwlock;
-mod scope;
-mod semaphore;
-#[cfg(feature = "signal")]
-mod stop;
 mod sync;
 mod tls;
 mod token;
+
+#[cfg(lockcore_loom)]
+#[cfg(test)]
+mod loom;
 
 pub use backend::Place;
 pub use builder::Builder;

@@ -11,6 +11,7 @@ use tracing::Instrument;
 use crate::acquire::handle::Client;
 use crate::acquire::spec::Spec;
 use crate::acquire::{Budget, acquire};
+use crate::backend::BoxFuture;
 use crate::clock::{Clock, Instant};
 use crate::error::{Error, ErrorKind};
 use crate::hold::Guard;
@@ -112,7 +113,7 @@ impl Lock {
     }
 
     /// Whether the lease is renewed while it is held. Without, it ends one ttl after the grant, or
-    /// after what has renewed it by hand ([`Held::ensure`], [`Guard::downgrade`]). Default: true.
+    /// after what has renewed it by hand ([`Held::ensure`](crate::Held::ensure), [`Guard::downgrade`]). Default: true.
     pub fn renew(mut self, on: bool) -> Self {
         self.renew = on;
         self
@@ -154,7 +155,7 @@ impl Lock {
     /// The read side that is taken inside of the write side may outlive it: when the last that writes is
     /// done, the lock is held as [downgraded](Guard::downgrade) until the last that reads is.
     ///
-    /// "Runs under" means inside [`run`](Self::run), [`Held::while_held`] or [`Held::scope`]; a bare
+    /// "Runs under" means inside [`run`](Self::run), [`Held::while_held`](crate::Held::while_held) or [`Held::scope`](crate::Held::scope); a bare
     /// [`Guard`] is taken again by [`Guard::reenter`] only: a second `acquire` beside it waits for it. Semaphores are not re-entered: each
     /// request takes permits.
     pub fn reentrant(mut self, yes: bool) -> Self {
@@ -182,7 +183,7 @@ impl Lock {
     ///
     /// It is no part of the name, and whoever may read the store reads it: no secrets. A lock with a text of
     /// its own has a ticket of its own, as the text of one that is passed on inside the process would be that
-    /// of another; see [`Fair`].
+    /// of another; see [`Fair`](crate::Fair).
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -428,5 +429,26 @@ impl Lock {
             #[cfg(debug_assertions)]
             label: self.label,
         })
+    }
+}
+
+/// `lock.await` is [`lock.acquire().await`](Lock::acquire).
+///
+/// ```
+/// use std::time::Duration;
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), lockcore::Error> {
+/// let locks = lockcore::Locks::connect("memory:")?;
+/// let guard = locks.mutex("order:42").wait(Duration::from_secs(2)).await?;
+/// # drop(guard);
+/// # Ok(()) }
+/// ```
+impl IntoFuture for Lock {
+    type Output = Result<Guard, Error>;
+    type IntoFuture = BoxFuture<Self::Output>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(async move { self.acquire().await })
     }
 }

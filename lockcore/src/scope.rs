@@ -100,7 +100,7 @@ pub(crate) fn find(client: &Arc<Client>, name: &Name, write: bool) -> Option<Gua
 /// assertions in code that relies on a lock which its callers take.
 ///
 /// "Inside" is inside of [`Lock::run`](crate::Lock::run) and its like, a function with
-/// `#[distributed_lock]`, the layer, [`Held::while_held`], [`Held::scope`] and [`Held::enter`], whatever the
+/// `#[distributed_lock]`, the layer, [`Held::while_held`] and [`Held::scope`], whatever the
 /// lock is: a mutex, a side of a read/write lock, permits of a semaphore. The name is as it was given, without
 /// the namespace, and the client may be any: [`Locks::held`](crate::Locks::held) asks for one of its own.
 ///

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use crate::acquire::handle::Client;
 use crate::error::Error;
+use crate::hold::Guard;
 use crate::lock::Lock;
 use crate::request::FULL;
 
@@ -47,6 +48,32 @@ impl Semaphore {
     /// [`Config`](crate::ErrorKind::Config) when the permits are asked for.
     pub fn permits(&self, permits: u32) -> Lock {
         Lock::new(&self.client, self.name.clone(), self.share(permits))
+    }
+
+    /// Acquires one permit: short for `permits(1).acquire()`.
+    ///
+    /// # Errors
+    ///
+    /// As [`Lock::acquire`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe, as [`Lock::acquire`] is.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), lockcore::Error> {
+    /// let locks = lockcore::Locks::connect("memory:")?;
+    /// let uploads = locks.semaphore("uploads", 2);
+    /// let (one, two) = (uploads.acquire().await?, uploads.acquire().await?);
+    /// assert!(uploads.permits(1).try_acquire().await.is_err());
+    /// # drop((one, two));
+    /// # Ok(()) }
+    /// ```
+    pub async fn acquire(&self) -> Result<Guard, Error> {
+        self.permits(1).acquire().await
     }
 
     fn share(&self, permits: u32) -> Result<(NonZeroU32, NonZeroU32), Error> {

@@ -29,7 +29,7 @@ impl Held {
     /// # Errors
     ///
     /// [`Config`](crate::ErrorKind::Config) for the read side of a read/write lock, also after a
-    /// [downgrade](Guard::downgrade), and for a semaphore: several hold those at once, so that their
+    /// [downgrade](crate::Guard::downgrade), and for a semaphore: several hold those at once, so that their
     /// tokens order nothing.
     pub fn write_token(&self) -> Result<WriteToken, Error> {
         if !self.is_exclusive() {
@@ -118,7 +118,7 @@ impl Held {
     /// less is left, in which case the lock is held for [`remaining`](Self::remaining) all the same;
     /// [`Config`](crate::ErrorKind::Config) when `duration` is longer than the lock's
     /// [ttl](crate::Lock::ttl), less a hundredth of it and 5 ms, or than what
-    /// [`max_hold`](crate::Lock::max_hold) leaves: [`Guard::extend`] makes the ttl longer.
+    /// [`max_hold`](crate::Lock::max_hold) leaves: [`Guard::extend`](crate::Guard::extend) makes the ttl longer.
     ///
     /// # Cancel safety
     ///
