@@ -9,12 +9,11 @@ use std::task::{Context, Poll, Waker, ready};
 
 use bytes::{Buf, Bytes};
 use http_body::{Body, Frame, SizeHint};
-use lockcore::{Guard, Held};
 use pin_project_lite::pin_project;
 use tokio::task::AbortHandle;
 
 use crate::deadline::{Deadline, Overdue};
-use crate::future::release;
+use crate::guard::{AnyGuard, AnyHeld};
 use crate::response::Problem;
 
 /// What a body's error becomes, so that a lost lock ([`lockcore::Error`]) can be one too.
@@ -71,8 +70,8 @@ pin_project! {
 /// The lock as long as the inner body lives.
 struct Hold {
     /// `None` once the last part has come.
-    guard: Option<Guard>,
-    held: Held,
+    guard: Option<AnyGuard>,
+    held: AnyHeld,
     /// Made when the inner body makes us wait for the first time: many bodies never do.
     lost: Option<Pin<Box<dyn Future<Output = lockcore::Error> + Send>>>,
     at_loss: AtLoss,
@@ -102,7 +101,7 @@ struct Place<B> {
 struct Polled {
     part: Option<Part>,
     /// The lock, if that was the last part.
-    to_release: Option<Guard>,
+    to_release: Option<AnyGuard>,
 }
 
 /// What becomes of a body whose lock is lost.
@@ -167,7 +166,7 @@ impl AtLoss {
 
 impl<B> LockBody<B> {
     /// `owed` is how many bytes the client is told to expect; not zero.
-    pub(crate) fn holding(inner: B, guard: Guard, owed: Option<u64>, limits: Limits) -> Self
+    pub(crate) fn holding(inner: B, guard: AnyGuard, owed: Option<u64>, limits: Limits) -> Self
     where
         B: Send + 'static,
     {
@@ -287,7 +286,7 @@ where
             if let Some(guard) = to_release {
                 // The inner body goes with the state.
                 this.state.set(State::Releasing {
-                    release: Box::pin(release(guard)),
+                    release: Box::pin(guard.release()),
                 });
             }
         }
@@ -418,7 +417,7 @@ impl<B> Drop for Watched<B> {
 
 async fn end_on_time<B>(
     place: Weak<Mutex<Place<B>>>,
-    held: Held,
+    held: AnyHeld,
     deadline: Option<Deadline>,
     at_loss: AtLoss,
 ) {
@@ -482,7 +481,7 @@ impl Hold {
     }
 }
 
-async fn lost(held: Held) -> lockcore::Error {
+async fn lost(held: AnyHeld) -> lockcore::Error {
     match held.while_held(pending::<Infallible>()).await {
         Err(error) => error,
     }

@@ -1,5 +1,6 @@
-//! The axum extractor of the lock that a handler runs under.
+//! The axum extractors of the lock that a handler runs under, or of several.
 
+use std::convert::Infallible;
 use std::fmt;
 use std::ops::Deref;
 
@@ -11,7 +12,8 @@ use http::request::Parts;
 /// Extracts the lock that the request holds: its fencing token, how long it is still held.
 ///
 /// With several lock layers it is the innermost one's. Under a key that lets requests pass without
-/// a lock, extract `Option<Held>`.
+/// a lock, extract `Option<Held>`. Under a layer that takes [several locks](crate::LockLayer::all), extract
+/// [`MultiHeld`].
 ///
 /// ```
 /// use lockcore_tower::Held;
@@ -24,34 +26,59 @@ use http::request::Parts;
 #[derive(Clone, Debug)]
 pub struct Held(pub lockcore::Held);
 
-impl Deref for Held {
-    type Target = lockcore::Held;
+/// Extracts the locks that the request holds under a layer that takes [several](crate::LockLayer::all): the fencing
+/// token of each, and how long all are still held.
+///
+/// With several such layers they are the innermost one's. Under keys that let requests pass without a lock, extract
+/// `Option<MultiHeld>`.
+///
+/// ```
+/// use lockcore_tower::MultiHeld;
+///
+/// async fn transfer(held: MultiHeld) -> String {
+///     let tokens = held.iter().map(|lock| format!("{} under token {}", lock.name(), lock.token()));
+///     tokens.collect::<Vec<_>>().join(", ")
+/// }
+/// # let _: axum::Router = axum::Router::new().route("/", axum::routing::post(transfer));
+/// ```
+#[derive(Clone, Debug)]
+pub struct MultiHeld(pub lockcore::MultiHeld);
 
-    fn deref(&self) -> &lockcore::Held {
-        &self.0
-    }
+macro_rules! extracts {
+    ($extractor:ident) => {
+        impl Deref for $extractor {
+            type Target = lockcore::$extractor;
+
+            fn deref(&self) -> &lockcore::$extractor {
+                &self.0
+            }
+        }
+
+        impl<S: Sync> FromRequestParts<S> for $extractor {
+            type Rejection = NotLocked;
+
+            async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, NotLocked> {
+                parts.extensions.get().cloned().map(Self).ok_or(NotLocked)
+            }
+        }
+
+        impl<S: Sync> OptionalFromRequestParts<S> for $extractor {
+            type Rejection = Infallible;
+
+            async fn from_request_parts(
+                parts: &mut Parts,
+                _: &S,
+            ) -> Result<Option<Self>, Infallible> {
+                Ok(parts.extensions.get().cloned().map(Self))
+            }
+        }
+    };
 }
 
-impl<S: Sync> FromRequestParts<S> for Held {
-    type Rejection = NotLocked;
+extracts!(Held);
+extracts!(MultiHeld);
 
-    async fn from_request_parts(parts: &mut Parts, _state: &S) -> Result<Self, NotLocked> {
-        parts.extensions.get().cloned().map(Self).ok_or(NotLocked)
-    }
-}
-
-impl<S: Sync> OptionalFromRequestParts<S> for Held {
-    type Rejection = std::convert::Infallible;
-
-    async fn from_request_parts(
-        parts: &mut Parts,
-        _state: &S,
-    ) -> Result<Option<Self>, Self::Rejection> {
-        Ok(parts.extensions.get().cloned().map(Self))
-    }
-}
-
-/// A handler asked for [`Held`] in a request that holds no lock. Answered with 500.
+/// A handler asked for [`Held`] or [`MultiHeld`] in a request that has none. Answered with 500.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct NotLocked;
@@ -60,7 +87,8 @@ impl fmt::Display for NotLocked {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(
             "this request holds no lock: its route has no LockLayer, or the layer's key let it pass; \
-             extract Option<Held> if that is meant",
+             extract Option<Held> if that is meant. Under LockLayer::all extract MultiHeld instead of Held, under \
+             LockLayer::new Held",
         )
     }
 }

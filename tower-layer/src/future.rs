@@ -12,7 +12,7 @@ use http::header::CONTENT_LENGTH;
 use http::response::Parts;
 use http::{Method, Request, Response, StatusCode};
 use http_body::{Body, Frame};
-use lockcore::{Guard, OnLost, Wait};
+use lockcore::{OnLost, Wait};
 use pin_project_lite::pin_project;
 use tokio::time::timeout;
 use tower_service::Service;
@@ -20,7 +20,8 @@ use tower_service::Service;
 use crate::body::{AtLoss, BoxError, End, Limits, LockBody, in_bytes};
 use crate::deadline::{Deadline, Overdue};
 use crate::fence::TOKEN_HEADER;
-use crate::layer::{HoldUntil, Settings, Upgrades};
+use crate::guard::{AnyGuard, LockNames};
+use crate::layer::{HoldUntil, Order, Settings, Upgrades};
 use crate::read::{Reading, Unread};
 use crate::response::{Problem, Protocol, has_grpc_trailers};
 
@@ -176,7 +177,7 @@ impl<S: Clone> Reserved<S> {
 
 /// What a request asks for.
 pub(crate) struct Want {
-    pub(crate) name: String,
+    pub(crate) names: LockNames,
     pub(crate) deadline: Option<Deadline>,
     pub(crate) protocol: Protocol,
     pub(crate) settings: Arc<Settings>,
@@ -199,7 +200,7 @@ where
     RB::Error: Into<BoxError>,
 {
     let Want {
-        name,
+        names,
         deadline,
         protocol,
         settings,
@@ -211,7 +212,7 @@ where
         Ok(problem.into_response(&settings.answers, protocol))
     };
     if R::COMES_FIRST
-        && let Err(problem) = settings.foresee(&name, request.method())
+        && let Err(problem) = settings.foresee(&names, request.method())
     {
         return refuse(problem, protocol);
     }
@@ -219,31 +220,42 @@ where
     let read = Deadline::end(end_by, reading.read(body));
     let body = match reserved.until(read).await.unwrap_or(Err(Unread::TooSlow)) {
         Ok(body) => body,
-        Err(unread) => return refuse(Problem::unread(unread, name), protocol),
+        Err(unread) => return refuse(Problem::unread(unread, names), protocol),
     };
-    if let Err(problem) = settings.admit(&name) {
+    if let Err(problem) = settings.admit(&names) {
         return refuse(problem, protocol);
     }
     let mut request = Request::from_parts(parts, body);
-    let order = settings.order(name, request.method(), deadline);
-    let taken = reserved.until(order.lock.acquire()).await;
-    drop(order.waiter);
+    let Order {
+        lock,
+        keys,
+        exclusive,
+        deadline_is_the_bound,
+        wait,
+        waiters,
+    } = settings.order(names, request.method(), deadline);
+    let refusal = |problem: Problem, protocol| {
+        let problem = problem.with_several(keys);
+        problem.into_response(&settings.answers, protocol)
+    };
+    let taken = reserved.until(lock.acquire()).await;
+    drop(waiters);
     let guard = match taken {
         Ok(guard) => guard,
         Err(error) => {
             tracing::debug!(%error, "request refused");
-            let problem = Problem::not_taken(&error, order.deadline_is_the_bound);
-            return Ok(problem.into_response(&settings.answers, protocol));
+            let problem = Problem::not_taken(&error, deadline_is_the_bound);
+            return Ok(refusal(problem, protocol));
         }
     };
     if end_by.is_some_and(Deadline::has_passed) {
-        release(guard).await;
-        let problem = End::Overdue.problem();
-        return Ok(problem.into_response(&settings.answers, protocol));
+        guard.release().await;
+        return Ok(refusal(End::Overdue.problem(), protocol));
     }
-    request.extensions_mut().insert(guard.held());
+    let held = guard.held();
+    held.insert_into(request.extensions_mut());
     let method = request.method().clone();
-    let answer = guard.while_held(reserved.call_within(order.wait, request));
+    let answer = held.while_held(reserved.call_within(wait, request));
     let end = match Deadline::end(end_by, answer).await {
         Ok(Ok(answer)) => Ok(answer),
         Ok(Err(lost)) => Err(End::Lost(lost)),
@@ -252,41 +264,42 @@ where
     let mut response = match end {
         Ok(Ok(Some(response))) => response,
         Ok(Ok(None)) => {
-            release(guard).await;
-            let problem = Problem::not_ready();
-            return Ok(problem.into_response(&settings.answers, protocol));
+            guard.release().await;
+            return Ok(refusal(Problem::not_ready(), protocol));
         }
         Ok(Err(error)) => {
-            release(guard).await;
+            guard.release().await;
             return Err(error);
         }
         Err(end) => {
             match &end {
                 // Nothing to wait for, as in `Guard::run`: the store may be what is gone.
                 End::Lost(_) => drop(guard),
-                End::Overdue => release(guard).await,
+                End::Overdue => guard.release().await,
             }
             tracing::debug!(%end, "request stopped");
-            return Ok(end.problem().into_response(&settings.answers, protocol));
+            return Ok(refusal(end.problem(), protocol));
         }
     };
     if response.status() == StatusCode::SWITCHING_PROTOCOLS && settings.upgrades == Upgrades::Refuse
     {
         // It was not asked for; the connection would go on without its lock.
-        let problem = Problem::upgrade(guard.name().to_owned());
+        let problem = Problem::upgrade(held.names());
         drop(response);
-        release(guard).await;
+        guard.release().await;
         return Ok(problem.into_response(&settings.answers, protocol));
     }
-    if settings.token_header && order.exclusive {
-        let token = guard.token().as_u64();
+    if settings.token_header
+        && exclusive
+        && let Some(token) = held.token()
+    {
         let header = response.headers_mut().entry(TOKEN_HEADER);
         header.or_insert_with(|| token.into());
     }
     let (parts, body) = response.into_parts();
     let body = match settings.hold_until {
         HoldUntil::Headers => {
-            release(guard).await;
+            guard.release().await;
             LockBody::pass_through(body)
         }
         HoldUntil::BodyEnd => {
@@ -313,7 +326,7 @@ where
 /// Binds the lock to the body, or releases it here and now if the client will have seen the end of
 /// the response before, or without, the server's asking the body for it.
 async fn hold_until_end<B>(
-    guard: Guard,
+    guard: AnyGuard,
     method: &Method,
     limits: Limits,
     parts: &Parts,
@@ -327,7 +340,7 @@ where
     if body.is_end_stream() || is_never_sent(method, parts.status) {
         // A server only asks such a body for its size.
         drop(body);
-        release(guard).await;
+        guard.release().await;
         return LockBody::ended(size, None);
     }
     let declared = parts
@@ -338,10 +351,11 @@ where
     if owed == Some(0) {
         // Over HTTP/1 the headers are the end, and the body is dropped without a look; over HTTP/2
         // there may be trailers. So its end is awaited here.
-        let rest = guard.while_held(after_the_data(body));
+        let held = guard.held();
+        let rest = held.while_held(after_the_data(body));
         let end = match Deadline::end(limits.deadline, rest).await {
             Ok(Ok(rest)) => {
-                release(guard).await;
+                guard.release().await;
                 return LockBody::ended(size, rest);
             }
             Ok(Err(lost)) => End::Lost(lost),
@@ -376,13 +390,5 @@ where
             Ok(_) => {}
             Err(error) => return Some(Err(error.into())),
         }
-    }
-}
-
-/// Releases and waits for it, so that a client's next request finds the key free. A store that does
-/// not answer does not spoil the response: the keeper goes on trying.
-pub(crate) async fn release(guard: Guard) {
-    if let Err(error) = guard.release().await {
-        tracing::debug!(%error, "the response is done; its lock is released in the background");
     }
 }

@@ -10,7 +10,9 @@ use lockcore::{FULL, Lock, Locks, OnLost, Wait};
 use tower_layer::Layer;
 
 use crate::deadline::{self, Deadline};
+use crate::guard::{AnyLock, LockNames};
 use crate::key::Key;
+use crate::keys::Keys;
 use crate::names::Names;
 use crate::read::{AsItComes, BodyFirst};
 use crate::response::{Answers, Problem, Protocol, Refusal};
@@ -63,7 +65,7 @@ pub enum Upgrades {
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
     locks: Locks,
-    pub(crate) key: Key,
+    pub(crate) keys: Keys,
     side: Side,
     wait: Option<Wait>,
     ttl: Option<Duration>,
@@ -90,24 +92,74 @@ enum Side {
     Permits(u32, u32),
 }
 
-/// One request's lock.
+/// One request's lock, or locks.
 pub(crate) struct Order {
-    pub(crate) lock: Lock,
+    pub(crate) lock: AnyLock,
+    /// Their names, if it takes several.
+    pub(crate) keys: Vec<String>,
     /// Nobody else can hold it meanwhile, so that its token fences.
     pub(crate) exclusive: bool,
     /// It is for the client's sake that it waits no longer.
     pub(crate) deadline_is_the_bound: bool,
     pub(crate) wait: Wait,
-    /// Counts until the lock is taken.
-    pub(crate) waiter: Option<Waiter>,
+    /// Count until the lock is taken.
+    pub(crate) waiters: Vec<Waiter>,
 }
 
 impl LockLayer {
     /// Locks, for each request, the name that `key` finds in it.
     pub fn new(locks: Locks, key: Key) -> Self {
+        Self::by(locks, Keys::one(key))
+    }
+
+    /// Locks, for each request, all names that `keys` find in it, or none of them: for work on several things at once,
+    /// such as the two accounts of a transfer.
+    ///
+    /// The locks are taken one after the other, in the order of their names, in all processes: two requests that want
+    /// some of the same names in different orders do not wait for each other in a circle. A request that waits for one
+    /// of its locks keeps those that it already has. A name that is found twice is locked once. A request with no name
+    /// passes **without a lock**.
+    ///
+    /// The handler finds a [`lockcore::MultiHeld`] in the extensions of its request (in axum: the extractor `MultiHeld`),
+    /// which has the fencing token of each name; there is no [`lockcore::Held`].
+    ///
+    /// The options apply to all locks together. The [wait](Self::wait) is one for all. The [longest](Self::max_hold) and
+    /// the [shortest](Self::min_hold) hold count from when the last was granted. When one lock is lost, the request is
+    /// stopped and the others are given back. [`permits`](Self::permits) are taken of each. A request counts as
+    /// [waiting](Self::max_waiting) for each of its names, and each counts among the [names](Self::max_names). The answers
+    /// of the layer have all names as `keys`, and as `key` the one that was not free, or was lost.
+    ///
+    /// See [`Locks::all`].
+    ///
+    /// # Panics
+    ///
+    /// If `keys` is an empty list.
+    ///
+    /// ```
+    /// use lockcore_tower::{Key, LockLayer};
+    ///
+    /// # fn example() -> Result<(), lockcore::Error> {
+    /// let locks = lockcore::Locks::connect("memory:")?;
+    /// // POST /transfers?from=7&to=3
+    /// let accounts = ["from", "to"].map(|id| Key::query_as::<u64>(id).prefix("account:"));
+    /// let both_accounts = LockLayer::all(locks, accounts);
+    /// # drop(both_accounts);
+    /// # Ok(()) }
+    /// ```
+    #[track_caller]
+    pub fn all(locks: Locks, keys: impl Into<Keys>) -> Self {
+        let keys = keys.into();
+        assert!(
+            !keys.are_none(),
+            "a layer without keys would let every request pass without a lock"
+        );
+        Self::by(locks, keys)
+    }
+
+    fn by(locks: Locks, keys: Keys) -> Self {
         let settings = Settings {
             locks,
-            key,
+            keys,
             side: Side::Exclusive,
             wait: None,
             ttl: None,
@@ -354,7 +406,7 @@ impl<R> LockLayer<R> {
         self
     }
 
-    /// Keeps the name of the lock out of the answers: no member `key`, and none in the message of gRPC. For names
+    /// Keeps the names of locks out of the answers: no member `key` or `keys`, and none in the message of gRPC. For names
     /// that clients should not learn. It does not reach what handlers answer themselves: `Problem` and `status` name the
     /// lock. Default: they are told, so that they know which of their requests met.
     pub fn hide_key(mut self) -> Self {
@@ -389,7 +441,8 @@ impl<R> LockLayer<R> {
     }
 
     /// Adds the fencing token to the response, as `lock-fencing-token`, where the lock is exclusive
-    /// (others have none that fences), unless the handler or a layer inside has set that header.
+    /// (others have none that fences), unless the handler or a layer inside has set that header. A layer that takes
+    /// [several locks](Self::all) adds none: it would not say which lock it is of.
     pub fn token_header(mut self) -> Self {
         self.0.token_header = true;
         self
@@ -415,16 +468,17 @@ impl<R> LockLayer<R> {
 impl Settings {
     /// Whether a request would be refused by what this process knows of its name, before its body is read. Nothing is
     /// counted: what is still to be read may never come.
-    pub(crate) fn foresee(&self, name: &str, method: &Method) -> Result<(), Problem> {
-        if let Some(names) = &self.names {
-            names.look(name).map_err(Problem::too_many_names)?;
+    pub(crate) fn foresee(&self, names: &LockNames, method: &Method) -> Result<(), Problem> {
+        let mut names = names.as_slice().iter();
+        if let Some(met) = &self.names {
+            let looked = names.clone().try_for_each(|name| met.look(name));
+            looked.map_err(Problem::too_many_names)?;
         }
-        match &self.waiters {
-            // Those who share may get the lock at once, however many others are asking for it.
-            Some(waiters) if self.is_exclusive(method) && waiters.is_full(name) => {
-                Err(Problem::crowded(name.to_owned()))
-            }
-            _ => Ok(()),
+        // Those who share may get the lock at once, however many others are asking for it.
+        let waiters = self.waiters.as_ref().filter(|_| self.is_exclusive(method));
+        match waiters.and_then(|waiters| names.find(|name| waiters.is_full(name))) {
+            Some(name) => Err(Problem::crowded(name.clone())),
+            None => Ok(()),
         }
     }
 
@@ -436,19 +490,59 @@ impl Settings {
         }
     }
 
-    /// Counts the name, if there is room for it.
-    pub(crate) fn admit(&self, name: &str) -> Result<(), Problem> {
-        match &self.names {
-            Some(names) => names.admit(name).map_err(Problem::too_many_names),
-            None => Ok(()),
-        }
+    /// Counts the names, if there is room for them. Of several, those before the first for which there is none stay
+    /// counted.
+    pub(crate) fn admit(&self, names: &LockNames) -> Result<(), Problem> {
+        let Some(met) = &self.names else {
+            return Ok(());
+        };
+        let admitted = names.as_slice().iter().try_for_each(|name| met.admit(name));
+        admitted.map_err(Problem::too_many_names)
     }
 
     /// What a request asks for.
-    pub(crate) fn order(&self, name: String, method: &Method, deadline: Option<Deadline>) -> Order {
-        let locks = &self.locks;
-        let waiter = self.waiters.as_ref().map(|waiters| waiters.join(&name));
+    pub(crate) fn order(
+        &self,
+        names: LockNames,
+        method: &Method,
+        deadline: Option<Deadline>,
+    ) -> Order {
+        let waiters = match &self.waiters {
+            Some(waiters) => waiters.join_all(names.as_slice()),
+            None => Some(Vec::new()),
+        };
+        let wait = match waiters {
+            None => Wait::For(Duration::ZERO),
+            Some(_) => self.wait.unwrap_or_else(|| self.locks.default_wait()),
+        };
+        let bound = deadline.map(Deadline::wait).filter(|bound| match wait {
+            Wait::For(wait) => *bound < wait,
+            Wait::Forever => true,
+        });
+        let wait = bound.map_or(wait, Wait::For);
         let exclusive = self.is_exclusive(method);
+        let (lock, keys) = match names {
+            LockNames::One(name) => {
+                let lock = self.lock(name, exclusive).wait(wait);
+                (AnyLock::One(lock), Vec::new())
+            }
+            LockNames::All(names) => {
+                let all = names.iter().map(|name| self.lock(name.clone(), exclusive));
+                (AnyLock::All(Locks::all(all).wait(wait)), names)
+            }
+        };
+        Order {
+            lock,
+            keys,
+            exclusive,
+            deadline_is_the_bound: bound.is_some(),
+            wait,
+            waiters: waiters.unwrap_or_default(),
+        }
+    }
+
+    fn lock(&self, name: String, exclusive: bool) -> Lock {
+        let locks = &self.locks;
         let mut lock = match self.side {
             Side::Exclusive => locks.mutex(name),
             Side::SharedIfSafe if exclusive => locks.rwlock(name).write(),
@@ -464,26 +558,9 @@ impl Settings {
         if let Some(label) = self.label {
             lock = lock.label(label);
         }
-        let wait = match waiter {
-            Some(None) => Wait::For(Duration::ZERO),
-            _ => self.wait.unwrap_or_else(|| locks.default_wait()),
-        };
-        let bound = deadline.map(Deadline::wait).filter(|bound| match wait {
-            Wait::For(wait) => *bound < wait,
-            Wait::Forever => true,
-        });
-        let wait = bound.map_or(wait, Wait::For);
-        Order {
-            lock: lock
-                .wait(wait)
-                .min_hold(self.min_hold)
-                .on_lost(self.on_lost)
-                .reentrant(self.reentrant),
-            exclusive,
-            deadline_is_the_bound: bound.is_some(),
-            wait,
-            waiter: waiter.flatten(),
-        }
+        lock.min_hold(self.min_hold)
+            .on_lost(self.on_lost)
+            .reentrant(self.reentrant)
     }
 
     /// What the client says of its deadline, counted from now.

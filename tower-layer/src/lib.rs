@@ -107,6 +107,39 @@
 //! keys that read a type lock it once; those that take the value as it is lock each spelling apart. See
 //! [one thing, one name](Key#one-thing-one-name).
 //!
+//! # Several locks
+//!
+//! [`LockLayer::all`] takes several locks for one request, all or none of them. They are taken in the order of their
+//! names, so requests that name the same things in different orders do not wait for each other in a circle:
+//!
+#![cfg_attr(feature = "axum", doc = "```")]
+#![cfg_attr(not(feature = "axum"), doc = "```ignore")]
+//! use axum::{Router, routing::post};
+//! use lockcore_tower::{Key, LockLayer, MultiHeld};
+//!
+//! async fn transfer(held: MultiHeld) -> Result<String, lockcore_tower::Problem> {
+//!     // No other request that names one of the two accounts is being handled.
+//!     let mut booked = String::new();
+//!     for account in held.iter() {
+//!         let token = account.write_token()?; // each account has its own
+//!         booked += &format!("{} under token {token}\n", account.name());
+//!     }
+//!     Ok(booked)
+//! }
+//!
+//! # fn example() -> Result<(), lockcore::Error> {
+//! let locks = lockcore::Locks::connect("memory:")?;
+//! let accounts = ["from", "to"].map(|id| Key::path_as::<u64>(id).prefix("account:"));
+//! let app: Router = Router::new().route(
+//!     "/transfers/{from}/{to}",
+//!     post(transfer).route_layer(LockLayer::all(locks, accounts)),
+//! );
+//! # drop(app);
+//! # Ok(()) }
+//! ```
+//!
+//! Where the request says how many things it is about, [`Keys::from_fn`] finds the names, and bounds their number.
+//!
 //! # Options
 //!
 //! | option | default | why that |
@@ -134,8 +167,9 @@
 //! # Answers
 //!
 //! When the layer answers itself, the body is an `application/problem+json` (RFC 9457) with `type`,
-//! `title`, `status`, `detail`, and, if there was one, `key`, the name of the lock. `type` is one of
-//! the following sections. What exactly went wrong with the store is in the traces, at debug.
+//! `title`, `status`, `detail`, and, if there was one, `key`, the name of the lock. A layer that takes
+//! [several locks](#several-locks) adds `keys`, the names of all, and `key` is the one that was not free, or was
+//! lost. `type` is one of the following sections. What exactly went wrong with the store is in the traces, at debug.
 //!
 //! [`LockLayer::refuse_with`] makes other responses, and [`LockLayer::hide_key`] keeps the key out of them.
 //! Handlers that take locks themselves answer the same with `Problem` (feature `axum`) and `status`
@@ -246,7 +280,7 @@
 //! have stood in line.
 //!
 //! Two layers are two locks, the outer taken first. Where two routes take the same two in different
-//! orders they can wait for each other until a wait is over.
+//! orders they can wait for each other until a wait is over; one layer that takes [both](#several-locks) does not.
 //!
 //! # Cancel safety
 //!
@@ -294,8 +328,8 @@
 //!
 //! # Features
 //!
-//! `axum`: `Key::path_as`, `Key::path`, `Key::matched_path`, the same in templates, the extractor `Held`, and
-//! `Problem` for handlers that take locks themselves. `tonic`: the function `status`, for the same. Neither
+//! `axum`: `Key::path_as`, `Key::path`, `Key::matched_path`, the same in templates, the extractors `Held` and
+//! `MultiHeld`, and `Problem` for handlers that take locks themselves. `tonic`: the function `status`, for the same. Neither
 //! changes what the layer does. Beside `lockcore`, the crate depends on the small crates that tower and hyper are
 //! made of, and on a Bloom filter.
 
@@ -307,7 +341,9 @@ mod fence;
 mod future;
 #[cfg(feature = "tonic")]
 mod grpc;
+mod guard;
 mod key;
+mod keys;
 mod layer;
 mod names;
 #[cfg(feature = "axum")]
@@ -323,13 +359,14 @@ pub mod work;
 pub use body::{BoxError, LockBody};
 #[cfg(feature = "axum")]
 #[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
-pub use extract::{Held, NotLocked};
+pub use extract::{Held, MultiHeld, NotLocked};
 pub use fence::{FenceLayer, FenceService, TOKEN_HEADER, TokenFuture, TokenLayer, TokenService};
 pub use future::ResponseFuture;
 #[cfg(feature = "tonic")]
 #[cfg_attr(docsrs, doc(cfg(feature = "tonic")))]
 pub use grpc::status;
 pub use key::Key;
+pub use keys::Keys;
 pub use layer::{HoldUntil, LockLayer, Upgrades};
 #[cfg(feature = "axum")]
 #[cfg_attr(docsrs, doc(cfg(feature = "axum")))]

@@ -15,6 +15,7 @@ use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 
 use crate::body::LockBody;
 use crate::fence::TOKEN_HEADER;
+use crate::guard::LockNames;
 use crate::read::Unread;
 
 /// What the layer was told about its answers.
@@ -96,10 +97,21 @@ impl<'a> Refusal<'a> {
         &self.problem.detail
     }
 
-    /// The name of the lock, if it is known, and not [hidden](crate::LockLayer::hide_key).
+    /// The name of the lock, if it is known, and not [hidden](crate::LockLayer::hide_key). Where a request takes several
+    /// it is the one that was held by another, or lost; see [`keys`](Self::keys).
     #[must_use]
     pub fn key(&self) -> Option<&'a str> {
         self.problem.key.as_deref()
+    }
+
+    /// The names of all locks that the request takes, in order, if they are known and not hidden: the one, or those of a
+    /// layer that takes [several](crate::LockLayer::all).
+    #[must_use]
+    pub fn keys(&self) -> &'a [String] {
+        match &*self.problem.keys {
+            [] => self.problem.key.as_slice(),
+            several => several,
+        }
     }
 
     /// When it may be tried again, in whole seconds. `None` if that will not help.
@@ -133,7 +145,10 @@ pub(crate) enum Protocol {
 pub(crate) struct Problem {
     kind: Kind,
     detail: Cow<'static, str>,
+    /// The lock that it is about.
     key: Option<String>,
+    /// All locks of the request, if it takes several.
+    keys: Vec<String>,
     /// When the lock is free if nobody renews it, if that is known.
     free_in: Option<Duration>,
 }
@@ -206,6 +221,9 @@ pub(crate) fn has_grpc_trailers(headers: &HeaderMap) -> bool {
     let behind = content.and_then(|content| content.strip_prefix(b"application/grpc"));
     behind.is_some_and(|behind| matches!(behind.first(), None | Some(b'+' | b';')))
 }
+
+/// Of the text that a function refuses with, in bytes. It goes into a header of gRPC, and may quote the client.
+const LONGEST_REFUSAL: usize = 1_000;
 
 /// The detail of [`Kind::Held`] and [`Kind::Deadline`].
 const HELD: &str =
@@ -281,6 +299,15 @@ impl Problem {
         Self::new(Kind::Key, detail)
     }
 
+    /// A function of the service's that finds names has refused with this text.
+    pub(crate) fn refused_by_a_function(mut text: Cow<'static, str>) -> Self {
+        if text.len() > LONGEST_REFUSAL {
+            let end = text.floor_char_boundary(LONGEST_REFUSAL);
+            text = text[..end].to_owned().into();
+        }
+        Self::bad_key(text)
+    }
+
     /// The layer has met as many names as it may.
     pub(crate) fn too_many_names(room_in: Duration) -> Self {
         let detail = "Requests have named too many different locks, and this one names another. It was not handled; try again later.";
@@ -290,15 +317,13 @@ impl Problem {
     }
 
     /// The connection would go on without its lock.
-    pub(crate) fn upgrade(key: String) -> Self {
+    pub(crate) fn upgrade(names: LockNames) -> Self {
         let detail = "This request is handled under a lock, which cannot be kept over an upgraded connection.";
-        let mut problem = Self::new(Kind::Upgrade, detail);
-        problem.key = Some(key);
-        problem
+        Self::new(Kind::Upgrade, detail).about(names)
     }
 
     /// The body was to be read first, and could not be.
-    pub(crate) fn unread(unread: Unread, key: String) -> Self {
+    pub(crate) fn unread(unread: Unread, names: LockNames) -> Self {
         let detail = match unread {
             Unread::TooLarge => {
                 "The body of the request is larger than what is read under this lock. The request was not handled."
@@ -308,9 +333,7 @@ impl Problem {
             }
             Unread::Broken => "The body of the request broke off. The request was not handled.",
         };
-        let mut problem = Self::new(Kind::Body(unread), detail);
-        problem.key = Some(key);
-        problem
+        Self::new(Kind::Body(unread), detail).about(names)
     }
 
     /// A mistake on the server's side.
@@ -345,6 +368,7 @@ impl Problem {
             kind,
             detail: detail.into(),
             key: None,
+            keys: Vec::new(),
             free_in: None,
         }
     }
@@ -354,8 +378,25 @@ impl Problem {
         self
     }
 
+    fn about(mut self, names: LockNames) -> Self {
+        match names {
+            LockNames::One(name) => self.key = Some(name),
+            LockNames::All(names) => self.keys = names,
+        }
+        self
+    }
+
+    /// Of a request that takes these locks, if it takes several.
+    pub(crate) fn with_several(mut self, keys: Vec<String>) -> Self {
+        self.keys = keys;
+        self
+    }
+
     pub(crate) fn with_key_if(mut self, yes: bool) -> Self {
-        self.key = self.key.filter(|_| yes);
+        if !yes {
+            self.key = None;
+            self.keys.clear();
+        }
         self
     }
 
@@ -413,7 +454,8 @@ impl Problem {
         trailers
     }
 
-    /// The status code, and the message to it.
+    /// The status code, and the message to it. It is a header, so it does not name all locks of a request that takes
+    /// several.
     pub(crate) fn grpc(&self) -> (u16, String) {
         let message = match &self.key {
             Some(key) => format!("{}: {} (key: {key})", self.kind.title(), self.detail),
@@ -468,7 +510,7 @@ impl Problem {
             .saturating_add(u64::from(wait.subsec_nanos() > 0))
     }
 
-    /// Written by hand: five members, of which two need escaping, are not worth a JSON library in
+    /// Written by hand: six members, of which three need escaping, are not worth a JSON library in
     /// every service that uses this crate.
     fn json(&self, status: StatusCode) -> String {
         let mut json =
@@ -483,6 +525,13 @@ impl Problem {
         if let Some(key) = &self.key {
             json.push_str(",\"key\":");
             push_string(&mut json, key);
+        }
+        for (index, key) in self.keys.iter().enumerate() {
+            json.push_str(if index == 0 { ",\"keys\":[" } else { "," });
+            push_string(&mut json, key);
+        }
+        if !self.keys.is_empty() {
+            json.push(']');
         }
         json.push('}');
         json

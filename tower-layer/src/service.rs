@@ -62,21 +62,21 @@ where
         }
         let settings = &self.settings;
         let (mut parts, body) = request.into_parts();
-        let found = match settings.key.find(&mut parts) {
+        let found = match settings.keys.find(&mut parts) {
             Ok(found) => found,
             Err(problem) => return self.refuse(problem, &parts),
         };
-        let Some(name) = found else {
+        let Some(names) = found else {
             let request = Request::from_parts(parts, R::pass(body));
             return ResponseFuture::pass_through(self.inner.call(request));
         };
         if settings.upgrades == Upgrades::Refuse && is_upgrade(&parts) {
-            return self.refuse(Problem::upgrade(name), &parts);
+            return self.refuse(Problem::upgrade(names), &parts);
         }
         let protocol = Protocol::of(&parts);
         let deadline = settings.deadline(&parts, &protocol);
         let want = Want {
-            name,
+            names,
             deadline,
             protocol,
             settings: Arc::clone(settings),

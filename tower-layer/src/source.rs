@@ -15,9 +15,6 @@ use crate::response::Problem;
 /// configuration that is wrong then.
 const LONGEST_NAME: usize = 4096;
 
-/// Of the text that a function refuses with, in bytes. It goes into a header of gRPC, and may quote the client.
-const LONGEST_REFUSAL: usize = 1_000;
-
 /// One piece of a request.
 #[derive(Clone)]
 pub(crate) enum Source {
@@ -91,13 +88,8 @@ impl Source {
         match self {
             // What code of ours makes is not a client's mistake: neither measured nor escaped here.
             Self::Fn(find) => {
-                let found = find(parts).map_err(|mut text| {
-                    if text.len() > LONGEST_REFUSAL {
-                        let end = text.floor_char_boundary(LONGEST_REFUSAL);
-                        text = text[..end].to_owned().into();
-                    }
-                    Missing::Unusable(Problem::bad_key(text))
-                })?;
+                let refused = |text| Missing::Unusable(Problem::refused_by_a_function(text));
+                let found = find(parts).map_err(refused)?;
                 writer.name.push_str(&found.ok_or(Missing::Unwanted)?);
                 Ok(())
             }

@@ -28,8 +28,13 @@ impl Waiters {
         }
     }
 
+    /// One more for each key, or `None` for all of them if as many wait for one of them as may.
+    pub(crate) fn join_all(self: &Arc<Self>, keys: &[String]) -> Option<Vec<Waiter>> {
+        keys.iter().map(|key| self.join(key)).collect()
+    }
+
     /// One more, or `None` if there are as many as may wait.
-    pub(crate) fn join(self: &Arc<Self>, key: &str) -> Option<Waiter> {
+    fn join(self: &Arc<Self>, key: &str) -> Option<Waiter> {
         let mut counts = self.counts();
         let known = counts.get_key_value(key);
         let (key, count) = match known {

@@ -15,7 +15,8 @@ use pin_project_lite::pin_project;
 use tower_layer::Layer;
 use tower_service::Service;
 
-use crate::future::{Reserved, release};
+use crate::future::Reserved;
+use crate::guard::AnyGuard;
 use crate::service::take_ready;
 
 /// Puts a lock around every request of any service: the worker of a job queue, a client of another service.
@@ -272,7 +273,7 @@ where
     };
     match guard.while_held(reserved.call(request)).await {
         Ok(result) => {
-            release(guard).await;
+            AnyGuard::One(guard).release().await;
             result
         }
         Err(lost) => {

@@ -23,7 +23,7 @@ use http_body_util::{BodyExt, Empty};
 use hyper::client::conn::http1::SendRequest;
 use hyper_util::rt::TokioIo;
 use lockcore::Locks;
-use lockcore_tower::{Held, Key, LockLayer};
+use lockcore_tower::{Held, Key, LockLayer, MultiHeld};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Notify;
 use tower::ServiceExt;
@@ -405,6 +405,58 @@ async fn the_extractor_gives_the_lock_to_the_handler() {
     let (name, token) = str::from_utf8(&body).unwrap().split_once(' ').unwrap();
     assert_eq!(name, NAME);
     assert_ne!(token.parse::<u64>().unwrap(), 0);
+}
+
+#[tokio::test]
+async fn the_extractor_gives_several_locks_to_the_handler() {
+    let locks = memory();
+    let accounts = ["from", "to"].map(|id| Key::path_as::<u64>(id).prefix("account:"));
+    let app = Router::new()
+        .route(
+            "/transfers/{from}/{to}",
+            get(async |held: MultiHeld, unlocked: Option<Held>| {
+                assert!(unlocked.is_none() && held.is_valid());
+                let names = held.iter().map(|lock| lock.name().to_owned());
+                names.collect::<Vec<_>>().join(" ")
+            }),
+        )
+        .route_layer(LockLayer::all(locks.clone(), accounts));
+    let _other = hold(&locks, "account:8").await;
+
+    let response = ask(app.clone(), "/transfers/07/3").await;
+    let names = response.into_body().collect().await.unwrap().to_bytes();
+    assert_eq!(names, "account:3 account:7");
+    for name in ["account:3", "account:7"] {
+        assert_eq!(tickets(&locks, name).await, 0);
+    }
+
+    let too_long = Request::get("/transfers/3/8").body(Body::empty()).unwrap();
+    let mut refused = tokio::spawn(app.oneshot(too_long));
+    common::until_tickets(&locks, "account:8", 2).await;
+    assert_eq!(tickets(&locks, "account:3").await, 1);
+    refused.abort();
+    assert!((&mut refused).await.unwrap_err().is_cancelled());
+    nothing_is_left(&locks, "account:3").await;
+}
+
+#[tokio::test]
+async fn the_extractor_of_several_locks_under_a_layer_of_one_is_answered_with_500() {
+    let several = async |held: Option<MultiHeld>, _: MultiHeld| drop(held);
+    let one = async |_: Held| ();
+    let both = [
+        Router::new().route("/{id}", get(several).route_layer(by_id(&memory()))),
+        Router::new().route(
+            "/{id}",
+            get(one).route_layer(LockLayer::all(memory(), [Key::path("id")])),
+        ),
+    ];
+
+    for app in both {
+        let response = ask(app, "/42").await;
+        assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
+        let text = response.into_body().collect().await.unwrap().to_bytes();
+        assert!(str::from_utf8(&text).unwrap().contains("MultiHeld"));
+    }
 }
 
 #[tokio::test]

@@ -365,7 +365,7 @@ async fn a_request_that_is_dropped_after_any_number_of_polls_leaves_nothing_behi
         let response = service.clone().oneshot(get("/order:42")).await.unwrap();
         response.into_body().collect().await.unwrap().to_bytes()
     };
-    let polls = drop_after_each_poll(&locks, "order:42", whole).await;
+    let polls = drop_after_each_poll(&locks, &["order:42"], whole).await;
 
     // Before the handler, in it, and before each of the three answers of the body.
     assert!(polls >= 5, "{polls}");

@@ -116,6 +116,10 @@ impl Service<http::Request<Body>> for Orders {
 }
 
 async fn settle(request: Request<String>) -> Result<Response<String>, Status> {
+    if let Some(held) = request.extensions().get::<lockcore::MultiHeld>() {
+        let names = held.iter().map(|lock| lock.name().to_owned());
+        return Ok(Response::new(names.collect::<Vec<_>>().join(" ")));
+    }
     let held = request.extensions().get::<lockcore::Held>();
     let name = held.map_or("-", |held| held.name());
     Ok(Response::new(name.to_owned()))
@@ -230,6 +234,30 @@ async fn a_unary_call_runs_under_its_lock_and_lets_it_go() {
         assert_eq!(name.unwrap(), NAME, "{round}");
     }
     assert_eq!(tickets(&locks, NAME).await, 0);
+}
+
+#[tokio::test]
+async fn a_call_takes_several_locks_and_is_told_which_of_them_was_not_free() {
+    let locks = memory();
+    let accounts = ["from", "to"].map(|id| Key::metadata_as::<u64>(id).prefix("account:"));
+    let layer = LockLayer::all(locks.clone(), accounts).try_only();
+    let client = served_under(layer, Orders::default()).await;
+    let transfer = || {
+        let mut request = Request::new(String::new());
+        request.metadata_mut().insert("from", "7".parse().unwrap());
+        request.metadata_mut().insert("to", "3".parse().unwrap());
+        client.send("Settle", request)
+    };
+
+    let names = in_time(transfer()).await.unwrap();
+    assert_eq!(names, "account:3 account:7");
+    let other = common::hold(&locks, "account:7").await;
+    let refused = in_time(transfer()).await;
+
+    assert_status(refused, Code::Aborted, "(key: account:7)");
+    nothing_is_left(&locks, "account:3").await;
+    other.release().await.unwrap();
+    assert_eq!(in_time(transfer()).await.unwrap(), names);
 }
 
 #[tokio::test]

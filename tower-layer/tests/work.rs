@@ -264,7 +264,7 @@ async fn a_job_that_is_dropped_after_any_number_of_polls_leaves_nothing_behind()
     }));
 
     let job = || service.clone().oneshot(JOB);
-    let polls = drop_after_each_poll(&locks, NAME, job).await;
+    let polls = drop_after_each_poll(&locks, &[NAME], job).await;
 
     assert!(polls >= 2, "{polls}");
 }

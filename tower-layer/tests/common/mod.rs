@@ -74,7 +74,7 @@ pub async fn until_tickets(locks: &Locks, name: &str, count: usize) {
 /// how many these are. Whenever it is dropped, nothing of it is left behind.
 pub async fn drop_after_each_poll<F: Future>(
     locks: &Locks,
-    name: &str,
+    names: &[&str],
     begin: impl Fn() -> F,
 ) -> usize {
     let mut polls = 0;
@@ -82,7 +82,9 @@ pub async fn drop_after_each_poll<F: Future>(
         let mut begun = Box::pin(begin());
         let ends = (0..polls).any(|_| begun.as_mut().now_or_never().is_some());
         drop(begun);
-        nothing_is_left(locks, name).await;
+        for name in names {
+            nothing_is_left(locks, name).await;
+        }
         if ends {
             return polls;
         }

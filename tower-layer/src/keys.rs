@@ -1,0 +1,135 @@
+//! Which names a request locks: one, by a `Key`, or several together.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::sync::Arc;
+
+use http::request::Parts;
+
+use crate::guard::LockNames;
+use crate::key::Key;
+use crate::response::Problem;
+
+/// Finds the names of the locks that a request takes together: see [`LockLayer::all`](crate::LockLayer::all).
+///
+/// A list of [`Key`]s where the number of names is known, and [`from_fn`](Self::from_fn) where the request says how
+/// many there are.
+///
+/// ```
+/// use lockcore_tower::{Key, Keys};
+///
+/// let keys = Keys::from(["from", "to"].map(|id| Key::query_as::<u64>(id).prefix("account:")));
+/// # drop(keys);
+/// ```
+///
+/// A key that lets a request pass ([`Key::optional`], [`Key::when`]) adds no name. A request without any name passes
+/// **without a lock**. A name that several keys find is locked once.
+#[derive(Clone)]
+#[must_use = "keys do nothing until they are given to a layer"]
+pub struct Keys(Which);
+
+#[derive(Clone)]
+enum Which {
+    /// The key of a layer that takes one lock.
+    One(Key),
+    Each(Vec<Key>),
+    Fn(Arc<Find>, usize),
+}
+
+type Find = dyn Fn(&Parts) -> Result<Vec<String>, Cow<'static, str>> + Send + Sync;
+
+impl Keys {
+    /// The names are what `find` makes of the request's head; an empty list lets the request pass without a lock. A
+    /// name that is there several times is locked once. An error is answered with 400, and **the client is shown its
+    /// text**, up to 1,000 bytes of it.
+    ///
+    /// A request that names more than `most` different locks is answered with 400. Each lock costs the request a round
+    /// trip, one after the other, and other requests for any of them wait meanwhile.
+    ///
+    /// As with [`Key::from_fn`], each thing should have one name: parse what the handler parses.
+    ///
+    /// # Panics
+    ///
+    /// If `most` is zero.
+    ///
+    /// ```
+    /// use lockcore_tower::Keys;
+    ///
+    /// // As in `x-accounts: 7, 3`.
+    /// let keys = Keys::from_fn(10, |request| {
+    ///     let Some(accounts) = request.headers.get("x-accounts") else {
+    ///         return Ok(Vec::new()); // no lock
+    ///     };
+    ///     let accounts = accounts.to_str().map_err(|_| "x-accounts is not ASCII")?;
+    ///     let names = accounts.split(',').map(|account| {
+    ///         let account: u64 = account.trim().parse().map_err(|error| format!("no account: {error}"))?;
+    ///         Ok(format!("account:{account}"))
+    ///     });
+    ///     names.collect()
+    /// });
+    /// # drop(keys);
+    /// ```
+    #[track_caller]
+    pub fn from_fn(
+        most: usize,
+        find: impl Fn(&Parts) -> Result<Vec<String>, Cow<'static, str>> + Send + Sync + 'static,
+    ) -> Self {
+        assert!(most > 0, "0 names at most: no request could be locked");
+        Self(Which::Fn(Arc::new(find), most))
+    }
+
+    pub(crate) fn one(key: Key) -> Self {
+        Self(Which::One(key))
+    }
+
+    /// Whether no request can be locked.
+    pub(crate) fn are_none(&self) -> bool {
+        matches!(&self.0, Which::Each(keys) if keys.is_empty())
+    }
+
+    /// The names to lock, `None` to lock nothing.
+    pub(crate) fn find(&self, parts: &mut Parts) -> Result<Option<LockNames>, Problem> {
+        match &self.0 {
+            Which::One(key) => Ok(key.find(parts)?.map(LockNames::One)),
+            Which::Each(keys) => {
+                let found = keys.iter().map(|key| key.find(parts));
+                let names: Vec<_> = found
+                    .filter_map(Result::transpose)
+                    .collect::<Result<_, _>>()?;
+                Ok(LockNames::all(names))
+            }
+            Which::Fn(find, most) => {
+                let names = find(parts).map_err(Problem::refused_by_a_function)?;
+                let names = LockNames::all(names);
+                match names.as_ref().map(|names| names.as_slice().len()) {
+                    Some(count) if count > *most => Err(Problem::bad_key(format!(
+                        "The request names {count} different locks; it may name {most}."
+                    ))),
+                    _ => Ok(names),
+                }
+            }
+        }
+    }
+}
+
+impl From<Vec<Key>> for Keys {
+    fn from(keys: Vec<Key>) -> Self {
+        Self(Which::Each(keys))
+    }
+}
+
+impl<const N: usize> From<[Key; N]> for Keys {
+    fn from(keys: [Key; N]) -> Self {
+        Self::from(Vec::from(keys))
+    }
+}
+
+impl fmt::Debug for Keys {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            Which::One(key) => fmt::Debug::fmt(key, f),
+            Which::Each(keys) => f.debug_list().entries(keys).finish(),
+            Which::Fn(_, most) => write!(f, "Keys(a function, at most {most} names)"),
+        }
+    }
+}
