@@ -7,19 +7,15 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll, Waker, ready};
 
-use bytes::{Buf, Bytes};
+use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 use tokio::task::AbortHandle;
 
 use crate::deadline::{Deadline, Overdue};
+use crate::frame::{BoxError, Part, of_ours};
 use crate::guard::{AnyGuard, AnyHeld};
-use crate::response::Problem;
-
-/// What a body's error becomes, so that a lost lock ([`lockcore::Error`]) can be one too.
-pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
-
-pub(crate) type Part = Result<Frame<Bytes>, BoxError>;
+use crate::refusal::Problem;
 
 pin_project! {
     /// A response body that keeps the lock until it ends.
@@ -485,17 +481,6 @@ async fn lost(held: AnyHeld) -> lockcore::Error {
     match held.while_held(pending::<Infallible>()).await {
         Err(error) => error,
     }
-}
-
-pub(crate) fn of_ours<D: Buf, E: Into<BoxError>>(
-    part: Option<Result<Frame<D>, E>>,
-) -> Option<Part> {
-    part.map(|part| part.map(in_bytes).map_err(Into::into))
-}
-
-/// The same frame in the one kind of buffer that all servers take. Free of charge for [`Bytes`].
-pub(crate) fn in_bytes<D: Buf>(frame: Frame<D>) -> Frame<Bytes> {
-    frame.map_data(|mut data| data.copy_to_bytes(data.remaining()))
 }
 
 impl<B> fmt::Debug for LockBody<B> {

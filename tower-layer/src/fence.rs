@@ -1,6 +1,7 @@
 //! Fencing between services: the layer of the one that is written to. What it remembers is in
-//! `seen`, its answers in `response`; the layer of the one that writes is in `token`.
+//! `seen`, which requests pass in `gate`; the layer of the one that writes is in `token`.
 
+mod gate;
 mod seen;
 mod service;
 mod token;
@@ -9,18 +10,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{HeaderName, Response};
+use http::Response;
 use tower_layer::Layer;
 
 use crate::key::Key;
-use crate::response::{Answers, Refusal};
+use crate::refusal::{Answers, Refusal};
+use gate::Gate;
 use seen::Seen;
 pub use service::FenceService;
 pub use token::{TokenFuture, TokenLayer, TokenService};
-
-/// The header, and in gRPC the metadata, that carries a [`WriteToken`](lockcore::WriteToken) to the
-/// service that is written to: `lock-fencing-token`.
-pub const TOKEN_HEADER: HeaderName = HeaderName::from_static("lock-fencing-token");
 
 /// As many resources as fit into some 20 MB, if their names are as long as names of locks usually are.
 const MOST: usize = 100_000;
@@ -80,23 +78,18 @@ const AT_LEAST: Duration = Duration::from_secs(3600);
 /// Clones, and all services that are made by them, share one memory.
 #[derive(Clone, Debug)]
 #[must_use = "a layer does nothing until it is added to a service"]
-pub struct FenceLayer {
-    key: Key,
-    optional: bool,
-    seen: Arc<Seen>,
-    answers: Answers,
-}
+pub struct FenceLayer(Gate);
 
 impl FenceLayer {
     /// Fences, for each request, the resource that `key` finds in it. A request for which the key
     /// finds nothing and that it lets pass is not checked.
     pub fn new(key: Key) -> Self {
-        Self {
+        Self(Gate {
             key,
             optional: false,
             seen: Arc::new(Seen::new(MOST, AT_LEAST)),
             answers: Answers::default(),
-        }
+        })
     }
 
     /// Makes the responses to HTTP requests that are [refused](crate#answers): see
@@ -105,14 +98,14 @@ impl FenceLayer {
         mut self,
         make: impl Fn(Refusal<'_>) -> Response<B> + Send + Sync + 'static,
     ) -> Self {
-        self.answers.make_with(make);
+        self.0.answers.make_with(make);
         self
     }
 
     /// Lets a request without a token pass **unchecked**, beside all others: for reads, or until all
     /// callers send one. A token that is not one is refused all the same. Default: 400.
     pub fn optional(mut self) -> Self {
-        self.optional = true;
+        self.0.optional = true;
         self
     }
 
@@ -127,7 +120,7 @@ impl FenceLayer {
     ///
     /// Forgets what was remembered before the call.
     pub fn remember(mut self, resources: usize, at_least: Duration) -> Self {
-        self.seen = Arc::new(Seen::new(resources, at_least));
+        self.0.seen = Arc::new(Seen::new(resources, at_least));
         self
     }
 }
@@ -136,6 +129,6 @@ impl<S> Layer<S> for FenceLayer {
     type Service = FenceService<S>;
 
     fn layer(&self, inner: S) -> Self::Service {
-        FenceService::new(inner, self.clone())
+        FenceService::new(inner, self.0.clone())
     }
 }

@@ -9,21 +9,23 @@ use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use http::header::CONTENT_LENGTH;
+use http::request::Parts as RequestParts;
 use http::response::Parts;
 use http::{Method, Request, Response, StatusCode};
 use http_body::{Body, Frame};
-use lockcore::{OnLost, Wait};
+use lockcore::OnLost;
 use pin_project_lite::pin_project;
-use tokio::time::timeout;
 use tower_service::Service;
 
-use crate::body::{AtLoss, BoxError, End, Limits, LockBody, in_bytes};
+use crate::body::{AtLoss, End, Limits, LockBody};
 use crate::deadline::{Deadline, Overdue};
-use crate::fence::TOKEN_HEADER;
+use crate::frame::{BoxError, in_bytes};
 use crate::guard::{AnyGuard, LockNames};
-use crate::layer::{HoldUntil, Order, Settings, Upgrades};
+use crate::header::TOKEN_HEADER;
 use crate::read::{Reading, Unread};
-use crate::response::{Problem, Protocol, has_grpc_trailers};
+use crate::refusal::{Answers, Problem, Protocol, has_grpc_trailers};
+use crate::reserved::Reserved;
+use crate::settings::{HoldUntil, Order, Settings, Upgrades};
 
 pin_project! {
     /// The future of a [`LockService`](crate::LockService), and of a
@@ -69,7 +71,13 @@ impl<F, B, E> ResponseFuture<F, B, E> {
         }
     }
 
-    pub(crate) fn answered(response: Response<LockBody<B>>) -> Self {
+    /// Answers a request that is not handled.
+    pub(crate) fn refused(problem: Problem, answers: &Answers, request: &RequestParts) -> Self {
+        tracing::debug!(?problem, "request refused");
+        Self::answered(problem.into_response(answers, Protocol::of(request)))
+    }
+
+    fn answered(response: Response<LockBody<B>>) -> Self {
         Self {
             way: Way::Answered {
                 answer: ready(Ok(response)),
@@ -99,79 +107,6 @@ where
 impl<F, B, E> fmt::Debug for ResponseFuture<F, B, E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ResponseFuture").finish_non_exhaustive()
-    }
-}
-
-/// A service that was made ready. What that has reserved, as the permit of a limit, is kept only as
-/// long as nothing has to be waited for: requests that wait for one key must not use up what those for
-/// others need.
-pub(crate) struct Reserved<S> {
-    service: S,
-    is_ready: bool,
-}
-
-impl<S: Clone> Reserved<S> {
-    pub(crate) fn new(ready: S) -> Self {
-        Self {
-            service: ready,
-            is_ready: true,
-        }
-    }
-
-    /// Waits for something, and if that takes any time gives back what is reserved.
-    pub(crate) async fn until<T>(&mut self, event: impl Future<Output = T>) -> T {
-        let mut event = pin!(event);
-        match poll_fn(|cx| Poll::Ready(event.as_mut().poll(cx))).await {
-            Poll::Ready(value) => return value,
-            // A clone has reserved nothing, and the one that had is dropped.
-            Poll::Pending => self.service = self.service.clone(),
-        }
-        self.is_ready = false;
-        event.await
-    }
-
-    /// Asks again for what was given back.
-    async fn ready<Q>(&mut self) -> Result<(), S::Error>
-    where
-        S: Service<Q>,
-    {
-        if !self.is_ready {
-            poll_fn(|cx| self.service.poll_ready(cx)).await?;
-            self.is_ready = true;
-        }
-        Ok(())
-    }
-
-    pub(crate) async fn call<Q>(mut self, request: Q) -> Result<S::Response, S::Error>
-    where
-        S: Service<Q>,
-    {
-        self.ready().await?;
-        let answer = self.service.call(request);
-        // Whatever it still holds is let go before the lock is.
-        drop(self);
-        answer.await
-    }
-
-    /// The same, unless it has to be waited longer for the service than `wait`: then `None`. What keeps
-    /// it busy may be waiting for the lock.
-    async fn call_within<Q>(
-        mut self,
-        wait: Wait,
-        request: Q,
-    ) -> Result<Option<S::Response>, S::Error>
-    where
-        S: Service<Q>,
-    {
-        if !self.is_ready
-            && let Wait::For(wait) = wait
-        {
-            match timeout(wait, self.ready()).await {
-                Ok(ready) => ready?,
-                Err(_) => return Ok(None),
-            }
-        }
-        self.call(request).await.map(Some)
     }
 }
 

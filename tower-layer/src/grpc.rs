@@ -3,7 +3,7 @@
 use lockcore::Error;
 use tonic::{Code, Status};
 
-use crate::response::Problem;
+use crate::refusal::Problem;
 
 /// What the [layer](crate::LockLayer) answers a gRPC request that meets this error: for handlers that
 /// take a lock themselves.

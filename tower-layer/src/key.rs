@@ -9,9 +9,10 @@ use std::sync::Arc;
 use http::HeaderName;
 use http::request::Parts;
 
-use crate::response::Problem;
+use crate::header;
+use crate::refusal::Problem;
 use crate::source::{Missing, Source, Type, Writer};
-use crate::template::{self, Piece, Template};
+use crate::template::{Piece, Template};
 
 /// Finds the name of the lock in a request.
 ///
@@ -192,7 +193,7 @@ impl Key {
     where
         N: TryInto<HeaderName, Error: fmt::Display>,
     {
-        match template::header(name) {
+        match header::named(name) {
             Ok(name) => Self::of(Source::Header(name)),
             Err(mistake) => panic!("{mistake}"),
         }
@@ -238,7 +239,7 @@ impl Key {
     where
         N: TryInto<HeaderName, Error: fmt::Display>,
     {
-        match template::metadata(key) {
+        match header::metadata(key) {
             Ok(key) => Self::of(Source::Metadata(key)),
             Err(mistake) => panic!("{mistake}"),
         }
@@ -462,5 +463,62 @@ impl fmt::Debug for Key {
             .field("optional", &self.optional)
             .field("when", &self.when.as_ref().map(|_| "a function"))
             .finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use http::Request;
+
+    use super::*;
+
+    /// Every pair of values of up to three characters that have a meaning somewhere.
+    #[test]
+    fn no_two_requests_share_a_name_unless_their_values_agree() {
+        let characters = ["%", ":", "3", "A", "-"];
+        let mut values = vec![String::new()];
+        for length in 1..=3 {
+            let shorter: Vec<String> = values
+                .iter()
+                .filter(|v| v.len() == length - 1)
+                .cloned()
+                .collect();
+            let longer = shorter
+                .iter()
+                .flat_map(|v| characters.map(|char| format!("{v}{char}")));
+            values.extend(longer.collect::<Vec<_>>());
+        }
+        for template in [
+            "{header.a}:{header.b}",
+            "3A{header.a}%3A:3A{header.b}:",
+            "{header.a}-:{header.b}",
+        ] {
+            let key = Key::template(template);
+            let mut names = HashMap::new();
+            // An empty value is refused.
+            for a in &values[1..] {
+                for b in &values[1..] {
+                    let request = Request::builder().header("a", a).header("b", b);
+                    let (mut parts, ()) = request.body(()).unwrap().into_parts();
+                    let name = key.find(&mut parts).ok().flatten().unwrap();
+                    if let Some(other) = names.insert(name.clone(), (a, b)) {
+                        panic!("{template}: {name} is of {other:?} and of {:?}", (a, b));
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_single_value_stays_as_it_is_so_that_others_find_the_name() {
+        let key = Key::template("order:{header.id}:open");
+        let request = Request::builder().header("id", "a:b%c");
+        let (mut parts, ()) = request.body(()).unwrap().into_parts();
+
+        let name = key.find(&mut parts).ok().flatten();
+
+        assert_eq!(name.as_deref(), Some("order:a:b%c:open"));
     }
 }

@@ -8,7 +8,7 @@ use http::request::Parts;
 
 use crate::guard::LockNames;
 use crate::key::Key;
-use crate::response::Problem;
+use crate::refusal::Problem;
 
 /// Finds the names of the locks that a request takes together: see [`LockLayer::all`](crate::LockLayer::all).
 ///

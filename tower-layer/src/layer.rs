@@ -1,23 +1,22 @@
-//! The layer: what to lock and how to ask for it. What happens per request is in `service`.
+//! The layer: what users tell it. What that means for a request is in `settings`, what happens to one in `service`.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::request::Parts;
-use http::{HeaderName, Method, Response, StatusCode};
-use lockcore::{FULL, Lock, Locks, OnLost, Wait};
+use http::{HeaderName, Response, StatusCode};
+use lockcore::{FULL, Locks, OnLost, Wait};
 use tower_layer::Layer;
 
-use crate::deadline::{self, Deadline};
-use crate::guard::{AnyLock, LockNames};
+use crate::header;
 use crate::key::Key;
 use crate::keys::Keys;
 use crate::names::Names;
 use crate::read::{AsItComes, BodyFirst};
-use crate::response::{Answers, Problem, Protocol, Refusal};
+use crate::refusal::Refusal;
 use crate::service::LockService;
-use crate::waiters::{Waiter, Waiters};
+use crate::settings::{HoldUntil, Settings, Side, Upgrades};
+use crate::waiters::Waiters;
 
 /// Puts a lock around every request of a service: see the [crate's page](crate).
 ///
@@ -38,73 +37,6 @@ use crate::waiters::{Waiter, Waiters};
 #[derive(Clone, Debug)]
 #[must_use = "a layer does nothing until it is added to a service"]
 pub struct LockLayer<R = AsItComes>(Settings, R);
-
-/// Until when a request keeps its lock.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum HoldUntil {
-    /// The handler has answered: what the body still does while it is sent, it does without the lock.
-    Headers,
-    /// The response body has ended, or was dropped because the client went away.
-    #[default]
-    BodyEnd,
-}
-
-/// What happens to a request for an upgraded connection (a web socket, a tunnel), whose lock ends with the
-/// answer to it, and not with the connection.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Upgrades {
-    /// It is answered with 501, and the handler not called.
-    #[default]
-    Refuse,
-    /// It is handled under the lock, which ends with the answer: what goes over the connection then does
-    /// so **without it**.
-    HandshakeOnly,
-}
-
-/// What the layer was told, shared by the services that it makes.
-#[derive(Clone, Debug)]
-pub(crate) struct Settings {
-    locks: Locks,
-    pub(crate) keys: Keys,
-    side: Side,
-    wait: Option<Wait>,
-    ttl: Option<Duration>,
-    min_hold: Duration,
-    pub(crate) max_hold: Option<Duration>,
-    label: Option<&'static str>,
-    reentrant: bool,
-    deadline_header: Option<HeaderName>,
-    pub(crate) on_lost: OnLost,
-    pub(crate) hold_until: HoldUntil,
-    pub(crate) upgrades: Upgrades,
-    waiters: Option<Arc<Waiters>>,
-    names: Option<Arc<Names>>,
-    pub(crate) token_header: bool,
-    pub(crate) answers: Answers,
-}
-
-/// How requests with the same key exclude each other.
-#[derive(Clone, Copy, Debug)]
-enum Side {
-    Exclusive,
-    Shared,
-    SharedIfSafe,
-    Permits(u32, u32),
-}
-
-/// One request's lock, or locks.
-pub(crate) struct Order {
-    pub(crate) lock: AnyLock,
-    /// Their names, if it takes several.
-    pub(crate) keys: Vec<String>,
-    /// Nobody else can hold it meanwhile, so that its token fences.
-    pub(crate) exclusive: bool,
-    /// It is for the client's sake that it waits no longer.
-    pub(crate) deadline_is_the_bound: bool,
-    pub(crate) wait: Wait,
-    /// Count until the lock is taken.
-    pub(crate) waiters: Vec<Waiter>,
-}
 
 impl LockLayer {
     /// Locks, for each request, the name that `key` finds in it.
@@ -157,26 +89,7 @@ impl LockLayer {
     }
 
     fn by(locks: Locks, keys: Keys) -> Self {
-        let settings = Settings {
-            locks,
-            keys,
-            side: Side::Exclusive,
-            wait: None,
-            ttl: None,
-            min_hold: Duration::ZERO,
-            max_hold: None,
-            label: None,
-            reentrant: true,
-            deadline_header: None,
-            on_lost: OnLost::default(),
-            hold_until: HoldUntil::default(),
-            upgrades: Upgrades::default(),
-            waiters: None,
-            names: None,
-            token_header: false,
-            answers: Answers::default(),
-        };
-        Self(settings, AsItComes)
+        Self(Settings::new(locks, keys), AsItComes)
     }
 
     /// Reads the body of a request before its lock is asked for: up to `limit` bytes, which are kept in
@@ -278,7 +191,7 @@ impl<R> LockLayer<R> {
     where
         N: TryInto<HeaderName, Error: std::fmt::Display>,
     {
-        match crate::template::header(name) {
+        match header::named(name) {
             Ok(name) => self.0.deadline_header = Some(name),
             Err(mistake) => panic!("{mistake}"),
         }
@@ -462,116 +375,6 @@ impl<R> LockLayer<R> {
     pub fn upgrades(mut self, policy: Upgrades) -> Self {
         self.0.upgrades = policy;
         self
-    }
-}
-
-impl Settings {
-    /// Whether a request would be refused by what this process knows of its name, before its body is read. Nothing is
-    /// counted: what is still to be read may never come.
-    pub(crate) fn foresee(&self, names: &LockNames, method: &Method) -> Result<(), Problem> {
-        let mut names = names.as_slice().iter();
-        if let Some(met) = &self.names {
-            let looked = names.clone().try_for_each(|name| met.look(name));
-            looked.map_err(Problem::too_many_names)?;
-        }
-        // Those who share may get the lock at once, however many others are asking for it.
-        let waiters = self.waiters.as_ref().filter(|_| self.is_exclusive(method));
-        match waiters.and_then(|waiters| names.find(|name| waiters.is_full(name))) {
-            Some(name) => Err(Problem::crowded(name.clone())),
-            None => Ok(()),
-        }
-    }
-
-    fn is_exclusive(&self, method: &Method) -> bool {
-        match self.side {
-            Side::Exclusive => true,
-            Side::SharedIfSafe => !method.is_safe(),
-            Side::Shared | Side::Permits(..) => false,
-        }
-    }
-
-    /// Counts the names, if there is room for them. Of several, those before the first for which there is none stay
-    /// counted.
-    pub(crate) fn admit(&self, names: &LockNames) -> Result<(), Problem> {
-        let Some(met) = &self.names else {
-            return Ok(());
-        };
-        let admitted = names.as_slice().iter().try_for_each(|name| met.admit(name));
-        admitted.map_err(Problem::too_many_names)
-    }
-
-    /// What a request asks for.
-    pub(crate) fn order(
-        &self,
-        names: LockNames,
-        method: &Method,
-        deadline: Option<Deadline>,
-    ) -> Order {
-        let waiters = match &self.waiters {
-            Some(waiters) => waiters.join_all(names.as_slice()),
-            None => Some(Vec::new()),
-        };
-        let wait = match waiters {
-            None => Wait::For(Duration::ZERO),
-            Some(_) => self.wait.unwrap_or_else(|| self.locks.default_wait()),
-        };
-        let bound = deadline.map(Deadline::wait).filter(|bound| match wait {
-            Wait::For(wait) => *bound < wait,
-            Wait::Forever => true,
-        });
-        let wait = bound.map_or(wait, Wait::For);
-        let exclusive = self.is_exclusive(method);
-        let (lock, keys) = match names {
-            LockNames::One(name) => {
-                let lock = self.lock(name, exclusive).wait(wait);
-                (AnyLock::One(lock), Vec::new())
-            }
-            LockNames::All(names) => {
-                let all = names.iter().map(|name| self.lock(name.clone(), exclusive));
-                (AnyLock::All(Locks::all(all).wait(wait)), names)
-            }
-        };
-        Order {
-            lock,
-            keys,
-            exclusive,
-            deadline_is_the_bound: bound.is_some(),
-            wait,
-            waiters: waiters.unwrap_or_default(),
-        }
-    }
-
-    fn lock(&self, name: String, exclusive: bool) -> Lock {
-        let locks = &self.locks;
-        let mut lock = match self.side {
-            Side::Exclusive => locks.mutex(name),
-            Side::SharedIfSafe if exclusive => locks.rwlock(name).write(),
-            Side::Shared | Side::SharedIfSafe => locks.rwlock(name).read(),
-            Side::Permits(permits, of) => locks.semaphore(name, of).permits(permits),
-        };
-        if let Some(ttl) = self.ttl {
-            lock = lock.ttl(ttl);
-        }
-        if let Some(limit) = self.max_hold {
-            lock = lock.max_hold(limit);
-        }
-        if let Some(label) = self.label {
-            lock = lock.label(label);
-        }
-        lock.min_hold(self.min_hold)
-            .on_lost(self.on_lost)
-            .reentrant(self.reentrant)
-    }
-
-    /// What the client says of its deadline, counted from now.
-    pub(crate) fn deadline(&self, request: &Parts, protocol: &Protocol) -> Option<Deadline> {
-        match (protocol, &self.deadline_header) {
-            (Protocol::Grpc(_), _) => Deadline::after(deadline::of_grpc(&request.headers)?, true),
-            (Protocol::Http, Some(name)) => {
-                Deadline::after(deadline::of_header(&request.headers, name)?, false)
-            }
-            (Protocol::Http, None) => None,
-        }
     }
 }
 

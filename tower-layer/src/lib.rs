@@ -333,48 +333,66 @@
 //! changes what the layer does. Beside `lockcore`, the crate depends on the small crates that tower and hyper are
 //! made of, and on a Bloom filter.
 
-mod body;
-mod deadline;
+// The floors of this crate, from the top. A file uses files of its own floor and of those below, never of one above, and
+// there is no circle.
+
+// What users add to a service, and what their handlers take.
 #[cfg(feature = "axum")]
 mod extract;
 mod fence;
-mod future;
 #[cfg(feature = "tonic")]
 mod grpc;
-mod guard;
-mod key;
-mod keys;
 mod layer;
-mod names;
 #[cfg(feature = "axum")]
 mod problem;
-pub mod read;
-mod response;
-mod service;
-mod source;
-mod template;
-mod waiters;
 pub mod work;
 
-pub use body::{BoxError, LockBody};
+// What happens to a request, and to its response.
+mod body;
+mod future;
+mod reserved;
+mod response;
+mod service;
+
+// What is asked for a request: its names, the options, the reasons to refuse it.
+mod key;
+mod keys;
+mod refusal;
+mod settings;
+mod source;
+mod template;
+
+// What stands on its own.
+mod deadline;
+mod frame;
+mod guard;
+mod header;
+mod names;
+pub mod read;
+mod waiters;
+
+pub use body::LockBody;
 #[cfg(feature = "axum")]
 #[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
 pub use extract::{Held, MultiHeld, NotLocked};
-pub use fence::{FenceLayer, FenceService, TOKEN_HEADER, TokenFuture, TokenLayer, TokenService};
+pub use fence::{FenceLayer, FenceService, TokenFuture, TokenLayer, TokenService};
+pub use frame::BoxError;
 pub use future::ResponseFuture;
 #[cfg(feature = "tonic")]
 #[cfg_attr(docsrs, doc(cfg(feature = "tonic")))]
 pub use grpc::status;
+pub use header::TOKEN_HEADER;
 pub use key::Key;
 pub use keys::Keys;
-pub use layer::{HoldUntil, LockLayer, Upgrades};
+pub use layer::LockLayer;
 #[cfg(feature = "axum")]
 #[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
 pub use problem::Problem;
 #[doc(inline)]
 pub use read::RequestBody;
-pub use response::Refusal;
+pub use refusal::Refusal;
 pub use service::LockService;
+pub use settings::{HoldUntil, Upgrades};
 #[doc(inline)]
 pub use work::{WorkFuture, WorkLayer, WorkService};
 

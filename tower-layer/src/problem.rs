@@ -7,7 +7,7 @@ use axum::response::{IntoResponse, Response};
 use lockcore::Error;
 
 use crate::body::LockBody;
-use crate::response::{self, Answers, Protocol};
+use crate::refusal::{self, Answers, Protocol};
 
 /// An error of a lock as the [layer](crate::LockLayer) answers it: for handlers, and functions that they call,
 /// that take a lock themselves. `?` makes one of a [`lockcore::Error`].
@@ -41,7 +41,7 @@ impl From<Error> for Problem {
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
         tracing::debug!(error = %self.0, "answered with a problem");
-        let problem = response::Problem::met_by_a_handler(&self.0);
+        let problem = refusal::Problem::met_by_a_handler(&self.0);
         let response: http::Response<LockBody<Body>> =
             problem.into_response(&Answers::default(), Protocol::Http);
         response.map(Body::new)

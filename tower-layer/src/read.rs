@@ -19,7 +19,7 @@ use http_body_util::{BodyExt, LengthLimitError, Limited};
 use pin_project_lite::pin_project;
 use tokio::time::timeout;
 
-use crate::body::{BoxError, of_ours};
+use crate::frame::{BoxError, of_ours};
 
 /// What a layer does with the bodies of its requests. For [`AsItComes`] and [`BodyFirst`] only.
 pub trait Reading<B>: Clone + Send + Sync + 'static {

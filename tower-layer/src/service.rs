@@ -1,7 +1,6 @@
 //! The service: finds the key and decides whether there is anything to lock. The way of a request
 //! under its lock is in `future`.
 
-use std::mem;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
@@ -11,11 +10,13 @@ use http::{HeaderValue, Method, Request, Response};
 use http_body::Body;
 use tower_service::Service;
 
-use crate::body::{BoxError, LockBody};
-use crate::future::{Reserved, ResponseFuture, Want, under_lock};
-use crate::layer::{Settings, Upgrades};
+use crate::body::LockBody;
+use crate::frame::BoxError;
+use crate::future::{ResponseFuture, Want, under_lock};
 use crate::read::{AsItComes, Reading};
-use crate::response::{Answers, Problem, Protocol};
+use crate::refusal::{Problem, Protocol};
+use crate::reserved::Reserved;
+use crate::settings::{Settings, Upgrades};
 
 /// A service whose requests are locked by key. Made by [`LockLayer`](crate::LockLayer).
 #[derive(Clone, Debug)]
@@ -81,7 +82,7 @@ where
             protocol,
             settings: Arc::clone(settings),
         };
-        let reserved = Reserved::new(take_ready(&mut self.inner));
+        let reserved = Reserved::take(&mut self.inner);
         let reading = self.reading.clone();
         let request = Request::from_parts(parts, body);
         ResponseFuture::locked(under_lock(want, reading, reserved, request))
@@ -90,25 +91,8 @@ where
 
 impl<S, R> LockService<S, R> {
     fn refuse<F, RB, E>(&self, problem: Problem, request: &Parts) -> ResponseFuture<F, RB, E> {
-        refuse(problem, &self.settings.answers, request)
+        ResponseFuture::refused(problem, &self.settings.answers, request)
     }
-}
-
-/// The service that was made ready: it goes along with its request. What is left is a clone, which may
-/// not be ready.
-pub(crate) fn take_ready<S: Clone>(service: &mut S) -> S {
-    let clone = service.clone();
-    mem::replace(service, clone)
-}
-
-pub(crate) fn refuse<F, RB, E>(
-    problem: Problem,
-    answers: &Answers,
-    request: &Parts,
-) -> ResponseFuture<F, RB, E> {
-    tracing::debug!(?problem, "request refused");
-    let protocol = Protocol::of(request);
-    ResponseFuture::answered(problem.into_response(answers, protocol))
 }
 
 /// It asks what could be asked for, and is not part of any work: a browser sends it ahead. With a content it may be

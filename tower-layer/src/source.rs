@@ -9,7 +9,7 @@ use std::sync::Arc;
 use http::request::Parts;
 use http::{Extensions, HeaderName};
 
-use crate::response::Problem;
+use crate::refusal::Problem;
 
 /// What [`lockcore::Name`] takes. A client that sends more is told so with 400; it is not our
 /// configuration that is wrong then.

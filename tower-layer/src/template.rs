@@ -8,8 +8,7 @@
 
 use std::fmt;
 
-use http::HeaderName;
-
+use crate::header;
 use crate::source::{Source, Type};
 
 /// What a name is made of, in order.
@@ -116,8 +115,8 @@ fn source(placeholder: &str) -> Result<Source, String> {
         _ => (placeholder, None),
     };
     match (of, name) {
-        ("header", Some(name)) => header(name).map(Source::Header),
-        ("metadata", Some(name)) => metadata(name).map(Source::Metadata),
+        ("header", Some(name)) => header::named(name).map(Source::Header),
+        ("metadata", Some(name)) => header::metadata(name).map(Source::Metadata),
         ("query", Some(name)) => Ok(Source::Query(name.into())),
         ("grpc_method", None) => Ok(Source::GrpcMethod),
         #[cfg(feature = "axum")]
@@ -158,30 +157,6 @@ fn integer(name: &str) -> Result<Type, String> {
             ));
         }
     })
-}
-
-pub(crate) fn header<N>(name: N) -> Result<HeaderName, String>
-where
-    N: TryInto<HeaderName, Error: fmt::Display>,
-{
-    name.try_into()
-        .map_err(|error| format!("not the name of a header: {error}"))
-}
-
-/// # Errors
-///
-/// Also for a binary one: base64 has several texts for one value, which would be several locks.
-pub(crate) fn metadata<N>(key: N) -> Result<HeaderName, String>
-where
-    N: TryInto<HeaderName, Error: fmt::Display>,
-{
-    let key = header(key)?;
-    match key.as_str().ends_with("-bin") {
-        true => Err(format!(
-            "the metadata \"{key}\" is binary; decode it in Key::from_fn"
-        )),
-        false => Ok(key),
-    }
 }
 
 fn delimiters(pieces: &[Piece]) -> Result<String, String> {
@@ -234,12 +209,7 @@ impl fmt::Debug for Template {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::HashMap;
-
-    use http::Request;
-
     use super::*;
-    use crate::key::Key;
 
     #[track_caller]
     fn assert_mistake(text: &str, expected: &str) {
@@ -287,53 +257,5 @@ mod tests {
     fn what_needs_axum_says_so() {
         assert_mistake("{path.id}", "feature `axum`");
         assert_mistake("{matched_path}", "feature `axum`");
-    }
-
-    /// Every pair of values of up to three characters that have a meaning somewhere.
-    #[test]
-    fn no_two_requests_share_a_name_unless_their_values_agree() {
-        let characters = ["%", ":", "3", "A", "-"];
-        let mut values = vec![String::new()];
-        for length in 1..=3 {
-            let shorter: Vec<String> = values
-                .iter()
-                .filter(|v| v.len() == length - 1)
-                .cloned()
-                .collect();
-            let longer = shorter
-                .iter()
-                .flat_map(|v| characters.map(|char| format!("{v}{char}")));
-            values.extend(longer.collect::<Vec<_>>());
-        }
-        for template in [
-            "{header.a}:{header.b}",
-            "3A{header.a}%3A:3A{header.b}:",
-            "{header.a}-:{header.b}",
-        ] {
-            let key = Key::template(template);
-            let mut names = HashMap::new();
-            // An empty value is refused.
-            for a in &values[1..] {
-                for b in &values[1..] {
-                    let request = Request::builder().header("a", a).header("b", b);
-                    let (mut parts, ()) = request.body(()).unwrap().into_parts();
-                    let name = key.find(&mut parts).ok().flatten().unwrap();
-                    if let Some(other) = names.insert(name.clone(), (a, b)) {
-                        panic!("{template}: {name} is of {other:?} and of {:?}", (a, b));
-                    }
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn a_single_value_stays_as_it_is_so_that_others_find_the_name() {
-        let key = Key::template("order:{header.id}:open");
-        let request = Request::builder().header("id", "a:b%c");
-        let (mut parts, ()) = request.body(()).unwrap().into_parts();
-
-        let name = key.find(&mut parts).ok().flatten();
-
-        assert_eq!(name.as_deref(), Some("order:a:b%c:open"));
     }
 }

@@ -15,9 +15,8 @@ use pin_project_lite::pin_project;
 use tower_layer::Layer;
 use tower_service::Service;
 
-use crate::future::Reserved;
 use crate::guard::AnyGuard;
-use crate::service::take_ready;
+use crate::reserved::Reserved;
 
 /// Puts a lock around every request of any service: the worker of a job queue, a client of another service.
 ///
@@ -240,7 +239,7 @@ where
                 inner: self.inner.call(request),
             },
             Ok(Some(lock)) => {
-                let reserved = Reserved::new(take_ready(&mut self.inner));
+                let reserved = Reserved::take(&mut self.inner);
                 let (on_busy, on_error) = (self.layer.on_busy.clone(), self.layer.on_error.clone());
                 Way::Locked {
                     work: Box::pin(under_lock(lock, reserved, request, on_busy, on_error)),

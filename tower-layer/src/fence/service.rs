@@ -1,33 +1,32 @@
-//! The service of a fence: finds resource and token, and lets through whoever is not late.
+//! The service of a fence: has a request wait until it may begin.
 
 use std::task::{Context, Poll};
 
-use http::request::Parts;
 use http::{Request, Response};
 use http_body::Body;
-use lockcore::WriteToken;
 use tower_service::Service;
 
-use crate::body::{BoxError, LockBody};
-use crate::fence::seen::{Pass, Shut};
-use crate::fence::{FenceLayer, TOKEN_HEADER};
+use super::gate::Gate;
+use super::seen::Pass;
+use crate::body::LockBody;
+use crate::frame::BoxError;
 use crate::future::ResponseFuture;
-use crate::response::{Answers, Problem, Protocol};
-use crate::service::{refuse, take_ready};
+use crate::refusal::{Answers, Problem, Protocol};
+use crate::reserved::Reserved;
 
-/// A service that late requests do not reach. Made by [`FenceLayer`].
+/// A service that late requests do not reach. Made by [`FenceLayer`](crate::FenceLayer).
 ///
 /// A request that waits for one with a lower token leaves without a trace when its client goes away;
 /// but that its token was seen stays.
 #[derive(Clone, Debug)]
 pub struct FenceService<S> {
     inner: S,
-    fence: FenceLayer,
+    gate: Gate,
 }
 
 impl<S> FenceService<S> {
-    pub(crate) fn new(inner: S, fence: FenceLayer) -> Self {
-        Self { inner, fence }
+    pub(super) fn new(inner: S, gate: Gate) -> Self {
+        Self { inner, gate }
     }
 }
 
@@ -50,58 +49,21 @@ where
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let (mut parts, body) = request.into_parts();
-        let pass = match self.fence.pass(&mut parts) {
+        let pass = match self.gate.pass(&mut parts) {
             Ok(pass) => pass,
-            Err(problem) => return refuse(problem, &self.fence.answers, &parts),
+            Err(problem) => return ResponseFuture::refused(problem, &self.gate.answers, &parts),
         };
         let protocol = Protocol::of(&parts);
         let request = Request::from_parts(parts, body);
         match pass {
             Some(pass) => {
-                let ready = take_ready(&mut self.inner);
-                let answers = self.fence.answers.clone();
-                ResponseFuture::locked(behind_the_fence(pass, protocol, answers, ready, request))
+                let reserved = Reserved::take(&mut self.inner);
+                let answers = self.gate.answers.clone();
+                ResponseFuture::locked(behind_the_fence(pass, protocol, answers, reserved, request))
             }
             None => ResponseFuture::pass_through(self.inner.call(request)),
         }
     }
-}
-
-impl FenceLayer {
-    /// `None`: there is nothing to check.
-    fn pass(&self, parts: &mut Parts) -> Result<Option<Pass>, Problem> {
-        let Some(resource) = self.key.find(parts)? else {
-            return Ok(None);
-        };
-        let Some(token) = token(parts)? else {
-            return match self.optional {
-                true => Ok(None),
-                false => Err(Problem::no_token("is missing")),
-            };
-        };
-        match self.seen.enter(&resource, token) {
-            Ok(pass) => {
-                parts.extensions.insert(token);
-                Ok(Some(pass))
-            }
-            Err(Shut::Late) => Err(Problem::late()),
-            Err(Shut::Full { room_in }) => Err(Problem::fence_full(room_in)),
-        }
-    }
-}
-
-fn token(parts: &Parts) -> Result<Option<WriteToken>, Problem> {
-    let mut values = parts.headers.get_all(TOKEN_HEADER).iter();
-    let Some(value) = values.next() else {
-        return Ok(None);
-    };
-    if values.next().is_some() {
-        return Err(Problem::no_token("is there more than once"));
-    }
-    let token = value.to_str().ok().and_then(|text| text.parse().ok());
-    token
-        .map(Some)
-        .ok_or_else(|| Problem::no_token("is not a fencing token"))
 }
 
 /// Dropped at any point, this drops the inner future before the pass, which came first.
@@ -109,18 +71,15 @@ async fn behind_the_fence<S, B, RB>(
     mut pass: Pass,
     protocol: Protocol,
     answers: Answers,
-    mut service: S,
+    reserved: Reserved<S>,
     request: Request<B>,
 ) -> Result<Response<LockBody<RB>>, S::Error>
 where
-    S: Service<Request<B>, Response = Response<RB>>,
+    S: Service<Request<B>, Response = Response<RB>> + Clone,
 {
     if pass.begin().await.is_err() {
         return Ok(Problem::late().into_response(&answers, protocol));
     }
-    let inner = service.call(request);
-    // Whatever it still holds is let go before the next may begin.
-    drop(service);
-    let response = inner.await?;
+    let response = reserved.call(request).await?;
     Ok(response.map(LockBody::pass_through))
 }

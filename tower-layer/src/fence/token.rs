@@ -12,8 +12,8 @@ use pin_project_lite::pin_project;
 use tower_layer::Layer;
 use tower_service::Service;
 
-use crate::body::BoxError;
-use crate::fence::TOKEN_HEADER;
+use crate::frame::BoxError;
+use crate::header::TOKEN_HEADER;
 
 /// Sends the fencing token of a lock with a request, as the header (in gRPC: the metadata)
 /// `lock-fencing-token`. For clients that are tower services of [`http::Request`]: those of hyper-util,

@@ -1,0 +1,36 @@
+//! Headers: that of the fencing token, and names that users give.
+
+use std::fmt;
+
+use http::HeaderName;
+
+/// The header, and in gRPC the metadata, that carries a [`WriteToken`](lockcore::WriteToken) to the
+/// service that is written to: `lock-fencing-token`.
+pub const TOKEN_HEADER: HeaderName = HeaderName::from_static("lock-fencing-token");
+
+/// # Errors
+///
+/// If `name` cannot be the name of a header: a sentence that says so.
+pub(crate) fn named<N>(name: N) -> Result<HeaderName, String>
+where
+    N: TryInto<HeaderName, Error: fmt::Display>,
+{
+    name.try_into()
+        .map_err(|error| format!("not the name of a header: {error}"))
+}
+
+/// # Errors
+///
+/// Also for a binary one: base64 has several texts for one value, which would be several locks.
+pub(crate) fn metadata<N>(key: N) -> Result<HeaderName, String>
+where
+    N: TryInto<HeaderName, Error: fmt::Display>,
+{
+    let key = named(key)?;
+    match key.as_str().ends_with("-bin") {
+        true => Err(format!(
+            "the metadata \"{key}\" is binary; decode it in Key::from_fn"
+        )),
+        false => Ok(key),
+    }
+}

@@ -1,0 +1,702 @@
+//! Requests that the layer answers itself: why, and what is said about it in problem details (RFC 9457) and in gRPC. The
+//! responses are made in `response`.
+
+use std::borrow::Cow;
+use std::fmt::{self, Write};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::CONTENT_TYPE;
+use http::request::Parts;
+use http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
+use lockcore::{Error, ErrorKind};
+use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
+
+use crate::guard::LockNames;
+use crate::header::TOKEN_HEADER;
+use crate::read::Unread;
+
+/// What the layer was told about its answers.
+#[derive(Clone)]
+pub(crate) struct Answers {
+    pub(crate) busy_status: StatusCode,
+    pub(crate) retry_after: Duration,
+    /// Whether the client is told the name of the lock.
+    pub(crate) name_key: bool,
+    /// What makes the response to HTTP instead.
+    pub(crate) own: Option<Arc<Own>>,
+}
+
+type Own = dyn Fn(Refusal<'_>) -> Response<Bytes> + Send + Sync;
+
+impl Default for Answers {
+    fn default() -> Self {
+        Self {
+            busy_status: StatusCode::CONFLICT,
+            retry_after: Duration::from_secs(1),
+            name_key: true,
+            own: None,
+        }
+    }
+}
+
+impl Answers {
+    pub(crate) fn make_with<B: Into<Bytes>>(
+        &mut self,
+        make: impl Fn(Refusal<'_>) -> Response<B> + Send + Sync + 'static,
+    ) {
+        self.own = Some(Arc::new(move |refusal| make(refusal).map(Into::into)));
+    }
+}
+
+impl fmt::Debug for Answers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Answers")
+            .field("busy_status", &self.busy_status)
+            .field("retry_after", &self.retry_after)
+            .field("name_key", &self.name_key)
+            .field("own", &self.own.as_ref().map(|_| "a function"))
+            .finish()
+    }
+}
+
+/// A request that a layer is about to answer itself, for a function that makes the response:
+/// [`LockLayer::refuse_with`](crate::LockLayer::refuse_with),
+/// [`FenceLayer::refuse_with`](crate::FenceLayer::refuse_with).
+#[derive(Clone, Copy, Debug)]
+pub struct Refusal<'a> {
+    problem: &'a Problem,
+    answers: &'a Answers,
+}
+
+impl<'a> Refusal<'a> {
+    pub(crate) fn of(problem: &'a Problem, answers: &'a Answers) -> Self {
+        Self { problem, answers }
+    }
+
+    /// Why: the section among [the answers](crate#answers) that explains it, as in a link to it. It is
+    /// `lock-held` if another request holds the lock.
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        self.problem.kind.section()
+    }
+
+    /// The status that the layer answers with.
+    #[must_use]
+    pub fn status(&self) -> StatusCode {
+        self.problem.status(self.answers)
+    }
+
+    /// The same for every refusal of this kind, as `Locked by another request`.
+    #[must_use]
+    pub fn title(&self) -> &'static str {
+        self.problem.kind.title()
+    }
+
+    /// What happened, and what can be done about it. It may contain what the client has sent.
+    #[must_use]
+    pub fn detail(&self) -> &'a str {
+        &self.problem.detail
+    }
+
+    /// The name of the lock, if it is known, and not [hidden](crate::LockLayer::hide_key). Where a request takes several
+    /// it is the one that was held by another, or lost; see [`keys`](Self::keys).
+    #[must_use]
+    pub fn key(&self) -> Option<&'a str> {
+        self.problem.key.as_deref()
+    }
+
+    /// The names of all locks that the request takes, in order, if they are known and not hidden: the one, or those of a
+    /// layer that takes [several](crate::LockLayer::all).
+    #[must_use]
+    pub fn keys(&self) -> &'a [String] {
+        match &*self.problem.keys {
+            [] => self.problem.key.as_slice(),
+            several => several,
+        }
+    }
+
+    /// When it may be tried again, in whole seconds. `None` if that will not help.
+    #[must_use]
+    pub fn retry_after(&self) -> Option<Duration> {
+        let seconds = || self.problem.retry_after(self.answers);
+        let may_be_repeated = self.problem.may_be_repeated();
+        may_be_repeated.then(|| Duration::from_secs(seconds()))
+    }
+
+    /// What the layer answers with, as JSON: for a response that only differs in its headers.
+    #[must_use]
+    pub fn to_json(&self) -> String {
+        self.problem.json(self.status())
+    }
+}
+
+/// How the client speaks, and so how it is answered.
+#[derive(Clone, Debug)]
+pub(crate) enum Protocol {
+    Http,
+    /// With the content type of its request, which is that of the answer.
+    Grpc(HeaderValue),
+}
+
+/// Why a request has no ordinary response.
+///
+/// No text is the store's: that may name hosts, and is for the logs. Those of [`Kind::Key`] may quote the client, or be of
+/// the service's own.
+#[derive(Debug)]
+pub(crate) struct Problem {
+    kind: Kind,
+    detail: Cow<'static, str>,
+    /// The lock that it is about.
+    key: Option<String>,
+    /// All locks of the request, if it takes several.
+    keys: Vec<String>,
+    /// When the lock is free if nobody renews it, if that is known.
+    free_in: Option<Duration>,
+}
+
+/// The sections of the crate's page that explain it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Held,
+    /// Held, and it was the client that would not wait for longer.
+    Deadline,
+    Unavailable,
+    Lost,
+    /// The client's deadline has passed.
+    Overdue,
+    Key,
+    /// There is no room for another name.
+    Names,
+    Upgrade,
+    Body(Unread),
+    Misconfigured,
+    /// Of a fence: a higher token was here.
+    Late,
+    Token,
+    Full,
+}
+
+/// <https://grpc.github.io/grpc/core/md_doc_statuscodes.html>
+#[derive(Clone, Copy, Debug)]
+enum GrpcCode {
+    Cancelled = 1,
+    InvalidArgument = 3,
+    DeadlineExceeded = 4,
+    ResourceExhausted = 8,
+    FailedPrecondition = 9,
+    Aborted = 10,
+    Unimplemented = 12,
+    Internal = 13,
+    Unavailable = 14,
+}
+
+impl Protocol {
+    pub(crate) fn of(request: &Parts) -> Self {
+        match request.headers.get(CONTENT_TYPE) {
+            Some(content) if request.method == Method::POST && is_grpc(content) => {
+                Self::Grpc(content.clone())
+            }
+            _ => Self::Http,
+        }
+    }
+}
+
+/// A content type of gRPC or gRPC-Web, with the format of its messages and parameters or without. Not
+/// one that merely begins like it: its sender would take the refusal, which is a 200, for a success.
+fn is_grpc(content: &HeaderValue) -> bool {
+    let content = content.as_bytes();
+    let end = content.iter().position(|byte| b"+; \t".contains(byte));
+    let kind = &content[..end.unwrap_or(content.len())];
+    [
+        "application/grpc",
+        "application/grpc-web",
+        "application/grpc-web-text",
+    ]
+    .iter()
+    .any(|grpc| kind.eq_ignore_ascii_case(grpc.as_bytes()))
+}
+
+/// Whether a response can say how it went in its trailers. In gRPC-Web these are part of the body.
+pub(crate) fn has_grpc_trailers(headers: &HeaderMap) -> bool {
+    let content = headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes);
+    let behind = content.and_then(|content| content.strip_prefix(b"application/grpc"));
+    behind.is_some_and(|behind| matches!(behind.first(), None | Some(b'+' | b';')))
+}
+
+/// Of the text that a function refuses with, in bytes. It goes into a header of gRPC, and may quote the client.
+const LONGEST_REFUSAL: usize = 1_000;
+
+/// The detail of [`Kind::Held`] and [`Kind::Deadline`].
+const HELD: &str =
+    "Another request for the same key is being handled. This one was not; try again.";
+
+impl Problem {
+    /// The lock was not taken, and the handler not called.
+    pub(crate) fn not_taken(error: &Error, deadline_was_the_bound: bool) -> Self {
+        let (kind, detail) = match error.kind() {
+            ErrorKind::Busy | ErrorKind::Timeout => (
+                match deadline_was_the_bound {
+                    true => Kind::Deadline,
+                    false => Kind::Held,
+                },
+                HELD,
+            ),
+            // Lost before it was used: this process is shutting down.
+            ErrorKind::Unavailable | ErrorKind::Unknown | ErrorKind::Lost(_) => (
+                Kind::Unavailable,
+                "The lock could not be taken. The request was not handled; try again.",
+            ),
+            ErrorKind::WouldDeadlock => (
+                Kind::Misconfigured,
+                "What handles this request holds the key already, and would wait for itself.",
+            ),
+            // Config, CapacityMismatch, and what may come: not the client's doing.
+            _ => (
+                Kind::Misconfigured,
+                "The lock is not usable as it is configured.",
+            ),
+        };
+        let mut problem = Self::new(kind, detail).of(error);
+        problem.free_in = error.retry_after();
+        problem
+    }
+
+    /// As many wait for the lock as may.
+    pub(crate) fn crowded(key: String) -> Self {
+        let mut problem = Self::new(Kind::Held, HELD);
+        problem.key = Some(key);
+        problem
+    }
+
+    /// What has to be there to handle the request, besides the lock, was not to be had.
+    pub(crate) fn not_ready() -> Self {
+        let detail = "The service was not ready in time. The request was not handled; try again.";
+        Self::new(Kind::Unavailable, detail)
+    }
+
+    /// A handler has met this error and answers with it.
+    #[cfg(any(feature = "axum", feature = "tonic"))]
+    pub(crate) fn met_by_a_handler(error: &Error) -> Self {
+        match error.was_held() {
+            true => Self::lost(error),
+            false => Self::not_taken(error, false),
+        }
+    }
+
+    /// The lock was lost and the handler stopped.
+    pub(crate) fn lost(error: &Error) -> Self {
+        let detail = "The lock was lost while the request was being handled. The request was stopped; part of it may be done.";
+        Self::new(Kind::Lost, detail).of(error)
+    }
+
+    /// The client has stopped waiting, by its own word, and the handler was stopped.
+    pub(crate) fn overdue() -> Self {
+        let detail = "The client's deadline passed while the request was being handled. The request was stopped; part of it may be done.";
+        Self::new(Kind::Overdue, detail)
+    }
+
+    /// The client did not say what to lock, or not so that it can be locked.
+    pub(crate) fn bad_key(detail: impl Into<Cow<'static, str>>) -> Self {
+        Self::new(Kind::Key, detail)
+    }
+
+    /// A function of the service's that finds names has refused with this text.
+    pub(crate) fn refused_by_a_function(mut text: Cow<'static, str>) -> Self {
+        if text.len() > LONGEST_REFUSAL {
+            let end = text.floor_char_boundary(LONGEST_REFUSAL);
+            text = text[..end].to_owned().into();
+        }
+        Self::bad_key(text)
+    }
+
+    /// The layer has met as many names as it may.
+    pub(crate) fn too_many_names(room_in: Duration) -> Self {
+        let detail = "Requests have named too many different locks, and this one names another. It was not handled; try again later.";
+        let mut problem = Self::new(Kind::Names, detail);
+        problem.free_in = Some(room_in);
+        problem
+    }
+
+    /// The connection would go on without its lock.
+    pub(crate) fn upgrade(names: LockNames) -> Self {
+        let detail = "This request is handled under a lock, which cannot be kept over an upgraded connection.";
+        Self::new(Kind::Upgrade, detail).about(names)
+    }
+
+    /// The body was to be read first, and could not be.
+    pub(crate) fn unread(unread: Unread, names: LockNames) -> Self {
+        let detail = match unread {
+            Unread::TooLarge => {
+                "The body of the request is larger than what is read under this lock. The request was not handled."
+            }
+            Unread::TooSlow => {
+                "The body of the request did not arrive in time. The request was not handled; send it faster."
+            }
+            Unread::Broken => "The body of the request broke off. The request was not handled.",
+        };
+        Self::new(Kind::Body(unread), detail).about(names)
+    }
+
+    /// A mistake on the server's side.
+    pub(crate) fn misconfigured(detail: impl Into<Cow<'static, str>>) -> Self {
+        Self::new(Kind::Misconfigured, detail)
+    }
+
+    /// A fence has seen a higher token.
+    pub(crate) fn late() -> Self {
+        let detail = "The fencing token is lower than one that was seen before. The lock has gone to another; trying again will not help.";
+        Self::new(Kind::Late, detail)
+    }
+
+    /// `how` for a sentence: "the header … is missing".
+    pub(crate) fn no_token(how: &str) -> Self {
+        let detail = format!(
+            "The header \"{TOKEN_HEADER}\" {how}; it carries the token of the lock that the request is made under."
+        );
+        Self::new(Kind::Token, detail)
+    }
+
+    /// A fence can remember no more.
+    pub(crate) fn fence_full(room_in: Duration) -> Self {
+        let detail = "The service cannot remember the fencing token of another resource now. The request was not handled; try again.";
+        let mut problem = Self::new(Kind::Full, detail);
+        problem.free_in = Some(room_in);
+        problem
+    }
+
+    fn new(kind: Kind, detail: impl Into<Cow<'static, str>>) -> Self {
+        Self {
+            kind,
+            detail: detail.into(),
+            key: None,
+            keys: Vec::new(),
+            free_in: None,
+        }
+    }
+
+    fn of(mut self, error: &Error) -> Self {
+        self.key = error.name().map(str::to_owned);
+        self
+    }
+
+    fn about(mut self, names: LockNames) -> Self {
+        match names {
+            LockNames::One(name) => self.key = Some(name),
+            LockNames::All(names) => self.keys = names,
+        }
+        self
+    }
+
+    /// Of a request that takes these locks, if it takes several.
+    pub(crate) fn with_several(mut self, keys: Vec<String>) -> Self {
+        self.keys = keys;
+        self
+    }
+
+    pub(crate) fn with_key_if(mut self, yes: bool) -> Self {
+        if !yes {
+            self.key = None;
+            self.keys.clear();
+        }
+        self
+    }
+
+    /// What gRPC says at the end of a response.
+    pub(crate) fn grpc_status(&self) -> HeaderMap {
+        // `Percent-Encoded` in gRPC over HTTP/2: all but printable ASCII, and the percent sign.
+        const ENCODED: &AsciiSet = &CONTROLS.add(b'%');
+        let (code, message) = self.grpc();
+        let message = utf8_percent_encode(&message, ENCODED).to_string();
+        let mut trailers = HeaderMap::with_capacity(4);
+        trailers.insert("grpc-status", code.into());
+        if let Ok(message) = message.try_into() {
+            trailers.insert("grpc-message", message);
+        }
+        trailers
+    }
+
+    /// The status code, and the message to it. It is a header, so it does not name all locks of a request that takes
+    /// several.
+    pub(crate) fn grpc(&self) -> (u16, String) {
+        let message = match &self.key {
+            Some(key) => format!("{}: {} (key: {key})", self.kind.title(), self.detail),
+            None => format!("{}: {}", self.kind.title(), self.detail),
+        };
+        (self.kind.grpc_code() as u16, message)
+    }
+
+    pub(crate) fn status(&self, answers: &Answers) -> StatusCode {
+        match self.kind {
+            Kind::Held | Kind::Deadline => answers.busy_status,
+            Kind::Unavailable | Kind::Lost | Kind::Names | Kind::Full => {
+                StatusCode::SERVICE_UNAVAILABLE
+            }
+            Kind::Key | Kind::Token => StatusCode::BAD_REQUEST,
+            Kind::Late => StatusCode::PRECONDITION_FAILED,
+            Kind::Upgrade => StatusCode::NOT_IMPLEMENTED,
+            Kind::Misconfigured => StatusCode::INTERNAL_SERVER_ERROR,
+            Kind::Body(Unread::TooLarge) => StatusCode::PAYLOAD_TOO_LARGE,
+            Kind::Body(Unread::TooSlow) => StatusCode::REQUEST_TIMEOUT,
+            Kind::Body(Unread::Broken) => StatusCode::BAD_REQUEST,
+            // Only gRPC has it.
+            Kind::Overdue => StatusCode::GATEWAY_TIMEOUT,
+        }
+    }
+
+    pub(crate) fn may_be_repeated(&self) -> bool {
+        match self.kind {
+            Kind::Held | Kind::Deadline | Kind::Unavailable => true,
+            Kind::Names | Kind::Full => true,
+            // Part of it may be done: whether to do it again is for the client to say.
+            Kind::Lost | Kind::Overdue => false,
+            Kind::Key
+            | Kind::Upgrade
+            | Kind::Body(_)
+            | Kind::Misconfigured
+            | Kind::Late
+            | Kind::Token => false,
+        }
+    }
+
+    /// In whole seconds, which is all that the header can say; rounded up, so that nobody comes too
+    /// early.
+    pub(crate) fn retry_after(&self, answers: &Answers) -> u64 {
+        let wait = match (self.kind, self.free_in) {
+            // Not sooner, while a lock may be given back any time.
+            (Kind::Names | Kind::Full, Some(room_in)) => room_in.max(answers.retry_after),
+            (_, Some(free_in)) => free_in.min(answers.retry_after),
+            (_, None) => answers.retry_after,
+        };
+        wait.as_secs()
+            .saturating_add(u64::from(wait.subsec_nanos() > 0))
+    }
+
+    /// Written by hand: six members, of which three need escaping, are not worth a JSON library in
+    /// every service that uses this crate.
+    pub(crate) fn json(&self, status: StatusCode) -> String {
+        let mut json =
+            String::from("{\"type\":\"https://docs.rs/lockcore-tower/latest/lockcore_tower/#");
+        json.push_str(self.kind.section());
+        json.push_str("\",\"title\":");
+        push_string(&mut json, self.kind.title());
+        json.push_str(",\"status\":");
+        json.push_str(status.as_str());
+        json.push_str(",\"detail\":");
+        push_string(&mut json, &self.detail);
+        if let Some(key) = &self.key {
+            json.push_str(",\"key\":");
+            push_string(&mut json, key);
+        }
+        for (index, key) in self.keys.iter().enumerate() {
+            json.push_str(if index == 0 { ",\"keys\":[" } else { "," });
+            push_string(&mut json, key);
+        }
+        if !self.keys.is_empty() {
+            json.push(']');
+        }
+        json.push('}');
+        json
+    }
+}
+
+impl Kind {
+    fn section(self) -> &'static str {
+        match self {
+            Self::Held | Self::Deadline => "lock-held",
+            Self::Unavailable => "lock-unavailable",
+            Self::Lost => "lock-lost",
+            Self::Overdue => "deadline-passed",
+            Self::Key => "lock-key",
+            Self::Names => "lock-names",
+            Self::Upgrade => "lock-upgrade",
+            Self::Body(_) => "request-body",
+            Self::Misconfigured => "lock-misconfigured",
+            Self::Late => "write-refused",
+            Self::Token => "fencing-token",
+            Self::Full => "fence-full",
+        }
+    }
+
+    fn title(self) -> &'static str {
+        match self {
+            Self::Held | Self::Deadline => "Locked by another request",
+            Self::Unavailable => "Lock not available",
+            Self::Lost => "Lock lost",
+            Self::Overdue => "Deadline passed",
+            Self::Key => "No key to lock",
+            Self::Names => "Too many names",
+            Self::Upgrade => "No upgrade under a lock",
+            Self::Body(Unread::TooLarge) => "Request body too large",
+            Self::Body(Unread::TooSlow) => "Request body too slow",
+            Self::Body(Unread::Broken) => "Request body broke off",
+            Self::Misconfigured => "Lock misconfigured",
+            Self::Late => "Refused: a later holder of the lock was here",
+            Self::Token => "No fencing token",
+            Self::Full => "Too many resources",
+        }
+    }
+
+    fn grpc_code(self) -> GrpcCode {
+        match self {
+            Self::Held => GrpcCode::Aborted,
+            Self::Deadline | Self::Overdue => GrpcCode::DeadlineExceeded,
+            Self::Unavailable | Self::Lost | Self::Full => GrpcCode::Unavailable,
+            Self::Key | Self::Token => GrpcCode::InvalidArgument,
+            // Not UNAVAILABLE, after which clients repeat a call by themselves, and at once.
+            Self::Names => GrpcCode::ResourceExhausted,
+            Self::Late => GrpcCode::FailedPrecondition,
+            Self::Upgrade => GrpcCode::Unimplemented,
+            Self::Body(Unread::TooLarge) => GrpcCode::ResourceExhausted,
+            Self::Body(Unread::TooSlow) => GrpcCode::DeadlineExceeded,
+            Self::Body(Unread::Broken) => GrpcCode::Cancelled,
+            Self::Misconfigured => GrpcCode::Internal,
+        }
+    }
+}
+
+/// RFC 8259, section 7: quotation mark, reverse solidus and control characters are escaped.
+fn push_string(json: &mut String, text: &str) {
+    json.push('"');
+    for c in text.chars() {
+        match c {
+            '"' => json.push_str("\\\""),
+            '\\' => json.push_str("\\\\"),
+            c if c < ' ' => {
+                // Writing to a string cannot fail.
+                let _ = write!(json, "\\u{:04x}", u32::from(c));
+            }
+            c => json.push(c),
+        }
+    }
+    json.push('"');
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KEYS: [&str; 6] = [
+        "order:42",
+        "",
+        "\"\\\"",
+        "a\r\n\t\0\u{1f}\u{7f}",
+        "</script>",
+        "100%25 ä😀\u{2028}",
+    ];
+
+    #[test]
+    fn any_key_comes_back_from_the_json() {
+        for key in KEYS {
+            let mut problem = Problem::bad_key("a \"detail\"");
+            problem.key = Some(key.into());
+
+            let json = problem.json(StatusCode::BAD_REQUEST);
+            let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+
+            assert_eq!(json["key"], key);
+            assert_eq!(json["detail"], "a \"detail\"");
+            assert_eq!(json["status"], 400);
+            assert_eq!(json["title"], "No key to lock");
+            assert_eq!(
+                json["type"],
+                "https://docs.rs/lockcore-tower/latest/lockcore_tower/#lock-key"
+            );
+        }
+    }
+
+    #[test]
+    fn any_key_comes_back_from_the_status_of_grpc() {
+        for key in KEYS {
+            let mut problem = Problem::bad_key("a detail");
+            problem.key = Some(key.into());
+
+            let status = problem.grpc_status();
+
+            assert_eq!(status["grpc-status"], "3");
+            let message = status["grpc-message"].to_str().unwrap();
+            let message = percent_encoding::percent_decode_str(message);
+            assert_eq!(
+                message.decode_utf8().unwrap(),
+                format!("No key to lock: a detail (key: {key})")
+            );
+        }
+    }
+
+    #[test]
+    fn nobody_is_asked_to_come_back_before_or_long_after_the_lock_is_free() {
+        let seconds = |configured, free_in| {
+            let mut problem = Problem::new(Kind::Held, "");
+            problem.free_in = free_in;
+            problem.retry_after(&Answers {
+                retry_after: configured,
+                ..Answers::default()
+            })
+        };
+        let (s, ms) = (Duration::from_secs, Duration::from_millis);
+        let full = Problem::fence_full(s(2_000));
+        assert_eq!(full.retry_after(&Answers::default()), 2_000);
+
+        assert_eq!(seconds(s(1), None), 1);
+        assert_eq!(seconds(s(1), Some(s(9))), 1);
+        assert_eq!(seconds(s(10), Some(ms(3_001))), 4);
+        assert_eq!(seconds(s(10), Some(s(3))), 3);
+        assert_eq!(seconds(s(10), Some(ms(2))), 1);
+        assert_eq!(seconds(ms(1), None), 1);
+        assert_eq!(seconds(Duration::MAX, None), u64::MAX);
+    }
+
+    #[test]
+    fn every_type_of_a_problem_is_a_section_of_the_crates_page() {
+        use Kind::*;
+        let page = include_str!("lib.rs");
+        let (_, answers) = page.split_once("//! # Answers\n").unwrap();
+        let (answers, _) = answers.split_once("//! # ").unwrap();
+        // As rustdoc makes an anchor from a heading.
+        let headings = answers
+            .lines()
+            .filter_map(|line| line.strip_prefix("//! ### "));
+        let anchors: Vec<_> = headings
+            .map(|heading| heading.to_lowercase().replace(' ', "-"))
+            .collect();
+
+        for kind in [
+            Held,
+            Deadline,
+            Unavailable,
+            Lost,
+            Overdue,
+            Key,
+            Names,
+            Upgrade,
+            Body(Unread::TooLarge),
+            Misconfigured,
+            Late,
+            Token,
+            Full,
+        ] {
+            let section = kind.section();
+            assert!(anchors.iter().any(|anchor| anchor == section), "{section}");
+        }
+    }
+
+    #[test]
+    fn trailers_are_for_grpc_and_not_for_grpc_web() {
+        let has = |content: &'static str| {
+            let headers = HeaderMap::from_iter([(CONTENT_TYPE, HeaderValue::from_static(content))]);
+            has_grpc_trailers(&headers)
+        };
+
+        for content in [
+            "application/grpc",
+            "application/grpc+proto",
+            "application/grpc;a=b",
+        ] {
+            assert!(has(content), "{content}");
+        }
+        for content in ["application/grpc-web+proto", "application/json", ""] {
+            assert!(!has(content), "{content}");
+        }
+    }
+}
