@@ -59,6 +59,10 @@ const AT_LEAST: Duration = Duration::from_secs(3600);
 /// Requests of the same token run side by side, as their sender wants. A handler that never ends
 /// keeps the next holder out as long as the next holder's client waits; put a timeout inside.
 ///
+/// A request that waits gives back what the inner service has reserved for it, such as the permit of a
+/// `ConcurrencyLimit`, and asks for it again when the requests with lower tokens have ended: so requests that wait for one
+/// resource do not keep out those for others. Until it has that again, it keeps out the next holder.
+///
 /// That closes the gap for what the handler itself awaits, in this process, as long as it runs. It
 /// does not for
 ///

@@ -8,6 +8,7 @@
 mod common;
 
 use std::pin::Pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -17,6 +18,8 @@ use http::{HeaderValue, Request, Response, StatusCode};
 use http_body_util::{Empty, Full};
 use lockcore::{ErrorKind, LostReason, WriteToken};
 use lockcore_tower::{FenceLayer, FenceService, Key, ResponseFuture, TOKEN_HEADER, TokenLayer};
+use tokio::sync::Notify;
+use tower::limit::ConcurrencyLimitLayer;
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_test::mock::{self, Handle, Mock, Spawn};
 
@@ -207,6 +210,69 @@ async fn a_higher_token_waits_until_the_lower_ones_have_answered() {
     let (_, later_writes) = begun(&mut service.1).await;
     later_writes.send_response(ok());
     assert_eq!(in_time(later).await.unwrap().unwrap().status(), 200);
+}
+
+/// Otherwise those that wait for one resource would keep out those for all others.
+#[tokio::test]
+async fn a_request_that_waits_for_lower_tokens_keeps_no_place_in_the_service() {
+    let (entered, ends) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let limited = ConcurrencyLimitLayer::new(2).layer(service_fn({
+        let (entered, ends) = (Arc::clone(&entered), Arc::clone(&ends));
+        move |request: In| {
+            let (entered, ends) = (Arc::clone(&entered), Arc::clone(&ends));
+            async move {
+                if request.headers()[TOKEN_HEADER] == "1" {
+                    entered.notify_one();
+                    ends.notified().await;
+                }
+                Ok::<_, tower::BoxError>(ok())
+            }
+        }
+    }));
+    let service = fence().layer(limited);
+
+    let first = tokio::spawn(service.clone().oneshot(request("7", "1")));
+    in_time(entered.notified()).await;
+    let mut waits = Box::pin(service.clone().oneshot(request("7", "2")));
+    assert!(waits.as_mut().now_or_never().is_none());
+
+    let beside = in_time(service.oneshot(request("8", "2"))).await.unwrap();
+    assert_eq!(beside.status(), StatusCode::OK);
+    ends.notify_one();
+    let first = in_time(first).await.unwrap().unwrap();
+    assert_eq!(first.status(), StatusCode::OK);
+    assert_eq!(in_time(waits).await.unwrap().status(), StatusCode::OK);
+}
+
+/// It has begun by then: what comes later with a lower token is late, and one with a higher token waits for its end.
+#[tokio::test]
+async fn the_service_is_made_ready_again_before_a_request_that_has_waited_is_handled() {
+    let (service, mut handle) = mock::pair::<In, Out>();
+    let service = fence().layer(service);
+    handle.allow(2);
+    let first = tokio::spawn(service.clone().oneshot(request("7", "1")));
+    let (_, first_ends) = begun(&mut handle).await;
+    let mut waits = Box::pin(service.clone().oneshot(request("7", "2")));
+    assert!(waits.as_mut().now_or_never().is_none());
+
+    // As busy as it can be.
+    handle.allow(0);
+    first_ends.send_response(ok());
+    assert_eq!(
+        in_time(first).await.unwrap().unwrap().status(),
+        StatusCode::OK
+    );
+    assert!(waits.as_mut().now_or_never().is_none());
+    assert!(handle.next_request().now_or_never().is_none());
+    handle.allow(1);
+    let waits = tokio::spawn(waits);
+    let (request, ends) = begun(&mut handle).await;
+    assert_eq!(request.headers()[TOKEN_HEADER], "2");
+    ends.send_response(ok());
+    assert_eq!(
+        in_time(waits).await.unwrap().unwrap().status(),
+        StatusCode::OK
+    );
 }
 
 #[tokio::test]

@@ -43,6 +43,8 @@ where
     type Error = S::Error;
     type Future = ResponseFuture<S::Future, RB, S::Error>;
 
+    /// What readiness reserves in the inner service, as the permit of a limit, is given back when a request has to
+    /// wait for those with lower tokens, and asked for again when these have ended.
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
         self.inner.poll_ready(cx)
     }
@@ -71,13 +73,13 @@ async fn behind_the_fence<S, B, RB>(
     mut pass: Pass,
     protocol: Protocol,
     answers: Answers,
-    reserved: Reserved<S>,
+    mut reserved: Reserved<S>,
     request: Request<B>,
 ) -> Result<Response<LockBody<RB>>, S::Error>
 where
     S: Service<Request<B>, Response = Response<RB>> + Clone,
 {
-    if pass.begin().await.is_err() {
+    if reserved.until(pass.begin()).await.is_err() {
         return Ok(Problem::late().into_response(&answers, protocol));
     }
     let response = reserved.call(request).await?;
