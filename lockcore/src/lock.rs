@@ -97,6 +97,12 @@ impl Lock {
         }
     }
 
+    /// The name, as it was given; `None` if it cannot be that of a lock, as [`acquire`](Self::acquire) will report.
+    #[must_use]
+    pub fn name(&self) -> Option<&str> {
+        self.what.as_ref().ok().map(|what| what.name.as_str())
+    }
+
     /// How long [`acquire`](Self::acquire) and [`run`](Self::run) wait. Connecting counts. Default:
     /// the client's (`LOCK_WAIT`).
     pub fn wait(mut self, wait: impl Into<Wait>) -> Self {

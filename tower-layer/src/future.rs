@@ -24,7 +24,7 @@ use crate::guard::{AnyGuard, LockNames};
 use crate::header::TOKEN_HEADER;
 use crate::read::{Reading, Unread};
 use crate::refusal::{Answers, Problem, Protocol, has_grpc_trailers};
-use crate::reserved::Reserved;
+use crate::reserved::{NotReady, Reserved};
 use crate::settings::{HoldUntil, Order, Settings, Upgrades};
 
 pin_project! {
@@ -197,8 +197,8 @@ where
         Err(Overdue) => Err(End::Overdue),
     };
     let mut response = match end {
-        Ok(Ok(Some(response))) => response,
-        Ok(Ok(None)) => {
+        Ok(Ok(Ok(response))) => response,
+        Ok(Ok(Err(NotReady(_)))) => {
             guard.release().await;
             return Ok(refusal(Problem::not_ready(), protocol));
         }

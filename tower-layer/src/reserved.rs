@@ -17,6 +17,9 @@ pub(crate) struct Reserved<S> {
     is_ready: bool,
 }
 
+/// The service was not ready in time for this request.
+pub(crate) struct NotReady<Q>(pub(crate) Q);
+
 impl<S: Clone> Reserved<S> {
     /// The service that was made ready: it goes along with its request. What is left is a clone, which may
     /// not be ready.
@@ -63,13 +66,13 @@ impl<S: Clone> Reserved<S> {
         answer.await
     }
 
-    /// The same, unless it has to be waited longer for the service than `wait`: then `None`. What keeps
-    /// it busy may be waiting for the lock.
+    /// The same, unless it has to be waited longer for the service than `wait`: then the request comes back. What
+    /// keeps the service busy may be waiting for the lock.
     pub(crate) async fn call_within<Q>(
         mut self,
         wait: Wait,
         request: Q,
-    ) -> Result<Option<S::Response>, S::Error>
+    ) -> Result<Result<S::Response, NotReady<Q>>, S::Error>
     where
         S: Service<Q>,
     {
@@ -78,9 +81,9 @@ impl<S: Clone> Reserved<S> {
         {
             match timeout(wait, self.ready()).await {
                 Ok(ready) => ready?,
-                Err(_) => return Ok(None),
+                Err(_) => return Ok(Err(NotReady(request))),
             }
         }
-        self.call(request).await.map(Some)
+        self.call(request).await.map(Ok)
     }
 }

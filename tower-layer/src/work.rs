@@ -8,25 +8,33 @@
 use std::fmt;
 use std::future::{Future, Ready, ready};
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
-use lockcore::{Error, ErrorKind, Lock, Locks};
+use lockcore::backend::{Fault, StoreError};
+use lockcore::{Error, ErrorKind, Lock, Locks, Wait};
 use pin_project_lite::pin_project;
 use tower_layer::Layer;
 use tower_service::Service;
 
 use crate::guard::AnyGuard;
-use crate::reserved::Reserved;
+use crate::names::Names;
+use crate::reserved::{NotReady, Reserved};
+
+/// As long as a client waits for a lock, by default.
+const READY_WITHIN: Duration = Duration::from_secs(15);
 
 /// Puts a lock around every request of any service: the worker of a job queue, a client of another service.
 ///
 /// The lock is taken after the call and kept until the service's future has ended, or was dropped. Inside, the
 /// service finds it by [`lockcore::held`]; asking for it again re-enters it. When it is lost, the future is dropped
 /// where it stands. A request that waits keeps nothing that the inner service had reserved for it; it asks
-/// for that again under the lock, so a limit on a service that takes further locks belongs further out.
+/// for that again under the lock, and waits for it no longer than [`ready_within`](Self::ready_within) says.
 ///
-/// What the service knows of locks is up to two closures: [`on_busy`](Self::on_busy) makes its answer to a request
-/// whose lock others have, and [`on_error`](Self::on_error) to one whose lock is not to be had or is lost. Without
+/// What the service knows of locks is up to two closures. [`on_busy`](Self::on_busy) makes the answer to a request
+/// that has not reached the service and may do so later, as others have its lock.
+/// [`on_error`](Self::on_error) makes the answer to one whose lock cannot be taken or is lost. Without
 /// them both are the service's own error, made `From<lockcore::Error>`; a `Box<dyn Error + Send + Sync>` is.
 ///
 /// For HTTP, [`LockLayer`](crate::LockLayer) is better: it makes the answers, and keeps the lock until the body of the
@@ -76,6 +84,8 @@ use crate::reserved::Reserved;
 #[must_use = "a layer does nothing until it is added to a service"]
 pub struct WorkLayer<K, B = AsError, F = AsError> {
     lock: K,
+    ready_within: Wait,
+    names: Option<Arc<Names>>,
     on_busy: B,
     on_error: F,
 }
@@ -109,7 +119,9 @@ impl WorkLayer<()> {
         locks: Locks,
         key: impl Fn(&Q) -> Result<Option<String>, E> + Clone,
     ) -> WorkLayer<impl Fn(&Q) -> Result<Option<Lock>, E> + Clone> {
+        let wait = locks.default_wait();
         Self::with_lock(move |request: &Q| Ok(key(request)?.map(|name| locks.mutex(name))))
+            .ready_within(wait)
     }
 
     /// Takes, for each request, the lock that `lock` makes for it: one that is shared, or permits of a semaphore; with
@@ -121,6 +133,8 @@ impl WorkLayer<()> {
     {
         WorkLayer {
             lock,
+            ready_within: READY_WITHIN.into(),
+            names: None,
             on_busy: AsError,
             on_error: AsError,
         }
@@ -128,15 +142,44 @@ impl WorkLayer<()> {
 }
 
 impl<K, B, F> WorkLayer<K, B, F> {
-    /// The answer to a request whose lock others have ([`Busy`](ErrorKind::Busy), [`Timeout`](ErrorKind::Timeout)):
-    /// a queue should do the job later, and not count it as failed. The request has not reached the service, and is
-    /// given back. Default: as for [other errors](Self::on_error).
+    /// How long a request that had to wait for its lock waits for the service under it: what keeps the service busy, as
+    /// a job that has the only place, may itself be waiting for this lock. After that the lock is released, and the
+    /// request [given back](Self::on_busy). Default: 15 s; with [`new`](WorkLayer::new) as long as the client waits for
+    /// locks.
+    pub fn ready_within(mut self, wait: impl Into<Wait>) -> Self {
+        self.ready_within = wait.into();
+        self
+    }
+
+    /// How many different names requests may lock in each stretch of `per`, in this process. Requests that name a
+    /// further one are [given back](Self::on_busy), and the store is not asked. Say it where others choose the names: see
+    /// [`LockLayer::max_names`](crate::LockLayer::max_names), also for what a name costs. Default: any number.
+    ///
+    /// # Panics
+    ///
+    /// Unless both are more than zero, and `most` is at most 100 million.
+    #[track_caller]
+    pub fn max_names(mut self, most: usize, per: Duration) -> Self {
+        self.names = Some(Arc::new(Names::at_most(most, per)));
+        self
+    }
+
+    /// The answer to a request that has not reached the service and may do so later; it is given back. A queue should do
+    /// such a job later, and not count it as failed. The error says why:
+    ///
+    /// - [`Busy`](ErrorKind::Busy), [`Timeout`](ErrorKind::Timeout): others have the lock;
+    /// - [`Unavailable`](ErrorKind::Unavailable) without a [name](Error::name): the service was not
+    ///   [ready in time](Self::ready_within), or there are [too many names](Self::max_names).
+    ///
+    /// Default: as for [other errors](Self::on_error).
     pub fn on_busy<Q, T, E, G>(self, answer: G) -> WorkLayer<K, By<G>, F>
     where
         G: Fn(Q, Error) -> Result<T, E>,
     {
         WorkLayer {
             lock: self.lock,
+            ready_within: self.ready_within,
+            names: self.names,
             on_busy: By(answer),
             on_error: self.on_error,
         }
@@ -151,6 +194,8 @@ impl<K, B, F> WorkLayer<K, B, F> {
     {
         WorkLayer {
             lock: self.lock,
+            ready_within: self.ready_within,
+            names: self.names,
             on_busy: self.on_busy,
             on_error: By(answer),
         }
@@ -238,25 +283,57 @@ where
             Ok(None) => Way::PassThrough {
                 inner: self.inner.call(request),
             },
-            Ok(Some(lock)) => {
-                let reserved = Reserved::take(&mut self.inner);
-                let (on_busy, on_error) = (self.layer.on_busy.clone(), self.layer.on_error.clone());
-                Way::Locked {
-                    work: Box::pin(under_lock(lock, reserved, request, on_busy, on_error)),
+            Ok(Some(lock)) => match self.layer.admit(&lock) {
+                Ok(()) => {
+                    let reserved = Reserved::take(&mut self.inner);
+                    let answers = (self.layer.on_busy.clone(), self.layer.on_error.clone());
+                    let wait = self.layer.ready_within;
+                    Way::Locked {
+                        work: Box::pin(under_lock(lock, reserved, wait, request, answers)),
+                    }
                 }
-            }
+                Err(error) => {
+                    let WorkLayer {
+                        on_busy, on_error, ..
+                    } = &self.layer;
+                    Way::Answered {
+                        answer: ready(on_busy.busy(request, error, on_error)),
+                    }
+                }
+            },
         };
         WorkFuture { way }
     }
+}
+
+impl<K, B, F> WorkLayer<K, B, F> {
+    /// Counts the name, if there is room for it. One that cannot be that of a lock is not counted: the attempt to take it
+    /// fails.
+    fn admit(&self, lock: &Lock) -> Result<(), Error> {
+        let (Some(names), Some(name)) = (&self.names, lock.name()) else {
+            return Ok(());
+        };
+        names.admit(name).map_err(|room_in| {
+            not_now(format!(
+                "requests have named too many different locks, and this one names another; there is room in {}s",
+                room_in.as_secs() + 1
+            ))
+        })
+    }
+}
+
+/// An error of a request that has not reached the service.
+fn not_now(why: String) -> Error {
+    StoreError::new(Fault::Refused, why).into()
 }
 
 /// Dropped at any point, this drops the inner future before the guard, which was there first.
 async fn under_lock<S, Q, B, F>(
     lock: Lock,
     mut reserved: Reserved<S>,
+    ready_within: Wait,
     request: Q,
-    on_busy: B,
-    on_error: F,
+    (on_busy, on_error): (B, F),
 ) -> Result<S::Response, S::Error>
 where
     S: Service<Q> + Clone,
@@ -270,15 +347,21 @@ where
         }
         Err(error) => return on_error.error(error),
     };
-    match guard.while_held(reserved.call(request)).await {
-        Ok(result) => {
-            AnyGuard::One(guard).release().await;
-            result
-        }
+    let work = reserved.call_within(ready_within, request);
+    let result = match guard.while_held(work).await {
+        Ok(result) => result,
         Err(lost) => {
             // Nothing to wait for, as in `Guard::run`: the store may be what is gone.
             drop(guard);
-            on_error.error(lost)
+            return on_error.error(lost);
+        }
+    };
+    AnyGuard::One(guard).release().await;
+    match result? {
+        Ok(response) => Ok(response),
+        Err(NotReady(request)) => {
+            let error = not_now("the service was not ready in time".to_owned());
+            on_busy.busy(request, error, &on_error)
         }
     }
 }

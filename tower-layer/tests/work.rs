@@ -306,3 +306,66 @@ async fn a_job_that_waits_keeps_no_place_in_the_service() {
     other.release().await.unwrap();
     assert_eq!(in_time(waits).await.unwrap(), Ok(Answer::Done));
 }
+
+/// The job that has the only place asks for the lock of a job that waits for that place.
+#[tokio::test]
+async fn a_job_waits_for_its_service_no_longer_than_it_may_and_is_given_back() {
+    let locks = memory();
+    let other = hold(&locks, NAME).await;
+    let entered = Arc::new(Notify::new());
+    let limited = ConcurrencyLimitLayer::new(1).layer(service_fn({
+        let (locks, entered) = (locks.clone(), Arc::clone(&entered));
+        move |_: Job| {
+            let (locks, entered) = (locks.clone(), Arc::clone(&entered));
+            async move {
+                entered.notify_one();
+                nothing_is_left(&locks, NAME).await;
+                Ok::<_, Failure>(Answer::Done)
+            }
+        }
+    }));
+    let layer = WorkLayer::new(locks.clone(), name).on_busy(|job, error: Error| {
+        assert_eq!(error.kind(), ErrorKind::Unavailable);
+        assert!(error.to_string().contains("not ready in time"), "{error}");
+        Ok::<_, Failure>(Answer::Later(job))
+    });
+    let layer = layer.on_error(|error| Err::<Answer, _>(Failure::Locks(error.kind())));
+    let service = layer.ready_within(Duration::from_millis(50)).layer(limited);
+
+    let waits = tokio::spawn(service.clone().oneshot(JOB));
+    until_tickets(&locks, NAME, 2).await;
+    let first = tokio::spawn(service.oneshot(Job(Some("order:1"))));
+    in_time(entered.notified()).await;
+    other.release().await.unwrap();
+
+    assert_eq!(in_time(waits).await.unwrap(), Ok(Answer::Later(JOB)));
+    assert_eq!(in_time(first).await.unwrap(), Ok(Answer::Done));
+}
+
+#[tokio::test]
+async fn a_job_with_a_name_too_many_is_given_back_before_the_store_hears_of_it() {
+    const HOUR: Duration = Duration::from_secs(3600);
+    let store = Store::new();
+    let locks = store.client().unwrap();
+    let layer = WorkLayer::new(locks, name).on_busy(|job, error: Error| {
+        assert_eq!((error.kind(), error.name()), (ErrorKind::Unavailable, None));
+        assert!(error.to_string().contains("too many different"), "{error}");
+        Ok::<_, Failure>(Answer::Later(job))
+    });
+    let layer = layer.on_error(|error| Err::<Answer, _>(Failure::Locks(error.kind())));
+    let layer = layer.max_names(2, HOUR);
+    let job = |name: &'static str| in_time(layer.layer(service_fn(done)).oneshot(Job(Some(name))));
+    for name in ["a", "b", "a"] {
+        assert_eq!(job(name).await, Ok(Answer::Done), "{name}");
+    }
+
+    // A store that is asked would not answer.
+    store.freeze();
+    let too_many = job("c").await;
+    store.thaw();
+
+    assert_eq!(too_many, Ok(Answer::Later(Job(Some("c")))));
+    assert_eq!(job("b").await, Ok(Answer::Done));
+    let unlocked = layer.layer(service_fn(done)).oneshot(Job(None));
+    assert_eq!(unlocked.await, Ok(Answer::Done));
+}
