@@ -6,7 +6,7 @@ use tonic::{Code, Status};
 use crate::refusal::Problem;
 
 /// What the [layer](crate::LockLayer) answers a gRPC request that meets this error: for handlers that
-/// take a lock themselves.
+/// take a lock themselves. The message **names the lock**; that of [`status_without_key`] does not.
 ///
 /// ```
 /// use lockcore::Locks;
@@ -23,6 +23,31 @@ use crate::refusal::Problem;
 /// ```
 #[must_use]
 pub fn status(error: &Error) -> Status {
-    let (code, message) = Problem::met_by_a_handler(error).grpc();
+    status_of(Problem::met_by_a_handler(error))
+}
+
+/// As [`status`], without the name of the lock: for names that clients should not learn, beside a layer that
+/// [hides](crate::LockLayer::hide_key) them.
+///
+/// ```
+/// use lockcore::Locks;
+/// use lockcore_tower::status_without_key;
+/// use tonic::Status;
+///
+/// async fn rotate(locks: &Locks) -> Result<(), Status> {
+///     let lock = locks.mutex("signing-key:internal");
+///     let guard = lock.acquire().await.map_err(|error| status_without_key(&error))?;
+///     guard.release().await.map_err(|error| status_without_key(&error))?;
+///     Ok(())
+/// }
+/// # drop(rotate);
+/// ```
+#[must_use]
+pub fn status_without_key(error: &Error) -> Status {
+    status_of(Problem::met_by_a_handler(error).with_key_if(false))
+}
+
+fn status_of(problem: Problem) -> Status {
+    let (code, message) = problem.grpc();
     Status::new(Code::from(i32::from(code)), message)
 }

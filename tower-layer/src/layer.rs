@@ -321,7 +321,7 @@ impl<R> LockLayer<R> {
 
     /// Keeps the names of locks out of the answers: no member `key` or `keys`, and none in the message of gRPC. For names
     /// that clients should not learn. It does not reach what handlers answer themselves: `Problem` and `status` name the
-    /// lock. Default: they are told, so that they know which of their requests met.
+    /// lock, `ProblemWithoutKey` and `status_without_key` do not. Default: they are told, so that they know which of their requests met.
     pub fn hide_key(mut self) -> Self {
         self.0.answers.name_key = false;
         self

@@ -173,7 +173,7 @@
 //!
 //! [`LockLayer::refuse_with`] makes other responses, and [`LockLayer::hide_key`] keeps the key out of them.
 //! Handlers that take locks themselves answer the same with `Problem` (feature `axum`) and `status`
-//! (feature `tonic`).
+//! (feature `tonic`), or without the key with `ProblemWithoutKey` and `status_without_key`.
 //!
 //! A POST with a content type of gRPC or gRPC-Web (`application/grpc`, `application/grpc+proto` and so on) is
 //! answered with a gRPC status instead, whose message says the same.
@@ -380,14 +380,14 @@ pub use frame::BoxError;
 pub use future::ResponseFuture;
 #[cfg(feature = "tonic")]
 #[cfg_attr(docsrs, doc(cfg(feature = "tonic")))]
-pub use grpc::status;
+pub use grpc::{status, status_without_key};
 pub use header::TOKEN_HEADER;
 pub use key::Key;
 pub use keys::Keys;
 pub use layer::LockLayer;
 #[cfg(feature = "axum")]
 #[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
-pub use problem::Problem;
+pub use problem::{Problem, ProblemWithoutKey};
 #[doc(inline)]
 pub use read::RequestBody;
 pub use refusal::Refusal;

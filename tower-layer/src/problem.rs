@@ -13,7 +13,7 @@ use crate::refusal::{self, Answers, Protocol};
 /// that take a lock themselves. `?` makes one of a [`lockcore::Error`].
 ///
 /// The answer is one of [these](crate#answers), such as 409 with `Retry-After` when another holds the lock. It
-/// **names the lock**, and nothing that the store said.
+/// **names the lock**, and nothing that the store said; [`ProblemWithoutKey`] does not name it.
 ///
 /// ```
 /// use axum::extract::{Path, State};
@@ -32,30 +32,64 @@ use crate::refusal::{self, Answers, Protocol};
 #[derive(Debug)]
 pub struct Problem(pub Error);
 
-impl From<Error> for Problem {
-    fn from(error: Error) -> Self {
-        Self(error)
-    }
+/// As [`Problem`], without the name of the lock: for names that clients should not learn, beside a layer that
+/// [hides](crate::LockLayer::hide_key) them.
+///
+/// ```
+/// use axum::extract::State;
+/// use axum::{Router, routing::post};
+/// use lockcore::Locks;
+/// use lockcore_tower::ProblemWithoutKey;
+///
+/// async fn rotate(State(locks): State<Locks>) -> Result<String, ProblemWithoutKey> {
+///     let guard = locks.mutex("signing-key:internal").acquire().await?;
+///     guard.release().await?;
+///     Ok("rotated".to_owned())
+/// }
+/// # let _: Router<Locks> = Router::new().route("/rotate", post(rotate));
+/// ```
+#[derive(Debug)]
+pub struct ProblemWithoutKey(pub Error);
+
+fn answer(error: &Error, name_key: bool) -> Response {
+    tracing::debug!(%error, "answered with a problem");
+    let answers = Answers {
+        name_key,
+        ..Answers::default()
+    };
+    let problem = refusal::Problem::met_by_a_handler(error);
+    let response: http::Response<LockBody<Body>> = problem.into_response(&answers, Protocol::Http);
+    response.map(Body::new)
 }
 
-impl IntoResponse for Problem {
-    fn into_response(self) -> Response {
-        tracing::debug!(error = %self.0, "answered with a problem");
-        let problem = refusal::Problem::met_by_a_handler(&self.0);
-        let response: http::Response<LockBody<Body>> =
-            problem.into_response(&Answers::default(), Protocol::Http);
-        response.map(Body::new)
-    }
+macro_rules! answers {
+    ($problem:ident, name_key: $name_key:literal) => {
+        impl From<Error> for $problem {
+            fn from(error: Error) -> Self {
+                Self(error)
+            }
+        }
+
+        impl IntoResponse for $problem {
+            fn into_response(self) -> Response {
+                answer(&self.0, $name_key)
+            }
+        }
+
+        /// The sentence of the lock's error, for logs. It names the lock.
+        impl fmt::Display for $problem {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                fmt::Display::fmt(&self.0, f)
+            }
+        }
+
+        impl std::error::Error for $problem {
+            fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+                self.0.source()
+            }
+        }
+    };
 }
 
-impl fmt::Display for Problem {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(&self.0, f)
-    }
-}
-
-impl std::error::Error for Problem {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        self.0.source()
-    }
-}
+answers!(Problem, name_key: true);
+answers!(ProblemWithoutKey, name_key: false);

@@ -255,7 +255,7 @@ mod in_axum {
     use axum::Router;
     use axum::routing::get;
     use lockcore::{Error, Locks};
-    use lockcore_tower::Problem;
+    use lockcore_tower::{Problem, ProblemWithoutKey};
 
     use super::*;
     use crate::common::lose;
@@ -310,6 +310,33 @@ mod in_axum {
                 "{body}"
             );
         }
+    }
+
+    #[tokio::test]
+    async fn a_handler_may_answer_without_the_name_of_the_lock_as_a_layer_that_hides_it() {
+        let store = Store::new();
+        store.clock().stop();
+        let locks = store.client().unwrap();
+        let _other = hold(&locks, NAME).await;
+        let layer = by_path(&locks).try_only().hide_key();
+        let inner = locks.clone();
+        let rotate = async move || -> Result<(), ProblemWithoutKey> {
+            let guard = inner.mutex(NAME).try_acquire().await?;
+            guard.release().await?;
+            Ok(())
+        };
+        let app: Router = Router::new().route("/", get(rotate));
+        let request = http::Request::get("/").body(axum::body::Body::empty());
+
+        let of_the_handler = in_time(app.oneshot(request.unwrap())).await.unwrap();
+        let of_the_layer = answer(&layer, super::get("/order:42")).await;
+
+        assert_eq!(of_the_handler.status(), StatusCode::CONFLICT);
+        assert_eq!(of_the_handler.headers()[RETRY_AFTER], "1");
+        let body = of_the_handler.into_body().collect().await.unwrap();
+        let body = String::from_utf8(body.to_bytes().into()).unwrap();
+        assert!(!body.contains(NAME), "{body}");
+        assert_eq!(&body, of_the_layer.body());
     }
 
     /// Part of its work may be done, also if it is its own process that took the lock away.

@@ -469,6 +469,9 @@ async fn a_handler_that_takes_a_lock_itself_answers_as_the_layer_does() {
 
     let status = |error| Err::<(), _>(lockcore_tower::status(error));
     assert_status(status(&busy), Code::Aborted, "(key: order:42)");
+    let hidden = lockcore_tower::status_without_key(&busy);
+    assert_eq!(hidden.code(), Code::Aborted);
+    assert!(!hidden.message().contains(NAME), "{hidden}");
     assert_status(status(&misconfigured), Code::Internal, "misconfigured");
     // What was refused was not begun, and what was lost may be done in part.
     assert_status(
