@@ -21,6 +21,7 @@ use http_body_util::{BodyExt, Empty, Full};
 use lockcore::backend::{
     Answer, Backend, Capability, Connection, Departure, Enqueued, Events, Place, Released, Renewed,
 };
+use lockcore::testing::Store;
 use lockcore::{ErrorKind, Locks, LostReason};
 use lockcore_tower::{BoxError, LockBody, LockLayer};
 use tokio::sync::{Notify, mpsc};
@@ -666,11 +667,12 @@ async fn a_frame_that_was_held_back_does_not_pass_for_the_end_when_the_lock_is_l
 /// As long as a client reads nothing, a server polls no body.
 #[tokio::test]
 async fn a_body_that_nobody_polls_ends_with_the_longest_hold_and_then_the_lock_does() {
-    let locks = memory();
+    let store = Store::new();
+    store.clock().stop();
+    let locks = store.client().unwrap();
     let witness = Witness::of(&locks, NAME);
-    let layer = by_path(&locks)
-        .ttl(SOON * 10)
-        .max_hold(Duration::from_secs(1));
+    let longest = Duration::from_secs(1);
+    let layer = by_path(&locks).max_hold(longest);
     let (script, body) = Scripted::new();
 
     let response = Response::new(body.seen_by(&witness));
@@ -678,6 +680,9 @@ async fn a_body_that_nobody_polls_ends_with_the_longest_hold_and_then_the_lock_d
     script.data("one");
     assert_eq!(data(&mut body).await, "one");
     assert!(body.frame().now_or_never().is_none());
+    assert_eq!(tickets(&locks, NAME).await, 1);
+
+    store.clock().advance(longest);
 
     until_tickets(&locks, NAME, 0).await;
     assert_eq!(

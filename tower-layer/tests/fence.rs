@@ -12,10 +12,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use common::{in_time, lose, memory, problem};
+use common::{in_time, memory, problem};
 use futures_util::FutureExt;
 use http::{HeaderValue, Request, Response, StatusCode};
 use http_body_util::{Empty, Full};
+use lockcore::testing::Store;
 use lockcore::{ErrorKind, LostReason, WriteToken};
 use lockcore_tower::{FenceLayer, FenceService, Key, ResponseFuture, TOKEN_HEADER, TokenLayer};
 use tokio::sync::Notify;
@@ -382,7 +383,8 @@ async fn a_request_under_a_lock_takes_its_token_along_and_another_goes_as_it_is(
 
 #[tokio::test]
 async fn a_lock_that_is_lost_or_shared_sends_nothing() {
-    let locks = memory();
+    let store = Store::new();
+    let locks = store.client().unwrap();
     let catalog = locks.rwlock("catalog");
     let reader = catalog.read().acquire().await.unwrap();
     let permit = locks.semaphore("pool", 1).permits(1);
@@ -402,9 +404,10 @@ async fn a_lock_that_is_lost_or_shared_sends_nothing() {
         request.extensions_mut().insert(held);
         assert_eq!(kind(sent(request).await), expected);
     }
-    lose(&locks).await;
+    store.freeze();
+    store.clock().advance(Duration::from_secs(10));
     let mut request = bare("7");
     request.extensions_mut().insert(lost.held());
-    let expected = ErrorKind::Lost(LostReason::Shutdown);
+    let expected = ErrorKind::Lost(LostReason::Expired);
     assert_eq!(kind(sent(request).await), expected);
 }

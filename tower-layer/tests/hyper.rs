@@ -391,18 +391,35 @@ async fn a_lock_that_is_lost_while_streaming_breaks_the_response_off() {
 #[tokio::test]
 async fn a_client_that_stops_reading_keeps_the_lock_no_longer_than_it_may() {
     for version in BOTH {
-        let locks = memory();
-        let layer = by_path(&locks)
-            .ttl(SOON * 10)
-            .max_hold(Duration::from_secs(1));
-        let address = serve(version, layer, async |_| {
-            let part = Bytes::from_static(&[0; 65_536]);
-            streamed(stream::repeat(part).map(Frame::data))
+        let store = Store::new();
+        store.clock().stop();
+        let locks = store.client().unwrap();
+        let longest = Duration::from_secs(1);
+        let layer = by_path(&locks).max_hold(longest);
+        let parts = Arc::new(AtomicUsize::new(0));
+        let sent = Arc::clone(&parts);
+        let address = serve(version, layer, move |_| {
+            let sent = Arc::clone(&sent);
+            let part = stream::repeat(Bytes::from_static(&[0; 65_536]));
+            let parts = part.map(move |part| {
+                sent.fetch_add(1, Ordering::SeqCst);
+                Frame::data(part)
+            });
+            async { streamed(parts) }
         })
         .await;
         let mut client = Client::connect(version, address).await;
 
         let response = client.send(get(PATH)).await.unwrap();
+        // The server runs between these steps, until there is no room for more.
+        let mut last = 0;
+        while std::mem::replace(&mut last, parts.load(Ordering::SeqCst)) != last || last == 0 {
+            for _ in 0..1_000 {
+                tokio::task::yield_now().await;
+            }
+        }
+        assert_eq!(tickets(&locks, NAME).await, 1);
+        store.clock().advance(longest);
 
         nothing_is_left(&locks, NAME).await;
         // What was on its way comes, and then no end that looks like one.

@@ -278,12 +278,16 @@ async fn a_deadline_header_that_was_not_named_means_nothing() {
 
 #[tokio::test]
 async fn a_request_that_holds_for_too_long_is_stopped() {
-    let (_, service) = endless();
-    let layer = one_lock(&memory()).max_hold(Duration::from_millis(50));
+    let store = Store::new();
+    store.clock().stop();
+    let (entered, service) = endless();
+    let longest = Duration::from_secs(1);
+    let layer = one_lock(&store.client().unwrap()).max_hold(longest);
 
-    // In time: its lease would be renewed for ever.
-    let request = layer.layer(service).oneshot(post());
-    let response = in_time(request).await.unwrap();
+    let request = tokio::spawn(layer.layer(service).oneshot(post()));
+    in_time(entered.notified()).await;
+    store.clock().advance(longest);
+    let response = in_time(request).await.unwrap().unwrap();
 
     assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
     let problem = problem(response).await;
@@ -640,9 +644,11 @@ async fn only_who_speaks_grpc_is_answered_in_it() {
     }
 }
 
-#[tokio::test]
+/// Deadlines of calls are of tokio's clock, which stands still until there is nothing else to do.
+#[tokio::test(start_paused = true)]
 async fn a_call_keeps_the_lock_no_longer_than_its_deadline() {
     let locks = memory();
+    locks.ready(SOON).await.unwrap();
     let layer = one_lock(&locks).ttl(SOON * 10);
     let timeout = || grpc(&[("grpc-timeout", "1S")]);
 
@@ -691,6 +697,7 @@ async fn a_call_keeps_the_lock_no_longer_than_its_deadline() {
 async fn a_call_that_asked_for_a_signal_is_not_stopped_by_its_deadline() {
     let layer = one_lock(&memory()).on_lost(OnLost::Signal);
     let service = service_fn(async |_: In| {
+        // Beyond the deadline.
         tokio::time::sleep(Duration::from_millis(100)).await;
         Ok::<_, Infallible>(Response::new("to the end".to_owned()))
     });

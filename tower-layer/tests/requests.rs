@@ -234,7 +234,10 @@ async fn a_request_that_waits_for_its_lock_keeps_no_place_in_the_service() {
 /// The handler that has the only place asks for the lock of a request that waits for that place.
 #[tokio::test]
 async fn a_request_waits_for_its_service_no_longer_than_for_its_lock() {
-    let locks = memory();
+    let store = Store::new();
+    // The wait for the lock does not end; that for the service is of tokio's clock.
+    store.clock().stop();
+    let locks = store.client().unwrap();
     let other = hold(&locks, "order:2").await;
     let entered = Arc::new(Notify::new());
     let limited = ConcurrencyLimitLayer::new(1).layer(service_fn({
