@@ -25,8 +25,8 @@ const MOST: usize = 100_000;
 /// Much longer than a process is stopped without somebody's noticing.
 const AT_LEAST: Duration = Duration::from_secs(3600);
 
-/// Refuses requests that come late: those whose fencing token is lower than the highest that was
-/// seen for the same resource. For the service that is *written to* by who holds a lock; the writer
+/// Refuses requests that come late: those with a fencing token that is lower than the highest one
+/// seen for the same resource. It is for the service that is *written to*; the service that holds the lock and writes
 /// uses [`TokenLayer`].
 ///
 /// ```
@@ -47,37 +47,36 @@ const AT_LEAST: Duration = Duration::from_secs(3600);
 /// | is missing, there twice, or not a token | [400](crate#fencing-token) | INVALID_ARGUMENT |
 /// | no room to remember another resource | [503](crate#fence-full) | UNAVAILABLE |
 ///
-/// 412 and not 409, which [`LockLayer`](crate::LockLayer) answers when another *holds* the lock: that
-/// is worth trying again, and this is not. The token is a condition that the client has set, and it
-/// will never be true again; the lock has gone to somebody else.
+/// A late request gets 412, and not the 409 of a [`LockLayer`](crate::LockLayer) whose lock another request *holds*:
+/// after a 409 the client may try again, but a late token never becomes the highest again. The lock has gone to another
+/// holder.
 ///
 /// # What it closes, and what not
 ///
-/// Comparing is not enough: a request may pass, stand still in its handler, and write after a later
-/// one has. So requests of different tokens for one resource do not overlap: one with a higher token
-/// shuts out those with lower ones at once, and waits until those that have begun have *answered*.
-/// Requests of the same token run side by side, as their sender wants. A handler that never ends
-/// keeps the next holder out as long as the next holder's client waits; put a timeout inside.
+/// To compare tokens is not enough: a request may pass, stop in its handler for a while, and write after a later
+/// request has. So requests with different tokens for one resource do not overlap. A request with a higher token
+/// shuts out lower ones at once, and waits until those that have begun have *answered*.
+/// Requests with the same token run side by side. A handler that never ends
+/// keeps the next holder out for as long as that one's client waits; put a timeout inside.
 ///
 /// A request that waits gives back what the inner service has reserved for it, such as the permit of a
-/// `ConcurrencyLimit`, and asks for it again when the requests with lower tokens have ended: so requests that wait for one
-/// resource do not keep out those for others. Until it has that again, it keeps out the next holder.
+/// `ConcurrencyLimit`, and asks for it again when the requests with lower tokens have ended: so requests that wait for
+/// one resource do not keep out those for others. Until it has that again, it keeps out the next holder.
 ///
-/// That closes the gap for what the handler itself awaits, in this process, as long as it runs. It
-/// does not for
+/// This protects everything that the handler itself awaits, in this process, for as long as the process runs. It
+/// does not protect against
 ///
-/// - **several processes** of the service, each of which has seen something else;
-/// - **a restart**, which forgets everything;
-/// - what a handler has *spawned*, what it does while its response body is sent, and what is on its
-///   way to a database when the handler is dropped because its client went away.
+/// - **several processes** of the service: each knows only the tokens that it has seen itself;
+/// - **a restart**, which forgets all tokens;
+/// - tasks that a handler has *spawned*, work that it does while its response body is sent, and writes that are on
+///   their way to a database when the handler is dropped because its client went away.
 ///
-/// Where the data is can do better: in the handler, write with the token
-/// ([`lockcore::fencing`]). This layer before it saves the work of requests that are known to be
-/// late, and is all there is for a resource that cannot compare: a device, a file, somebody else's
-/// service.
+/// A database that compares tokens protects against these too: write with the token in the handler
+/// ([`lockcore::fencing`]). This layer then saves the work of requests that are known to be late. For a resource that
+/// cannot compare tokens, such as a device, a file, or a service of another company, this layer is all there is.
 ///
-/// The header is believed: whoever may call the service may send the largest token there is, and shut
-/// out everybody else. Put the layer behind authentication.
+/// The layer trusts the header: any caller can send the largest possible token, and so shut
+/// out all others. Put the layer behind authentication.
 ///
 /// Clones, and all services that are made by them, share one memory.
 #[derive(Clone, Debug)]
@@ -85,8 +84,7 @@ const AT_LEAST: Duration = Duration::from_secs(3600);
 pub struct FenceLayer(Gate);
 
 impl FenceLayer {
-    /// Fences, for each request, the resource that `key` finds in it. A request for which the key
-    /// finds nothing and that it lets pass is not checked.
+    /// Fences, for each request, the resource that `key` finds in it. A request that the key lets pass is not checked.
     pub fn new(key: Key) -> Self {
         Self(Gate {
             key,
@@ -106,23 +104,23 @@ impl FenceLayer {
         self
     }
 
-    /// Lets a request without a token pass **unchecked**, beside all others: for reads, or until all
-    /// callers send one. A token that is not one is refused all the same. Default: 400.
+    /// Lets a request without a token pass **unchecked**, and beside all others. This is for reads, and for the time
+    /// until all callers send a token. A header that is not a token is still refused. Default: 400.
     pub fn optional(mut self) -> Self {
         self.0.optional = true;
         self
     }
 
-    /// How many resources are remembered, and how long at least after the last request for one.
-    /// Default: 100,000, an hour; that is good for 27 new resources a second.
+    /// How many resources are remembered, and for how long at least after the last request for one.
+    /// Default: 100,000 resources, an hour. That allows 27 new resources a second.
     ///
-    /// What is forgotten lets a late write in. So nothing is forgotten as long as there is room, and
-    /// nothing ever before its time: when all that is remembered is younger, requests for *other*
-    /// resources are answered with 503. Let the time be longer than a writer can be stopped and come
-    /// back, and the number larger than that of the resources that are written to in that time. Each
+    /// A resource that is forgotten lets late writes in. So resources are only forgotten when there is no room for
+    /// another, and never before this time is over: until then, requests for *new*
+    /// resources are answered with 503. Choose a time that is longer than a writer can be paused, and a number that is
+    /// larger than the number of resources that are written to in that time. Each
     /// takes some 200 bytes and its name, of up to 4,096 bytes where callers choose it.
     ///
-    /// Forgets what was remembered before the call.
+    /// A call of this method forgets all resources that were remembered before.
     pub fn remember(mut self, resources: usize, at_least: Duration) -> Self {
         self.0.seen = Arc::new(Seen::new(resources, at_least));
         self

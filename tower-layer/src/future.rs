@@ -51,7 +51,8 @@ pin_project! {
     }
 }
 
-/// Boxed, because the futures of the core have no name; this is the one allocation for it; the others are counted in tests/cost.rs.
+/// Boxed, because the futures of the core have no name; this is the one allocation for it; the others are counted in
+/// tests/cost.rs.
 type Work<B, E> = Pin<Box<dyn Future<Output = Result<Response<LockBody<B>>, E>> + Send>>;
 
 impl<F, B, E> ResponseFuture<F, B, E> {

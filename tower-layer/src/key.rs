@@ -16,34 +16,33 @@ use crate::template::{Piece, Template};
 
 /// Finds the name of the lock in a request.
 ///
-/// A request for which no lock is found is **not** let through, unless the key says so: a lock that
-/// is silently not taken protects nothing. So
+/// A request in which the key finds no name is **refused**, unless the key lets it pass:
 ///
 /// | key | the piece is missing | it is empty, not of its type, not UTF-8, longer than a name can be, or there more than once |
 /// |---|---|---|
 /// | [`header_as`](Self::header_as), [`metadata_as`](Self::metadata_as), [`query_as`](Self::query_as), the same without `_as` | 400 | 400 |
 /// | [`grpc_method`](Self::grpc_method) | 400 | 400 |
-/// | `path_as`, `path`, `matched_path` (feature `axum`) | 500: no route with that parameter leads here | 400 |
-/// | [`extension`](Self::extension) | 500: nobody has put it in | |
+/// | `path_as`, `path`, `matched_path` (feature `axum`) | 500: the route has no such parameter | 400 |
+/// | [`extension`](Self::extension) | 500: no outer layer has put it in | |
 /// | [`template`](Self::template) | as its placeholders | as its placeholders |
 /// | [`from_fn`](Self::from_fn) | `Ok(None)`: no lock; `Err`: 400 | |
 ///
-/// With [`optional`](Self::optional), a request that lacks a piece passes **without a lock**.
-/// Requests that need none in the first place are told by [`when`](Self::when).
+/// With [`optional`](Self::optional), a request that lacks a piece passes **without a lock**. With
+/// [`when`](Self::when), so does every request that a condition of yours does not select.
 ///
 /// # One thing, one name
 ///
-/// Handlers act on what a text means, and a lock is on the text. To a handler that takes a `u64`, the paths
-/// `/orders/12`, `/orders/012`, `/orders/+12` and `/orders/%31%32` are one order. So say what the handler
-/// reads: `Key::path_as::<u64>("id")` parses the value as the handler does, and locks what comes of it, `12`
-/// in all four cases. A value that is not of the type is answered with 400. For a type of your own,
-/// [`FromStr`] must make equal values of what the handler takes for the same, and [`Display`](fmt::Display)
-/// must write equal values alike.
+/// A lock has a text as its name, but a handler acts on the value that it parses from the text. For a handler that
+/// takes a `u64`, the paths `/orders/12`, `/orders/012`, `/orders/+12` and `/orders/%31%32` are one order. So give the
+/// key the type that the handler reads: `Key::path_as::<u64>("id")` parses the value as the handler does, and locks
+/// `12` in all four cases. A value that is not of the type is answered with 400. For a type of your own, [`FromStr`]
+/// must return equal values for texts that mean the same to the handler, and [`Display`](fmt::Display) must write equal
+/// values in the same way.
 ///
-/// **The sources without `_as` take the value as it is**, after percent-decoding in paths and queries. They
-/// are for handlers that take a `String` and tell all texts apart, such as an `Idempotency-Key` that is
-/// compared byte by byte. With any other handler two spellings are two locks, and two requests for one thing
-/// are handled at once. In a [`FenceLayer`](crate::FenceLayer) they are two fences, and a late write passes.
+/// **The sources without `_as` take the value as it is**, after percent-decoding in paths and queries. They are for
+/// handlers that compare texts byte by byte, such as an `Idempotency-Key`. With any other handler, two spellings are
+/// two locks, and two requests for one thing are handled at once. In a [`FenceLayer`](crate::FenceLayer) they are two
+/// fences, and a late write passes.
 ///
 /// Different things need different names: `Key::path_as::<u64>("id")` on `/orders/{id}` and on
 /// `/users/{id}` is one lock for order 7 and user 7. A [`prefix`](Self::prefix) keeps them apart.
@@ -67,24 +66,23 @@ impl Key {
     /// | `{query.NAME}` | [`query`](Self::query) |
     /// | `{grpc_method}` | [`grpc_method`](Self::grpc_method) |
     ///
-    /// Behind the name of a value may stand an integer type, as in `{path.id:u64}`: it is parsed, and all its
-    /// [spellings](#one-thing-one-name) are one. [`read_as`](Self::read_as) does so for other types. A value
-    /// without a type stands for itself.
+    /// The name of a value may be followed by an integer type, as in `{path.id:u64}`: the value is parsed, and all its
+    /// [spellings](#one-thing-one-name) make one name. [`read_as`](Self::read_as) does this for other types. A value
+    /// without a type is taken as it is.
     ///
     /// A brace in the name is written `{{` or `}}`.
     ///
-    /// **Two requests have the same name only if all their values agree.** Where several values are
-    /// joined, what stands between them must contain ASCII punctuation other than `%`, and that
-    /// punctuation, and `%`, is percent-encoded in the values: with `"{query.a}:{query.b}"` the
-    /// values `x:y` and `z` make `x%3Ay:z`. A single value stands in the name as it is, so that
+    /// **Two requests have the same name only if all their values agree.** The text between two values must contain
+    /// ASCII punctuation other than `%`. That punctuation, and `%`, is percent-encoded in the values: with
+    /// `"{query.a}:{query.b}"`, the values `x:y` and `z` make `x%3Ay:z`. A single value stands in the name as it is, so
     /// `"order:{path.id:u64}"` is the lock that `#[distributed_lock(key = "order:{id}")]` takes. **With several
-    /// values it is not**, as soon as one of them has such punctuation in it, as a UUID has `-`: the macro
-    /// writes values as they are. Where both must take the same lock, join with what the values do not
-    /// contain, or build the name in one function that both call ([`from_fn`](Self::from_fn)).
+    /// values, the two can differ**: the macro does not encode values. They differ as soon as a value contains the
+    /// punctuation, as a UUID contains `-`. If both must take the same lock, join the values with punctuation that they
+    /// do not contain, or build the name in one function that both call ([`from_fn`](Self::from_fn)).
     ///
     /// # Panics
     ///
-    /// If the template is not one; the message says what to write.
+    /// If the template has a mistake; the message says what to write.
     ///
     /// ```
     /// use lockcore_tower::Key;
@@ -128,13 +126,13 @@ impl Key {
         }
     }
 
-    /// The name is what `find` makes of the request's head. `Ok(None)` lets the request pass without a lock.
-    /// An error is answered with 400, and **the client is shown its text**, up to 1,000 bytes of it. It is a text and no
-    /// error type, so that no `?` shows what was not meant for clients.
+    /// The name is made by `find` from the head of the request. `Ok(None)` lets the request pass without a lock. An
+    /// error is answered with 400, and **the client sees its text**, up to 1,000 bytes of it. It is a text and not an
+    /// error type, so that `?` cannot show clients what was not meant for them.
     ///
-    /// Names should be as injective as their parts: `format!("{a}:{b}")` is one lock for
-    /// `("x:y", "z")` and `("x", "y:z")`. A [`template`](Self::template) sees to that. And each thing should
-    /// have one name: the URI is as the client has written it, with `%34` for `4`. Parse what the handler parses.
+    /// Different things need different names: `format!("{a}:{b}")` makes one name of
+    /// `("x:y", "z")` and `("x", "y:z")`; a [`template`](Self::template) makes two. And each thing needs
+    /// one name: the URI is as the client wrote it, with `%34` for `4`. Parse what the handler parses.
     ///
     /// ```
     /// use lockcore_tower::Key;
@@ -154,7 +152,7 @@ impl Key {
         Self::of(Source::Fn(Arc::new(find)))
     }
 
-    /// The value of a header that is read as `T`, and must be there exactly once: see
+    /// The value of a header, read as `T`. The header must be there exactly once. See
     /// [one thing, one name](#one-thing-one-name).
     ///
     /// # Panics
@@ -199,7 +197,7 @@ impl Key {
         }
     }
 
-    /// The value of a piece of gRPC metadata that is read as `T`, and must be there exactly once: see
+    /// The value of a piece of gRPC metadata, read as `T`. It must be there exactly once. See
     /// [one thing, one name](#one-thing-one-name).
     ///
     /// # Panics
@@ -258,7 +256,7 @@ impl Key {
         Self::of(Source::GrpcMethod)
     }
 
-    /// The value of a parameter of the query that is read as `T`, as `id` in `/orders?id=42`. It must be there
+    /// The value of a query parameter, such as `id` in `/orders?id=42`, read as `T`. It must be there
     /// exactly once. See [one thing, one name](#one-thing-one-name).
     ///
     /// ```
@@ -287,8 +285,8 @@ impl Key {
         Self::of(Source::Query(parameter.into().into()))
     }
 
-    /// What `show` makes of an extension of the request, that a layer further out has put there: who
-    /// has logged in, say. Its type is that of the closure's argument.
+    /// The text that `show` makes of an extension of the request. An outer layer must have put it there, such as the
+    /// user who has logged in. The closure's argument has the type of the extension.
     ///
     /// ```
     /// use lockcore_tower::Key;
@@ -319,8 +317,8 @@ impl Key {
         ))
     }
 
-    /// The value of a path parameter that is read as `T`, as `id` in `/orders/{id}`: with the type that the
-    /// handler extracts, all that it takes for one order is one lock. See
+    /// The value of a path parameter, such as `id` in `/orders/{id}`, read as `T`. Give the type that the
+    /// handler extracts: then all spellings of one order are one lock. See
     /// [one thing, one name](#one-thing-one-name).
     ///
     /// The layer must be where the route is known: see [where it may stand](crate#where-it-may-stand).
@@ -373,22 +371,21 @@ impl Key {
         Self::of(Source::MatchedPath)
     }
 
-    /// Text before what is found: `Key::path_as::<u64>("id").prefix("order:")` locks
+    /// Puts a text before the name: `Key::path_as::<u64>("id").prefix("order:")` locks
     /// `order:42`.
     pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
         self.template.pieces.insert(0, Piece::Text(prefix.into()));
         self
     }
 
-    /// Lets a request that lacks the header, the parameter, or what else the name is made of, pass
-    /// **without a lock**. Default: it is refused.
+    /// Lets a request pass **without a lock** if it lacks the header, the parameter, or another piece of the name.
+    /// Default: it is refused.
     pub fn optional(mut self) -> Self {
         self.optional = true;
         self
     }
 
-    /// Locks only requests of which `condition` is true; the others pass **without a lock**, whatever
-    /// else they say.
+    /// Locks only requests for which `condition` is true. All others pass **without a lock**.
     ///
     /// ```
     /// use lockcore_tower::Key;

@@ -18,7 +18,7 @@ use crate::service::LockService;
 use crate::settings::{HoldUntil, Settings, Side, Upgrades};
 use crate::waiters::Waiters;
 
-/// Puts a lock around every request of a service: see the [crate's page](crate).
+/// Takes a lock for every request of a service: see the [crate's page](crate).
 ///
 /// ```
 /// use std::time::Duration;
@@ -44,22 +44,22 @@ impl LockLayer {
         Self::by(locks, Keys::one(key))
     }
 
-    /// Locks, for each request, all names that `keys` find in it, or none of them: for work on several things at once,
-    /// such as the two accounts of a transfer.
+    /// Locks, for each request, all names that `keys` find in it, or none of them. For requests that work on several
+    /// things, such as the two accounts of a transfer.
     ///
     /// The locks are taken one after the other, in the order of their names, in all processes: two requests that want
     /// some of the same names in different orders do not wait for each other in a circle. A request that waits for one
     /// of its locks keeps those that it already has. A name that is found twice is locked once. A request with no name
     /// passes **without a lock**.
     ///
-    /// The handler finds a [`lockcore::MultiHeld`] in the extensions of its request (in axum: the extractor `MultiHeld`),
-    /// which has the fencing token of each name; there is no [`lockcore::Held`].
+    /// The handler finds a [`lockcore::MultiHeld`] in the extensions of its request (in axum: the extractor
+    /// `MultiHeld`), which has the fencing token of each name; there is no [`lockcore::Held`].
     ///
-    /// The options apply to all locks together. The [wait](Self::wait) is one for all. The [longest](Self::max_hold) and
-    /// the [shortest](Self::min_hold) hold count from when the last was granted. When one lock is lost, the request is
-    /// stopped and the others are given back. [`permits`](Self::permits) are taken of each. A request counts as
-    /// [waiting](Self::max_waiting) for each of its names, and each counts among the [names](Self::max_names). The answers
-    /// of the layer have all names as `keys`, and as `key` the one that was not free, or was lost.
+    /// The options apply to all locks together. The [wait](Self::wait) is one for all. The [longest](Self::max_hold)
+    /// and the [shortest](Self::min_hold) hold count from when the last was granted. When one lock is lost, the request
+    /// is stopped and the others are given back. [`permits`](Self::permits) are taken of each. A request counts as
+    /// [waiting](Self::max_waiting) for each of its names, and each counts among the [names](Self::max_names). The
+    /// answers of the layer have all names as `keys`, and as `key` the one that was not free, or was lost.
     ///
     /// See [`Locks::all`].
     ///
@@ -92,22 +92,22 @@ impl LockLayer {
         Self(Settings::new(locks, keys), AsItComes)
     }
 
-    /// Reads the body of a request before its lock is asked for: up to `limit` bytes, which are kept in
-    /// memory until the handler reads them, and for as long as `within`. A longer body is answered with
-    /// 413, a slower one with 408, and one that breaks off with 400; the handler is not called then.
+    /// Reads the body of a request before the layer asks for its lock. It reads at most `limit` bytes, for at most
+    /// `within`, and keeps them in memory until the handler reads them. A larger body is answered with 413, a slower
+    /// one with 408, and one that breaks off with 400. The handler is not called then.
     ///
-    /// At most, the bodies take `limit` bytes for each request under way: being read, waiting, or being handled. Limit
-    /// how many there are further out. A request is refused before its body is read if [as many wait](Self::max_waiting)
-    /// for its key as may, or if its key is [one too many](Self::max_names).
+    /// The bodies take at most `limit` bytes of memory for each request that is being read, waits, or is being handled.
+    /// A layer further out should limit the number of requests. A request is refused before its body is read if
+    /// [`max_waiting`](Self::max_waiting) or [`max_names`](Self::max_names) will refuse it.
     ///
-    /// Without this, the lock is held while the handler reads the body, as slowly as the client sends it.
+    /// Without this option, the lock is held while the handler reads the body, and a slow client makes that long.
     /// And over HTTP/1 a client that goes away stays in line, or keeps the lock: hyper's server reads some
-    /// of the body ahead, and does not look at the connection while there is more that nobody reads. That is
-    /// so until the [wait](Self::wait) is over, the handler reads on, or the [longest hold](Self::max_hold)
-    /// ends it.
+    /// of the body ahead, and does not look at the connection while the rest is not read. This ends when the
+    /// [wait](Self::wait) is over, when the handler reads on, or with the [longest hold](Self::max_hold).
     ///
-    /// The service that is locked gets its requests with a [`RequestBody`](crate::RequestBody); those of axum and tonic take
-    /// any. Not for calls whose client sends and receives in turns: they would wait for each other.
+    /// The inner service gets requests with a [`RequestBody`](crate::RequestBody); services of axum and tonic take any
+    /// body. Do not use this for calls whose client waits for a part of the response before it sends the rest of its
+    /// body: layer and client would wait for each other.
     ///
     /// ```
     /// use std::time::Duration;
@@ -127,24 +127,24 @@ impl LockLayer {
 }
 
 impl<R> LockLayer<R> {
-    /// Requests with the same key take the read side of its lock: they do not exclude each other, but
-    /// those that take it exclusively, here or elsewhere. Default: exclusive.
+    /// Requests with the same key take the read side of its lock. They do not exclude each other; they do exclude
+    /// whatever takes the lock exclusively, here or elsewhere. Default: exclusive.
     pub fn shared(mut self) -> Self {
         self.0.side = Side::Shared;
         self
     }
 
     /// Requests with a safe method (GET, HEAD, TRACE) take the read side of the lock, all others the
-    /// write side; OPTIONS takes none, as ever. Default: all are exclusive.
+    /// write side. OPTIONS takes no lock, as always. Default: all are exclusive.
     pub fn read_on_get(mut self) -> Self {
         self.0.side = Side::SharedIfSafe;
         self
     }
 
     /// Each request takes `permits` of the `of` permits that its key has, so that at most
-    /// `of / permits` of them are handled at once, over all processes. Everybody who uses the name must
-    /// state the same `of`; it is another lock than the mutex on that name, and while one of them is in
-    /// use the other is answered with 500.
+    /// `of / permits` of them are handled at once, over all processes. All users of a name must
+    /// give the same `of`. A semaphore is not the mutex of the same name: while one of the two is in
+    /// use, requests for the other are answered with 500.
     ///
     /// # Panics
     ///
@@ -163,11 +163,10 @@ impl<R> LockLayer<R> {
     /// (`LOCK_WAIT`, 15 s). A client that goes away leaves the line as soon as the
     /// [server notices](crate#clients-that-go-away).
     ///
-    /// A gRPC request that comes with a deadline (`grpc-timeout`) waits no longer than that, less a
-    /// tenth, 50 ms at most, in which the answer can still reach the client. The deadline is for the
-    /// whole call: once it has passed, the call keeps no lock. A handler, or a stream, that goes on then
-    /// is stopped and answered with DEADLINE_EXCEEDED, unless it is to [go on](Self::on_lost) without
-    /// its lock.
+    /// A gRPC request with a deadline (`grpc-timeout`) waits no longer than that, less the time in which the answer can
+    /// still reach the client: a tenth of the deadline, at most 50 ms. The deadline is for the whole call. Once it has
+    /// passed, the handler or the stream is stopped, the lock is released, and the call ends with DEADLINE_EXCEEDED.
+    /// With [`OnLost::Signal`](Self::on_lost) the call goes on, and keeps its lock.
     pub fn wait(mut self, wait: impl Into<Wait>) -> Self {
         self.0.wait = Some(wait.into());
         self
@@ -178,10 +177,10 @@ impl<R> LockLayer<R> {
         self.wait(Duration::ZERO)
     }
 
-    /// A header in which HTTP clients say how many milliseconds they will wait for the answer, as
-    /// `x-envoy-expected-rq-timeout-ms`; it bounds the wait as `grpc-timeout` does, and nothing else. What is no
-    /// number is no deadline. Default: none, because only a header that the client or a proxy of yours
-    /// sets is to be trusted with it.
+    /// A header in which HTTP clients say how many milliseconds they will wait for the answer, such as
+    /// `x-envoy-expected-rq-timeout-ms`. It bounds the wait for the lock, as `grpc-timeout` does, but it does not end
+    /// the hold. A value that is not a number is ignored. Default: none, because the service must know that its
+    /// clients, or its own proxy, set the header.
     ///
     /// # Panics
     ///
@@ -198,21 +197,22 @@ impl<R> LockLayer<R> {
         self
     }
 
-    /// How many requests may wait for the same key in this process; those beyond it do not wait: they
+    /// How many requests may wait for the same key in this process. Further requests do not wait: they
     /// get the lock at once, or 409. A request counts from when it asks until it has the lock. Where bodies are
-    /// [read first](Self::read_body_first), one beyond them that wants the lock exclusively gets 409 in any case, and its
-    /// body is not read; if nobody may wait (`most` is 0), it is read. Default: any number.
+    /// [read first](Self::read_body_first), a further request that wants the lock exclusively always gets 409, and its
+    /// body is not read; with a `most` of 0 it is read. Default: any number.
     pub fn max_waiting(mut self, most: usize) -> Self {
         self.0.waiters = Some(Arc::new(Waiters::at_most(most)));
         self
     }
 
-    /// How many different names requests may lock in each stretch of `per`, in this process. Requests that name a
-    /// further one are answered with [503](crate#lock-names), and those with names that were there before go on as
-    /// ever; until the next stretch begins, with no name in it. A client that makes up names can use all of them up, and
-    /// keep those of others out that long: put the layer behind authentication, or a limit for each client. Say it where clients choose the names, as in an
-    /// `Idempotency-Key`. Default: any number, because how many are ordinary depends on the service, and too few would
-    /// turn clients away when there are most of them.
+    /// How many different names requests may lock in each period of `per`, in this process. A request that names a
+    /// further one is answered with [503](crate#lock-names); requests for names that were locked before in this period
+    /// are not affected. Each period begins with no names. Set this where clients choose the names, as in an
+    /// `Idempotency-Key`. A client that makes up names can use up the whole number, and so keep out new names of others
+    /// until the period ends: put the layer behind authentication, or behind a limit for each client. Default: any
+    /// number, because how many are usual depends on the service, and too low a number refuses clients at the busiest
+    /// time.
     ///
     /// **Each name costs the store something after its lock is released**, so that a later holder gets a greater
     /// token:
@@ -224,14 +224,13 @@ impl<R> LockLayer<R> {
     /// | SQLite | a row: about 50 bytes and twice the name, for a day at least; its space in the file is used again |
     /// | ZooKeeper | an empty node, until the server removes it: once a minute, at most 10,000 |
     ///
-    /// So a store is left with what requests name in a day, and a client that makes up names can fill it. With
-    /// `max_names(10_000, hour)` in each of 4 processes it is left with a million names at most, as a day touches 25 such
-    /// hours: at a Redis these are 370 MB.
+    /// So a store keeps the names of a day, and a client that makes up names can fill it. With `max_names(10_000,
+    /// hour)` in each of 4 processes there are a million names at most, because a day touches 25 such hours: 370 MB of
+    /// a Redis.
     ///
-    /// Clones of the layer, and all services that are made by them, count together. A name takes 4 bytes, which are
-    /// there from the beginning, and no mutex. One new name of a million is taken for one that was there before,
-    /// and is not counted. When requests are refused for the first time in a stretch, that is told at the level of
-    /// warnings.
+    /// Clones of the layer, and all services that are made by them, count together. The count takes 4 bytes of memory
+    /// for each of the `most` names, from the beginning on. About one new name of a million is taken for a known one,
+    /// and is not counted. The first refusal of each period is logged as a warning.
     ///
     /// # Panics
     ///
@@ -258,24 +257,25 @@ impl<R> LockLayer<R> {
     /// client's (`LOCK_TTL`, 10 s). It does not limit the request: the lease is renewed as long as
     /// the response lasts.
     ///
-    /// One that the store does not take is answered with 500.
+    /// With a ttl that the store does not take, requests are answered with 500.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.0.ttl = Some(ttl);
         self
     }
 
-    /// The lock stays taken for this long from when it was granted, even if the response has ended before: no request
-    /// that it excludes is handled in this time, in any process. Where requests share the lock or take permits of it,
-    /// that is what stays taken. The response does not wait for it, nor does the client's deadline end it. See
-    /// [`Lock::min_hold`](lockcore::Lock::min_hold); one that is longer than [`max_hold`](Self::max_hold) is answered with 500. Default: zero.
+    /// The shortest time that the lock stays taken after it was granted, even if the response ends before: no request
+    /// that it excludes is handled in this time, in any process. A read side or permits stay taken as such. The
+    /// response does not wait for this time, and the client's deadline does not end it. If it is longer than
+    /// [`max_hold`](Self::max_hold), requests are answered with 500. See [`Lock::min_hold`](lockcore::Lock::min_hold).
+    /// Default: zero.
     pub fn min_hold(mut self, least: Duration) -> Self {
         self.0.min_hold = least;
         self
     }
 
-    /// The longest time that a request keeps the lock, from when it gets it; then it is lost, and the
-    /// request is stopped as by any loss. For clients that read a response for ever, and for those that
-    /// stop reading: a body that nobody asks for more is dropped too, by a task of its own. With
+    /// The longest time that a request keeps the lock after it was granted. Then the lock is lost, and the
+    /// request is stopped as by any loss. This is for clients that read a response for ever, and for those that
+    /// stop reading: a body that the server does not poll any more is dropped by a task of its own. With
     /// [`OnLost::Signal`] the response goes on, and the key is free when the rest of the lease has run
     /// out. Default: no limit.
     pub fn max_hold(mut self, limit: Duration) -> Self {
@@ -283,32 +283,32 @@ impl<R> LockLayer<R> {
         self
     }
 
-    /// What happens to a request whose lock is lost. With [`OnLost::Signal`] handler and body go on,
-    /// and `Held::lost` tells them. Default: [`OnLost::Cancel`], they are stopped.
+    /// What happens to a request whose lock is lost. With [`OnLost::Signal`], handler and body go on,
+    /// and learn of the loss by [`Held::lost`](lockcore::Held::lost). Default: [`OnLost::Cancel`], they are stopped.
     pub fn on_lost(mut self, policy: OnLost) -> Self {
         self.0.on_lost = policy;
         self
     }
 
-    /// Whether a request whose caller holds the same lock already, as another layer around this one
-    /// does, is handled under that. If not, it is answered with 500. Default: true.
+    /// Whether a request may re-enter a lock that is already held around it, by an outer layer for example. If not,
+    /// such a request is answered with 500. Default: true.
     pub fn reentrant(mut self, yes: bool) -> Self {
         self.0.reentrant = yes;
         self
     }
 
-    /// A name for traces that does not vary with the key, as `order:{id}`. Default: none.
+    /// A name for traces that is the same for all keys, such as `order:{id}`. Default: none.
     pub fn label(mut self, label: &'static str) -> Self {
         self.0.label = Some(label);
         self
     }
 
-    /// The status of the answer when the lock is held by another, as 423 (`LOCKED`) or 429. Default:
-    /// 409. gRPC clients are told ABORTED in any case.
+    /// The status of the answer when another request holds the lock, such as 423 (`LOCKED`) or 429. gRPC clients always
+    /// get ABORTED. Default: 409.
     ///
     /// # Panics
     ///
-    /// If the status is not one of an error: the request has not been handled.
+    /// If the status is not 4xx or 5xx: the request has not been handled.
     #[track_caller]
     pub fn busy_status(mut self, status: StatusCode) -> Self {
         assert!(
@@ -319,26 +319,27 @@ impl<R> LockLayer<R> {
         self
     }
 
-    /// When a client should try again that is refused for want of the lock: the header `Retry-After`, in
-    /// seconds, rounded up; less if the lock is known to be free before. Default: 1 s, because most locks
-    /// are held for less, and nobody is woken.
+    /// When a client that did not get the lock should try again: the header `Retry-After`, in
+    /// seconds, rounded up. It is less if the lock is known to be free sooner. Default: 1 s, because most locks
+    /// are held for less.
     pub fn retry_after(mut self, after: Duration) -> Self {
         self.0.answers.retry_after = after;
         self
     }
 
-    /// Keeps the names of locks out of the answers: no member `key` or `keys`, and none in the message of gRPC. For names
-    /// that clients should not learn. It does not reach what handlers answer themselves: `Problem` and `status` name the
-    /// lock, `ProblemWithoutKey` and `status_without_key` do not. Default: they are told, so that they know which of their requests met.
+    /// Keeps the names of locks out of the answers: there is no member `key` or `keys`, and the message of gRPC does
+    /// not name the lock. For names that clients should not learn. This does not change the answers of handlers that
+    /// take locks themselves: `Problem` and `status` name the lock, `ProblemWithoutKey` and `status_without_key` do
+    /// not. Default: answers have the names, so that clients know which of their requests excluded each other.
     pub fn hide_key(mut self) -> Self {
         self.0.answers.name_key = false;
         self
     }
 
-    /// Makes the responses to HTTP requests that the layer [refuses](crate#answers), or whose handler it has
-    /// stopped: another body, other headers, another status. `Retry-After` is added unless `make` sets it. A status
-    /// of success would tell the client that its request was handled. gRPC clients get the status of gRPC in any
-    /// case. Default: an `application/problem+json`.
+    /// Makes the responses to HTTP requests that the layer [refuses or stops](crate#answers), with a body, headers and
+    /// a status of your choice. The layer adds `Retry-After` unless `make` sets it. Do not choose a status of success:
+    /// the client would believe that its request was handled. gRPC clients always get the status of gRPC. Default: an
+    /// `application/problem+json`.
     ///
     /// ```
     /// use http::Response;
@@ -362,14 +363,14 @@ impl<R> LockLayer<R> {
     }
 
     /// Adds the fencing token to the response, as `lock-fencing-token`, where the lock is exclusive
-    /// (others have none that fences), unless the handler or a layer inside has set that header. A layer that takes
-    /// [several locks](Self::all) adds none: it would not say which lock it is of.
+    /// (tokens of shared locks and permits cannot fence), unless the handler or an inner layer has set that header. A
+    /// layer that takes [several locks](Self::all) adds none, because the header would not say which lock it is of.
     pub fn token_header(mut self) -> Self {
         self.0.token_header = true;
         self
     }
 
-    /// Until when the lock is kept. Default: [`HoldUntil::BodyEnd`], because a body may still read what
+    /// Until when the lock is kept. Default: [`HoldUntil::BodyEnd`], because a body may still read data that
     /// the lock protects while it is sent.
     pub fn hold_until(mut self, end: HoldUntil) -> Self {
         self.0.hold_until = end;
@@ -378,8 +379,8 @@ impl<R> LockLayer<R> {
 
     /// What happens to a request that would be locked and may become an upgraded connection: one that
     /// offers a web socket in the header `Upgrade`, or a CONNECT. Other values of the header are
-    /// ignored, as HTTP has it; a handler that answers one of them with 101 has its answer replaced.
-    /// Default: [`Upgrades::Refuse`], because a lock that is silently not there protects nothing.
+    /// ignored, as HTTP demands; if a handler answers such a request with 101, the layer replaces the answer.
+    /// Default: [`Upgrades::Refuse`], because the lock ends with the 101, and what follows would run without it.
     pub fn upgrades(mut self, policy: Upgrades) -> Self {
         self.0.upgrades = policy;
         self

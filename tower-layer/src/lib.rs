@@ -1,7 +1,6 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![warn(missing_docs, missing_debug_implementations, unreachable_pub)]
-//! A tower layer that takes a distributed lock per request: for axum, and for any other service
-//! over HTTP.
+//! A tower layer that takes a distributed lock for each request: for axum, tonic, and any other HTTP service.
 //!
 #![cfg_attr(feature = "axum", doc = "```no_run")]
 #![cfg_attr(not(feature = "axum"), doc = "```ignore")]
@@ -32,7 +31,7 @@
 //!     let listener = tokio::net::TcpListener::bind("127.0.0.1:3000").await?;
 //!     // Ctrl-C or SIGTERM
 //!     let server = axum::serve(listener, app).with_graceful_shutdown(lockcore::stop_signal());
-//!     // Beside the server, which waits for its last client: after five seconds what is held is given back.
+//!     // The server waits for its last client. The locks are given back after five seconds at the latest.
 //!     let end = async {
 //!         lockcore::stop_signal().await;
 //!         locks.shutdown(Duration::from_secs(5)).await.map_err(std::io::Error::other)
@@ -64,31 +63,31 @@
 //! # Ok(()) }
 //! ```
 //!
-//! For services that are not of HTTP, as the worker of a job queue, there is [`WorkLayer`].
+//! For services that do not speak HTTP, such as the worker of a job queue, there is [`WorkLayer`].
 //!
 //! # How a request goes
 //!
 //! 1. The [`Key`] finds the name to lock. A request in which it finds none is refused, unless the
-//!    key lets it pass. OPTIONS without a content passes in any case: a service that does not look at the
-//!    method must stand behind one that does.
-//! 2. The request waits for the lock, first come first served over all processes, but that a process
-//!    may serve its own first for a moment (`LOCK_FAIR`); at most as long as [`LockLayer::wait`] and the
-//!    client's own deadline say. A client that [goes away](#clients-that-go-away) leaves the line as soon as
-//!    the server notices; over HTTP/1 it may not while there is something left to read.
-//! 3. The handler runs while the lock is held. Asking for the same lock inside re-enters it. When the
-//!    lock is lost, the handler is dropped where it stands. What it has *spawned*, and what blocks
-//!    without awaiting, is not stopped: pass the fencing token on with every write.
+//!    key lets it pass. An OPTIONS request without content always passes without a lock, so a service that
+//!    ignores the method must stand behind one that does not.
+//! 2. The request waits for the lock. Requests are served in the order in which they came, over all processes,
+//!    except that a process may serve its own requests first for a moment (`LOCK_FAIR`). A request waits no longer
+//!    than [`LockLayer::wait`] and the client's own deadline allow. When a client [goes away](#clients-that-go-away),
+//!    its request leaves the line as soon as the server notices.
+//! 3. The handler runs while the lock is held. Code inside that asks for the same lock re-enters it. When the
+//!    lock is lost, the handler is dropped where it stands. Tasks that it has *spawned*, and code that blocks
+//!    without awaiting, are not stopped: pass the fencing token on with every write.
 //! 4. The lock is kept until the response body ends, or is dropped because the client went away.
 //!    The release comes *before* the client can see the end, so that its next request finds the key
-//!    free. If the lock is lost meanwhile the body ends in an error, never silently: over HTTP/1 the
+//!    free. If the lock is lost while the body is sent, the body ends in an error: over HTTP/1 the
 //!    connection is cut, over HTTP/2 the stream is reset.
 //!
-//! The lock is taken after the call and not while the service is made ready: what is ready may wait for
-//! its call for hours, and a lease would age meanwhile. A request that has to wait for its lock gives back
-//! what readiness had reserved inside, as the permit of a `ConcurrencyLimit`, and asks for it again under
-//! the lock: so those that wait for one key keep out none for another. Handlers that take further locks, and a
-//! limit inside, can then wait for each other; the layer gives up after its wait, with 503. Such a limit
-//! belongs further out.
+//! The lock is taken after `call` and not in `poll_ready`: a service may be ready for hours before it is called,
+//! and a lease would age meanwhile. A request that has to wait for its lock gives back what `poll_ready` had
+//! reserved inside, such as the permit of a `ConcurrencyLimit`, and asks for it again under the lock. So requests
+//! that wait for one key do not keep out those for other keys. A handler that takes further locks may then wait for
+//! a request that waits for that handler's permit; the layer ends this after its wait, with 503. Put such a limit
+//! around this layer instead.
 //!
 //! # Keys
 //!
@@ -96,15 +95,15 @@
 //! |---|---|
 //! | path parameter, read as the type that the handler extracts | `Key::path_as` (feature `axum`) |
 //! | query parameter, header, gRPC metadata, read as a type | [`Key::query_as`], [`Key::header_as`], [`Key::metadata_as`] |
-//! | the same as they are | `Key::path`, [`Key::query`], [`Key::header`], [`Key::metadata`] |
+//! | the same, without reading a type | `Key::path`, [`Key::query`], [`Key::header`], [`Key::metadata`] |
 //! | route, gRPC method | `Key::matched_path` (feature `axum`), [`Key::grpc_method`] |
-//! | what a layer further out has found, as who has logged in | [`Key::extension`] |
+//! | an extension that an outer layer has put into the request, such as the user | [`Key::extension`] |
 //! | several of these | [`Key::template`] |
 //! | anything in the head of the request | [`Key::from_fn`] |
 //! | nowhere: one request at a time | [`Key::template`] with a constant |
 //!
 //! A handler that extracts a number takes `/orders/12`, `/orders/012` and `/orders/%31%32` for one order. The
-//! keys that read a type lock it once; those that take the value as it is lock each spelling apart. See
+//! keys that read a type have one lock for it; those that take the value as it is have one for each spelling. See
 //! [one thing, one name](Key#one-thing-one-name).
 //!
 //! # Several locks
@@ -144,14 +143,14 @@
 //!
 //! | option | default | why that |
 //! |---|---|---|
-//! | [`shared`](LockLayer::shared), [`read_on_get`](LockLayer::read_on_get), [`permits`](LockLayer::permits) | exclusive | who forgets to say it gets the safe one |
+//! | [`shared`](LockLayer::shared), [`read_on_get`](LockLayer::read_on_get), [`permits`](LockLayer::permits) | exclusive | it is safe for every handler |
 //! | [`wait`](LockLayer::wait), [`try_only`](LockLayer::try_only) | the client's, 15 s | less than the 30 s or 60 s after which proxies give up |
-//! | [`deadline_header`](LockLayer::deadline_header) | none; `grpc-timeout` for gRPC | gRPC has one by its standard, HTTP has not |
-//! | [`max_waiting`](LockLayer::max_waiting) | any number | how many are too many depends on the handler; say it where clients can make them |
-//! | [`max_names`](LockLayer::max_names) | any number | how many are ordinary depends on the service; say it where clients choose them |
-//! | [`ttl`](LockLayer::ttl) | the client's, 10 s | three renewals fit in; a dead process blocks a key no longer |
-//! | [`min_hold`](LockLayer::min_hold) | zero | who waits should get the lock as soon as it is free |
-//! | [`max_hold`](LockLayer::max_hold) | no limit | a long response is no mistake |
+//! | [`deadline_header`](LockLayer::deadline_header) | none; `grpc-timeout` for gRPC | gRPC has a standard header for it, HTTP has none |
+//! | [`max_waiting`](LockLayer::max_waiting) | any number | how many are too many depends on the handler; set it where clients can send many |
+//! | [`max_names`](LockLayer::max_names) | any number | how many are usual depends on the service; set it where clients choose the names |
+//! | [`ttl`](LockLayer::ttl) | the client's, 10 s | it has room for three renewals; a dead process blocks a key for no longer |
+//! | [`min_hold`](LockLayer::min_hold) | zero | the next request should get the lock as soon as it is free |
+//! | [`max_hold`](LockLayer::max_hold) | no limit | a response may take long |
 //! | [`read_body_first`](LockLayer::read_body_first) | no | only the service knows how much memory a body is worth |
 //! | [`on_lost`](LockLayer::on_lost) | the request is stopped | somebody else may hold the lock |
 //! | [`reentrant`](LockLayer::reentrant) | yes | two layers on the same key are the same lock |
@@ -159,41 +158,40 @@
 //! | [`upgrades`](LockLayer::upgrades) | refused | the lock would end with the `101`, and protect nothing |
 //! | [`busy_status`](LockLayer::busy_status) | 409 | the request is in conflict with another; 423 is WebDAV's, 429 blames the client |
 //! | [`retry_after`](LockLayer::retry_after) | 1 s | most locks are held for less |
-//! | [`hide_key`](LockLayer::hide_key) | the key is told | clients see which of their requests met |
+//! | [`hide_key`](LockLayer::hide_key) | the key is in the answer | clients see which of their requests excluded each other |
 //! | [`refuse_with`](LockLayer::refuse_with) | problem details | a standard that clients have libraries for |
-//! | [`token_header`](LockLayer::token_header) | no | clients that do not pass it on need not know it |
+//! | [`token_header`](LockLayer::token_header) | no | most clients do not pass it on |
 //! | [`label`](LockLayer::label) | none | |
 //!
 //! # Answers
 //!
-//! When the layer answers itself, the body is an `application/problem+json` (RFC 9457) with `type`,
-//! `title`, `status`, `detail`, and, if there was one, `key`, the name of the lock. A layer that takes
-//! [several locks](#several-locks) adds `keys`, the names of all, and `key` is the one that was not free, or was
-//! lost. `type` is one of the following sections. What exactly went wrong with the store is in the traces, at debug.
+//! When the layer answers a request itself, the body is an `application/problem+json` (RFC 9457) with `type`,
+//! `title`, `status` and `detail`, and with `key`, the name of the lock, if it is known. A layer that takes
+//! [several locks](#several-locks) adds `keys`, the names of all of them; `key` is the one that was not free, or was
+//! lost. `type` is a link to one of the following sections. What the store said is in the traces, at debug level.
 //!
-//! [`LockLayer::refuse_with`] makes other responses, and [`LockLayer::hide_key`] keeps the key out of them.
-//! Handlers that take locks themselves answer the same with `Problem` (feature `axum`) and `status`
-//! (feature `tonic`), or without the key with `ProblemWithoutKey` and `status_without_key`.
+//! [`LockLayer::refuse_with`] makes other responses, and [`LockLayer::hide_key`] keeps the names out of them.
+//! Handlers that take locks themselves give the same answers with `Problem` (feature `axum`) and `status`
+//! (feature `tonic`), or without the name with `ProblemWithoutKey` and `status_without_key`.
 //!
 //! A POST with a content type of gRPC or gRPC-Web (`application/grpc`, `application/grpc+proto` and so on) is
 //! answered with a gRPC status instead, whose message says the same.
 //!
 //! ### Lock held
 //!
-//! 409 with `Retry-After`, gRPC ABORTED: another request held the lock for as long as this one was to
-//! wait. The handler was not called. gRPC DEADLINE_EXCEEDED if it would have waited longer but for the
-//! client's deadline.
+//! 409 with `Retry-After`, gRPC ABORTED: another request held the lock for as long as this one was allowed to
+//! wait. The handler was not called. gRPC DEADLINE_EXCEEDED if the client's deadline ended the wait.
 //!
 //! ### Lock unavailable
 //!
-//! 503 with `Retry-After`, gRPC UNAVAILABLE: the store is down, did not answer, or this process is
-//! shutting down; or the inner service was not ready in time. The handler was not called.
+//! 503 with `Retry-After`, gRPC UNAVAILABLE: the store is down or did not answer, this process is
+//! shutting down, or the inner service was not ready in time. The handler was not called.
 //!
 //! ### Lock lost
 //!
 //! 503, gRPC UNAVAILABLE: the lock was lost before the handler had answered. The handler was stopped, and
-//! may have done part of its work. So there is no `Retry-After`: the client has to know what doing it
-//! twice means.
+//! may have done part of its work. There is no `Retry-After`, because only the client knows whether the request
+//! may be repeated.
 //!
 //! ### Deadline passed
 //!
@@ -212,28 +210,28 @@
 //! ### Lock upgrade
 //!
 //! 501, gRPC UNIMPLEMENTED: the request asks for a web socket or a tunnel, over which the lock could not be
-//! kept. The handler was not called; it was if it answered with 101 to something else. See
+//! kept. The handler was not called. The same answer replaces a 101 of a handler to any other request. See
 //! [`LockLayer::upgrades`].
 //!
 //! ### Request body
 //!
-//! Where the body is [read first](LockLayer::read_body_first): 413, gRPC RESOURCE_EXHAUSTED, if it is too
-//! large; 408, gRPC DEADLINE_EXCEEDED, if it takes too long; 400, gRPC CANCELLED, if it breaks off. No lock
-//! was asked for, and the handler was not called.
+//! Only where the body is [read first](LockLayer::read_body_first): 413, gRPC RESOURCE_EXHAUSTED, if it is too
+//! large; 408, gRPC DEADLINE_EXCEEDED, if it takes too long; 400, gRPC CANCELLED, if it breaks off. The store was not
+//! asked for the lock, and the handler was not called.
 //!
 //! ### Lock misconfigured
 //!
-//! 500, gRPC INTERNAL: the ttl, the name, or the route is not usable, or the request would wait for a
-//! lock that it holds itself; trying again will not help.
+//! 500, gRPC INTERNAL: the ttl, the name, or the route cannot be used, or the request would wait for a
+//! lock that it holds itself. Trying again will not help.
 //!
 //! ### Write refused
 //!
-//! 412, from a [`FenceLayer`]: a request with a higher fencing token was here first. The handler was
+//! 412, from a [`FenceLayer`]: the fence has seen a request with a higher fencing token. The handler was
 //! not called, and never will be for this token.
 //!
 //! ### Fencing token
 //!
-//! 400, from a [`FenceLayer`]: the header `lock-fencing-token` is missing, there twice, or no token.
+//! 400, from a [`FenceLayer`]: the header `lock-fencing-token` is missing, is there twice, or is not a token.
 //!
 //! ### Fence full
 //!
@@ -242,8 +240,9 @@
 //!
 //! # gRPC
 //!
-//! Calls of all four kinds can be locked; the lock is kept until the status is sent. A stream whose lock
-//! is lost ends in UNAVAILABLE; one of gRPC-Web, whose status is part of its body, breaks off.
+//! All four kinds of calls can be locked, unary and streaming. The lock is kept until the status is sent. A stream
+//! that loses its lock ends with the status UNAVAILABLE; a stream of gRPC-Web, whose status is part of its body, breaks
+//! off.
 //!
 //! ```no_run
 //! use lockcore_tower::{Key, LockLayer};
@@ -257,7 +256,7 @@
 //! }
 //! ```
 //!
-//! A layer for gRPC-Web stands further out than this one.
+//! Put a layer that translates gRPC-Web around this one, not inside it.
 //!
 //! # Where it may stand
 //!
@@ -273,39 +272,40 @@
 //! | around a service for `Router::nest_service` | | those of the outer | no |
 //! | `layer.layer(router)`, around a whole router | all | no | no |
 //!
-//! A route of `any(…)` has no methods of its own: `MethodRouter::layer` there. Where the layer covers a 405, a
-//! request for a method that has no handler stands in line to be told so.
+//! A route of `any(…)` has no methods of its own: use `MethodRouter::layer` there. Where the layer covers the 405, a
+//! request for a method without a handler waits for the lock before it gets its 405.
 //!
-//! Put it further in than what may refuse a request (authentication, limits): who is refused should not
-//! have stood in line.
+//! Put this layer inside the layers that may refuse a request (authentication, limits), so that a request that they
+//! refuse does not wait in line first.
 //!
-//! Two layers are two locks, the outer taken first. Where two routes take the same two in different
-//! orders they can wait for each other until a wait is over; one layer that takes [both](#several-locks) does not.
+//! Two layers take two locks, the outer one first. If two routes take the same two locks in different orders, they can
+//! wait for each other until a wait is over. One layer that takes [both](#several-locks) avoids that.
 //!
 //! # Cancel safety
 //!
-//! A server drops a request's future, or its body, when it notices that the client has gone. Then the
-//! handler or the body is dropped first, and then nothing stays behind: not the place in line, not the
-//! lock, not a count of [`LockLayer::max_waiting`]. That includes a handler that panics.
+//! A server drops the future of a request, or the body of its response, when it notices that the client has gone. Then
+//! the handler or the body is dropped first, and after that the place in line or the lock is given back. Nothing is
+//! left behind. The same is true when a handler panics.
 //!
 //! # Clients that go away
 //!
-//! The layer learns it from the server, and the server must have noticed:
+//! The layer can only react when the server has noticed that the client is gone. When that is depends on what the
+//! client has sent:
 //!
 //! | the client has sent | HTTP/1 | HTTP/2 |
 //! |---|---|---|
 //! | a request without a body, or one whose body has been read | at once | at once |
-//! | a body that is larger than what the server reads ahead, and that nobody reads | when somebody reads on | at once |
+//! | a body that is larger than what the server reads ahead, and that the handler does not read | when the handler reads on | at once |
 //! | another request behind it (pipelining) | when it is answered | |
 //!
-//! With [`LockLayer::read_body_first`] the second line is the first. For what is left, and for a machine that
-//! vanishes without closing its connections, there are the wait, [`LockLayer::max_hold`], and the keep-alive
-//! options of the server.
+//! With [`LockLayer::read_body_first`], the second line is as the first. In the other cases, and when a machine
+//! vanishes without closing its connections, [`LockLayer::wait`], [`LockLayer::max_hold`] and the keep-alive
+//! options of the server end the request.
 //!
 //! # Between services
 //!
-//! A service that holds a lock and has another one write under it sends the lock's fencing token
-//! along ([`TokenLayer`]), and the other one refuses tokens that come late ([`FenceLayer`]). The
+//! When a service holds a lock and asks another service to write under it, it sends the lock's fencing token
+//! along ([`TokenLayer`]). The other service refuses tokens that come late ([`FenceLayer`]). Its
 //! handler writes with the token that it finds in the extensions:
 //!
 #![cfg_attr(feature = "axum", doc = "```")]
@@ -329,12 +329,13 @@
 //! # Features
 //!
 //! `axum`: `Key::path_as`, `Key::path`, `Key::matched_path`, the same in templates, the extractors `Held` and
-//! `MultiHeld`, and `Problem` for handlers that take locks themselves. `tonic`: the function `status`, for the same. Neither
-//! changes what the layer does. Beside `lockcore`, the crate depends on the small crates that tower and hyper are
-//! made of, and on a Bloom filter.
+//! `MultiHeld`, and `Problem` and `ProblemWithoutKey` for handlers that take locks themselves. `tonic`: the
+//! functions `status` and `status_without_key`, for the same purpose. No feature changes what the layer does.
+//! Beside `lockcore`, the crate depends on the small crates that tower and hyper are made of, and on a Bloom
+//! filter.
 
-// The floors of this crate, from the top. A file uses files of its own floor and of those below, never of one above, and
-// there is no circle.
+// The floors of this crate, from the top. A file uses files of its own floor and of lower ones, never of a higher
+// one, and there is no circle.
 
 // What users add to a service, and what their handlers take.
 #[cfg(feature = "axum")]

@@ -1,8 +1,9 @@
-//! What a [`LockLayer`](crate::LockLayer) does with the bodies of its requests: for code that names the type of a layer.
+//! What a [`LockLayer`](crate::LockLayer) does with the bodies of its requests: types for code that names the type of a
+//! layer.
 //!
-//! The body is handed on [as it comes](AsItComes), or [read first](BodyFirst), as a whole before the lock is asked for.
-//! Nobody makes these types: `LockLayer` alone is the first, and
-//! [`LockLayer::read_body_first`](crate::LockLayer::read_body_first) gives a `LockLayer<BodyFirst>`.
+//! The body is handed on [as it comes](AsItComes), or it is [read first](BodyFirst), as a whole, before the layer asks
+//! for the lock. These types are not made by hand: `LockLayer` is a `LockLayer<AsItComes>`, and
+//! [`LockLayer::read_body_first`](crate::LockLayer::read_body_first) returns a `LockLayer<BodyFirst>`.
 
 use std::error::Error;
 use std::fmt;

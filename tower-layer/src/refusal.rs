@@ -1,5 +1,5 @@
-//! Requests that the layer answers itself: why, and what is said about it in problem details (RFC 9457) and in gRPC. The
-//! responses are made in `response`.
+//! Requests that the layer answers itself: why, and what is said about it in problem details (RFC 9457) and in gRPC.
+//! The responses are made in `response`.
 
 use std::borrow::Cow;
 use std::fmt::{self, Write};
@@ -75,7 +75,7 @@ impl<'a> Refusal<'a> {
         Self { problem, answers }
     }
 
-    /// Why: the section among [the answers](crate#answers) that explains it, as in a link to it. It is
+    /// The reason, as the anchor of the section among [the answers](crate#answers) that explains it:
     /// `lock-held` if another request holds the lock.
     #[must_use]
     pub fn kind(&self) -> &'static str {
@@ -88,27 +88,27 @@ impl<'a> Refusal<'a> {
         self.problem.status(self.answers)
     }
 
-    /// The same for every refusal of this kind, as `Locked by another request`.
+    /// A title, which is the same for every refusal of this kind, such as `Locked by another request`.
     #[must_use]
     pub fn title(&self) -> &'static str {
         self.problem.kind.title()
     }
 
-    /// What happened, and what can be done about it. It may contain what the client has sent.
+    /// A sentence that says what happened, and what can be done about it. It may contain text that the client sent.
     #[must_use]
     pub fn detail(&self) -> &'a str {
         &self.problem.detail
     }
 
-    /// The name of the lock, if it is known, and not [hidden](crate::LockLayer::hide_key). Where a request takes several
-    /// it is the one that was held by another, or lost; see [`keys`](Self::keys).
+    /// The name of the lock, if it is known, and not [hidden](crate::LockLayer::hide_key). Where a request takes
+    /// several it is the one that was held by another, or lost; see [`keys`](Self::keys).
     #[must_use]
     pub fn key(&self) -> Option<&'a str> {
         self.problem.key.as_deref()
     }
 
-    /// The names of all locks that the request takes, in order, if they are known and not hidden: the one, or those of a
-    /// layer that takes [several](crate::LockLayer::all).
+    /// The names of all locks that the request takes, in order, if they are known and not hidden: the one, or those of
+    /// a layer that takes [several](crate::LockLayer::all).
     #[must_use]
     pub fn keys(&self) -> &'a [String] {
         match &*self.problem.keys {
@@ -117,7 +117,7 @@ impl<'a> Refusal<'a> {
         }
     }
 
-    /// When it may be tried again, in whole seconds. `None` if that will not help.
+    /// When the client may try again, in whole seconds. `None` if that will not help.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         let seconds = || self.problem.retry_after(self.answers);
@@ -125,7 +125,7 @@ impl<'a> Refusal<'a> {
         may_be_repeated.then(|| Duration::from_secs(seconds()))
     }
 
-    /// What the layer answers with, as JSON: for a response that only differs in its headers.
+    /// The body that the layer would answer with, as JSON: for a response that differs only in its headers.
     #[must_use]
     pub fn to_json(&self) -> String {
         self.problem.json(self.status())
@@ -142,8 +142,8 @@ pub(crate) enum Protocol {
 
 /// Why a request has no ordinary response.
 ///
-/// No text is the store's: that may name hosts, and is for the logs. Those of [`Kind::Key`] may quote the client, or be of
-/// the service's own.
+/// No text is the store's: that may name hosts, and is for the logs. Those of [`Kind::Key`] may quote the client, or be
+/// of the service's own.
 #[derive(Debug)]
 pub(crate) struct Problem {
     kind: Kind,

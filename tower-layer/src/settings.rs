@@ -17,22 +17,22 @@ use crate::waiters::{Waiter, Waiters};
 /// Until when a request keeps its lock.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum HoldUntil {
-    /// The handler has answered: what the body still does while it is sent, it does without the lock.
+    /// Until the handler has answered. The body is sent without the lock.
     Headers,
-    /// The response body has ended, or was dropped because the client went away.
+    /// Until the response body has ended, or was dropped because the client went away.
     #[default]
     BodyEnd,
 }
 
-/// What happens to a request for an upgraded connection (a web socket, a tunnel), whose lock ends with the
-/// answer to it, and not with the connection.
+/// What happens to a request for an upgraded connection (a web socket, a tunnel). Its lock ends with the
+/// answer to the request, and not with the connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Upgrades {
-    /// It is answered with 501, and the handler not called.
+    /// It is answered with 501, and the handler is not called.
     #[default]
     Refuse,
-    /// It is handled under the lock, which ends with the answer: what goes over the connection then does
-    /// so **without it**.
+    /// It is handled under the lock, which ends with the answer. After that the connection is used **without the
+    /// lock**.
     HandshakeOnly,
 }
 

@@ -1,7 +1,7 @@
 //! The layer for any service, and the types of its answers: for code that names the type of a layer.
 //!
-//! [`WorkLayer`] locks the requests of a queue's worker, of a client, or of what else takes requests. Nobody makes the
-//! other types: [`WorkLayer::on_busy`] and [`WorkLayer::on_error`] turn [`AsError`], the default, into [`By`].
+//! [`WorkLayer`] locks the requests of a queue's worker, of a client, or of any other service. The other types are not
+//! made by hand: [`WorkLayer::on_busy`] and [`WorkLayer::on_error`] turn [`AsError`], the default, into [`By`].
 
 // The layer for HTTP, which keeps the lock until the body ends, is in `layer`; both take it in `future`.
 
@@ -25,20 +25,20 @@ use crate::reserved::{NotReady, Reserved};
 /// As long as a client waits for a lock, by default.
 const READY_WITHIN: Duration = Duration::from_secs(15);
 
-/// Puts a lock around every request of any service: the worker of a job queue, a client of another service.
+/// Takes a lock for every request of any service: the worker of a job queue, or a client of another service.
 ///
-/// The lock is taken after the call and kept until the service's future has ended, or was dropped. Inside, the
+/// The lock is taken after the call, and kept until the service's future has ended or was dropped. Inside, the
 /// service finds it by [`lockcore::held`]; asking for it again re-enters it. When it is lost, the future is dropped
-/// where it stands. A request that waits keeps nothing that the inner service had reserved for it; it asks
-/// for that again under the lock, and waits for it no longer than [`ready_within`](Self::ready_within) says.
+/// where it stands. A request that has to wait gives back what the inner service had reserved for it. It asks
+/// for that again under the lock, and waits for it no longer than [`ready_within`](Self::ready_within).
 ///
 /// What the service knows of locks is up to two closures. [`on_busy`](Self::on_busy) makes the answer to a request
 /// that has not reached the service and may do so later, as others have its lock.
 /// [`on_error`](Self::on_error) makes the answer to one whose lock cannot be taken or is lost. Without
 /// them both are the service's own error, made `From<lockcore::Error>`; a `Box<dyn Error + Send + Sync>` is.
 ///
-/// For HTTP, [`LockLayer`](crate::LockLayer) is better: it makes the answers, and keeps the lock until the body of the
-/// response has ended. This one is done with the response.
+/// For HTTP, use [`LockLayer`](crate::LockLayer): it makes the answers, and keeps the lock until the body of the
+/// response has ended. This layer releases the lock before the body is sent.
 ///
 /// # Cancel safety
 ///
@@ -100,8 +100,8 @@ pub struct AsError;
 pub struct By<F>(F);
 
 impl WorkLayer<()> {
-    /// Locks, for each request, the name that `key` finds in it, exclusively, and as the client waits and renews. On
-    /// `None` the request passes without a lock; on an error that is its answer.
+    /// Locks, for each request, the name that `key` finds in it: exclusively, with the wait and the ttl of the client.
+    /// On `None` the request passes without a lock. An error is the answer to the request.
     ///
     /// ```
     /// use lockcore_tower::WorkLayer;
@@ -124,9 +124,9 @@ impl WorkLayer<()> {
             .ready_within(wait)
     }
 
-    /// Takes, for each request, the lock that `lock` makes for it: one that is shared, or permits of a semaphore; with
-    /// a wait, a ttl and all that a [`Lock`] can be told. On `None` the request passes without a lock; on an error
-    /// that is its answer.
+    /// Takes, for each request, the lock that `lock` makes for it: a mutex, a side of a read/write lock, or permits of
+    /// a semaphore, with all options of a [`Lock`]. On `None` the request passes without a lock. An error is the answer
+    /// to the request.
     pub fn with_lock<Q, E, K>(lock: K) -> WorkLayer<K>
     where
         K: Fn(&Q) -> Result<Option<Lock>, E>,
@@ -142,18 +142,19 @@ impl WorkLayer<()> {
 }
 
 impl<K, B, F> WorkLayer<K, B, F> {
-    /// How long a request that had to wait for its lock waits for the service under it: what keeps the service busy, as
-    /// a job that has the only place, may itself be waiting for this lock. After that the lock is released, and the
-    /// request [given back](Self::on_busy). Default: 15 s; with [`new`](WorkLayer::new) as long as the client waits for
-    /// locks.
+    /// How long a request that had to wait for its lock waits, under the lock, for the service to be ready again. After
+    /// that the lock is released, and the request is [given back](Self::on_busy). Without a bound, a job that keeps the
+    /// service busy and asks for this lock itself would wait for this request, and this request for it. Default: 15 s;
+    /// with [`new`](WorkLayer::new), the time that the client waits for locks.
     pub fn ready_within(mut self, wait: impl Into<Wait>) -> Self {
         self.ready_within = wait.into();
         self
     }
 
-    /// How many different names requests may lock in each stretch of `per`, in this process. Requests that name a
-    /// further one are [given back](Self::on_busy), and the store is not asked. Say it where others choose the names: see
-    /// [`LockLayer::max_names`](crate::LockLayer::max_names), also for what a name costs. Default: any number.
+    /// How many different names requests may lock in each period of `per`, in this process. A request that names a
+    /// further one is [given back](Self::on_busy), and the store is not asked. Set this where others choose the names:
+    /// [`LockLayer::max_names`](crate::LockLayer::max_names) has the details, and the cost of a name at each store.
+    /// Default: any number.
     ///
     /// # Panics
     ///
@@ -164,8 +165,8 @@ impl<K, B, F> WorkLayer<K, B, F> {
         self
     }
 
-    /// The answer to a request that has not reached the service and may do so later; it is given back. A queue should do
-    /// such a job later, and not count it as failed. The error says why:
+    /// The answer to a request that has not reached the service and may do so later; it is given back. A queue should
+    /// do such a job later, and not count it as failed. The error says why:
     ///
     /// - [`Busy`](ErrorKind::Busy), [`Timeout`](ErrorKind::Timeout): others have the lock;
     /// - [`Unavailable`](ErrorKind::Unavailable) without a [name](Error::name): the service was not
@@ -185,9 +186,9 @@ impl<K, B, F> WorkLayer<K, B, F> {
         }
     }
 
-    /// The answer to a request whose lock could not be taken for another reason, or was
-    /// [lost](ErrorKind::Lost) while the service was at work, which was stopped and may have done part of it.
-    /// Default: the service's own error, `From<lockcore::Error>`.
+    /// The answer to a request whose lock could not be taken for another reason, or was [lost](ErrorKind::Lost) while
+    /// the service was at work. Then the service was stopped, and may have done part of its work; [`Error::was_held`]
+    /// is true. Default: the service's own error, `From<lockcore::Error>`.
     pub fn on_error<T, E, G>(self, answer: G) -> WorkLayer<K, B, By<G>>
     where
         G: Fn(Error) -> Result<T, E>,
@@ -307,8 +308,8 @@ where
 }
 
 impl<K, B, F> WorkLayer<K, B, F> {
-    /// Counts the name, if there is room for it. One that cannot be that of a lock is not counted: the attempt to take it
-    /// fails.
+    /// Counts the name, if there is room for it. One that cannot be that of a lock is not counted: the attempt to take
+    /// it fails.
     fn admit(&self, lock: &Lock) -> Result<(), Error> {
         let (Some(names), Some(name)) = (&self.names, lock.name()) else {
             return Ok(());

@@ -16,8 +16,8 @@ use crate::reserved::Reserved;
 
 /// A service that late requests do not reach. Made by [`FenceLayer`](crate::FenceLayer).
 ///
-/// A request that waits for one with a lower token leaves without a trace when its client goes away;
-/// but that its token was seen stays.
+/// When the client of a waiting request goes away, nothing of the request is left but its token, which stays the
+/// highest seen.
 #[derive(Clone, Debug)]
 pub struct FenceService<S> {
     inner: S,

@@ -19,21 +19,22 @@ use crate::header::TOKEN_HEADER;
 /// `lock-fencing-token`. For clients that are tower services of [`http::Request`]: those of hyper-util,
 /// and tonic's channels. [`FenceLayer`](crate::FenceLayer) is its counterpart.
 ///
-/// Which lock is said by the request: put a [`lockcore::Held`] into its extensions. (In tonic,
-/// `tonic::Request::extensions_mut`.)
+/// The request says which lock: put a [`lockcore::Held`] into its extensions. (In tonic:
+/// `tonic::Request::extensions_mut`.) A handler under [several locks](crate::LockLayer::all) has one for each name:
+/// [`MultiHeld::get`](lockcore::MultiHeld::get).
 ///
 /// | the extensions have | the request |
 /// |---|---|
-/// | an exclusive lock that is held | goes out with its token, whatever the header was before |
+/// | an exclusive lock that is held | is sent with its token, which replaces the header if there is one |
 /// | a lock that is lost | fails with `Lost`, and is not sent |
 /// | the read side of a lock, or a semaphore | fails with `Config`, and is not sent |
-/// | no lock | goes out as it is, with the header that it may have |
+/// | no lock | is sent as it is, also with a header that it has |
 ///
-/// Both failures are a [`lockcore::Error`]. That the lock is held when the request leaves says nothing
-/// about when it arrives: that is what the token is for.
+/// Both failures are a [`lockcore::Error`]. A lock that is held when the request is sent may be lost before the request
+/// arrives: the receiver compares the token for that case.
 ///
-/// Who passes requests on that came from outside removes the header first: a stranger who sends the largest
-/// token there is would shut out everybody behind the fence.
+/// A service that passes on requests from outside must remove the header first: a stranger that sends the largest
+/// possible token shuts out all others behind the fence.
 ///
 /// ```
 /// use http::Request;
@@ -61,7 +62,7 @@ use crate::header::TOKEN_HEADER;
 pub struct TokenLayer;
 
 impl TokenLayer {
-    /// There is nothing to set.
+    /// A layer; it has no options.
     pub fn new() -> Self {
         Self
     }
