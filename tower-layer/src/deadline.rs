@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_grpc_timeout_is_no_deadline() {
+    fn a_malformed_grpc_timeout_is_no_deadline() {
         let bad: [&[u8]; 10] = [
             b"",
             b"S",

@@ -230,7 +230,7 @@ mod tests {
     /// Of two requests with one new name the slower takes back what it has counted, and a third has begun the next
     /// window meanwhile.
     #[test]
-    fn what_is_taken_back_after_its_window_does_not_fill_the_next() {
+    fn a_count_that_is_taken_back_after_its_window_does_not_fill_the_next() {
         let names = Names::at_most(2, HOUR);
         assert_eq!(names.admit_at("a", HOUR / 2), Ok(()));
         assert_eq!(names.count.fetch_add(1, Ordering::Relaxed), 1);

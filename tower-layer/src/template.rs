@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_told_with_what_to_write() {
+    fn a_mistake_in_a_template_says_how_to_mend_it() {
         assert_mistake("", "empty");
         assert_mistake("a:{query.id", "unclosed `{query.id`");
         assert_mistake("a:id}", "`}` without `{`");
@@ -254,7 +254,7 @@ mod tests {
 
     #[cfg(not(feature = "axum"))]
     #[test]
-    fn what_needs_axum_says_so() {
+    fn a_placeholder_that_needs_axum_says_so() {
         assert_mistake("{path.id}", "feature `axum`");
         assert_mistake("{matched_path}", "feature `axum`");
     }

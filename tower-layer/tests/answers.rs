@@ -133,7 +133,7 @@ async fn a_function_of_ones_own_has_the_last_word_on_the_headers_and_may_use_the
 }
 
 #[tokio::test]
-async fn who_speaks_grpc_is_answered_in_it_whatever_else_is_said_to_others() {
+async fn a_grpc_client_gets_a_grpc_status_where_other_clients_get_a_response_of_the_service() {
     let locks = memory();
     let _other = hold(&locks, NAME).await;
     let layer = by_path(&locks).try_only().refuse_with(of_our_own);

@@ -229,7 +229,7 @@ async fn the_route_names_the_lock_in_every_place_that_axum_has_for_a_layer() {
 
 /// Where only what has a handler is locked, what has none needs no lock to be refused.
 #[tokio::test]
-async fn what_a_route_has_no_handler_for_is_refused_without_a_lock() {
+async fn a_method_without_a_handler_is_refused_without_a_lock() {
     let locks = memory();
     let _other = hold(&locks, NAME).await;
     let layer = by_id(&locks).try_only();

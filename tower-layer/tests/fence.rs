@@ -156,7 +156,7 @@ async fn an_optional_token_may_be_missing_but_not_wrong() {
 }
 
 #[tokio::test]
-async fn what_the_key_lets_pass_is_not_checked() {
+async fn a_request_that_the_key_lets_pass_is_not_checked() {
     let fence = FenceLayer::new(Key::from_fn(|_| Ok(None)));
 
     assert_eq!(alone(&fence, request("7", "2048")).await, StatusCode::OK);
@@ -277,7 +277,7 @@ async fn the_service_is_made_ready_again_before_a_request_that_has_waited_is_han
 }
 
 #[tokio::test]
-async fn who_waits_is_refused_when_a_still_higher_one_comes() {
+async fn a_waiting_request_is_refused_when_a_higher_token_comes() {
     let mut service = fenced(&fence());
     let first = tokio::spawn(call(&mut service, request("7", "1")));
     let (_, first_writes) = begun(&mut service.1).await;

@@ -281,7 +281,7 @@ async fn a_typed_value_in_a_template_is_written_as_its_type_is_and_told_apart_as
 
 /// A type that is written as nothing, or at length.
 #[tokio::test]
-async fn what_a_type_writes_is_bounded_as_what_a_client_writes() {
+async fn the_text_that_a_type_writes_is_as_bounded_as_the_clients() {
     struct Repeated(usize);
 
     impl FromStr for Repeated {

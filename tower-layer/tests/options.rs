@@ -102,7 +102,7 @@ fn grpc(headers: &[(&'static str, &'static str)]) -> In {
 // ---- who excludes whom
 
 #[tokio::test]
-async fn safe_methods_share_the_key_and_exclude_what_writes() {
+async fn safe_methods_share_the_key_and_exclude_other_methods() {
     let locks = memory();
     let layer = one_lock(&locks).read_on_get().try_only();
     let all_inside = Arc::new(Barrier::new(3));
@@ -152,7 +152,7 @@ async fn options_are_asked_for_without_a_lock() {
 }
 
 #[tokio::test]
-async fn shared_requests_exclude_only_who_takes_the_key_exclusively() {
+async fn shared_requests_exclude_only_exclusive_ones() {
     let locks = memory();
     let layer = one_lock(&locks).shared().try_only();
 
@@ -563,7 +563,7 @@ async fn a_handler_that_upgrades_unasked_does_not_get_through() {
 }
 
 #[tokio::test]
-async fn what_is_no_upgrade_is_locked() {
+async fn a_request_that_is_not_for_an_upgrade_is_locked() {
     let requests = [
         // What `curl --http2` and nginx send.
         with(&[
@@ -603,7 +603,7 @@ fn assert_grpc(headers: &HeaderMap, code: &str, says: &str) {
 
 /// Nobody else would take a 200 for a refusal.
 #[tokio::test]
-async fn only_who_speaks_grpc_is_answered_in_it() {
+async fn only_grpc_clients_get_a_grpc_status() {
     let locks = memory();
     let _other = hold(&locks, NAME).await;
     let layer = one_lock(&locks).try_only();
@@ -708,7 +708,7 @@ async fn a_call_that_asked_for_a_signal_is_not_stopped_by_its_deadline() {
 }
 
 #[tokio::test]
-async fn who_speaks_grpc_is_answered_in_it() {
+async fn grpc_clients_get_a_grpc_status() {
     let store = Store::new();
     let locks = store.client().unwrap();
     let other = hold(&locks, NAME).await;

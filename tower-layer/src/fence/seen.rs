@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_young_is_not_forgotten_for_another() {
+    fn a_young_resource_is_not_forgotten_for_another() {
         let seen = seen(2, HOUR);
         drop(seen.enter("a", token(5)));
         drop(seen.enter("b", token(5)));
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_asked_for_longest_ago_is_forgotten_first_and_what_is_in_use_never() {
+    fn the_least_recently_used_resource_is_forgotten_first_and_one_in_use_never() {
         let seen = seen(3, Duration::ZERO);
         let _in_use = seen.enter("a", token(5));
         drop(seen.enter("b", token(5)));
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn a_memory_full_of_what_is_in_use_takes_no_more() {
+    fn a_memory_full_of_resources_in_use_takes_no_more() {
         let seen = seen(1, Duration::ZERO);
         let in_use = seen.enter("a", token(5));
         let full = seen.enter("b", token(5)).err();
