@@ -51,6 +51,7 @@
 //! be stopped for seconds between that look and its next write; then somebody else may hold the lock when
 //! the write arrives. Fencing tokens are for that: a resource that refuses tokens lower than the
 //! highest it has seen is safe even then. [`fencing`] has the checks for SQL and Redis.
+//! [`guide::promises`] lists every promise, what it rests on, what it cannot cover, and its tests.
 //!
 //! Work under [`Lock::run`] is stopped when the lock is lost: it is not polled again. Tasks that it
 //! *spawned*, and code that blocks without awaiting, are not stopped.

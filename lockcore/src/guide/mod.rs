@@ -2,15 +2,32 @@
 //!
 //! | page | answers |
 //! |---|---|
-//! | [`fenced_write`] | how to get from a function to a write that nobody can be late with |
+//! | [`promises`] | what can I rely on, and which test proves it? |
+//! | [`fenced_write`] | how do I make a resource refuse a write that comes late? |
+//! | [`trouble`] | what happens when the store is down, the lock is lost, the process is killed …? |
 //! | [`defaults`] | why is this the default? |
-//! | [`logs`] | what is said at which level, and what does a line mean? |
-//! | [`trouble`] | what happens when the store is down, the lock lost, the process killed …? |
+//! | [`logs`] | what is logged at which level, and what does a line mean? |
 //!
-//! What only one store does is on its own page, in its folder below `lockcore/src/backend/`.
+//! # Stores
+//!
+//! Each store has a page: how to write its URL, which servers it needs, what it can promise, what it keeps at the server,
+//! what a lock costs, and which rights the user needs. The pages are here whether or not the store's feature is on.
+//!
+//! | page | store |
+//! |---|---|
+//! | [`memory`] | `memory:`, inside one process |
+//! | [`sqlite`] | `sqlite:`, a file, for the processes of one machine |
+//! | [`redis`] | `redis://` and `rediss://`, one Redis or Valkey server |
+//! | [`zookeeper`] | `zookeeper://` and `zookeeper+tls://`, an ensemble |
+
+#[doc = include_str!("promises.md")]
+pub mod promises {}
 
 #[doc = include_str!("fenced_write.md")]
 pub mod fenced_write {}
+
+#[doc = include_str!("trouble.md")]
+pub mod trouble {}
 
 #[doc = include_str!("defaults.md")]
 pub mod defaults {}
@@ -18,5 +35,71 @@ pub mod defaults {}
 #[doc = include_str!("logs.md")]
 pub mod logs {}
 
-#[doc = include_str!("trouble.md")]
-pub mod trouble {}
+#[doc = include_str!("../backend/memory/guide.md")]
+pub mod memory {}
+
+#[doc = include_str!("../backend/sqlite/guide.md")]
+pub mod sqlite {}
+
+#[doc = include_str!("../backend/redis/guide.md")]
+pub mod redis {}
+
+#[doc = include_str!("../backend/zookeeper/guide.md")]
+pub mod zookeeper {}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::fs;
+    use std::path::Path;
+
+    /// Adds the name of every function in the Rust files of a folder.
+    fn collect_functions(folder: &Path, names: &mut BTreeSet<String>) {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                collect_functions(&path, names);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                let text = fs::read_to_string(&path).unwrap();
+                let signatures = text.split("fn ").skip(1);
+                names.extend(
+                    signatures
+                        .filter_map(|rest| rest.split_once('('))
+                        .map(|(name, _)| name.to_owned()),
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn every_test_that_the_promises_name_exists() {
+        let core = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let suite = core.join("../tests");
+        if !suite.join("behavior").is_dir() {
+            return; // The published crate comes without the suite.
+        }
+        let mut functions = BTreeSet::new();
+        for folder in [
+            core.join("src"),
+            suite.join("behavior"),
+            suite.join("layer"),
+        ] {
+            collect_functions(&folder, &mut functions);
+        }
+
+        let page = include_str!("promises.md");
+        let quoted = page.split('`').skip(1).step_by(2);
+        let tests: Vec<_> = quoted
+            .filter(|code| !code.contains(['/', '.']) && code.matches('_').count() > 2)
+            .collect();
+        assert!(tests.len() > 30, "only {tests:?} are named");
+        let missing: Vec<_> = tests
+            .iter()
+            .filter(|test| !functions.contains(**test))
+            .collect();
+        assert!(
+            missing.is_empty(),
+            "the page names tests that do not exist: {missing:?}"
+        );
+    }
+}

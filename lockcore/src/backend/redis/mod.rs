@@ -1,4 +1,4 @@
-#![doc = include_str!("guide.md")]
+//! Redis and Valkey: see [`guide::redis`](crate::guide::redis) for what it promises and needs.
 
 mod config;
 mod dial;

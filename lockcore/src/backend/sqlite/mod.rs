@@ -1,4 +1,4 @@
-#![doc = include_str!("guide.md")]
+//! A file with SQLite: see [`guide::sqlite`](crate::guide::sqlite) for what it promises and needs.
 
 mod config;
 mod driver;

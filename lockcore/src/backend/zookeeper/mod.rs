@@ -1,4 +1,4 @@
-#![doc = include_str!("guide.md")]
+//! ZooKeeper: see [`guide::zookeeper`](crate::guide::zookeeper) for what it promises and needs.
 
 mod attempts;
 mod config;
