@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn every_test_that_the_promises_name_exists() {
+    fn every_test_and_file_that_the_promises_name_exists() {
         let core = Path::new(env!("CARGO_MANIFEST_DIR"));
         let suite = core.join("../tests");
         if !suite.join("behavior").is_dir() {
@@ -89,8 +89,10 @@ mod tests {
 
         let page = include_str!("promises.md");
         let quoted = page.split('`').skip(1).step_by(2);
-        let tests: Vec<_> = quoted
-            .filter(|code| !code.contains(['/', '.']) && code.matches('_').count() > 2)
+        let (paths, code): (Vec<_>, Vec<_>) = quoted.partition(|quoted| quoted.contains('/'));
+        let tests: Vec<_> = code
+            .into_iter()
+            .filter(|code| code.matches('_').count() > 2)
             .collect();
         assert!(tests.len() > 30, "only {tests:?} are named");
         let missing: Vec<_> = tests
@@ -101,5 +103,8 @@ mod tests {
             missing.is_empty(),
             "the page names tests that do not exist: {missing:?}"
         );
+        for path in paths {
+            assert!(core.join("..").join(path).exists(), "the page names {path}");
+        }
     }
 }
