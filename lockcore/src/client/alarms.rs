@@ -10,8 +10,8 @@ use super::shared::Shared;
 use crate::clock::Instant;
 
 impl Shared {
-    /// A timer on the lease clock that needs nothing of the caller's runtime: neither its time
-    /// driver, which may be off, nor its clock, which a test may have paused.
+    /// A timer on the lease clock. It does not depend on the caller's runtime: the time driver of that runtime may be
+    /// off, and a test may have paused its clock.
     pub(crate) fn alarm(self: &Arc<Self>, at: Instant) -> Alarm {
         Alarm {
             shared: Arc::clone(self),
@@ -29,22 +29,22 @@ impl Shared {
         tokio::select! {
             biased;
             result = future => Some(result),
-            // Made when it is polled: most futures here are ready at once.
+            // The alarm is made only when this branch is polled, because most futures here are ready at once.
             () = async { self.alarm(at).await } => None,
         }
     }
 }
 
-/// Resolves when the lease clock has reached a time; rung by the keeper.
+/// Resolves when the lease clock has reached a time. The keeper rings it.
 pub(crate) struct Alarm {
     shared: Arc<Shared>,
     at: Instant,
-    /// The entry in the table, from the first poll on that finds the time not reached.
+    /// The entry in the table. It is set by the first poll that does not find the time reached.
     set: Option<u64>,
 }
 
 impl Alarm {
-    /// Whether it has yet to ring, and does so by then.
+    /// Whether it has not rung yet, and will ring at `at` or earlier.
     pub(crate) fn will_ring_by(&self, at: Instant) -> bool {
         self.at <= at && self.shared.clock.now() < self.at
     }
@@ -54,7 +54,7 @@ impl Future for Alarm {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        // Who waits for ever is not woken by the clock.
+        // A wait without end is not woken by the clock.
         if self.at == Instant::FAR_FUTURE {
             return Poll::Pending;
         }
@@ -71,7 +71,7 @@ impl Future for Alarm {
         let before = table.alarms.insert((this.at, number), waker);
         this.shared.wake_keeper_at(&mut table, this.at);
         drop(table);
-        drop(before); // a waker may own anything
+        drop(before); // dropping a waker runs the user's code
         Poll::Pending
     }
 }
@@ -87,7 +87,7 @@ impl Drop for Alarm {
     }
 }
 
-/// Full jitter: anything up to `pause`, but not nothing.
+/// Full jitter: a random pause of a tenth of `pause` up to `pause`.
 pub(crate) fn jittered(pause: Duration) -> Duration {
     pause.mul_f64(0.1 + 0.9 * fastrand::f64())
 }

@@ -1,5 +1,5 @@
-//! Operations at the store, with their deadlines: on which connection, when it is their turn, and what
-//! becomes of the connection when there is no answer.
+//! Operations at the store, with their deadlines. This file chooses the connection, waits for the operation's turn, and
+//! decides what happens to the connection when no answer comes.
 
 use std::sync::Arc;
 
@@ -11,18 +11,18 @@ use super::shared::{FORKED, Sent, Shared};
 use crate::backend::{Answer, Connection, Departure, Fault, Released, StoreError};
 use crate::clock::Instant;
 
-/// Whose connection an operation goes out on.
+/// The connection that an operation is sent on.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Where {
-    /// That of the runtime that the caller runs in.
+    /// The connection of the runtime that the caller runs in.
     Here,
-    /// The keeper's.
+    /// The keeper's connection.
     Keeper,
 }
 
 impl Shared {
-    /// One operation that passes no gate, and the moment before it was sent: a lease is counted from
-    /// then. Fails when it has not been answered by `by`, connecting included.
+    /// One operation that passes no gate. Also returns the moment before it was sent, because a lease is counted from
+    /// then. Fails if it has not been answered by `by`; connecting counts.
     pub(crate) async fn operate<T>(
         self: &Arc<Self>,
         whose: Where,
@@ -36,8 +36,8 @@ impl Shared {
         self.send(&connected, by, verb).await
     }
 
-    /// Releases tickets in one request, from `now` on, when it is its turn. Fails when it has not been sent by
-    /// `turn_by`, or not been answered within one operation timeout.
+    /// Releases tickets in one request. `now` is when its time begins. Fails if its turn has not come by `turn_by`, or
+    /// if it has not been answered within one operation timeout.
     pub(crate) async fn release(
         self: &Arc<Self>,
         whose: Where,
@@ -48,8 +48,8 @@ impl Shared {
         let mut by = now.after(self.op_timeout);
         loop {
             let (_, connected) = self.connection(whose, by).await?;
-            // In flight until the answer is here. Dropped before that, the store may be working on
-            // it all the same: then one request more than it carries is in flight for a moment.
+            // The pass is kept until the answer is here. If this future is dropped before that, the store may still be
+            // working on the request: then, for a moment, one request more is in flight than the store allows.
             let admitted = self.admit(connected.releases(), departures.len(), turn_by);
             let pass = match admitted.await {
                 Some(Ok(pass)) => pass,
@@ -91,9 +91,9 @@ impl Shared {
         }
     }
 
-    /// Resolves when so many tickets may pass a gate, at `give_up` at the latest. Before that it waits
-    /// for its turn, however long that takes, because the store is at work. If nothing passes the gate
-    /// for an operation timeout, it is not the store that the others wait for: then they are passed.
+    /// Resolves when this number of tickets may pass a gate, or with `None` at `give_up`. It waits for its turn,
+    /// however long that takes, because the store is at work. If nothing passes the gate for one operation timeout, the
+    /// store is not the cause: the passes belong to futures that are not polled. Then new passes are made.
     pub(crate) async fn admit(
         self: &Arc<Self>,
         gate: &Gate,
@@ -102,7 +102,7 @@ impl Shared {
     ) -> Option<Result<Pass, Replaced>> {
         match gate.try_pass(tickets) {
             Some(pass) => Some(Ok(pass)),
-            // On the heap, because it is seldom.
+            // On the heap, because it happens seldom.
             None => Box::pin(self.wait_at(gate, tickets, give_up)).await,
         }
     }
@@ -127,7 +127,7 @@ impl Shared {
         }
     }
 
-    /// A connection that is up, and the runtime that it is of.
+    /// A connection that is up, and the runtime that it belongs to.
     pub(crate) async fn connection(
         self: &Arc<Self>,
         whose: Where,
@@ -140,7 +140,8 @@ impl Shared {
         };
         let connection = match self.links.up(runtime) {
             Some(connection) => connection,
-            // On the heap, because it is seldom: every future that asks a store would have the room.
+            // On the heap, because it happens seldom, and otherwise every future that asks a store would need the space
+            // for it.
             None => Box::pin(self.connected(runtime, by)).await?,
         };
         Ok((runtime.id(), connection))
@@ -156,7 +157,7 @@ impl Shared {
             match self.by(by, link.connection()).await {
                 Some(Ok(connection)) => return Ok(connection),
                 Some(Err(NotConnected::Failed(error))) => return Err(error),
-                // Nobody looks after it any more; the next one is another.
+                // The link is closed. The next turn of the loop makes another.
                 Some(Err(NotConnected::Closed)) => {}
                 None => {
                     return Err(link.trouble().unwrap_or_else(|| {
@@ -169,31 +170,32 @@ impl Shared {
         }
     }
 
-    /// The link of a runtime; opened if there is none.
+    /// The link of a runtime. Opens one if there is none.
     pub(super) fn link(self: &Arc<Self>, runtime: &runtime::Handle) -> Arc<Link> {
         let open = |link| (self.supervise)(Arc::clone(self), link);
         self.links.of(runtime, open)
     }
 
-    /// The runtime whose connection serves callers in `here`. At a store with sessions that is the
-    /// keeper's for all: what a session holds must not end with the runtime that asked. Outside of any
-    /// runtime it is the keeper's as well: slower by a change of threads, and good enough for a release
-    /// in an odd place.
+    /// The runtime whose connection serves callers in `here`.
+    ///
+    /// At a store with sessions the keeper's connection serves all callers, because a session must not end with the
+    /// runtime that asked. Outside of any runtime the keeper's connection serves as well. This costs a change of
+    /// threads, which is acceptable for a release that is called there.
     pub(super) fn serving<'a>(&'a self, here: Option<&'a runtime::Handle>) -> &'a runtime::Handle {
         let sessions = self.backend.capability().sessions;
         here.filter(|_| !sessions).unwrap_or(&self.keeper)
     }
 
-    /// Whether the wake-ups of what was asked on the connection of a runtime are heard `here`.
+    /// Whether the runtime `here` receives the wake-ups of a request that was sent on the connection of the runtime
+    /// `asked`.
     pub(crate) fn is_heard(&self, asked: runtime::Id, here: Option<runtime::Id>) -> bool {
         let sessions = self.backend.capability().sessions;
         asked == here.filter(|_| !sessions).unwrap_or(self.keeper.id())
     }
 
-    /// A request was not answered in time. That is the connection's fault only if nothing at all was
-    /// answered on it for an operation timeout (a caller's budget, and a renewal's patience, may be
-    /// shorter than what a sound one needs). A store with much to do is late, and another connection
-    /// would only add to it.
+    /// A request was not answered in time. The connection is replaced only if nothing at all was answered on it for one
+    /// operation timeout. A caller's time limit, and the time that a renewal waits, may be shorter than a working
+    /// connection needs. A busy store answers late, and another connection would only give it more work.
     pub(crate) fn unanswered(&self, connected: &Connected) {
         if connected.silent_for(self.clock.now()) >= self.op_timeout {
             self.links.replace(connected);

@@ -1,5 +1,4 @@
-//! What a client tells of itself: trouble with the store, and locks that were lost. What one lock
-//! tells is in `hold`.
+//! Events about a client: trouble with the store, and locks that were lost. Events about one lock are in `hold`.
 
 use std::fmt;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
@@ -10,18 +9,18 @@ use crate::clock::Instant;
 use crate::error::LostReason;
 use crate::token::FencingToken;
 
-/// More than one client has to tell between two looks of a listener, unless very many locks are lost
-/// at once; then it is told how many it has missed.
+/// How many events are kept for a slow listener. A client has fewer between two calls of a listener, unless very many
+/// locks are lost at once. Then the listener is told how many events it has missed.
 const KEPT: usize = 256;
 
-/// What a client has to tell: see [`Locks::events`](crate::Locks::events).
+/// Something that happened to a client: see [`Locks::events`](crate::Locks::events).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Event {
-    /// The store does not answer, or a connection to it broke. What is held stays held until its
-    /// lease has run out; the client reconnects by itself.
+    /// The store does not answer, or a connection to it broke. Locks that are held stay held until their leases run
+    /// out. The client reconnects by itself.
     Suspended,
-    /// The store answers again. Everything that is held or waited for is asked after at once.
+    /// The store answers again. The client asks the store at once about every ticket that it holds or waits for.
     Restored,
     /// A held lock was lost. Work under it is stopped by [`Lock::run`](crate::Lock::run).
     Lost {
@@ -32,15 +31,15 @@ pub enum Event {
         /// Why.
         reason: LostReason,
     },
-    /// The listener was slow, and so many events were dropped.
+    /// The listener was slow, and this number of events was dropped.
     Missed(u64),
 }
 
-/// A listener for what a client has to tell, from the moment that it was made.
+/// A listener for the events of a client, from the moment that it was made.
 ///
-/// If the store is out of reach at that moment, the first event says so.
+/// If the store is out of reach at that moment, the first event is [`Event::Suspended`].
 pub struct EventListener {
-    /// What was told before, and still holds.
+    /// An event from before the listener was made that is still true.
     standing: Option<Event>,
     news: broadcast::Receiver<Event>,
 }
@@ -69,25 +68,25 @@ impl fmt::Debug for EventListener {
     }
 }
 
-/// The telling side.
+/// The sending side.
 #[derive(Default)]
 pub(crate) struct Teller {
-    /// Made for the first listener.
+    /// Made when the first listener comes.
     listeners: OnceLock<broadcast::Sender<Event>>,
     outage: Mutex<Option<Outage>>,
 }
 
-/// The store is out of reach.
+/// An outage: the store is out of reach.
 struct Outage {
     since: Instant,
-    /// It was told that somebody has to mend something.
+    /// It has been reported that a person must correct something.
     mistake: bool,
 }
 
 impl Teller {
     pub(crate) fn listen(&self) -> EventListener {
         let listeners = self.listeners.get_or_init(|| broadcast::Sender::new(KEPT));
-        // In this order: a change that comes in between is told, if twice.
+        // In this order, so that a change between the two lines is reported, perhaps twice.
         let news = listeners.subscribe();
         EventListener {
             standing: self.is_suspended().then_some(Event::Suspended),
@@ -97,7 +96,7 @@ impl Teller {
 
     pub(crate) fn tell(&self, event: impl FnOnce() -> Event) {
         if let Some(listeners) = self.listeners.get() {
-            // That nobody listens any more is no error.
+            // It is no error if nobody listens any more.
             let _ = listeners.send(event());
         }
     }
@@ -112,8 +111,8 @@ impl Teller {
         self.outage().is_some()
     }
 
-    /// Told once, however many connections break and however often they are tried. Returns whether it is
-    /// news, which a mistake is too that is found later.
+    /// Reported once per outage, however many connections break and however often they are tried. Returns whether this
+    /// is news. A mistake that is found later in the same outage is news too.
     pub(crate) fn suspended(&self, now: Instant, mistake: bool) -> bool {
         let mut outage = self.outage();
         if let Some(outage) = &mut *outage {
@@ -123,12 +122,12 @@ impl Teller {
             since: now,
             mistake,
         });
-        drop(outage); // telling runs wakers
+        drop(outage); // sending runs wakers
         self.tell(|| Event::Suspended);
         true
     }
 
-    /// Returns since when the store was out of reach, if it was.
+    /// The outage is over. Returns when it began, if there was one.
     pub(crate) fn restored(&self) -> Option<Instant> {
         let outage = self.outage().take()?;
         self.tell(|| Event::Restored);

@@ -1,5 +1,5 @@
-//! A connection that is up, and what is in flight on it: how much that may be, whose turn comes
-//! next, and whether anything is answered. Opening and replacing connections is in `supervise`.
+//! A connection that is up, and the requests that are in flight on it: how many there may be, which one is next, and
+//! whether the store answers any. Opening and replacing connections is in `supervise`.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,14 +11,14 @@ use crate::backend::{Answer, Connection, Enqueued};
 use crate::clock::Instant;
 use crate::log::guarded;
 
-/// The verbs of a store, with their gates.
+/// The operations of a store, with their gates.
 ///
-/// A store is asked for no more than it carries ([`Capability::in_flight`]). What is beyond that
-/// waits here, in order of arrival. So a burst of requests costs the callers time, and never the
-/// renewals and proofs of life that share the connection: these pass no gate.
+/// A store gets only as many requests at a time as it allows ([`Capability::in_flight`]). Other requests wait here, in
+/// order of arrival. So a burst of requests costs the callers time, but does not delay the renewals and heartbeats on
+/// the same connection: these pass no gate.
 ///
-/// Releases have a gate of their own. They free what others wait for, so they must not stand behind
-/// thousands of enqueues.
+/// Releases have a gate of their own. They free locks that others wait for, so they must not stand behind thousands of
+/// enqueues.
 ///
 /// [`Capability::in_flight`]: crate::backend::Capability::in_flight
 #[derive(Debug)]
@@ -26,40 +26,40 @@ pub(crate) struct Connected {
     connection: Arc<dyn Connection>,
     enqueues: Gate,
     releases: Gate,
-    /// Since when requests have been sent and none was answered, in nanoseconds of the lease clock;
-    /// 0 if an answer was the last that happened.
+    /// Since when requests have been sent without any answer, in nanoseconds of the lease clock. 0 if the last event
+    /// was an answer.
     silent_since: AtomicU64,
 }
 
-/// Lets a number of requests through at a time, each until its [`Pass`] is dropped.
+/// Lets a number of requests through at a time. A request is counted until its [`Pass`] is dropped.
 ///
-/// A pass belongs to a future, and a future may stay without ever being polled again, as `select!` over
-/// a `&mut future` leaves it. So passes that do not move are [written off](Self::write_off): others
-/// go in their place.
+/// A pass belongs to a future, and a future may exist without ever being polled again: for example if a `select!` over
+/// `&mut future` has finished. So passes that do not move are [written off](Self::write_off), and others are given out
+/// in their place.
 #[derive(Debug)]
 pub(crate) struct Gate {
     width: u32,
-    /// `None` for a store that takes whatever comes.
+    /// `None` for a store without a limit.
     semaphore: Option<Arc<Semaphore>>,
     /// How many passes were given or came back so far.
     moves: Arc<AtomicU64>,
-    /// Permits that were replaced, and do not come back.
+    /// Permits of passes that were written off. When such a pass comes back, its permits are not added again.
     written_off: Arc<AtomicU64>,
 }
 
 /// A request is in flight for as long as this lives.
 #[derive(Debug)]
 pub(crate) struct Pass {
-    /// It was not let through at once, so that time has passed.
+    /// It was not let through at once: time has passed.
     pub(crate) has_waited: bool,
-    /// With what the gate is to be told when they come back.
+    /// The permits, and the two counters of the gate to update when they come back.
     permit: Option<(OwnedSemaphorePermit, Arc<AtomicU64>, Arc<AtomicU64>)>,
 }
 
 /// An enqueue that was sent and has not been answered.
 pub(crate) struct Asking {
     pub(crate) answer: Answer<Enqueued>,
-    /// It is in flight for as long as somebody waits for its answer.
+    /// Counts the request as in flight for as long as somebody waits for its answer.
     pub(crate) _pass: Pass,
 }
 
@@ -74,7 +74,7 @@ impl Drop for Pass {
         let less = |off: u64| off.checked_sub(count);
         match written_off.fetch_update(order, order, less) {
             Ok(_) => permit.forget(),
-            // Wakes the next, whose waker is the user's code.
+            // This wakes the next request. Its waker is the user's code.
             Err(_) => guarded(|| drop(permit)),
         }
     }
@@ -98,22 +98,22 @@ impl Connected {
         &*self.connection
     }
 
-    /// The store's part, for its [`close`](Connection::close).
+    /// The store's own connection, for [`close`](Connection::close).
     pub(crate) fn connection(&self) -> &Arc<dyn Connection> {
         &self.connection
     }
 
-    /// What enqueues pass, one at a time.
+    /// The gate of enqueues. Each counts as one.
     pub(crate) fn enqueues(&self) -> &Gate {
         &self.enqueues
     }
 
-    /// What releases pass, by their tickets.
+    /// The gate of releases. Each counts as many as it has tickets.
     pub(crate) fn releases(&self) -> &Gate {
         &self.releases
     }
 
-    /// Nothing is sent on it any more: sends away those who wait in front of the gates.
+    /// The connection is not used any more: requests that wait at its gates fail with [`Replaced`].
     pub(crate) fn close(&self) {
         for gate in [&self.enqueues, &self.releases] {
             if let Some(semaphore) = &gate.semaphore {
@@ -122,19 +122,19 @@ impl Connected {
         }
     }
 
-    /// A request is sent.
+    /// Notes that a request is sent.
     pub(crate) fn asked(&self, now: Instant) {
         let order = Ordering::Relaxed;
         let _ = (self.silent_since).compare_exchange(0, now.as_nanos(), order, order);
     }
 
-    /// A request was answered, whatever the answer.
+    /// Notes that a request was answered, whatever the answer says.
     pub(crate) fn answered(&self) {
         self.silent_since.store(0, Ordering::Relaxed);
     }
 
-    /// For how long requests have been sent without any answer. A connection on which one answer is
-    /// late while others come is only slow.
+    /// For how long requests have been sent without any answer. A connection on which one answer is late while others
+    /// arrive is only slow.
     pub(crate) fn silent_for(&self, now: Instant) -> Duration {
         match self.silent_since.load(Ordering::Relaxed) {
             0 => Duration::ZERO,
@@ -155,7 +155,7 @@ impl Gate {
         }
     }
 
-    /// A pass for so many tickets at once, if nobody is in front.
+    /// A pass for this number of tickets at once, if nobody is in front.
     pub(crate) fn try_pass(&self, tickets: usize) -> Option<Pass> {
         let Some(semaphore) = &self.semaphore else {
             return Some(Pass {
@@ -163,14 +163,14 @@ impl Gate {
                 permit: None,
             });
         };
-        // Does not pass those who wait: what becomes free is theirs.
+        // Does not overtake requests that wait: permits that become free belong to them.
         let permit = Arc::clone(semaphore).try_acquire_many_owned(self.permits(tickets));
         Some(self.pass(permit.ok()?, false))
     }
 
-    /// A pass for so many tickets when it is their turn.
+    /// A pass for this number of tickets, when it is their turn.
     ///
-    /// Dropped before that, the place in front of the gate is given up.
+    /// Cancel safety: dropped before that, it gives up its position in front of the gate.
     pub(crate) async fn wait_for_pass(&self, tickets: usize) -> Result<Pass, Replaced> {
         let Some(semaphore) = &self.semaphore else {
             return Ok(Pass {
@@ -188,9 +188,8 @@ impl Gate {
         self.moves.load(Ordering::Relaxed)
     }
 
-    /// Nothing has moved since `moves` was read, for longer than the store may take for an answer:
-    /// the futures that have the passes, or a place in front, are not polled. Their passes are made
-    /// anew, once.
+    /// Nothing has moved since `moves` was read, and that is longer than the store may take to answer. So the futures
+    /// that have the passes, or that are in front, are not polled. Their passes are replaced by new ones, once.
     pub(crate) fn write_off(&self, moves: u64) {
         let Some(semaphore) = &self.semaphore else {
             return;
@@ -204,7 +203,7 @@ impl Gate {
         }
     }
 
-    /// More than the gate is wide goes alone.
+    /// A request with more tickets than the gate is wide takes the whole gate.
     fn permits(&self, tickets: usize) -> u32 {
         let tickets = u32::try_from(tickets).unwrap_or(u32::MAX);
         tickets.clamp(1, self.width)
@@ -236,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gate_lets_through_what_fits_and_the_rest_in_order() {
+    fn a_gate_lets_requests_through_that_fit_and_the_others_in_order() {
         let gate = Gate::new(10);
         let mut first = pin!(gate.wait_for_pass(8));
         let mut large = pin!(gate.wait_for_pass(100));
@@ -258,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn a_closed_gate_sends_away_those_who_wait() {
+    fn a_closed_gate_sends_waiters_away() {
         let gate = Gate::new(1);
         let mut first = pin!(gate.wait_for_pass(1));
         let mut second = pin!(gate.wait_for_pass(1));
@@ -290,7 +289,7 @@ mod tests {
             panic!("its turn has not come");
         };
         assert!(gate.try_pass(1).is_none(), "made anew twice");
-        // Those that come back late are not added to those that were made for them.
+        // Passes that come back late are not added to the ones that replaced them.
         drop(starved);
         assert!(gate.try_pass(1).is_none());
         drop(pass);

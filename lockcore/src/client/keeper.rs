@@ -1,10 +1,9 @@
-//! The keeper: one thread per client that renews what the process holds or waits for, says so when
-//! a lease has run out, rings alarms, and cleans up after dropped futures and guards. It has a
-//! small runtime and a connection of its own, so that nothing a user does to his runtime (block
-//! it, pause its clock, shut it down) can cost a lease.
+//! The keeper: one thread per client. It renews the tickets that the process holds or waits for, reports a lease that
+//! has run out, rings alarms, and cleans up after dropped futures and guards. It has a small runtime and a connection
+//! of its own. So nothing that users do to their runtimes (block them, pause their clocks, shut them down) can cost a
+//! lease.
 //!
-//! Taking tickets is in `acquire`, connections are in `supervise`, and what is to be done when is
-//! in `table`.
+//! Taking tickets is in `acquire`, connections are in `supervise`, and the list of due work is in `table`.
 
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread::ThreadId;
@@ -25,14 +24,14 @@ use crate::error::Error;
 use crate::log::{Silence, guarded};
 use crate::request::Request;
 
-/// The longest sleep while something is due. Timers stand still while the machine is suspended and
-/// the lease clock does not; after a resume the keeper catches up within this time.
+/// The longest sleep while something is due. Timers stand still while the machine is suspended, but the lease clock
+/// does not. After a resume the keeper catches up within this time.
 const LONGEST_NAP: Duration = Duration::from_secs(1);
 
-/// The time that is given to lines that are still to be logged when the client ends.
+/// How long the client waits at its end for log lines that are not written yet.
 const LAST_WORDS: Duration = Duration::from_millis(100);
 
-/// The thread. Dropping it lets the clean-up finish, for at most one operation timeout.
+/// The keeper's thread. Dropping this waits until the clean-up is done, for at most one operation timeout.
 pub(crate) struct Keeper {
     shared: Arc<Shared>,
     thread: ThreadId,
@@ -62,7 +61,7 @@ impl Keeper {
                     keep(&for_thread).await;
                     close(&for_thread).await;
                 });
-                // A subscriber that blocks does not keep the thread, nor the last handle.
+                // A subscriber that blocks must not delay the end of the thread, or the drop of the last handle.
                 runtime.shutdown_timeout(LAST_WORDS);
                 drop(silence);
                 drop(end);
@@ -78,7 +77,7 @@ impl Keeper {
         Ok((keeper, shared))
     }
 
-    /// For a model, which plays the thread.
+    /// For a loom model, which does the work of the thread itself.
     #[cfg(all(test, lockcore_loom))]
     pub(crate) fn without_thread(shared: &Arc<Shared>) -> Self {
         Self {
@@ -91,18 +90,18 @@ impl Keeper {
 
 impl Drop for Keeper {
     fn drop(&mut self) {
-        // In a forked child there is no thread to tell, and to wait for.
+        // A forked child has no such thread.
         if self.shared.is_forked() {
             return;
         }
         let patience = self.shared.op_timeout;
         self.shared.end();
-        // A waker may drop the last handle on the very thread that would be waited for.
+        // The last handle may be dropped by a waker on this very thread. It must not wait for itself.
         if self.thread == std::thread::current().id() {
             return self.shared.tell_end(0);
         }
-        // The thread drops its end of the channel as its last act; a little more than its own
-        // patience lets it say so.
+        // The thread drops its end of the channel as its last action. It may itself take one operation timeout; the 50
+        // ms more let it report.
         let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
         let _ = ended.recv_timeout(patience.saturating_add(Duration::from_millis(50)));
         let left = self.shared.table().cleanups_open;
@@ -114,7 +113,7 @@ impl Drop for Keeper {
 async fn keep(shared: &Arc<Shared>) {
     let sessions = shared.backend.capability().sessions;
     loop {
-        // Before the clock is looked at, so that no advance of it is missed.
+        // Before the clock is read, so that no advance of it is missed.
         let advanced = shared.clock.advanced();
         let now = shared.clock.now();
         let mut round = shared.table().take_round(now, shared.epoch());
@@ -125,27 +124,28 @@ async fn keep(shared: &Arc<Shared>) {
             guarded(|| shared.recalled(&lease));
         }
         for (lease, stage) in round.expired.drain(..) {
-            // Marks the loss and fires its signal, also while a renewal hangs.
+            // Marks the loss and notifies the user, even while a renewal hangs.
             let mut reason = None;
             guarded(|| reason = lease.lost(now));
             match reason.or_else(|| lease.lost(now)) {
                 Some(reason) => {
                     guarded(|| shared.lost(&lease, stage, reason));
-                    // Elsewhere the store's clock ends what is held, and its user takes it out of the
-                    // table, or nobody if he is done with it. Waiters are cleaned up by the acquire loop.
+                    // Without sessions, the store's clock ends the lease there. Here the user of a held lease takes it
+                    // out of the table; one that is kept has no user any more, so it is taken out below. A waiting
+                    // ticket is cleaned up by the acquire loop.
                     match stage {
                         Stage::Held | Stage::Kept { .. } if sessions => {
                             shared.clean_up(Cleanup::of(&lease));
                         }
                         Stage::Kept { .. } => shared.disarm(lease.request.id),
-                        // Its task may not be polled, and the session goes on.
+                        // Its task may not be polled, and the session goes on: so the keeper gives the ticket back.
                         Stage::Waiting | Stage::Leaving if sessions => {
                             shared.clean_up(Cleanup::of(&lease));
                         }
                         _ => {}
                     }
                 }
-                // Prolonged by its user since the round was taken.
+                // The user has extended the lease since the round was taken.
                 None => shared.recheck_at(lease.request.id, now),
             }
         }
@@ -194,17 +194,17 @@ fn in_batches<T>(all: Vec<T>) -> impl Iterator<Item = Vec<T>> {
     })
 }
 
-/// Leaves the store in what remains of the time that the end may take.
+/// Closes the connection to the store, in the time that is left for the end of the client.
 async fn close(shared: &Shared) {
     let at_the_latest = match shared.table().phase {
         Phase::Ending(at_the_latest) => at_the_latest,
         Phase::Open | Phase::ShutDown => return,
     };
-    // A session that is not closed goes when it times out, and with it what is kept in it.
+    // A session that is not closed ends when it times out, and the tickets that are kept in it end then too.
     if shared.table().keeps() {
         return;
     }
-    // Nobody rings alarms any more.
+    // The loop that rings alarms has ended, so this uses the runtime's timer.
     let rest = shared.clock.time_to(at_the_latest);
     if tokio::time::timeout(rest, shared.links.end())
         .await
@@ -216,12 +216,12 @@ async fn close(shared: &Shared) {
     }
 }
 
-/// Renews a batch on the keeper's connection. Whatever goes wrong here changes no deadline.
+/// Renews a batch on the keeper's connection. An error here changes no deadline.
 async fn renew(shared: Arc<Shared>, leases: Vec<Arc<Lease>>) {
     let shortest = leases.iter().map(|lease| lease.request.ttl).min();
     let shortest = shortest.unwrap_or_default();
-    // The supervisor paces the reconnecting; this only keeps a refusing store from being asked in a
-    // tight loop.
+    // The supervisor paces the reconnecting. This pause is for a store that refuses: it must not be asked in a tight
+    // loop.
     let pause = Duration::from_millis(200).min(shortest / 10);
     let mut renewing = Renewing {
         shared,
@@ -229,12 +229,12 @@ async fn renew(shared: Arc<Shared>, leases: Vec<Arc<Lease>>) {
         pause,
     };
     let shared = &renewing.shared;
-    // What is asked for, that is what the answers are about.
+    // The requests that are sent. The answers are about these.
     let leases = renewing.leases.as_slice().iter();
     let now = shared.clock.now();
     let renewals: Vec<_> = leases.map(|lease| lease.renewal(now)).collect();
     let asked = renewals.iter().map(|renewal| Arc::clone(renewal)).collect();
-    // Begun after a third of the ttl, there is time for three attempts of a quarter each.
+    // Renewals begin after a third of the ttl, so there is time for three attempts of a quarter of the ttl each.
     let patience = shared.op_timeout.min(shortest / 4);
     let by = now.after(patience);
     let outcome = shared
@@ -243,7 +243,7 @@ async fn renew(shared: Arc<Shared>, leases: Vec<Arc<Lease>>) {
     match outcome {
         Ok((sent, answers)) => {
             shared.renewals_answered(renewing.leases.as_slice(), &answers);
-            // A store that answers for too few has not answered for the rest.
+            // The store may send too few answers. Then the rest counts as not answered.
             for (renewal, answer) in renewals.into_iter().zip(answers) {
                 let Some(lease) = renewing.leases.next() else {
                     break;
@@ -267,11 +267,11 @@ async fn renew(shared: Arc<Shared>, leases: Vec<Arc<Lease>>) {
     }
 }
 
-/// A batch of renewals that is under way. What is not answered when it goes, for whatever reason, is
+/// A batch of renewals that is under way. When it is dropped, for whatever reason, the leases without an answer are
 /// tried again after a pause.
 struct Renewing {
     shared: Arc<Shared>,
-    /// Those without an answer.
+    /// The leases without an answer.
     leases: std::vec::IntoIter<Arc<Lease>>,
     pause: Duration,
 }
@@ -296,14 +296,15 @@ async fn finish_asking(shared: Arc<Shared>, mut cleanup: Cleanup) {
         tokio::select! {
             biased;
             answer = shared.by(by, enqueue.answer) => answer,
-            // Who waits for the end may be what drives the connection that the reply comes on; a
-            // mark at the store is better than a lock that stays.
+            // The drop of the client may run on the runtime that drives this connection, and it waits for the keeper:
+            // then the reply cannot come. So this stops waiting, and releases with a note that the enqueue may follow.
+            // The store keeps a mark of that, which is better than a lock that stays.
             () = shared.ending() => None,
         }
     };
     let left_behind = match answer.await {
         Some(Ok(Enqueued::Granted { .. } | Enqueued::Waiting { .. })) => true,
-        // An earlier try with the same id may still be on its way even so.
+        // Even then an earlier attempt with the same id may still be on its way.
         Some(Ok(Enqueued::Busy { .. } | Enqueued::CapacityMismatch { .. } | Enqueued::Gone)) => {
             cleanup.ambiguous
         }
@@ -322,16 +323,16 @@ async fn finish_asking(shared: Arc<Shared>, mut cleanup: Cleanup) {
     }
 }
 
-/// Leaves tickets at the store that end there by themselves when they were to be given back: each is
-/// renewed once more, with what remains until then as its ttl. Tried until the store acknowledges, or
-/// that time has come. Unacknowledged, a ticket ends with its lease, as after a crash.
+/// Leaves kept tickets (`min_hold`) at the store in such a way that they end there at the right time: each is renewed
+/// once more, with the time that remains as its ttl. Tried until the store acknowledges, or that time has come. If it
+/// is never acknowledged, a ticket ends with its lease, as after a crash.
 async fn leave_kept(shared: Arc<Shared>, mut batch: Vec<Cleanup>) {
     let mut pause = Duration::from_millis(20);
     loop {
         let now = shared.clock.now();
         let rest = |cleanup: &Cleanup| {
             let until = cleanup.keep_until.unwrap_or(now);
-            // Stores count milliseconds.
+            // Stores count in milliseconds, so this rounds up.
             now.until(until) + Duration::from_millis(1)
         };
         let before = batch.len();
@@ -378,19 +379,19 @@ async fn leave_kept(shared: Arc<Shared>, mut batch: Vec<Cleanup>) {
     }
 }
 
-/// Releases on the keeper's connection until the store acknowledges, or the tickets have run out
-/// there by themselves.
+/// Releases tickets on the keeper's connection. Tried until the store acknowledges, or the tickets have run out there
+/// by themselves.
 async fn depart(shared: Arc<Shared>, mut batch: Vec<Cleanup>) {
-    // A ticket that is at the store ends there with its lease. An enqueue that may still be on its
-    // way does not: a server that was stopped reads it when it goes on.
+    // A ticket that is at the store ends there with its lease. An enqueue that may still be on its way does not: a
+    // server that was stopped reads it when it continues.
     let patience = |cleanup: &Cleanup| match cleanup.ambiguous {
         true => cleanup.request.ttl.max(LONGEST_STALL),
         false => cleanup.request.ttl,
     };
     let longest = batch.iter().map(patience).max().unwrap_or_default();
     let give_up = match shared.backend.capability().sessions {
-        // It stays as long as this process's session does, which may be for ever. A session that
-        // ended while the store was away is acknowledged as well, by "not found".
+        // The ticket stays as long as this process's session, which may be for ever. If the session has ended while the
+        // store was out of reach, the store acknowledges as well, with "not found".
         true => Instant::FAR_FUTURE,
         false => shared.clock.now().after(longest).after(shared.op_timeout),
     };
@@ -411,10 +412,11 @@ async fn depart(shared: Arc<Shared>, mut batch: Vec<Cleanup>) {
                 let before = batch.len();
                 let mut answers = answers.into_iter();
                 let mut missing = Vec::new();
-                // A store that answers for too few has not answered for the rest.
+                // The store may send too few answers. Then the rest counts as not answered.
                 batch.retain_mut(|cleanup| {
                     let answer = answers.next().unwrap_or(Released::Failed);
-                    // Only of a first answer: what failed may be gone by that.
+                    // Only the first answer tells that a ticket was missing: after an attempt that failed, that attempt
+                    // may have removed it.
                     let held = cleanup.held.take();
                     missing.extend(held.filter(|_| answer == Released::NotFound));
                     answer == Released::Failed

@@ -1,5 +1,5 @@
-//! The lease record: what this process knows of one ticket, and until when it may believe in it.
-//! Who renews it is `keeper`; what the user sees of it is `hold`.
+//! The lease record: what this process knows of one ticket, and until when the ticket may be relied on. Renewing it is
+//! in `keeper`; what the user sees of it is in `hold`.
 
 use std::cell::Cell;
 use std::num::NonZeroU32;
@@ -15,47 +15,46 @@ use crate::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU64, Ordering};
 use crate::sync::{Mutex, Notify};
 use crate::token::FencingToken;
 
-/// Of the ttl, how long a grant may wait for its task to collect it. A task that is polled does so in
-/// microseconds. The keeper looks every third of the ttl, so that a grant that nobody collects is
-/// kept for one ttl at most.
+/// How long a grant may wait for its task to collect it, as a part of the ttl. A task that is polled collects it in
+/// microseconds. The keeper checks every third of the ttl, so a grant that nobody collects is kept for at most one ttl.
 pub(crate) const COLLECTED_WITHIN: f64 = 2.0 / 3.0;
 
 /// One ticket's state, shared by the acquire loop, the guard, the keeper and the wake-ups.
 #[derive(Debug)]
 pub(crate) struct Lease {
     pub(crate) request: Arc<Request>,
-    /// Whether the keeper prolongs it once it is held. A waiting ticket is always renewed.
+    /// Whether the keeper renews it while it is held. A waiting ticket is always renewed.
     pub(crate) renew: bool,
-    /// The deadline in nanoseconds of the lease clock, or [`LOST`]. It moves
-    /// forward only while it lies in the future, and nothing leaves [`LOST`].
+    /// The deadline in nanoseconds of the lease clock, or [`LOST`]. It moves forward only while it lies in the future.
+    /// [`LOST`] is final.
     deadline: AtomicU64,
     /// The deadline never lies beyond this (`max_hold`).
     hold_until: AtomicU64,
-    /// Why, as [`reason_code`]; written before the word becomes [`LOST`].
+    /// Why the lease is lost, as [`reason_code`]. Written before the deadline becomes [`LOST`].
     reason: AtomicU8,
-    /// The number of the ticket once the store has told it, else 0.
+    /// The number of the ticket. 0 until the store has told it.
     ticket: AtomicU64,
-    /// How often the ticket was passed on inside this process.
+    /// How many times the ticket was handed over inside this process.
     hand_overs: AtomicU16,
-    /// The number that a wake-up or a renewal says is granted, else 0. A wake-up may overtake the
-    /// reply to its own enqueue; it is kept here and compared when the reply has come.
+    /// The ticket number that a wake-up or a renewal has reported as granted, else 0. A wake-up may arrive before the
+    /// reply to its own enqueue: the number is kept here and compared when the reply has come.
     granted: AtomicU64,
     /// See [`granted_at`](Self::granted_at); 0 before that.
     granted_at: AtomicU64,
-    /// The permits that it is renewed with, above, and below those that the store is known to count.
-    /// Both only fall, and the second follows the first.
+    /// High half: the permits that the ticket is renewed with. Low half: the permits that the store counts, as far as
+    /// is known. Both only fall, and the second follows the first.
     permits: AtomicU64,
-    /// The ttl that it is renewed with, in nanoseconds. It only rises, under the mutex of `asked`.
+    /// The ttl that it is renewed with, in nanoseconds. It only rises, and is written under the mutex of `asked`.
     ttl: AtomicU64,
     asked: Mutex<Asked>,
-    /// Its loss has been told to those who watch the client.
+    /// Its loss has been reported to the listeners of the client.
     told: AtomicBool,
     /// How many renewals in a row the store has refused, or could not carry out.
     refused: AtomicU64,
-    /// An enqueue of this id was sent and never answered, so it may still arrive.
+    /// An enqueue of this id was sent and never answered, so it may still arrive at the store.
     ambiguous: AtomicBool,
-    /// The [epoch](super::shared::Shared::epoch) in which the store was last asked and said that the
-    /// ticket stands.
+    /// The [epoch](super::shared::Shared::epoch) of the latest request to which the store answered that the ticket
+    /// exists.
     confirmed: AtomicU64,
     /// Fires when the ticket is granted or lost.
     pub(crate) changed: Notify,
@@ -63,25 +62,24 @@ pub(crate) struct Lease {
 
 const LOST: u64 = 0;
 
-/// Renewals whose answers have not come. Only of use once the ttl has risen: one of before it that the
-/// store carries out after those that followed it cuts the ticket's time, without anybody's hearing of
-/// it.
+/// Renewals whose answers have not come. They matter only once the ttl has risen: if the store carries out an older
+/// renewal, with the shorter ttl, after a newer one, then the ticket's time is cut short and no one is told.
 #[derive(Debug)]
 struct Asked {
-    /// With the ttl of now, and with a shorter one.
+    /// How many with the present ttl, and how many with a shorter one.
     now: u32,
     shorter: u32,
-    /// The shortest ttl of those that nobody waits for any more, and until when they may arrive.
+    /// The shortest ttl of the renewals whose callers gave up, and until when these may still arrive.
     late: Duration,
     late_until: Instant,
 }
 
-/// What was sent and not answered is carried out within this time or never: as long as a server that
-/// was stopped takes to read on.
+/// A request that was sent and not answered is carried out within this time, or never. A server that was stopped for as
+/// long as this still reads its requests when it continues.
 pub(crate) const LONGEST_STALL: Duration = Duration::from_secs(60);
 
-/// What a lease is renewed with, once. Unless the store [answers](Self::answered), dropping it means
-/// that it may still arrive.
+/// One renewal of a lease. If it is dropped before the store has [answered](Self::answered), it counts as one that may
+/// still arrive.
 #[derive(Debug)]
 pub(crate) struct Renewal {
     lease: Arc<Lease>,
@@ -92,12 +90,12 @@ pub(crate) struct Renewal {
     answered: Cell<bool>,
 }
 
-/// The word was final already.
+/// The lease was lost already, and that is final.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct AlreadyLost;
 
 impl Lease {
-    /// A record for a request that has not been sent: it holds nothing, and cannot expire.
+    /// A record for a request that has not been sent. It holds nothing, and cannot expire.
     pub(crate) fn new(request: Arc<Request>, renew: bool) -> Self {
         let permits = both(request.permits.get(), request.permits.get());
         Self {
@@ -128,19 +126,19 @@ impl Lease {
 
     /// The store has answered the enqueue: from here on the ticket has a number and a deadline.
     ///
-    /// Called once per lease, by the acquire loop, before the keeper looks after it.
+    /// Called once per lease, by the acquire loop, before the lease is given to the keeper.
     pub(crate) fn answered(&self, ticket: u64, sent: Instant, valid_for: Duration) {
         self.ticket.store(ticket, Ordering::SeqCst);
         let deadline = deadline(sent, valid_for).as_nanos().max(LOST + 1);
-        // Only from "not sent": a lease that shutdown has lost meanwhile stays lost.
+        // Only from "not sent": a lease that a shutdown has marked as lost meanwhile stays lost.
         let unsent = Instant::FAR_FUTURE.as_nanos();
         let _ =
             self.deadline
                 .compare_exchange(unsent, deadline, Ordering::SeqCst, Ordering::SeqCst);
     }
 
-    /// An acknowledged renewal that was sent at `sent`. A deadline that has passed at `now` is
-    /// final even if nobody has noticed it yet.
+    /// Applies an acknowledged renewal that was sent at `sent`. A deadline that has passed at `now` is final, even if
+    /// nobody has noticed it yet.
     pub(crate) fn extend(
         &self,
         sent: Instant,
@@ -153,37 +151,37 @@ impl Lease {
                 (current != LOST && current > now.as_nanos()).then_some(current.max(proposed))
             })
             .map_err(|_| AlreadyLost)?;
-        // If the end was set between the two looks at it.
+        // `hold_until` may have been set between the two reads of it.
         self.deadline
             .fetch_min(self.hold_until().as_nanos(), Ordering::SeqCst);
         Ok(())
     }
 
-    /// Ends the lease at `until`, whatever renewals say. Called once, when it is handed out.
+    /// Ends the lease at `until`, whatever renewals say. Called once, when the lease is given to its user.
     pub(crate) fn end_at(&self, until: Instant) {
         let until = until.as_nanos();
         self.hold_until.store(until, Ordering::SeqCst);
-        // Only forward in time is refused by the word's rule; LOST, which is 0, stays.
+        // This may only bring the deadline nearer. LOST is 0, so it stays.
         self.deadline.fetch_min(until, Ordering::SeqCst);
     }
 
-    /// Nobody writes under it any more, and somebody reads: it is to become a read ticket, and is no
-    /// writer's from now on, whatever the store knows of it yet.
+    /// The last writer has left and readers remain: the ticket becomes a read ticket. From now on no writer may use it,
+    /// even if the store does not know that yet.
     pub(crate) fn shrink(&self) {
         self.shrink_from(FULL.get(), 1);
     }
 
-    /// From now on it is renewed with so many permits, if it has had `before`, and as the store knows.
-    /// Returns whether it is so.
+    /// From now on the ticket is renewed with `permits`, if it has `before` and the store knows of that. Returns
+    /// whether this was done.
     ///
-    /// One change at a time: a store need not know of two that may both arrive.
+    /// One change at a time: a store need not handle two changes that may both still arrive.
     pub(crate) fn shrink_from(&self, before: u32, permits: u32) -> bool {
         let order = Ordering::SeqCst;
         let (old, new) = (both(before, before), both(permits, before));
         (self.permits.compare_exchange(old, new, order, order)).is_ok()
     }
 
-    /// The permits that it is to have; the store may count more.
+    /// The permits that the ticket is to have. The store may still count more.
     pub(crate) fn permits(&self) -> u32 {
         (self.permits.load(Ordering::SeqCst) >> 32) as u32
     }
@@ -198,7 +196,7 @@ impl Lease {
         Duration::from_nanos(self.ttl.load(Ordering::SeqCst))
     }
 
-    /// What a renewal gives at best.
+    /// The longest validity that a renewal can give.
     pub(crate) fn longest(&self) -> Duration {
         let ttl = self.ttl();
         ttl.saturating_sub(drift(ttl))
@@ -213,12 +211,12 @@ impl Lease {
         }
     }
 
-    /// As it was enqueued, with the ttl that it may have at the store by now.
+    /// The request as it was enqueued, with the present ttl.
     pub(crate) fn as_enqueued(&self) -> Arc<Request> {
         self.asked_with(self.request.permits.get(), self.ttl())
     }
 
-    /// With the permits and the ttl that it is to have at the store.
+    /// The request with the permits and the ttl that the ticket is to have now.
     pub(crate) fn as_it_is(&self) -> Arc<Request> {
         self.asked_with(self.permits(), self.ttl())
     }
@@ -235,7 +233,8 @@ impl Lease {
         }
     }
 
-    /// What to renew it with, about to be sent. Once it is to shrink, that asks for it again and again.
+    /// The next renewal, which is about to be sent. While the ticket is being made smaller, every renewal asks for the
+    /// smaller number.
     pub(crate) fn renewal(self: &Arc<Self>, now: Instant) -> Renewal {
         let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
         asked.now += 1;
@@ -250,17 +249,17 @@ impl Lease {
         }
     }
 
-    /// Whether a renewal that is sent now gives the whole ttl.
+    /// Whether a renewal that is sent now may count on the whole ttl.
     pub(crate) fn is_trusted(&self, now: Instant) -> bool {
         let asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
         self.at_most(&asked, now) >= self.ttl()
     }
 
-    /// What may be believed of a renewal that is sent now: another one, with a shorter ttl, may be carried
+    /// The longest validity that a renewal sent now may count on: another renewal, with a shorter ttl, may be carried
     /// out after it.
     fn at_most(&self, asked: &Asked, now: Instant) -> Duration {
         if asked.shorter > 0 || self.is_ambiguous() {
-            self.request.ttl // none has a shorter one
+            self.request.ttl // no renewal has a shorter one
         } else if now < asked.late_until {
             asked.late
         } else {
@@ -268,8 +267,8 @@ impl Lease {
         }
     }
 
-    /// A renewal with this was acknowledged. Returns whether the store counts no more permits by it than
-    /// the ticket is to have, and was not known to.
+    /// The renewal with this request was acknowledged. Returns whether this was the first answer by which the store
+    /// counts no more permits than the ticket is to have.
     pub(crate) fn acknowledged(&self, renewal: &Request) -> bool {
         let order = Ordering::SeqCst;
         let counted = |permits: u64| {
@@ -281,47 +280,48 @@ impl Lease {
         fewer && !self.is_shrinking()
     }
 
-    /// Of a ticket that one may write under, and nobody else does anything.
+    /// Whether the holder may write, and nobody else may do anything.
     pub(crate) fn is_exclusive(&self) -> bool {
         self.permits() == FULL.get()
     }
 
-    /// Whether the store has still to be asked to let others in.
+    /// Whether the store does not know yet that the ticket was made smaller.
     pub(crate) fn is_shrinking(&self) -> bool {
         let permits = self.permits.load(Ordering::SeqCst);
         (permits >> 32) as u32 != permits as u32
     }
 
-    /// Whether others may read under it, as far as is known.
+    /// Whether others may read at the same time, as far as is known.
     pub(crate) fn is_shared(&self) -> bool {
         self.counted() != FULL.get()
     }
 
-    /// The time that no renewal moves the deadline beyond.
+    /// The time beyond which no renewal moves the deadline.
     pub(crate) fn hold_until(&self) -> Instant {
         Instant::from_nanos(self.hold_until.load(Ordering::SeqCst))
     }
 
-    /// Whether a renewal would be of any use.
+    /// Whether a renewal would change anything.
     pub(crate) fn wants_renewal(&self) -> bool {
         self.is_shrinking() || self.renew && self.deadline() < self.hold_until()
     }
 
     /// Makes the loss final. Returns whether it was this call that did.
     pub(crate) fn lose(&self, reason: LostReason) -> bool {
-        // The first reason wins, and with it this call; it is in place before anybody can see LOST.
+        // The first reason wins, and so does the call that brings it. The reason is in place before anybody can see
+        // LOST.
         let code = reason_code(reason);
         let first = self
             .reason
             .compare_exchange(0, code, Ordering::SeqCst, Ordering::SeqCst)
             .is_ok();
-        // Also by who is not the first, who may have been stopped before it.
+        // Every caller does this, not only the first: the first one may have been stopped before this line.
         self.deadline.swap(LOST, Ordering::SeqCst);
         self.changed.notify_waiters();
         first
     }
 
-    /// Whether this is the first to tell of the loss.
+    /// Marks the loss as reported. Returns whether this call was the first.
     pub(crate) fn tell_loss(&self) -> bool {
         !self.told.swap(true, Ordering::SeqCst)
     }
@@ -330,7 +330,7 @@ impl Lease {
         self.told.load(Ordering::SeqCst)
     }
 
-    /// Returns how many renewals in a row have been refused by now.
+    /// Returns how many renewals in a row have been refused, this one included.
     pub(crate) fn renewal_refused(&self) -> u64 {
         self.refused.fetch_add(1, Ordering::SeqCst) + 1
     }
@@ -344,7 +344,7 @@ impl Lease {
         self.refused.load(Ordering::SeqCst) > 0
     }
 
-    /// Why the lease is lost, if it is; notices a deadline that has passed.
+    /// Why the lease is lost, if it is. A deadline that has passed is marked as a loss.
     pub(crate) fn lost(&self, now: Instant) -> Option<LostReason> {
         let deadline = self.deadline.load(Ordering::SeqCst);
         if deadline != LOST && deadline > now.as_nanos() {
@@ -365,24 +365,24 @@ impl Lease {
         loop {
             let changed = self.changed.notified();
             let mut changed = std::pin::pin!(changed);
-            // Registered before looking: what happens in between is not missed.
+            // Registered before the check, so that a change in between is not missed.
             changed.as_mut().enable();
             if let Some(reason) = self.lost(clock.now()) {
                 return reason;
             }
-            // The keeper fires it at the deadline, also while a renewal hangs.
+            // The keeper notifies at the deadline, even while a renewal hangs.
             changed.await;
         }
     }
 
-    /// The deadline; in the past of every clock when lost.
+    /// The deadline. If the lease is lost, this is in the past of every clock.
     pub(crate) fn deadline(&self) -> Instant {
         Instant::from_nanos(self.deadline.load(Ordering::SeqCst))
     }
 
-    /// Notes a grant that a wake-up or a renewal told.
+    /// Notes a grant that a wake-up or a renewal has reported.
     ///
-    /// One with a number that is not the ticket's, which only a forger could have sent, is ignored.
+    /// A number that is not the ticket's is ignored: such a message must have been forged.
     pub(crate) fn grant(&self, ticket: u64, now: Instant) {
         let known = self.ticket();
         if known != 0 && known != ticket {
@@ -399,20 +399,20 @@ impl Lease {
         ticket != 0 && self.granted.load(Ordering::SeqCst) == ticket
     }
 
-    /// It has been granted since `at` at the earliest. The first that is told counts.
+    /// It has been granted since `at` at the earliest. Only the first call counts.
     pub(crate) fn is_granted_since(&self, at: Instant) {
         let order = Ordering::SeqCst;
         let _ = (self.granted_at).compare_exchange(0, at.as_nanos(), order, order);
     }
 
-    /// Since when it has been granted, as far as is known: when a wake-up or a renewal told, or when
-    /// the enqueue was sent that it was the answer to.
+    /// Since when it has been granted, as far as is known. This is when a wake-up or a renewal reported it, or when the
+    /// enqueue was sent that was answered with the grant.
     pub(crate) fn granted_at(&self) -> Option<Instant> {
         let at = self.granted_at.load(Ordering::SeqCst);
         (at != 0).then_some(Instant::from_nanos(at))
     }
 
-    /// Forgets a grant that turned out to be none.
+    /// Forgets a grant that turned out to be false.
     pub(crate) fn ungrant(&self) {
         self.granted_at.store(0, Ordering::SeqCst);
         self.granted.store(0, Ordering::SeqCst);
@@ -422,7 +422,7 @@ impl Lease {
         self.ticket.load(Ordering::SeqCst)
     }
 
-    /// Counts a hand-over; called under the mutex of the lanes.
+    /// Counts a hand-over. Called under the mutex of the lanes.
     pub(crate) fn pass_on(&self) -> u16 {
         self.hand_overs.fetch_add(1, Ordering::SeqCst) + 1
     }
@@ -431,17 +431,17 @@ impl Lease {
         self.hand_overs.load(Ordering::SeqCst)
     }
 
-    /// The token of the latest who got it.
+    /// The fencing token of the latest holder in this process.
     pub(crate) fn token(&self) -> FencingToken {
         FencingToken::of_ticket(self.ticket(), self.hand_overs())
     }
 
-    /// The store, asked in `epoch`, says that the ticket stands.
+    /// The store has answered a request of `epoch`: the ticket exists.
     pub(crate) fn confirm(&self, epoch: u64) {
         self.confirmed.fetch_max(epoch, Ordering::SeqCst);
     }
 
-    /// Whether the store has said so since the last gap, after which `epoch` began.
+    /// Whether the store has confirmed the ticket since the last gap. `epoch` began with that gap.
     pub(crate) fn is_confirmed_in(&self, epoch: u64) -> bool {
         self.confirmed.load(Ordering::SeqCst) >= epoch
     }
@@ -456,13 +456,14 @@ impl Lease {
 }
 
 impl Renewal {
-    /// The store has answered: this does not arrive any more. Returns what the ttl that it gave is worth.
+    /// The store has answered, so this renewal cannot arrive later. Returns how much of the ttl that the store gave may
+    /// be relied on.
     pub(crate) fn answered(self, valid_for: Duration) -> Duration {
         self.answered.set(true);
         valid_for.min(self.at_most)
     }
 
-    /// It was not carried out, unless that is unknown.
+    /// The renewal failed. It was not carried out, unless the error leaves that unknown.
     pub(crate) fn refused(&self, error: &StoreError) {
         self.answered.set(error.fault() != Fault::Unknown);
     }
@@ -485,7 +486,7 @@ impl Drop for Renewal {
             false => asked.now -= 1,
         }
         if !self.answered.get() {
-            // What was late before and has arrived by now, or never will, does not count any more.
+            // Renewals that were late before have arrived by now or never will: they do not count any more.
             if asked.late_until <= self.sent {
                 asked.late = Duration::MAX;
             }
@@ -499,14 +500,13 @@ const fn both(to_have: u32, counted: u32) -> u64 {
     (to_have as u64) << 32 | counted as u64
 }
 
-/// A ttl is a year at most.
+/// A ttl is at most a year, so it fits.
 fn nanos(ttl: Duration) -> u64 {
     ttl.as_nanos().try_into().unwrap_or(u64::MAX)
 }
 
-/// Counted from before the send, less what two clocks may drift apart over the ttl. A
-/// hundredth is far above what crystals do (100 ppm); the 5 ms are for rounding and scheduling at
-/// the store.
+/// The validity is counted from before the send, less the time that two clocks may drift apart over the ttl. A
+/// hundredth is far more than crystals drift (100 ppm). The 5 ms are for rounding and scheduling at the store.
 fn deadline(sent: Instant, valid_for: Duration) -> Instant {
     sent.after(valid_for).before(drift(valid_for))
 }
@@ -521,7 +521,7 @@ const fn reason_code(reason: LostReason) -> u8 {
         LostReason::Taken => 2,
         LostReason::Shutdown => 3,
         LostReason::MaxHold => 4,
-        // A view finds these; no lease is lost by them.
+        // A guard computes these two reasons itself; they are never stored in a lease.
         LostReason::Released => 5,
         LostReason::Forked => 6,
     }
@@ -640,14 +640,14 @@ pub(crate) mod tests {
         lease.lengthen(TTL);
         assert_eq!(lease.ttl(), long);
 
-        // Under way, then answered.
+        // The shorter one is under way, and is answered after the longer one.
         let longer = lease.renewal(at(104));
         assert_eq!((longer.ttl, longer.id), (long, lease.request.id));
         assert_eq!(longer.answered(long), TTL);
         assert_eq!(shorter.answered(TTL), TTL);
         assert_eq!(lease.renewal(at(104)).answered(long), long);
 
-        // Never answered: it is not believed to be gone before a server cannot have been stopped any longer.
+        // Never answered: it may still arrive for as long as a server may have been stopped.
         let longest = 2 * long;
         drop(lease.renewal(at(105)));
         lease.lengthen(longest);
@@ -656,10 +656,10 @@ pub(crate) mod tests {
         assert!(lease.is_trusted(at(165)));
         assert_eq!(lease.renewal(at(165)).answered(longest), longest);
 
-        // One that is as long costs nothing when it is late.
+        // A late renewal that has the same ttl does no harm.
         drop(lease.renewal(at(170)));
         assert_eq!(lease.renewal(at(171)).answered(longest), longest);
-        // The first request may be carried out again.
+        // The enqueue, with its short ttl, may be carried out again.
         lease.set_ambiguous();
         assert_eq!(lease.renewal(at(300)).answered(longest), TTL);
     }
@@ -695,7 +695,7 @@ pub(crate) mod tests {
         assert_eq!((lease.permits(), lease.counted()), (3, 5));
         assert!(lease.acknowledged(&after));
         assert_eq!(lease.counted(), 3);
-        // Each is told of once, in whatever order answers come.
+        // Each step is reported once, in whatever order the answers come.
         assert!(!lease.acknowledged(&after) && !lease.acknowledged(&before));
         assert!(lease.shrink_from(3, 1));
         assert!(!lease.acknowledged(&after) && lease.is_shrinking());

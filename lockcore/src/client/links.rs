@@ -1,5 +1,4 @@
-//! The connections of one client, one per runtime that uses it, in whatever state they are. `supervise`
-//! opens them and opens them again.
+//! The connections of one client, one per runtime that uses it, in any state. `supervise` opens them and reopens them.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,13 +13,13 @@ use crate::log::guarded;
 /// The connections of one client.
 #[derive(Debug, Default)]
 pub(crate) struct Links {
-    // A handful of runtimes at most: a scan beats a map.
+    // A scan is faster than a map, because there are only a few runtimes.
     list: Mutex<Vec<Arc<Link>>>,
-    /// No connection is opened any more.
+    /// No new connection is opened from now on.
     ended: AtomicBool,
 }
 
-/// The connection of one runtime, in whatever state it is.
+/// The connection of one runtime, in any state.
 #[derive(Debug)]
 pub(crate) struct Link {
     pub(super) runtime: Handle,
@@ -36,16 +35,16 @@ pub(super) enum State {
     Connecting,
     Up(Arc<Connected>),
     Down(StoreError),
-    /// Down for a mistake, and somebody has asked since: it may have been mended.
+    /// Down because of a mistake, and somebody has asked since then: the mistake may have been corrected.
     Asked(StoreError),
-    /// No supervisor looks after it any more.
+    /// The supervisor of this link has ended.
     Closed,
 }
 
 /// Why a link gave no connection.
 pub(crate) enum NotConnected {
     Failed(StoreError),
-    /// The link is over; there may be another by now.
+    /// The link is closed. There may be another one by now.
     Closed,
 }
 
@@ -57,7 +56,7 @@ impl Links {
         link.up()
     }
 
-    /// The link of a runtime. If there is none it is made, and `open` is told.
+    /// The link of a runtime. If there is none, one is made and passed to `open`.
     pub(crate) fn of(&self, runtime: &Handle, open: impl FnOnce(Arc<Link>)) -> Arc<Link> {
         let mut list = self.list();
         if let Some(link) = list.iter().find(|link| link.is_of(runtime)) {
@@ -75,22 +74,21 @@ impl Links {
         link
     }
 
-    /// The end of the client: closes what is up. Runs on the keeper; dropped half-way, what is left
-    /// goes with the keeper's runtime.
+    /// The end of the client: closes the connections that are up. Runs on the keeper. If it is dropped half-way, the
+    /// rest is closed together with the keeper's runtime.
     pub(crate) async fn end(&self) {
         self.ended.store(true, Ordering::SeqCst);
         let links = std::mem::take(&mut *self.list());
         for link in links {
             if let State::Up(connected) = link.change(State::Closed) {
                 let connection = Arc::clone(connected.connection());
-                drop(connected); // the store closes it when nobody else has it
+                drop(connected); // the store closes it when no one else holds a reference
                 connection.close().await;
             }
         }
     }
 
-    /// An operation has come to its end: notes that the connection answers, or replaces it if it is
-    /// of no use any more.
+    /// An operation has ended: notes that the connection answers, or replaces the connection if it is broken.
     pub(crate) fn ended<T>(&self, connected: &Connected, outcome: &Result<T, StoreError>) {
         match outcome {
             Err(error) if error.is_broken() => self.replace(connected),
@@ -98,16 +96,16 @@ impl Links {
         }
     }
 
-    /// The connection is broken, or dead without anybody having told us.
+    /// The connection is broken, or it is dead and no error has told us.
     pub(crate) fn replace(&self, connected: &Connected) {
-        // Outside of the mutex: this runs wakers, which are users' code.
+        // Outside of the mutex, because this runs wakers, which are users' code.
         let links = self.list().clone();
         for link in links {
             guarded(|| link.replace(connected));
         }
     }
 
-    /// Whether the client is at its end, and no connection is opened any more.
+    /// Whether the client is ending, so that no new connection is opened.
     pub(crate) fn have_ended(&self) -> bool {
         self.ended.load(Ordering::SeqCst)
     }
@@ -138,7 +136,8 @@ impl Link {
         }
     }
 
-    /// Waits for the connection. Fails without waiting on only for a mistake, found after the call.
+    /// Waits for the connection. A store that is out of reach does not end the wait. A mistake in the configuration
+    /// does, if it was found after this call began.
     pub(crate) async fn connection(&self) -> Result<Arc<Connected>, NotConnected> {
         let mut state = self.state.subscribe();
         self.state.send_if_modified(|state| match state {
@@ -148,7 +147,7 @@ impl Link {
             }
             _ => false,
         });
-        // Not kept for later: what was asked for before a break is no reason to hurry after it.
+        // The notification is not stored: a request from before a break is no reason to hurry after it.
         self.asked.notify_waiters();
         loop {
             match &*state.borrow_and_update() {
@@ -172,7 +171,7 @@ impl Link {
         }
     }
 
-    /// Another connection instead of this one, if it is this one that is up.
+    /// Asks for a new connection instead of this one, if this is the one that is up.
     fn replace(&self, connected: &Connected) {
         let is_up =
             |state: &State| matches!(state, State::Up(up) if std::ptr::eq(&**up, connected));
@@ -183,12 +182,12 @@ impl Link {
             }
             replaced
         });
-        // Also when it was replaced before: those who wait in front of its gate must not stay there.
+        // Also when it was replaced before: requests that wait at its gates must not stay there.
         connected.close();
     }
 
-    /// Changes the state, and sends away those who wait in front of the gate of a connection that is
-    /// not up any more. Returns the state before.
+    /// Changes the state. If a connection was up, requests that wait at its gates fail with `Replaced`. Returns the
+    /// state before.
     pub(super) fn change(&self, to: State) -> State {
         let before = self.state.send_replace(to);
         if let State::Up(connected) = &before {
@@ -197,17 +196,17 @@ impl Link {
         before
     }
 
-    /// Resolves when the connection that was up is not any more.
+    /// Resolves when the connection is not up any more.
     ///
-    /// The state says so, and not a notification beside it: one that nobody was waiting for would
-    /// cost the next connection.
+    /// This watches the state. A separate notification could stay stored with nobody waiting for it, and would then
+    /// close the next connection.
     pub(super) async fn until_replaced(&self) {
         let mut state = self.state.subscribe();
         // The sender lives in `self`, so this cannot fail.
         let _ = state.wait_for(|state| !matches!(state, State::Up(_))).await;
     }
 
-    /// Resolves when somebody wants to know about a mistake again.
+    /// Resolves when a caller asks for the connection again after a mistake.
     pub(super) async fn asked_again(&self) {
         let mut state = self.state.subscribe();
         // The sender lives in `self`, so this cannot fail.
@@ -216,7 +215,7 @@ impl Link {
             .await;
     }
 
-    /// Somebody waits for it.
+    /// Whether a caller waits for the connection.
     pub(super) fn is_wanted(&self) -> bool {
         self.state.receiver_count() > 0
     }

@@ -1,4 +1,4 @@
-//! Leases that are over before their users are done: who finds out, and who is told.
+//! Leases that end before their users are done: how this is found, and who is told.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use super::table::Stage;
 use crate::error::LostReason;
 
 impl Shared {
-    /// The store does not know the ticket.
+    /// The store does not know the ticket any more.
     pub(super) fn taken(self: &Arc<Self>, lease: &Arc<Lease>) {
         if lease.lose(LostReason::Taken)
             && let Some(stage) = self.stage(lease.request.id)
@@ -20,19 +20,19 @@ impl Shared {
         }
     }
 
-    /// A ticket that its holder gave back was not at the store, and should have been: somebody else may have had
-    /// the lock at the same time.
+    /// A holder gave its ticket back, and the ticket was not at the store although it should have been. Somebody else
+    /// may have held the lock at the same time.
     pub(crate) fn missing(self: &Arc<Self>, lease: &Arc<Lease>) {
-        lease.lost(self.clock.now()); // what ran out on the way is no news to anybody
+        lease.lost(self.clock.now()); // a lease that ran out on the way has ended as expected
         lease.lose(LostReason::Taken);
-        // A renewal that was under way may have found it missing before, when nobody held it any more.
+        // A renewal that was under way may have found it missing before, when the holder had already left.
         if lease.lost(self.clock.now()) == Some(LostReason::Taken) {
             self.lost(lease, Stage::Held, LostReason::Taken);
         }
     }
 
-    /// The keeper has given a ticket back, because its task is not polled: the task finds that its
-    /// place is lost, should it be polled again.
+    /// The keeper has given a ticket back, because its task is not polled. If the task is polled again, it finds its
+    /// position lost.
     pub(crate) fn recalled(self: &Arc<Self>, lease: &Arc<Lease>) {
         let lock = lease.request.name.clone();
         self.log(Level::DEBUG, move || {
@@ -44,11 +44,12 @@ impl Shared {
         lease.lose(LostReason::Expired);
     }
 
-    /// A lease has been found lost: by the keeper, or by its user, who may be faster. What an operator
-    /// wants to know is a lock that was lost; a place in line is taken anew.
+    /// A lease has been found lost, by the keeper or by its user, who may be faster. A lost lock is logged as a
+    /// warning, because operators want to know of it. A lost position in line is only a debug line: a new ticket is
+    /// taken.
     pub(crate) fn lost(self: &Arc<Self>, lease: &Arc<Lease>, stage: Stage, reason: LostReason) {
-        // A ticket that is being released is expected to go. Whether it was there is known by the answer to
-        // its release: see `missing`.
+        // A ticket that is being released is expected to end. The answer to its release tells whether it was there: see
+        // `missing`.
         let is_told = match stage {
             Stage::Leaving => lease.is_told(),
             _ => !lease.tell_loss(),
@@ -68,7 +69,7 @@ impl Shared {
                     tracing::warn!(%lock, %token, ?reason, "lock lost");
                 });
             }
-            // Without renewal it was to end by itself.
+            // Without renewal it was meant to end by itself, so that is no warning.
             Stage::Kept { .. } if lease.renew => self.log(Level::WARN, move || {
                 tracing::warn!(%lock, ?reason, "lock lost before its min_hold was over");
             }),

@@ -1,9 +1,9 @@
-//! What all handles of a client share, and the thread that looks after it.
+//! The state that all handles of a client share, and the thread that looks after it.
 //!
-//! From the bottom: a [lease](lease) is what is known of one ticket; the [table](table) has all of them and
-//! says when each is due; [`Shared`](shared::Shared) puts the table, the clock and the
-//! [links](links) to the store together; the files that follow in this list are its jobs; the
-//! [keeper](keeper) does them.
+//! From the bottom: a [lease](lease) holds what this process knows of one ticket. The [table](table) contains all
+//! leases and says when each is due. [`Shared`](shared::Shared) puts the table, the clock and the [links](links) to the
+//! store together. The files after it in this list are its jobs, one each. The [keeper](keeper) is the thread that does
+//! them.
 
 pub(crate) mod events;
 pub(crate) mod gate;

@@ -1,4 +1,4 @@
-//! Renewals: when each is due, and what their answers mean.
+//! Renewals: when each is due, and how their answers change the lease.
 
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -16,9 +16,8 @@ use crate::clock::Instant;
 use crate::request::{Id, Request};
 
 impl Shared {
-    /// When to renew a lease: after a third of its ttl, so that two renewals may fail before the
-    /// lease is at risk, less up to a tenth of that as jitter, so that leases taken together do not
-    /// stay together.
+    /// When to renew a lease: after a third of its ttl, so that two renewals may fail before the lease is at risk. Up
+    /// to a tenth of that time is taken off as jitter, so that leases that were taken together do not stay together.
     pub(crate) fn renewal_time(lease: &Lease, valid_for: Duration) -> Instant {
         let latest = *Self::renewal_times(lease, valid_for).end();
         latest.before((valid_for / 30).mul_f64(fastrand::f64()))
@@ -29,7 +28,7 @@ impl Shared {
         latest.before(valid_for / 30)..=latest
     }
 
-    /// Works the answer to a renewal into the lease.
+    /// Applies the answer to a renewal to the lease.
     pub(crate) fn renewed(
         self: &Arc<Self>,
         lease: &Arc<Lease>,
@@ -48,7 +47,7 @@ impl Shared {
             } => (renewal.answered(valid_for), recheck_in),
             Renewed::Failed => {
                 let lock = lease.request.name.clone();
-                // The keeper tells of what concerns more than this one.
+                // The keeper logs failures that concern more than this ticket.
                 self.log(Level::DEBUG, move || {
                     tracing::debug!(%lock, "the store cannot renew this ticket, trying again");
                 });
@@ -59,9 +58,9 @@ impl Shared {
         let Sent { at: sent, epoch } = sent;
         lease.confirm(epoch);
         if lease.extend(sent, valid_for, self.clock.now()) == Err(AlreadyLost) {
-            // An acknowledgement that comes too late leads to a release, never to a revival.
-            // Nobody may have noticed the deadline yet, and after the clean-up the keeper will not. A
-            // guard that still holds this lease releases again when it goes; that finds nothing.
+            // An acknowledgement that comes too late leads to a release, never to a revival. Perhaps nobody has noticed
+            // the deadline yet, and after the clean-up the keeper cannot. So the loss is reported here. A guard that
+            // still holds this lease releases again when it is dropped; that second release finds nothing.
             if let Some(reason) = lease.lost(self.clock.now())
                 && let Some(stage) = self.stage(id)
             {
@@ -84,7 +83,7 @@ impl Shared {
         }
     }
 
-    /// Has the keeper renew a lease that is held or kept at once, also if it is being renewed already.
+    /// Tells the keeper to renew a held or kept lease at once, or once more if a renewal is under way.
     pub(crate) fn recheck_now(&self, id: Id) {
         let mut table = self.table();
         match table.leases.get_mut(&id) {
@@ -95,8 +94,8 @@ impl Shared {
         }
     }
 
-    /// Renews one ticket on the caller's own connection, at once, and works the answer into the
-    /// lease: a grant moves its deadline, a loss is final, an error changes nothing.
+    /// Renews one ticket at once, on the caller's own connection, and applies the answer to the lease: a grant moves
+    /// its deadline, a loss is final, an error changes nothing.
     pub(crate) async fn renew_now(
         self: &Arc<Self>,
         lease: &Arc<Lease>,
@@ -116,7 +115,7 @@ impl Shared {
             Renewed::Granted { valid_for } | Renewed::Waiting { valid_for, .. } => {
                 let valid_for = renewal.answered(valid_for);
                 lease.confirm(sent.epoch);
-                // An `Err` is a lease that ran out meanwhile; whoever looks at it next finds that.
+                // An `Err` means that the lease ran out meanwhile. The next reader of the lease notices that.
                 let extended = lease.extend(sent.at, valid_for, self.clock.now());
                 if let (Ok(()), Renewed::Granted { .. }) = (extended, renewed) {
                     self.note_acknowledged(lease, &asked);
@@ -131,7 +130,7 @@ impl Shared {
         Ok(renewed)
     }
 
-    /// The store has acknowledged a renewal; perhaps it was the first of a ticket that only reads on.
+    /// The store has acknowledged a renewal. This may be the first acknowledgement of a smaller number of permits.
     pub(super) fn note_acknowledged(&self, lease: &Lease, renewal: &Request) {
         if lease.acknowledged(renewal) {
             let (lock, token) = (lease.request.name.clone(), lease.token());
@@ -142,11 +141,11 @@ impl Shared {
         }
     }
 
-    /// Wake-ups may have been missed, or the server may have been another for a while: everything is
-    /// asked after, the earliest deadlines first, and no more at a time than the store carries.
+    /// Wake-ups may have been missed, or another server may have answered for a while. So every ticket is renewed, the
+    /// earliest deadlines first, and no more at a time than the store allows.
     pub(crate) fn renew_everything(&self) {
         let mut table = self.table();
-        // Under the mutex: no round falls between the two.
+        // Under the mutex, so that no round of the keeper falls between the two.
         self.suspect();
         table.begin_sweep();
         self.wake_keeper_at(&mut table, self.clock.now());

@@ -1,4 +1,4 @@
-//! What a client says of itself: lines for logs, and events for those who listen.
+//! What a client reports about itself: log lines, and events for listeners.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::options::{Fair, Wait};
 use crate::sync::atomic::Ordering;
 
 impl Shared {
-    /// The client begins: said once, on the caller's thread.
+    /// Logs the start of the client, once, on the caller's thread.
     pub(crate) fn tell_start(&self) {
         let Defaults { ttl, wait, fair } = &self.defaults;
         let wait = match wait {
@@ -36,8 +36,8 @@ impl Shared {
         );
     }
 
-    /// The client ends, with so many locks that it could not release: said once, whether it was shut down, or
-    /// its last handle went, or both.
+    /// Logs the end of the client, once: whether it was shut down, or its last handle was dropped, or both. `left` is
+    /// the number of locks that it could not release.
     pub(crate) fn tell_end(&self, left: usize) {
         if self.told_end.swap(true, Ordering::SeqCst) {
             return;
@@ -58,8 +58,8 @@ impl Shared {
         }
     }
 
-    /// The store is out of reach: a warning once in an outage, however many connections there are and however
-    /// often they are tried, and once more when it turns out to be something that a person must mend.
+    /// The store is out of reach. This logs one warning per outage, however many connections there are and however
+    /// often they are tried. It logs one more if the cause turns out to be a mistake that a person must correct.
     pub(crate) fn suspended(&self, error: &StoreError) {
         let is_news = |mistake| self.teller.suspended(self.clock.now(), mistake);
         let (store, owner) = (self.store().to_owned(), Arc::clone(&self.owner));
@@ -84,8 +84,8 @@ impl Shared {
         }
     }
 
-    /// What the store says to renewals, for those who watch the client: a ticket that it fails to renew twice in a
-    /// row is refused, as the first failure may be about an earlier request that was cut off.
+    /// Reports what the store answers to renewals. A ticket counts as refused when its renewal fails twice in a row,
+    /// because the first failure may be about an earlier request that was cut off.
     pub(crate) fn renewals_answered(&self, leases: &[Arc<Lease>], answers: &[Renewed]) {
         let mut accepted = false;
         for (lease, answer) in leases.iter().zip(answers) {
@@ -107,7 +107,7 @@ impl Shared {
         }
     }
 
-    /// The store says no to all these renewals, on a sound connection.
+    /// The store refuses all these renewals, on a working connection.
     pub(crate) fn renewals_refused(&self, leases: &[Arc<Lease>], error: &StoreError) {
         for lease in leases {
             lease.renewal_refused();
@@ -115,9 +115,9 @@ impl Shared {
         self.tell_refusal(error.clone());
     }
 
-    /// A warning once, as for an outage.
+    /// Warns once, as for an outage.
     pub(super) fn tell_refusal(&self, error: StoreError) {
-        // An outage has been told of.
+        // An outage has been reported already.
         let news = !self.teller.is_suspended() && !self.refusing.swap(true, Ordering::SeqCst);
         let (store, owner) = (self.store().to_owned(), Arc::clone(&self.owner));
         if news {
@@ -127,7 +127,7 @@ impl Shared {
         }
     }
 
-    /// A renewal was accepted: a warning once, when no other ticket is refused any more.
+    /// A renewal was accepted: logs one line when no other ticket is refused any more.
     pub(super) fn tell_acceptance(&self) {
         if !self.refusing.load(Ordering::SeqCst) {
             return;
@@ -151,10 +151,10 @@ impl Shared {
         }
     }
 
-    /// Listens to what the client has to tell.
+    /// A listener for the events of this client.
     pub(crate) fn listen(self: &Arc<Self>) -> EventListener {
         if self.is_forked() {
-            // The client is gone there.
+            // In a forked child the client is gone, so there are no events.
             return Teller::default().listen();
         }
         let listener = self.teller.listen();
@@ -162,10 +162,10 @@ impl Shared {
         listener
     }
 
-    /// Somebody wants to hear that the store is back: has the keeper's connection opened, in case
-    /// that nobody is opening any.
+    /// A listener waits for the news that the store is back. Opens the keeper's connection, because otherwise perhaps
+    /// no one opens any.
     pub(crate) fn await_restoration(self: &Arc<Self>) {
-        // In this order: a forked child must not touch the rest.
+        // The order matters: a forked child must not reach the later conditions.
         if self.is_forked()
             || !self.teller.is_suspended()
             || !self.teller.is_heard()
@@ -174,7 +174,7 @@ impl Shared {
             return;
         }
         match self.links.up(&self.keeper) {
-            // It was another connection that failed, and is needed no more.
+            // Another connection failed, and it is not needed any more.
             Some(_) => self.restored(),
             None => drop(self.link(&self.keeper)),
         }

@@ -1,4 +1,4 @@
-//! What a client is made with.
+//! The settings that a client is made with.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,19 +7,19 @@ use crate::clock::Clock;
 use crate::name::Namespace;
 use crate::options::{Fair, Wait};
 
-/// What a client is made with, checked.
+/// The settings that a client is made with, after they were checked.
 pub(crate) struct Settings {
     pub(crate) clock: Clock,
     pub(crate) namespace: Namespace,
     pub(crate) op_timeout: Duration,
-    /// Where the store is, to tell it from another and for messages; empty if nobody said so.
+    /// The address of the store, for messages and for telling stores apart. Empty if none was given.
     pub(crate) place: String,
-    /// For logs.
+    /// The owner that logs name.
     pub(crate) owner: Arc<str>,
     pub(crate) defaults: Defaults,
 }
 
-/// What a lock does that does not say otherwise.
+/// The options of a lock that does not set its own.
 pub(crate) struct Defaults {
     pub(crate) ttl: Duration,
     pub(crate) wait: Wait,

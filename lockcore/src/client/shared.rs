@@ -1,6 +1,6 @@
-//! What handles, guards, connections and the keeper's thread have in common: the table under its
-//! mutex, which is held for a few map operations and never across an await, the clock, and the way to
-//! the store. What is done with it is in the files beside this one, a job each.
+//! The state that handles, guards, connections and the keeper's thread share: the table under its mutex, the clock, and
+//! the way to the store. The mutex is held for a few map operations at a time and never across an await. The work on
+//! this state is in the files beside this one, one job each.
 
 use std::sync::{Arc, OnceLock, PoisonError, Weak};
 use std::time::Duration;
@@ -25,7 +25,7 @@ use crate::sync::{Mutex, MutexGuard, Notify};
 pub(super) const FORKED: &str =
     "this client was made before a fork, in the parent process; make another in the child";
 
-/// What handles, guards, connections and the keeper's thread have in common.
+/// The state that handles, guards, connections and the keeper's thread share.
 pub(crate) struct Shared {
     pub(crate) backend: Arc<dyn Backend>,
     pub(crate) clock: Clock,
@@ -39,7 +39,7 @@ pub(crate) struct Shared {
     /// Where the keeper's tasks run.
     pub(crate) keeper: runtime::Handle,
     pub(crate) links: Links,
-    /// Has the keeper look after a link.
+    /// Starts the supervisor of a link, on the keeper.
     pub(super) supervise: fn(Arc<Shared>, Arc<Link>),
     observer: OnceLock<Weak<dyn LeaseObserver>>,
     /// The process that the client was made in.
@@ -49,34 +49,33 @@ pub(crate) struct Shared {
     /// See [`Shared::epoch`].
     pub(super) epoch: AtomicU64,
     table: Mutex<Table>,
-    /// Wakes the keeper before its time.
+    /// Wakes the keeper early.
     pub(crate) due_changed: Notify,
-    /// Fires when the last lease and the last clean-up are gone.
+    /// Notifies when the last lease and the last clean-up are gone.
     pub(super) idle: Notify,
-    /// Fires when the last handle is gone.
+    /// Notifies when the last handle is gone.
     pub(crate) ends: Notify,
     pub(crate) teller: Teller,
-    /// It was told that the store refuses renewals.
+    /// It has been logged that the store refuses renewals.
     pub(super) refusing: AtomicBool,
-    /// The end of the client was told.
+    /// The end of the client has been logged.
     pub(super) told_end: AtomicBool,
     log: Log,
 }
 
-/// Whoever waits inside this process for a ticket of this process: told when that is over.
+/// Waiters inside this process that wait for a ticket of this process. They are told when that ticket is over.
 pub(crate) trait LeaseObserver: Send + Sync {
-    /// A lease is over: nobody need wait for its user.
+    /// A lease is over: waiters need not wait for its user.
     fn lost(self: Arc<Self>, lease: &Arc<Lease>);
 
-    /// A ticket was granted and nobody has collected it: it is being given back.
+    /// A ticket was granted and its task did not collect it: it is being given back.
     fn recalled(self: Arc<Self>, lease: &Arc<Lease>);
 
     /// The client is shut down.
     fn close(self: Arc<Self>);
 }
 
-/// When a request was sent, by the clock that leases are judged by, and in which
-/// [epoch](Shared::epoch).
+/// When a request was sent, by the lease clock, and in which [epoch](Shared::epoch).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sent {
     pub(crate) at: Instant,
@@ -116,7 +115,7 @@ impl Shared {
         }
     }
 
-    /// From now on it is told of leases that are over.
+    /// From now on `observer` is told of leases that are over. Called once.
     pub(crate) fn observe(&self, observer: Weak<dyn LeaseObserver>) {
         let first = self.observer.set(observer);
         debug_assert!(first.is_ok(), "there is one");
@@ -126,7 +125,7 @@ impl Shared {
         self.observer.get()?.upgrade()
     }
 
-    /// The store as messages name it.
+    /// The name of the store in messages.
     pub(crate) fn store(&self) -> &str {
         match self.place.as_str() {
             "" => "the store",
@@ -134,15 +133,16 @@ impl Shared {
         }
     }
 
-    /// Logs a line, without the caller's thread waiting for the subscriber if it is the keeper's.
+    /// Logs a line. On the keeper's thread this does not wait for the subscriber.
     pub(crate) fn log(&self, level: Level, line: impl FnOnce() + Send + 'static) {
         self.log.say(level, &self.keeper, line);
     }
 
-    /// Whether this process is a forked child of the one that made the client. The child has neither
-    /// the keeper's thread nor connections of its own. What it has are copies: sockets that the parent
-    /// talks on, and mutexes that a thread of the parent may have held. So all of it is over there,
-    /// and nothing of it may be touched.
+    /// Whether this process is a forked child of the one that made the client.
+    ///
+    /// The child has neither the keeper's thread nor connections of its own. It has copies: sockets that the parent
+    /// uses, and mutexes that a thread of the parent may have held at the fork. So the client cannot work there, and no
+    /// part of it may be touched.
     pub(crate) fn is_forked(&self) -> bool {
         std::process::id() != self.pid
     }
@@ -157,8 +157,8 @@ impl Shared {
         }
     }
 
-    /// Counts the gaps: the times from which on a wake-up, or the store's data, may have been lost.
-    /// What was asked before belongs to an earlier epoch.
+    /// The number of the current epoch. A gap is a time in which a wake-up, or the store's data, may have been lost.
+    /// Each gap begins a new epoch. A request that was sent before belongs to an earlier epoch.
     pub(crate) fn epoch(&self) -> u64 {
         self.epoch.load(Ordering::SeqCst)
     }
@@ -171,7 +171,7 @@ impl Shared {
         }
     }
 
-    /// For a request that is sent after this.
+    /// The moment and the epoch of a request that is sent after this call.
     pub(crate) fn sent_now(&self) -> Sent {
         Sent {
             at: self.clock.now(),
@@ -179,8 +179,8 @@ impl Shared {
         }
     }
 
-    /// A connection is gone, and perhaps the store's data. No ticket is passed on in this process
-    /// from now on before the store has been asked whether it stands.
+    /// A connection is lost, and perhaps the store's data too. From now on, no ticket is handed over in this process
+    /// before the store has been asked whether the ticket still exists.
     pub(crate) fn suspect(&self) {
         self.epoch.fetch_add(1, Ordering::SeqCst);
     }
@@ -194,7 +194,7 @@ impl Shared {
     }
 
     pub(crate) fn table(&self) -> MutexGuard<'_, Table> {
-        // No code that can panic runs under the mutex; should that change, the maps are still whole.
+        // No code that can panic runs under the mutex. If that changes, the maps are still consistent.
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -205,7 +205,7 @@ impl Shared {
         }
     }
 
-    /// Outside of the table's mutex: this runs wakers, and those may do anything.
+    /// Called outside of the table's mutex, because it runs wakers, which are users' code.
     pub(super) fn tell_if(&self, idle: bool) {
         if idle {
             guarded(|| self.idle.notify_waiters());

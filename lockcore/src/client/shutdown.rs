@@ -1,4 +1,4 @@
-//! The end of a client, in good order.
+//! The end of a client: shutdown, and the drop of the last handle.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use crate::clock::Instant;
 use crate::error::LostReason;
 
 impl Shared {
-    /// Refuses what is new and gives up what waits; held leases stay.
+    /// Refuses new requests and ends the waiting ones. Held leases stay.
     pub(crate) fn refuse_new(&self) {
         let mut table = self.table();
         if table.phase == Phase::Open {
@@ -18,7 +18,7 @@ impl Shared {
         drop(table);
         self.settle_kept();
         for lease in waiting {
-            // Granted in this moment, it may finish as others do.
+            // If it was granted in this moment, it ends as other held leases do.
             let stage = self.stage(lease.request.id);
             if stage != Some(Stage::Held) {
                 lease.lose(LostReason::Shutdown);
@@ -47,7 +47,7 @@ impl Shared {
         }
     }
 
-    /// Releases what is still held, whoever has the guard.
+    /// Releases every lease that is still held, even while a guard of it exists.
     pub(crate) fn release_held(&self) {
         let held = self.table().leases_where(|stage| stage == Stage::Held);
         for lease in held {
@@ -55,13 +55,13 @@ impl Shared {
         }
     }
 
-    /// Waits until nothing is used, waited for, or being cleaned up. Returns how many are left when
-    /// `until` has passed.
+    /// Waits until nothing is used, waited for, or being cleaned up, but at most until `until`. Returns how many
+    /// tickets are left.
     pub(crate) async fn idle(self: &Arc<Self>, until: Instant) -> usize {
         loop {
             let idle = self.idle.notified();
             let mut idle = std::pin::pin!(idle);
-            // Registered before looking, so that no change is missed in between.
+            // Registered before the check, so that a change in between is not missed.
             idle.as_mut().enable();
             let left = self.table().await_idle();
             if left == 0 || self.clock.now() >= until {
@@ -76,7 +76,7 @@ impl Shared {
         loop {
             let ends = self.ends.notified();
             let mut ends = std::pin::pin!(ends);
-            // Registered before looking.
+            // Registered before the check.
             ends.as_mut().enable();
             if let Phase::Ending(_) = self.table().phase {
                 return;

@@ -1,8 +1,8 @@
 //! Connections: one per runtime that uses the client, and the only reconnect loop.
 //!
-//! A connection is opened *in* the runtime that asks for it, so that its driver shares a thread
-//! with the tasks it serves, but it is watched from the keeper's thread. When its runtime ends it
-//! is forgotten; the next runtime gets its own.
+//! A connection is opened *in* the runtime that asks for it, so that its driver shares a thread with the tasks that it
+//! serves. It is watched from the keeper's thread. When its runtime ends, the connection is forgotten. The next runtime
+//! gets its own.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,24 +18,24 @@ use super::shared::Shared;
 use crate::backend::{Events, Fault, News, StoreError};
 use crate::log::guarded;
 
-/// Between two attempts; the pauses double up to this, and each is jittered in full.
+/// The longest pause between two attempts. The pauses double up to this, each with full jitter.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
-/// The same while nothing depends on the connection, and somebody listens for its return.
+/// The longest pause while nothing depends on the connection, but somebody listens for its return.
 const LONGEST_IDLE_PAUSE: Duration = Duration::from_secs(5);
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
-/// A connection that broke before this was no good; the pauses go on growing.
+/// A connection that broke within this time counts as a failed attempt: the pauses keep growing.
 const SETTLED: Duration = Duration::from_secs(1);
-/// A runtime that has not run an empty task for so long is blocked, and not ending.
+/// If a runtime does not run an empty task within this time, it is blocked; it is not ending.
 const BLOCKED: Duration = Duration::from_millis(10);
 
-/// Has the keeper look after a link that was just made.
+/// Starts the supervisor of a new link, on the keeper.
 pub(crate) fn begin(shared: Arc<Shared>, link: Arc<Link>) {
     let keeper = shared.keeper.clone();
     keeper.spawn(look_after(shared, link));
 }
 
-/// Runs the supervisor of a link to its end. One that panics, in a waker for example, which is the
-/// user's code, is started again: without it nobody would reconnect.
+/// Runs the supervisor of a link to its end. If it panics, it is started again, because otherwise nobody would
+/// reconnect. It can panic in a waker, for example, which is the user's code.
 async fn look_after(shared: Arc<Shared>, link: Arc<Link>) {
     let mut reconnecting = false;
     loop {
@@ -43,7 +43,7 @@ async fn look_after(shared: Arc<Shared>, link: Arc<Link>) {
         let supervisor = tokio::spawn(supervisor);
         match supervisor.await {
             Err(error) if error.is_panic() => {}
-            // It has come to its end, or the keeper has.
+            // The supervisor has ended, or the keeper has.
             Ok(()) | Err(_) => return,
         }
         reconnecting = true;
@@ -51,21 +51,21 @@ async fn look_after(shared: Arc<Shared>, link: Arc<Link>) {
         shared.log(Level::WARN, || {
             tracing::warn!("the supervisor of a connection panicked and is started again");
         });
-        // A panic at every turn must not keep the thread busy.
+        // A panic in every round must not keep the thread busy.
         tokio::time::sleep(FIRST_PAUSE).await;
     }
 }
 
-/// Keeps one link up as long as its runtime lives and somebody needs it. Runs on the keeper.
+/// Keeps one link up while its runtime lives and somebody needs the link. Runs on the keeper.
 async fn supervise(shared: Arc<Shared>, link: Arc<Link>, mut reconnecting: bool) {
-    // Dropped with the runtime, whatever the store's driver does.
+    // Dropped together with the runtime, whatever the store's driver does.
     let (alive, mut runtime_ended) = oneshot::channel::<()>();
     let sentinel = AbortOnDrop(link.runtime.spawn(async move {
         let _alive = alive;
         std::future::pending::<()>().await;
     }));
     let mut pause = FIRST_PAUSE;
-    // Nobody needs the connection; a listener wants to hear that the store is back.
+    // Nobody needs the connection, but a listener waits for the news that the store is back.
     let mut idle = false;
     while !shared.links.have_ended() {
         let (events, closed) = sink(&shared, &link);
@@ -88,14 +88,15 @@ async fn supervise(shared: Arc<Shared>, link: Arc<Link>, mut reconnecting: bool)
                     break;
                 }
                 link.change(State::Connecting);
-                // A runtime that ends takes its connection along, in whatever order: that is no
-                // trouble with the store.
+                // A runtime that ends drops its connection, sometimes before the sentinel. That is no trouble with the
+                // store.
                 let alive = tokio::time::timeout(BLOCKED, link.runtime.spawn(async {}));
                 if let Ok(Err(_ended)) = alive.await {
                     break;
                 }
                 shared.suspect();
-                // From before it is told, so that whoever hears of it and then turns the clock turns it within the pause.
+                // Read before the event is sent: a listener that advances a test clock on hearing it then advances it
+                // within the pause.
                 let now = shared.clock.now();
                 shared.suspended(&StoreError::new(Fault::Retry, "the connection is lost"));
                 if up_since.until(now) > SETTLED {
@@ -108,13 +109,13 @@ async fn supervise(shared: Arc<Shared>, link: Arc<Link>, mut reconnecting: bool)
                 shared.suspended(&error);
                 idle = !link.is_wanted() && !shared.is_busy();
                 if idle && !shared.teller.is_heard() {
-                    // The next caller who asks starts afresh.
+                    // The next caller starts a new supervisor.
                     break;
                 }
                 let mistake = error.fault() == Fault::Config;
                 link.change(State::Down(error));
-                // By itself nothing will be better at the next try, and a password that is offered
-                // again and again looks like an attack.
+                // The next attempt would fail in the same way. And a password that is sent again and again looks like
+                // an attack.
                 if mistake {
                     tokio::select! {
                         () = link.asked_again() => {}
@@ -124,16 +125,16 @@ async fn supervise(shared: Arc<Shared>, link: Arc<Link>, mut reconnecting: bool)
                 shared.clock.now()
             }
         };
-        // Registered before looking.
+        // Registered before the check.
         let asked = link.asked.notified();
         if !link.is_wanted() {
             let again = pause_from.after(jittered(pause));
             let _ = shared.by(again, asked).await;
         }
-        // Jittered also at first: all clients of a server that restarts come at once.
+        // The first pause is jittered too, because all clients of a server that restarts come back at once.
         if link.is_wanted() {
-            // Several attempts within the time that an operation has, so that it does not fail on a
-            // server that is back already.
+            // Several attempts fit into one operation timeout, so that an operation does not fail if the server is
+            // already back.
             let again = jittered(pause.min(shared.op_timeout / 4));
             shared.alarm(shared.clock.now().after(again)).await;
         }
@@ -144,14 +145,14 @@ async fn supervise(shared: Arc<Shared>, link: Arc<Link>, mut reconnecting: bool)
         };
         pause = (pause * 2).min(longest);
     }
-    // Off the list before anybody is told, so that a caller who is told finds another.
+    // Removed from the list before the state changes: a caller that sees the link closed must find another one.
     shared.links.remove(&link);
     drop(sentinel);
     link.change(State::Closed);
     shared.await_restoration();
 }
 
-/// What a connection tells its news to, and what resolves when it has been dropped.
+/// The receiver of a connection's events, and a future that resolves when that receiver has been dropped.
 fn sink(shared: &Arc<Shared>, link: &Link) -> (Events, oneshot::Receiver<()>) {
     let (closed, when_closed) = oneshot::channel::<()>();
     let client = Arc::downgrade(shared);
@@ -218,7 +219,7 @@ mod tests {
     use crate::client::settings::Settings;
     use crate::clock::{Clock, Instant};
 
-    /// A service that builds a runtime per request must not collect their connections.
+    /// Matters to a service that builds a runtime per request: their connections must not pile up.
     #[test]
     fn a_link_goes_when_its_runtime_has_ended() {
         let memory = Arc::new(Memory::new(Clock::BOOT));

@@ -1,6 +1,5 @@
-//! The table: every ticket that this process has asked for and not finished with, when the keeper
-//! must look at it, the alarms, and what is to be cleaned up. Plain data: it sends nothing and wakes
-//! nobody.
+//! The table: every ticket that this process has asked for and not finished with, when the keeper must check it, the
+//! alarms, and the pending clean-ups. Plain data: it sends nothing and wakes nobody.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -12,40 +11,41 @@ use crate::clock::Instant;
 use crate::hash::Prehashed;
 use crate::request::{Id, Request};
 
-/// Tickets in one request: keeps a Redis script well below a millisecond.
+/// The most tickets in one request. This keeps a Redis script well below a millisecond.
 pub(crate) const BATCH: usize = 100;
 
-/// Batches of renewals that are under way at the same time. With more, a client of 100,000 leases
-/// would send 1,000 of them at once after a reconnect, and its store would answer the last of them
-/// too late. With fewer, a store that is far away would not be kept busy.
+/// The most batches of renewals that are under way at the same time. With more, a client of 100,000 leases would send
+/// 1,000 batches at once after a reconnect, and its store would answer the last of them too late. With fewer, a store
+/// that is far away would have pauses between batches.
 pub(crate) const MOST_RENEWALS: usize = 8;
 
-/// Tickets that one round looks at for the [sweep](Table::sweep): so many take some 100 µs.
+/// How many tickets one round checks for the [sweep](Table::sweep). This many take some 100 µs.
 const SWEPT: usize = 1_000;
 
 pub(crate) struct Table {
     /// Every ticket that this process has asked for and not finished with.
     pub(crate) leases: Prehashed<Id, Tracked>,
-    /// When the keeper must look at a lease: never later than its renewal or its deadline.
+    /// When the keeper must check a lease: never later than its renewal or its deadline.
     pub(crate) due: BTreeSet<(Instant, Id)>,
-    /// Tickets whose renewal is due and not begun, by deadline. Those of one [`class`] go together.
+    /// Tickets whose renewal is due and not begun, by deadline. Tickets of one [`class`] share batches.
     wanted: BTreeMap<u32, BTreeSet<(Instant, Id)>>,
     /// Batches of renewals that are under way.
     renewals_open: usize,
-    /// After a gap: everything in `due` from here on is asked after, unless it was asked after since.
-    /// A place in an order and not a list, because there may be 100,000 tickets, and the mutex is held.
+    /// After a gap, every ticket must be renewed. The sweep goes through `due` and has come to this entry. It skips
+    /// tickets that were renewed since the gap. This is a position and not a list, because there may be 100,000
+    /// tickets, and the mutex is held.
     sweep: Option<(Instant, Id)>,
     pub(crate) alarms: BTreeMap<(Instant, u64), Waker>,
     pub(crate) alarms_set: u64,
-    /// Tickets to be removed that no request carries yet.
+    /// Tickets that are to be removed at the store. No request for them has been sent yet.
     pub(crate) cleanups: Vec<Cleanup>,
-    /// Of the leases, those that are kept after their use.
+    /// How many of the leases are kept after their use.
     kept: usize,
     /// Clean-ups that are not finished, queued or under way.
     pub(crate) cleanups_open: usize,
     /// A shutdown waits, or has waited, until nothing is in use.
     idle_awaited: bool,
-    /// When the keeper will wake by itself; whoever puts in something earlier wakes it.
+    /// When the keeper will wake by itself. A caller that adds something earlier wakes it.
     pub(crate) next_wake: Instant,
     pub(crate) phase: Phase,
 }
@@ -53,9 +53,9 @@ pub(crate) struct Table {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
     Open,
-    /// `shutdown` was called: nothing new is taken.
+    /// `shutdown` was called: new requests are refused.
     ShutDown,
-    /// The last handle is gone: the keeper ends when the clean-up is done, at this time at the latest.
+    /// The last handle is gone. The keeper ends when the clean-up is done, at this time at the latest.
     Ending(Instant),
 }
 
@@ -64,12 +64,12 @@ pub(crate) struct Tracked {
     pub(crate) due: Option<Instant>,
     pub(crate) stage: Stage,
     pub(crate) renewal: RenewalStage,
-    /// The [epoch](super::shared::Shared::epoch) in which it was last asked after. If that is over
-    /// when the answer arrives, the answer may be older than the gap: it is asked after again.
+    /// The [epoch](super::shared::Shared::epoch) of its latest request. If a newer epoch has begun when the answer
+    /// arrives, the answer may be older than the gap, so the ticket is renewed again.
     asked: u64,
-    /// It is asked for, and a task that is polled has its answer by then.
+    /// Its enqueue is under way. A task that is polled has the answer by then.
     pub(crate) answer_by: Option<Instant>,
-    /// It waits, and is to be looked at then at the latest, whatever the answer that is under way says.
+    /// It waits, and must be renewed by then, even if the answer that is under way sets a later time.
     pub(crate) recheck_by: Option<Instant>,
 }
 
@@ -90,18 +90,18 @@ impl Tracked {
         self.renewal == RenewalStage::UnderWay
     }
 
-    /// Whether it was asked after since a gap.
+    /// Whether a request for it was sent in this epoch or later.
     pub(crate) fn was_asked_in(&self, epoch: u64) -> bool {
         self.asked >= epoch
     }
 
-    /// The answer that is under way may be older than what is asked now: it is asked after again.
+    /// The answer that is under way may be older than the present question: the ticket is renewed once more.
     pub(crate) fn outdate(&mut self) {
         self.asked = 0;
     }
 
-    /// Whether its task is not polled any more: it has not looked at the answer to its enqueue, or
-    /// has not collected its grant. Nobody would hold the lock, and nobody else would get it.
+    /// Whether its task is not polled any more: the task has not looked at the answer to its enqueue, or has not
+    /// collected its grant. Without help nobody would hold the lock, and nobody else could get it.
     fn is_forsaken(&self, now: Instant) -> bool {
         match self.stage {
             Stage::Asked => self.answer_by.is_some_and(|by| by <= now),
@@ -122,7 +122,7 @@ impl Tracked {
         }
     }
 
-    /// When it has to be looked at, whatever else is due.
+    /// The latest time at which it must be checked.
     fn end(&self) -> Instant {
         let deadline = self.lease.deadline();
         match self.stage {
@@ -135,9 +135,9 @@ impl Tracked {
 /// How far the next renewal of a ticket has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RenewalStage {
-    /// Not due yet, or not to be.
+    /// No renewal is due, or none is wanted.
     Idle,
-    /// Due, and waiting to be sent. The time is its place in [`Table::wanted`].
+    /// Due, and waiting to be sent. The time is its key in [`Table::wanted`].
     Queued(Instant),
     /// Sent. Its answer sets the next due time.
     UnderWay,
@@ -146,34 +146,35 @@ pub(crate) enum RenewalStage {
 /// How far a ticket has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
-    /// Asked for; the acquire loop looks after it alone.
+    /// Asked for. Only the acquire loop handles it.
     Asked,
-    /// In line: renewed whatever the lease says, else it would lose its place.
+    /// In line. It is always renewed, because otherwise it would lose its position.
     Waiting,
-    /// In the user's hands.
+    /// Held by the user.
     Held,
-    /// Its user is done with it, and it stays taken until a time (`min_hold`).
+    /// Its user is done with it, and it stays taken until this time (`min_hold`).
     Kept { until: Instant },
-    /// Being released by the user: no later batch renews it, and it is not gone yet.
+    /// Being released by the user. No later batch renews it, but it may still be at the store.
     Leaving,
 }
 
-/// A ticket that nobody wants any more and that may be at the store.
+/// A ticket that is not wanted any more and may be at the store.
 pub(crate) struct Cleanup {
     pub(crate) request: Arc<Request>,
     /// See [`Departure::enqueue_may_follow`].
     pub(crate) ambiguous: bool,
-    /// It is not to go before this time: it is left there with what remains of it as its ttl.
+    /// It must not end before this time: it is left at the store with the remaining time as its ttl.
     pub(crate) keep_until: Option<Instant>,
-    /// The enqueue whose reply nobody waits for any more. The release must not overtake it: the
-    /// keeper finishes it first.
+    /// The enqueue whose reply is not awaited any more. The release must not overtake it, so the keeper finishes the
+    /// enqueue first.
     pub(crate) after: Option<Asking>,
-    /// It was in use to the end, and no release of it has been sent: that it is not there is news.
+    /// It was in use to the end, and no release of it has been sent. If the store does not have it, that is a loss to
+    /// report.
     pub(crate) held: Option<Arc<Lease>>,
 }
 
 impl Cleanup {
-    /// Of a ticket that the store has told of.
+    /// The clean-up of a ticket that the store has answered for.
     pub(crate) fn of(lease: &Lease) -> Self {
         Self {
             request: lease.as_enqueued(),
@@ -184,7 +185,7 @@ impl Cleanup {
         }
     }
 
-    /// Of one that its last user has given back.
+    /// The clean-up of a ticket that its last user has given back.
     pub(crate) fn of_held(lease: &Arc<Lease>) -> Self {
         Self {
             held: Some(Arc::clone(lease)),
@@ -196,10 +197,10 @@ impl Cleanup {
 /// What was due when the keeper looked.
 #[derive(Default)]
 pub(crate) struct Round {
-    /// In batches; each is reported by [`Table::renewed`] when it is over.
+    /// In batches. [`Table::renewed`] is called at the end of each.
     pub(crate) renew: Vec<Vec<Arc<Lease>>>,
     pub(crate) expired: Vec<(Arc<Lease>, Stage)>,
-    /// Granted, and not collected by their tasks. Their clean-ups are among the others.
+    /// Granted, and not collected by their tasks. Their clean-ups are in `cleanups`.
     pub(crate) recalled: Vec<Arc<Lease>>,
     pub(crate) alarms: Vec<Waker>,
     pub(crate) cleanups: Vec<Cleanup>,
@@ -228,7 +229,7 @@ impl Default for Table {
 }
 
 impl Table {
-    /// Everything that is due at `now`, and when to look next.
+    /// Takes everything that is due at `now`, and the time of the next round.
     pub(crate) fn take_round(&mut self, now: Instant, epoch: u64) -> Round {
         let mut round = Round {
             cleanups: std::mem::take(&mut self.cleanups),
@@ -259,8 +260,8 @@ impl Table {
             round.end = done || now >= at_the_latest;
             next = Some(next.map_or(at_the_latest, |next| next.min(at_the_latest)));
         }
-        // A time that is given up is slept until all the same. Otherwise a lease that comes and goes
-        // would wake the keeper each time, and it would find nothing to do.
+        // A wake-up time that is not needed any more is kept all the same. Otherwise each lease that comes and goes
+        // would wake the keeper, and it would find nothing to do.
         if self.next_wake > now && self.next_wake < Instant::FAR_FUTURE {
             next = Some(next.map_or(self.next_wake, |next| next.min(self.next_wake)));
         }
@@ -300,14 +301,14 @@ impl Table {
             self.remove(id);
             return;
         }
-        // The end is watched while the renewal waits for its turn, and while it is under way.
+        // The end is watched while the renewal is queued, and while it is under way.
         let end = tracked.end();
         tracked.due = Some(end);
         self.due.insert((end, id));
         self.want(id);
     }
 
-    /// Queues a renewal, if there is to be one and none is queued or under way.
+    /// Queues a renewal, if one is wanted and none is queued or under way.
     fn want(&mut self, id: Id) {
         if let Some(tracked) = self.leases.get_mut(&id)
             && tracked.wants_renewal()
@@ -321,7 +322,7 @@ impl Table {
         }
     }
 
-    /// Everything is to be asked after: see [`sweep`](Self::sweep).
+    /// Every ticket is to be renewed: see [`sweep`](Self::sweep).
     pub(crate) fn begin_sweep(&mut self) {
         self.sweep = self.due.first().copied();
     }
@@ -341,7 +342,7 @@ impl Table {
                 self.sweep = Some((due, id));
                 break;
             }
-            // One that has been asked after since was put behind, to its new due time.
+            // A ticket that has been renewed since the gap was moved back, to its new due time.
             let to_ask = |tracked: &&Tracked| !tracked.was_asked_in(epoch);
             if self.leases.get(&id).filter(to_ask).is_some() {
                 swept.push(id);
@@ -353,7 +354,7 @@ impl Table {
         }
     }
 
-    /// Makes batches of what is wanted, as far as there is room: the earliest deadline first.
+    /// Makes batches of the queued renewals, as far as there is room, the earliest deadline first.
     fn begin_renewals(&mut self, now: Instant, epoch: u64, round: &mut Round) {
         while self.renewals_open < MOST_RENEWALS {
             let classes = self.wanted.iter();
@@ -380,7 +381,7 @@ impl Table {
 
     fn begin_renewal(&mut self, id: Id, now: Instant, epoch: u64) -> Option<Arc<Lease>> {
         let tracked = self.leases.get_mut(&id)?;
-        // It may have run out, or be on its way back, since it was queued.
+        // Since it was queued, it may have run out, or its user may be releasing it.
         if tracked.lease.deadline() <= now || tracked.is_renewing() || !tracked.wants_renewal() {
             return None;
         }
@@ -389,8 +390,8 @@ impl Table {
         Some(Arc::clone(&tracked.lease))
     }
 
-    /// Takes leases along whose renewal is near, so that a batch goes out full: fewer, fuller
-    /// requests when many leases are held.
+    /// Adds leases whose renewal is near, so that the batch is full. With many leases this makes fewer and fuller
+    /// requests.
     fn fill_batch(&mut self, of: u32, now: Instant, epoch: u64, batch: &mut Vec<Arc<Lease>>) {
         let room = BATCH - batch.len();
         let soon: Vec<(Instant, Id)> = self
@@ -417,14 +418,13 @@ impl Table {
         }
     }
 
-    /// A batch of renewals is over. Returns whether others wait for its room.
+    /// A batch of renewals is over. Returns whether others wait for its slot.
     pub(crate) fn renewed(&mut self) -> bool {
         self.renewals_open -= 1;
         self.sweep.is_some() || self.wanted.values().any(|wanted| !wanted.is_empty())
     }
 
-    /// Sets when a lease is looked at next: at `due`, or at its end if that comes first. Returns
-    /// which.
+    /// Sets when a lease is checked next: at `due`, or at its end if that comes first. Returns that time.
     pub(crate) fn set_recheck(&mut self, id: Id, due: Instant) -> Instant {
         let Some(tracked) = self.leases.get_mut(&id) else {
             return Instant::FAR_FUTURE;
@@ -454,28 +454,28 @@ impl Table {
         }
     }
 
-    /// Notes that the user of a held lease is releasing it. When it is looked at next stays as it is:
-    /// mostly it is gone before that.
+    /// Notes that the user of a held lease is releasing it. The time of the next check does not change: usually the
+    /// lease is gone before that.
     pub(crate) fn leave(&mut self, id: Id) {
         if let Some(tracked) = self.leases.get_mut(&id) {
             tracked.stage = Stage::Leaving;
         }
     }
 
-    /// Notes that the user of a held lease is done with it. Returns when it is looked at next.
+    /// Notes that the user of a held lease is done with it, and that it is kept. Returns when it is checked next.
     pub(crate) fn keep(&mut self, id: Id, until: Instant) -> Instant {
         let Some(tracked) = self.leases.get_mut(&id) else {
             return Instant::FAR_FUTURE;
         };
         self.kept += 1;
         tracked.stage = Stage::Kept { until };
-        // As before, a renewal or the end of one; only the new end may come sooner.
+        // The next check stays as it was, for a renewal or for the end of one. Only the new end may come sooner.
         let due = tracked.due.unwrap_or(until);
         self.set_recheck(id, due)
     }
 
-    /// Nobody will give back what is kept: it becomes something to clean up, in such a way that it
-    /// stays until its time. Returns whether there was anything.
+    /// There will be no keeper to give back the kept tickets. So each becomes a clean-up that leaves it at the store
+    /// until its time. Returns whether there were any.
     pub(crate) fn settle_kept(&mut self) -> bool {
         if self.kept == 0 {
             return false;
@@ -500,7 +500,7 @@ impl Table {
         true
     }
 
-    /// Whether something is kept that will be given back by then.
+    /// Whether something is kept whose time ends by then.
     pub(crate) fn keeps_until(&self, at_the_latest: Instant) -> bool {
         let mut stages = self.leases.values().map(|tracked| tracked.stage);
         self.kept > 0
@@ -512,13 +512,13 @@ impl Table {
         self.kept > 0
     }
 
-    /// What a shutdown has to wait for; from now on it is told when that is nothing.
+    /// How many tickets a shutdown has to wait for. From now on it is notified when there are none.
     pub(crate) fn await_idle(&mut self) -> usize {
         self.idle_awaited = true;
         self.in_use()
     }
 
-    /// Whether there is nothing that a shutdown would have to wait for, and one waits.
+    /// Whether a shutdown waits, and there is nothing left that it has to wait for.
     pub(crate) fn is_awaited_idle(&self) -> bool {
         self.idle_awaited && self.in_use() == 0
     }
@@ -536,8 +536,8 @@ impl Table {
     }
 }
 
-/// Leases that are renewed in one batch wait as long for its answer as the shortest of them can
-/// afford. So only those go together whose ttls differ by less than a factor of two.
+/// Leases that are renewed in one batch wait for its answer as long as the one with the shortest ttl can afford. So a
+/// batch contains only leases whose ttls differ by less than a factor of two.
 fn class(lease: &Lease) -> u32 {
     // 64 ms and less are one class, and so are 12 days and more.
     let millis = u64::try_from(lease.request.ttl.as_millis()).unwrap_or(u64::MAX);
@@ -557,7 +557,7 @@ mod tests {
         Instant::from_nanos(seconds * 1_000_000_000)
     }
 
-    /// Held from second 100 on, and to be renewed in second 103 or 104.
+    /// Held from second 100 on, and due for renewal in second 103 or 104.
     fn hold(table: &mut Table, count: usize, ttl: Duration) -> Vec<Arc<Lease>> {
         let held = (0..count).map(|_| {
             let lease = Arc::new(lease::tests::lease_for(ttl));
@@ -585,7 +585,7 @@ mod tests {
         assert!(round.renew.iter().all(|batch| batch.len() == BATCH));
         let full = table.take_round(at(103), EPOCH);
         assert!(full.renew.is_empty());
-        // The end of those that wait for their turn is watched.
+        // The end of leases whose renewal is queued is watched.
         assert!(full.next <= Some(at(110)));
 
         assert!(table.renewed(), "others wait for the room");

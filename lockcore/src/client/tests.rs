@@ -1,4 +1,4 @@
-//! Facts about a client without a store.
+//! Tests of a client without a store.
 
 use std::future::Future;
 use std::sync::{Arc, Mutex};
@@ -22,8 +22,8 @@ fn shared(settings: Settings) -> Arc<Shared> {
     Arc::new(Shared::new(memory, settings, runtime, |_, _| ()))
 }
 
-/// The machine slept, or the store took its time: the reply is worked in before the keeper has
-/// looked at the deadline, and takes the lease out of its sight.
+/// The machine slept, or the store was slow. The reply is applied before the keeper has looked at the deadline, and
+/// removes the lease from the table.
 #[tokio::test]
 async fn a_loss_that_a_late_acknowledgement_finds_is_told() {
     let clock = Clock::by_hand();
@@ -56,7 +56,7 @@ async fn a_loss_that_a_late_acknowledgement_finds_is_told() {
     assert_eq!(shared.table().cleanups.len(), 1);
 }
 
-/// It would wake the keeper's thread for nothing, at the worst moment.
+/// A new renewal time would wake the keeper's thread for nothing, when the holder wants to go on.
 #[tokio::test]
 async fn a_grant_in_line_is_renewed_when_its_wait_would_have_been() {
     let clock = Clock::by_hand();
@@ -82,14 +82,14 @@ async fn a_grant_in_line_is_renewed_when_its_wait_would_have_been() {
     shared.entrust_held(&lease);
     assert_eq!(due(), Some(in_line));
 
-    // But for one that had to look sooner, at the end of another's lease.
+    // Unless it had to recheck sooner, at the end of another holder's lease.
     shared.entrust(lease.request.id, Stage::Waiting, clock.now());
     shared.entrust_held(&lease);
     assert!(due() > Some(clock.now()));
 }
 
 #[tokio::test]
-async fn who_waits_asks_again_when_it_is_told_to_and_not_without_end() {
+async fn a_waiter_rechecks_when_it_is_told_to_and_not_too_often() {
     let clock = Clock::by_hand();
     clock.stop();
     let shared = shared(Settings {
@@ -128,13 +128,13 @@ async fn who_waits_asks_again_when_it_is_told_to_and_not_without_end() {
             _ => shared.renewal_over(id, in_line),
         }
         assert_eq!(due(), Some(clock.now().after(LEAST_RECHECK)));
-        // And once.
+        // This happens only once.
         shared.renewal_over(id, in_line);
         assert_eq!(due(), Some(in_line));
     }
 }
 
-/// Runs on a thread of its own, because a deadlock could not be ended.
+/// Runs the code on a thread of its own, because a deadlocked thread cannot be ended.
 fn without_deadlock(code: impl FnOnce(&tokio::runtime::Runtime) + Send + 'static) {
     let (done, is_done) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
@@ -151,7 +151,7 @@ fn without_deadlock(code: impl FnOnce(&tokio::runtime::Runtime) + Send + 'static
     assert!(waited.is_ok(), "deadlock, or a panic");
 }
 
-/// What a waker does when it is woken, or goes.
+/// A waker that runs this code when it is woken, or drops it when it is dropped.
 struct Runs(Mutex<Option<Box<dyn FnOnce() + Send>>>);
 
 impl std::task::Wake for Runs {
@@ -188,7 +188,7 @@ fn a_waker_may_use_the_client_that_wakes_it() {
         let locks = crate::Locks::connect("memory:").expect("a client");
         let held = runtime.block_on(locks.mutex("a").acquire()).expect("free");
         let other = locks.clone();
-        // An executor that polls at once.
+        // A waker like that of an executor that polls at once.
         let waker = Waker::from(Arc::new(Runs(Mutex::new(Some(Box::new(move || {
             let again = std::pin::pin!(other.shutdown(Duration::ZERO));
             let _ = again.poll(&mut Context::from_waker(Waker::noop()));

@@ -1,5 +1,5 @@
-//! The tickets that this process has asked for and not finished with: which stage each is at, and when
-//! the keeper looks at it next.
+//! The tickets that this process has asked for and not finished with: the stage of each, and when the keeper checks it
+//! next.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -15,12 +15,11 @@ use crate::log::guarded;
 use crate::name::Name;
 use crate::request::Id;
 
-/// However often a message says so, which somebody may have forged, nobody looks again more often.
+/// Lower bound between rechecks of one ticket. Recheck messages can be forged, and must not make us poll.
 pub(super) const LEAST_RECHECK: Duration = Duration::from_millis(100);
 
 impl Shared {
-    /// Enters a lease before its first request is sent, so that a wake-up that overtakes the
-    /// reply finds it.
+    /// Enters a lease before its first request is sent, so that a wake-up that arrives before the reply finds it.
     ///
     /// # Errors
     ///
@@ -35,8 +34,8 @@ impl Shared {
         Ok(())
     }
 
-    /// The capacity of a name that a guard of this client has, if that is one of the few that it has at
-    /// all: for the text of an error, which must not take its time while many are held.
+    /// The capacity of a name, if a guard of this client is found for it among the first few leases. This is for the
+    /// text of an error, and must not take long while many leases are held.
     pub(crate) fn held_among_few(&self, name: &Name) -> Option<NonZeroU32> {
         const FEW: usize = 100;
         let table = self.table();
@@ -49,8 +48,8 @@ impl Shared {
         self.table().leases.get(&id).map(|tracked| tracked.stage)
     }
 
-    /// Puts a lease into the keeper's care at a stage: it is looked at again at `due`. False if the
-    /// keeper has given the ticket back meanwhile, because its task was not polled.
+    /// Puts a lease into the keeper's care at this stage. The keeper checks it at `due`. Returns false if the keeper
+    /// has given the ticket back meanwhile, because its task was not polled.
     pub(crate) fn entrust(&self, id: Id, stage: Stage, due: Instant) -> bool {
         let mut table = self.table();
         let Some(tracked) = table.leases.get_mut(&id) else {
@@ -62,11 +61,11 @@ impl Shared {
         true
     }
 
-    /// Puts a lease that was just granted into the keeper's care. False if the keeper has given the
-    /// ticket back meanwhile, because nobody collected it.
+    /// Puts a lease that was just granted into the keeper's care. Returns false if the keeper has given the ticket back
+    /// meanwhile, because its task did not collect it.
     ///
-    /// One that has waited has its time for the next renewal. Another, which would differ by the jitter,
-    /// could only wake the keeper, at the very moment that the holder wants to go on.
+    /// A lease that has waited keeps the time of its next renewal. A new time would differ only by the jitter, and
+    /// setting it could wake the keeper at the moment when the holder wants to go on.
     pub(crate) fn entrust_held(&self, lease: &Lease) -> bool {
         let mut table = self.table();
         let id = lease.request.id;
@@ -87,9 +86,9 @@ impl Shared {
         true
     }
 
-    /// An enqueue is being sent. At a store with sessions a ticket stays for as long as the session,
-    /// so one whose reply is not looked at, because its task is not polled, is given back by the
-    /// keeper when no task that is polled would still be waiting for it. Elsewhere it runs out.
+    /// An enqueue is being sent. At a store with sessions a ticket lasts as long as the session. If its task is not
+    /// polled, nobody looks at the reply. So the keeper gives the ticket back at `by`: a task that is polled has its
+    /// answer before that. At other stores the ticket runs out by itself.
     pub(crate) fn will_be_answered_by(&self, id: Id, by: Instant) {
         if self.backend.capability().sessions {
             let mut table = self.table();
@@ -100,13 +99,13 @@ impl Shared {
         }
     }
 
-    /// Leaves a lease that its user is done with in the keeper's care: renewed as before, and given
-    /// back at `until`. No shutdown waits for that: see [`settle_kept`](Self::settle_kept).
+    /// Leaves a lease that its user is done with in the keeper's care: it is renewed as before, and given back at
+    /// `until`. A shutdown does not wait for that: see [`settle_kept`](Self::settle_kept).
     pub(crate) fn keep(&self, lease: &Lease, until: Instant) {
         let mut table = self.table();
         let due = table.keep(lease.request.id, until);
         self.wake_keeper_at(&mut table, due);
-        // Under the same mutex: a shutdown must not find it kept by nobody.
+        // Under the same mutex: a shutdown must not come between, or it would miss this ticket.
         let settled = table.phase != Phase::Open && self.settle(&mut table);
         let idle = table.is_awaited_idle();
         drop(table);
@@ -116,9 +115,9 @@ impl Shared {
         self.tell_if(idle);
     }
 
-    /// The client comes to its end: what it keeps is left to the store, with a ttl that ends when it
-    /// was to be given back. At a store with sessions tickets have no ttl of their own; there the
-    /// keeper gives back what it can, and the session is not closed over what is left.
+    /// The client ends. Kept tickets are left to the store, with a ttl that ends when they were to be given back. At a
+    /// store with sessions tickets have no ttl of their own. There the keeper gives back what it can, and does not
+    /// close the session while any are left.
     pub(super) fn settle_kept(&self) {
         let settled = self.settle(&mut self.table());
         if settled {
@@ -130,7 +129,7 @@ impl Shared {
         !self.backend.capability().sessions && table.settle_kept()
     }
 
-    /// A renewal has come to its end, whichever; the next look is at `due`.
+    /// A renewal has ended, with or without success. The next check is at `due`.
     pub(crate) fn renewal_over(&self, id: Id, due: Instant) {
         let mut table = self.table();
         if let Some(tracked) = table.leases.get_mut(&id) {
@@ -146,7 +145,7 @@ impl Shared {
         }
     }
 
-    /// Has the keeper look at a lease at a time.
+    /// Sets when the keeper checks a lease next.
     pub(crate) fn recheck_at(&self, id: Id, due: Instant) {
         self.set_recheck(&mut self.table(), id, due);
     }
@@ -156,12 +155,12 @@ impl Shared {
         self.wake_keeper_at(table, due);
     }
 
-    /// Who waits for this ticket is to ask again then, as nobody will tell.
+    /// The store asks us to query again after `after`, because no wake-up will be sent.
     pub(crate) fn recheck(&self, id: Id, after: Duration) {
         let due = self.clock.now().after(after.max(LEAST_RECHECK));
         let mut table = self.table();
         match table.leases.get_mut(&id) {
-            // The answer that is on its way, to its enqueue or a renewal, may not know of this.
+            // The answer to its enqueue or renewal that is on its way may be older than this message.
             Some(tracked)
                 if tracked.stage == Stage::Asked
                     || tracked.stage == Stage::Waiting && tracked.is_renewing() =>
@@ -176,7 +175,7 @@ impl Shared {
         }
     }
 
-    /// A wake-up. One for a ticket that is not ours, or not any more, grants nothing.
+    /// A wake-up has come. If the ticket is not ours, or no longer ours, nothing happens.
     pub(crate) fn granted(&self, wake: Wake) {
         let lease = self
             .table()
@@ -188,7 +187,7 @@ impl Shared {
         }
     }
 
-    /// Tells a waiter that its renewal says "granted": its wake-up was lost or is on its way.
+    /// A renewal was answered "granted": tells the waiter, because its wake-up was lost or is still on its way.
     pub(super) fn grant_if_waiting(&self, id: Id) {
         let table = self.table();
         let Some(tracked) = table.leases.get(&id) else {
@@ -202,7 +201,7 @@ impl Shared {
         lease.grant(lease.ticket(), self.clock.now());
     }
 
-    /// Takes a lease out of the keeper's care; no later batch renews it.
+    /// Takes a lease out of the keeper's care. No later batch renews it.
     pub(crate) fn disarm(&self, id: Id) {
         let mut table = self.table();
         table.remove(id);
@@ -211,8 +210,8 @@ impl Shared {
         self.tell_if(idle);
     }
 
-    /// Hands a ticket to the keeper for removal, and takes it out of its care in the same step, so
-    /// that there is no moment in which nobody is responsible for it.
+    /// Hands a ticket to the keeper for removal, and takes it out of the keeper's other lists in the same step. So
+    /// there is no moment in which nobody is responsible for it.
     pub(crate) fn clean_up(&self, cleanup: Cleanup) {
         let mut table = self.table();
         table.remove(cleanup.request.id);
@@ -234,7 +233,7 @@ impl Shared {
         }
     }
 
-    /// Whether anything depends on a connection, so that a broken one must be replaced unasked.
+    /// Whether anything depends on a connection, so that a broken one must be replaced before a caller asks.
     pub(crate) fn is_busy(&self) -> bool {
         let table = self.table();
         let asked = |tracked: &Tracked| tracked.stage == Stage::Asked;
