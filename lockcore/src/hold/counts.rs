@@ -1,29 +1,29 @@
-//! How many guards a hold has.
+//! How many guards a hold has, and how many of them write.
 
 use crate::sync::atomic::{AtomicU64, Ordering};
 
-/// How many guards a hold has, and how many of them write: in one word, so that there is one who ended
-/// last, and one after whom nobody writes.
+/// How many guards a hold has, and how many of them write. Both are in one word, so that exactly one guard is the last
+/// to end, and exactly one writer is the last to stop.
 ///
-/// Without guards it is over. Without writers, of which an exclusive hold keeps the last beyond its end,
-/// it is a reader's. Both are final.
+/// A hold without guards is over. A hold without writers is a read hold. Neither count rises again from zero. An
+/// exclusive hold that is over keeps its last writer in the count.
 pub(super) struct Guards(AtomicU64);
 
-/// Below are the guards, from here on those that write.
+/// Low half: guards. High half: writers.
 const WRITER: u64 = 1 << 32;
 
-/// What a guard has left behind.
+/// What remains of the hold after a guard has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Left {
     Nobody,
-    /// It was the last that wrote.
+    /// The guard was the last writer. Readers remain.
     Readers,
-    /// Whoever writes, or reads where nobody has written.
+    /// Other guards remain, and the hold stays what it was: a write hold or a read hold.
     Others,
 }
 
 impl Guards {
-    /// The first.
+    /// The count of a new hold: one guard.
     pub(super) fn new(exclusive: bool) -> Self {
         Self(AtomicU64::new(if exclusive { WRITER | 1 } else { 1 }))
     }
@@ -36,7 +36,8 @@ impl Guards {
         self.0.load(Ordering::SeqCst) >= WRITER
     }
 
-    /// One more, while there is one: it writes if it wants to and others do. Returns whether it does.
+    /// Adds a guard, if there is at least one. It writes if `write` is true and other guards still write. Returns
+    /// whether it writes.
     pub(super) fn one_more(&self, write: bool) -> Option<bool> {
         let writer = |guards: u64| if write && guards >= WRITER { WRITER } else { 0 };
         let one_more = |guards: u64| {
@@ -62,12 +63,12 @@ impl Guards {
         }
     }
 
-    /// One that writes reads on. Returns whether it was the last that wrote.
+    /// A writer becomes a reader. Returns whether it was the last writer.
     pub(super) fn one_writer_less(&self) -> bool {
         self.0.fetch_sub(WRITER, Ordering::SeqCst) < 2 * WRITER
     }
 
-    /// The same if no other writes. Returns whether that is so.
+    /// The same, but only if no other guard writes. Returns whether it was done.
     pub(super) fn only_writer_less(&self) -> bool {
         let only = |guards: u64| (guards < 2 * WRITER).then(|| guards - WRITER);
         let order = Ordering::SeqCst;

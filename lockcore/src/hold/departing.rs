@@ -1,5 +1,4 @@
-//! What is under way to the store for a hold that ends or becomes smaller. Dropped half-way, it is the
-//! keeper's.
+//! Requests to the store for a hold that ends or becomes smaller. If one is dropped half-way, the keeper finishes it.
 
 use std::sync::Arc;
 
@@ -10,15 +9,15 @@ use crate::client::table::Cleanup;
 use crate::clock::Instant;
 use crate::error::Error;
 
-/// A ticket that is to have fewer permits than the store knows: nobody writes under it any more, or some of
-/// them were given back. If that is not acknowledged, for whatever reason, its drop leaves it to the keeper.
+/// A ticket that is to have fewer permits than the store counts: the last writer has stopped, or some permits were
+/// given back. If the store does not acknowledge that, for whatever reason, dropping this leaves it to the keeper.
 pub(super) struct Shrinking<'a>(pub(super) &'a Held);
 
 impl Shrinking<'_> {
     pub(super) async fn ask(self) -> Result<(), Error> {
         let held = self.0;
         let to_have = held.lease().permits();
-        // Whatever the store says, nothing is as it was before.
+        // Whatever the store answers, the hold has already changed on this side.
         held.renew().await.map_err(Error::unavailable_if_config)?;
         let text = "the store could not say whether the ticket is smaller now";
         match held.lease().counted() > to_have {
@@ -37,8 +36,8 @@ impl Drop for Shrinking<'_> {
     }
 }
 
-/// A ticket that its last user is releasing at the store. If that is not acknowledged, for whatever
-/// reason, its drop hands the ticket to the keeper.
+/// A ticket that its last user is releasing at the store. If the store does not acknowledge that, for whatever reason,
+/// dropping this hands the ticket to the keeper.
 pub(super) struct Departing<'a> {
     held: &'a Held,
     acknowledged: bool,
@@ -54,14 +53,14 @@ impl<'a> Departing<'a> {
         }
     }
 
-    /// Returns whether the ticket was there.
+    /// Returns whether the ticket was at the store.
     pub(super) async fn release(mut self, now: Instant) -> Result<bool, Error> {
         let (shared, lease) = (self.held.shared(), &self.held.0.lease);
         let departure = Departure {
             request: Arc::clone(&lease.request),
             enqueue_may_follow: lease.is_ambiguous(),
         };
-        // It is worth waiting for its turn as long as it holds anything.
+        // It waits for its turn as long as the lease lasts. After that there is nothing to release.
         let turn_by = lease.deadline().max(now);
         let answer = shared
             .release(Where::Here, now, turn_by, vec![departure])
@@ -84,7 +83,7 @@ impl<'a> Departing<'a> {
 impl Drop for Departing<'_> {
     fn drop(&mut self) {
         if !self.acknowledged {
-            // Releases once more if the first request has arrived, which finds nothing.
+            // If the first request did arrive, this releases a second time and finds nothing.
             let lease = &self.held.0.lease;
             self.held.shared().clean_up(Cleanup::of(lease));
         }

@@ -1,4 +1,4 @@
-//! What the holder of a lock can do with it beyond a look.
+//! The operations of the holder of a lock: re-enter, downgrade, give permits back, extend, release.
 
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -10,24 +10,24 @@ use super::lifecycle::{End, Guard, Held, Origin};
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::request::FULL;
 
-/// What [`Guard::release`] found.
+/// The result of [`Guard::release`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Release {
-    /// The lock was held to the end, and its user is done with it.
+    /// The lock was held to the end, and has been given back.
     Released,
-    /// It had been lost before: somebody else may have held it meanwhile.
+    /// The lock had been lost before: somebody else may have held it meanwhile.
     AlreadyLost,
 }
 
 impl Guard {
-    /// A view that can be cloned and passed on.
+    /// A view of the lock, which can be cloned and passed on.
     #[must_use]
     pub fn held(&self) -> Held {
         self.held.clone()
     }
 
-    /// A second guard of the same hold, without asking anybody: the lock is given back when the
-    /// last of them is gone. For work that is split up; it does not keep the parts apart.
+    /// A second guard of the same hold. The store is not asked. The lock is given back when the last guard is gone. Use
+    /// it for work that is split into parts; it does not make the parts exclude each other.
     ///
     /// # Errors
     ///
@@ -40,38 +40,37 @@ impl Guard {
         self.held.guard(true).ok_or_else(released)
     }
 
-    /// Makes a write hold a read hold, and waits for the store's answer, at most one operation timeout:
-    /// other readers come in, those that wait in line are woken, and no writer has been in between. The
-    /// place in line stays what it is: a writer that waits lets no later reader pass.
+    /// Turns a write hold into a read hold, and waits for the store's answer, at most one operation timeout. Other
+    /// readers come in, readers that wait in line are woken, and no writer can come in between. The position in line
+    /// does not change: a writer that waits lets no later reader pass.
     ///
-    /// A read hold has no [`write_token`](Held::write_token). To write means to release it and to take the
-    /// lock again: inside, asking for the write side is [`WouldDeadlock`](crate::ErrorKind::WouldDeadlock).
-    /// [`token`](Held::token) stays. The lease is renewed by the change, as by [`ensure`](Held::ensure), also
-    /// without [renewal](crate::Lock::renew). [`min_hold`](crate::Lock::min_hold) keeps the read side then.
+    /// A read hold has no [`write_token`](Held::write_token). To write again, release it and take the lock again: a
+    /// request for the write side from inside the read hold fails with
+    /// [`WouldDeadlock`](crate::ErrorKind::WouldDeadlock). [`token`](Held::token) does not change. This call renews the
+    /// lease, as [`ensure`](Held::ensure) does, even without [renewal](crate::Lock::renew). A
+    /// [`min_hold`](crate::Lock::min_hold) then applies to the read side.
     ///
-    /// Called again, or for a lock that was taken to read, this does nothing, unless the store has not
-    /// acknowledged the change yet: then it is asked again.
+    /// A second call does nothing, and so does a call on a lock that was taken to read. But if the store has not
+    /// acknowledged the change yet, it is asked again.
     ///
-    /// A hold that was taken inside of another hold of the lock ([`Lock::reentrant`](crate::Lock::reentrant))
-    /// is a part of that one: readers elsewhere come in when nobody writes under the outer one either, and
-    /// the store is not asked before.
+    /// A hold that was taken inside of another hold of the lock ([`Lock::reentrant`](crate::Lock::reentrant)) is a part
+    /// of that hold. Then the store is asked, and other readers come in, only when the outer hold has no writer either.
     ///
     /// # Errors
     ///
-    /// Nothing has changed:
-    /// [`Busy`](crate::ErrorKind::Busy) while another guard of the same hold is left, or an inner one that
-    /// writes; [`Config`](crate::ErrorKind::Config) for a semaphore; [`Lost`](crate::ErrorKind::Lost) if the
-    /// lock was lost before.
+    /// In these cases nothing has changed: [`Busy`](crate::ErrorKind::Busy) while the hold has another guard that
+    /// writes, or an inner hold that writes; [`Config`](crate::ErrorKind::Config) for a semaphore;
+    /// [`Lost`](crate::ErrorKind::Lost) if the lock was lost before.
     ///
-    /// This is a read hold all the same: [`Unavailable`](crate::ErrorKind::Unavailable) or
-    /// [`Unknown`](crate::ErrorKind::Unknown) when the store has not acknowledged it. It is held for
-    /// [`remaining`](Held::remaining), but readers elsewhere may still be kept out; the keeper goes on asking
-    /// until they are not. [`Lost`](crate::ErrorKind::Lost) when that is what the store says.
+    /// In these cases it is a read hold all the same: [`Unavailable`](crate::ErrorKind::Unavailable) or
+    /// [`Unknown`](crate::ErrorKind::Unknown) when the store has not acknowledged the change. The lock is held for
+    /// [`remaining`](Held::remaining), but readers elsewhere may still be kept out. The keeper asks again until the
+    /// store has acknowledged it. [`Lost`](crate::ErrorKind::Lost) when the store answers that the lock is lost.
     ///
     /// # Cancel safety
     ///
-    /// Dropped before its first poll, nothing has happened. After that this is a read hold, and the keeper
-    /// goes on asking.
+    /// If the future is dropped before its first poll, nothing has happened. If it is dropped later, this is a read
+    /// hold, and the keeper asks the store again until it has acknowledged the change.
     ///
     /// # Examples
     ///
@@ -116,32 +115,31 @@ impl Guard {
         }
     }
 
-    /// Gives back some of a semaphore's permits and keeps the rest, and waits for the store's answer, at
-    /// most one operation timeout: those that wait in line for as many are woken. `permits` is 1 to one
-    /// less than the permits that are held; for all of them, [`release`](Self::release) the guard.
+    /// Gives back some permits of a semaphore, keeps the others, and waits for the store's answer, at most one
+    /// operation timeout. Waiters in line that can use the permits are woken. `permits` is at least 1 and less than the
+    /// number of permits that are held. To give back all of them, [`release`](Self::release) the guard.
     ///
-    /// They are gone for every guard of the hold: those of [`reenter`](Self::reenter) share the permits,
-    /// and the last of them gives back what is left. [`token`](Held::token) and the place in line stay.
-    /// The lease is renewed by the change, as by [`ensure`](Held::ensure), also without
-    /// [renewal](crate::Lock::renew).
+    /// The permits are gone for every guard of the hold: guards made by [`reenter`](Self::reenter) share the permits,
+    /// and the last of them gives back the rest. [`token`](Held::token) and the position in line do not change. This
+    /// call renews the lease, as [`ensure`](Held::ensure) does, even without [renewal](crate::Lock::renew).
     ///
     /// # Errors
     ///
-    /// Nothing has changed: [`Config`](crate::ErrorKind::Config) for another number of permits, and for a
-    /// mutex or a read/write lock, which [`downgrade`](Self::downgrade) is for;
-    /// [`Lost`](crate::ErrorKind::Lost) if the lock was lost before;
-    /// [`Unavailable`](crate::ErrorKind::Unavailable) or [`Unknown`](crate::ErrorKind::Unknown) when permits
-    /// that were given back before are still not acknowledged as such.
+    /// In these cases nothing has changed: [`Config`](crate::ErrorKind::Config) for another number of permits, and for
+    /// a mutex or a read/write lock (use [`downgrade`](Self::downgrade) there); [`Lost`](crate::ErrorKind::Lost) if the
+    /// lock was lost before; [`Unavailable`](crate::ErrorKind::Unavailable) or [`Unknown`](crate::ErrorKind::Unknown)
+    /// when the store has not acknowledged permits that were given back by an earlier call.
     ///
-    /// The permits are not the caller's any more all the same: `Unavailable` or `Unknown` when the store
-    /// has not acknowledged it. Others may be kept out of them until the keeper, which goes on asking, has
-    /// an answer. [`remaining`](Held::remaining) tells how long the rest is held. `Lost` when that is what
-    /// the store says.
+    /// In these cases the caller has given up the permits all the same: `Unavailable` or `Unknown` when the store has
+    /// not acknowledged it. The keeper asks again until it has an answer, and until then nobody else may get these
+    /// permits. [`remaining`](Held::remaining) tells how long the other permits are held. `Lost` when the store answers
+    /// that the lock is lost.
     ///
     /// # Cancel safety
     ///
-    /// Dropped before its first poll, nothing has happened. After that the permits are given back as above,
-    /// unless earlier ones were not acknowledged yet, and the keeper goes on asking.
+    /// If the future is dropped before its first poll, nothing has happened. If it is dropped later, the permits are
+    /// given back as described above, unless permits of an earlier call were not acknowledged yet. The keeper asks the
+    /// store until it answers.
     ///
     /// # Examples
     ///
@@ -188,38 +186,40 @@ impl Guard {
             if lease.shrink_from(held, left.get()) {
                 return Shrinking(&self.held).ask().await;
             }
-            // By another guard of this hold, or by a call that was not acknowledged: one after the other.
+            // Another guard of this hold, or a call that was not acknowledged, is giving permits back. One change at a
+            // time.
             Shrinking(&self.held).ask().await?;
         }
     }
 
-    /// Makes the ttl of the lease longer, beyond what the lock was asked with, and renews the lease with
-    /// it: from now on it is held for `ttl` without a further renewal, less a hundredth of that and 5 ms.
-    /// Renewals go on with it, at its pace, for as long as the lock is held. For work that turns out to take
-    /// long, before a step in which the store may be away, and for a lease without
-    /// [renewal](crate::Lock::renew). If this process dies, the lock stays taken for as long.
+    /// Makes the ttl of the lease longer than the one that the lock was taken with, and renews the lease with it. From
+    /// now on the lock is held for `ttl` without a further renewal, less a hundredth of it and 5 ms. Later renewals use
+    /// the new ttl, and its pace, for as long as the lock is held.
     ///
-    /// `ttl` is at least the present one, and at most what the store allows
-    /// ([`Capability::longest_ttl`](crate::backend::Capability::longest_ttl); where a session carries the
-    /// lease, that is its length, and a renewal gives what is left of it). A `ttl` as long as the present one
-    /// only renews. [`max_hold`](crate::Lock::max_hold) stays the end. A ticket with a longer ttl is not
-    /// passed on inside this process: whoever is next asks for one with its own.
+    /// This is for work that turns out to take long, for a step during which the store may be out of reach, and for a
+    /// lease without [renewal](crate::Lock::renew). If this process dies, the lock stays taken for up to `ttl`.
+    ///
+    /// `ttl` is at least the present ttl, and at most the longest that the store allows
+    /// ([`Capability::longest_ttl`](crate::backend::Capability::longest_ttl)). At a store with sessions, that is the
+    /// length of the session, and a renewal gives the time that is left of it. The present ttl is allowed: then the
+    /// call only renews. [`max_hold`](crate::Lock::max_hold) still ends the lease. A ticket with a longer ttl is not
+    /// handed over inside this process: the next waiter asks for a ticket with its own ttl.
     ///
     /// # Errors
     ///
-    /// [`Config`](crate::ErrorKind::Config) for another ttl; [`Lost`](crate::ErrorKind::Lost). Nothing has
-    /// changed then.
+    /// [`Config`](crate::ErrorKind::Config) for another ttl; [`Lost`](crate::ErrorKind::Lost). In both cases nothing
+    /// has changed.
     ///
-    /// [`Unavailable`](crate::ErrorKind::Unavailable) or [`Unknown`](crate::ErrorKind::Unknown) when that was
-    /// not acknowledged within an operation timeout, or when an earlier renewal with the shorter ttl never
-    /// was, which may still arrive and would cut the lease: for a minute after that it is believed in only
-    /// as far as that ttl goes. The lock is held for [`remaining`](Held::remaining) all the same, and later
+    /// [`Unavailable`](crate::ErrorKind::Unavailable) or [`Unknown`](crate::ErrorKind::Unknown) when the store did not
+    /// acknowledge within an operation timeout, or when an earlier renewal with the shorter ttl was never acknowledged.
+    /// That renewal may still arrive and cut the lease short. So for a minute after it was sent, the lease counts only
+    /// as far as the shorter ttl reaches. The lock is held for [`remaining`](Held::remaining) all the same, and later
     /// renewals ask for the longer ttl.
     ///
     /// # Cancel safety
     ///
-    /// Dropped before its first poll, nothing has happened. After that later renewals ask for the longer
-    /// ttl.
+    /// If the future is dropped before its first poll, nothing has happened. If it is dropped later, later renewals ask
+    /// for the longer ttl.
     ///
     /// # Examples
     ///
@@ -259,41 +259,41 @@ impl Guard {
         }
         if ttl > present {
             lease.lengthen(ttl);
-            // The next holder has asked for the shorter one.
+            // The next waiter has asked for the shorter ttl.
             self.held.0.client.lanes.retire(lease);
         }
         let by = shared.clock.now().after(shared.op_timeout);
         loop {
-            // The answer may be to what was asked by another, with a longer one.
+            // Read before the renewal: another guard may make the ttl longer again while this waits.
             let trusted = lease.is_trusted(shared.clock.now());
             self.renew().await.map_err(Error::unavailable_if_config)?;
             if trusted {
                 return Ok(());
             }
-            // A renewal of before is under way, which the next answer may find answered.
+            // An earlier renewal is still under way. Its answer may come soon, so this tries again.
             let again = shared.clock.now().after(Duration::from_millis(5));
             if again >= by {
                 return Err(Error::unavailable(format!(
-                    "an earlier renewal was not answered and may still arrive, which would cut the lease to its ttl of \
-                     {present:?}; it is believed in for that long until a minute after it"
+                    "an earlier renewal was not answered and may still arrive and cut the lease short to its ttl of \
+                     {present:?}; for a minute after it was sent, the lease counts for that long only"
                 )));
             }
             shared.alarm(again).await;
         }
     }
 
-    /// Releases the lock and waits for the store's answer, at most one operation timeout from when it
-    /// is asked. In a burst of releases it may have to wait for its turn before that, for as long as the
-    /// lease lasts. There is nothing to wait for where the lock is passed on inside this process, where another guard of the
-    /// same hold is left, and where the keeper gives it back later
-    /// ([`Lock::min_hold`](crate::Lock::min_hold)). Where this was the last to write and what was taken inside
-    /// is still read under, the lock becomes the read side: see [`downgrade`](Self::downgrade).
+    /// Releases the lock and waits for the store's answer, at most one operation timeout from when the request is sent.
+    /// In a burst of releases the request may have to wait for its turn first, for as long as the lease lasts.
+    ///
+    /// There is nothing to wait for in these cases: the lock is handed over inside this process; the hold has another
+    /// guard; or the keeper gives the lock back later ([`Lock::min_hold`](crate::Lock::min_hold)). If this was the last
+    /// writer and inner holds still read, the lock becomes a read lock: see [`downgrade`](Self::downgrade).
     ///
     /// # Errors
     ///
-    /// [`Unavailable`](crate::ErrorKind::Unavailable) or [`Unknown`](crate::ErrorKind::Unknown) when the store
-    /// did not answer; [`Config`](crate::ErrorKind::Config) when it denies the release. The keeper goes on trying
-    /// until it is acknowledged or the lease has run out.
+    /// [`Unavailable`](crate::ErrorKind::Unavailable) or [`Unknown`](crate::ErrorKind::Unknown) when the store did not
+    /// answer; [`Config`](crate::ErrorKind::Config) when it denies the release. The keeper tries again until the store
+    /// acknowledges or the lease has run out.
     ///
     /// # Cancel safety
     ///
@@ -310,9 +310,9 @@ impl Guard {
             End::Shrink => {
                 let asked = Shrinking(&self.held).ask().await;
                 match asked.map_err(|error| error.of_name(self.name())) {
-                    // Who read on has ended meanwhile, and with that the hold.
+                    // The last reader has ended meanwhile, and so has the hold.
                     _ if self.held.is_over() => {}
-                    // The same as if it had been found before.
+                    // The loss is found only now, but the result is the same.
                     Err(error) if matches!(error.kind(), ErrorKind::Lost(_)) => {
                         return Ok(Release::AlreadyLost);
                     }
@@ -324,7 +324,7 @@ impl Guard {
             End::GiveBack(Origin::Share(share)) => share.leave(),
             End::GiveBack(Origin::Outer(outer, inner)) => {
                 drop(inner);
-                // Boxed, or this future would contain itself.
+                // Boxed, because otherwise this future would contain itself.
                 return Box::pin(outer.release()).await;
             }
         };

@@ -14,27 +14,27 @@ impl Held {
         self.0.lease.request.name.as_str()
     }
 
-    /// The fencing token, as an identity of this grant: for logs. To write with, take the
+    /// The fencing token, as the identity of this grant. Use it in logs. For writes, use the
     /// [`write_token`](Self::write_token).
     #[must_use]
     pub fn token(&self) -> FencingToken {
         self.0.token
     }
 
-    /// The fencing token of an exclusive lock: pass it on with every write, and let the resource
-    /// refuse lower ones, as [`fencing`](crate::fencing) shows.
+    /// The fencing token of an exclusive lock. Send it with every write, and let the resource refuse lower tokens, as
+    /// [`fencing`](crate::fencing) shows.
     ///
-    /// A lock that is lost still has it: whether a late write may pass is for the resource to say.
+    /// A lock that is lost still has its token: the resource decides whether a late write may pass.
     ///
     /// # Errors
     ///
     /// [`Config`](crate::ErrorKind::Config) for the read side of a read/write lock, also after a
-    /// [downgrade](crate::Guard::downgrade), and for a semaphore: several hold those at once, so that their
-    /// tokens order nothing.
+    /// [downgrade](Guard::downgrade), and for a semaphore: several holders may hold these at once, so their tokens
+    /// define no order.
     pub fn write_token(&self) -> Result<WriteToken, Error> {
         if !self.is_exclusive() {
             return Err(Error::config(
-                "a shared lock or a semaphore has no token to write with, as others hold it too; take the mutex or the write side",
+                "a shared lock or a semaphore has no token to write with, because others may hold it too; take the mutex or the write side",
             )
             .of_name(self.name()));
         }
@@ -43,16 +43,16 @@ impl Held {
 
     /// Whether the lock is held at this moment, by the local deadline.
     ///
-    /// A `true` may be outdated when the next line runs: a process can be stopped between any two
+    /// A `true` may be out of date when the next line runs, because a process can be stopped between any two
     /// instructions. Only a check of the [token](Self::token) at the resource closes that gap.
     #[must_use]
     pub fn is_valid(&self) -> bool {
         self.lost_reason_here().is_none()
     }
 
-    /// How long the lock is held if no further renewal succeeds; zero when it is lost.
+    /// How long the lock is held if no further renewal succeeds. Zero when it is lost.
     ///
-    /// With renewal on this rises again at every renewal.
+    /// With renewal on, this rises again with every renewal.
     #[must_use]
     pub fn remaining(&self) -> Duration {
         if self.is_over() || self.shared().is_forked() {
@@ -73,16 +73,16 @@ impl Held {
         }
         let reason = self.0.lease.until_lost(&self.shared().clock).await;
         if self.is_over() {
-            // Lost by somebody else, whom the ticket was passed on to.
+            // The ticket was handed over, and a later holder has lost it.
             return std::future::pending().await;
         }
         reason
     }
 
-    /// Resolves when the lock is likely to be lost soon: a third of its ttl is left, which with
-    /// renewal on means that two renewals have failed. Returns what is [left](Self::remaining) then.
-    /// It may still be renewed after that; ask again to be warned again. It stays pending after a
-    /// release.
+    /// Resolves when the lock is likely to be lost soon: a third of its ttl is left. With renewal on, this means that
+    /// two renewals have failed. Returns the time that is [left](Self::remaining).
+    ///
+    /// A renewal may still succeed after that. Call this again to be warned again. It stays pending after a release.
     ///
     /// # Cancel safety
     ///
@@ -102,27 +102,31 @@ impl Held {
             if remaining <= lease.ttl() / 3 {
                 return remaining;
             }
-            // Renewals move the deadline without a word; the alarm then looks again. A loss is told.
+            // Renewals move the deadline without a notification, so the deadline is read again when the alarm rings. A
+            // loss does notify.
             let danger = deadline.before(lease.ttl() / 3);
             let _ = shared.by(danger, changed).await;
         }
     }
 
-    /// Makes sure that the lock is held for `duration` from now on, renewing it if less remains:
-    /// call it before a step that must not be cut short.
+    /// Makes sure that the lock is held for `duration` from now on. Renews it if less time remains. Call it before a
+    /// step that must not be interrupted.
     ///
     /// # Errors
     ///
-    /// [`Lost`](crate::ErrorKind::Lost); [`Unknown`](crate::ErrorKind::Unknown) or
-    /// [`Unavailable`](crate::ErrorKind::Unavailable) when the renewal was not acknowledged, or so late that
-    /// less is left, in which case the lock is held for [`remaining`](Self::remaining) all the same;
-    /// [`Config`](crate::ErrorKind::Config) when `duration` is longer than the lock's
-    /// [ttl](crate::Lock::ttl), less a hundredth of it and 5 ms, or than what
-    /// [`max_hold`](crate::Lock::max_hold) leaves: [`Guard::extend`](crate::Guard::extend) makes the ttl longer.
+    /// [`Lost`](crate::ErrorKind::Lost).
+    ///
+    /// [`Unknown`](crate::ErrorKind::Unknown) or [`Unavailable`](crate::ErrorKind::Unavailable) when the renewal was
+    /// not acknowledged, or so late that less time is left. The lock is held for [`remaining`](Self::remaining) all the
+    /// same.
+    ///
+    /// [`Config`](crate::ErrorKind::Config) when `duration` is longer than the lock's [ttl](crate::Lock::ttl), less a
+    /// hundredth of it and 5 ms, or longer than [`max_hold`](crate::Lock::max_hold) leaves. [`Guard::extend`] makes the
+    /// ttl longer.
     ///
     /// # Cancel safety
     ///
-    /// Safe: a renewal that was sent may take effect, which does no harm.
+    /// Safe: if a renewal was sent, it may take effect, which does no harm.
     pub async fn ensure(&self, duration: Duration) -> Result<(), Error> {
         if self.is_valid() && self.remaining() >= duration {
             return Ok(());
@@ -131,7 +135,8 @@ impl Held {
         ensured.map_err(|error| error.of_name(self.name()))
     }
 
-    /// What has just been renewed is held for so long. If not, that is the caller's doing or the store's.
+    /// Checks that the lease, which was just renewed, lasts for `duration`. The error tells whether the options or the
+    /// store are the reason.
     pub(super) fn lasts(&self, duration: Duration) -> Result<(), Error> {
         let remaining = self.remaining();
         if remaining >= duration {

@@ -1,4 +1,4 @@
-//! A hold of a lock, the guards that share it, and what becomes of it when the last of them is gone.
+//! A hold of a lock, the guards that share it, and what happens when the last of them is gone.
 
 use std::ops::Deref;
 use std::sync::{Arc, OnceLock, PoisonError};
@@ -27,48 +27,50 @@ use crate::token::FencingToken;
 
 /// A view of a held lock: its token, whether it is still held, and a signal when it is lost.
 ///
-/// Clones are views of the same lock. A view never releases; it may outlive the lock, and says so.
+/// Clones are views of the same lock. A view never releases. It may exist longer than the lock is held, and then
+/// reports that.
 #[derive(Clone)]
 pub struct Held(pub(super) Arc<Hold>);
 
-/// One hold of a lock: the guards that share it, and what is given back when the last is gone.
+/// One hold of a lock: the guards that share it, and what the last guard gives back.
 pub(super) struct Hold {
     pub(super) lease: Arc<Lease>,
     pub(super) token: FencingToken,
-    /// When it began, if that is to be logged.
+    /// When the hold began. `None` if that will not be logged.
     pub(super) since: Option<Instant>,
     pub(super) client: Arc<Client>,
     pub(super) on_lost: OnLost,
     #[cfg(debug_assertions)]
     pub(super) label: Option<&'static str>,
     pub(super) guards: Guards,
-    /// A guard has ended that had lost the lock.
+    /// A guard ended when the lock was already lost.
     pub(super) ended_lost: AtomicBool,
     /// `None` once it has been given back.
     pub(super) origin: Mutex<Option<Origin>>,
-    /// Made by the first inner hold; as many permits as the lock has.
+    /// Made by the first inner hold. See [`INNER_PERMITS`].
     pub(super) inner_permits: OnceLock<Arc<Semaphore>>,
 }
 
-/// Where a hold comes from, and so what its end means.
+/// Where a hold comes from. This decides what its end does.
 pub(super) enum Origin {
-    /// A ticket of its own, which is not given back before a time (`min_hold`).
+    /// A ticket of its own. It is not given back before `keep_until` (`min_hold`).
     Ticket { keep_until: Instant },
-    /// A ticket that others in this process may use after it, or with it.
+    /// A ticket that other tasks of this process may use after it, or at the same time.
     Share(Share),
-    /// Another hold of the same lock, whose scope this was taken in.
+    /// Another hold of the same lock: this one was taken inside of it.
     Outer(Guard, Option<InnerPermits>),
 }
 
-/// What an exclusive inner hold takes, a shared one taking 1: fewer than tokio allows anywhere.
+/// How many permits an exclusive inner hold takes; a shared one takes 1. This is below tokio's limit on every platform.
 pub(crate) const INNER_PERMITS: u32 = 1 << 28;
 
-/// Inner holds that exclude each other have one at a time.
+/// Inner holds that exclude each other take turns with these.
 pub(crate) type InnerPermits = OwnedSemaphorePermit;
 
-/// A held lock. Dropping it hands the release to the client's keeper thread, which also works
-/// outside a runtime, during a panic and while a runtime shuts down; [`release`](Self::release)
-/// waits for the store's answer.
+/// A held lock.
+///
+/// Dropping it hands the release to the client's keeper thread. This also works outside of a runtime, during a panic,
+/// and while a runtime shuts down. [`release`](Self::release) waits for the store's answer.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -83,23 +85,23 @@ pub(crate) type InnerPermits = OwnedSemaphorePermit;
 #[must_use = "the lock is released as soon as the guard is dropped; bind it to a variable"]
 pub struct Guard {
     pub(super) held: Held,
-    /// It counts among those that write.
+    /// It is counted as a writer.
     pub(super) writes: bool,
-    /// It does not count any more.
+    /// It has ended, and is not counted any more.
     pub(super) over: bool,
 }
 
-/// What is to be done at the end of a guard.
+/// What is left to do at the end of a guard.
 pub(super) enum End {
-    /// Others of its hold are left.
+    /// Other guards of the hold remain.
     Nothing,
-    /// Those read, and the store does not know yet.
+    /// Only readers remain, and the store does not know yet.
     Shrink,
     GiveBack(Origin),
 }
 
 impl Held {
-    /// The error that says why it is not held any more, if that is so.
+    /// The error that says why the lock is not held any more, if it is not.
     pub(crate) fn loss(&self) -> Option<Error> {
         self.lost_reason().map(|reason| self.lost_for(reason))
     }
@@ -117,8 +119,8 @@ impl Held {
         self.lost_at(self.shared().clock.now())
     }
 
-    /// As [`lost_reason`](Self::lost_reason), and in a forked child everything is lost. That is a
-    /// system call, which is too much for every poll of a body.
+    /// As [`lost_reason`](Self::lost_reason), but in a forked child everything is lost. The check for a fork is a
+    /// system call, which costs too much for every poll of a body.
     pub(super) fn lost_reason_here(&self) -> Option<LostReason> {
         let forked = self.shared().is_forked().then_some(LostReason::Forked);
         forked.or_else(|| self.lost_reason())
@@ -131,14 +133,15 @@ impl Held {
         self.0.lease.lost(now)
     }
 
-    /// Whether the last guard is gone, and had the lock until then. What becomes of the ticket after
-    /// that is another's business.
+    /// Whether the last guard is gone and still had the lock at its end. After that the ticket may belong to another
+    /// holder, so its state says nothing about this hold.
     pub(super) fn is_over(&self) -> bool {
         let hold = &self.0;
         hold.guards.are_gone() && !hold.ended_lost.load(Ordering::SeqCst)
     }
 
-    /// Another guard of the same hold, while there is one; to `write` if that is still done under it.
+    /// Another guard of the same hold, if it has at least one. The new guard writes if `write` is true and other guards
+    /// still write.
     pub(crate) fn guard(&self, write: bool) -> Option<Guard> {
         let writes = self.0.guards.one_more(write)?;
         Some(Guard {
@@ -160,7 +163,7 @@ impl Held {
         Arc::ptr_eq(&self.0.client, client)
     }
 
-    /// For logs.
+    /// How long the lock was held, for logs.
     pub(super) fn held_for(&self, now: Instant) -> Option<DebugValue<Duration>> {
         self.0.since.map(|since| debug(since.until(now)))
     }
@@ -171,7 +174,7 @@ impl Held {
         self.0.label
     }
 
-    /// What inner holds wait for before they begin.
+    /// The permits that inner holds must get before they begin.
     pub(crate) fn inner_permits(&self) -> Arc<Semaphore> {
         let all = || Arc::new(Semaphore::new(INNER_PERMITS as usize));
         Arc::clone(self.0.inner_permits.get_or_init(all))
@@ -189,8 +192,8 @@ impl Held {
         &self.0.client.shared
     }
 
-    /// Nobody writes under this hold any more, and somebody reads. If that was the ticket's last writer, it
-    /// is a writer's no more from here on, and the store has to be asked to let readers in.
+    /// The last writer of this hold has stopped, and readers remain. If it was also the last writer of the ticket, then
+    /// from now on no writer may use the ticket, and the store must be asked to let readers in.
     pub(super) fn read_on(&self) {
         let mut held = self.clone();
         loop {
@@ -200,13 +203,13 @@ impl Held {
                 // The last reader has ended meanwhile.
                 None => return,
                 Some(Origin::Ticket { .. } | Origin::Share(_)) => {
-                    // Under the mutex: whoever is given the ticket after this finds that it is no writer's.
+                    // Under the mutex, so that the next user of the ticket sees that it is a read ticket.
                     hold.lease.shrink();
                     drop(origin);
                     return hold.client.lanes.mode_changed(&hold.lease);
                 }
                 Some(Origin::Outer(outer, inner)) => {
-                    // Readers of the hold around need not wait for it any more.
+                    // Readers of the outer hold need not wait for this one any more.
                     let rest = inner
                         .as_mut()
                         .and_then(|inner| inner.split(INNER_PERMITS as usize - 1));
@@ -216,7 +219,7 @@ impl Held {
                 }
             };
             drop(origin);
-            drop(inner); // runs wakers
+            drop(inner); // dropping it runs wakers
             match outer {
                 Some(outer) => held = outer,
                 None => return,
@@ -226,7 +229,7 @@ impl Held {
 }
 
 impl Guard {
-    /// Of what was just granted.
+    /// The guard of a grant.
     pub(crate) fn of(grant: Grant, spec: &Spec<'_>) -> Self {
         match grant {
             Grant::Ticket(lease) => Self::of_ticket(lease, spec),
@@ -234,22 +237,21 @@ impl Guard {
         }
     }
 
-    /// Of a ticket that the store has just granted, and that nobody else uses.
+    /// The guard of a ticket that the store has just granted and nobody else uses.
     pub(super) fn of_ticket(lease: Arc<Lease>, spec: &Spec<'_>) -> Self {
         let token = FencingToken::of_ticket(lease.ticket(), 0);
-        // What is given back before it was used is given back at once.
+        // Until `begin` is called there is no `min_hold`: a lock that was never used is given back at once.
         let keep_until = Instant::from_nanos(0);
         Self::new(lease, token, Origin::Ticket { keep_until }, spec)
     }
 
-    /// When the lock was granted, which its task may have heard of later.
+    /// When the lock was granted. Its task may have noticed later.
     pub(crate) fn granted_at(&self) -> Instant {
         let granted_at = self.lease().granted_at();
         granted_at.unwrap_or_else(|| self.shared().clock.now())
     }
 
-    /// The hold began at `since`: its limits count from then. They mean nothing where the ticket is
-    /// another's too.
+    /// The hold began at `since`: its limits count from then. They have no effect if the ticket is shared with others.
     pub(crate) fn begin(&self, since: Instant, min_hold: Duration, max_hold: Option<Duration>) {
         let (hold, shared) = (&self.held.0, self.shared());
         let mut origin = hold.origin.lock().unwrap_or_else(PoisonError::into_inner);
@@ -262,14 +264,14 @@ impl Guard {
         }
     }
 
-    /// Of a ticket that others of this process may have used before.
+    /// The guard of a ticket that other tasks of this process may have used before.
     pub(super) fn of_share(share: Share, spec: &Spec<'_>) -> Self {
         let lease = Arc::clone(share.lease());
         let token = FencingToken::of_ticket(lease.ticket(), share.hand_overs());
         Self::new(lease, token, Origin::Share(share), spec)
     }
 
-    /// Of a lock that `outer` holds already.
+    /// The guard of a lock that `outer` holds already.
     pub(crate) fn inside(outer: Guard, inner: Option<InnerPermits>, spec: &Spec<'_>) -> Self {
         let (lease, token) = (Arc::clone(&outer.0.lease), outer.token());
         Self::new(lease, token, Origin::Outer(outer, inner), spec)
@@ -282,7 +284,7 @@ impl Guard {
         spec: &Spec<'_>,
     ) -> Self {
         let writes = spec.is_exclusive();
-        // The clock is not asked for nothing.
+        // The clock is read only if the time will be logged.
         let logged = Level::DEBUG <= LevelFilter::current();
         let hold = Hold {
             lease,
@@ -309,11 +311,11 @@ impl Guard {
         self.writes
     }
 
-    /// In a forked child this is a copy of a guard of the parent's. It gives nothing back, and what it
-    /// comes from does not either.
+    /// In a forked child this is a copy of a guard of the parent. It gives nothing back, and neither do the holds
+    /// around it.
     pub(super) fn disown(&mut self) {
         self.over = true;
-        // A thread of the parent's that had it at the fork never gives it back.
+        // If a thread of the parent held this mutex at the fork, it is never unlocked here.
         let mut origin = self.held.0.origin.try_lock();
         let origin = origin.as_deref_mut().ok().and_then(Option::take);
         match origin {
@@ -385,7 +387,7 @@ impl Drop for Guard {
         tracing::debug!(lock = self.name(), token = %self.token(), held_for, "lock released in the background");
         match origin {
             Origin::Ticket { .. } => self.shared().clean_up(Cleanup::of_held(&self.held.0.lease)),
-            // Their drops give back.
+            // Dropping these gives the lock back.
             Origin::Share(share) => drop(share),
             Origin::Outer(outer, inner) => drop((inner, outer)),
         }
