@@ -1,4 +1,4 @@
-//! The client, as all its handles share it.
+//! The client, which all of its handles share.
 
 use std::fmt;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::owner::Owner;
 #[cfg(all(test, lockcore_loom))]
 use crate::owner::OwnerText;
 
-/// What all handles of one client share.
+/// The state that all handles of one client share.
 pub(crate) struct Client {
     pub(crate) shared: Arc<Shared>,
     pub(crate) lanes: Arc<Lanes>,
@@ -23,7 +23,7 @@ pub(crate) struct Client {
     pub(crate) owner: Owner,
     #[cfg(debug_assertions)]
     pub(crate) inversions: Inversions,
-    /// Ends the thread when the last handle goes.
+    /// Ends the keeper's thread when the last handle is dropped.
     _keeper: Keeper,
 }
 
@@ -49,7 +49,7 @@ impl Client {
 
 #[cfg(all(test, lockcore_loom))]
 impl Client {
-    /// For a model, which plays the keeper.
+    /// For a loom model, which does the keeper's work itself.
     pub(crate) fn without_thread(shared: &Arc<Shared>, lanes: Arc<Lanes>) -> Arc<Self> {
         Arc::new(Self {
             shared: Arc::clone(shared),
@@ -62,7 +62,7 @@ impl Client {
     }
 }
 
-/// What tells clients apart; the rest is bookkeeping.
+/// Shows only the fields that tell clients apart.
 impl fmt::Debug for Client {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Client")

@@ -1,7 +1,7 @@
-//! Acquiring: the acquire loop, and what it goes through.
+//! Acquiring: the acquire loop, and the steps that it goes through.
 //!
-//! A caller queues with the tasks of its process first ([`lanes`]); one of them goes to the store for all
-//! ([`pending`]). Keeping a lease alive is in `client`; what the user holds is in `hold`.
+//! A caller first queues with the other tasks of its process ([`lanes`]). One of them asks the store on behalf of all
+//! ([`pending`]). Keeping a lease alive is in `client`. What the user holds is in `hold`.
 
 pub(crate) mod handle;
 mod lane;
@@ -23,8 +23,8 @@ use spec::Spec;
 
 /// Takes the lock that `spec` describes.
 ///
-/// Dropping the future at any point leaves nothing behind: see [`Pending`], and [`lanes`] for those
-/// that wait in memory.
+/// Dropping the future at any point leaves nothing behind: see [`Pending`], and [`lanes`] for callers that wait in
+/// memory.
 pub(crate) async fn acquire(spec: &Spec<'_>, budget: &Budget) -> Result<Grant, Error> {
     let shared = &spec.client.shared;
     match in_this_process(spec, budget).await? {
@@ -37,7 +37,7 @@ pub(crate) async fn acquire(spec: &Spec<'_>, budget: &Budget) -> Result<Grant, E
                     Err(lease) => Ok(Grant::Ticket(lease)),
                 },
                 Err(error) => {
-                    // What failed for want of its own time says nothing about the store.
+                    // An error for lack of the caller's own time says nothing about the store.
                     if budget.give_up >= began.after(shared.op_timeout) {
                         leader.failed(&error);
                     }
@@ -53,16 +53,16 @@ pub(crate) async fn acquire(spec: &Spec<'_>, budget: &Budget) -> Result<Grant, E
     }
 }
 
-/// What was granted. It is made a guard in the same poll, and nothing that can panic runs before that: a
+/// A lock that was granted. It becomes a guard in the same poll, and nothing that can panic runs before that, because a
 /// ticket has no drop of its own.
 pub(crate) enum Grant {
-    /// The use of a ticket that others of this process may use as well.
+    /// One use of a ticket that other tasks of this process may use as well.
     Share(Share),
     /// A ticket that nobody else uses.
     Ticket(Arc<Lease>),
 }
 
-/// The time that a caller gives.
+/// The time that a caller gives to an acquire.
 pub(crate) struct Budget {
     started: Instant,
     pub(crate) give_up: Instant,
@@ -70,7 +70,7 @@ pub(crate) struct Budget {
 }
 
 impl Budget {
-    /// From now on; `None` does not wait.
+    /// The time starts now. `None` does not wait.
     pub(crate) fn new(spec: &Spec<'_>, wait: Option<Wait>) -> Self {
         let shared = &spec.client.shared;
         let started = shared.clock.now();
@@ -86,7 +86,7 @@ impl Budget {
         }
     }
 
-    /// The time since its beginning.
+    /// The time since the start.
     pub(crate) fn waited(&self, spec: &Spec<'_>) -> Duration {
         self.started.until(spec.client.shared.clock.now())
     }
@@ -96,8 +96,8 @@ impl Budget {
     }
 }
 
-/// Queues with the tasks of this process. Returns what it was given, and when; `None`: this one takes
-/// a ticket of its own.
+/// Queues with the tasks of this process. Returns what this task was handed, and when. `None` means that it takes a
+/// ticket of its own.
 async fn in_this_process(
     spec: &Spec<'_>,
     budget: &Budget,
@@ -115,22 +115,23 @@ async fn in_this_process(
             Arrived::OwnTicket => return Ok((None, now)),
             Arrived::Busy(remaining) => return Err(Error::busy(remaining)),
             Arrived::Crowded => return Err(Error::crowded(None)),
-            // Dropped here, or late: the place in line goes, and what it was given passes itself on.
+            // If the future is dropped here, or its time is over, it leaves the queue. If it was already handed
+            // something, that goes to the next waiter.
             Arrived::Waits(waiting) => {
                 let given = shared.by(budget.give_up, waiting).await;
                 now = shared.clock.now();
                 match given {
                     Some(Some(handover)) => handover,
-                    // It was taken back, because this future was not polled for most of a ttl.
+                    // The hand-over was taken back, because this future was not polled for most of a ttl.
                     Some(None) if now < budget.give_up => continue,
                     Some(None) | None => return Err(budget.timeout(spec)),
                 }
             }
         };
         match &handover {
-            // Lost on its way here: the machine slept.
+            // The lease ended on its way here: the machine slept.
             Handover::Share(share) if share.lease().lost(now).is_some() => now = shared.clock.now(),
-            // Its turn has come too late to ask for anything; the next may have the time.
+            // Its turn has come too late to ask the store. The next waiter may have the time.
             Handover::Leader(leader) if leader.pending.is_none() && now >= budget.give_up => {
                 return Err(budget.timeout(spec));
             }
@@ -139,8 +140,8 @@ async fn in_this_process(
     }
 }
 
-/// Takes a ticket at the store, or goes on with the one in `place`, and waits until it is granted.
-/// What is in `place` when this ends without a lease is given up when it is dropped.
+/// Takes a ticket at the store, or continues with the one in `place`, and waits until it is granted. If this ends
+/// without a lease, the ticket in `place` is given up when it is dropped.
 async fn at_the_store(
     spec: &Spec<'_>,
     budget: &Budget,
@@ -149,9 +150,9 @@ async fn at_the_store(
     place: &mut Option<Pending>,
 ) -> Result<Arc<Lease>, Error> {
     let shared = &spec.client.shared;
-    // A store that is down fails the first try within one operation timeout, so that callers do
-    // not pile up in front of it. Who stood in line already may use his whole budget to get back.
-    // Whose turn it is in the last moment gets a moment more, or the answer would be "unknown".
+    // If the store is down, the first attempt fails within one operation timeout, so that callers do not pile up in
+    // front of it. A caller that already stood in line may use all of its time to get back. A caller whose turn comes
+    // at the last moment gets a little more time, because otherwise the answer would be "unknown".
     let waited = began > budget.started;
     let at_least = began.after(if waited { LAST_MOMENT } else { Duration::ZERO });
     let one_operation = began.after(shared.op_timeout);
@@ -166,7 +167,8 @@ async fn at_the_store(
         };
         match progress {
             Progress::Granted => {
-                // The slot is full: `turn` came from it.
+                // `place` is full, because `progress` came from it. The keeper may have recalled the grant: then a new
+                // ticket is taken.
                 if let Some(Ok(lease)) = place.take().map(Pending::into_lease) {
                     return Ok(lease);
                 }

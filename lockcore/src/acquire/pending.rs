@@ -1,5 +1,5 @@
-//! A ticket that is asked for and not in the user's hands yet: asking, waiting in the store's line, and
-//! giving up cleanly.
+//! A ticket that was asked for and is not in the user's hands yet: asking, waiting in the store's line, and giving up
+//! without leaving anything behind.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,45 +16,46 @@ use crate::client::table::{Cleanup, Stage};
 use crate::clock::Instant;
 use crate::error::{Error, LostReason};
 
-/// What a lock that is nearly ours is worth beyond the budget.
+/// How much longer than its time limit a caller waits if the lock is nearly granted.
 pub(crate) const LAST_MOMENT: Duration = Duration::from_millis(50);
 
-/// The ticket was granted to a task that did not collect it in time.
+/// The ticket was granted, and its task did not collect it in time.
 #[derive(Debug)]
 pub(crate) struct Recalled;
 
-/// How a ticket stands.
+/// How far a ticket has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Progress {
     Granted,
     Waiting,
-    /// The store does not know the ticket any more, or it ran out before it was of use.
+    /// The store does not know the ticket any more, or the ticket ran out before it could be used.
     Lost,
 }
 
-/// A ticket that is not in the user's hands yet. Dropping it, at whatever await point, hands what
-/// may be at the store to the keeper:
+/// A ticket that is not in the user's hands yet. Dropping it, at any await point, hands to the keeper whatever may be
+/// at the store:
 ///
-/// - nothing sent: there is nothing to do;
-/// - sent, no reply yet: the keeper waits for the reply, then releases, so that the release cannot
-///   overtake the enqueue;
-/// - sent, and given up without a reply: the release leaves a mark that a late enqueue obeys;
+/// - nothing was sent: there is nothing to do;
+/// - sent, no reply yet: the keeper waits for the reply and then releases, so that the release cannot overtake the
+///   enqueue;
+/// - sent, and given up without a reply: the release leaves a mark at the store, and a late enqueue that finds the mark
+///   is refused;
 /// - in line or granted: the keeper releases.
 pub(crate) struct Pending {
     shared: Arc<Shared>,
     pub(super) lease: Arc<Lease>,
-    /// Where the ticket was asked for, and where its wake-ups go.
+    /// The runtime where the ticket was asked for, and where its wake-ups arrive.
     runtime: Option<runtime::Id>,
     /// The enqueue that is under way.
     asking: Option<Asking>,
-    /// The store has told of a ticket.
+    /// The store has answered with a ticket.
     has_ticket: bool,
-    /// The guard has taken over.
+    /// The guard has taken the ticket over.
     handed_over: bool,
 }
 
 impl Pending {
-    /// Arms the clean-up of a ticket that has not been asked for.
+    /// Enters a ticket that has not been asked for, so that a drop cleans it up.
     pub(crate) fn of(shared: &Arc<Shared>, lease: Arc<Lease>) -> Result<Self, Error> {
         shared.arm(&lease)?;
         Ok(Self {
@@ -67,9 +68,9 @@ impl Pending {
         })
     }
 
-    /// [Asks](Self::ask), unless the client is shut down, or the keeper has given up a ticket whose task
-    /// was not polled: only these lose a lease that has no ticket yet. What is under way then stays in
-    /// `asking`, for the drop.
+    /// [Asks](Self::ask) the store. Ends early if the client is shut down, or if the keeper has given up the ticket
+    /// because its task was not polled: nothing else loses a lease that has no ticket yet. An enqueue that is under way
+    /// then stays in `asking`, for the drop.
     pub(super) async fn enqueue(
         &mut self,
         by: Instant,
@@ -86,13 +87,13 @@ impl Pending {
         }
     }
 
-    /// Asks until there is an answer, an error that asking again will not mend, or `by` has come.
-    /// The id stays the same, so that a request that was carried out without our knowing is found
-    /// instead of doubled.
+    /// Asks until there is an answer, or an error that another attempt cannot correct, or `by` has come. The id stays
+    /// the same: if an earlier attempt was carried out without our knowledge, the store finds it, and does not make a
+    /// second ticket.
     ///
-    /// Time in front of the gate counts towards `give_up` only, the end of the caller's budget: the
-    /// store is at work then, and `by` is about a store that is not. `Waits` means that the budget
-    /// ended there.
+    /// Time in front of the gate counts only towards `give_up`, the end of the caller's time: the store is at work
+    /// then, while `by` is the limit for a store that does not answer. `Waiting` means that the time ended in front of
+    /// the gate.
     async fn ask(&mut self, mut by: Instant, give_up: Instant) -> Result<Progress, Error> {
         let mut pause = Duration::from_millis(5);
         loop {
@@ -100,14 +101,14 @@ impl Pending {
             let connected = shared.connection(Where::Here, by).await;
             let (runtime, connected) = connected.map_err(|error| self.failed(error))?;
             self.runtime = Some(runtime);
-            // Dropped here, nothing was sent.
+            // If the future is dropped here, nothing was sent.
             let pass = match shared.admit(connected.enqueues(), 1, give_up).await {
                 Some(Ok(pass)) => pass,
                 Some(Err(Replaced)) => {
                     by = by.max(give_up.min(shared.clock.now().after(shared.op_timeout)));
                     continue;
                 }
-                // An earlier try may have been carried out.
+                // An earlier attempt may have been carried out.
                 None if lease.is_ambiguous() => {
                     let text = "too many requests are in front of this one";
                     return Err(self.failed(StoreError::new(Fault::Unknown, text)));
@@ -118,18 +119,18 @@ impl Pending {
                     return Err(self.failed(StoreError::new(Fault::Retry, text)));
                 }
             };
-            // The lease counts from here, before the send.
+            // The lease is counted from here, before the send.
             let sent = shared.sent_now();
             connected.asked(sent.at);
             if pass.has_waited {
-                // In the last moment, a moment more: or the answer would be "unknown".
+                // At the last moment it gets a little more time, because otherwise the answer would be "unknown".
                 let last = give_up.max(sent.at.after(LAST_MOMENT));
                 by = by.max(last.min(sent.at.after(shared.op_timeout)));
             }
             let id = lease.request.id;
             shared.will_be_answered_by(id, sent.at.after(shared.op_timeout + lease.request.ttl));
-            // Sent when polled; from then on it is the keeper's if this future is dropped. An
-            // earlier try that was not answered has been marked ambiguous.
+            // Sent at the first poll. From then on, if this future is dropped, the keeper takes the enqueue over. An
+            // earlier attempt without an answer has been marked ambiguous.
             let asking = self.asking.insert(Asking {
                 answer: connected.verbs().enqueue(Arc::clone(&lease.request)),
                 _pass: pass,
@@ -151,12 +152,12 @@ impl Pending {
                 }
             };
             match error.fault() {
-                // With the reply still to come (`asking` is set) it is not lost yet: if we give
-                // up now, the keeper may still see it, and needs no mark at the store then.
+                // If the reply is still to come (`asking` is set), it is not lost yet. If we give up now, the keeper
+                // may still see it, and then no mark at the store is needed.
                 Fault::Unknown if self.asking.is_none() => lease.set_ambiguous(),
                 Fault::Unknown | Fault::Retry => {}
                 Fault::Config | Fault::Refused => {
-                    // The drop gives back what may be there.
+                    // The drop gives back whatever may be at the store.
                     self.has_ticket |= error.is_halfway();
                     return Err(self.failed(error));
                 }
@@ -207,7 +208,7 @@ impl Pending {
         tracing::debug!(ticket, "in line");
         let due = Shared::renewal_time(lease, valid_for);
         let due = recheck_in.map_or(due, |recheck| due.min(sent.at.after(recheck)));
-        // A wake-up may have been lost since it was sent.
+        // A wake-up may have been lost since the request was sent.
         let due = match sent.epoch < self.shared.epoch() {
             true => self.shared.clock.now(),
             false => due,
@@ -219,14 +220,14 @@ impl Pending {
         }
     }
 
-    /// Waits for a wake-up, or for a renewal that says "granted". `Waits` means that time is up.
+    /// Waits for a wake-up, or for a renewal that says "granted". `Waiting` means that the time is over.
     pub(crate) async fn stand_in_line(&mut self, give_up: Instant) -> Progress {
         let shared = Arc::clone(&self.shared);
         let lease = Arc::clone(&self.lease);
         loop {
             let changed = lease.changed.notified();
             let mut changed = std::pin::pin!(changed);
-            // Registered before looking: what happens in between is not missed.
+            // Registered before the check, so that a change in between is not missed.
             changed.as_mut().enable();
             if lease.lost(shared.clock.now()).is_some() {
                 return Progress::Lost;
@@ -244,42 +245,42 @@ impl Pending {
         }
     }
 
-    /// Renews a grant that has aged in line, and one that nobody will renew later, before it is
-    /// handed out. Otherwise the wake-up alone is the hand-over.
+    /// Renews a grant before it is handed out, if it is old or will not be renewed later. In all other cases the
+    /// wake-up is enough, and the store is not asked.
     async fn freshen(&mut self, give_up: Instant) -> Progress {
         let (shared, lease) = (&self.shared, &self.lease);
         let now = shared.clock.now();
         if lease.renew && now.until(lease.deadline()) >= lease.request.ttl / 2 {
             return Progress::Granted;
         }
-        // A lock that is ours at the last moment is worth a moment more than the budget.
+        // At the last moment, a lock that is ours gets a little more time than the caller's limit.
         let by = give_up.max(now.after(LAST_MOMENT));
         let renewed = shared.renew_now(lease, by).await;
         if let Ok(Renewed::Waiting { .. }) = renewed {
             lease.ungrant();
             return Progress::Waiting;
         }
-        // An unknown outcome changes nothing: what is left of the lease is handed out.
+        // If the outcome is unknown, nothing changes: the rest of the lease is handed out.
         match lease.lost(shared.clock.now()) {
             Some(_) => Progress::Lost,
             None => Progress::Granted,
         }
     }
 
-    /// Whether this is a place in the store's line that somebody else can stand in.
+    /// Whether this is a ticket in the store's line that another task can take over.
     pub(crate) fn is_in_line(&self) -> bool {
         let lost = self.lease.lost(self.shared.clock.now());
         self.has_ticket && self.asking.is_none() && lost.is_none()
     }
 
-    /// Whether its wake-ups are heard in a runtime.
+    /// Whether the runtime `here` receives its wake-ups.
     pub(crate) fn is_heard(&self, here: Option<runtime::Id>) -> bool {
         self.runtime
             .is_none_or(|asked| self.shared.is_heard(asked, here))
     }
 
-    /// The caller is responsible for the lease from here on; the keeper goes on with its care. Fails
-    /// if the keeper has given the ticket back, because its task was not polled.
+    /// The caller is responsible for the lease from here on. The keeper still renews it. Fails if the keeper has given
+    /// the ticket back because its task was not polled.
     pub(crate) fn into_lease(mut self) -> Result<Arc<Lease>, Recalled> {
         match self.shared.entrust_held(&self.lease) {
             true => {
@@ -290,8 +291,8 @@ impl Pending {
         }
     }
 
-    /// An error of the store as the caller sees it: if any try may have been carried out, its fate
-    /// is unknown, whatever the last one said.
+    /// Turns an error of the store into one for the caller. If any attempt may have been carried out, the outcome is
+    /// unknown, whatever the last error was.
     fn failed(&self, error: StoreError) -> Error {
         let perhaps_carried_out = self.lease.is_ambiguous() || self.asking.is_some();
         if perhaps_carried_out {

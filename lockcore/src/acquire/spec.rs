@@ -1,4 +1,4 @@
-//! What is to be acquired, and how.
+//! Which lock to acquire, and how.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use crate::name::Name;
 use crate::options::{Fair, OnLost};
 use crate::request::FULL;
 
-/// A lock that has been checked: everything that a request is made of.
+/// The parameters of a lock, checked: everything that a request is made of.
 pub(crate) struct Spec<'a> {
     pub(crate) client: &'a Arc<Client>,
     pub(crate) name: &'a Name,
@@ -18,7 +18,7 @@ pub(crate) struct Spec<'a> {
     pub(crate) ttl: Duration,
     pub(crate) renew: bool,
     pub(crate) owner: &'a Arc<str>,
-    /// It has a shortest or longest time to be held, or an owner's text of its own.
+    /// It has a `min_hold`, a `max_hold`, or an owner text of its own.
     pub(crate) limited: bool,
     pub(crate) reentrant: bool,
     pub(crate) on_lost: OnLost,
@@ -27,19 +27,21 @@ pub(crate) struct Spec<'a> {
 }
 
 impl Spec<'_> {
-    /// A mutex, or the write side of a read/write lock.
+    /// Whether this is a mutex, or the write side of a read/write lock.
     pub(crate) fn is_exclusive(&self) -> bool {
         self.permits == FULL
     }
 
-    /// Whether it can be passed on between the tasks of this process. A lease of its own length, or
-    /// with an end or an owner of its own, cannot; and permits of a semaphore are counted at the store.
+    /// Whether its ticket can be handed over between the tasks of this process. A lease that is not renewed, or that
+    /// has limits or an owner text of its own, cannot. Semaphores cannot either: their permits are counted at the
+    /// store.
     pub(crate) fn is_shareable(&self) -> bool {
         let local = matches!(self.client.shared.defaults.fair, Fair::Local(_));
         local && self.capacity == FULL && self.renew && !self.limited
     }
 
-    /// Whether the lock has a scope to be found in: semaphores count, they are not re-entered.
+    /// Whether code under this lock can take it again. Semaphores cannot be re-entered: each request takes more
+    /// permits.
     pub(crate) fn can_reenter(&self) -> bool {
         self.capacity == FULL
     }
