@@ -18,23 +18,23 @@ use crate::options::{Fair, SHORTEST_TTL, Wait};
 use crate::owner::{Owner, OwnerText};
 use crate::tls::Tls;
 
-/// Every client in the world that sets nothing meets here, so that two services that share a store
-/// and a name exclude each other, which is what sharing a name means.
+/// All clients that set no namespace share this one. So two services that share a store and a name exclude each other,
+/// as users of one name expect.
 const NAMESPACE: &str = "lock";
-/// Long enough that three renewals fit into it with room for a slow store or a restart of one,
-/// short enough that a dead holder is bearable.
+/// Long enough for three renewals, even if the store is slow or restarts. Short enough to wait for after a holder has
+/// died.
 const TTL: Duration = Duration::from_secs(10);
-/// Longer than one lease, so that a waiter outlasts a holder that died the moment before; below the
-/// 30 s after which most clients and proxies give up.
+/// Longer than one lease, so that a waiter outlasts a holder that died just before. Shorter than the 30 s after which
+/// most clients and proxies give up.
 const WAIT: Wait = Wait::For(Duration::from_secs(15));
-/// Some hundred hand-overs inside a process for one at the store, and still a wait that a person
-/// does not notice for the other processes.
+/// Some hundred hand-overs inside a process for one at the store. Waiters of other processes wait so short a time for
+/// it that people do not notice.
 const FAIR: Fair = Fair::Local(LOCAL);
 const LOCAL: Duration = Duration::from_millis(50);
-/// A store on the same network answers in a millisecond; at a second something is wrong.
+/// A store on the same network answers in a millisecond. If it takes a second, something is wrong.
 const OP_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The values that are no duration.
+/// Accepted values that are not durations.
 const FOREVER: &str = "forever";
 const STRICT: &str = "strict";
 
@@ -106,8 +106,8 @@ impl Default for Builder {
 }
 
 impl Builder {
-    /// Reads the variables of the table above. Others are left alone, but a `LOCK_…` variable that
-    /// is within two letters of one of these is taken for a misspelt one.
+    /// Reads the variables of the table above. Other variables are ignored, but a `LOCK_…` variable that differs from
+    /// one of these by at most two letters is reported as a spelling mistake.
     ///
     /// # Errors
     ///
@@ -127,7 +127,7 @@ impl Builder {
             if !VARIABLES.contains(&variable) {
                 if let Some(meant) = open::nearest(variable, VARIABLES) {
                     return Err(Error::config(format!(
-                        "the environment has {variable}, which means nothing here; did you mean {meant}?"
+                        "the environment has {variable}, which is not a variable of lockcore; did you mean {meant}?"
                     )));
                 }
                 continue;
@@ -184,14 +184,14 @@ impl Builder {
         self
     }
 
-    /// A store of your own, or one that is wrapped; it outranks [`url`](Self::url).
+    /// A store of your own, or a wrapped one. It takes precedence over [`url`](Self::url).
     pub fn backend(mut self, backend: Arc<dyn Backend>) -> Self {
         self.backend = Some(backend);
         self
     }
 
-    /// The first part of all names; keeps applications on one store apart. 1 to 64 characters of
-    /// `a-z A-Z 0-9 . _ -`.
+    /// The first part of all names. It keeps applications on one store apart. 1 to 64 characters of `a-z A-Z 0-9 . _
+    /// -`.
     pub fn namespace(mut self, namespace: impl Into<String>) -> Self {
         self.namespace = namespace.into();
         self
@@ -199,41 +199,39 @@ impl Builder {
 
     /// The lease length of locks that do not set their own. At least 50 ms.
     ///
-    /// It is how long a lock stays taken when its holder dies. The default of 10 s leaves room for
-    /// three renewals.
+    /// A lock stays taken for this long when its holder dies. The default of 10 s leaves room for three renewals.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.ttl = ttl;
         self
     }
 
-    /// How long locks that do not say otherwise wait. The default of 15 s outlasts the lease of a
-    /// holder that died the moment before.
+    /// How long locks wait that do not set their own wait. The default of 15 s outlasts the lease of a holder that died
+    /// just before.
     pub fn wait(mut self, wait: impl Into<Wait>) -> Self {
         self.wait = wait.into();
         self
     }
 
-    /// Whether the tasks of a process may pass a lock on among themselves, and for how long. The
-    /// default of 50 ms saves the store nearly all requests for a lock that one process is busy
-    /// with, and is a wait that nobody notices for the others. A bound beyond the ttl is warned of.
+    /// Whether the tasks of a process may hand a lock over among themselves, and for how long. With the default of 50
+    /// ms nearly all requests for a lock that one process is busy with stay away from the store, and other processes do
+    /// not notice the wait. A bound longer than the ttl logs a warning.
     pub fn fair(mut self, fair: Fair) -> Self {
         self.fair = fair;
         self
     }
 
-    /// How long one operation at the store may take, connecting included. Greater than zero, and below the
-    /// ttl: a longer one is warned of, as an outage would be noticed only when the locks are lost.
+    /// How long one operation at the store may take, connecting included. Greater than zero, and shorter than the ttl.
+    /// A longer timeout logs a warning, because an outage would be noticed only when the locks are lost.
     pub fn op_timeout(mut self, timeout: Duration) -> Self {
         self.op_timeout = timeout;
         self
     }
 
-    /// What [`Locks::inspect`] shows as the [`owner_text`](crate::Place::owner_text) of this client's tickets:
-    /// which application this is, which version, which replica. At most 64 bytes of UTF-8 without control
-    /// characters and line breaks. Empty, the default, for none. A lock may have
-    /// [another](crate::Lock::owner).
+    /// The text that [`Locks::inspect`] shows as the [`owner_text`](crate::Place::owner_text) of this client's tickets:
+    /// which application this is, which version, which replica. At most 64 bytes of UTF-8 without control characters
+    /// and line breaks. The default is empty: no text. A lock may have [another](crate::Lock::owner).
     ///
-    /// It is no part of any name, and whoever may read the store reads it: no secrets.
+    /// The text is not a part of any name. Everybody who may read the store can read it, so it must contain no secrets.
     ///
     /// ```
     /// let locks = lockcore::Locks::builder()
@@ -247,12 +245,11 @@ impl Builder {
         self
     }
 
-    /// The certificates, in a PEM file, that the server's must come from, for stores that are
-    /// reached over TLS. They replace those that the system trusts, which are the default: with
-    /// a CA of one's own nobody else can pass for the server.
+    /// The CA certificates, in a PEM file, that the server's certificate must come from, for stores that are reached
+    /// over TLS. They replace the certificates that the system trusts, which are the default: with a CA of one's own,
+    /// nobody else can pretend to be the server.
     ///
-    /// The server's certificate is always verified. This file and the next two are read when the
-    /// client is built, and not again.
+    /// The server's certificate is always verified. This file and the next two are read once, when the client is built.
     ///
     /// ```no_run
     /// let locks = lockcore::Locks::builder()
@@ -266,9 +263,8 @@ impl Builder {
         self
     }
 
-    /// The certificate, in a PEM file, that this client shows to a server which asks for one (mutual
-    /// TLS), followed by those that lead from it to the CA. Goes together with
-    /// [`key_file`](Self::key_file).
+    /// The certificate, in a PEM file, that this client shows to a server that asks for one (mutual TLS). In the file
+    /// it is followed by the certificates that lead from it to the CA. Needs [`key_file`](Self::key_file) too.
     pub fn cert_file(mut self, path: impl Into<PathBuf>) -> Self {
         self.tls.cert_file = Some(path.into());
         self
@@ -288,7 +284,7 @@ impl Builder {
     /// [`Unavailable`](crate::ErrorKind::Unavailable) when no thread can be started.
     pub fn build(mut self) -> Result<Locks, Error> {
         if let Some(backend) = self.backend.take() {
-            // Any URL is of another store, and nobody has looked at it.
+            // A URL that was set is ignored: it names another store, and was not checked.
             return self.build_with(backend, String::new(), Clock::BOOT);
         }
         let url = self.url.as_deref().ok_or_else(|| {
@@ -347,7 +343,8 @@ impl Builder {
         Ok(locks)
     }
 
-    /// What is usable and hardly meant. No more than a warning: a lock may have a ttl of its own.
+    /// Warnings about values that are usable but probably a mistake. They are no errors, because a lock may have a ttl
+    /// of its own.
     fn doubts(&self) -> Vec<String> {
         let ttl = format_duration(self.ttl);
         let mut doubts = Vec::new();

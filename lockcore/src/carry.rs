@@ -1,4 +1,4 @@
-//! Carrying a lock into work that runs elsewhere.
+//! Carrying a lock into work that runs in another task.
 
 use std::future::Future;
 
@@ -8,11 +8,11 @@ use crate::multi::{MultiGuard, MultiHeld};
 use crate::scope;
 
 impl Held {
-    /// Carries the lock into work that runs elsewhere, as in a spawned task: inside, asking for it
-    /// again re-enters, and it stays held until that work has ended. The work is stopped when the
-    /// lock is lost, unless it was asked with [`OnLost::Signal`](crate::OnLost::Signal).
+    /// Carries the lock into work that runs elsewhere, for example in a spawned task. Inside, asking for the lock again
+    /// re-enters it, and the lock stays held until that work has ended. The work is stopped when the lock is lost,
+    /// unless the lock was taken with [`OnLost::Signal`](crate::OnLost::Signal).
     ///
-    /// Without this a spawned task is a stranger: it waits until the lock is released.
+    /// Without this, a spawned task that asks for the lock waits until it is released.
     ///
     /// # Errors
     ///
@@ -20,7 +20,7 @@ impl Held {
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future drops the work; if nobody else holds the lock then, it is released.
+    /// Dropping the future drops the work. If the lock has no other guard then, it is released.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -44,11 +44,11 @@ impl Held {
         &self,
         work: F,
     ) -> impl Future<Output = Result<F::Output, Error>> + use<F> {
-        // Now, and not when the future is polled first: the lock may be released before that.
+        // The guard is made now and not at the first poll, because the lock may be released before that.
         let guard = self.carried();
         let around = scope::around();
         async move {
-            // Captured in this order and dropped in it if this is never polled: the work before the guard.
+            // These are captured and dropped in this order if the future is never polled: the work before the guard.
             let (work, guard) = (work, guard);
             let guard = guard?;
             let result = scope::within(around, guard.while_held(work)).await?;
@@ -65,8 +65,8 @@ impl Held {
         self.guard(true).ok_or_else(over)
     }
 
-    /// Runs a piece of code in the scope of this lock, as [`while_held`](Self::while_held) does with
-    /// every poll of its work: for futures and streams that are polled by hand.
+    /// Runs a piece of code in the scope of this lock, as [`while_held`](Self::while_held) does with every poll of its
+    /// work. This is for futures and streams that are polled by hand.
     #[doc(hidden)] // for the macro and the layer, which poll by hand
     pub fn enter<T>(&self, code: impl FnOnce() -> T) -> T {
         scope::enter(std::slice::from_ref(self), code)
@@ -74,22 +74,21 @@ impl Held {
 }
 
 impl MultiHeld {
-    /// [`Held::scope`] for several locks: all of them stay held until the work has ended, which is stopped
-    /// when one of them is lost.
+    /// [`Held::scope`] for several locks: all of them stay held until the work has ended. The work is stopped when one
+    /// of them is lost.
     ///
     /// # Errors
     ///
-    /// [`Lost`](crate::ErrorKind::Lost) with the name of the lock, also when one had been released before the
-    /// call.
+    /// [`Lost`](crate::ErrorKind::Lost) with the name of the lock, also when one had been released before the call.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future drops the work; those that nobody else holds then are released.
+    /// Dropping the future drops the work. Locks that have no other guard then are released.
     pub fn scope<F: Future>(
         &self,
         work: F,
     ) -> impl Future<Output = Result<F::Output, Error>> + use<F> {
-        // As there: now, and in this order.
+        // As in [`Held::scope`]: made now, and captured in this order.
         let guards = self.iter().map(Held::carried).collect();
         let guards: Result<Vec<_>, _> = guards;
         let around = scope::around();

@@ -1,4 +1,4 @@
-//! What to take and how: a lock as a value that can be kept, cloned and taken many times.
+//! Which lock to take and how: a lock as a value that can be kept, cloned and taken many times.
 
 use std::cmp::Ordering;
 use std::num::NonZeroU32;
@@ -21,13 +21,13 @@ use crate::owner::{Owner, OwnerText};
 use crate::request::FULL;
 use crate::scope;
 
-/// A lock that can be asked for: a name, a number of permits, and how to ask. Nothing happens at
-/// the store before [`acquire`](Self::acquire), [`try_acquire`](Self::try_acquire) or
-/// [`run`](Self::run).
+/// A lock that can be asked for: a name, a number of permits, and the options. Nothing happens at the store before
+/// [`acquire`](Self::acquire), [`try_acquire`](Self::try_acquire) or [`run`](Self::run).
 ///
-/// Code under one lock that asks for another can deadlock with code that does so the other way round.
-/// [`Locks::all`](crate::Locks::all) takes several in one order; a debug build
-/// [warns](crate::guide::trouble#-two-locks-are-asked-for-in-different-orders) of two orders.
+/// Code that holds one lock and asks for another can deadlock with code that takes the two in the other order.
+/// [`Locks::all`](crate::Locks::all) takes several locks in a fixed order. A debug build
+/// [warns](crate::guide::trouble#-two-locks-are-asked-for-in-different-orders) when two locks are asked for in both
+/// orders.
 ///
 /// ```
 /// use std::time::Duration;
@@ -47,7 +47,7 @@ use crate::scope;
 #[must_use = "a lock does nothing until it is acquired"]
 pub struct Lock {
     client: Arc<Client>,
-    /// Kept as it came: a mistake in it is reported by the first attempt to take the lock.
+    /// A mistake in the name or the permits is kept here, and reported by the first attempt to take the lock.
     what: Result<What, Error>,
     ttl: Duration,
     wait: Wait,
@@ -57,7 +57,7 @@ pub struct Lock {
     reentrant: bool,
     on_lost: OnLost,
     label: Option<&'static str>,
-    /// Of a text of its own.
+    /// If the lock has an owner text of its own.
     owner: Option<Owner>,
 }
 
@@ -103,67 +103,67 @@ impl Lock {
         self.what.as_ref().ok().map(|what| what.name.as_str())
     }
 
-    /// How long [`acquire`](Self::acquire) and [`run`](Self::run) wait. Connecting counts. Default:
-    /// the client's (`LOCK_WAIT`).
+    /// How long [`acquire`](Self::acquire) and [`run`](Self::run) wait. Connecting counts. Default: the client's
+    /// default (`LOCK_WAIT`).
     pub fn wait(mut self, wait: impl Into<Wait>) -> Self {
         self.wait = wait.into();
         self
     }
 
-    /// The length of the lease: how long the lock stays taken if this process dies. At least 50 ms.
-    /// While the process lives the lease is renewed, unless [`renew`](Self::renew) says otherwise,
-    /// so this does not limit the work. Default: the client's (`LOCK_TTL`).
+    /// The length of the lease: how long the lock stays taken if this process dies. At least 50 ms. While the process
+    /// lives the lease is renewed, unless [`renew`](Self::renew) turns that off, so this does not limit the work.
+    /// Default: the client's default (`LOCK_TTL`).
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.ttl = ttl;
         self
     }
 
-    /// Whether the lease is renewed while it is held. Without, it ends one ttl after the grant, or
-    /// after what has renewed it by hand ([`Held::ensure`](crate::Held::ensure), [`Guard::downgrade`]). Default: true.
+    /// Whether the lease is renewed while it is held. Without renewal it ends one ttl after the grant, or one ttl after
+    /// a renewal by hand ([`Held::ensure`], [`Guard::downgrade`]). Default: true.
     pub fn renew(mut self, on: bool) -> Self {
         self.renew = on;
         self
     }
 
-    /// The shortest time that the lock stays taken from the grant on. Whoever is done with it sooner
-    /// goes on at once, and the client's keeper gives it back when the time has come: of several
-    /// processes whose clocks differ a little and who all `try` at midnight, one does the work.
-    /// Default: zero.
+    /// The shortest time that the lock stays taken, counted from the grant. A caller that is done earlier does not
+    /// wait: the client's keeper gives the lock back when the time has come. Example: several processes whose clocks
+    /// differ a little all call `try_acquire` at midnight; with this, only one of them does the work. Default: zero.
     ///
-    /// A shutdown does not wait for it, and neither does the last handle of a client: the lock is left
-    /// at the store with what remains of this time as its ttl, and is free when that is over. A store
-    /// with sessions, such as ZooKeeper, knows no such ttl. There a client that ends waits for it, one
-    /// operation timeout at most, and after that leaves its session open: the lock is free when the
-    /// session has timed out, which may be later or, if this time is longer, sooner. A process that is
-    /// killed leaves the lock until its lease has run out.
+    /// A shutdown does not wait for it, and neither does the drop of a client's last handle: the lock is left at the
+    /// store with the rest of this time as its ttl, and is free when that is over.
+    ///
+    /// A store with sessions, such as ZooKeeper, knows no such ttl. There a client that ends waits for it, one
+    /// operation timeout at most, and then leaves its session open. The lock is free when the session has timed out.
+    /// That may be later than this time or, if this time is longer, earlier.
+    ///
+    /// If the process is killed, the lock stays taken until its lease has run out.
     pub fn min_hold(mut self, least: Duration) -> Self {
         self.min_hold = least;
         self
     }
 
-    /// The longest time that the lock is held from the grant on, renewals or not; then it is
-    /// [lost](crate::LostReason::MaxHold), and free when the rest of its lease has run out, one ttl
-    /// later at most. A guard that is leaked would otherwise be renewed as long as the process
-    /// lives. Greater than zero. Default: no limit.
+    /// The longest time that the lock is held, counted from the grant, even with renewal. Then it is
+    /// [lost](crate::LostReason::MaxHold), and it is free when the rest of its lease has run out, at most one ttl
+    /// later. Without this, a guard that is leaked is renewed as long as the process lives. Greater than zero. Default:
+    /// no limit.
     pub fn max_hold(mut self, limit: Duration) -> Self {
         self.max_hold = Some(limit);
         self
     }
 
-    /// Whether code that runs under this lock may take it again. It is then held by both, with the
-    /// same token, and the store is not asked; several parts that do so at once, as in a `join!`,
-    /// take turns. If not, asking again is [`WouldDeadlock`](crate::ErrorKind::WouldDeadlock) at
-    /// once. Default: true.
+    /// Whether code that runs under this lock may take it again. Then both hold it, with the same token, and the store
+    /// is not asked. Several parts that take it again at the same time, as in a `join!`, take turns. With `false`,
+    /// asking again fails with [`WouldDeadlock`](crate::ErrorKind::WouldDeadlock) at once. Default: true.
     ///
-    /// The inner one has the outer one's lease: its own `ttl`, `renew`, `min_hold` and `max_hold` mean
-    /// nothing.
+    /// The inner hold uses the lease of the outer one: its own `ttl`, `renew`, `min_hold` and `max_hold` have no
+    /// effect.
     ///
-    /// The read side that is taken inside of the write side may outlive it: when the last that writes is
-    /// done, the lock is held as [downgraded](Guard::downgrade) until the last that reads is.
+    /// A read hold that is taken inside of a write hold may outlive it: when the last writer ends, the lock is held as
+    /// [downgraded](Guard::downgrade) until the last reader ends.
     ///
-    /// "Runs under" means inside [`run`](Self::run), [`Held::while_held`](crate::Held::while_held) or [`Held::scope`](crate::Held::scope); a bare
-    /// [`Guard`] is taken again by [`Guard::reenter`] only: a second `acquire` beside it waits for it. Semaphores are not re-entered: each
-    /// request takes permits.
+    /// "Runs under" means inside of [`run`](Self::run), [`Held::while_held`] or [`Held::scope`]. A bare [`Guard`] is
+    /// taken again only by [`Guard::reenter`]: a second `acquire` beside it waits for it. Semaphores are not
+    /// re-entered: each request takes more permits.
     pub fn reentrant(mut self, yes: bool) -> Self {
         self.reentrant = yes;
         self
@@ -175,21 +175,21 @@ impl Lock {
         self
     }
 
-    /// A name for traces that does not vary with the key, as `order:{id}`. The macro sets it.
+    /// A name for traces that does not contain the key, such as `order:{id}`. The macro sets it.
     pub fn label(mut self, label: &'static str) -> Self {
         self.label = Some(label);
         self
     }
 
-    /// What [`Locks::inspect`](crate::Locks::inspect) shows as the
-    /// [`owner_text`](crate::Place::owner_text) of the ticket: which job this is, or for which request. At most
-    /// 64 bytes of UTF-8 without control characters and line breaks; anything else is reported as
-    /// [`Config`](crate::ErrorKind::Config) when the lock is asked for. Empty for none. Default: the client's
-    /// ([`Builder::owner`](crate::Builder::owner), `LOCK_OWNER`).
+    /// The text that [`Locks::inspect`](crate::Locks::inspect) shows as the [`owner_text`](crate::Place::owner_text) of
+    /// the ticket, for example which job this is, or for which request. At most 64 bytes of UTF-8 without control
+    /// characters and line breaks; anything else is reported as [`Config`](crate::ErrorKind::Config) when the lock is
+    /// asked for. Empty for no text. Default: the client's default ([`Builder::owner`](crate::Builder::owner),
+    /// `LOCK_OWNER`).
     ///
-    /// It is no part of the name, and whoever may read the store reads it: no secrets. A lock with a text of
-    /// its own has a ticket of its own, as the text of one that is passed on inside the process would be that
-    /// of another; see [`Fair`](crate::Fair).
+    /// The text is not a part of the name. Everybody who may read the store can read it, so it must contain no secrets.
+    /// A lock with its own text always has a ticket of its own, because a ticket that is handed over inside the process
+    /// would show the text of its first holder; see [`Fair`](crate::Fair).
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -219,17 +219,16 @@ impl Lock {
     /// # Errors
     ///
     /// [`Timeout`](crate::ErrorKind::Timeout), [`Unavailable`](crate::ErrorKind::Unavailable),
-    /// [`Unknown`](crate::ErrorKind::Unknown),
-    /// [`CapacityMismatch`](crate::ErrorKind::CapacityMismatch),
+    /// [`Unknown`](crate::ErrorKind::Unknown), [`CapacityMismatch`](crate::ErrorKind::CapacityMismatch),
     /// [`WouldDeadlock`](crate::ErrorKind::WouldDeadlock), [`Config`](crate::ErrorKind::Config);
-    /// [`Busy`](crate::ErrorKind::Busy) with a `wait` of zero, and where ten thousand wait already;
-    /// [`Lost`](crate::ErrorKind::Lost) after a shutdown, and inside a lock that is lost. A store that
-    /// cannot be reached is reported after one operation timeout, not after the whole wait.
+    /// [`Busy`](crate::ErrorKind::Busy) with a `wait` of zero, and when ten thousand callers wait already;
+    /// [`Lost`](crate::ErrorKind::Lost) after a shutdown, and inside of a lock that is lost. A store that cannot be
+    /// reached is reported after one operation timeout, not after the whole wait.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future leaves nothing behind: the client's keeper takes the ticket, or the lock
-    /// if it was just granted, out of the store.
+    /// Dropping the future leaves nothing behind: the client's keeper removes the ticket from the store, or releases
+    /// the lock if it was just granted.
     pub async fn acquire(&self) -> Result<Guard, Error> {
         Ok(self.begin(self.take(Some(self.wait)).await?))
     }
@@ -238,8 +237,8 @@ impl Lock {
     ///
     /// # Errors
     ///
-    /// [`Busy`](crate::ErrorKind::Busy) when it is not free or others wait for it, and those of
-    /// [`acquire`](Self::acquire) but `Timeout`.
+    /// [`Busy`](crate::ErrorKind::Busy) when the lock is not free or others wait for it, and the errors of
+    /// [`acquire`](Self::acquire) except `Timeout`.
     ///
     /// # Cancel safety
     ///
@@ -256,7 +255,7 @@ impl Lock {
         &self.client.shared.clock
     }
 
-    /// What a future gives within a time of this lock's clock.
+    /// The result of a future, or `None` if it takes longer than `time` by this lock's clock.
     pub(crate) async fn within<T>(
         &self,
         time: Duration,
@@ -273,7 +272,7 @@ impl Lock {
         }
     }
 
-    /// An error as the caller gets it.
+    /// Completes an error for the caller, and logs it.
     fn refused(&self, error: Error, name: &Name) -> Error {
         let error = error.of_name(name.as_str());
         let not_free = matches!(error.kind(), ErrorKind::Busy | ErrorKind::Timeout);
@@ -286,14 +285,14 @@ impl Lock {
         error
     }
 
-    /// Whether it can be asked for at all.
+    /// Whether the lock has a mistake that makes every attempt fail.
     pub(crate) fn check(&self) -> Result<(), Error> {
         self.spec().map(drop)
     }
 
-    /// The order in which several locks are taken: the same in every process, whatever the order
-    /// that they are given in. Two clients of one place, as two stores in memory are, exist in one
-    /// process only, or were made by [`Locks::with_backend`](crate::Locks::with_backend).
+    /// The order in which several locks are taken: the same in every process, whatever the order in the caller's list.
+    /// If two clients have the same store address, their order is by memory address. Such clients are stores in memory,
+    /// which exist in one process only, or were made by [`Locks::with_backend`](crate::Locks::with_backend).
     pub(crate) fn in_order(&self, other: &Self) -> Ordering {
         fn key(lock: &Lock) -> (Option<(&str, &str)>, &str, *const Client) {
             let name = lock.what.as_ref().ok().map(|what| &what.name);
@@ -303,7 +302,7 @@ impl Lock {
         key(self).cmp(&key(other))
     }
 
-    /// Whether both are the same lock, and this one, taken, is all that the other would be.
+    /// Whether both are the same lock, and taking this one includes the other.
     pub(crate) fn covers(&self, other: &Self) -> bool {
         let (Ok(this), Ok(that)) = (&self.what, &other.what) else {
             return false;
@@ -312,8 +311,8 @@ impl Lock {
         same && this.capacity == that.capacity && this.permits >= that.permits
     }
 
-    /// If both are permits of the same semaphore, takes those of the other along; perhaps more than there
-    /// are, which is reported when they are asked for. Returns whether it is so.
+    /// If both are permits of the same semaphore, adds the other's permits to this one, and returns true. The sum may
+    /// be more than the semaphore has; that is reported when the permits are asked for.
     pub(crate) fn add_permits(&mut self, other: &Self) -> bool {
         let same_client = Arc::ptr_eq(&self.client, &other.client);
         let (Ok(this), Ok(that)) = (&mut self.what, &other.what) else {
@@ -322,13 +321,13 @@ impl Lock {
         let same = same_client && this.name == that.name && this.capacity == that.capacity;
         let semaphore = same && this.capacity != FULL;
         if semaphore {
-            // Far beyond every capacity.
+            // The sum saturates far above every capacity.
             this.permits = this.permits.saturating_add(that.permits.get());
         }
         semaphore
     }
 
-    /// The lock is in the user's hands: its limits count from the grant.
+    /// The lock is in the user's hands now. Its limits count from the grant.
     fn begin(&self, guard: Guard) -> Guard {
         if self.is_limited() {
             self.begin_at(&guard, guard.granted_at());
@@ -346,11 +345,11 @@ impl Lock {
         self.max_hold.is_some() || !self.min_hold.is_zero()
     }
 
-    /// Takes the lock and no more; see [`begin`](Self::begin).
+    /// Takes the lock, without setting its limits: see [`begin`](Self::begin).
     pub(crate) async fn take(&self, wait: Option<Wait>) -> Result<Guard, Error> {
-        // A store in memory never makes its caller wait: a loop over locks must not keep the thread.
+        // The store in memory never makes its caller wait, so a loop over locks would not yield its thread.
         tokio::task::coop::consume_budget().await;
-        // Before anything of the parent's is touched.
+        // Checked before anything that belongs to the parent process is touched.
         self.client.shared.refuse_forked()?;
         let spec = self.spec()?;
         let name = spec.name;
@@ -395,7 +394,7 @@ impl Lock {
         }
         if what.permits > what.capacity {
             return Err(Error::config(format!(
-                "asks for {} permits together, of {}: so many are never free",
+                "asks for {} permits in all, but the semaphore has only {}",
                 what.permits, what.capacity
             ))
             .of_name(what.name.as_str()));

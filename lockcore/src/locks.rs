@@ -18,12 +18,11 @@ use crate::rwlock::RwLock;
 use crate::scope;
 use crate::semaphore::Semaphore;
 
-/// A client of a lock store. Clones are the same client: one keeper thread per connect, not per
-/// clone.
+/// A client of a lock store. Clones are the same client: there is one keeper thread per connect, not per clone.
 ///
-/// It works from every tokio runtime of the process and outlives them. When the last clone, lock,
-/// guard and view of a client is gone, its keeper finishes what it has to release; dropping that
-/// last one blocks for as long as that takes, at most one operation timeout.
+/// It works from every tokio runtime of the process, and may outlive them. When the last clone, lock, guard and view of
+/// a client is dropped, its keeper finishes the releases that are left. That last drop blocks until this is done, at
+/// most one operation timeout.
 ///
 /// A client does not survive `fork` without `exec`: its keeper thread stays in the parent.
 ///
@@ -40,8 +39,8 @@ use crate::semaphore::Semaphore;
 pub struct Locks(pub(crate) Arc<Client>);
 
 impl Locks {
-    /// Connects now and looks at the server: its version, and the settings that can cost a lock.
-    /// What an operator should know is logged as a warning; what may not be read is passed over.
+    /// Connects now and checks the server: its version, and the settings that can cost a lock. Problems that an
+    /// operator should know of are logged as warnings. A check that the client has no right to make is skipped.
     ///
     /// # Errors
     ///
@@ -65,8 +64,8 @@ impl Locks {
         Ok(())
     }
 
-    /// An exclusive lock on a name: 1 to 4,096 bytes of any UTF-8. A name that is not usable is
-    /// reported when the lock is taken.
+    /// An exclusive lock on a name: 1 to 4,096 bytes of any UTF-8. A name that is not usable is reported when the lock
+    /// is taken.
     pub fn mutex(&self, name: impl Into<String>) -> Lock {
         Lock::new(&self.0, name.into(), Ok((FULL, FULL)))
     }
@@ -76,13 +75,13 @@ impl Locks {
         RwLock::new(&self.0, name.into())
     }
 
-    /// A semaphore on a name with so many permits: 1 to 2³⁰ − 1.
+    /// A semaphore on a name, with this number of permits: 1 to 2³⁰ − 1.
     pub fn semaphore(&self, name: impl Into<String>, capacity: u32) -> Semaphore {
         Semaphore::new(&self.0, name.into(), capacity)
     }
 
-    /// Several locks at once, all or none of them: see [`MultiLock`]. They may be of different clients,
-    /// and so of different stores.
+    /// Several locks at once, all or none of them: see [`MultiLock`]. They may be of different clients, and so of
+    /// different stores.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -100,15 +99,15 @@ impl Locks {
         MultiLock::new(locks.into_iter().collect())
     }
 
-    /// How long a lock of this client waits that is not told how long (`LOCK_WAIT`): for code that
-    /// shortens a wait, say to a deadline of its caller's.
+    /// How long a lock of this client waits if it does not set its own wait (`LOCK_WAIT`). For code that shortens a
+    /// wait, for example to a deadline of its caller.
     #[must_use]
     pub fn default_wait(&self) -> Wait {
         self.0.shared.defaults.wait
     }
 
-    /// The lock of a name of this client, of any clone of it, that the running code is inside of: as
-    /// [`lockcore::held`](crate::held), which says what that means, does for all clients.
+    /// The lock of a name that the running code is inside of, if it was taken with this client or a clone of it.
+    /// [`lockcore::held`](crate::held) does the same for all clients, and explains "inside".
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -130,11 +129,11 @@ impl Locks {
         scope::held_that(|held| held.is_of_client(&self.0) && held.name() == name)
     }
 
-    /// Who holds a name and who waits for it, oldest first. A snapshot: it may be outdated when it
-    /// arrives, and is for people, not for decisions.
+    /// Shows the holders and the waiters of a name, the oldest first. This is a snapshot: it may be out of date when it
+    /// arrives. Use it for people, not for decisions.
     ///
-    /// [`Place::owner`] tells the machine, the process and the client; [`Place::owner_text`] what the
-    /// application says of itself. A ticket that is passed on inside a process keeps its owner.
+    /// [`Place::owner`] names the machine, the process and the client. [`Place::owner_text`] is the text that the
+    /// application has set. A ticket that is handed over inside a process keeps its owner.
     ///
     /// # Errors
     ///
@@ -151,7 +150,7 @@ impl Locks {
         let (_, mut places) = shared
             .operate(Where::Here, by, |connection| connection.inspect(looked_at))
             .await
-            // Nothing was asked that could have an unknown fate.
+            // The request only reads, so an unknown outcome is impossible.
             .map_err(|error| error.unavailable_unless_config().of_name(name.as_str()))?;
         let ours = |place: &&mut Place| place.owner == self.0.owner.client;
         if let Some(youngest) = places.iter_mut().rev().find(ours) {
@@ -160,12 +159,11 @@ impl Locks {
         Ok(places)
     }
 
-    /// Listens to what this client has to tell from now on: that the store is in trouble, that it is
-    /// back, that a lock was lost. For logs, metrics and readiness probes; work under a lock need not
-    /// listen, it is stopped by itself.
+    /// Listens to the events of this client from now on: the store is in trouble, it is back, a lock was lost. Use them
+    /// for logs, metrics and readiness probes. Work under a lock need not listen: it is stopped by itself.
     ///
-    /// While somebody listens, a client that nobody uses reconnects after an outage as well, with
-    /// pauses of up to five seconds, so that the end of the outage is told.
+    /// While somebody listens, the client reconnects after an outage even if nobody uses it, with pauses of up to five
+    /// seconds, so that the end of the outage is reported.
     ///
     /// ```
     /// # fn example(locks: &lockcore::Locks) {
@@ -182,23 +180,23 @@ impl Locks {
         self.0.shared.listen()
     }
 
-    /// Ends this client's work in an orderly way, for every clone of it: nothing new is taken,
-    /// waiters are given up at once, and what is held may finish until `deadline` is nearly over.
-    /// Then it is lost (work under it is stopped) and released.
+    /// Ends this client's work in an orderly way, for every clone of it: new requests are refused, waiters fail at
+    /// once, and holders may finish until `deadline` is nearly over. Then the remaining locks count as lost (work under
+    /// them is stopped) and are released.
     ///
     /// Returns as soon as nothing is held any more.
     ///
     /// # Errors
     ///
-    /// [`Unavailable`](crate::ErrorKind::Unavailable) when the store did not acknowledge all
-    /// releases in time: those leases run out by themselves.
+    /// [`Unavailable`](crate::ErrorKind::Unavailable) when the store did not acknowledge all releases in time: those
+    /// leases run out by themselves.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future leaves the client refusing new work; what is held stays held.
+    /// After dropping the future the client still refuses new requests. Locks that are held stay held.
     pub async fn shutdown(&self, deadline: Duration) -> Result<(), Error> {
         let shared = &self.0.shared;
-        // In a forked child there is nothing of this client's to end.
+        // In a forked child this client holds nothing that could be ended.
         if shared.is_forked() {
             return Ok(());
         }
@@ -212,19 +210,19 @@ impl Locks {
         }
     }
 
-    /// Returns how many locks are not released then.
+    /// Returns how many locks are still not released at the deadline.
     async fn ended_by(&self, deadline: Duration) -> usize {
         let shared = &self.0.shared;
         let started = shared.clock.now();
         let end = started.after(deadline);
-        // What is left for the releases themselves, once the work has been told to stop.
+        // The time for the releases themselves, after the work was told to stop.
         let reserve = shared.op_timeout.min(deadline / 2);
         shared.refuse_new();
         if shared.idle(end.before(reserve)).await == 0 {
             return 0;
         }
         shared.lose_held();
-        // Bodies are dropped where they are polled next; that comes before their release.
+        // Bodies are dropped when they are polled next, and that comes before their release.
         if shared.idle(end.before(reserve / 2)).await == 0 {
             return 0;
         }

@@ -1,5 +1,5 @@
-//! Several locks at once, all or none. Each is a lock as any other; what is here is the order in
-//! which they are taken, and the time and the fate that they share. Work under them is in `run`.
+//! Several locks at once, all or none. This file has the order in which they are taken, and the time limit and the loss
+//! that they share. Work under them is in `run`.
 
 use std::fmt;
 use std::future::Future;
@@ -17,15 +17,20 @@ use crate::options::Wait;
 
 /// Several locks that are taken together, all or none of them. Made by [`Locks::all`](crate::Locks::all).
 ///
-/// They are taken one after the other, in the order of their names, so that two who want some of the
-/// same locks never wait for each other in a circle. A mutex or read/write lock that is given twice is
-/// locked once, in the stronger of both ways and with its settings, or those of the first. The permits of
-/// a semaphore that is given twice are added up, with the settings of the first: `permits(2)` and
-/// `permits(3)` are five of them, and more than there are is a mistake. Each keeps its own settings, such as [`Lock::ttl`]; [`Lock::min_hold`] and [`Lock::max_hold`] count from when all are held. The
-/// time to wait is one for all, by default the longest of theirs. Of none at all, nothing is waited for.
+/// They are taken one after the other, in the order of their names. So two callers that want some of the same locks
+/// never wait for each other in a circle.
 ///
-/// What is held already waits for the rest: who needs one of the names only waits with it. For locks
-/// of different stores the order is by name, then by the URL of the store.
+/// A mutex or read/write lock that is given twice is locked once: the write side if one of both is the write side, with
+/// the settings of that one; otherwise with the settings of the first. The permits of a semaphore that is given twice
+/// are added up, with the settings of the first: `permits(2)` and `permits(3)` are five permits. More permits than the
+/// semaphore has are an error.
+///
+/// Each lock keeps its own settings, such as [`Lock::ttl`]. [`Lock::min_hold`] and [`Lock::max_hold`] count from when
+/// all locks are held. The time to wait is one for all; by default it is the longest of theirs. An empty list is
+/// granted at once.
+///
+/// Locks that are already taken stay held while the next one is awaited, so others wait for them too. For locks of
+/// different stores the order is by name, then by the URL of the store.
 ///
 /// ```
 /// use std::time::Duration;
@@ -50,7 +55,7 @@ use crate::options::Wait;
 #[derive(Clone, Debug)]
 #[must_use = "locks do nothing until they are acquired"]
 pub struct MultiLock {
-    /// In the order in which they are taken, none twice.
+    /// In the order in which they are taken, without duplicates.
     locks: Vec<Lock>,
     wait: Option<Wait>,
 }
@@ -58,7 +63,8 @@ pub struct MultiLock {
 impl MultiLock {
     pub(crate) fn new(mut locks: Vec<Lock>) -> Self {
         locks.sort_by(Lock::in_order);
-        // One that is there in two ways that exclude each other stays, and is refused by the store.
+        // If a name is given in two ways that do not fit together (for example as mutex and as semaphore), both stay in
+        // the list, and the store refuses one.
         locks.dedup_by(|later, earlier| {
             if earlier.add_permits(later) {
                 return true;
@@ -77,7 +83,7 @@ impl MultiLock {
         self
     }
 
-    /// A name for traces that does not vary with the keys: [`Lock::label`] of each.
+    /// A name for traces that does not contain the keys: [`Lock::label`] of each lock.
     pub fn label(mut self, label: &'static str) -> Self {
         let labelled = self.locks.into_iter().map(|lock| lock.label(label));
         self.locks = labelled.collect();
@@ -88,9 +94,9 @@ impl MultiLock {
     ///
     /// # Errors
     ///
-    /// Those of [`Lock::acquire`], with the name of the lock that it failed at, and
-    /// [`Lost`](crate::ErrorKind::Lost) when one was lost while the rest was waited for. The others are
-    /// given back before this returns, or in the background if the store takes its time.
+    /// The errors of [`Lock::acquire`], with the name of the lock that failed, and [`Lost`](crate::ErrorKind::Lost)
+    /// when a lock was lost while this waited for the next one. Locks that were already taken are given back before
+    /// this returns, or in the background if the store is slow.
     ///
     /// # Cancel safety
     ///
@@ -109,8 +115,8 @@ impl MultiLock {
     ///
     /// # Errors
     ///
-    /// [`Busy`](crate::ErrorKind::Busy) with the name of the first that is not free, and those of
-    /// [`acquire`](Self::acquire) but `Timeout`.
+    /// [`Busy`](crate::ErrorKind::Busy) with the name of the first lock that is not free, and the errors of
+    /// [`acquire`](Self::acquire) except `Timeout`.
     ///
     /// # Cancel safety
     ///
@@ -120,13 +126,13 @@ impl MultiLock {
     }
 
     async fn take(&self, wait: Option<Wait>) -> Result<MultiGuard, Error> {
-        // Dropped in between, the guards go, and their keepers release.
+        // If the future is dropped in between, the guards are dropped, and their keepers release.
         let mut guards = Vec::with_capacity(self.locks.len());
-        // Zero does not wait: as for a single lock.
+        // Zero means no wait, as for a single lock.
         let wait = wait.filter(|wait| *wait != Wait::For(Duration::ZERO));
         let error = match self.take_each(wait, &mut guards).await {
             Ok(()) => {
-                // Their limits count from the last grant: before that nothing is held.
+                // Their limits count from the last grant, because the work cannot begin before that.
                 if self.locks.iter().any(Lock::is_limited)
                     && let Some(since) = guards.iter().map(Guard::granted_at).max()
                 {
@@ -138,8 +144,9 @@ impl MultiLock {
             }
             Err(error) => error,
         };
-        // So that who asks again at once does not meet himself. It may be the time that is over, or
-        // the store that is gone, so this is not waited for any longer than it usually takes.
+        // The locks are given back first, so that a caller that asks again at once does not find its own locks. The
+        // reason for the failure may be that the time is over or that the store is gone, so this waits no longer than a
+        // release usually takes.
         if let Some(lock) = self.locks.first() {
             let releases = join_all(guards.into_iter().map(Guard::release));
             let _ = lock.within(LAST_MOMENT, releases).await;
@@ -151,7 +158,7 @@ impl MultiLock {
         let Some(first) = self.locks.first() else {
             return Ok(());
         };
-        // A mistake in the last is told before the first is taken.
+        // A mistake in the last lock is reported before the first one is taken.
         for lock in &self.locks {
             lock.check()?;
         }
@@ -171,10 +178,11 @@ impl MultiLock {
             let lost = first_lost(guards.iter().map(|guard| &**guard));
             let guard = tokio::select! {
                 biased;
-                // Nothing to wait for any more. What was asked for goes with its future.
+                // One of the locks is lost, so waiting for the others is useless. The request that is under way is
+                // cleaned up when its future is dropped.
                 (held, reason) = lost => return Err(held.lost_for(reason)),
                 guard = lock.take(left) => guard.map_err(|error| match error.kind() {
-                    // Its own wait was what the others had left.
+                    // Its own wait was only the rest of the time. The error must tell the whole time.
                     ErrorKind::Timeout => lock.timeout(began.until(clock.now())),
                     _ => error,
                 })?,
@@ -185,8 +193,8 @@ impl MultiLock {
     }
 }
 
-/// A view of several held locks. It reads as a slice of [`Held`], in the order of the names, and tells
-/// of all of them together what [`Held`] tells of one.
+/// A view of several held locks. It dereferences to a slice of [`Held`], in the order of the names. Its methods tell of
+/// all locks together what the methods of [`Held`] tell of one.
 #[derive(Clone)]
 pub struct MultiHeld(Arc<[Held]>);
 
@@ -219,8 +227,7 @@ impl MultiHeld {
         first_lost(self.iter()).await
     }
 
-    /// Resolves when one of them is likely to be lost soon, with what is left of it then: see
-    /// [`Held::in_danger`].
+    /// Resolves when one of them is likely to be lost soon, with the time that is left for it: see [`Held::in_danger`].
     ///
     /// # Cancel safety
     ///
@@ -234,13 +241,14 @@ impl MultiHeld {
     ///
     /// # Errors
     ///
-    /// As there.
+    /// The errors of [`Held::ensure`].
     ///
     /// # Cancel safety
     ///
-    /// As there.
+    /// As [`Held::ensure`].
     pub async fn ensure(&self, duration: Duration) -> Result<(), Error> {
-        // While some were renewed, others have aged. What renewals cannot give in two rounds they do not.
+        // While some locks were renewed, time has passed for the others. If two rounds are not enough, more will not
+        // help.
         for _ in 0..2 {
             let all = join_all(self.iter().map(|held| held.ensure(duration))).await;
             all.into_iter().collect::<Result<(), _>>()?;
@@ -263,12 +271,12 @@ impl MultiHeld {
     }
 }
 
-/// The first that is lost, and why.
+/// The first lock that is lost, and why.
 async fn first_lost<'a>(all: impl ExactSizeIterator<Item = &'a Held>) -> (&'a Held, LostReason) {
     first(all.map(|held| Box::pin(async move { (held, held.lost().await) }))).await
 }
 
-/// The first that is ready; of none, never.
+/// The result of the first future that is ready. Without futures it never resolves.
 async fn first<F: Future + Unpin>(futures: impl ExactSizeIterator<Item = F>) -> F::Output {
     if futures.len() == 0 {
         return std::future::pending().await;
@@ -307,18 +315,18 @@ impl MultiGuard {
         }
     }
 
-    /// A view that can be cloned and passed on.
+    /// A view of the locks, which can be cloned and passed on.
     #[must_use]
     pub fn held(&self) -> MultiHeld {
         self.held.clone()
     }
 
-    /// Releases all locks and waits for the stores' answers: see [`Guard::release`]. If one had been
-    /// lost, that is what is returned.
+    /// Releases all locks and waits for the stores' answers: see [`Guard::release`]. Returns [`Release::AlreadyLost`]
+    /// if one of the locks had been lost.
     ///
     /// # Errors
     ///
-    /// The first of those of [`Guard::release`]; all locks are released, or their keepers go on trying.
+    /// The first error of [`Guard::release`]. All locks are released, or their keepers try again.
     ///
     /// # Cancel safety
     ///

@@ -1,14 +1,14 @@
-//! What a lock, and a client, can be told: choices that are plain values.
+//! Options of a lock and of a client that are plain values.
 
 use std::time::Duration;
 
-/// Below this the drift allowance and one round trip leave nothing of the lease.
+/// With a shorter ttl, the drift allowance and one round trip would use up the whole lease.
 pub(crate) const SHORTEST_TTL: Duration = Duration::from_millis(50);
 
 /// How long to wait for a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
-    /// Connecting, queueing and everything else together. Zero does not wait.
+    /// At most this long, for connecting, queueing and everything else together. Zero does not wait.
     For(Duration),
     /// Until it is granted.
     Forever,
@@ -26,24 +26,23 @@ pub enum OnLost {
     /// It is dropped where it stands, and the caller gets [`Lost`](crate::ErrorKind::Lost).
     #[default]
     Cancel,
-    /// It goes on; [`Held::lost`](crate::Held::lost) and [`Held::is_valid`](crate::Held::is_valid) tell. For work that must come to an end
-    /// once begun, and checks the fencing token where it writes.
+    /// It goes on, and can ask [`Held::lost`](crate::Held::lost) and [`Held::is_valid`](crate::Held::is_valid). For
+    /// work that must finish once it has begun, and that checks the fencing token where it writes.
     Signal,
 }
 
-/// Who gets a lock next when several processes, and several tasks of each, want it.
+/// Which waiter gets a lock next, when several tasks of several processes want it.
 ///
-/// Either way nobody waits for ever. Serving one's own is faster by more than an order of magnitude,
-/// because a hand-over inside a process asks no store.
+/// With both policies every waiter gets its turn. Handing over inside the process first is more than ten times faster,
+/// because such a hand-over does not ask the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fair {
-    /// The tasks of a process queue in it, first come, first served, and the process stands in line
-    /// at the store once. When it has the lock it may serve its own for this long, but each of those
-    /// that wait in it only about four times (and at most 1,000 in all); then the next process has its
-    /// turn.
+    /// The tasks of a process queue inside the process, first come, first served, and the process takes only one place
+    /// in the store's line. When it has the lock, it may hand the lock over among its own tasks for this long, but only
+    /// about four times per waiting task, and at most 1,000 times in all. Then the next process has its turn.
     ///
-    /// Applies to exclusive and shared locks that are renewed and have no `max_hold`; others, and
-    /// semaphores, have a ticket of their own.
+    /// Applies to mutexes and read/write locks that are renewed and have no `min_hold`, no `max_hold` and no owner text
+    /// of their own. All others, and semaphores, take a ticket of their own.
     Local(Duration),
     /// One ticket per request: first come, first served over all processes.
     Strict,

@@ -1,26 +1,26 @@
-//! The owner of a ticket, as the store keeps it for people.
+//! The owner of a ticket, as the store shows it to people.
 
 use std::sync::Arc;
 
 use crate::error::Error;
 
-/// Which client asks, and what its application says of itself.
+/// Which client asks, and the text that its application has set.
 #[derive(Clone, Debug)]
 pub(crate) struct Owner {
-    /// The machine, the process, and which client of it: `host/pid/client`.
+    /// The machine, the process, and the client within the process: `host/pid/client`.
     pub(crate) client: String,
-    /// The same, and what the application says of itself, after a space.
+    /// The same, followed by a space and the application's text, if it has one.
     pub(crate) whole: Arc<str>,
 }
 
-/// In bytes: a line of ten thousand tickets still fits into the megabyte that an answer of ZooKeeper may
+/// In bytes. With this limit a line of ten thousand tickets fits into the megabyte that an answer of ZooKeeper may
 /// have.
 const LONGEST_TEXT: usize = 64;
 
 impl Owner {
     pub(crate) fn of_this_process(text: &OwnerText) -> Self {
         let uname = rustix::system::uname();
-        // A space ends it.
+        // A space ends the client's part, so it must contain none.
         let odd = |c: char| c.is_whitespace() || c.is_control();
         let host = uname.nodename().to_string_lossy().replace(odd, "-");
         let (process, client) = (std::process::id(), fastrand::u16(..));
@@ -40,13 +40,13 @@ impl Owner {
     }
 }
 
-/// What an application says of itself.
+/// The text that an application has set.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct OwnerText(String);
 
 impl OwnerText {
     pub(crate) fn new(text: String) -> Result<Self, Error> {
-        // Among them what ends a line, in whatever the text is shown by.
+        // These include the characters that some programs show as a line break.
         let bad = |c: char| c.is_control() || matches!(c, '\u{2028}' | '\u{2029}');
         let what = match text.chars().find(|c| bad(*c)) {
             Some(c) => format!("it has {:?}", c),

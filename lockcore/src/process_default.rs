@@ -1,5 +1,4 @@
-//! The process-wide default client, for code that no handle was passed to: the macro without
-//! `locks = …`.
+//! The process-wide default client, for code that gets no handle from its caller: the macro without `locks = …`.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -8,7 +7,7 @@ use crate::error::Error;
 use crate::locks::Locks;
 
 tokio::task_local! {
-    /// What [`with_default`] set, of the innermost.
+    /// The client of the innermost [`with_default`].
     static SCOPED: Locks;
 }
 
@@ -17,8 +16,8 @@ static DEFAULT: Mutex<Default> = Mutex::new(Default::Unset);
 enum Default {
     Unset,
     Set(Locks),
-    /// Stays, and refuses: a request that comes while the process ends must not make a new client,
-    /// whose releases nobody would wait for.
+    /// The client stays here and refuses. Otherwise a request at the end of the process would make a new client, and
+    /// nobody would wait for its releases.
     ShutDown(Locks),
 }
 
@@ -26,9 +25,8 @@ enum Default {
 ///
 /// # Errors
 ///
-/// [`Config`](crate::ErrorKind::Config) when there is a default already, by an earlier call or
-/// because one was used: two defaults would not exclude each other. One that was shut down may be
-/// followed by another.
+/// [`Config`](crate::ErrorKind::Config) when there is a default already, set by an earlier call or made at first use:
+/// two defaults would not exclude each other. A default that was shut down may be replaced.
 pub fn init(locks: Locks) -> Result<(), Error> {
     let mut default = lock();
     if let Default::Set(_) = *default {
@@ -40,10 +38,11 @@ pub fn init(locks: Locks) -> Result<(), Error> {
     Ok(())
 }
 
-/// Runs a future for which `locks` is the default, whatever the process has: so that a test of
-/// annotated code has a client to itself.
+/// Runs a future with `locks` as its default, whatever the process-wide default is. With this, a test of annotated code
+/// has a client of its own.
 ///
-/// Nests; the innermost counts. What the future *spawns* is outside of it, as with every task-local.
+/// Calls may be nested; the innermost counts. Tasks that the future *spawns* are outside of it, as with every
+/// task-local.
 ///
 /// ```
 /// use lockcore::{Error, Locks, distributed_lock};
@@ -66,17 +65,17 @@ pub fn init(locks: Locks) -> Result<(), Error> {
 ///
 /// # Cancel safety
 ///
-/// That of the future.
+/// The same as that of the future.
 pub async fn with_default<F: Future>(locks: Locks, future: F) -> F::Output {
     SCOPED.scope(locks, future).await
 }
 
-/// The default: what the innermost [`with_default`] says, else the process-wide one: what [`init`]
-/// set, else [`Locks::from_env`] at first use. A failure is not remembered.
+/// The default client: the one of the innermost [`with_default`], else the process-wide one. That is the client that
+/// [`init`] has set, else one made by [`Locks::from_env`] at first use. If making it fails, the next call tries again.
 ///
 /// # Errors
 ///
-/// Those of [`Locks::from_env`].
+/// The errors of [`Locks::from_env`].
 pub fn default_locks() -> Result<Locks, Error> {
     if let Ok(locks) = SCOPED.try_with(Locks::clone) {
         return Ok(locks);
@@ -94,11 +93,10 @@ pub fn default_locks() -> Result<Locks, Error> {
     Ok(locks)
 }
 
-/// [Shuts down](Locks::shutdown) the process-wide default, if there is one. What asks for it from
-/// then on is refused.
+/// [Shuts down](Locks::shutdown) the process-wide default, if there is one. Later requests to it are refused.
 ///
-/// A static is not dropped when `main` returns, so without this call what a guard gave to its
-/// keeper in the last moment may not leave the process, and its lock ends with its lease only.
+/// A static is not dropped when `main` returns. So without this call, a release that a guard has just given to its
+/// keeper may not leave the process, and then the lock ends only with its lease.
 ///
 /// ```
 /// use std::time::Duration;
@@ -118,7 +116,7 @@ pub fn default_locks() -> Result<Locks, Error> {
 ///
 /// # Errors
 ///
-/// Those of [`Locks::shutdown`].
+/// The errors of [`Locks::shutdown`].
 ///
 /// # Cancel safety
 ///

@@ -1,8 +1,8 @@
 //! Work bound to a lease: a body that is polled only while the lock is held.
 //!
-//! Futures written by hand, because each layer of `async fn` would keep the body twice, as its argument
-//! and as what it awaits: a function under a lock that calls another one and so on would grow by that
-//! factor at each step. Here a body costs its own size.
+//! The futures are written by hand, because each layer of `async fn` would store the body twice: as its argument, and
+//! as the future that it awaits. If functions under locks call each other, the size would double at each step. Here a
+//! body costs only its own size.
 
 use std::future::Future;
 use std::ops::Deref;
@@ -21,12 +21,12 @@ use crate::options::OnLost;
 use crate::scope::{self, Inside};
 
 impl Lock {
-    /// Takes the lock, runs `body` under it, and releases it. The body is stopped when the lock is
-    /// lost: see [`Guard::run`].
+    /// Takes the lock, runs `body` under it, and releases it. The body is stopped when the lock is lost: see
+    /// [`Guard::run`].
     ///
     /// # Errors
     ///
-    /// Those of [`acquire`](Self::acquire) and of [`Guard::run`], turned into the body's error type.
+    /// The errors of [`acquire`](Self::acquire) and of [`Guard::run`], turned into the body's error type.
     ///
     /// # Cancel safety
     ///
@@ -48,8 +48,7 @@ impl MultiLock {
     ///
     /// # Errors
     ///
-    /// Those of [`acquire`](Self::acquire) and of [`MultiGuard::run`], turned into the body's error
-    /// type.
+    /// The errors of [`acquire`](Self::acquire) and of [`MultiGuard::run`], turned into the body's error type.
     ///
     /// # Cancel safety
     ///
@@ -66,21 +65,21 @@ impl MultiLock {
 }
 
 impl Guard {
-    /// Runs `body` while the lock is held, then releases it and waits for that.
+    /// Runs `body` while the lock is held, then releases the lock and waits for the answer.
     ///
-    /// Before each poll of the body the deadline is looked at; when the lock is lost the body is
-    /// dropped where it stands and the caller gets [`Lost`](crate::ErrorKind::Lost), unless the
-    /// lock was asked with [`OnLost::Signal`]. A body that has returned keeps its result, even if
-    /// the lock is found lost afterwards: an error then would make callers do the work twice.
+    /// Before each poll of the body the deadline is checked. When the lock is lost, the body is dropped where it
+    /// stands, and the caller gets [`Lost`](crate::ErrorKind::Lost), unless the lock was taken with [`OnLost::Signal`].
+    /// A body that has returned keeps its result, even if the lock is found lost afterwards: an error would make
+    /// callers do the work twice.
     ///
     /// Inside, asking for the same lock again re-enters it: see [`Lock::reentrant`](crate::Lock::reentrant).
     ///
-    /// What the body has *spawned*, and what blocks without awaiting, is not stopped; but see
+    /// Tasks that the body has *spawned*, and code that blocks without awaiting, are not stopped. For spawned tasks see
     /// [`Held::scope`].
     ///
     /// # Errors
     ///
-    /// The body's own, and `Lost`.
+    /// The errors of the body, and `Lost`.
     ///
     /// # Cancel safety
     ///
@@ -107,13 +106,13 @@ impl Guard {
 }
 
 impl Held {
-    /// Runs `body` while the lock is held, and does not release: [`Guard::run`] for work that is
-    /// one of several parts under the same guard.
+    /// Runs `body` while the lock is held, and does not release the lock. This is [`Guard::run`] for work that is one
+    /// of several parts under the same guard.
     ///
     /// # Errors
     ///
-    /// [`Lost`](crate::ErrorKind::Lost), with the body dropped where it stood. With
-    /// [`OnLost::Signal`] there is none.
+    /// [`Lost`](crate::ErrorKind::Lost) when the lock is lost: the body is dropped where it stands. With
+    /// [`OnLost::Signal`] there is no error.
     ///
     /// # Cancel safety
     ///
@@ -131,7 +130,7 @@ impl MultiGuard {
     ///
     /// # Errors
     ///
-    /// The body's own, and [`Lost`](crate::ErrorKind::Lost) with the name of the lock.
+    /// The errors of the body, and [`Lost`](crate::ErrorKind::Lost) with the name of the lock.
     ///
     /// # Cancel safety
     ///
@@ -152,8 +151,8 @@ impl MultiHeld {
     ///
     /// # Errors
     ///
-    /// [`Lost`](crate::ErrorKind::Lost) with the name of the lock that was lost, and with the body
-    /// dropped where it stood. Those with [`OnLost::Signal`] are not looked at.
+    /// [`Lost`](crate::ErrorKind::Lost) with the name of the lock that was lost: the body is dropped where it stands.
+    /// Locks with [`OnLost::Signal`] are not checked.
     ///
     /// # Cancel safety
     ///
@@ -166,8 +165,9 @@ impl MultiHeld {
     }
 }
 
-/// The body is gone by now; the release must not come before that. After a loss it is not waited
-/// for, the store may be what is gone: dropped unpolled, it hands the guard to the keeper.
+/// The body has been dropped by now; the release must not come before that. After a loss the release is not awaited,
+/// because the store may be the cause. `release` is then dropped before its first poll, which hands the guard to the
+/// keeper.
 async fn then_release<T, E: From<Error>>(
     result: Result<Result<T, E>, Error>,
     release: impl Future<Output = Result<Release, Error>>,
@@ -201,7 +201,7 @@ fn all_held<F: Future>(
     WhileHeld::new(held.clone(), changed, body)
 }
 
-/// One lock as what several are.
+/// One lock, as a slice of locks.
 struct One(Held);
 
 impl Deref for One {
@@ -215,11 +215,11 @@ impl Deref for One {
 pin_project! {
     /// Polls its body as long as all locks are held.
     struct WhileHeld<H, N, C, F> {
-        // Before all else, so that it is dropped first.
+        // The first field, so that it is dropped first.
         #[pin]
         body: Body<F>,
-        // Resolves after a change of any lock that comes after its first poll. There is one once the
-        // body has waited, if the loss of any lock ends it.
+        // Resolves after a change of any lock that comes after its own first poll. It is made when the body has waited,
+        // if the loss of any lock ends the body.
         #[pin]
         changed: Option<C>,
         next_change: N,
@@ -230,7 +230,7 @@ pin_project! {
 pin_project! {
     #[project = BodyProj]
     enum Body<F> {
-        // Nothing once it is over, or has not come out of its first step.
+        // `None` when the body is over, or when its first step has panicked.
         Ahead { body: Option<F> },
         Begun { #[pin] body: Inside<F> },
     }
@@ -265,7 +265,7 @@ where
         if let BodyProj::Ahead { body } = this.body.as_mut().project()
             && let Some(body) = body.take()
         {
-            // Not before now: it is inside of what is around at the first poll.
+            // Made at the first poll, because the body is inside of the locks that are held around that poll.
             let body = scope::inside(this.held, body);
             this.body.set(Body::Begun { body });
         }
@@ -278,9 +278,9 @@ where
             Poll::Ready(result) => result,
             Poll::Pending if !this.held.iter().any(cancels) => return Poll::Pending,
             Poll::Pending => {
-                // What waits has to hear of a loss. Registers for it before looking again, so that one in
-                // between is not missed. It fires for other changes too, which there are none of once
-                // the lock is held.
+                // A task that waits must be woken by a loss. This registers for a change and then checks again, so that
+                // a change in between is not missed. It also resolves for other changes, but there are none once the
+                // lock is held.
                 while this
                     .changed
                     .as_mut()
@@ -295,7 +295,7 @@ where
                 }
             }
         };
-        // It goes before the result is seen, whoever still has this future then.
+        // The body is dropped before the caller sees the result, even if the caller keeps this future.
         this.body.set(Body::Ahead { body: None });
         Poll::Ready(result)
     }
@@ -326,7 +326,7 @@ mod tests {
 
     const LOST: ErrorKind = ErrorKind::Lost(LostReason::Expired);
 
-    /// A client whose lease clock is turned by hand, and whose store has a clock of its own.
+    /// A client whose lease clock is moved by hand, and whose store has a clock of its own.
     fn locks(clock: &Clock) -> Locks {
         let store = Arc::new(Memory::new(Clock::BOOT));
         Locks::builder()
@@ -334,7 +334,7 @@ mod tests {
             .expect("a client")
     }
 
-    /// The machine was suspended for an hour. No timer of the process has moved; the clock has.
+    /// The machine was suspended for an hour. No timer of the process has moved, but the lease clock has.
     #[tokio::test]
     async fn a_body_is_not_polled_after_the_machine_slept_beyond_the_lease() {
         let clock = Clock::by_hand();
@@ -355,14 +355,14 @@ mod tests {
         assert!(!resumed, "the body went on after its lease had ended");
     }
 
-    /// Nobody looks at the clock, so the keeper has to notice by itself that it has jumped.
+    /// Nobody reads the clock, so the keeper has to notice by itself that it has jumped.
     #[tokio::test]
     async fn a_loss_during_the_machines_sleep_is_told_soon_after_it() {
         let clock = Clock::by_hand();
         let lock = locks(&clock).mutex("laptop").renew(false);
         let guard = lock.acquire().await.expect("the lock");
         let mut lost = pin!(guard.lost());
-        // Waits before the clock jumps.
+        // The wait begins before the clock jumps.
         assert!(poll_fn(|cx| Poll::Ready(lost.as_mut().poll(cx).is_pending())).await);
 
         clock.suspend(Duration::from_secs(3600));
@@ -376,7 +376,7 @@ mod tests {
         let ttl = Duration::from_millis(50);
         let lock = locks(&Clock::BOOT).mutex("a").ttl(ttl).renew(false);
 
-        // Elsewhere, so that the end of the timeout does not wake it.
+        // In another task, so that the end of the timeout does not wake it.
         let waits = tokio::spawn(async move {
             lock.run(async |_| std::future::pending::<Result<(), Error>>().await)
                 .await
@@ -420,7 +420,7 @@ mod tests {
         assert_eq!(outcome.expect("the result"), LostReason::Expired);
     }
 
-    /// Lease truth comes from the OS clock, whatever a test does to tokio's.
+    /// Leases are judged by the clock of the operating system, whatever a test does to tokio's clock.
     #[tokio::test(start_paused = true)]
     async fn a_paused_and_advanced_tokio_clock_ends_no_lease() {
         let locks = Locks::connect("memory:").expect("a client");
@@ -431,7 +431,7 @@ mod tests {
         assert!(guard.is_valid());
     }
 
-    /// The wait is real time too: a paused clock that jumps to the next timer must not end it.
+    /// The wait is measured in real time too: a paused clock that jumps to the next timer must not end it.
     #[tokio::test(start_paused = true)]
     async fn a_paused_tokio_clock_does_not_shorten_a_wait() {
         let locks = Locks::connect("memory:").expect("a client");
@@ -446,7 +446,7 @@ mod tests {
         drop(held);
     }
 
-    /// Passed on, and the machine slept before the waiter could look.
+    /// The lock was handed over, and the machine slept before the waiter was polled.
     #[tokio::test]
     async fn a_lock_that_is_lost_on_its_way_to_a_waiter_is_asked_for_again() {
         let clock = Clock::by_hand();
@@ -483,7 +483,7 @@ mod tests {
         assert_eq!(error.kind(), LOST);
     }
 
-    /// What calls of locked functions out of locked functions would multiply.
+    /// If each layer doubled the size, locked functions that call locked functions would become huge.
     #[tokio::test]
     async fn work_under_a_lock_is_not_much_larger_than_the_work() {
         const LARGE: usize = 100_000;
@@ -508,7 +508,7 @@ mod tests {
         let outer = locks.mutex("outer").acquire().await.expect("the lock");
         let inner = locks.mutex("inner").acquire().await.expect("the lock");
 
-        // Made before the outer one has begun.
+        // Made before the body of the outer lock has begun.
         let work = inner.run(async { locks.mutex("outer").try_acquire().await.map(drop) });
 
         outer.run(work).await.expect("taken again");

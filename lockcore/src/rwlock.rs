@@ -11,8 +11,8 @@ use crate::request::FULL;
 ///
 /// Fair: a reader does not pass a writer that waits.
 ///
-/// A writer that is done with writing and reads on lets readers in by [`Guard::downgrade`]. There is no
-/// way in the other direction: two readers who want to become writers would wait for each other.
+/// A writer that has finished writing and wants to go on reading lets other readers in with [`Guard::downgrade`]. There
+/// is no way in the other direction: two readers that want to become writers would wait for each other.
 ///
 /// [`Guard::downgrade`]: crate::Guard::downgrade
 ///

@@ -1,7 +1,7 @@
-//! Re-entry: what the running code holds already, and asking for it again inside.
+//! Re-entry: which locks the running code holds already, and taking such a lock again.
 //!
-//! `run`, the macro and the layer poll their work in a task-local scope. It is keyed by client and
-//! name, so that a lock of the same name on another store is another lock.
+//! `run`, the macro and the layer poll their work in a task-local scope. Its keys are client and name, because a lock
+//! of the same name on another store is another lock.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -21,18 +21,18 @@ tokio::task_local! {
     static SCOPE: Option<Scope>;
 }
 
-/// A held lock, and what was held around it: on the heap only where there is something, so that most work
-/// under a lock allocates nothing for it.
+/// A held lock, and the locks that were held around it. Only the outer ones are on the heap, so most work under a lock
+/// allocates nothing for this.
 #[derive(Clone)]
 pub(crate) struct Scope {
     held: Held,
     outer: Option<Arc<Scope>>,
-    /// Who entered it.
+    /// The task or thread that entered the scope.
     #[cfg(debug_assertions)]
     runner: Runner,
 }
 
-/// What runs code: a task, or a thread that waits for a future.
+/// The runner of code: a task, or a thread that waits for a future.
 #[cfg(debug_assertions)]
 #[derive(Clone, PartialEq)]
 enum Runner {
@@ -48,12 +48,12 @@ impl Runner {
     }
 }
 
-/// What the running code is inside of.
+/// The scope that the running code is inside of.
 pub(crate) fn around() -> Option<Scope> {
     SCOPE.try_with(Option::clone).ok().flatten()
 }
 
-/// The scope of locks that are taken inside of what is [`around`].
+/// A scope of these locks, inside of the one that is [`around`].
 fn of(held: &[Held]) -> Option<Scope> {
     held.iter().cloned().fold(around(), |outer, held| {
         let outer = outer.map(Arc::new);
@@ -69,12 +69,12 @@ fn of(held: &[Held]) -> Option<Scope> {
 /// A body in a scope.
 pub(crate) type Inside<F> = TaskLocalFuture<Option<Scope>, F>;
 
-/// Runs `body` in the scope of the locks that it is run under.
+/// Runs `body` in the scope of these locks.
 pub(crate) fn inside<F: Future>(held: &[Held], body: F) -> Inside<F> {
     SCOPE.scope(of(held), body)
 }
 
-/// Runs `body` in a scope that was [around](around) other code.
+/// Runs `body` in a scope that was [`around`] other code.
 pub(crate) fn within<F: Future>(around: Option<Scope>, body: F) -> Inside<F> {
     SCOPE.scope(around, body)
 }
@@ -84,8 +84,8 @@ pub(crate) fn enter<T>(held: &[Held], code: impl FnOnce() -> T) -> T {
     SCOPE.sync_scope(of(held), code)
 }
 
-/// The innermost hold of a name that the running code is inside of and that is not over, to `write` under it
-/// or to read.
+/// The innermost hold of a name that the running code is inside of and that is not over. The new guard of it is to
+/// `write` or to read.
 pub(crate) fn find(client: &Arc<Client>, name: &Name, write: bool) -> Option<Guard> {
     SCOPE
         .try_with(|innermost| {
@@ -96,17 +96,18 @@ pub(crate) fn find(client: &Arc<Client>, name: &Name, write: bool) -> Option<Gua
         .ok()?
 }
 
-/// The lock of a name that the running code is inside of, the innermost if there are several: for
-/// assertions in code that relies on a lock which its callers take.
+/// The lock of a name that the running code is inside of, or the innermost if there are several. Use it for assertions
+/// in code that relies on a lock which its callers take.
 ///
-/// "Inside" is inside of [`Lock::run`](crate::Lock::run) and its like, a function with
-/// `#[distributed_lock]`, the layer, [`Held::while_held`] and [`Held::scope`], whatever the
-/// lock is: a mutex, a side of a read/write lock, permits of a semaphore. The name is as it was given, without
-/// the namespace, and the client may be any: [`Locks::held`](crate::Locks::held) asks for one of its own.
+/// "Inside" means inside of [`Lock::run`](crate::Lock::run) and the other `run` methods, a function with
+/// `#[distributed_lock]`, the layer, [`Held::while_held`], [`Held::scope`] and [`Held::enter`]. The lock may be a
+/// mutex, a side of a read/write lock, or permits of a semaphore. The name is the one that was given, without the
+/// namespace. The lock may be of any client; [`Locks::held`](crate::Locks::held) looks only for locks of one client.
 ///
-/// `None` if there is no such lock, and if it is lost or released by now. Code that has spawned a task is not
-/// around that task: there it is `None`, unless the lock was [carried](Held::scope) into it. And `None` of a bare
-/// [`Guard`](crate::Guard), which belongs to no code. Asks nobody, and works outside of a runtime too.
+/// `None` if there is no such lock, or if it is lost or released by now. A spawned task is not inside of the code that
+/// spawned it: there this is `None`, unless the lock was [carried](Held::scope) into the task. A bare
+/// [`Guard`](crate::Guard) does not count either, because it belongs to no code. The store is not asked, and this works
+/// outside of a runtime too.
 ///
 /// # Examples
 ///
@@ -140,7 +141,7 @@ pub fn held(name: &str) -> Option<Held> {
     held_that(|held| held.name() == name)
 }
 
-/// The innermost that is held at this moment.
+/// The innermost lock that matches and is held at this moment.
 pub(crate) fn held_that(wanted: impl Fn(&Held) -> bool) -> Option<Held> {
     SCOPE
         .try_with(|innermost| {
@@ -152,12 +153,12 @@ pub(crate) fn held_that(wanted: impl Fn(&Held) -> bool) -> Option<Held> {
         .ok()?
 }
 
-/// Notes that the running code waits for a lock, and warns if it holds others in another spec than before.
+/// Notes that the running code waits for a lock. Warns if these locks were asked for in another order before.
 #[cfg(debug_assertions)]
 pub(crate) fn note_wait(spec: &Spec<'_>) {
     let holds = holds();
     let around = holds.iter().map(|(held, keeps)| {
-        // Of a write hold that has become a reader's, what it has become.
+        // If a write hold was downgraded, this has the permits of the read hold.
         let (lease, request) = (held.lease(), &held.lease().request);
         Around {
             called: Called {
@@ -169,7 +170,7 @@ pub(crate) fn note_wait(spec: &Spec<'_>) {
                 permits: lease.permits(),
                 capacity: request.capacity.get(),
             },
-            // Each client remembers its own.
+            // Each client keeps a record of its own locks.
             keeps: *keeps && held.is_of_client(spec.client),
         }
     });
@@ -181,9 +182,9 @@ pub(crate) fn note_wait(spec: &Spec<'_>) {
     spec.client.inversions.asked_for(wanted, &around);
 }
 
-/// What the running code is inside of and what is held at this moment, the innermost first; and whether the
-/// running code itself keeps it so. What is around a scope that was [carried](Held::scope) into another task
-/// is not kept by that task.
+/// The locks that the running code is inside of and that are held at this moment, the innermost first. The flag tells
+/// whether the running code itself keeps the lock held: a task that a scope was [carried](Held::scope) into does not
+/// keep the locks around that scope.
 #[cfg(debug_assertions)]
 fn holds() -> Vec<(Held, bool)> {
     let Some(innermost) = around() else {
@@ -196,11 +197,11 @@ fn holds() -> Vec<(Held, bool)> {
         .collect()
 }
 
-/// Takes a lock that the caller holds already, as `outer`: same ticket, same token, no request.
+/// Takes a lock again that the caller holds already, as `outer`: same ticket, same token, and no request to the store.
 ///
 /// # Cancel safety
 ///
-/// The turn that is waited for is a place in a queue of tokio's, which goes with the future.
+/// Dropping the future gives up its position in tokio's queue of the semaphore.
 pub(crate) async fn reenter(
     spec: &Spec<'_>,
     outer: Guard,
@@ -213,22 +214,23 @@ pub(crate) async fn reenter(
     }
     if spec.is_exclusive() && !outer.writes() {
         return Err(Error::would_deadlock(
-            "the caller holds the read side and would wait for himself; release it and take the write side",
+            "the caller holds the read side and would wait for itself; release it and take the write side",
         ));
     }
     let permits = match outer.is_exclusive() {
         true => Some(permits(spec, &outer, budget).await?),
-        // Readers do not keep each other out.
+        // Readers do not exclude each other.
         false => None,
     };
-    // Perhaps while waiting for the turn.
+    // The lock may have been lost while this waited for its turn.
     if let Some(error) = outer.loss() {
         return Err(error);
     }
     Ok(Guard::inside(outer, permits, spec))
 }
 
-/// Two branches of a `join!` that both take the lock again exclude each other as strangers would.
+/// The turn of an inner hold. Two branches of a `join!` that both take the lock again exclude each other, as two tasks
+/// would.
 async fn permits(spec: &Spec<'_>, outer: &Guard, budget: &Budget) -> Result<InnerPermits, Error> {
     let permits = if spec.is_exclusive() {
         INNER_PERMITS
@@ -244,7 +246,7 @@ async fn permits(spec: &Spec<'_>, outer: &Guard, budget: &Budget) -> Result<Inne
     let permits = shared.by(budget.give_up, inner_permits.acquire_many_owned(permits));
     match permits.await {
         Some(Ok(permits)) => Ok(permits),
-        // It is never closed.
+        // The semaphore is never closed.
         Some(Err(_)) => Err(Error::lost(LostReason::Released)),
         None => Err(budget.timeout(spec)),
     }

@@ -9,13 +9,12 @@ use crate::hold::Guard;
 use crate::lock::Lock;
 use crate::request::FULL;
 
-/// A semaphore on a name: at most `capacity` permits are out at any time.
+/// A semaphore on a name: at most `capacity` permits are taken at any time.
 ///
-/// Everybody who uses the name must state the same capacity; while it is in use, another one is
-/// refused with [`CapacityMismatch`](crate::ErrorKind::CapacityMismatch).
+/// All users of the name must state the same capacity. While the semaphore is in use, another capacity is refused with
+/// [`CapacityMismatch`](crate::ErrorKind::CapacityMismatch).
 ///
-/// Fair: a small request does not pass a large one that waits. Its permits are taken and returned
-/// all at once.
+/// Fair: a small request does not pass a large one that waits. The permits of a request are taken all at once.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -44,7 +43,7 @@ impl Semaphore {
         }
     }
 
-    /// So many permits at once: 1 to the capacity. Anything else is reported as
+    /// This number of permits at once: 1 to the capacity. Anything else is reported as
     /// [`Config`](crate::ErrorKind::Config) when the permits are asked for.
     pub fn permits(&self, permits: u32) -> Lock {
         Lock::new(&self.client, self.name.clone(), self.share(permits))

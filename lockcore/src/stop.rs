@@ -1,4 +1,4 @@
-//! When the process is asked to end. What becomes of its locks then is in `locks`, at `shutdown`.
+//! Waits until the process is asked to end. The end of its locks is in `locks`, at `shutdown`.
 
 use std::future::Future;
 use std::io;
@@ -9,15 +9,15 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 #[cfg(windows)]
 use tokio::signal::windows::{CtrlC as Signal, ctrl_c};
 
-/// Resolves when the process is asked to end: by Ctrl-C, or by SIGTERM, which service managers and container
-/// runtimes send before they kill. On Windows by Ctrl-C only.
+/// Resolves when the process is asked to end: by Ctrl-C, or by SIGTERM, which service managers and container runtimes
+/// send before they kill. On Windows only by Ctrl-C.
 ///
-/// From this call on neither of them ends the process by itself any more, as long as it runs: stop the work, call
-/// [`shutdown`](crate::shutdown) or [`Locks::shutdown`](crate::Locks::shutdown), and return from `main`. A
-/// process that a signal kills leaves its locks taken until their leases are over.
+/// From this call on, these signals do not end the process by themselves any more, until it exits. So stop the work,
+/// call [`shutdown`](crate::shutdown) or [`Locks::shutdown`](crate::Locks::shutdown), and return from `main`. A process
+/// that is killed by a signal leaves its locks taken until their leases are over.
 ///
-/// A signal that comes after the call and before the future is polled is not missed. Each future is resolved by
-/// the first signal after its call.
+/// A signal that comes after the call and before the first poll is not missed. Each future is resolved by the first
+/// signal after its call.
 ///
 /// # Panics
 ///
@@ -29,8 +29,8 @@ use tokio::signal::windows::{CtrlC as Signal, ctrl_c};
 ///
 /// # Examples
 ///
-/// A loop that works under a lock. The servers of axum and tonic take the future as it is, for
-/// `with_graceful_shutdown` and `serve_with_shutdown`.
+/// A loop that works under a lock. The servers of axum and tonic take this future directly, in `with_graceful_shutdown`
+/// and `serve_with_shutdown`.
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -74,7 +74,7 @@ async fn received(signal: io::Result<Signal>) {
     let told = match signal {
         Ok(mut signal) => signal.recv().await,
         Err(error) => {
-            tracing::warn!(%error, "cannot listen to a signal, which ends the process at once then");
+            tracing::warn!(%error, "cannot listen for a signal; if it comes, it ends the process at once");
             None
         }
     };
