@@ -1,8 +1,8 @@
 //! The clock that leases are judged by, and nothing else: no timers, no wall clock.
 //!
-//! It is `CLOCK_BOOTTIME` where there is one, because it goes on while the machine is suspended
-//! and nobody can set it. `std::time::Instant` stops during suspend on Linux, so a laptop that
-//! slept an hour would still believe in a ten-second lease.
+//! It is `CLOCK_BOOTTIME` where that exists, because it runs on while the machine is suspended, and nobody can set it.
+//! `std::time::Instant` stands still during a suspend on Linux: a laptop that slept for an hour would still rely on a
+//! ten-second lease.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -44,7 +44,7 @@ fn nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Where instants come from; a test uses one that it advances by hand.
+/// The source of instants. A test uses one that it advances by hand.
 #[derive(Clone, Debug)]
 pub(crate) struct Clock(Source);
 
@@ -85,7 +85,7 @@ impl Clock {
         }
     }
 
-    /// How long a timer has to run until this clock shows `at`, if nobody advances it.
+    /// How long a timer has to run until this clock shows `at`, if no test advances the clock.
     pub(crate) fn time_to(&self, at: Instant) -> Duration {
         match &self.0 {
             Source::Hand(hand) if matches!(*hand.reading(), Reading::StandsAt(_)) => Duration::MAX,
@@ -93,8 +93,8 @@ impl Clock {
         }
     }
 
-    /// Resolves when somebody has advanced the clock since this call. An advance is told, so that whoever
-    /// sleeps until some time on this clock can look again; a machine that was suspended tells nobody.
+    /// Resolves when a test has advanced the clock since this call. With this, a task that sleeps until some time on
+    /// this clock can check the time again. A suspend of the machine sends no such notification.
     pub(crate) fn advanced(&self) -> impl Future<Output = ()> + Send {
         // Registered by this call, not by the first poll.
         let advanced = match &self.0 {
@@ -109,7 +109,7 @@ impl Clock {
         }
     }
 
-    /// Moves a clock from [`by_hand`](Self::by_hand) ahead and tells it; other clocks do not move.
+    /// Moves a clock from [`by_hand`](Self::by_hand) ahead, and notifies. Other clocks do not move.
     pub(crate) fn advance(&self, by: Duration) {
         if let Source::Hand(hand) = &self.0 {
             hand.reading().advance(by);
@@ -117,7 +117,7 @@ impl Clock {
         }
     }
 
-    /// Makes a clock from [`by_hand`](Self::by_hand) move by [`advance`](Self::advance) alone.
+    /// From now on, a clock from [`by_hand`](Self::by_hand) moves only by [`advance`](Self::advance).
     pub(crate) fn stop(&self) {
         if let Source::Hand(hand) = &self.0 {
             let mut reading = hand.reading();
@@ -125,7 +125,7 @@ impl Clock {
         }
     }
 
-    /// As the machine's suspend moves it: nobody is told.
+    /// Moves the clock as a suspend of the machine does: without a notification.
     #[cfg(test)]
     pub(crate) fn suspend(&self, by: Duration) {
         if let Source::Hand(hand) = &self.0 {
@@ -159,7 +159,7 @@ impl Reading {
 fn boot_time() -> Instant {
     #[cfg(any(target_os = "linux", target_os = "android"))]
     const CLOCK: rustix::time::ClockId = rustix::time::ClockId::Boottime;
-    // Elsewhere the monotonic clock is what there is; on macOS it counts suspend as well.
+    // Other systems have only the monotonic clock. On macOS it includes the time of a suspend too.
     #[cfg(not(any(target_os = "linux", target_os = "android")))]
     const CLOCK: rustix::time::ClockId = rustix::time::ClockId::Monotonic;
 

@@ -1,4 +1,4 @@
-//! The one error of the public API: few kinds, each saying what it did to the lock.
+//! The one error of the public API. It has few kinds, and each says what happened to the lock.
 
 use std::fmt;
 use std::time::Duration;
@@ -16,34 +16,33 @@ struct Inner {
     was_held: bool,
 }
 
-/// What happened, and with it what is known about the lock.
+/// What happened, and what is known about the lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ErrorKind {
     /// Nothing has been taken, nothing is left behind, and nothing has changed:
     ///
-    /// - held, or others wait for it, and the caller would not wait;
-    /// - the caller would wait, and ten thousand tickets are at the store before him, those that hold
-    ///   included, or as many wait in the line of this process;
+    /// - the lock is held, or others wait for it, and the caller did not want to wait;
+    /// - the caller wanted to wait, but ten thousand tickets of this name are at the store already (holders included),
+    ///   or as many callers wait in the line of this process;
     /// - another guard stands in the way of a [downgrade](crate::Guard::downgrade).
     Busy,
-    /// Waited as long as was allowed, in the store's line or in that of this process. Nothing is held.
+    /// The caller waited as long as allowed, in the store's line or in the line of this process. Nothing is held.
     Timeout,
-    /// Was held, and is no more: somebody else may hold it now. Or it was asked of a client that is
-    /// shut down, and nothing was taken; [`Error::was_held`] tells the two apart.
+    /// The lock was held, and is not held any more: somebody else may hold it now. Or the client was shut down before
+    /// the lock was taken. [`Error::was_held`] tells the two apart.
     Lost(LostReason),
     /// The store is down or refuses. Nothing is held.
     Unavailable,
-    /// Asked, and the answer never came: the lock may have been taken for a moment. Its release is
-    /// on the way and is tried until it is acknowledged or the lease has run out.
+    /// The lock was asked for, and the answer never came: it may have been taken for a moment. Its release is on the
+    /// way, and is tried until the store acknowledges it or the lease has run out.
     Unknown,
     /// The name is in use with another capacity. Nothing is held.
     CapacityMismatch,
-    /// The caller himself is what stands in the way: he asks for the write side while he holds the
-    /// read side, or again for a lock that is not [reentrant](crate::Lock::reentrant). What he held
-    /// he still holds.
+    /// The caller would wait for itself: it asks for the write side while it holds the read side, or asks again for a
+    /// lock that is not [reentrant](crate::Lock::reentrant). It still holds what it held before.
     WouldDeadlock,
-    /// A mistake in URL, credentials, name, or duration, or in what is asked of a shared lock: trying
+    /// A mistake in a URL, credentials, a name or a duration, or an operation that a shared lock does not have. Trying
     /// again will not help.
     Config,
 }
@@ -52,18 +51,18 @@ pub enum ErrorKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LostReason {
-    /// The lease ran out: no renewal was acknowledged in time, or it was taken
-    /// [without renewal](crate::Lock::renew).
+    /// The lease ran out: no renewal was acknowledged in time, or the lock was taken [without
+    /// renewal](crate::Lock::renew).
     Expired,
-    /// The store does not know the ticket any more: it restarted, lost data, or somebody deleted it.
+    /// The store does not know the ticket any more: the store restarted or lost data, or somebody deleted the ticket.
     Taken,
     /// [`Locks::shutdown`](crate::Locks::shutdown) released it.
     Shutdown,
     /// It was held as long as [`Lock::max_hold`](crate::Lock::max_hold) allows.
     MaxHold,
-    /// It was released: this is a [`Held`](crate::Held) that has outlived its guard.
+    /// It was released, and this is a [`Held`](crate::Held) that exists longer than its guard.
     Released,
-    /// This process is a forked child: the lock is its parent's.
+    /// This process is a forked child: the lock belongs to its parent.
     Forked,
 }
 
@@ -80,14 +79,14 @@ impl Error {
         self.0.name.as_deref()
     }
 
-    /// Whether this caller may hold the lock all the same: true for [`ErrorKind::Unknown`] only.
+    /// Whether this caller may hold the lock all the same. True only for [`ErrorKind::Unknown`].
     #[must_use]
     pub fn may_hold(&self) -> bool {
         self.0.kind == ErrorKind::Unknown
     }
 
-    /// Whether the lock was held before, so that part of the work under it may be done: true for
-    /// [`ErrorKind::Lost`], unless the lock was asked of a client that is shut down, and never taken.
+    /// Whether the lock was held before, so that part of the work under it may be done. True for [`ErrorKind::Lost`],
+    /// except when the client was shut down before the lock was taken.
     ///
     /// ```
     /// use std::time::Duration;
@@ -106,8 +105,8 @@ impl Error {
         self.0.was_held
     }
 
-    /// When it is sensible to ask again, if that is known: for [`ErrorKind::Busy`] the time after
-    /// which the lock is free if nobody renews it.
+    /// How long to wait before it makes sense to ask again, if that is known. For [`ErrorKind::Busy`] this is the time
+    /// after which the lock is free if its holder does not renew it.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         self.0.retry_after
@@ -141,7 +140,7 @@ impl Error {
         error
     }
 
-    /// For a caller who would wait.
+    /// For a caller that wanted to wait.
     pub(crate) fn crowded(retry_in: Option<Duration>) -> Self {
         let mut error = Self::new(ErrorKind::Busy, "too many wait for it already");
         error.0.retry_after = retry_in;
@@ -177,7 +176,7 @@ impl Error {
         Self::new(ErrorKind::Lost(reason), message)
     }
 
-    /// A lock was asked for, and the client is shut down.
+    /// A lock was asked for after the client was shut down.
     pub(crate) fn shut_down() -> Self {
         let text = "not taken: the client was shut down";
         let mut error = Self::new(ErrorKind::Lost(LostReason::Shutdown), text);
@@ -185,7 +184,7 @@ impl Error {
         error
     }
 
-    /// Of a lease, which the keeper renews or not.
+    /// The loss of a lease. `renewed` tells whether the keeper renewed it.
     pub(crate) fn lost_lease(reason: LostReason, renewed: bool) -> Self {
         match (reason, renewed) {
             (LostReason::Expired, false) => {
@@ -197,8 +196,8 @@ impl Error {
         }
     }
 
-    /// The holder, or one of several, is a guard of the client that asked. Whether it is the caller's own,
-    /// only the caller knows.
+    /// A guard of the same client holds the lock, or some of its permits. Only the caller knows whether that guard is
+    /// its own.
     pub(crate) fn held_here(mut self, all_of_it: bool) -> Self {
         self.0.message += match all_of_it {
             true => {
@@ -216,7 +215,7 @@ impl Error {
         Self::new(ErrorKind::WouldDeadlock, message)
     }
 
-    /// The name is in use otherwise than it was asked for.
+    /// The name is in use with another capacity than the request's.
     pub(crate) fn capacity_mismatch(asked: &str, in_use: &str) -> Self {
         Self::new(
             ErrorKind::CapacityMismatch,
@@ -224,7 +223,7 @@ impl Error {
         )
     }
 
-    /// The same trouble as it is for somebody who has not asked yet; `None` if it is not the store's.
+    /// The same error for a caller that has not sent a request yet. `None` if the store is not the cause.
     pub(crate) fn as_refusal(&self) -> Option<Self> {
         match self.0.kind {
             ErrorKind::Unavailable | ErrorKind::Config => Some(self.clone()),
@@ -237,8 +236,7 @@ impl Error {
         }
     }
 
-    /// For what has been done already, as far as it is this process's to do: `Config` would say that it has
-    /// not.
+    /// For a change that has already happened in this process: the kind `Config` would say that nothing has changed.
     pub(crate) fn unavailable_if_config(self) -> Self {
         match self.0.kind {
             ErrorKind::Config => Self::unavailable(self.0.message),
@@ -263,7 +261,7 @@ impl fmt::Display for Error {
     }
 }
 
-/// The sentence, because this is what a `main` that returns the error prints, and `unwrap`. `{:#?}` has the
+/// Shows the sentence, because `unwrap`, and a `main` that returns the error, print this form. `{:#?}` shows the
 /// fields.
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -1,4 +1,4 @@
-//! Hashing of what is random already: identities, and names that carry their keyed hash with them.
+//! Hashing of keys that are random already: ids, and names, which store their keyed hash.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -6,7 +6,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 /// A map of keys whose `Hash` is one random `u64`.
 pub(crate) type Prehashed<K, V> = HashMap<K, V, BuildHasherDefault<Identity>>;
 
-/// Hands on the one `u64` that it is fed.
+/// Returns the one `u64` that it is given.
 #[derive(Default)]
 pub(crate) struct Identity(u64);
 
@@ -16,7 +16,7 @@ impl Hasher for Identity {
     }
 
     fn write(&mut self, bytes: &[u8]) {
-        // Not for such keys; still a hash, if a poor one.
+        // The keys here do not use this. It is still a hash, but a poor one.
         for byte in bytes {
             self.0 = self.0.rotate_left(8) ^ u64::from(*byte);
         }

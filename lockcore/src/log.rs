@@ -1,5 +1,5 @@
-//! What the keeper's thread has to log. A subscriber is the user's code: it may block or panic, and
-//! on the keeper's thread either would cost leases. So there it runs elsewhere, in order.
+//! The log lines of the keeper's thread. A subscriber is the user's code: it may block or panic, and on the keeper's
+//! thread either would cost leases. So those lines are logged on another thread, in order.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -11,7 +11,7 @@ use tracing::Level;
 use tracing::dispatcher::{self, DefaultGuard, Dispatch};
 use tracing::level_filters::LevelFilter;
 
-/// Lines that wait for a subscriber that blocks. Further ones are dropped and counted.
+/// The most lines that wait for a subscriber that blocks. Further lines are dropped and counted.
 const MOST_WAITING: usize = 10_000;
 
 thread_local! {
@@ -26,7 +26,7 @@ pub(crate) struct Log(Arc<Mutex<Lines>>);
 struct Lines {
     waiting: VecDeque<Box<dyn FnOnce() + Send>>,
     dropped: u64,
-    /// A thread says them.
+    /// A thread is logging them.
     said: bool,
 }
 
@@ -36,8 +36,8 @@ pub(crate) struct Silence {
 }
 
 impl Silence {
-    /// From now on nothing that this thread traces reaches a subscriber, not even what drivers
-    /// trace. Our own lines do, through [`Log`].
+    /// From now on, nothing that this thread traces reaches a subscriber, not even traces of drivers. Our own lines do,
+    /// through [`Log`].
     pub(crate) fn on_this_thread() -> Self {
         ON_KEEPER.set(true);
         Self {
@@ -47,7 +47,7 @@ impl Silence {
 }
 
 impl Log {
-    /// Logs a line: here, or on another thread if this one must not wait.
+    /// Logs a line: on this thread, or on another one if this thread must not wait.
     pub(crate) fn say(&self, level: Level, keeper: &Handle, line: impl FnOnce() + Send + 'static) {
         if level > LevelFilter::current() {
             return;
@@ -80,7 +80,7 @@ impl Log {
                 let _ = catch_unwind(|| tracing::warn!(dropped, "the subscriber was too slow"));
             }
             let Some(line) = line else { return };
-            // Its panic has been reported by the hook; the lines behind it are still to be said.
+            // The panic hook has reported the panic. The lines behind this one still have to be logged.
             let _ = catch_unwind(AssertUnwindSafe(line));
         }
     }
@@ -90,8 +90,8 @@ impl Log {
     }
 }
 
-/// Runs something that wakes users' tasks or tells them something. Their wakers are their code: a
-/// panic in there must not end the thread that keeps the leases. The panic hook has reported it.
+/// Runs code that wakes users' tasks or notifies them. Their wakers are users' code: a panic in one must not end the
+/// thread that keeps the leases. The panic hook has reported it.
 pub(crate) fn guarded(work: impl FnOnce()) {
     let _ = catch_unwind(AssertUnwindSafe(work));
 }

@@ -1,4 +1,4 @@
-//! The name of a lock, and how it is written where a store has an alphabet and a limit of its own.
+//! The name of a lock, and the key for stores that have limits of their own.
 
 use std::fmt;
 use std::hash::{BuildHasher, Hash, Hasher, RandomState};
@@ -11,7 +11,7 @@ use crate::error::Error;
 /// Separates namespace, layout version and name in a key.
 const SEPARATOR: char = ':';
 
-/// Longer names are a mistake rather than a name; what a store cannot keep whole is hashed.
+/// A longer name is probably a mistake. Names that are too long for a store's keys are hashed.
 pub(crate) const MAX_NAME_LEN: usize = 4096;
 const MAX_NAMESPACE_LEN: usize = 64;
 
@@ -52,7 +52,7 @@ pub struct Name(Arc<Parts>);
 
 #[derive(Debug, PartialEq, Eq)]
 struct Parts {
-    /// Keyed, because names come from outside; computed once, because maps ask for it often.
+    /// Keyed, because names come from outside. Computed once, because maps ask for it often.
     hash: u64,
     namespace: Namespace,
     name: String,
@@ -103,13 +103,13 @@ impl Name {
         &self.0.name
     }
 
-    /// The key at a store that takes printable text of at most `limit` bytes after the prefix:
+    /// The key for a store that takes printable text of at most `limit` bytes after the prefix:
     /// `namespace:version:{name}`. No two names have the same key.
     ///
-    /// Braces delimit the name, so that a Redis Cluster keeps all keys of one name in one slot.
-    /// Inside them `{ } / %`, white space and control characters are written `%XX`. A name that is
-    /// longer than `limit` when so written becomes a readable prefix and the SHA-256 of the whole;
-    /// such a key is longer than every unhashed one, so the two kinds cannot meet.
+    /// The name is in braces, so that a Redis Cluster keeps all keys of one name in one slot. Inside the braces `{ } /
+    /// %`, white space and control characters are written `%XX`. If the name is then longer than `limit`, the key has a
+    /// readable prefix of it and the SHA-256 of the whole name. Such a key is longer than every key without a hash, so
+    /// the two kinds cannot collide.
     #[must_use]
     pub fn key(&self, version: u32, limit: usize) -> String {
         let mut key = format!(
@@ -201,8 +201,8 @@ mod tests {
         assert!(Name::new(namespace, "x".repeat(MAX_NAME_LEN)).is_ok());
     }
 
-    /// 0 collisions in 1,000,000 pairs. 2,000 names that are built from what usually collides
-    /// (escapes, their own escaped forms, hashed forms, common prefixes) make 1,999,000 pairs.
+    /// No collision in 1,000,000 pairs. 2,000 names make 1,999,000 pairs. They are built from parts that collide
+    /// easily: escapes, their own escaped forms, hashed forms, common prefixes.
     #[test]
     fn no_two_names_share_a_key() {
         let mut random = fastrand::Rng::with_seed(7);

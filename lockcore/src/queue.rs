@@ -1,30 +1,30 @@
-//! The rule as plain code: one name's tickets in order, and who of them holds. No clock and no
-//! I/O; time is a number that the caller passes in. The memory store runs on it, and it is the
-//! reference that random histories on every other store are checked against.
+//! The rule as plain code: the tickets of one name in order, and which of them hold. No clock and no I/O: time is a
+//! number that the caller passes in. The memory store uses it, and the tests compare every other store with it in
+//! random histories.
 
 use std::collections::VecDeque;
 
 use crate::request::Id;
 use crate::token::MAX_TICKET;
 
-/// Who would have to stand behind so many tickets, those that hold included, is refused: a line is not to grow without
-/// end because somebody asks without end. A line of so many still fits into the megabyte that an answer of ZooKeeper may
-/// have; who can hold at once is let in, however many do.
+/// A request is refused if it would have to wait behind this many tickets, holders included. A line must not grow
+/// without end if somebody asks without end. A line of this length still fits into the megabyte that an answer of
+/// ZooKeeper may have. A request that can hold at once is always accepted.
 pub const MOST_TICKETS: usize = 10_000;
 
-/// One name's tickets. `T` is what the caller wants to find again on a ticket.
+/// The tickets of one name. `T` is data that the caller keeps with a ticket.
 #[derive(Clone, Debug)]
 pub struct Queue<T> {
     /// Ascending ticket numbers. The first `granted` of them hold, the others wait.
     tickets: VecDeque<Ticket<T>>,
     granted: usize,
-    /// The permits of the granted.
+    /// The permits of the tickets that hold.
     permits_out: u64,
-    /// The number drawn last; survives an empty queue, so that numbers only rise.
+    /// The last number that was given. It survives an empty queue, so that numbers only rise.
     last: u64,
 }
 
-/// A place in line.
+/// A ticket in line, or one that holds.
 #[derive(Clone, Debug)]
 pub struct Ticket<T> {
     /// Its number.
@@ -33,18 +33,18 @@ pub struct Ticket<T> {
     pub id: Id,
     /// How many permits it takes.
     pub permits: u32,
-    /// The capacity it was asked with.
+    /// The capacity of its request.
     pub capacity: u32,
     /// When it ends without a renewal.
     pub expires_at: u64,
-    /// The caller's.
+    /// The caller's data.
     pub payload: T,
 }
 
 /// Why [`Queue::enqueue`] took no ticket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoTicket {
-    /// The permits are not free, and the request was not to wait or would wait behind [`MOST_TICKETS`].
+    /// The permits are not free, and the request does not wait, or would wait behind [`MOST_TICKETS`].
     Busy,
     /// The oldest ticket has this capacity.
     CapacityMismatch(u32),
@@ -52,9 +52,10 @@ pub enum NoTicket {
     Exhausted,
 }
 
-/// The rule for a line, oldest ticket first, each with its permits and its capacity: how many of the oldest hold.
+/// The rule for a line: returns how many of the oldest tickets hold. The line has the permits and the capacity of each
+/// ticket, oldest first.
 ///
-/// Tickets that disagree about the capacity never hold together.
+/// Tickets with different capacities never hold together.
 #[must_use]
 pub fn granted(line: impl IntoIterator<Item = (u32, u32)>) -> usize {
     let mut line = line.into_iter().peekable();
@@ -81,12 +82,12 @@ impl<T> Default for Queue<T> {
 }
 
 impl<T> Queue<T> {
-    /// Adds a ticket at the end, with a number of at least `floor`. Returns the number and whether
-    /// it holds at once. Call [`expire`](Self::expire) first.
+    /// Adds a ticket at the end, with a number of at least `floor`. Returns the number, and whether the ticket holds at
+    /// once. Call [`expire`](Self::expire) first.
     ///
     /// # Errors
     ///
-    /// [`NoTicket`]; the queue is then as it was.
+    /// [`NoTicket`]. The queue has not changed then.
     #[allow(clippy::too_many_arguments)] // a ticket's fields; a struct would only rename them
     pub fn enqueue(
         &mut self,
@@ -129,24 +130,24 @@ impl<T> Queue<T> {
         Ok((number, holds))
     }
 
-    /// Finds a ticket and whether it holds.
+    /// Finds a ticket, and whether it holds.
     pub fn find(&mut self, id: Id) -> Option<(&mut Ticket<T>, bool)> {
         let at = self.position(id)?;
         Some((&mut self.tickets[at], at < self.granted))
     }
 
-    /// The oldest of those that wait.
+    /// The oldest ticket that waits.
     pub fn first_in_line(&self) -> Option<&Ticket<T>> {
         self.tickets.get(self.granted)
     }
 
-    /// Whether a ticket is the oldest of those that wait.
+    /// Whether a ticket is the oldest one that waits.
     pub fn is_first_in_line(&self, id: Id) -> bool {
         self.first_in_line().is_some_and(|first| first.id == id)
     }
 
-    /// Removes a ticket. Returns whether it was there, and how many tickets hold newly because of
-    /// it: they are the last of [`holders`](Self::holders).
+    /// Removes a ticket. Returns whether it was there, and how many tickets now hold because of that. These are the
+    /// last ones of [`holders`](Self::holders).
     pub fn remove(&mut self, id: Id) -> (bool, usize) {
         match self.position(id) {
             Some(at) => {
@@ -157,8 +158,8 @@ impl<T> Queue<T> {
         }
     }
 
-    /// Lets a ticket keep no more than so many permits; it never gets more. Returns how many tickets
-    /// hold newly because of it, which may be the ticket itself.
+    /// Reduces a ticket to this number of permits; it never gets more. Returns how many tickets now hold because of
+    /// that. The ticket itself may be one of them.
     pub fn shrink(&mut self, id: Id, permits: u32) -> usize {
         let Some(at) = self.position(id) else {
             return 0;
@@ -172,7 +173,7 @@ impl<T> Queue<T> {
         self.grant()
     }
 
-    /// Removes every ticket that ended before or at `now`. Returns how many hold newly.
+    /// Removes every ticket that ended before or at `now`. Returns how many tickets now hold because of that.
     pub fn expire(&mut self, now: u64) -> usize {
         let mut at = 0;
         while at < self.tickets.len() {
@@ -185,12 +186,12 @@ impl<T> Queue<T> {
         self.grant()
     }
 
-    /// Those that hold, oldest first.
+    /// The tickets that hold, oldest first.
     pub fn holders(&self) -> impl DoubleEndedIterator<Item = &Ticket<T>> + ExactSizeIterator {
         self.tickets.range(..self.granted)
     }
 
-    /// All tickets, oldest first, each with whether it holds.
+    /// All tickets, oldest first, and for each whether it holds.
     pub fn tickets(&self) -> impl Iterator<Item = (&Ticket<T>, bool)> {
         let granted = self.granted;
         self.tickets
@@ -199,12 +200,12 @@ impl<T> Queue<T> {
             .map(move |(at, ticket)| (ticket, at < granted))
     }
 
-    /// Whether nobody holds or waits.
+    /// Whether there are no tickets.
     pub fn is_empty(&self) -> bool {
         self.tickets.is_empty()
     }
 
-    /// The number drawn last.
+    /// The last number that was given.
     pub fn last(&self) -> u64 {
         self.last
     }
@@ -223,7 +224,7 @@ impl<T> Queue<T> {
         }
     }
 
-    /// Grants from the front of the line as long as the permits suffice; nobody is passed over.
+    /// Grants from the front of the line while the permits suffice. No ticket is skipped.
     fn grant(&mut self) -> usize {
         let mut newly = 0;
         while let Some(next) = self.tickets.get(self.granted) {
@@ -243,7 +244,7 @@ impl<T> Queue<T> {
 mod tests {
     use super::*;
 
-    /// The rule of the module's first sentence, computed afresh from the whole list.
+    /// The rule, computed from the whole list each time.
     fn rule(tickets: &[(u32, u32)]) -> Vec<bool> {
         let mut older = 0u64;
         tickets

@@ -1,4 +1,4 @@
-//! What is asked of a store: a ticket of so many permits on a name.
+//! The request to a store: a ticket for a number of permits of a name.
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
@@ -12,27 +12,27 @@ use crate::name::Name;
 
 /// The capacity of a mutex and of a read/write lock: a writer takes all of it, a reader one permit.
 ///
-/// It is wire format: versions that disagree about it would not exclude each other.
+/// It is a part of the wire format: versions with different values would not exclude each other.
 pub const FULL: NonZeroU32 = NonZeroU32::new(1 << 30).expect("not zero");
 
-/// Names one ticket and proves its ownership: 128 bits from the operating system's generator,
-/// drawn before the first byte of the request is sent. At a store that only this process sees, a count.
+/// Names one ticket and proves its ownership. It has 128 bits from the operating system's random generator, drawn
+/// before the first byte of the request is sent. At a store that only this process sees, it is a counter.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Id(u128);
 
 impl Hash for Id {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        state.write_u64(self.0 as u64); // half of it is random enough
+        state.write_u64(self.0 as u64); // half of the bits are random enough
     }
 }
 
 impl Id {
-    /// Draws one for a request that is about to be sent.
+    /// Draws an id for a request that is about to be sent.
     ///
-    /// One system call each, and none ahead of need: what lies in memory is in every copy of that
-    /// memory. Two clones of a virtual machine's image, or of a process that was checkpointed, would
-    /// ask with the same id, and a store would grant both the same ticket. What remains is the time
-    /// between this call and the answer to the request.
+    /// Each id costs one system call, and none are drawn in advance: a value in memory is in every copy of that memory.
+    /// Two clones of a virtual machine's image, or of a checkpointed process, would ask with the same id, and a store
+    /// would give both the same ticket. With this, that can only happen to a copy made between this call and the answer
+    /// to the request.
     pub(crate) fn draw() -> Result<Self, Error> {
         let mut bytes = [0; 16];
         getrandom::fill(&mut bytes).map_err(|error| {
@@ -43,18 +43,18 @@ impl Id {
         Ok(Self(u128::from_ne_bytes(bytes)))
     }
 
-    /// Counts one, for a store that only this process sees. A copy of the process's memory has a copy
-    /// of that store too, so the same id there means another ticket.
+    /// Counts an id, for a store that only this process sees. A copy of the process's memory also has a copy of that
+    /// store, so there the same id belongs to another ticket.
     pub(crate) fn count() -> Self {
         static LAST: AtomicU64 = AtomicU64::new(0);
         let count = LAST.fetch_add(1, Ordering::Relaxed);
-        // Maps hash by the low half, so that half is spread: by 2⁶⁴ over the golden ratio, which is odd, so
-        // that no two counts meet (Knuth, The Art of Computer Programming, vol. 3, 6.4).
+        // Maps hash by the low half, so the count is spread over it: multiplied by 2⁶⁴ divided by the golden ratio,
+        // which is odd, so that no two counts collide (Knuth, The Art of Computer Programming, vol. 3, 6.4).
         let spread = count.wrapping_mul(0x9e37_79b9_7f4a_7c15);
         Self(u128::from(count) << 64 | u128::from(spread))
     }
 
-    /// Reads what `Display` wrote; `None` for anything else.
+    /// Parses the text that `Display` writes. `None` for anything else.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let well_formed = text.len() == 32 && text.bytes().all(|b| b.is_ascii_hexdigit());
@@ -68,7 +68,7 @@ impl fmt::Display for Id {
     }
 }
 
-/// Shows a part only: who knows the whole id can release the ticket, and logs are read by many.
+/// Shows only a part, because everybody who knows the whole id can release the ticket, and many people read logs.
 impl fmt::Debug for Id {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:08x}…", self.0 >> 96)
@@ -78,24 +78,23 @@ impl fmt::Debug for Id {
 /// A request for a ticket, as a store sees it.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// What is locked.
+    /// The name of the lock.
     pub name: Name,
-    /// The ticket's identity; the same request may be sent again with it, and means the same.
+    /// The identity of the ticket. The same request may be sent again with it, and has the same meaning.
     pub id: Id,
-    /// How many permits; at most `capacity`.
+    /// How many permits, at most `capacity`.
     pub permits: NonZeroU32,
     /// How many permits there are on this name.
     pub capacity: NonZeroU32,
     /// How long the ticket lives without a renewal, as holder and as waiter.
     pub ttl: Duration,
-    /// Whether to queue when the permits are not free; otherwise nothing is left behind.
+    /// Whether to queue when the permits are not free. If not, nothing is left behind.
     pub wait: bool,
-    /// The highest ticket number that this client has seen on any name. A store that lost its data
-    /// goes on above it, unless it lies more than a day ahead of the store's clock.
+    /// The highest ticket number that this client has seen on any name. A store that lost its data continues above it,
+    /// unless it is more than a day ahead of the store's clock.
     pub highest_seen: u64,
-    /// The owner of the ticket, for people: `host/pid/client`, and what the application says of itself, if it does, after a
-    /// space. Text without control characters and line breaks, which [`Place::new`](crate::Place::new) takes
-    /// apart again.
+    /// The owner of the ticket, for people: `host/pid/client`, followed by a space and the application's text, if it
+    /// has set one. Without control characters and line breaks. [`Place::new`](crate::Place::new) splits it again.
     pub owner: Arc<str>,
 }
 

@@ -1,9 +1,8 @@
-//! What the core's tasks and threads meet at: its mutexes, atomics, notifications and channels. They
-//! are those of std and tokio, and in the models of `loom` the ones that can be stopped before every
-//! step.
+//! The synchronization types of the core: its mutexes, atomics, notifications and channels. They come from std and
+//! tokio. In the models of `loom` they are replaced by types that loom can stop before every step.
 //!
-//! A mutex of std must not be held while one of these is used: all threads of a model share one
-//! thread of the system, which would wait for itself.
+//! A mutex of std must not be held while one of these is used: all threads of a model share one system thread, which
+//! would wait for itself.
 
 #[cfg(all(test, lockcore_loom))]
 pub(crate) use modelled::{Mutex, MutexGuard, Notify, atomic, oneshot};
@@ -13,9 +12,9 @@ pub(crate) use {
     tokio::sync::{Notify, oneshot},
 };
 
-/// Loom has mutexes and atomics. The notifications and channels are tokio's, which loom knows nothing
-/// of, with a step that loom can order in front of every use: each use is one indivisible step, as
-/// tokio promises, and what tokio does inside is not modelled.
+/// Loom has mutexes and atomics. The notifications and channels are tokio's, which loom does not know. So in front of
+/// every use there is a step that loom can order. Each use is one indivisible step, as tokio promises; the inside of
+/// tokio is not modelled.
 #[cfg(all(test, lockcore_loom))]
 mod modelled {
     use std::pin::Pin;
@@ -24,8 +23,8 @@ mod modelled {
     pub(crate) use loom::sync::{Mutex, MutexGuard};
     use tokio::sync::futures;
 
-    /// The step. Steps of one object happen one after the other, and the later sees what came before
-    /// the earlier.
+    /// The step. Steps of one object happen one after the other, and a later step sees everything that came before an
+    /// earlier one.
     #[derive(Debug, Default)]
     struct Step(loom::sync::atomic::AtomicUsize);
 
@@ -35,9 +34,9 @@ mod modelled {
         }
     }
 
-    /// Those of loom, with a step in front of every use. Loom forgets that a value was looked at when
-    /// somebody else looks at it too, and then does not try what would come of changing it in between.
-    /// This step orders nothing, so a look may find what is outdated where the real one may.
+    /// The atomics of loom, with a step in front of every use. When a second thread reads a value, loom forgets that
+    /// the first one has read it, and then does not try a change between the two reads. The step makes it try. It
+    /// orders nothing, so a read may still return an outdated value where the real atomic may.
     pub(crate) mod atomic {
         pub(crate) use loom::sync::atomic::Ordering;
         use loom::sync::atomic::{self, AtomicUsize};

@@ -1,5 +1,4 @@
-//! TLS as the client is configured for it: three files. What is made of them is in `connector`;
-//! which schemes use TLS is in `backend::open`.
+//! The TLS configuration of a client: three files. `connector` reads them. Which schemes use TLS is in `backend::open`.
 
 #[cfg(any(feature = "redis-tls", feature = "zookeeper-tls"))]
 mod connector;
@@ -15,19 +14,19 @@ pub(crate) const CA_FILE: &str = "LOCK_CA_FILE (ca_file)";
 pub(crate) const CERT_FILE: &str = "LOCK_CERT_FILE (cert_file)";
 pub(crate) const KEY_FILE: &str = "LOCK_KEY_FILE (key_file)";
 
-/// The files, all in PEM form, that a client was given.
+/// The files that a client was given, all in PEM form.
 #[derive(Clone, Default)]
 pub(crate) struct Tls {
     /// Certificates that are trusted instead of the system's.
     pub(crate) ca_file: Option<PathBuf>,
-    /// The client's own certificate, with what leads from it to the CA.
+    /// The client's own certificate, followed by the certificates that lead from it to the CA.
     pub(crate) cert_file: Option<PathBuf>,
     /// The private key of that certificate.
     pub(crate) key_file: Option<PathBuf>,
 }
 
 impl Tls {
-    /// What was given, by the names that messages use.
+    /// The files that were given, with the option names that messages use.
     pub(crate) fn given(&self) -> impl Iterator<Item = (&'static str, &Path)> {
         let all = [
             (CA_FILE, &self.ca_file),
@@ -38,9 +37,9 @@ impl Tls {
             .filter_map(|(option, file)| Some((option, file.as_deref()?)))
     }
 
-    /// Finds what is wrong without a look at the files.
+    /// Finds mistakes that can be found without reading the files.
     pub(crate) fn check(&self) -> Result<(), Error> {
-        // The value is not repeated: it is a private key in the worst case.
+        // The value is not repeated in the message, because it may be a private key.
         for (option, file) in self.given() {
             if file.to_string_lossy().contains("-----BEGIN") {
                 return Err(Error::config(format!(
@@ -62,7 +61,7 @@ impl Tls {
     }
 }
 
-/// Without the values: see [`Tls::check`].
+/// Does not show the values: see [`Tls::check`].
 impl std::fmt::Debug for Tls {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let given = self.given().map(|(option, _)| option);

@@ -1,34 +1,34 @@
-//! The fencing token, and the form of it that a resource may compare. How ticket numbers are drawn
-//! is each store's business (see its page); how a resource checks is in `fencing`.
+//! The fencing token, and the form of it that a resource may compare. Each store's guide describes how its ticket
+//! numbers are drawn. How a resource checks a token is in `fencing`.
 
 use std::fmt;
 use std::str::FromStr;
 
 /// A number that tells a protected resource which of two holders is the later one.
 ///
-/// Every exclusive grant on a name carries a token greater than that of every earlier exclusive
-/// grant on that name. A resource that keeps the highest token it has seen, and refuses lower
-/// ones, is safe even from a holder that was frozen and wakes up after its lease went to somebody
-/// else. Tokens of *different* names, and tokens of shared or semaphore grants, are only
-/// identities: they must not be compared. What a resource checks is therefore the [`WriteToken`] of
-/// an exclusive lock; this one is for logs.
+/// Every exclusive grant of a name has a greater token than every earlier exclusive grant of that name. A resource that
+/// remembers the highest token it has seen, and refuses lower ones, is safe even from a holder that was frozen and
+/// continues after its lease went to somebody else.
 ///
-/// It fits an `i64`, so that any database column can keep it. The upper 53 bits are the number of
-/// the ticket at the store, the lower 10 count hand-overs inside one process.
+/// Tokens of *different* names, and tokens of shared or semaphore grants, are only identities: they must not be
+/// compared. So a resource checks the [`WriteToken`] of an exclusive lock; this type is for logs.
 ///
-/// If the store loses its data the token can go back by as much as the store's clock did.
+/// It fits into an `i64`, so that any database column can store it. The upper 53 bits are the number of the ticket at
+/// the store, the lower 10 bits count hand-overs inside one process.
+///
+/// If the store loses its data, the token can go back by as much as the store's clock did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FencingToken(u64);
 
 /// Bits below the ticket's number: hand-overs inside one process.
 const HAND_OVER_BITS: u32 = 10;
 
-/// The largest number a ticket can have: 53 bits, exact in a double (Lua, sorted sets, JSON).
+/// The largest number of a ticket: 53 bits, which are exact in a double (Lua, sorted sets, JSON).
 pub const MAX_TICKET: u64 = (1 << 53) - 1;
 
 impl FencingToken {
-    /// The token of who holds a ticket after so many hand-overs inside the process: fewer than
-    /// 1,024. `ticket` is at most [`MAX_TICKET`].
+    /// The token of a holder. `ticket` is at most [`MAX_TICKET`]. `hand_overs` is the number of hand-overs inside the
+    /// process before this holder: fewer than 1,024.
     pub(crate) const fn of_ticket(ticket: u64, hand_overs: u16) -> Self {
         Self((ticket << HAND_OVER_BITS) | hand_overs as u64)
     }
@@ -39,7 +39,7 @@ impl FencingToken {
         self.0
     }
 
-    /// The token as a signed number, for databases without unsigned columns; never negative.
+    /// The token as a signed number, for databases without unsigned columns. Never negative.
     #[must_use]
     pub const fn as_i64(self) -> i64 {
         // 53 + 10 bits: the sign bit is never set.
@@ -53,13 +53,11 @@ impl fmt::Display for FencingToken {
     }
 }
 
-/// A fencing token that a resource may compare: the token of an *exclusive* lock, from
-/// [`Held::write_token`](crate::Held::write_token), or one that somebody else has sent, from
-/// [`str::parse`].
+/// A fencing token that a resource may compare. It is the token of an *exclusive* lock, from
+/// [`Held::write_token`](crate::Held::write_token), or a token that was received as text, from [`str::parse`].
 ///
-/// How to check one is in [`fencing`](crate::fencing). Compare only tokens of the same name at the
-/// same store. One that came from outside says nothing about who sent it: it is a number, not a
-/// credential.
+/// [`fencing`](crate::fencing) shows how to check one. Compare only tokens of the same name at the same store. A token
+/// from outside does not prove who sent it: it is a number, not a credential.
 ///
 /// As text it is a decimal number without sign or leading zeros, from 1 to 2⁶³ − 1.
 ///
@@ -86,7 +84,7 @@ impl WriteToken {
         Self(token)
     }
 
-    /// The token as a number for a database column (`BIGINT`); always greater than zero.
+    /// The token as a number for a database column (`BIGINT`). Always greater than zero.
     #[must_use]
     pub const fn as_i64(self) -> i64 {
         self.0.as_i64()
@@ -103,7 +101,7 @@ impl FromStr for WriteToken {
     type Err = NotAToken;
 
     fn from_str(text: &str) -> Result<Self, NotAToken> {
-        // Digits and nothing else, in one way only: resources may compare the text.
+        // Only digits, and only one way to write a number, because resources may compare the text.
         let digits = text.bytes().all(|byte| byte.is_ascii_digit());
         let number = text.parse::<i64>().map_err(|_| NotAToken)?;
         if !digits || text.starts_with('0') {
@@ -113,7 +111,7 @@ impl FromStr for WriteToken {
     }
 }
 
-/// A text is not the token of an exclusive lock: see [`WriteToken`].
+/// The text is not the token of an exclusive lock: see [`WriteToken`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not a fencing token: it is a decimal number from 1 to 9223372036854775807")]
 #[non_exhaustive]

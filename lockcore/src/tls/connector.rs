@@ -1,5 +1,5 @@
-//! From the files to encrypted connections: what is trusted, who we are, and what a failed
-//! handshake says.
+//! Makes encrypted connections from the files: which certificates are trusted, which certificate this client shows, and
+//! what a failed handshake means.
 //!
 //! The server's certificate is always verified, and nothing here can turn that off.
 
@@ -26,17 +26,17 @@ use crate::error::Error;
 pub(crate) struct Connector {
     config: Arc<ClientConfig>,
     host: ServerName<'static>,
-    /// For messages.
+    /// The files, for messages.
     tls: Tls,
 }
 
 impl Connector {
-    /// Reads the files, once: a certificate that is replaced on disk is used by the next client.
+    /// Reads the files once: a certificate that is replaced on disk is used by the next client.
     ///
-    /// `host` is a name or an address as it stands in a URL; the certificate must be for it.
+    /// `host` is a name or an address as written in the URL. The server's certificate must be for it.
     pub(crate) fn new(tls: &Tls, host: &str) -> Result<Self, Error> {
-        // The process may have chosen a provider (FIPS). None is installed for it: that can be done
-        // once only, and is the application's to do.
+        // The application may have chosen a provider (FIPS). If not, none is installed for the process: that is
+        // possible only once, and is the application's decision.
         let provider = match CryptoProvider::get_default() {
             Some(chosen) => Arc::clone(chosen),
             None => Arc::new(ring::default_provider()),
@@ -56,7 +56,7 @@ impl Connector {
                         "{CERT_FILE} {cert_file:?} and {KEY_FILE} {key_file:?} do not go together: {error}"
                     ))
                 })?,
-            // One without the other has been refused by `Tls::check`.
+            // `Tls::check` has refused one without the other.
             _ => config.with_no_client_auth(),
         };
         Ok(Self {
@@ -66,7 +66,7 @@ impl Connector {
         })
     }
 
-    /// The same for another host.
+    /// The same files, for another host.
     #[cfg(feature = "zookeeper-tls")]
     pub(crate) fn for_host(&self, host: &str) -> Result<Self, Error> {
         Ok(Self {
@@ -82,7 +82,8 @@ impl Connector {
             .await
     }
 
-    /// What of a failure is for a person to mend, and how; `None` if trying again may help.
+    /// If the failure is a mistake that a person must correct: what it is and how to correct it. `None` if trying again
+    /// may help.
     pub(crate) fn mistake(&self, error: &(dyn StdError + 'static)) -> Option<String> {
         let error = rustls_error(error)?;
         Some(match error {
@@ -141,7 +142,7 @@ impl fmt::Debug for Connector {
 }
 
 fn server_name(host: &str) -> Result<ServerName<'static>, Error> {
-    // An address of IPv6 stands in brackets in a URL.
+    // In a URL an IPv6 address is in brackets.
     let address = host.trim_start_matches('[').trim_end_matches(']');
     if let Ok(address) = address.parse::<IpAddr>() {
         return Ok(ServerName::from(address));
@@ -199,7 +200,7 @@ fn read(option: &'static str, file: &Path) -> Result<Vec<u8>, Error> {
         .map_err(|error| Error::config(format!("{option} {file:?} cannot be read: {error}")))
 }
 
-/// The kind of damage only: the parser's text may quote the file, which may be the key.
+/// Tells only the kind of damage: the parser's text may quote the file, which may be the key.
 fn not_pem(option: &'static str, file: &Path, error: &pem::Error) -> Error {
     let what = match error {
         pem::Error::MissingSectionEnd { .. } => "a section has no end",
@@ -210,7 +211,7 @@ fn not_pem(option: &'static str, file: &Path, error: &pem::Error) -> Error {
     Error::config(format!("{option} {file:?} is not sound PEM: {what}"))
 }
 
-/// What the server meant that ended the handshake.
+/// What the server's alert, which ended the handshake, means for the user.
 fn refusal(alert: AlertDescription, cert_file: Option<&Path>) -> Option<String> {
     use AlertDescription as A;
     Some(match (alert, cert_file) {
@@ -232,7 +233,7 @@ fn refusal(alert: AlertDescription, cert_file: Option<&Path>) -> Option<String> 
             "the server refuses the client certificate {CERT_FILE} {file:?}; it must be valid, and \
              from a CA that the server trusts ({alert:?})"
         ),
-        // What TLS 1.2 says of a certificate that is missing.
+        // With TLS 1.2 these are the alerts for a missing certificate.
         (A::BadCertificate | A::HandshakeFailure, None) => format!(
             "the server ended the handshake; if it demands a client certificate, set {CERT_FILE} \
              and {KEY_FILE} ({alert:?})"
@@ -249,14 +250,14 @@ fn refusal(alert: AlertDescription, cert_file: Option<&Path>) -> Option<String> 
     })
 }
 
-/// What rustls said, out of what was wrapped around it on the way.
+/// Finds the error of rustls inside of the errors that wrap it.
 fn rustls_error<'a>(error: &'a (dyn StdError + 'static)) -> Option<&'a RustlsError> {
     let mut cause = Some(error);
     while let Some(error) = cause {
         if let Some(found) = error.downcast_ref() {
             return Some(found);
         }
-        // These two pass over what they hold when they are asked for their source.
+        // For these two types, `source` skips the error that they contain.
         cause = if let Some(io) = error.downcast_ref::<io::Error>() {
             io.get_ref().map(|inner| inner as &(dyn StdError + 'static))
         } else if let Some(shared) = error.downcast_ref::<Arc<dyn StdError + Send + Sync>>() {
@@ -283,7 +284,7 @@ mod tests {
         assert!(server_name("no name").is_err());
     }
 
-    /// The driver hides what the stream said twice over.
+    /// The driver wraps the error of the stream twice.
     #[cfg(feature = "redis-tls")]
     #[test]
     fn what_rustls_said_is_found_in_what_the_driver_says() {
