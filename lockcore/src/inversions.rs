@@ -1,18 +1,17 @@
-//! Order inversions: which lock the code of this process asks for under which, and whether two of
-//! them are asked for in either order, or more in a circle. Debug builds only: others do not have this file.
-//! What the running code holds is in `scope`.
+//! Order inversions: records which locks the code of this process asks for while it holds which others, and warns if
+//! two are asked for in both orders, or more than two in a circle. Only in debug builds; other builds do not have this
+//! file. Which locks the running code holds is in `scope`.
 //!
-//! A false alarm costs more than a missed one, so that a circle counts only if all its steps can be taken
-//! at once:
+//! A false alarm costs more than a missed one. So a circle counts only if all its steps can happen at the same time:
 //!
-//! - Who does not wait cannot deadlock; who re-enters asks for nothing.
-//! - Only what the asking code itself keeps held is asked *under*: not what was held where a task was
-//!   spawned, whose end its owner may not wait for, and not a bare guard, which belongs to whoever has it.
-//! - Steps under a common lock that keeps one out while the other is inside never meet.
+//! - Code that does not wait cannot deadlock, and code that re-enters a lock asks for nothing. Neither is recorded.
+//! - A lock counts as held only if the asking code itself keeps it held. These do not count: a lock that was held where
+//!   a task was spawned, because its owner may not wait for the task; and a bare guard, because no code belongs to it.
+//! - Steps under a common lock never happen at the same time if that lock excludes one while the other is inside.
 //!
-//! Shared sides and permits are asked for as all others are. Two readers do not keep each other out, but
-//! in a fair queue a reader waits behind a writer who waits for the other reader, and a semaphore is there
-//! to be used up: both make the circle whole without doing anything wrong themselves.
+//! Shared sides and permits are treated as all other locks. Two readers do not exclude each other. But in a fair queue
+//! a reader waits behind a writer, and that writer may wait for the other reader. And the permits of a semaphore can be
+//! used up. So both can be a part of a deadlock.
 
 use std::collections::{HashSet, VecDeque};
 use std::fmt;
@@ -21,30 +20,30 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crate::hash::Prehashed;
 use crate::name::Name;
 
-/// Pairs that are remembered. A program has some hundreds of places that ask under a lock; if its names
-/// vary without end, these are the most recent.
+/// How many pairs are remembered. A program has some hundred places that ask for a lock under another. If its names
+/// vary without end, the most recent pairs are kept.
 const PAIRS: usize = 4096;
 
-/// Who holds more at once is not looked at: what is remembered, and the time for it, grow with their number.
+/// Code that holds more locks at once is not checked: the memory and the time for it grow with their number.
 const HELD_AT_ONCE: usize = 32;
 
-/// Pairs that a client warns of in its life. Names that vary make many pairs of one mistake.
+/// How many pairs a client warns of in its life. Names that vary make many pairs out of one mistake.
 const WARNINGS: usize = 100;
 
-/// What one client remembers. Empty, and nothing on the heap, until a lock is asked for under another.
+/// The record of one client. It is empty, with nothing on the heap, until a lock is asked for under another.
 #[derive(Default)]
 pub(crate) struct Inversions(Mutex<Asked>);
 
-/// A lock that the code holds which asks for another.
+/// A lock that is held by code that asks for another one.
 pub(crate) struct Around<'a> {
     pub(crate) called: Called<'a>,
     pub(crate) part: Part,
-    /// It is kept by the asking code itself, and the client is this one.
+    /// The asking code itself keeps the lock held, and the lock is of this client.
     pub(crate) keeps: bool,
 }
 
 impl Inversions {
-    /// Notes that `wanted` is waited for by code that holds what is `around`, and warns of a circle that this closes.
+    /// Notes that code that holds the locks `around` waits for `wanted`. Warns if this completes a circle.
     pub(crate) fn asked_for(&self, wanted: Called<'_>, around: &[Around<'_>]) {
         if around.is_empty() || around.len() > HELD_AT_ONCE {
             return;
@@ -52,10 +51,10 @@ impl Inversions {
         let together: Arc<[Part]> = around.iter().map(|held| held.part.clone()).collect();
         for held in around.iter().filter(|held| held.keeps) {
             let under = held.called;
-            // Nothing can panic in between that would leave it half changed.
+            // No code that can panic leaves the data half changed, so a poisoned lock may still be used.
             let mut asked = self.0.lock().unwrap_or_else(PoisonError::into_inner);
             let circle = asked.asked(under, wanted, &together);
-            drop(asked); // who listens to traces may use locks
+            drop(asked); // a subscriber may use locks
             if let Some(circle) = circle {
                 tracing::warn!(
                     lock = %wanted.name,
@@ -72,7 +71,7 @@ impl Inversions {
     }
 }
 
-/// A lock as people know it.
+/// The name and the label of a lock, for messages.
 #[derive(Clone, Copy)]
 pub(crate) struct Called<'a> {
     pub(crate) name: &'a Name,
@@ -80,7 +79,7 @@ pub(crate) struct Called<'a> {
 }
 
 impl Called<'_> {
-    /// What does not vary with the key, where there is such a thing.
+    /// The label, if there is one, because it does not contain the key. Else the name.
     fn in_general(&self) -> String {
         let name = || self.name.as_str().to_owned();
         self.label.map_or_else(name, str::to_owned)
@@ -96,7 +95,7 @@ pub(crate) struct Part {
 }
 
 impl Part {
-    /// Whether both cannot be held at once. By name alone: two clients may be of one store.
+    /// Whether both cannot be held at once. Compares only names, because two clients may use one store.
     fn excludes(&self, other: &Self) -> bool {
         self.name == other.name && self.permits.saturating_add(other.permits) > self.capacity
     }
@@ -111,10 +110,10 @@ fn contains_all(some: &[Part], others: &[Part]) -> bool {
     others.iter().all(|part| some.contains(part))
 }
 
-/// Plain data: it knows no clock and tells nobody.
+/// Plain data: it uses no clock and sends nothing.
 #[derive(Default)]
 struct Asked {
-    /// For a lock, those that were asked for under it, and with each all that was held then.
+    /// For each lock, the locks that were asked for under it, each with all locks that were held then.
     under: Prehashed<Name, Prehashed<Name, Arc<[Part]>>>,
     /// The same pairs, the oldest first.
     pairs: VecDeque<(Name, Name)>,
@@ -122,15 +121,15 @@ struct Asked {
 }
 
 impl Asked {
-    /// `wanted` is asked for by code that holds `together`, `under` among it. Returns the circle that is to
-    /// be told of.
+    /// Notes that code that holds `together`, and `under` among them, asks for `wanted`. Returns the circle to warn of,
+    /// if there is one.
     fn asked(
         &mut self,
         under: Called<'_>,
         wanted: Called<'_>,
         together: &Arc<[Part]>,
     ) -> Option<Circle> {
-        // The permits of a semaphore are taken beside one another. And who warned so often is heard.
+        // Permits of one semaphore are taken beside one another. And after so many warnings, more would not help.
         if under.name == wanted.name || self.told.len() == WARNINGS {
             return None;
         }
@@ -143,10 +142,10 @@ impl Asked {
         self.told.insert(pair).then_some(circle)
     }
 
-    /// Notes a pair. Returns whether it says more than what is known of it.
+    /// Notes a pair. Returns whether this is new, or happened with fewer locks held than known before.
     fn is_news(&mut self, under: &Name, wanted: &Name, together: &Arc<[Part]>) -> bool {
         if let Some(known) = self.under.get_mut(under).and_then(|of| of.get_mut(wanted)) {
-            // The more was held, the less it can meet.
+            // The more locks were held, the fewer other steps can happen at the same time.
             if contains_all(together, known) {
                 return false;
             }
@@ -176,9 +175,8 @@ impl Asked {
         }
     }
 
-    /// The shortest way from `wanted` back to `under`, by steps that can all be taken at once and while
-    /// `together` is held. Each lock is tried on one way to it only, so that this takes no longer than there
-    /// are pairs.
+    /// The shortest way from `wanted` back to `under`, by steps that can all happen at the same time and while
+    /// `together` is held. Each lock is tried on only one way to it, so the time is limited by the number of pairs.
     fn way(&self, wanted: &Name, under: &Name, together: &[Part]) -> Option<Circle> {
         #[derive(Clone, Copy)]
         struct Step<'a> {
@@ -220,7 +218,7 @@ impl Asked {
     }
 }
 
-/// Each is asked for under the one before, and the first under the last.
+/// Each lock is asked for under the one before it, and the first under the last.
 struct Circle(Vec<Name>);
 
 impl fmt::Display for Circle {
@@ -250,7 +248,7 @@ mod tests {
         }
     }
 
-    /// What code tells of that holds all of `held`, each on its own, and asks for `wanted`.
+    /// The warnings when code that holds all of `held`, each kept by itself, asks for `wanted`.
     fn ask(asked: &mut Asked, held: &[Part], wanted: &str) -> Vec<String> {
         let together: Arc<[Part]> = held.into();
         let called = |name| Called { name, label: None };
@@ -261,7 +259,7 @@ mod tests {
         told.map(|circle| circle.to_string()).collect()
     }
 
-    /// Under mutexes.
+    /// The same, and all held locks are mutexes.
     fn nest(asked: &mut Asked, held: &[&str], wanted: &str) -> Vec<String> {
         let held: Vec<Part> = held.iter().map(|name| part(name, FULL.get())).collect();
         ask(asked, &held, wanted)
@@ -305,7 +303,7 @@ mod tests {
         nest(&mut asked, &["a"], "b");
         nest(&mut asked, &["a", "b"], "c");
         assert_eq!(nest(&mut asked, &["c"], "a"), ["c → a → c"]);
-        // Whoever has come so far has `a`, and nobody else is under it.
+        // Code that has come this far holds `a`, which excludes the other side.
         assert_eq!(nest(&mut asked, &["c", "a"], "b"), NOTHING);
     }
 
@@ -314,7 +312,7 @@ mod tests {
         let mut asked = Asked::default();
         nest(&mut asked, &["gate", "a"], "b");
         assert_eq!(nest(&mut asked, &["gate", "b"], "a"), NOTHING);
-        // The first that comes without it meets the others.
+        // The first step without `gate` can meet the others.
         assert_eq!(nest(&mut asked, &["b"], "a"), ["b → a → b"]);
     }
 
