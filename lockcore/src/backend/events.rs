@@ -1,4 +1,4 @@
-//! The sink that a store's connection tells its news to.
+//! The receiver of messages from a store's connection.
 
 use std::time::Duration;
 
@@ -6,8 +6,8 @@ use super::Wake;
 use crate::name::Namespace;
 use crate::request::Id;
 
-/// Where a connection tells what the store says unasked. Dropping it says that the connection is
-/// of no use any more.
+/// A connection reports here what the store sends without being asked. When the connection drops this, it is of no use
+/// any more.
 pub struct Events {
     receiver: u64,
     namespace: Namespace,
@@ -15,13 +15,13 @@ pub struct Events {
     tell: Box<dyn Fn(News) + Send + Sync>,
 }
 
-/// What a store says unasked.
+/// A message that a store sends without being asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum News {
     /// A ticket is granted.
     Granted(Wake),
-    /// A ticket that waits is to be asked after when this time is over.
+    /// A ticket that waits must be renewed after this time.
     Recheck(Id, Duration),
     /// Wake-ups may have been missed.
     Gap,
@@ -36,8 +36,8 @@ impl std::fmt::Debug for Events {
 }
 
 impl Events {
-    /// A sink of your own, which is dropped with the connection: for a test that speaks with a store
-    /// directly, or for a store that is wrapped around another.
+    /// A receiver of your own. It is dropped together with the connection. Use it in a test that talks to a store
+    /// directly, or in a store that wraps another one.
     ///
     /// ```
     /// use std::sync::mpsc;
@@ -70,14 +70,14 @@ impl Events {
         }
     }
 
-    /// The same for a client whose locks have another ttl by default.
+    /// The same, for a client whose locks have this ttl by default.
     pub(crate) fn with_default_ttl(mut self, ttl: Duration) -> Self {
         self.default_ttl = ttl;
         self
     }
 
-    /// A number that no other receiver of wake-ups has, and that stays the same when the connection
-    /// is replaced: tickets that were enqueued before are woken on the new one.
+    /// A number that no other receiver of wake-ups has. It stays the same when the connection is replaced: tickets that
+    /// were enqueued before are woken on the new connection.
     #[must_use]
     pub fn receiver(&self) -> u64 {
         self.receiver
@@ -89,25 +89,25 @@ impl Events {
         &self.namespace
     }
 
-    /// The ttl of locks that do not set their own (`LOCK_TTL`): what a session at the store is to
-    /// last without a sign of life.
+    /// The ttl of locks that do not set their own (`LOCK_TTL`). A session at the store should last this long without a
+    /// heartbeat.
     #[must_use]
     pub fn default_ttl(&self) -> Duration {
         self.default_ttl
     }
 
-    /// A ticket is granted. Callable from any thread; wakes the waiter without blocking.
+    /// A ticket is granted. May be called from any thread. Wakes the waiter without blocking.
     pub fn granted(&self, wake: Wake) {
         self.tell(News::Granted(wake));
     }
 
-    /// A ticket that waits may be granted when this time is over, and nobody will say so: it is asked after
-    /// then, or after 100 ms if that is later. Otherwise as [`recheck_in`](super::Enqueued::Waiting).
+    /// A ticket that waits may be granted after this time, and the store will send no wake-up: the core renews it then,
+    /// or after 100 ms if that is later. In all other respects as [`recheck_in`](super::Enqueued::Waiting).
     pub fn recheck(&self, id: Id, after: Duration) {
         self.tell(News::Recheck(id, after));
     }
 
-    /// Wake-ups may have been missed: everything is asked after.
+    /// Wake-ups may have been missed: the core renews every ticket.
     pub fn gap(&self) {
         self.tell(News::Gap);
     }

@@ -1,23 +1,23 @@
 //! The contract between the core and a store.
 //!
-//! A store keeps **tickets**: who asked for how many permits of a name, in which order, and until
-//! when. Holders and waiters are the same record. One rule decides who holds:
+//! A store keeps **tickets**: which client asked for how many permits of a name, in which order, and until when.
+//! Holders and waiters are the same record. One rule decides which tickets hold:
 //!
 //! > A ticket is granted when the permits of all older live tickets plus its own are at most the
 //! > capacity. A grant lasts until release or expiry; no later computation takes it back.
 //!
-//! [`Queue`](crate::queue::Queue) is that rule as plain code. A store adds a place to keep tickets
-//! and a way to wake clients, and owes three things beside the rule:
+//! [`Queue`](crate::queue::Queue) is that rule as plain code. A store adds storage for the tickets and a way to wake
+//! clients. Beside the rule it must guarantee three things:
 //!
-//! - **Order is final.** Once a ticket is visible, none with a smaller number ever appears.
-//! - **Who removes, wakes.** Whoever removes a ticket, by release or because it expired, or makes it
-//!   smaller, tells the owner of every ticket that is thereby granted, in the same atomic step.
-//! - **Verbs are idempotent by id** and neither loop, retry nor sleep. Deadlines, repetition,
-//!   renewal, clean-up and reconnecting are the core's, once for all stores.
+//! - **The order is final.** Once a ticket is visible, no ticket with a smaller number ever appears.
+//! - **A client that removes a ticket wakes others.** When a client removes a ticket, by release or because it expired,
+//!   or makes it smaller, it notifies the owner of every ticket that is granted by this, in the same atomic step.
+//! - **Operations are idempotent by id**, and neither loop, retry nor sleep. Deadlines, repetition, renewal, clean-up
+//!   and reconnecting are done in the core, once for all stores.
 //!
-//! The core may drop the future of a verb at any point, or move it to another thread and finish it
-//! there; it must therefore not depend on timers or tasks of the runtime that first polled it,
-//! except for the connection's own driver.
+//! The core may drop the future of an operation at any point, or move it to another thread and finish it there. So the
+//! future must not depend on timers or tasks of the runtime that first polled it, except for the connection's own
+//! driver.
 
 mod events;
 pub(crate) mod memory;
@@ -44,99 +44,98 @@ pub use open::open;
 /// A future that may be moved between threads.
 pub type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
-/// What a verb answers.
+/// The result of an operation, as a future.
 pub type Answer<T> = BoxFuture<Result<T, StoreError>>;
 
-/// Where tickets live. See the [module](self) for what an implementation owes.
+/// A store of tickets. The [module](self) says what an implementation must guarantee.
 pub trait Backend: fmt::Debug + Send + Sync + 'static {
-    /// What this store can promise.
+    /// What this store promises.
     fn capability(&self) -> Capability;
 
-    /// Opens a connection, driven by the tokio runtime that polls this future.
+    /// Opens a connection. The tokio runtime that polls this future drives it.
     ///
-    /// It is usable when the future resolves: wake-ups for tickets that are enqueued on it go to
-    /// `events` from then on. The store calls [`Events::gap`] when wake-ups may have been missed
-    /// and drops `events` when the connection is of no use any more; the core then opens another.
+    /// The connection is usable when the future resolves. From then on wake-ups for tickets that are enqueued on it go
+    /// to `events`. The store calls [`Events::gap`] when wake-ups may have been missed. It drops `events` when the
+    /// connection is of no use any more; the core then opens another.
     fn connect(&self, events: Events) -> Answer<Arc<dyn Connection>>;
 
-    /// What else it may mean that [`connect`](Self::connect) got no answer in time; ends the
-    /// message that says so.
+    /// A hint for the case that [`connect`](Self::connect) got no answer in time: another possible reason. It is
+    /// appended to the error message.
     fn silence(&self) -> &'static str {
         ""
     }
 }
 
-/// A connection to a store: the verbs.
+/// A connection to a store: the operations.
 ///
-/// Requests are shared, not copied: what was enqueued is what is released, and what is renewed, unless the
-/// ticket is to be [smaller](Self::renew).
+/// Requests are shared, not copied: a ticket is renewed and released with the request that it was enqueued with, unless
+/// it is to become [smaller](Self::renew).
 pub trait Connection: fmt::Debug + Send + Sync + 'static {
-    /// Takes a ticket, or finds the one that an earlier try with the same id left, and renews it.
+    /// Takes a ticket. If an earlier attempt with the same id has left one, finds that ticket and renews it.
     fn enqueue(&self, request: Arc<Request>) -> Answer<Enqueued>;
 
-    /// Prolongs tickets to the ttl of these requests from now; one answer per ticket, in order. Never
-    /// creates one.
+    /// Extends tickets to the ttl of these requests, counted from now. One answer per ticket, in order. Never creates a
+    /// ticket.
     ///
-    /// The ttl may be longer or shorter than that of the enqueue or of the last renewal: a shorter one ends
-    /// the ticket sooner than it would have ended. The ticket keeps its number and its place.
+    /// The ttl may be longer or shorter than that of the enqueue or of the last renewal. A shorter one ends the ticket
+    /// earlier than before. The ticket keeps its number and its position.
     ///
-    /// A request of fewer permits than its ticket has makes the ticket smaller, for good: a writer that
-    /// reads on. That is one atomic step with the waking of every ticket that is thereby granted, and
-    /// the ticket keeps its number and its place. A ticket never gets more permits.
+    /// If a request has fewer permits than its ticket, the ticket becomes smaller, for good: for example a writer that
+    /// becomes a reader. This and the wake-up of every ticket that is granted by it are one atomic step. The ticket
+    /// keeps its number and its position. A ticket never gets more permits.
     fn renew(&self, tickets: Vec<Arc<Request>>) -> Answer<Vec<Renewed>>;
 
-    /// Removes tickets; one answer per ticket, in order.
+    /// Removes tickets. One answer per ticket, in order.
     fn release(&self, tickets: Vec<Departure>) -> Answer<Vec<Released>>;
 
     /// The live tickets of a name, oldest first.
     fn inspect(&self, name: Name) -> Answer<Vec<Place>>;
 
-    /// Forgets what remains of a name that nobody uses; does nothing while a ticket is there.
+    /// Forgets everything about a name that is not in use. Does nothing while the name has a ticket.
     fn forget(&self, name: Name) -> Answer<()>;
 
-    /// Looks at the server's version and settings; returns what an operator should know.
+    /// Checks the server's version and settings. Returns warnings for an operator.
     ///
-    /// What may not be read is passed over.
+    /// A check that the client has no right to make is skipped.
     fn check(&self) -> Answer<Vec<String>>;
 
-    /// Takes back what the store keeps for the client beyond the connection, a session for example.
+    /// Ends what the store keeps for the client beyond the connection, for example a session.
     ///
-    /// Called once, at the end of the client, when it has nothing more at the store and nobody else
-    /// has the connection; polled by the runtime that drives it. Dropped at any point when that takes
-    /// too long. There is nothing to take back unless an implementation says otherwise.
+    /// Called once, at the end of the client, when it has no more tickets at the store and no one else uses the
+    /// connection. Polled by the runtime that drives the connection. Dropped at any point if it takes too long. By
+    /// default there is nothing to do.
     fn close(self: Arc<Self>) -> BoxFuture<()> {
         Box::pin(std::future::ready(()))
     }
 }
 
-/// 365.25 days, which messages call a year.
+/// 365.25 days. Messages call this a year.
 const YEAR: Duration = Duration::from_secs(31_557_600);
 
-/// What a store can promise; the behaviour suite runs the facts that apply.
+/// What a store promises. The behaviour suite runs the tests that apply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Capability {
-    /// Other processes see the tickets. Without it, the ids of requests differ within this process only:
-    /// they are counted instead of drawn at random, which saves a system call.
+    /// Other processes see the tickets. If not, ids of requests need to differ only within this process: they are
+    /// counted instead of drawn at random, which saves a system call.
     pub cross_process: bool,
-    /// A release wakes the next in line; otherwise waiters learn by their renewals.
+    /// A release wakes the next in line. If not, waiters find out by their renewals.
     pub pushes: bool,
     /// The longest ttl that a ticket may have.
     pub longest_ttl: Duration,
-    /// A ticket lives as long as the session of the client that took it, and not by its own ttl:
-    /// all runtimes of a process use the one connection that the keeper drives, so that tickets
-    /// outlive the runtime that took them, and a lease that has run out is removed by the keeper,
-    /// which does not give up before the store has acknowledged it.
+    /// A ticket lives as long as the session of the client that took it, and not by its own ttl. So all runtimes of a
+    /// process use the one connection that the keeper drives, and tickets outlive the runtime that took them. When a
+    /// lease has run out, the keeper removes its ticket, and does not give up before the store has acknowledged it.
     pub sessions: bool,
-    /// How many tickets a connection takes at the same time, and of how many it releases. The core
-    /// keeps the others back until it is their turn, in order of arrival. Renewals are never kept
-    /// back, so a burst of requests cannot delay them by more than this many requests take.
-    /// `u32::MAX` keeps nothing back.
+    /// How many enqueues a connection takes at the same time, and how many tickets of releases. The core holds the
+    /// others back until it is their turn, in order of arrival. Renewals are never held back, so a burst of requests
+    /// cannot delay them by more than this many requests take. With `u32::MAX` nothing is held back.
     pub in_flight: u32,
 }
 
 impl Capability {
-    /// Pushes wake-ups, several processes, a ttl of up to a year, and 1,000 requests in flight.
+    /// Wake-ups are pushed, several processes share the store, a ttl may be up to a year, and 1,000 requests may be in
+    /// flight.
     #[must_use]
     pub const fn new() -> Self {
         Self {
@@ -176,7 +175,7 @@ impl Capability {
         self
     }
 
-    /// Sets [`in_flight`](Self::in_flight); at least 1.
+    /// Sets [`in_flight`](Self::in_flight), at least 1.
     #[must_use]
     pub const fn in_flight(mut self, requests: u32) -> Self {
         self.in_flight = if requests == 0 { 1 } else { requests };
@@ -193,7 +192,7 @@ impl Default for Capability {
 /// The answer to [`Connection::enqueue`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Enqueued {
-    /// The permits are held, for this long from the moment that the request was sent.
+    /// The permits are held, for `valid_for` from the moment that the request was sent.
     Granted {
         /// The number of the ticket, at most [`MAX_TICKET`](crate::token::MAX_TICKET).
         ticket: u64,
@@ -206,30 +205,30 @@ pub enum Enqueued {
         ticket: u64,
         /// The ttl that the store gave.
         valid_for: Duration,
-        /// When the ticket may have moved up without a wake-up, because a holder's time is over
-        /// then. `None` leaves it to the ordinary renewals.
+        /// The time after which the ticket may be granted without a wake-up, because a holder's lease ends then. With
+        /// `None` the waiter only makes its ordinary renewals.
         recheck_in: Option<Duration>,
     },
-    /// Not free, and the request was not to wait, or would have had to behind
-    /// [`MOST_TICKETS`](crate::queue::MOST_TICKETS): nothing was left behind.
+    /// The permits are not free, and the request does not wait, or would wait behind
+    /// [`MOST_TICKETS`](crate::queue::MOST_TICKETS). Nothing was left behind.
     Busy {
-        /// When the first of the holders' leases ends if it is not renewed.
+        /// The time until the first of the holders' leases ends, if it is not renewed.
         retry_in: Option<Duration>,
     },
-    /// The name is in use with this capacity: nothing was left behind.
+    /// The name is in use with another capacity. Nothing was left behind.
     CapacityMismatch {
         /// The capacity of the oldest live ticket.
         in_use: u32,
     },
-    /// The ticket's release was here first, or an earlier request took the ticket and it has
-    /// expired since: nothing was left behind.
+    /// The release of this ticket came first, or an earlier request took the ticket and it has expired since. Nothing
+    /// was left behind.
     Gone,
 }
 
 /// The answer to [`Connection::renew`], for one ticket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Renewed {
-    /// Holds.
+    /// The ticket holds.
     Granted {
         /// The ttl that the store gave, from the moment that the request was sent.
         valid_for: Duration,
@@ -243,7 +242,7 @@ pub enum Renewed {
     },
     /// There is no such ticket.
     Lost,
-    /// Something is wrong with this ticket alone; whether it was renewed is unknown.
+    /// Something is wrong with this ticket alone. Whether it was renewed is unknown.
     Failed,
 }
 
@@ -252,19 +251,18 @@ pub enum Renewed {
 pub struct Departure {
     /// The request as it was enqueued.
     pub request: Arc<Request>,
-    /// An enqueue of this id may still be on its way: leave a mark that makes it answer
-    /// [`Enqueued::Gone`].
+    /// An enqueue of this id may still be on its way. Leave a mark, so that the enqueue answers [`Enqueued::Gone`].
     pub enqueue_may_follow: bool,
 }
 
 /// The answer to [`Connection::release`], for one ticket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Released {
-    /// The ticket was there and is gone.
+    /// The ticket was there and has been removed.
     Released,
     /// It was not there.
     NotFound,
-    /// Something is wrong with this ticket alone; whether it is gone is unknown.
+    /// Something is wrong with this ticket alone. Whether it was removed is unknown.
     Failed,
 }
 
@@ -274,26 +272,26 @@ pub enum Released {
 pub struct Place {
     /// The number of the ticket.
     pub ticket: u64,
-    /// Whether it holds its permits; otherwise it waits.
+    /// Whether it holds its permits. If not, it waits.
     pub granted: bool,
-    /// How many permits.
+    /// The number of its permits.
     pub permits: u32,
-    /// The capacity that it was asked with.
+    /// The capacity of its request.
     pub capacity: u32,
     /// How long it lives without a renewal.
     pub remaining: Duration,
-    /// Who asked: `host/pid/client`, by the library.
+    /// The client that asked: `host/pid/client`. The library sets this.
     pub owner: String,
-    /// What the application said of itself: [`Builder::owner`](crate::Builder::owner), or
-    /// [`Lock::owner`](crate::Lock::owner). As true as the application is.
+    /// The text that the application has set: [`Builder::owner`](crate::Builder::owner) or
+    /// [`Lock::owner`](crate::Lock::owner). The library cannot check it.
     pub owner_text: Option<String>,
-    /// How many wait in memory for this ticket to be passed on to them, where that is known: by the
-    /// client that looks.
+    /// How many tasks wait in memory for this ticket to be handed over to them. Only the inspecting client's own tasks
+    /// are known.
     pub local_waiters: u32,
 }
 
 impl Place {
-    /// A ticket as a store found it, with the owner that the [request](Request::owner) had.
+    /// A ticket as a store found it, with the owner of its [request](Request::owner).
     #[must_use]
     pub fn new(
         ticket: u64,
@@ -320,21 +318,21 @@ impl Place {
     }
 }
 
-/// What a store's failure did to the request.
+/// What a store's failure means for the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// It was not carried out; the same request may succeed in a moment.
+    /// It was not carried out. The same request may succeed in a moment.
     Retry,
     /// It was not carried out, and repeating it soon will not help.
     Refused,
     /// It may have been carried out.
     Unknown,
-    /// It was not carried out, and will not be until somebody changes the configuration. See
-    /// [`StoreError::halfway`] for one that was denied after it had begun.
+    /// It was not carried out, and will not be until somebody changes the configuration. If it was denied after it had
+    /// begun, see [`StoreError::halfway`].
     Config,
 }
 
-/// A verb's failure.
+/// The failure of an operation.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{message}")]
 pub struct StoreError {
@@ -345,7 +343,7 @@ pub struct StoreError {
 }
 
 impl StoreError {
-    /// A failure with its effect, and a text that carries no secrets.
+    /// A failure with its meaning for the request, and a text, which must contain no secrets.
     #[must_use]
     pub fn new(fault: Fault, message: impl Into<String>) -> Self {
         Self {
@@ -356,9 +354,9 @@ impl StoreError {
         }
     }
 
-    /// A failure with its effect, after which the connection is of no use: the core opens another.
-    /// What became of the request is a separate question. A server that has become a replica, for
-    /// example, refuses a write for certain and will refuse every later one on this connection.
+    /// A failure with its meaning for the request, after which the connection cannot be used: the core opens another
+    /// one. Whether the request was carried out is a separate question. For example, a server that has become a replica
+    /// certainly refuses a write, and will refuse every later one on this connection.
     #[must_use]
     pub fn replace(fault: Fault, message: impl Into<String>) -> Self {
         Self {
@@ -367,14 +365,14 @@ impl StoreError {
         }
     }
 
-    /// The connection broke under the request, whose fate is unknown; the core opens another.
+    /// The connection broke during the request, so its outcome is unknown. The core opens another connection.
     #[must_use]
     pub fn broken(message: impl Into<String>) -> Self {
         Self::replace(Fault::Unknown, message)
     }
 
-    /// The request was answered, and stopped for good after it had begun, for example by a right that was taken
-    /// away: part of it may have been carried out. The core gives back the ticket that an enqueue may have left.
+    /// The request was answered, and stopped for good after it had begun, for example because a right was taken away. A
+    /// part of it may have been carried out. The core gives back the ticket that an enqueue may have left.
     #[must_use]
     pub fn halfway(message: impl Into<String>) -> Self {
         Self {
@@ -383,25 +381,25 @@ impl StoreError {
         }
     }
 
-    /// What it did to the request.
+    /// What the failure means for the request.
     #[must_use]
     pub fn fault(&self) -> Fault {
         self.fault
     }
 
-    /// Whether the connection is of no use any more.
+    /// Whether the connection cannot be used any more.
     #[must_use]
     pub fn is_broken(&self) -> bool {
         self.broken
     }
 
-    /// Whether part of the request may have been carried out, though it was answered.
+    /// Whether a part of the request may have been carried out, although it was answered.
     #[must_use]
     pub fn is_halfway(&self) -> bool {
         self.halfway
     }
 
-    /// The failure of a request that takes nothing.
+    /// The error of a request that takes nothing.
     pub(crate) fn unavailable_unless_config(self) -> Error {
         match self.fault {
             Fault::Config => Error::config(self.to_string()),
@@ -410,8 +408,8 @@ impl StoreError {
     }
 }
 
-/// What a store's refusal means to the caller. An [`Fault::Unknown`] is passed on as it is: only
-/// the acquire loop knows whether a repetition has settled it.
+/// The error that a store's failure becomes for the caller. [`Fault::Unknown`] stays unknown: only the acquire loop
+/// knows whether a repetition has settled it.
 impl From<StoreError> for Error {
     fn from(error: StoreError) -> Self {
         let message = error.to_string();
@@ -423,11 +421,11 @@ impl From<StoreError> for Error {
     }
 }
 
-/// The identity of a ticket together with its number, as a wake-up carries it.
+/// The contents of a wake-up: the identity of a ticket together with its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wake {
-    /// Whose turn it is.
+    /// The ticket that is granted.
     pub id: Id,
-    /// Its number; a wake-up that does not know it grants nothing.
+    /// Its number. A wake-up with another number grants nothing.
     pub ticket: u64,
 }

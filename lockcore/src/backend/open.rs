@@ -1,4 +1,4 @@
-//! From a URL to a store: the registry of schemes.
+//! From a URL to a store: the list of schemes.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -11,13 +11,13 @@ use crate::tls::Tls;
 
 type Open = fn(&Url, &Tls) -> Result<Arc<dyn Backend>, Error>;
 
-/// A scheme that some build knows.
+/// A scheme that at least one build supports.
 struct Scheme {
     name: &'static str,
     feature: &'static str,
-    /// Whether the files of [`Tls`] mean something to it; who gives them to another is told.
+    /// Whether the scheme uses the files of [`Tls`]. With other schemes these files are an error.
     tls: bool,
-    /// `None` when this build lacks the feature.
+    /// `None` if this build lacks the feature.
     open: Option<Open>,
 }
 
@@ -75,19 +75,19 @@ const SCHEMES: &[Scheme] = &[
     },
 ];
 
-/// The store that a URL names, to be wrapped in one of your own: see
+/// The store that a URL names, for wrapping it in one of your own: see
 /// [`Locks::with_backend`](crate::Locks::with_backend). Nothing is connected yet.
 ///
 /// # Errors
 ///
-/// As [`Locks::connect`](crate::Locks::connect).
+/// The errors of [`Locks::connect`](crate::Locks::connect).
 pub fn open(url: &str) -> Result<Arc<dyn Backend>, Error> {
     open_with(url, &Tls::default())
 }
 
 /// The store that a URL names, with the files of its TLS. Nothing is connected.
 pub(crate) fn open_with(url: &str, tls: &Tls) -> Result<Arc<dyn Backend>, Error> {
-    // The URL itself is not repeated in messages: it may carry a password.
+    // Messages do not repeat the URL, because it may contain a password.
     refuse_what_a_shell_would_take(url)?;
     let parts = Parts::of(url);
     if parts.is_some_and(|parts| parts.hides_a_user()) {
@@ -114,7 +114,7 @@ pub(crate) fn open_with(url: &str, tls: &Tls) -> Result<Arc<dyn Backend>, Error>
                 url.scheme(),
                 what_this_build_knows()
             )),
-            // What is in front of the colon is a host then, or a user.
+            // Then the text in front of the colon is a host or a user.
             None if parts.is_none() => no_scheme(),
             None => Error::config(format!(
                 "unknown scheme \"{}\"; {}",
@@ -126,7 +126,7 @@ pub(crate) fn open_with(url: &str, tls: &Tls) -> Result<Arc<dyn Backend>, Error>
     if !scheme.tls
         && let Some((option, _)) = tls.given().next()
     {
-        // Not passed over: who gives a CA believes that the connection is encrypted.
+        // This is an error, because a user that sets a CA expects an encrypted connection.
         return Err(Error::config(format!(
             "{option} is set, but \"{}\" does not use TLS; these do: {}",
             scheme.name,
@@ -145,7 +145,7 @@ pub(crate) fn open_with(url: &str, tls: &Tls) -> Result<Arc<dyn Backend>, Error>
     }
 }
 
-/// A file of variables keeps the quotation marks that a shell takes off.
+/// A shell removes quotation marks, but a file of environment variables keeps them.
 fn refuse_what_a_shell_would_take(url: &str) -> Result<(), Error> {
     let url = url.trim();
     for quote in ['"', '\''] {
@@ -166,7 +166,7 @@ fn no_scheme() -> Error {
     ))
 }
 
-/// Which of these somebody meant whose spelling is one or two letters away from it.
+/// The word of this list that was probably meant: the nearest one, if it differs by one or two letters.
 pub(crate) fn nearest<'a>(
     written: &str,
     ours: impl IntoIterator<Item = &'a str>,
@@ -181,9 +181,8 @@ pub(crate) fn nearest<'a>(
         .map(|(_, ours)| ours)
 }
 
-/// Where a store is, as its URL says it: the same in every process that uses the store, and free of
-/// credentials and options. Empty for a URL in which they may be where nobody looks for them, which no store
-/// is opened with.
+/// The address of a store, from its URL: the same in every process that uses the store, and without credentials and
+/// options. Empty for a URL that may contain them in other places; no store is opened with such a URL.
 pub(crate) fn place(url: &str) -> String {
     if Parts::of(url).is_some_and(|parts| parts.hides_a_user()) {
         return String::new();
@@ -195,7 +194,7 @@ pub(crate) fn place(url: &str) -> String {
     if of_a_server && url.host_str().is_none_or(str::is_empty) {
         return String::new();
     }
-    // Neither can be set, nor is there, where there is no host.
+    // These fail only if the URL has no host. Then it has no user either.
     let _ = (url.set_username(""), url.set_password(None));
     url.set_query(None);
     url.set_fragment(None);
@@ -205,7 +204,7 @@ pub(crate) fn place(url: &str) -> String {
     }
 }
 
-/// `scheme://user:password@hosts/rest`, of which the user goes to the `@`.
+/// `scheme://user:password@hosts/rest`. `user` includes the `@`.
 #[derive(Clone, Copy)]
 struct Parts<'a> {
     scheme: &'a str,
@@ -227,7 +226,7 @@ impl<'a> Parts<'a> {
         })
     }
 
-    /// The URL, with each of these texts in its hosts replaced by the other.
+    /// The URL, with these texts in its hosts replaced.
     fn replaced(&self, texts: [(&str, &str); 3]) -> String {
         let hosts = (texts.iter()).fold(self.hosts.to_owned(), |hosts, (text, other)| {
             hosts.replace(text, other)
@@ -235,17 +234,17 @@ impl<'a> Parts<'a> {
         format!("{}://{}{hosts}{}", self.scheme, self.user, self.rest)
     }
 
-    /// Whether what stands behind the host may be the end of a password.
+    /// Whether the text behind the host may be the end of a password.
     fn hides_a_user(&self) -> bool {
         !self.hosts.is_empty() && self.rest.contains('@')
     }
 }
 
-/// What tells a port or an address from a name.
+/// The characters that make a port or an address out of a name.
 const ESCAPED: [(&str, &str); 3] = [(":", "%3A"), ("[", "%5B"), ("]", "%5D")];
 
-/// A URL has one host; `h1:2181,h2:2181,[::1]:2181` becomes one by escaping. The store that takes several
-/// undoes that.
+/// A URL can have only one host. This escapes `h1:2181,h2:2181,[::1]:2181` so that it becomes one host. The store that
+/// takes several hosts unescapes it.
 fn several_hosts(url: &str) -> Cow<'_, str> {
     match Parts::of(url) {
         Some(parts) if parts.hosts.contains(',') => parts.replaced(ESCAPED).into(),
