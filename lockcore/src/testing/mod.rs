@@ -1,9 +1,9 @@
-//! A store for tests of code that uses locks: what does it do when its lock is lost, or not to be had?
+//! A store for tests of code that uses locks. What does the code do when its lock is lost, or cannot be taken?
 //!
-//! [`Store`] is the memory store with a clock that a test advances and with faults that it asks for. The
-//! client in front of it is the real one: it renews, retries, reconnects, gives up and cleans up as it
-//! would in front of a server. Together with [`with_default`](crate::with_default) it serves code that
-//! uses the process-wide default, as annotated functions do.
+//! [`Store`] is the memory store, with a clock that the test advances and with faults that the test asks for. The
+//! client in front of it is the real one: it renews, retries, reconnects, gives up and cleans up as it would in front
+//! of a server. Together with [`with_default`](crate::with_default) it serves code that uses the process-wide default,
+//! as annotated functions do.
 //!
 //! ```
 //! use std::time::Duration;
@@ -43,11 +43,11 @@
 //! # Ok(()) }
 //! ```
 //!
-//! # Playing another process
+//! # Simulating another process
 //!
-//! Every [`client`](Store::client) is a client of its own, which excludes the others as one in another
-//! process does. [`another_process`](Store::another_process) gives it a way to the store of its own
-//! too, so that one of them can be cut off while the other works:
+//! Every [`client`](Store::client) is a client of its own. It excludes the other clients as one in another process
+//! does. With [`another_process`](Store::another_process) it also has its own way to the store, so that one client can
+//! be cut off while the other works:
 //!
 //! ```
 //! use std::time::Duration;
@@ -61,7 +61,7 @@
 //! let theirs = there.client()?.mutex("leader").acquire().await?;
 //! assert!(store.client()?.mutex("leader").try_acquire().await.is_err());
 //!
-//! // As good as killed.
+//! // The same effect as killing that process.
 //! there.freeze();
 //! store.clock().advance(Duration::from_secs(10));
 //!
@@ -88,10 +88,10 @@ use crate::locks::Locks;
 pub use wire::Verb;
 use wire::{Fate, Parcel, Wire};
 
-/// A store inside the test, with a clock and faults in its hands. Clones are the same.
+/// A store inside the test. The test controls its clock and its faults. Clones are the same store.
 ///
-/// Faults that are asked for befall the next requests of their kind in the order in which they were
-/// asked for, each one request. See the [module](self) for examples.
+/// Each call for a fault affects one request: the next request of that kind. Several calls affect the following
+/// requests in the order of the calls. See the [module](self) for examples.
 #[derive(Clone)]
 pub struct Store {
     tickets: Arc<memory::Store>,
@@ -100,7 +100,7 @@ pub struct Store {
 }
 
 impl Store {
-    /// An empty store, whose clock runs.
+    /// An empty store with a running clock.
     #[must_use]
     pub fn new() -> Self {
         let clock = clock::Clock::by_hand();
@@ -112,7 +112,7 @@ impl Store {
         }
     }
 
-    /// The same store as another process would reach it: tickets and clock are shared, faults are not.
+    /// The same store as another process would see it: tickets and clock are shared, faults are not.
     #[must_use]
     pub fn another_process(&self) -> Self {
         Self {
@@ -121,7 +121,7 @@ impl Store {
         }
     }
 
-    /// A client with the default configuration; another one each time.
+    /// A client with the default configuration. Each call makes another client.
     ///
     /// # Errors
     ///
@@ -130,7 +130,7 @@ impl Store {
         self.client_with(Locks::builder())
     }
 
-    /// A client with a configuration of its own; its URL is not used.
+    /// A client with the configuration of `builder`. Its URL is not used.
     ///
     /// # Errors
     ///
@@ -146,7 +146,7 @@ impl Store {
         &self.clock
     }
 
-    /// The next request is carried out, and the connection breaks before the reply.
+    /// The next request is carried out, and then the connection breaks before the reply arrives.
     pub fn lose_next_reply(&self, verb: Verb) {
         self.wire.next(verb, Fate::LoseReply);
     }
@@ -161,8 +161,8 @@ impl Store {
         self.wire.next(verb, Fate::Fail(fault));
     }
 
-    /// The next request is under way until the test lets it go. Who sent it may have given up by then;
-    /// it is carried out all the same.
+    /// The next request stays on its way until the test lets it go. Its sender may have given up by then; the request
+    /// is carried out all the same.
     #[must_use = "the request is let go when this is dropped"]
     pub fn hold_next(&self, verb: Verb) -> Hold {
         let (gate, request) = oneshot::channel();
@@ -174,31 +174,31 @@ impl Store {
         }
     }
 
-    /// The next wake-up does not arrive: the waiter that it was for learns of its lock by its renewal.
+    /// The next wake-up does not arrive. Its waiter finds out by its renewal that it has the lock.
     pub fn lose_next_wake_up(&self) {
         self.wire.lose_next_wake_up();
     }
 
-    /// From now on nothing is answered, and nobody is woken. What is sent meanwhile is kept.
+    /// From now on nothing is answered, and no wake-up is sent. Requests that are sent meanwhile are kept.
     pub fn freeze(&self) {
         self.wire.freeze();
     }
 
-    /// Ends a [`freeze`](Self::freeze): what was sent meanwhile is carried out, in order, whether or
-    /// not anybody waits for the answer.
+    /// Ends a [`freeze`](Self::freeze). Requests that were sent meanwhile are carried out, in order, even if nobody
+    /// waits for their answers any more.
     pub fn thaw(&self) {
         self.wire.thaw();
     }
 
-    /// Breaks all connections. What is under way has no answer; clients connect again, and ask after
-    /// everything that they hold.
+    /// Breaks all connections. Requests that are under way get no answer. Clients connect again, and renew every ticket
+    /// that they have.
     pub fn break_connections(&self) {
         self.wire.break_connections();
     }
 
-    /// Forgets all tickets, of every process. Who held one learns that at its next renewal; together
-    /// with [`break_connections`](Self::break_connections), which is what a restart of a server without
-    /// its data looks like, that is at once.
+    /// Forgets all tickets, of every process. A holder finds out at its next renewal. Together with
+    /// [`break_connections`](Self::break_connections) it finds out at once: this is how a restart of a server without
+    /// its data looks.
     pub fn lose_data(&self) {
         self.tickets.lose_data();
     }
@@ -210,8 +210,8 @@ impl Default for Store {
     }
 }
 
-/// To speak with it directly, or to put it into a store of your own. A client from
-/// [`Locks::with_backend`] has a clock that advances of this one do not reach.
+/// For talking to the store directly, or for using it inside a store of your own. A client from [`Locks::with_backend`]
+/// has a clock of its own, and is not affected by [`Clock::advance`].
 impl Backend for Store {
     fn capability(&self) -> Capability {
         Capability::new()
@@ -228,28 +228,27 @@ impl fmt::Debug for Store {
     }
 }
 
-/// The clock that a [`Store`] and its clients judge leases by. It has nothing to do with tokio's, which
-/// a test may pause or not.
+/// The clock by which a [`Store`] and its clients judge leases. It is independent of tokio's clock, paused or not.
 #[derive(Clone, Debug)]
 pub struct Clock(clock::Clock);
 
 impl Clock {
-    /// Moves the clock ahead, at once, as when the machine was suspended: what became due is done after
-    /// it, and a lease whose end lies in between is lost, renewals or not. By a third of a ttl at a time,
-    /// renewals keep up.
+    /// Moves the clock ahead at once, as a suspend of the machine does. Work that became due in between is done
+    /// afterwards, and a lease whose end lies in between is lost, with or without renewals. If a test advances by at
+    /// most a third of a ttl at a time, the renewals keep up.
     pub fn advance(&self, by: Duration) {
         self.0.advance(by);
     }
 
-    /// From now on the clock moves by [`advance`](Self::advance) alone, for tests that depend on exact
-    /// times. Whatever waits for time to pass then waits for the test, also the pauses before a client
-    /// asks or connects again, and its operation timeouts.
+    /// From now on the clock moves only by [`advance`](Self::advance), for tests that depend on exact times. Then
+    /// everything that waits for time to pass waits for the test, including operation timeouts, and the pauses before a
+    /// client asks or connects again.
     pub fn stop(&self) {
         self.0.stop();
     }
 }
 
-/// A request that is under way until this is dropped.
+/// A request that stays on its way until this is dropped.
 pub struct Hold {
     wire: Arc<Wire>,
     request: oneshot::Receiver<Parcel>,
@@ -264,18 +263,18 @@ impl Hold {
     /// Safe: it only waits.
     pub async fn arrived(&mut self) {
         if self.arrived.is_none() {
-            // The other end goes only with a request in it, or with the store.
+            // The sender is dropped only after it has sent a request, or together with the store.
             self.arrived = (&mut self.request).await.ok();
         }
     }
 
-    /// Lets the request go, or the next one if there was none yet.
+    /// Lets the request go. If none has come yet, the next request of this kind passes.
     pub fn let_go(self) {}
 }
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        // A request that comes from now on finds the gate closed, and passes.
+        // A request that comes from now on finds the channel closed, and passes.
         self.request.close();
         if let Some(request) = self.arrived.take().or_else(|| self.request.try_recv().ok()) {
             self.wire.deliver(request);

@@ -1,5 +1,5 @@
-//! The way from the clients of one process to the store: what is sent on it arrives at once, or has
-//! the fate that the test has asked for. What is done on arrival is the memory store's.
+//! The way from the clients of one process to the store. A request arrives at once, unless the test has asked for
+//! another fate. The memory store does the work on arrival.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -15,22 +15,22 @@ use crate::backend::{
 use crate::name::Name;
 use crate::request::Request;
 
-/// What clients ask of a store.
+/// The kinds of requests of a client to a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Verb {
-    /// A connection. Clients make one at first use and after each that broke.
+    /// Open a connection. Clients do this at first use, and after each break.
     Connect,
-    /// A ticket: a lock, or a place in line.
+    /// Take a ticket: it holds the lock, or waits in line.
     Enqueue,
-    /// The renewal of all tickets of a client that are due; and of one, as
-    /// [`Held::ensure`](crate::Held::ensure) and [`Guard::downgrade`](crate::Guard::downgrade) ask for it.
+    /// Renew all tickets of a client that are due, or one ticket, for [`Held::ensure`](crate::Held::ensure) and
+    /// [`Guard::downgrade`](crate::Guard::downgrade).
     Renew,
-    /// The removal of tickets.
+    /// Remove tickets.
     Release,
 }
 
-/// Something that is sent, as what happens on its arrival.
+/// A message that was sent: the code to run on its arrival.
 pub(super) type Parcel = Box<dyn FnOnce() + Send>;
 
 pub(super) enum Fate {
@@ -49,7 +49,7 @@ pub(super) struct Wire {
 struct State {
     fates: Vec<(Verb, Fate)>,
     wake_ups_to_lose: usize,
-    /// What has been sent since the freeze, in order.
+    /// The messages that were sent since the freeze, in order.
     frozen: Option<VecDeque<Parcel>>,
     connections: Vec<Weak<WireConnection>>,
 }
@@ -87,7 +87,7 @@ impl Wire {
             let mut state = self.state();
             let next = state.frozen.as_mut().and_then(VecDeque::pop_front);
             let Some(parcel) = next else {
-                // Nothing overtakes what was sent before.
+                // Only now, so that nothing overtakes the messages from before.
                 state.frozen = None;
                 return;
             };
@@ -129,7 +129,7 @@ impl Wire {
         Box::pin(async { answer.await.unwrap_or_else(|_| Err(broke())) })
     }
 
-    /// Something arrives.
+    /// A message arrives. During a freeze it is kept.
     pub(super) fn deliver(&self, parcel: Parcel) {
         let mut state = self.state();
         match &mut state.frozen {
@@ -141,8 +141,8 @@ impl Wire {
         }
     }
 
-    /// A request goes out; `arrive` is what it does at the store. The reply is dropped when there is
-    /// none.
+    /// A request is sent; `arrive` is its work at the store. If there will be no reply, the sender of the reply is
+    /// dropped.
     fn send<T: Send + 'static>(
         &self,
         verb: Option<Verb>,
@@ -170,7 +170,7 @@ impl Wire {
                 return answer;
             }
             Some(Fate::Hold(gate)) => {
-                // A hold that was dropped meanwhile holds nothing.
+                // The hold was dropped meanwhile, so the request passes.
                 if let Err(request) = gate.send(Box::new(carry_out)) {
                     self.deliver(request);
                 }
@@ -185,7 +185,7 @@ impl Wire {
         Some(fates.remove(next).1)
     }
 
-    /// The store has something to say.
+    /// The store sends a message to a client.
     fn tell(&self, client: &Arc<Events>, news: News) {
         let mut state = self.state();
         if let (News::Granted(_), 1..) = (news, state.wake_ups_to_lose) {
@@ -207,8 +207,8 @@ impl Wire {
 }
 
 impl WireConnection {
-    /// Sends when it is first polled. As on a network, what was sent stays sent when its future is
-    /// dropped.
+    /// The request is sent at the first poll. As on a network, dropping the future later does not take the request
+    /// back.
     fn ask<T: Send + 'static>(
         &self,
         verb: Option<Verb>,
