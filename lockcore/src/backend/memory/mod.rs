@@ -1,8 +1,8 @@
-//! `memory:`, the store inside the process: real exclusion between its tasks, for tests, examples
-//! and services of one process. Every connect is a store of its own; clones of its handle share it.
+//! `memory:`, the store inside the process: real exclusion between its tasks, for tests, examples and services of one
+//! process. Each connect makes a new store; clones of its handle share it.
 //!
-//! It is the [pure rule](crate::queue) under a mutex. Time is the lease clock; the wall clock is
-//! only the source of ticket numbers, so that tokens rise over restarts of the process too.
+//! It is the [pure rule](crate::queue) under a mutex. It measures time with the lease clock. The wall clock only
+//! provides ticket numbers, so that tokens also rise over restarts of the process.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -24,8 +24,8 @@ use crate::tls::Tls;
 
 const DAY_MICROS: u64 = 86_400_000_000;
 
-/// How long a release that came first is remembered: as on a server, where a request may sit in a
-/// socket. Here nothing is late, unless a test wants it so.
+/// How long a release that came before its enqueue is remembered. On a server a request may wait in a socket for that
+/// long. Here no request is late, unless a test makes it late.
 const MARK: Duration = Duration::from_secs(60);
 
 /// Opens `memory:`.
@@ -43,7 +43,7 @@ pub(crate) struct Memory {
     store: Arc<Store>,
 }
 
-/// The tickets, and who is told of grants. Answers at once.
+/// The tickets, and the receivers of wake-ups. Answers at once.
 #[derive(Debug)]
 pub(crate) struct Store {
     clock: Clock,
@@ -53,16 +53,16 @@ pub(crate) struct Store {
 #[derive(Debug, Default)]
 struct Names {
     queues: Prehashed<Name, Queue<Holder>>,
-    /// The highest number ever drawn, over all names, so that a queue may be dropped when it is
-    /// empty and numbers rise all the same.
+    /// The highest number that was ever given, over all names. With it an empty queue may be dropped, and numbers still
+    /// rise.
     last: u64,
-    /// Ids whose release came before their enqueue, and until when that is remembered.
+    /// Ids whose release came before their enqueue, and until when each is remembered.
     marks: Prehashed<Id, Instant>,
-    /// Where the tickets of a receiver are told: its latest connection.
+    /// The latest connection of each receiver. Its tickets are woken there.
     receivers: HashMap<u64, Weak<Events>>,
 }
 
-/// What a ticket says beside the rule.
+/// The data of a ticket that the rule does not need.
 #[derive(Clone, Debug)]
 struct Holder {
     owner: Arc<str>,
@@ -122,7 +122,7 @@ impl Connection for MemoryConnection {
     }
 
     fn forget(&self, _name: Name) -> Answer<()> {
-        // Nothing remains of a name that nobody uses.
+        // A name that is not in use has no data here.
         answer(Ok(()))
     }
 
@@ -143,7 +143,7 @@ impl Store {
         }
     }
 
-    /// From now on the grants of this receiver are told here.
+    /// From now on, wake-ups for this receiver go to `events`.
     pub(crate) fn listen(&self, events: &Arc<Events>) {
         let mut names = self.names();
         names
@@ -251,7 +251,7 @@ impl Store {
     pub(crate) fn release(&self, departure: &Departure) -> Released {
         let request = &departure.request;
         let now = self.clock.now();
-        // Declared before the lock, so that the wake-ups go out after it is released.
+        // Declared before the mutex guard, so that the wake-ups are sent after the mutex is unlocked.
         let mut wakes = Wakes::but(request.id);
         let mut names = self.names();
         let Names {
@@ -268,7 +268,7 @@ impl Store {
             return Released::NotFound;
         };
         let found = queue.find(request.id).is_some();
-        // The dead go first: what this one leaves is not for them.
+        // Expired tickets go first: they must not get what this release frees.
         wakes.collect(queue.expire(now.as_nanos()), queue, receivers);
         let was_first = queue.is_first_in_line(request.id);
         wakes.collect(queue.remove(request.id).1, queue, receivers);
@@ -289,7 +289,7 @@ impl Store {
         let Some(queue) = names.queues.get(name) else {
             return Vec::new();
         };
-        // The expired hold nothing, whether or not anybody has noticed yet.
+        // Expired tickets hold nothing, even if they have not been removed yet.
         let tickets = queue.tickets().map(|(ticket, _)| ticket);
         let live: Vec<_> = tickets
             .filter(|ticket| ticket.expires_at > now.as_nanos())
@@ -309,7 +309,7 @@ impl Store {
         places.collect()
     }
 
-    /// Forgets everything, as a server that restarts without its data.
+    /// Forgets everything, like a server that restarts without its data.
     pub(crate) fn lose_data(&self) {
         let mut names = self.names();
         *names = Names {
@@ -353,8 +353,8 @@ fn number(queue: &mut Queue<Holder>, request: &Request) -> u64 {
         .map_or(0, |(ticket, _)| ticket.number)
 }
 
-/// Only the first in line has to notice that a holder's time is over: whoever it removes, it wakes
-/// the others. See also [`Wakes::tell_first`].
+/// Only the first in line has to notice that a holder's lease is over: its request removes that ticket, and wakes the
+/// others. See also [`Wakes::tell_first`].
 fn recheck_in(queue: &Queue<Holder>, request: &Request, now: Instant) -> Option<Duration> {
     queue
         .is_first_in_line(request.id)
@@ -367,10 +367,11 @@ fn first_expiry(queue: &Queue<Holder>, now: Instant) -> Option<Duration> {
     Some(now.until(Instant::from_nanos(first)))
 }
 
-/// What is told when this is dropped: after the mutex, which was locked later.
+/// Messages that are sent when this is dropped. It is declared before the mutex guard, so it is dropped after the mutex
+/// is unlocked.
 struct Wakes {
     to: Vec<(Weak<Events>, News)>,
-    /// Is told by the answer to its own request.
+    /// This ticket needs no wake-up: the answer to its own request tells it.
     asker: Id,
 }
 
@@ -382,7 +383,7 @@ impl Wakes {
         }
     }
 
-    /// Notes the last `newly` holders.
+    /// Notes wake-ups for the last `newly` holders.
     fn collect(
         &mut self,
         newly: usize,
@@ -404,8 +405,8 @@ impl Wakes {
         }
     }
 
-    /// Notes that a ticket is the first in line since another has left, and does not know yet when a
-    /// holder's time may be over.
+    /// Notes a message for the ticket that has become the first in line, because another has left. It does not know yet
+    /// when a holder's lease ends.
     fn tell_first(
         &mut self,
         queue: &Queue<Holder>,
@@ -433,7 +434,7 @@ impl Drop for Wakes {
 }
 
 fn wall_clock_micros() -> u64 {
-    // Before 1970 the numbers simply count up from what they were.
+    // Before 1970 the numbers only count up.
     SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .map_or(0, |since| u64::try_from(since.as_micros()).unwrap_or(0))
@@ -445,7 +446,7 @@ mod tests {
     use crate::hold::Release;
     use crate::locks::Locks;
 
-    /// Asks for every ticket twice, as after a lost reply.
+    /// Sends every enqueue twice, as after a lost reply.
     #[derive(Debug)]
     struct Twice<T>(T);
 
