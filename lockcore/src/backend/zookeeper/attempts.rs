@@ -1,10 +1,10 @@
-//! Opening a session at whichever server answers first.
+//! Opening a session at the server that answers first.
 //!
-//! The client library asks one server after another, and waits for a silent one as long as a
-//! connection may be silent: longer than the core waits for a session. (A process that is stopped still
-//! accepts connections, by its kernel, so only an answer tells.) So several attempts are begun, each at
-//! another server. Each knows all servers, for the time when its own is gone; to find another for a
-//! session that stands is the library's part.
+//! The client library asks one server after another. It waits for a silent server as long as a connection may be
+//! silent, which is longer than the core waits for a session. (The kernel still accepts connections for a process that
+//! is stopped, so only an answer proves that a server works.) So this begins several attempts, each at another server.
+//! Each attempt knows all servers, for the case that its own fails. To find another server for a session that is
+//! already open is the library's work.
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -14,17 +14,17 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use zookeeper_client::{Client, Error as ZkError};
 
-/// Of one attempt before the next: longer than a healthy server takes, even a distant one. A second
-/// attempt that nobody needed costs the servers a session, which is closed at once.
+/// The time before the next attempt begins: longer than a healthy server takes to answer, even a distant one. An
+/// unneeded second attempt costs the servers a session, which is closed at once.
 const HEAD_START: Duration = Duration::from_millis(200);
 
-/// So that the last is begun within a second, the default of an operation.
+/// The most attempts. With 5, the last one begins within a second, which is the default timeout of an operation.
 const MOST: usize = 5;
 
-/// A session, by the first of several attempts that succeeds. An attempt asks each server once; with
-/// which it begins is chosen here. Fails when all that were begun have failed.
+/// A session, from the first of several attempts that succeeds. An attempt asks each server once; this function chooses
+/// the server that it asks first. Fails when all attempts have failed.
 ///
-/// Dropped, all attempts are given up, and the servers end what they may have begun.
+/// If this is dropped, all attempts are given up, and the servers end the sessions that they may have begun.
 pub(super) async fn first_to_answer<A>(
     servers: usize,
     attempt: impl Fn() -> A,
@@ -43,7 +43,7 @@ where
         if begun == order.len() {
             return ended.await;
         }
-        // Dropped when it is time for the next, it has lost no attempt that ended.
+        // Dropping `ended` when the next attempt is due loses no attempt that has ended.
         if let Ok(ended) = tokio::time::timeout(HEAD_START, ended).await {
             return ended;
         }
@@ -51,7 +51,7 @@ where
     Err(ZkError::NoHosts)
 }
 
-/// Of those that are under way. `failure` is that of the earlier ones.
+/// The first success of the attempts that are under way. `failure` is the failure of earlier attempts.
 async fn first_success(
     attempts: &mut JoinSet<Result<Client, ZkError>>,
     failure: &mut Option<ZkError>,
@@ -59,12 +59,12 @@ async fn first_success(
     while let Some(ended) = attempts.join_next().await {
         match ended {
             Ok(Ok(client)) => {
-                // A server may have heard the others, and a session that is only left stays there
-                // until its timeout. They go on until they end, and close what they get.
+                // The other attempts may have reached a server, and a session that is not closed stays there until its
+                // timeout. So they run to their end, and close the sessions that they get.
                 attempts.detach_all();
                 return Ok(client);
             }
-            // It is the client's mistake only if all say so.
+            // It is the client's mistake only if every attempt says so.
             Ok(Err(error)) => match failure {
                 None | Some(ZkError::AuthFailed) => *failure = Some(error),
                 Some(_) => {}
@@ -78,14 +78,14 @@ async fn first_success(
 
 /// Makes an attempt ask this server first.
 ///
-/// The library shuffles the servers when an attempt is first polled, by the thread's generator of
-/// random numbers, which is seeded for this poll. Should the library do it in another way, the attempt
-/// begins anywhere, as it would by itself.
+/// The library shuffles the servers when an attempt is first polled. It uses the thread's random number generator, so
+/// this sets the seed for that poll. If a later version of the library does this differently, the attempt begins at any
+/// server, as it would without this.
 async fn asking_first<T>(first: usize, servers: usize, attempt: impl Future<Output = T>) -> T {
     seeded_once(seed_that_begins_with(first, servers), attempt).await
 }
 
-/// The first poll is with this seed; then the generator goes on as if nothing had been.
+/// The first poll uses this seed. Afterwards the generator continues as if nothing had happened.
 async fn seeded_once<T>(seed: u64, work: impl Future<Output = T>) -> T {
     let mut work = pin!(work);
     let begun = poll_fn(|context| {
@@ -118,7 +118,7 @@ mod tests {
 
     use super::*;
 
-    /// What the attempts rely on, and what another version of the library may do differently.
+    /// The attempts rely on this, and another version of the library may behave differently.
     #[tokio::test]
     async fn the_library_asks_the_server_first_that_it_is_made_to() {
         const SERVERS: usize = 5;
@@ -132,7 +132,7 @@ mod tests {
             let hosts = hosts.clone();
             let connecting = async move { Client::connector().connect(&hosts).await.map(drop) };
             let connecting = tokio::spawn(asking_first(first, SERVERS, connecting));
-            // Nobody answers it, so it stays with the first for seconds.
+            // No server answers, so the attempt stays with the first one for seconds.
             let asked = loop {
                 tokio::task::yield_now().await;
                 let accepted = servers.iter().position(|server| {

@@ -1,5 +1,4 @@
-//! From the URL to what a session is opened with, and what an operator should know about the
-//! servers.
+//! From the URL to the settings of a session, and the opening of one.
 
 use std::fmt;
 use std::sync::Arc;
@@ -19,41 +18,41 @@ use crate::error::Error;
 use crate::tls::Tls;
 
 const PORT: u16 = 2181;
-/// What ZooKeeper's own documentation uses for `secureClientPort`.
+/// The port that ZooKeeper's own documentation uses for `secureClientPort`.
 #[cfg(feature = "zookeeper-tls")]
 const ENCRYPTED_PORT: u16 = 2281;
 
-/// Of the session, how long a server may be silent before another is tried. The library's own is two
-/// fifths, and when it comes to the same server again, as it may once, no lease is left. With a quarter
-/// there is time for that. (Where the server gives less than five twelfths of what was asked for, the
-/// library goes back to its own.)
+/// How long a server may be silent before another one is tried, as a part of the session timeout. The library's own
+/// value is two fifths. If the library then comes back to the same server, which can happen once, no time of the lease
+/// is left. With a quarter there is enough time for that. (If the server gives less than five twelfths of the session
+/// timeout that was asked for, the library uses its own value.)
 const SILENCE: u32 = 4;
 
 const FORM: &str = "the URL is not of the form \
     zookeeper://[user:password@]host[:port][,host[:port]…][/chroot][?session_timeout=10s] \
     (zookeeper+tls:// with TLS)";
 
-/// What a session is opened with.
+/// The settings that a session is opened with.
 pub(super) struct Settings {
     /// `h1:2181,h2:2181`
     hosts: String,
-    /// `None` is `zookeeper://`, which is never encrypted; with it nothing goes out in plain text.
+    /// `None` for `zookeeper://`, which is never encrypted. If it is set, nothing is sent in plain text.
     #[cfg(feature = "zookeeper-tls")]
     encrypted: Option<Arc<Servers>>,
     pub(super) chroot: Option<String>,
     /// `user:password`.
     digest: Option<String>,
-    /// What to ask for; else the client's default ttl.
+    /// The session timeout to ask for. If it is not set, this is the client's default ttl.
     session_timeout: Option<Duration>,
 }
 
 impl Settings {
-    /// Of `zookeeper://[user:password@]h1[:port],h2[:port]/chroot?session_timeout=10s`.
+    /// Reads `zookeeper://[user:password@]h1[:port],h2[:port]/chroot?session_timeout=10s`.
     pub(super) fn plain(url: &Url) -> Result<Self, Error> {
         Self::read(url, PORT)
     }
 
-    /// Of `zookeeper+tls://…`, the same over TLS to every server.
+    /// Reads `zookeeper+tls://…`, which uses TLS to every server.
     #[cfg(feature = "zookeeper-tls")]
     pub(super) fn encrypted(url: &Url, tls: &Tls) -> Result<Self, Error> {
         let mut settings = Self::read(url, ENCRYPTED_PORT)?;
@@ -74,7 +73,7 @@ impl Settings {
         let hosts = decoded(url.host_str().unwrap_or_default())?;
         let mut servers = Vec::new();
         for host in hosts.split(',') {
-            // Behind an address in brackets, or the only colon there is.
+            // The port follows an address in brackets, or the only colon.
             let address = host.rfind(']').map_or(0, |end| end + 1);
             let has_port = host[address..].contains(':');
             let name = host.rsplit_once(':').map_or(host, |(name, _)| name);
@@ -83,7 +82,7 @@ impl Settings {
             }
             servers.push(match (has_port, url.port()) {
                 (true, _) => host.to_owned(),
-                // One host: its port was taken off by the URL's parser.
+                // If there is one host, the URL's parser has removed its port.
                 (false, own) => format!("{host}:{}", own.unwrap_or(port)),
             });
         }
@@ -121,10 +120,10 @@ impl Settings {
         })
     }
 
-    /// Opens a new session, at whichever server answers first.
+    /// Opens a new session, at the server that answers first.
     ///
-    /// Fails when every server was asked, and none answered: the one reconnect loop is the core's.
-    /// Dropped, nothing is left here, and the servers end what they may have begun.
+    /// Fails when every server was asked and none answered, because only the core reconnects in a loop. If this is
+    /// dropped, nothing is left here, and the servers end the sessions that they may have begun.
     pub(super) async fn connect(&self, asked: Duration) -> Result<Client, StoreError> {
         driver::ready()?;
         let servers = self.hosts.split(',').count();
@@ -148,7 +147,7 @@ impl Settings {
             return connected
                 .await
                 .map_err(|error| match (error, tunnel.failure()) {
-                    // By a server that was reached, whatever there was with the others.
+                    // One server was reached and refused, whatever happened at the others.
                     (ZkError::AuthFailed, _) => self.refused(),
                     (_, Some((fault, reason))) => StoreError::new(fault, reason),
                     (error, None) => not_connected(&self.hosts, error, ""),
@@ -160,7 +159,7 @@ impl Settings {
         });
         connected.await.map_err(|error| match error {
             ZkError::AuthFailed => self.refused(),
-            // All that the library says of whatever went wrong with every server.
+            // The library reports every kind of failure at all servers in this way.
             ZkError::NoHosts => {
                 let hint = " (if these ports speak TLS, the scheme is zookeeper+tls)";
                 not_connected(&self.hosts, error, hint)
@@ -174,8 +173,8 @@ impl Settings {
         not_connected(&self.hosts, ZkError::AuthFailed, hint)
     }
 
-    /// The library, with all that it is to know. Others can read along what it says to a tunnel, so
-    /// the tunnel shows the credentials.
+    /// The library's connector, with the settings that it may know. Others on this machine can read what the library
+    /// sends to a tunnel, so there the tunnel adds the credentials.
     fn connector(&self, asked: Duration) -> Connector {
         let connector = Client::connector()
             .with_session_timeout(asked)
@@ -191,7 +190,7 @@ impl Settings {
         }
     }
 
-    /// `h1:2181,h2:2181/chroot`, as the client library wants it.
+    /// `h1:2181,h2:2181/chroot`, as the client library expects it.
     fn cluster(&self, hosts: &str) -> String {
         format!("{hosts}{}", self.chroot.as_deref().unwrap_or_default())
     }
@@ -203,8 +202,8 @@ impl Settings {
         self.session_timeout.unwrap_or(default_ttl).min(longest)
     }
 
-    /// Who may do what with the nodes: whoever shows the same credentials, or everybody when there
-    /// are none.
+    /// The access rights of the nodes: only for clients with the same credentials, or for everybody if there are no
+    /// credentials.
     pub(super) fn acls(&self) -> Acls<'static> {
         match self.digest {
             Some(_) => Acls::creator_all(),
@@ -213,7 +212,7 @@ impl Settings {
     }
 }
 
-/// Without the password.
+/// Does not show the password.
 impl fmt::Debug for Settings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Settings")
@@ -239,7 +238,7 @@ mod tests {
         assert_eq!(one.cluster(&one.hosts), "zk1:2181");
         let one = settings("zookeeper://zk1:2182/").unwrap();
         assert_eq!((one.hosts.as_str(), one.chroot), ("zk1:2182", None));
-        // As the registry hands it over.
+        // As `backend::open` passes it on.
         let three = settings("zookeeper://zk1%3A1,zk2,%5B%3A%3A1%5D%3A3/a/b").unwrap();
         assert_eq!(three.cluster(&three.hosts), "zk1:1,zk2:2181,[::1]:3/a/b");
         let address = settings("zookeeper://[::1]:7").unwrap();
@@ -258,7 +257,7 @@ mod tests {
         assert!(!format!("{settings:?}").contains("p@ss"));
     }
 
-    /// What the library says to a server that never answers.
+    /// The bytes that the library sends to a server that never answers.
     #[cfg(feature = "zookeeper-tls")]
     async fn said(settings: &Settings) -> String {
         use tokio::io::AsyncReadExt as _;
@@ -277,7 +276,7 @@ mod tests {
         String::from_utf8_lossy(&said).into_owned()
     }
 
-    /// The loopback device lies between the library and the tunnel, and others can read along there.
+    /// The loopback device is between the library and the tunnel, and others can read there.
     #[cfg(feature = "zookeeper-tls")]
     #[tokio::test]
     async fn with_tls_the_library_does_not_say_the_password() {

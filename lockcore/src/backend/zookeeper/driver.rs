@@ -1,32 +1,32 @@
-//! The client library's driver: one thread for the whole process, which it starts when it first connects
-//! and never again. Here is what must be so before it is asked to connect; all it could do itself is to
-//! panic, or to wait for ever.
+//! The client library's driver: one thread for the whole process. The library starts it at the first connect, and never
+//! again. This file checks the preconditions before the library connects: without them the driver could only panic, or
+//! wait for ever.
 
 use std::fs::File;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::backend::{Fault, StoreError};
 
-/// The driver has three descriptors (to wait, to be woken, for timers), and each connection one.
+/// The driver needs three descriptors (to wait, to be woken, for timers), and each connection needs one.
 const DESCRIPTORS: usize = 4;
 
 /// No process has this number.
 const NOBODY: u32 = 0;
 
-/// The process in which the driver was started. One word, without a lock that a fork could copy while it
-/// is taken.
+/// The process in which the driver was started. It is one atomic word, because a fork could copy a mutex while it is
+/// locked.
 static STARTED_IN: AtomicU32 = AtomicU32::new(NOBODY);
 
 /// Whether the library can connect.
 ///
-/// A driver that does not get its descriptors takes its thread with it, and then nothing here ever connects
-/// again. So they are tried first. Another thread may take them in between; that is a moment, and only
-/// the first connection of a process depends on it.
+/// If the driver does not get its descriptors, its thread ends, and then this process can never connect again. So this
+/// first tries to open that many. Another thread may take them in between. That time is short, and only the first
+/// connection of a process depends on it.
 pub(super) fn ready() -> Result<(), StoreError> {
     let here = std::process::id();
     is_here(STARTED_IN.load(Ordering::Relaxed), here)?;
     has_descriptors()?;
-    // Noted before the driver starts: whoever is forked in between is refused, not left to wait.
+    // Noted before the driver starts: a child that is forked in between is refused, and does not wait for ever.
     let noted = STARTED_IN.compare_exchange(NOBODY, here, Ordering::Relaxed, Ordering::Relaxed);
     is_here(noted.unwrap_or_else(|started_in| started_in), here)
 }
@@ -57,7 +57,7 @@ fn has_descriptors() -> Result<(), StoreError> {
                  (ulimit -n), or look for what is not closed"
             ),
         )),
-        // No such file, on some system: nothing is known.
+        // No such file on this system: then nothing is known about the limit.
         Err(_) => Ok(()),
     }
 }

@@ -4,13 +4,13 @@ use zookeeper_client::Error as ZkError;
 
 use crate::backend::{Fault, StoreError};
 
-/// What an error says about the request. A broken connection is not one of the core's: the
-/// session gets over it, or ends, and either is told by the driver.
+/// What an error means for the request. A broken ZooKeeper connection is not a broken connection in the core's sense:
+/// the session survives it or ends, and the driver reports both.
 pub(crate) fn failed(error: ZkError) -> StoreError {
     let fault = match &error {
-        // Refused by the server before anything was done; over in a moment.
+        // The server refused it before it did anything, and may accept it in a moment.
         ZkError::Throttled | ZkError::NotReadOnly => Fault::Retry,
-        // The same, and it needs an operator.
+        // As above, but an operator must do something.
         ZkError::QuotaExceeded => Fault::Refused,
         ZkError::NoAuth
         | ZkError::InvalidAcl
@@ -18,14 +18,14 @@ pub(crate) fn failed(error: ZkError) -> StoreError {
         | ZkError::Unimplemented
         | ZkError::BadArguments(_)
         | ZkError::NoChildrenForEphemerals => Fault::Config,
-        // Refused because of what is there, or is not.
+        // Refused because a node exists, or does not exist.
         ZkError::NoNode
         | ZkError::NodeExists
         | ZkError::NotEmpty
         | ZkError::BadVersion
         | ZkError::NoWatcher => Fault::Retry,
-        // The connection, or the session with whatever it had created, went under the request; a
-        // reply that makes no sense.
+        // The connection broke during the request, or the session ended with everything in it, or the reply makes no
+        // sense.
         _ => Fault::Unknown,
     };
     let hint = match &error {
@@ -38,7 +38,7 @@ pub(crate) fn failed(error: ZkError) -> StoreError {
     StoreError::new(fault, format!("ZooKeeper: {error}{hint}"))
 }
 
-/// As [`failed`], while connecting: nothing has been asked yet, so nothing can be unknown. `hint` ends the
+/// As [`failed`], while connecting: nothing has been asked yet, so no outcome is unknown. `hint` is appended to the
 /// message.
 pub(crate) fn not_connected(hosts: &str, error: ZkError, hint: &str) -> StoreError {
     let failed = failed(error);
@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_error_says_what_became_of_the_request() {
+    fn each_error_says_whether_the_request_was_carried_out() {
         for error in [
             ZkError::NoNode,
             ZkError::NodeExists,

@@ -1,21 +1,20 @@
-//! Lines that are followed: for a name that somebody here waits for, one standing watch and the
-//! line as its events tell it. Who waits learns from it that it is his turn, without asking. (In a
-//! crowd it is a watch on the ticket ahead: see [`By`].)
+//! Lines that are followed: for a name that a ticket of this session waits for, there is one persistent watch and a
+//! copy of the line, kept up to date by the watch's events. From the copy a waiter learns that it is its turn, without
+//! a request. (If many clients wait, a watch on the ticket ahead is used instead: see [`By`].)
 //!
-//! A name that nobody waits for has no watch. What a grant needs is argued here:
+//! A name without a waiter here has no watch. This is why a grant from the copy is safe:
 //!
-//! - A line is *current* from a list that was asked for behind the watch until the connection is
-//!   disturbed. Events come in the order of the changes, and none is left out. (Should one be left
-//!   out all the same, the next create tells: each takes exactly one number. The line is then read
-//!   again.)
-//! - A ticket of ours that is in a current line has everything that is older in front of it, because
-//!   it got its number last. Events that are still on their way can only be about younger tickets
-//!   and about deletions, and to believe in a ticket that is gone means to wait a little longer.
-//! - A ticket that is made smaller has a node anew, and that node comes before the old one goes: in the
-//!   events as in the transaction. So no line is without it in between.
-//! - So a ticket of ours that is *in* the line and first by the rule holds; one that is not in it yet
-//!   is not granted from it, whatever the line looks like. A line that is not current is not
-//!   looked at: renewals ask the store then.
+//! - A line is *current* from the moment when it was listed, after its watch was set, until the connection is
+//!   disturbed. Events come in the order of the changes, and none is left out. (If one were left out, the next create
+//!   would show it: each create takes exactly one number. Then the line is read again.)
+//! - If a ticket of ours is in a current line, all older tickets are in front of it there, because it got its number
+//!   last. Events that are still on their way can only be about younger tickets, and about deletions. Believing in a
+//!   ticket that is already deleted only means to wait a little longer.
+//! - A ticket that is made smaller gets a new node. The new node appears before the old one goes, in the events as in
+//!   the transaction. So the line always contains one of the two.
+//! - So a ticket of ours holds if it is *in* the line and the rule says so. A ticket that is not in the line yet is not
+//!   granted from it, whatever the line looks like. A line that is not current is not used: then renewals ask the
+//!   store.
 
 use std::collections::HashSet;
 use std::sync::{Arc, MutexGuard};
@@ -31,8 +30,7 @@ use crate::clock::Clock;
 use crate::request::Id;
 
 impl Session {
-    /// Follows a line from now on, if it is not being followed. While disconnected it is begun by
-    /// whoever connects again.
+    /// Follows a line from now on, if it is not followed yet. While disconnected, the next connect begins this.
     pub(super) fn follow(self: &Arc<Self>, state: &mut State, path: &str) {
         let line = state.lines.entry(path.to_owned()).or_default();
         line.used = Clock::BOOT.now();
@@ -43,20 +41,19 @@ impl Session {
         }
     }
 
-    /// One of ours waits in a line from now on.
+    /// A ticket of ours waits in a line from now on.
     pub(super) fn wait_in(self: &Arc<Self>, state: &mut State, path: &str, sequence: i32) {
         if let Some(line) = state.lines.get_mut(path)
             && let Some((other, _)) = line.ahead
             && layout::is_older(sequence, other)
         {
-            // Its reply was heard after that of a younger one of ours, whose turn comes later.
+            // Its reply arrived after the reply of a younger ticket of ours, whose turn comes later.
             line.stop();
         }
         self.follow(state, path);
     }
 
-    /// Follows every line again that one of ours waits in and nobody follows, because a request
-    /// failed.
+    /// Follows again every line in which a ticket of ours waits and which nobody follows because a request failed.
     pub(super) fn follow_again(self: &Arc<Self>, state: &mut State) {
         let mut paths: Vec<String> = state.lines.keys().cloned().collect();
         paths.retain(|path| state.waiting(path).next().is_some());
@@ -65,15 +62,15 @@ impl Session {
         }
     }
 
-    /// Whether a node that is gone is in a line, as far as that tells.
+    /// Whether our copy of a line still contains a node, which is known to be deleted.
     pub(super) fn believes_in(&self, path: &str, node: &str) -> bool {
         let state = self.state();
         let line = state.lines.get(path);
         line.is_some_and(|line| line.believes_in(node))
     }
 
-    /// A node of a line is gone. A line that was not told of that by now is not told at all: it is followed
-    /// anew.
+    /// A node of a line has been deleted. If our copy still contains it, its watch has missed the event: then the line
+    /// is followed anew.
     pub(super) fn doubt(self: &Arc<Self>, path: &str, node: &str) {
         let mut state = self.state();
         if let Some(line) = state.lines.get_mut(path)
@@ -95,7 +92,8 @@ impl Session {
         for ticket in &tickets {
             self.disown(&state, path, ticket);
         }
-        // Those of ours that are not there any more. There may be as many as the line is long.
+        // The tickets of ours that are not in the line any more. There may be as many as the line has tickets, so this
+        // uses a set.
         let there: HashSet<i32> = tickets.iter().map(|ticket| ticket.sequence).collect();
         let mut lost = false;
         for mine in state.tickets.values_mut() {
@@ -112,11 +110,11 @@ impl Session {
         self.tell(state, path, lost);
     }
 
-    /// `false` when the line must be read again.
+    /// Returns `false` when the line must be read again.
     fn came(self: &Arc<Self>, path: &str, node: &str) -> bool {
         let mut state = self.state();
         let Some(ticket) = Ticket::parse(node) else {
-            return true; // none of ours; it took a number all the same, which the next will show
+            return true; // not one of ours; it took a number all the same, and the next create will show that
         };
         self.disown(&state, path, &ticket);
         let Some(line) = state.lines.get_mut(path) else {
@@ -145,8 +143,8 @@ impl Session {
         self.tell(state, path, lost);
     }
 
-    /// Deletes a node that bears an id of ours and that nobody here wants: its release came first,
-    /// or the id has another node. Should this fail, it is seen again when the line is read next.
+    /// Deletes a node with an id of ours that is not wanted here: its release came first, or the id has another node.
+    /// If the delete fails, the node is seen again when the line is read next.
     fn disown(self: &Arc<Self>, state: &State, path: &str, ticket: &Ticket) {
         let unwanted = state.gone.contains_key(&ticket.id)
             || state
@@ -157,7 +155,7 @@ impl Session {
         }
     }
 
-    /// Deletes a node, and whatever comes of it.
+    /// Deletes a node, and ignores the outcome.
     pub(super) fn delete_unasked(self: &Arc<Self>, path: String) {
         let session = Arc::clone(self);
         self.runtime.spawn(async move {
@@ -166,10 +164,10 @@ impl Session {
         });
     }
 
-    /// Wakes those of ours who hold newly, by a line that is current.
+    /// Wakes our tickets that hold now, if the line is current.
     pub(super) fn tell(&self, mut state: MutexGuard<'_, State>, path: &str, lost: bool) {
         let line = state.lines.get(path).filter(|line| line.current);
-        // Only the front counts, and it is short but for shared locks.
+        // Only the front matters. It is short, except for shared locks.
         let holders: Vec<Ticket> = line.map_or_else(Vec::new, |line| {
             let holders = layout::holders(&line.tickets);
             line.tickets.iter().take(holders).cloned().collect()
@@ -178,12 +176,12 @@ impl Session {
         self.send(state, wakes, lost);
     }
 
-    /// What a wake-up sets in motion happens after the mutex.
+    /// The wake-ups are sent after the mutex is unlocked.
     fn send(&self, state: MutexGuard<'_, State>, wakes: Vec<Wake>, lost: bool) {
         let events: Option<Arc<Events>> = state.events.clone();
         drop(state);
         let Some(events) = events else {
-            return; // everything is asked after when there is a connection again
+            return; // every ticket is renewed as soon as there is a connection again
         };
         for wake in wakes {
             events.granted(wake);
@@ -195,7 +193,7 @@ impl Session {
 }
 
 impl State {
-    /// Notes who of ours in a line holds by now.
+    /// Marks our tickets in a line that hold now. Returns their wake-ups.
     fn grant(&mut self, line: &[Ticket]) -> Vec<Wake> {
         let mut wakes = Vec::new();
         for ticket in &line[..layout::holders(line)] {
@@ -213,7 +211,7 @@ impl State {
         wakes
     }
 
-    /// The oldest of ours that waits in a line.
+    /// The oldest ticket of ours that waits in a line.
     pub(super) fn first_waiting(&self, path: &str) -> Option<i32> {
         let sequence = |id| self.standing(id).map(|mine| mine.sequence);
         let waiting = self.waiting(path).filter_map(sequence);
@@ -223,7 +221,7 @@ impl State {
         })
     }
 
-    /// Those of ours that wait in a line.
+    /// The tickets of ours that wait in a line.
     fn waiting(&self, path: &str) -> impl Iterator<Item = Id> {
         self.tickets
             .iter()
@@ -236,12 +234,13 @@ impl State {
     }
 }
 
-/// More clients than this in a line are a crowd, fewer than the other are none any more.
+/// With more clients than this in a line, the ticket ahead is watched. With fewer than `NO_CROWD`, the whole line is
+/// watched again.
 const CROWD: usize = 8;
 const NO_CROWD: usize = 6;
 
-/// Runs on the keeper's runtime, as part of the connection's driver, until the connection is
-/// disturbed or nobody needs the line. Dropping it takes the watch back.
+/// Runs on the keeper's runtime, as a part of the connection's driver, until the connection is disturbed or nobody
+/// needs the line. Dropping it removes the watch.
 async fn follow(session: Arc<Session>, path: String, mut by: By) {
     loop {
         let next = match by {
@@ -250,7 +249,7 @@ async fn follow(session: Arc<Session>, path: String, mut by: By) {
         };
         let Some(next) = next else { return };
         by = next;
-        // Who follows next begins where this one ends.
+        // The next follower of this line begins in the same way.
         if let Some(line) = session.state().lines.get_mut(&path) {
             line.by = by;
         }
@@ -258,7 +257,7 @@ async fn follow(session: Arc<Session>, path: String, mut by: By) {
 }
 
 async fn follow_line(session: &Arc<Session>, path: &str) -> Option<By> {
-    // Sent in this order, so that what the list does not show, the watch tells.
+    // Sent in this order: a change that the list does not show is reported by the watch.
     let watching = session
         .client
         .watch(path, AddWatchMode::PersistentRecursive);
@@ -266,7 +265,7 @@ async fn follow_line(session: &Arc<Session>, path: &str) -> Option<By> {
     let mut watcher = match watching.await {
         Ok(watcher) => watcher,
         Err(error) => {
-            // Waiters then learn by their renewals.
+            // Waiters then find out by their renewals.
             tracing::debug!(%error, "cannot watch a line");
             return None;
         }
@@ -290,8 +289,8 @@ async fn follow_line(session: &Arc<Session>, path: &str) -> Option<By> {
             let node = event.path.strip_prefix(path);
             let node = node.and_then(|rest| rest.strip_prefix('/'));
             let complete = match (event.event_type, node) {
-                // The watch is gone with the connection, and the watcher is of no use after the end
-                // of the session: asked again, it would panic.
+                // The watch is gone with the connection. After the end of the session the watcher cannot be used:
+                // another call would panic.
                 (EventType::Session, _) => return None,
                 (EventType::NodeCreated, Some(node)) => {
                     came += 1;
@@ -301,14 +300,14 @@ async fn follow_line(session: &Arc<Session>, path: &str) -> Option<By> {
                     session.went(path, node);
                     true
                 }
-                // The parent itself: its next life counts from the beginning.
+                // The parent itself was deleted or created: the numbers of a new parent begin again.
                 (EventType::NodeCreated | EventType::NodeDeleted, None) => false,
                 (EventType::NodeDataChanged | EventType::NodeChildrenChanged, _) => true,
             };
             if !complete {
                 break;
             }
-            // Looking costs as much as the line is long.
+            // The check takes as long as the line is, so it is not made for every event.
             if came >= 32 {
                 came = 0;
                 if session.is_crowded(path) {
@@ -338,7 +337,7 @@ async fn follow_ticket_ahead(session: &Arc<Session>, path: &str) -> Option<By> {
         };
         match session.client.check_and_watch_stat(&node).await {
             Ok((Some(_), watcher)) => {
-                // Told of the end of the session too; a reconnect aborts this task.
+                // It is also notified of the end of the session. A reconnect aborts this task.
                 watcher.changed().await;
             }
             Ok((None, _)) => {}
@@ -350,21 +349,21 @@ async fn follow_ticket_ahead(session: &Arc<Session>, path: &str) -> Option<By> {
     }
 }
 
-/// What to wait for next.
+/// The next thing to wait for.
 enum Ahead {
-    /// Nobody of ours waits; who comes next begins to follow the line again.
+    /// No ticket of ours waits. The next waiter begins to follow the line again.
     Nobody,
     NoCrowd,
-    /// Somebody of ours came after the line was read.
+    /// A ticket of ours came after the line was read.
     LookAgain,
     Ticket(String),
 }
 
 impl Session {
-    /// Whether a line is better followed by the ticket ahead. From then on it is not current.
+    /// Whether it is better to watch only the ticket ahead. If so, the line is not current from then on.
     fn is_crowded(&self, path: &str) -> bool {
         let mut state = self.state();
-        // What arrives late is seen by the watch over the line only.
+        // A late node of a released id is seen only by the watch over the whole line.
         let watched = state.gone.values().any(|gone| gone.parent == path);
         let Some(line) = state.lines.get_mut(path) else {
             return false;
@@ -375,8 +374,8 @@ impl Session {
         crowded
     }
 
-    /// Takes the line as it was read, and finds whom to wait for. `waiting` were those of ours that
-    /// waited before it was asked for.
+    /// Applies the line as it was read, and finds the ticket to wait for. `waiting` are our tickets that waited before
+    /// the line was asked for.
     fn ahead(self: &Arc<Self>, path: &str, line: &[Ticket], waiting: &[Id]) -> Ahead {
         let mut state = self.state();
         for ticket in line {
@@ -413,7 +412,7 @@ impl Session {
             Some((_, node)) => Ahead::Ticket(format!("{path}/{node}")),
             _ if state.waiting(path).next().is_some() => Ahead::LookAgain,
             _ => {
-                // Under the mutex: who comes now finds that nobody follows.
+                // Under the mutex, so that a waiter that comes now finds that nobody follows the line.
                 if let Some(line) = state.lines.get_mut(path) {
                     line.following = None;
                 }

@@ -1,5 +1,4 @@
-//! How tickets are written: paths, names of nodes, and the rule over a list of them. All of it is
-//! wire format.
+//! How tickets are written: paths, names of nodes, and the rule over a list of them. All of it is wire format.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -8,17 +7,17 @@ use crate::name::Name;
 use crate::queue;
 use crate::request::{Id, Request};
 
-/// In every path. Versions of the library that write differently have another number here, and so
-/// do not see each other; a change of it is a breaking release. 1 is the first that is released.
+/// A part of every path. A version of the library with another layout has another number here, and the two do not see
+/// each other. A change of the number is a breaking release. 1 is the first that is released.
 const VERSION: u32 = 1;
 
 /// Bytes of a name that stay readable in a path. ZooKeeper itself has no limit below a megabyte.
 const READABLE: usize = 512;
 
-/// Where the tickets of one name are, from the chroot on: `/lock:1/{order:42}`.
+/// The place of the tickets of one name, below the chroot: `/lock:1/{order:42}`.
 #[derive(Clone, Debug)]
 pub(super) struct Parent {
-    /// `/lock:1`, of all names of the namespace.
+    /// `/lock:1`, the folder of all names of the namespace.
     pub(super) folder: String,
     /// `/lock:1/{order:42}`.
     pub(super) path: String,
@@ -37,7 +36,7 @@ impl Parent {
         Self { folder, path }
     }
 
-    /// What the name of a new ticket's node begins with; the server appends the sequence number.
+    /// The first part of the name of a new ticket's node. The server appends the sequence number.
     pub(super) fn prefix(&self, request: &Request, client: u32) -> String {
         format!(
             "{}/{}-{}-{}-{}-{client:08x}-",
@@ -49,8 +48,8 @@ impl Parent {
         )
     }
 
-    /// The path of a ticket that `request` makes smaller. All else of its name stays, so that it has the
-    /// same place in line.
+    /// The path of a ticket after `request` has made it smaller. All other parts of its name stay, so it has the same
+    /// position in line.
     pub(super) fn smaller(&self, path: &str, request: &Request) -> Option<String> {
         let node = path.strip_prefix(&self.path)?.strip_prefix('/')?;
         let mut fields: Vec<&str> = node.splitn(6, '-').collect();
@@ -64,9 +63,9 @@ impl Parent {
     }
 }
 
-/// ZooKeeper refuses private use characters, specials, and (being written in Java, where they are
-/// two) whatever lies beyond the basic plane. The key has escaped every `%` of the name and escapes
-/// none of these, so that two names still cannot meet.
+/// ZooKeeper refuses private use characters, specials, and all characters beyond the basic plane (it is written in
+/// Java, where these are two characters). So they are escaped here. The key has already escaped every `%` of the name,
+/// and escapes none of these characters, so two names still cannot collide.
 fn push(path: &mut String, c: char) {
     if matches!(u32::from(c), 0xe000..=0xf8ff | 0xfff0..) {
         for byte in c.encode_utf8(&mut [0; 4]).bytes() {
@@ -77,29 +76,29 @@ fn push(path: &mut String, c: char) {
     }
 }
 
-/// A ticket, as its node's name tells.
+/// A ticket, read from the name of its node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Ticket {
     pub(super) id: Id,
     pub(super) permits: u32,
     pub(super) capacity: u32,
     pub(super) ttl: Duration,
-    /// Tells the sessions in a line apart, most of the time.
+    /// Tells the sessions in a line apart, in most cases.
     pub(super) client: u32,
-    /// Its place in line. 32 bits that start again with the parent and wrap after 2³¹ tickets:
-    /// compare with [`is_older`], and never across lives of the parent.
+    /// Its position in line. These 32 bits begin again with each new parent, and wrap after 2³¹ tickets: compare them
+    /// with [`is_older`], and never between two lives of the parent.
     pub(super) sequence: i32,
     /// `<id>-<permits>-<capacity>-<ttl millis>-<client>-<sequence>`.
     pub(super) node: String,
 }
 
 impl Ticket {
-    /// Whether it holds alone, or not at all.
+    /// Whether it needs all permits, so that it holds alone.
     pub(super) fn wants_all(&self) -> bool {
         self.permits == self.capacity
     }
 
-    /// `None` for a node that is none of ours.
+    /// `None` for a node that is not a ticket of this library.
     pub(super) fn parse(node: &str) -> Option<Self> {
         let mut fields = node.splitn(6, '-');
         let mut next = || fields.next();
@@ -115,13 +114,13 @@ impl Ticket {
     }
 }
 
-/// The data of a ticket: who asked. The number of a ticket is the transaction that created its node; of
-/// one that was made smaller, which has a node anew, the number stands behind a line break.
+/// The data of a ticket's node: its owner. The number of a ticket is the transaction that created its node. A ticket
+/// that was made smaller has a new node, so there the number follows the owner after a line break.
 pub(super) fn data(owner: &str, number: u64) -> Vec<u8> {
     format!("{owner}\n{number}").into_bytes()
 }
 
-/// Reads what [`data`] wrote, or an owner alone.
+/// Reads the text that [`data`] has written, or an owner alone.
 pub(super) fn owner_and_number(data: &[u8], created: u64) -> (String, u64) {
     let text = String::from_utf8_lossy(data).into_owned();
     let number = text.rsplit_once('\n');
@@ -131,7 +130,7 @@ pub(super) fn owner_and_number(data: &[u8], created: u64) -> (String, u64) {
     }
 }
 
-/// Sequence numbers are 32-bit today; should they grow, their lower half still tells the order.
+/// Sequence numbers have 32 bits today. If they grow, their lower half still tells the order.
 pub(super) const fn wrapped(sequence: i64) -> i32 {
     sequence as i32
 }
@@ -156,8 +155,8 @@ pub(super) fn clients<'a>(line: impl IntoIterator<Item = &'a Ticket>) -> usize {
     clients.len()
 }
 
-/// How many of the oldest hold. A ticket of another capacity is being withdrawn by its own client; until it is, no
-/// ticket behind it holds.
+/// How many of the oldest tickets hold. A ticket with another capacity is being removed by its own client. Until then,
+/// no ticket behind it holds.
 pub(super) fn holders<'a>(line: impl IntoIterator<Item = &'a Ticket>) -> usize {
     queue::granted(
         line.into_iter()
@@ -192,9 +191,9 @@ mod tests {
         assert_eq!(parent.path, "/lock:1/{order:42}");
     }
 
-    /// What the server's `PathUtils` refuses: it looks at halves of surrogate pairs.
+    /// The characters that the server's `PathUtils` refuses. It checks each half of a surrogate pair.
     #[test]
-    fn no_path_has_what_zookeeper_refuses() {
+    fn no_path_has_a_character_that_zookeeper_refuses() {
         for name in [
             "/",
             "a/b",
@@ -257,7 +256,7 @@ mod tests {
             (3, 5, 17)
         );
         assert_eq!(ticket.ttl, Duration::from_secs(10));
-        // As the server prints it beyond 2³¹.
+        // As the server prints a number beyond 2³¹.
         assert_eq!(
             Ticket::parse(&node(1, 1, -2_147_483_648)).unwrap().sequence,
             i32::MIN
@@ -315,7 +314,7 @@ mod tests {
         assert_eq!(owner_and_number(b"a\nb", 9), ("a\nb".into(), 9));
     }
 
-    /// After 2³¹ tickets on one hot name.
+    /// After 2³¹ tickets of one busy name.
     #[test]
     fn the_line_keeps_its_order_when_the_numbers_wrap() {
         let numbers = [2_147_483_647, -2_147_483_648, 2_147_483_646, -2_147_483_647];

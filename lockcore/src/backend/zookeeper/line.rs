@@ -1,4 +1,4 @@
-//! The line of one name, as a watch on it tells: plain data.
+//! The line of one name, kept up to date by a watch: plain data.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -9,14 +9,14 @@ use zookeeper_client::Stat;
 use super::layout::{self, Ticket};
 use crate::clock::{Clock, Instant};
 
-/// A watch that nobody here has needed for so long is given up. Its events cost as long as it
-/// stands; setting it again costs two requests.
+/// A watch that nobody here has needed for this long is removed. Its events cost something as long as it exists, and
+/// setting it again costs only two requests.
 const LINGER: Duration = Duration::from_secs(5);
 
-/// Those in front of a ticket that are looked at when it is renewed.
+/// How many tickets in front of a ticket are checked when it is renewed.
 const HOLDERS: usize = 16;
 
-/// The line of one name, as the watch tells it.
+/// The line of one name, kept up to date by the watch.
 #[derive(Debug)]
 pub(super) struct Line {
     /// Oldest first.
@@ -26,7 +26,7 @@ pub(super) struct Line {
     pub(super) current: bool,
     pub(super) following: Option<AbortHandle>,
     pub(super) by: By,
-    /// The ticket of ours in front of which a watch stands, and the node that is watched.
+    /// The ticket of ours whose predecessor is watched, and the node of that predecessor.
     pub(super) ahead: Option<(i32, String)>,
     pub(super) used: Instant,
 }
@@ -46,22 +46,23 @@ impl Default for Line {
 }
 
 impl Line {
-    /// Whether it may be believed.
+    /// Whether the copy may be relied on.
     pub(super) fn is_current(&self) -> bool {
         self.current
     }
 
-    /// What the oldest asked with.
+    /// The capacity of the oldest ticket.
     pub(super) fn capacity(&self) -> Option<u32> {
         self.tickets.front().map(|oldest| oldest.capacity)
     }
 
-    /// The nodes that say whether what is known of the line still holds for the first of ours that waits in
-    /// it: while they are there it waits on. `None` when nothing is known. Those that hold count, as many as
-    /// one small request can ask for; and the one right in front, which alone counts where all want all.
+    /// Nodes that show whether the copy of the line is still right for our first waiter: while they all exist, it goes
+    /// on waiting. `None` when nothing is known. These are the holders, as many as one small request can ask for, and
+    /// the ticket directly in front. If all tickets want all permits, only the one directly in front matters.
     pub(super) fn ahead_of(&self, sequence: i32) -> Option<Vec<String>> {
         if !self.current {
-            // In front of an older one of ours, which may have been withdrawn, it is in front of this too.
+            // If the node is in front of an older ticket of ours, which may have been withdrawn, it is in front of this
+            // one too.
             let (of, node) = self.ahead.as_ref()?;
             return (!layout::is_older(sequence, *of)).then(|| vec![node.clone()]);
         }
@@ -83,7 +84,7 @@ impl Line {
         Some(nodes)
     }
 
-    /// Whether a node is in it, as far as is known.
+    /// Whether a node is in the line, as far as is known.
     pub(super) fn believes_in(&self, node: &str) -> bool {
         match self.current {
             true => self.tickets.iter().any(|ticket| ticket.node == node),
@@ -107,7 +108,7 @@ impl Line {
         self.used.after(LINGER) <= now
     }
 
-    /// Takes the line as it was read.
+    /// Applies the line as it was read.
     pub(super) fn read(&mut self, children: &[String], parent: Option<&Stat>) {
         self.tickets = layout::in_line(children).into();
         let youngest = self.tickets.back().map(|ticket| ticket.sequence);
@@ -118,7 +119,7 @@ impl Line {
         self.current = true;
     }
 
-    /// Somebody came. `false` when somebody else must have come before, and nobody told.
+    /// A node was created. Returns `false` when another create must have come before and was not reported.
     pub(super) fn came(&mut self, ticket: Ticket) -> bool {
         match ticket.sequence.wrapping_sub(self.highest) {
             ..=0 => {
@@ -137,9 +138,9 @@ impl Line {
         }
     }
 
-    /// From before the line was read; or a ticket that was made smaller, and has a node anew with the number
-    /// that it had. Every create takes a number, that one too, although nothing bears it: if the line was
-    /// read before it, which the old node shows that is still in it, nobody has counted it yet.
+    /// The node is from before the line was read; or it is the new node of a ticket that was made smaller, with the
+    /// ticket's old number. Every create takes a number, that one too, although no node has it. If the old node is
+    /// still in the copy, the line was read before that create, so it has not been counted yet.
     pub(super) fn came_anew(&mut self, ticket: Ticket) {
         let is_there = self.tickets.iter().any(|other| other.node == ticket.node);
         let same = |other: &&mut Ticket| other.sequence == ticket.sequence;
@@ -155,8 +156,8 @@ impl Line {
     }
 }
 
-/// The number of the last ticket, living or not. `stat` counts creates and deletes together, which
-/// overflows its top bit; the youngest ticket there is, if any, says which half it is in.
+/// The number of the last ticket, deleted or not. `stat` counts creates and deletes together, so the top bit of the
+/// count is lost. The youngest ticket, if there is one, tells which half the number is in.
 fn last_number(stat: &Stat, youngest: Option<i32>) -> i32 {
     let creates = (stat.cversion.wrapping_add(stat.num_children) as u32) >> 1;
     let last = (creates as i32).wrapping_sub(1);
@@ -166,15 +167,15 @@ fn last_number(stat: &Stat, youngest: Option<i32>) -> i32 {
     }
 }
 
-/// What a line is followed by.
+/// How a line is followed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum By {
-    /// A watch over the whole line: two events a hand-over for each client that has one, and nothing
-    /// else. The best there is for a few.
+    /// By a watch over the whole line: two events per hand-over for each client with such a watch, and no requests. The
+    /// best way for a few clients.
     Line,
-    /// A watch on the ticket right in front of the first of ours that waits: one event a hand-over
-    /// for one client, who then reads the line. It costs three requests more, however many clients
-    /// there are; enough for those who want all permits, because they hold when nobody is in front.
+    /// By a watch on the ticket directly in front of our first waiter: one event per hand-over, for one client, which
+    /// then reads the line. It costs three more requests, however many clients there are. It is enough for tickets that
+    /// want all permits, because such a ticket holds when none is in front.
     TicketAhead,
 }
 
@@ -207,7 +208,7 @@ mod tests {
         .unwrap()
     }
 
-    /// As the server computes it: twice the creates, less the children there are.
+    /// As the server computes it: twice the creates, less the present children.
     #[test]
     fn the_parent_tells_how_many_tickets_there_were() {
         let told = |creates: i32, children: i32| {
@@ -238,12 +239,12 @@ mod tests {
         assert!(!line.is_current());
     }
 
-    /// With neither of its nodes in the line, the next would hold.
+    /// If neither of its nodes were in the line, the next ticket would seem to hold.
     #[test]
     fn a_ticket_that_is_made_smaller_is_never_missing_and_takes_one_number_more() {
         let (old, behind) = (ticket(7), ticket(8));
         let anew = Ticket::parse(&old.node.replacen("-1-1-", "-1-2-", 1)).unwrap();
-        // Read before it, when nobody has counted it; and after.
+        // The line is read before the new node was created, when it has not been counted, and after.
         for (before, counted) in [(true, 18), (false, 20)] {
             let mut line = Line::default();
             let first = if before { &old } else { &anew };
@@ -262,7 +263,7 @@ mod tests {
         }
     }
 
-    /// It stands for the oldest of ours, and the next learns from it that the oldest was withdrawn.
+    /// The watch is set for our oldest waiter. If that one is withdrawn, the next waiter still gets its node.
     #[test]
     fn a_watched_node_is_looked_at_for_every_one_of_ours_behind_it() {
         let node = ticket(7).node;

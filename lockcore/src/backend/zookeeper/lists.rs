@@ -1,15 +1,15 @@
-//! Lists of the tickets of a name, shared by those who ask for them at the same time: a burst on one
-//! name costs one list at a time and not one for each request, each as long as the line.
+//! Lists of the tickets of a name, shared by all callers that ask for one at the same time. A burst on one name costs
+//! one list at a time, not one for each request, and each list is as long as the line.
 //!
-//! A caller needs to see what it sent before. Requests of a session are carried out in the order in
-//! which they were sent, and a list tells what stands when it is carried out. So a list that is sent
-//! *after* a request was shows what came of it, whoever asked for the list. Nobody is answered with a list
-//! that was under way when they asked: they share the next one, which is sent when that one is answered.
-//! (Over a change of servers too: a server that knows less than the session has seen is refused by the
-//! session. What another connection may still bring is the business of those who ask, by `sync`.)
+//! A caller must see the effect of its earlier requests. Requests of a session are carried out in the order in which
+//! they were sent, and a list shows the state at the moment when it is carried out. So a list that is sent *after* a
+//! request shows the effect of that request, whoever asked for the list. A caller never gets a list that was already
+//! under way when it asked: it shares the next one, which is sent when the first is answered. (This is also true after
+//! a change of servers: the session refuses a server that knows less than the session has seen. If another connection
+//! may still deliver a request, the caller must use `sync`.)
 //!
-//! Whoever stops listening takes nothing from the others: a task of the keeper asks. Should that end with
-//! its runtime, nobody is left to be answered.
+//! A caller that stops listening does not disturb the others, because a task of the keeper sends the requests. If that
+//! task ends with its runtime, no caller is left.
 
 use std::sync::Arc;
 
@@ -20,8 +20,8 @@ use super::layout;
 use super::session::{Asking, Listed, Session};
 
 impl Session {
-    /// The tickets of a parent, after all that was sent before this call. Sent by the call, unless one is
-    /// under way.
+    /// The tickets of a parent, after everything that was sent before this call. The request is sent by this call,
+    /// unless a list is under way.
     pub(super) fn list(
         self: &Arc<Self>,
         path: &str,
@@ -42,7 +42,7 @@ impl Session {
     }
 }
 
-/// Until nobody asks any more.
+/// Asks until there are no more callers.
 async fn ask(
     session: Arc<Session>,
     path: String,
@@ -57,7 +57,7 @@ async fn ask(
             Err(error) => Err(error),
         };
         for tell in asking {
-            let _ = tell.send(tickets.clone()); // gone, if it gave up
+            let _ = tell.send(tickets.clone()); // fails if the caller has given up
         }
         let listing = {
             let mut state = session.state();

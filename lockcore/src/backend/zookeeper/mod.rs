@@ -30,12 +30,13 @@ use crate::tls::Tls;
 use config::Settings;
 use session::{Attached, Session};
 
-/// What the protocol can say. The session that the server grants is the limit that counts, and it
-/// is known only once there is one: see `tickets::enqueue`.
+/// The longest ttl that the protocol can express. The real limit is the session that the server grants, which is known
+/// only once there is one: see `tickets::enqueue`.
 const LONGEST_TTL: Duration = Duration::from_millis(i32::MAX as u64);
 
-/// Requests of one connection are carried out in order, the proof of life among them. This many are a few
-/// milliseconds, tens of them where each is written to a disk, and enough for the servers to be busy.
+/// Requests of one connection are carried out in order, and the heartbeats are among them. This number of requests
+/// takes a few milliseconds, or tens of milliseconds if each is written to a disk. It is enough to keep the servers
+/// busy.
 const IN_FLIGHT: u32 = 250;
 
 /// Opens `zookeeper://…`.
@@ -58,12 +59,12 @@ pub(crate) struct ZooKeeper {
 #[derive(Debug)]
 struct Ensemble {
     settings: Settings,
-    /// The session of each client, by [`Events::receiver`]. It outlives connections: when one
-    /// breaks, the next continues it, and with it the tickets.
+    /// The session of each client, by [`Events::receiver`]. It outlives connections: when one breaks, the next one
+    /// continues the session, and with it the tickets.
     sessions: Mutex<HashMap<u64, Weak<Session>>>,
 }
 
-/// The use of a session for as long as its connection is up.
+/// The use of a session while its connection is up.
 #[derive(Debug)]
 pub(crate) struct ZooKeeperConnection {
     session: Attached,
@@ -100,8 +101,8 @@ impl Backend for ZooKeeper {
 }
 
 impl Ensemble {
-    /// The client's session, or a new one when there is none or it is over. Dropped while one is
-    /// being opened, that one is left to the server, which ends it: nothing is in it.
+    /// The client's session, or a new one if there is none or it is over. If this is dropped while it opens a session,
+    /// the server ends that session; nothing is in it.
     async fn session(&self, events: &Events) -> Result<Attached, super::StoreError> {
         let known = self
             .sessions()
@@ -156,7 +157,7 @@ impl Connection for ZooKeeperConnection {
 
     fn close(self: Arc<Self>) -> BoxFuture<()> {
         let closed = self.session.end();
-        // The library says goodbye for the last who lets go of the session.
+        // The library closes the session when the last reference to it is dropped.
         drop(self);
         Box::pin(closed)
     }

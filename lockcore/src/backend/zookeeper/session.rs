@@ -1,10 +1,9 @@
-//! The session that tickets live in: how long it certainly lasts, what this process has in it, and
-//! the task that looks after it. Following a line is in `events`, the verbs are in `tickets`.
+//! The session that tickets live in: how long it certainly lasts, what this process has in it, and the task that looks
+//! after it. Following a line is in `events`, the operations are in `tickets`.
 //!
-//! The session and everything here is driven by the keeper's runtime, because the core opens this
-//! store's only connection there. A *connection*, as the core knows it, is a time in which the
-//! session is connected to some server; when that is over the core asks for another one and gets
-//! the same session, with the tickets in it, as long as it lives.
+//! The keeper's runtime drives the session and everything here, because the core opens this store's only connection
+//! there. For the core, a *connection* is a time in which the session is connected to some server. When it breaks, the
+//! core asks for another one, and gets the same session, with its tickets, as long as the session lives.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::ops::Deref;
@@ -25,31 +24,31 @@ use crate::backend::{Events, Fault, StoreError};
 use crate::clock::{Clock, Instant};
 use crate::request::Id;
 
-/// Probes in a session timeout. The client library pings when it has sent nothing for 3/32 of it (3/8 of
-/// the time that a server may be silent); a little more often than that, the probes replace the pings,
-/// and cost nothing beyond them.
+/// How many probes are sent per session timeout. The client library pings when it has sent nothing for 3/32 of the
+/// timeout (3/8 of the time that a server may be silent). The probes are a little more frequent than that, so they
+/// replace the pings and cost nothing extra.
 const PROBES: u32 = 11;
 
-/// Of a node, to a check.
+/// The version argument of a check that accepts any version.
 const ANY_VERSION: i32 = -1;
 
-/// Of the session timeout, how old the newest commit may become while there are tickets. The probes are
-/// the clock for that, so that it is found to be older at the third after it, as old as the proof by
-/// probes is at its best: a lease is as long as it would be without.
+/// How old the newest commit may become while there are tickets, as a part of the session timeout. This is checked at
+/// every probe, so a commit that is too old is found at the third probe after it. By then it is as old as the proof by
+/// probes is at best. So this check makes no lease shorter.
 const CHECK: u32 = 4;
 
-/// How long a released id is watched for: far longer than a request can sit in a socket's buffer
-/// before the server reads it or the connection is reset.
+/// How long a released id is watched for. This is far longer than a request can wait in a socket's buffer before the
+/// server reads it or the connection is reset.
 const MARK: Duration = Duration::from_secs(60);
 
-/// Names that are remembered as having a node. Forgetting one costs a request that fails.
+/// How many names are remembered as having a parent node. Forgetting one costs a request that fails.
 const KNOWN_PARENTS: usize = 10_000;
 
 /// A session at the ensemble.
 #[derive(Debug)]
 pub(super) struct Session {
     pub(super) client: Client,
-    /// What was asked for, and what the server gave.
+    /// The session timeout that was asked for, and the one that the server gave.
     pub(super) asked: Duration,
     pub(super) timeout: Duration,
     pub(super) acls: Acls<'static>,
@@ -57,64 +56,64 @@ pub(super) struct Session {
     pub(super) runtime: Handle,
     state: Mutex<State>,
     up: watch::Sender<Up>,
-    /// Connections of the core that use it.
+    /// How many connections of the core use the session.
     attached: AtomicUsize,
 }
 
-/// What this process has in the session.
+/// The data of this process about the session.
 #[derive(Debug)]
 pub(super) struct State {
     /// `None` while disconnected.
     pub(super) events: Option<Arc<Events>>,
     pub(super) tickets: HashMap<Id, Mine>,
-    /// Released, and their enqueue may still arrive: whatever bears such an id is deleted.
+    /// Released ids whose enqueue may still arrive: a node with such an id is deleted.
     pub(super) gone: HashMap<Id, Gone>,
     pub(super) lines: HashMap<String, Line>,
-    /// While one is under way, those who wait for the next.
+    /// For each name with a list under way: the callers that wait for the next list.
     pub(super) lists: HashMap<String, Asking>,
-    /// Parents that exist, as far as we know.
+    /// Parents that exist, as far as is known.
     parents: HashSet<String>,
     pub(super) proof: Proof,
 }
 
-/// The tickets of a parent, oldest first; none where there is no parent.
+/// The tickets of a parent, oldest first. Empty if there is no parent.
 pub(super) type Listed = Result<Arc<[Ticket]>, ZkError>;
 
-/// Those who share a list.
+/// The callers that share a list.
 pub(super) type Asking = Vec<oneshot::Sender<Listed>>;
 
 /// A ticket of this process.
 #[derive(Clone, Debug)]
 pub(super) enum Mine {
-    /// A create was sent, first at this time, and its reply has not been heard.
+    /// A create was sent, the first one at this time, and no reply has come.
     Asked(Instant),
     Standing(Standing),
 }
 
-/// A ticket that is at the store.
+/// A ticket that exists at the store.
 #[derive(Clone, Debug)]
 pub(super) struct Standing {
-    /// The path of its parent, and its own.
+    /// The path of its parent, and its own path.
     pub(super) parent: String,
     pub(super) path: String,
     pub(super) permits: u32,
-    /// The path that it has by now, or will have, if a request to make it smaller was carried out, or is.
-    /// There is one at most: the core makes a ticket smaller once, and asks until that is acknowledged.
+    /// If a request to make it smaller was sent: the path that it then has, or will have. There is at most one, because
+    /// the core makes one change at a time and asks until it is acknowledged.
     pub(super) shrinks_to: Option<String>,
     pub(super) sequence: i32,
     pub(super) ticket: u64,
-    /// It holds; that is never taken back.
+    /// It holds. That is never taken back.
     pub(super) granted: bool,
-    /// When its node was last seen, or something said that it may be time to look.
+    /// When its node was last seen. `None` if it must be checked again.
     pub(super) seen: Option<Instant>,
-    /// Its node is gone without our doing.
+    /// Its node is gone, and we have not deleted it.
     pub(super) lost: bool,
     /// Its release was sent.
     pub(super) leaving: bool,
 }
 
 impl Standing {
-    /// In line, as far as we know.
+    /// Whether it is in line, as far as is known.
     pub(super) fn is_waiting(&self) -> bool {
         !self.granted && !self.lost && !self.leaving
     }
@@ -131,65 +130,62 @@ pub(super) struct Gone {
 enum Up {
     Yes,
     No,
-    /// For ever.
+    /// It has ended.
     Over(StoreError),
 }
 
-/// Until when the session certainly lives: as long as two things say so.
+/// Until when the session certainly lives. Two proofs are needed.
 ///
 /// # What the leader has heard
 ///
-/// The leader ends a session that it has not heard of for the session timeout. A server that is not
-/// the leader answers reads and pings by itself and reports who was there with the leader's own
-/// pings, every half tick. So an answered ping proves nothing: a server cut off from its leader goes
-/// on answering for seconds after the session's nodes are gone.
+/// The leader ends a session that it has not heard of for the session timeout. A server that is not the leader answers
+/// reads and pings by itself. It reports the active sessions to the leader with the leader's own pings, every half
+/// tick. So an answered ping proves nothing: a server that is cut off from its leader goes on answering for seconds
+/// after the session's nodes are gone.
 ///
-/// A `sync` is answered through the leader, and refused there if the session has ended. That it
-/// succeeded says that the session was alive at the leader *then*; when the leader last heard of the
-/// session, it does not say. But what it passed on its way says it: requests, and reports of who was
-/// there, go from server to leader in one stream. If the answer to an earlier probe was here at
-/// least half a tick before this one was sent, a report that includes the earlier probe was before
-/// this one in that stream. Hence that leader keeps the session until the *earlier* one's send + the
-/// timeout. (On a new connection the same holds: to take the session over the new server had to ask
-/// the leader, who noted it, and that was after the earlier probe.)
+/// A `sync` is answered through the leader, and refused there if the session has ended. So its success proves that the
+/// session was alive at the leader at that time. It does not prove when the leader last heard of the session. But its
+/// way to the leader does: requests and reports of active sessions go from server to leader in one stream. If an
+/// earlier probe was answered at least half a tick before this one was sent, then a report that includes the earlier
+/// probe came before this one in that stream. Hence that leader keeps the session until the send of the *earlier* probe
+/// plus the timeout. (This is also true on a new connection: to take the session over, the new server had to ask the
+/// leader, which noted it, and that was after the earlier probe.)
 ///
 /// The session timeout is at least two ticks, so a quarter of it is at least half a tick.
 ///
 /// # Whether it still led
 ///
-/// A `sync` proves no quorum. A leader whose followers have left answers it until it notices, after
-/// `syncLimit` (seen: for 11 s), and by then they may have elected another, which gives each session
-/// its full timeout once and then ends it. Only a commit proves that the leader led: it needs the
-/// acknowledgement of a majority, and a server that has promised a later leader acknowledges nothing
-/// to an earlier one. So when a request of ours was committed, a majority followed that leader *after*
-/// the request was sent. Each later leader has a majority too, and one server is in both, so each
-/// later leader began after that send, and keeps the session until that send + the timeout at least.
-/// An earlier leader did not end the session, or the request would have been refused; and it cannot
-/// do so any more.
+/// A `sync` does not prove a quorum. A leader without followers answers it until the leader notices that, after
+/// `syncLimit` (seen: for 11 s). By then the followers may have elected another leader, which gives each session its
+/// full timeout once and then ends it. Only a commit proves that the leader led: a commit needs the acknowledgement of
+/// a majority, and a server that has promised to follow a later leader acknowledges nothing to an earlier one. So if a
+/// request of ours was committed, a majority followed that leader *after* the request was sent. Each later leader has a
+/// majority too, and at least one server is in both. So each later leader began after that send, and keeps the session
+/// at least until that send plus the timeout. An earlier leader did not end the session, or the request would have been
+/// refused; and it cannot end the session any more.
 ///
-/// Every write is committed, also one that fails for what is or is not there. While tickets stand
-/// and nothing else of ours is written, a `multi` that checks a node and changes nothing is.
+/// Every write is committed, even one that fails because a node exists or does not exist. While there are tickets and
+/// nothing else of ours is written, a `multi` is sent that checks a node and changes nothing.
 ///
 /// # Together
 ///
-/// Whoever ends the session is the leader that our probes have reached, or a later one. Hence it
-/// lives until the earlier of both sends + the timeout. Both are times from before the send, on this
-/// machine's clock, and both only ever rise; an answer that is late or comes twice proves what it
-/// proved when it was sent.
+/// The leader that ends the session is the one that our probes have reached, or a later one. Hence the session lives
+/// until the earlier of both sends plus the timeout. Both times are read before the send, on this machine's clock, and
+/// both only rise. An answer that is late or comes twice proves no more than it proved when its request was sent.
 #[derive(Debug)]
 pub(super) struct Proof {
     timeout: Duration,
     /// The leader heard of the session at this time or later.
     heard: Instant,
-    /// The newest of our requests that were committed was sent at this time.
+    /// The send time of the newest request of ours that was committed.
     committed: Instant,
-    /// Probes that were answered, and may not have been reported: sent, answered.
+    /// Probes that were answered, but may not have been reported to the leader yet: when each was sent, and when it was
+    /// answered.
     answered: VecDeque<(Instant, Instant)>,
 }
 
 impl Proof {
-    /// Creating a session is the leader's doing, and is committed: the first proof needs no second
-    /// probe.
+    /// The leader creates a session, and the creation is committed: so the first proof needs no second probe.
     fn new(timeout: Duration, sent: Instant) -> Self {
         Self {
             timeout,
@@ -209,28 +205,28 @@ impl Proof {
         self.answered.push_back((sent, now));
     }
 
-    /// A request was committed that was sent at this time.
+    /// A request that was sent at this time was committed.
     pub(super) fn committed(&mut self, sent: Instant) {
         self.committed = self.committed.max(sent);
     }
 
-    /// Whether it is time to have something committed.
+    /// Whether a commit is needed now.
     fn wants_a_commit(&self, now: Instant) -> bool {
         self.committed.after(self.timeout / CHECK) <= now
     }
 
-    /// For how long from now on it certainly lives.
+    /// For how long from now on the session certainly lives.
     pub(super) fn lives_for(&self, now: Instant) -> Duration {
         now.until(self.heard.min(self.committed).after(self.timeout))
     }
 
-    /// The same if the leader still leads, which nobody looks at while there are no tickets.
+    /// The same, provided that the leader still leads. That is not checked while there are no tickets.
     pub(super) fn heard_for(&self, now: Instant) -> Duration {
         now.until(self.heard.after(self.timeout))
     }
 }
 
-/// Opens a session, and looks after it from the runtime that this is polled in.
+/// Opens a session. The runtime that polls this looks after the session.
 pub(super) async fn open(
     settings: &Settings,
     default_ttl: Duration,
@@ -272,10 +268,11 @@ pub(super) async fn open(
     Ok(Attached(session))
 }
 
-/// Follows the session's state and probes it. Ends with the session, or ends it when nobody uses it.
+/// Follows the session's state, and probes the session. Returns when the session is over. Ends the session when nobody
+/// uses it.
 async fn look_after(session: Arc<Session>) {
     let mut states = session.client.state_watcher();
-    // What happened before the watcher was there.
+    // The state may have changed before the watcher existed.
     match session.client.state() {
         SessionState::SyncConnected => {}
         state => session.changed(state),
@@ -283,12 +280,12 @@ async fn look_after(session: Arc<Session>) {
     let mut up = session.up.subscribe();
     let mut probes = tokio::time::interval(session.timeout / PROBES);
     probes.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    probes.tick().await; // the first is due at once; connecting was one
+    probes.tick().await; // the first tick is due at once, and connecting was the first probe
     while !session.is_over() {
         tokio::select! {
             biased;
             state = states.changed() => session.changed(state),
-            // Somebody has given it up.
+            // The session was given up.
             _ = up.changed() => {}
             _ = probes.tick() => {
                 if session.give_up_if_uncertain() || session.sweep() {
@@ -306,7 +303,7 @@ async fn look_after(session: Arc<Session>) {
     session.stop_following();
 }
 
-/// One `sync`. Unanswered, it changes nothing; the library's own timeout ends the connection.
+/// One `sync`. If it is not answered, nothing changes here. The library's own timeout ends the connection.
 async fn probe(session: Arc<Session>) {
     let sent = Clock::BOOT.now();
     match session.client.sync("/").await {
@@ -315,9 +312,9 @@ async fn probe(session: Arc<Session>) {
     }
 }
 
-/// One `multi` that only checks that the root is there, for the proof that the leader leads. One that
-/// finds no root, or may not look, is committed like every other. Unanswered, it changes nothing; the next
-/// probe is followed by another.
+/// One `multi` that only checks that the root exists. It is the proof that the leader leads. If it finds no root, or
+/// has no right to look, it is committed like every other. If it is not answered, nothing changes here, and the next
+/// probe is followed by another check.
 async fn check(session: Arc<Session>) {
     let sent = Clock::BOOT.now();
     let mut writes = session.client.new_multi_writer();
@@ -337,9 +334,9 @@ async fn check(session: Arc<Session>) {
     }
 }
 
-/// Whether a `multi` that failed was committed for this session: it was refused for what is there, or is
-/// not. That the leader does not know the session any more, or knows it at another server, comes as the
-/// failure of one operation too.
+/// Whether a failed `multi` was committed for this session: it was, if it was refused because of what exists or does
+/// not exist. If the leader does not know the session any more, or knows it at another server, that is also reported as
+/// the failure of one operation. Those two do not count.
 fn proves_a_commit(error: &MultiWriteError) -> bool {
     match error {
         MultiWriteError::OperationFailed { source, .. } => {
@@ -350,12 +347,12 @@ fn proves_a_commit(error: &MultiWriteError) -> bool {
 }
 
 impl Session {
-    /// A request was committed that was sent at this time.
+    /// A request that was sent at this time was committed.
     pub(super) fn committed(&self, sent: Instant) {
         self.state().proof.committed(sent);
     }
 
-    /// Whether there are tickets, whose leases need it.
+    /// Whether there are tickets whose leases need a commit now.
     fn wants_a_commit(&self) -> bool {
         let state = self.state();
         !state.tickets.is_empty() && state.proof.wants_a_commit(Clock::BOOT.now())
@@ -363,7 +360,7 @@ impl Session {
 
     /// Uses the session, unless it is over.
     pub(super) fn attach(self: Arc<Self>) -> Option<Attached> {
-        // Under the mutex, so that it is not ended at the same time for want of use.
+        // Under the mutex, so that the session is not ended at the same time because nobody uses it.
         let state = self.state();
         if self.is_over() {
             return None;
@@ -373,8 +370,8 @@ impl Session {
         Some(Attached(self))
     }
 
-    /// Makes it a connection: waits until it is connected and a server answers, and tells `events`
-    /// from then on. Dropped half-way, nothing has changed.
+    /// Makes the session a connection of the core: waits until it is connected and a server answers, and reports to
+    /// `events` from then on. If this is dropped half-way, nothing has changed.
     pub(super) async fn resume(self: &Arc<Self>, events: Events) -> Result<(), StoreError> {
         let mut up = self.up.subscribe();
         loop {
@@ -383,10 +380,10 @@ impl Session {
                 Up::Over(error) => return Err(error.clone()),
                 Up::No => {}
             }
-            // The sender lives in `self`.
+            // The sender lives in `self`, so this cannot fail.
             let _ = up.changed().await;
         }
-        // A connection that is up as far as anybody knows may be dead.
+        // The connection may be dead without anybody having noticed.
         let synced = self.client.sync("/").await;
         synced.map_err(|error| StoreError::new(Fault::Retry, failed(error).to_string()))?;
         let mut state = self.state();
@@ -397,8 +394,7 @@ impl Session {
             ));
         }
         let before = state.events.replace(Arc::new(events));
-        // Events are lost over a reconnect, and so are the watches themselves: the library's list of
-        // those to be set again leaves the persistent ones out.
+        // A reconnect loses events, and the watches too: the library does not set persistent watches again.
         let paths: Vec<String> = state.lines.keys().cloned().collect();
         for path in paths {
             self.follow(&mut state, &path);
@@ -408,7 +404,7 @@ impl Session {
         Ok(())
     }
 
-    /// What tells its tickets from those of most other sessions.
+    /// A number in the names of its tickets, which differs from that of most other sessions.
     pub(super) fn tag(&self) -> u32 {
         self.client.session_id().0 as u32
     }
@@ -417,15 +413,16 @@ impl Session {
         matches!(*self.up.borrow(), Up::Yes)
     }
 
-    /// Gives the session up when it may have ended: every lease in it is over by then. The library
-    /// would go on trying for another two fifths of the timeout, or believe a server that is cut off;
-    /// a new session is of use at once. This one is ended, should a server still know it.
+    /// Gives the session up when it may have ended. By then every lease in it is over. The library would try for
+    /// another two fifths of the timeout, or believe a server that is cut off, while a new session can be used at once.
+    /// This session is ended, in case that a server still knows it.
     pub(super) fn give_up_if_uncertain(&self) -> bool {
         let now = Clock::BOOT.now();
         let certain = {
             let state = self.state();
             let standing = |mine: &Mine| matches!(mine, Mine::Standing(_));
-            // One that stands was committed. Without, our last commit may be as old as it likes.
+            // A standing ticket proves a commit. Without tickets, our last commit may be very old, and that does not
+            // matter.
             match state.tickets.values().any(standing) {
                 true => state.proof.lives_for(now),
                 false => state.proof.heard_for(now),
@@ -438,8 +435,8 @@ impl Session {
         certain.is_zero()
     }
 
-    /// Ends it: whoever looks after it or follows a line in it lets go of it. Resolves when the server has
-    /// acknowledged that it is closed, which it is when nobody has it any more.
+    /// Ends the session: the tasks that look after it, or follow a line in it, drop it. Resolves when the server has
+    /// acknowledged that the session is closed. The library closes it when the last reference is dropped.
     pub(super) fn end(&self) -> impl Future<Output = ()> + Send + 'static {
         let mut states = self.client.state_watcher();
         let mut state = self.client.state();
@@ -456,8 +453,8 @@ impl Session {
         matches!(*self.up.borrow(), Up::Over(_))
     }
 
-    /// Refuses requests while disconnected: the library would keep them and send them later, when
-    /// nobody waits for them any more.
+    /// Refuses requests while disconnected. The library would keep them and send them later, when their callers are
+    /// gone.
     pub(super) fn usable(&self) -> Result<(), StoreError> {
         match &*self.up.borrow() {
             Up::Yes => Ok(()),
@@ -469,8 +466,7 @@ impl Session {
         }
     }
 
-    /// The session was disconnected, or connected again (which says that it was disconnected), or
-    /// is over.
+    /// The session was disconnected, or is over, or is connected again, which means that it was disconnected before.
     fn changed(&self, to: SessionState) {
         let over =
             |text: &str, fault| Up::Over(StoreError::new(fault, format!("ZooKeeper: {text}")));
@@ -492,21 +488,21 @@ impl Session {
         for line in state.lines.values_mut() {
             line.stop();
         }
-        // Everything is asked after then.
+        // Every ticket must be checked after a disturbance.
         for mine in state.tickets.values_mut() {
             if let Mine::Standing(standing) = mine {
                 standing.seen = None;
             }
         }
-        // The core opens another connection when this is dropped, which resumes this session or,
-        // when it is over, opens a new one.
+        // The core opens another connection when this is dropped. That connection resumes this session, or opens a new
+        // one if this is over.
         let events = state.events.take();
         self.up.send_replace(up);
         drop(state);
         drop(events);
     }
 
-    /// Lets go of what is not used any more. Returns whether that is the session itself.
+    /// Removes data that is not used any more. Returns whether the session itself is unused; then it is over.
     fn sweep(self: &Arc<Self>) -> bool {
         let now = Clock::BOOT.now();
         let mut state = self.state();
@@ -550,7 +546,7 @@ impl Session {
     }
 
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
-        // No code that can panic runs under the mutex; should that change, the maps are still whole.
+        // No code that can panic runs under the mutex. If that changes, the maps are still consistent.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -587,27 +583,27 @@ impl State {
         }
     }
 
-    /// The store has told of a ticket.
+    /// The store has answered with a ticket.
     pub(super) fn stands(&mut self, id: Id, standing: Standing) {
         self.remember_parent(&standing.parent);
         self.tickets.insert(id, Mine::Standing(standing));
     }
 
-    /// Its release is about to be sent: that its node goes is no news.
+    /// Its release is about to be sent, so the end of its node is expected.
     pub(super) fn leaves(&mut self, id: Id) {
         if let Some(standing) = self.standing_mut(id) {
             standing.leaving = true;
         }
     }
 
-    /// It holds.
+    /// The ticket holds now.
     pub(super) fn granted(&mut self, id: Id) {
         if let Some(standing) = self.standing_mut(id) {
             standing.granted = true;
         }
     }
 
-    /// It is about to be made smaller.
+    /// A request to make it smaller is about to be sent.
     pub(super) fn shrinks(&mut self, id: Id, path: &str) {
         if let Some(standing) = self.standing_mut(id) {
             standing.shrinks_to = Some(path.to_owned());
@@ -623,12 +619,12 @@ impl State {
         }
     }
 
-    /// It is not at the store any more, or never was.
+    /// The ticket does not exist at the store any more, or never did.
     pub(super) fn left(&mut self, id: Id) {
         self.tickets.remove(&id);
     }
 
-    /// Whatever bears the id from now on is deleted as soon as it is seen.
+    /// From now on a node with this id is deleted as soon as it is seen.
     pub(super) fn mark_gone(&mut self, id: Id, parent: &str) {
         let gone = Gone {
             parent: parent.to_owned(),
@@ -638,7 +634,7 @@ impl State {
     }
 }
 
-/// A use of the session. While there is none, and nothing is in it, it is ended.
+/// A use of the session. The session is ended when it has no use and nothing is in it.
 #[derive(Debug)]
 pub(super) struct Attached(Arc<Session>);
 
@@ -677,7 +673,7 @@ mod tests {
         assert_eq!(proof.heard_for(at(106)), Duration::from_secs(7));
     }
 
-    /// The report goes out with the leader's next ping.
+    /// The server reports the session with the leader's next ping.
     #[test]
     fn a_probe_right_after_another_proves_nothing_of_it() {
         let mut proof = Proof::new(T, at(100));
@@ -689,7 +685,7 @@ mod tests {
         assert_eq!(proof.heard_for(at(107)), Duration::from_secs(7));
     }
 
-    /// When the server read it, nobody knows: it may have been just before the answer.
+    /// Nobody knows when the server read the probe: perhaps just before it answered.
     #[test]
     fn a_probe_that_was_answered_late_was_perhaps_read_late() {
         let mut proof = Proof::new(T, at(100));
@@ -710,7 +706,7 @@ mod tests {
 
         assert!(proof.wants_a_commit(at(109)));
         proof.committed(at(109));
-        proof.committed(at(108)); // whose answer was late
+        proof.committed(at(108)); // its answer was late
         assert!(!proof.wants_a_commit(at(109)));
         assert_eq!(proof.lives_for(at(109)), Duration::from_secs(7));
     }

@@ -1,12 +1,11 @@
-//! The verbs, and what their failures mean. Requests go out when the library's method is called,
-//! one after the other on one connection, and the server takes them in that order; what is awaited
-//! is only the reply. So what was sent stays sent when a future is dropped, and the state under the
-//! mutex says of every id how far it has come:
+//! The operations, and what their failures mean. A request is sent when the library's method is called. Requests go one
+//! after the other over one connection, and the server takes them in that order; only the reply is awaited. So dropping
+//! a future does not take its request back, and the state under the mutex records how far each id has come:
 //!
-//! - not there: nothing was sent, or it is known that nothing is at the store;
-//! - `Mine::Asked`: a create was sent; dropped, or the reply lost, it may stand. The same id asked
-//!   for again looks for it first; its release looks for it by id;
-//! - `Mine::Standing`: it stands under a path that we know, until its release is acknowledged.
+//! - no entry: nothing was sent, or it is known that nothing is at the store;
+//! - `Mine::Asked`: a create was sent. If its future was dropped, or the reply was lost, the ticket may exist. Another
+//!   enqueue of the same id looks for it first, and so does its release;
+//! - `Mine::Standing`: the ticket exists under a known path, until its release is acknowledged.
 
 mod enqueue;
 mod release;
@@ -29,7 +28,7 @@ use crate::clock::Clock;
 use crate::name::Name;
 use crate::request::Request;
 
-/// Nodes that are read in one request; the path of each has two kilobytes at most.
+/// How many nodes are read in one request. The path of each has at most two kilobytes.
 const READS: usize = 250;
 
 pub(super) async fn inspect(session: Arc<Session>, name: Name) -> Result<Vec<Place>, StoreError> {
@@ -44,7 +43,8 @@ pub(super) async fn inspect(session: Arc<Session>, name: Name) -> Result<Vec<Pla
     if line.is_empty() {
         return Ok(Vec::new());
     }
-    // Sent together, in requests that stay far below the megabyte for which a server ends the connection.
+    // Sent together, in requests that stay far below one megabyte. A server ends the connection for a request of that
+    // size.
     let mut reading = Vec::new();
     for page in line.chunks(READS) {
         let mut reads = session.client.new_multi_reader();
@@ -59,7 +59,8 @@ pub(super) async fn inspect(session: Arc<Session>, name: Name) -> Result<Vec<Pla
     for page in reading {
         read.extend(page.await.map_err(failed)?);
     }
-    // As the line was: of what is gone meanwhile, or has another node, nobody else is shown to hold for it.
+    // Holders are computed from the line as it was listed: if a ticket is gone by now, or has another node, no other
+    // ticket is shown as the holder in its place.
     let holders = layout::holders(&line);
     let places = line.iter().zip(read).enumerate();
     let places = places.filter_map(|(at, (ticket, read))| {
@@ -72,7 +73,7 @@ pub(super) async fn inspect(session: Arc<Session>, name: Name) -> Result<Vec<Pla
             at < holders,
             ticket.permits,
             ticket.capacity,
-            // The servers do not tell how long a session has left; this is the most.
+            // The servers do not tell how long a session still lasts. This is the longest possible time.
             ticket.ttl,
             owner,
         ))
@@ -80,8 +81,7 @@ pub(super) async fn inspect(session: Arc<Session>, name: Name) -> Result<Vec<Pla
     Ok(places.collect())
 }
 
-/// The parent is a container, which the server removes some time after its last ticket; this does
-/// it now.
+/// The parent is a container, which the server removes some time after its last ticket. This removes it now.
 pub(super) async fn forget(session: Arc<Session>, name: Name) -> Result<(), StoreError> {
     session.usable()?;
     let parent = Parent::of(&name);
@@ -92,8 +92,8 @@ pub(super) async fn forget(session: Arc<Session>, name: Name) -> Result<(), Stor
     }
 }
 
-/// Asks for what the store needs beyond the oldest protocol: several reads in one request, which
-/// came with the watches that wake waiters (3.6).
+/// Makes a request that old servers cannot answer: several reads in one request. That came with the same version (3.6)
+/// as the watches that wake waiters.
 pub(super) async fn check(session: Arc<Session>) -> Result<Vec<String>, StoreError> {
     let mut reads = session.client.new_multi_reader();
     reads.add_get_children("/").map_err(failed)?;
@@ -124,8 +124,8 @@ pub(super) async fn check(session: Arc<Session>) -> Result<Vec<String>, StoreErr
     Ok(warnings)
 }
 
-/// For how long a lease is valid from now on: its ttl, as long as the session certainly lives. The
-/// core counts it from a moment before this one, so that the deadline is earlier, if anything.
+/// How long a lease is valid from now on: its ttl, but at most as long as the session certainly lives. The core counts
+/// from a moment before this one, so its deadline is earlier than necessary, never later.
 fn valid_for(session: &Session, request: &Request) -> Duration {
     valid_for_in(&session.state().proof, request)
 }

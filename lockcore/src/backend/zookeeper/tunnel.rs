@@ -1,14 +1,14 @@
-//! TLS for the client library: it connects to a port on the loopback device, and what it says there
-//! goes on to the server over TLS, as the client's files say. User and password do not come from the
-//! library: they are added here, when the connection is encrypted.
+//! TLS for the client library. The library connects to a port on the loopback device, and its bytes go on to the server
+//! over TLS, with the client's certificate files. User and password do not come from the library: they are added here,
+//! after the connection is encrypted.
 //!
-//! The library could do all of it, but its TLS installs a cryptography provider for the whole process
-//! (where there are two to choose from, it panics), and does not say why a handshake failed.
+//! The library has TLS of its own. But that installs a cryptography provider for the whole process (if there are two to
+//! choose from, it panics), and does not report why a handshake failed.
 //!
-//! Nobody else may get through such a port: the client's certificate may open what is closed to him.
-//! So only connections of this process are let in. The others are not passed on, not even to a
-//! handshake. (That they are of the same user would not do: containers of a pod share the loopback
-//! device and often the number of the user, and not the files.)
+//! No other process may use such a port: the client's certificate may give access to what that process must not see. So
+//! only connections of this process are accepted. Others are not passed on, not even to a handshake. (To accept all
+//! connections of the same user would not be enough: containers of a pod share the loopback device and often the user
+//! number, but not the files.)
 
 mod credentials;
 
@@ -28,14 +28,14 @@ use crate::error::Error;
 use crate::tls::{Connector, Tls};
 use credentials::Credentials;
 
-/// For a connection with TLS to stand. The library gives up by itself, after a quarter of the session
-/// timeout; this is for the attempts that it has turned away from.
+/// The time limit for making a TLS connection. The library itself gives up after a quarter of the session timeout. This
+/// limit is for attempts that the library has already left.
 const DIAL: Duration = Duration::from_secs(5);
 
-/// After the system would not give a connection (no more files, say).
+/// The pause after the system could not accept a connection (for example because no file descriptor is free).
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// The servers, and how each is recognised.
+/// The servers, and the TLS configuration for each.
 #[derive(Debug)]
 pub(super) struct Servers(Vec<Arc<Server>>);
 
@@ -47,21 +47,22 @@ struct Server {
     credentials: Option<Credentials>,
 }
 
-/// A port here for each server. Closed when this is dropped; what has come in by then goes on.
+/// One local port for each server. The ports are closed when this is dropped; connections that were accepted before go
+/// on.
 #[derive(Debug)]
 pub(super) struct Tunnel {
     hosts: String,
-    /// Tasks that end with it.
+    /// These tasks end when this is dropped.
     _doors: JoinSet<()>,
     failures: Arc<Failures>,
 }
 
-/// Why the last connection to each server failed, and whether that is for a person to mend.
+/// Why the last connection to each server failed, and whether a person must correct something.
 #[derive(Debug)]
 struct Failures(Mutex<Vec<Option<(Fault, String)>>>);
 
 impl Servers {
-    /// Of `h1:2281,[::1]:2281`, for `user:password` if there is one. Reads the files, once.
+    /// For `h1:2281,[::1]:2281`, and for `user:password` if given. Reads the files, once.
     pub(super) fn new(hosts: &str, digest: Option<&str>, tls: &Tls) -> Result<Arc<Self>, Error> {
         if cfg!(not(target_os = "linux")) && tls.cert_file.is_some() {
             return Err(Error::config(
@@ -79,7 +80,7 @@ impl Servers {
                 Some(first) => first.tls.for_host(host)?,
                 None => Connector::new(tls, host)?,
             };
-            // An address of IPv6 stands in brackets in a URL.
+            // In a URL an IPv6 address is in brackets.
             let host = host
                 .trim_start_matches('[')
                 .trim_end_matches(']')
@@ -113,13 +114,13 @@ impl Servers {
 }
 
 impl Tunnel {
-    /// Where the library is to connect to.
+    /// The addresses that the library must connect to.
     pub(super) fn hosts(&self) -> &str {
         &self.hosts
     }
 
-    /// A mistake at one server is a mistake of the client's only if there is one at each: the others may
-    /// be away for a moment.
+    /// The failure to report. It is the client's mistake only if every server reports a mistake, because a single
+    /// server may be out of reach for a moment.
     pub(super) fn failure(&self) -> Option<(Fault, String)> {
         let failures = self.failures.each();
         let known = failures.iter().flatten();
@@ -132,8 +133,8 @@ impl Tunnel {
         (!reasons.is_empty()).then(|| (fault, reasons.join("; ")))
     }
 
-    /// As long as the library may connect again. Not shorter: somebody else could get a port that we
-    /// give up, and with it what the library says to its server.
+    /// Keeps the ports open as long as the library may connect again. If a port were closed earlier, another process
+    /// could get it, and with it the bytes that the library sends to its server.
     pub(super) fn stay_open_for(self: Arc<Self>, client: &Client) {
         let mut states = client.state_watcher();
         let mut state = client.state();
@@ -146,16 +147,16 @@ impl Tunnel {
     }
 }
 
-/// Lets the library in, as often as it comes.
+/// Accepts connections of the library, any number of times.
 async fn admit(door: TcpListener, server: Arc<Server>, failures: Slot) {
     loop {
         let Ok((inside, from)) = door.accept().await else {
             tokio::time::sleep(PAUSE).await;
             continue;
         };
-        // Its replies are small and come one by one; held back, they cost 40 ms each.
+        // Its replies are small and come one by one. With Nagle's algorithm each would be delayed by 40 ms.
         let here = inside.set_nodelay(true).and_then(|()| inside.local_addr());
-        // The table of connections is read from a file that may be long.
+        // The check reads the table of connections from a file, which may be long.
         let ours = tokio::task::spawn_blocking(move || is_ours(from, here?));
         match ours.await.map_err(io::Error::other).flatten() {
             Ok(true) => {
@@ -168,8 +169,8 @@ async fn admit(door: TcpListener, server: Arc<Server>, failures: Slot) {
     }
 }
 
-/// Carries one connection of the library, until either end closes it. The library sees why it could
-/// not be carried as a connection that was closed; the reason is noted before that.
+/// Carries one connection of the library until either end closes it. If this fails, the library sees only a closed
+/// connection; the reason is noted before that.
 async fn carry(server: &Server, mut inside: TcpStream, failures: &Slot) {
     let dialled = tokio::time::timeout(DIAL, server.dial()).await;
     let outside = match dialled.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
@@ -192,12 +193,12 @@ async fn carry(server: &Server, mut inside: TcpStream, failures: &Slot) {
         copy(&mut from_server, &mut to_library).await
     };
     let ended = tokio::select! {
-        // A server that ends the connection may have said why: that is passed on first.
+        // A server that ends the connection may have sent the reason: that is passed on first.
         biased;
         ended = down => ended.map(drop),
         ended = up => ended,
     };
-    // With TLS 1.3 the server judges our certificate when our handshake is over.
+    // With TLS 1.3 the server judges our certificate only after our side of the handshake has ended.
     if let Err(error) = ended {
         failures.of(server, &error);
     }
@@ -220,21 +221,21 @@ impl fmt::Display for Server {
     }
 }
 
-/// That of one server.
+/// The place for one server's failure.
 #[derive(Clone, Debug)]
 struct Slot(Arc<Failures>, usize);
 
 impl Slot {
     fn of(&self, server: &Server, error: &io::Error) {
         if let Some(mistake) = server.tls.mistake(error) {
-            // The others may serve, and then nobody gets to see it.
+            // Logged, because the other servers may work, and then no error reports this one.
             tracing::warn!(%server, "ZooKeeper: {mistake}");
             return self.note(
                 Fault::Config,
                 format!("cannot connect to {server}: {mistake}"),
             );
         }
-        // How a server without TLS ends what it takes for a request; one in trouble does the same.
+        // A server without TLS ends the connection in this way, and so does a server in trouble.
         let hint = match error.kind() {
             io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => {
                 " (if this port does not speak TLS, the scheme is zookeeper)"
@@ -266,7 +267,8 @@ fn is_ours(from: SocketAddr, to: SocketAddr) -> io::Result<bool> {
     };
     let socket = format!("socket:[{inode}]");
     for file in std::fs::read_dir("/proc/self/fd")? {
-        // One that is closed meanwhile is not it: the library waits for an answer on its own.
+        // If a descriptor is closed meanwhile, it is not the one: the library keeps its own open while it waits for an
+        // answer.
         if std::fs::read_link(file?.path()).is_ok_and(|link| link.as_os_str() == &*socket) {
             return Ok(true);
         }
@@ -274,14 +276,14 @@ fn is_ours(from: SocketAddr, to: SocketAddr) -> io::Result<bool> {
     Ok(false)
 }
 
-/// Without a client certificate, which is refused here, nobody gets further than on his own.
+/// Client certificates are refused on these systems, so another process gains nothing by this port.
 #[cfg(not(target_os = "linux"))]
 fn is_ours(_: SocketAddr, _: SocketAddr) -> io::Result<bool> {
     Ok(true)
 }
 
-/// The number of the socket that is the end `from`, by the kernel's table of connections: `sl local
-/// remote state queues timer retransmits uid timeout inode …`, addresses as the bytes lie in memory.
+/// The inode of the socket with the address `from`, from the kernel's table of connections: `sl local remote state
+/// queues timer retransmits uid timeout inode …`. Addresses are written in the byte order of memory.
 /// <https://docs.kernel.org/networking/proc_net_tcp.html>
 #[cfg(target_os = "linux")]
 fn inode(from: SocketAddr, to: SocketAddr) -> io::Result<Option<String>> {
@@ -296,7 +298,7 @@ fn inode(from: SocketAddr, to: SocketAddr) -> io::Result<Option<String>> {
     let table = std::fs::read_to_string("/proc/self/net/tcp")?;
     Ok(table.lines().find_map(|line| {
         let field: Vec<&str> = line.split_whitespace().collect();
-        // An end that its process has closed is not "established" (01) any more, and has no inode.
+        // If the process has closed its end, the state is not "established" (01) any more, and there is no inode.
         let is_it = field.len() >= 10
             && (field[1], field[2], field[3]) == (&from, &to, "01")
             && field[9] != "0";
@@ -346,16 +348,16 @@ mod tests {
         assert!(!is_ours(from, at).unwrap(), "closed, so of nobody");
     }
 
-    /// Another process of the same user: this machine's shell.
+    /// Another process of the same user: a shell on this machine.
     #[tokio::test]
-    async fn nobody_else_is_carried_to_the_server() {
+    async fn no_other_process_is_carried_to_the_server() {
         let server = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let hosts = format!("127.0.0.1:{}", server.local_addr().unwrap().port());
         let tunnel = Servers::new(&hosts, None, &Tls::default()).unwrap();
         let tunnel = tunnel.open().await.unwrap();
         let port = tunnel.hosts().rsplit_once(':').unwrap().1.to_owned();
 
-        // Ends when it is shown out: with nothing read.
+        // The shell ends when the connection is refused, without having read anything.
         let stranger = tokio::task::spawn_blocking(move || {
             let script = format!("exec 3<>/dev/tcp/127.0.0.1/{port} && cat <&3");
             std::process::Command::new("bash")
@@ -369,7 +371,7 @@ mod tests {
         };
         assert!(told.stdout.is_empty() && told.status.success(), "{told:?}");
 
-        // One of our own is.
+        // A connection of this process is carried.
         let _ours = TcpStream::connect(tunnel.hosts()).await.unwrap();
         server.accept().await.unwrap();
     }

@@ -1,4 +1,4 @@
-//! Takes a ticket: finds or makes its node, and sees what it is.
+//! Takes a ticket: finds or creates its node, and determines whether it holds.
 
 use std::sync::Arc;
 
@@ -14,9 +14,9 @@ use crate::queue::MOST_TICKETS;
 use crate::request::Request;
 use crate::token::MAX_TICKET;
 
-/// Of the session timeout that must be certain before a lock is asked for. After a process was
-/// stopped for a while, nothing is until two more probes are answered; tickets taken meanwhile would
-/// be of no use.
+/// How much of the session timeout must be certain before a lock is asked for. After the process was stopped for a
+/// while, no time is certain until two more probes are answered. Tickets that were taken before that would be of no
+/// use.
 const LEAST_CERTAIN: u32 = 8;
 
 pub(crate) async fn enqueue(
@@ -29,12 +29,12 @@ pub(crate) async fn enqueue(
     let (standing, line) = match begin(&session, &request, &parent) {
         Begin::Gone => return Ok(Enqueued::Gone),
         Begin::Stands(standing) if standing.leaving => {
-            // A delete of it may still be under way, and would take the lock from under its holder.
+            // A delete of the ticket may still be under way. It would take the lock away from its holder.
             withdraw(&session, &request, &standing).await?;
             return Ok(Enqueued::Gone);
         }
         Begin::Stands(standing) => found(&session, &parent, standing).await?,
-        // A request that was interrupted is looked for before it is made again.
+        // If an earlier request was interrupted, this looks for its node before it creates another.
         Begin::AskedBefore => match find(&session, &request, &parent).await? {
             Some(standing) => found(&session, &parent, standing).await?,
             None => create(&session, &request, &parent, Flush::WITH_PARENT).await?,
@@ -52,13 +52,13 @@ enum Begin {
     New(Flush),
 }
 
-/// What goes out together with the create of a ticket.
+/// Requests that are sent together with the create of a ticket.
 #[derive(Clone, Copy)]
 struct Flush {
-    /// The folder of the namespace, and the parent, before it.
+    /// The folder of the namespace, and the parent, are created before it.
     folder: bool,
     parent: bool,
-    /// The children of the parent, behind it.
+    /// The children of the parent are listed after it.
     list: bool,
 }
 
@@ -78,7 +78,7 @@ fn begin(session: &Arc<Session>, request: &Request, parent: &Parent) -> Begin {
     match state.tickets.get(&request.id) {
         Some(Mine::Standing(standing)) => return Begin::Stands(standing.clone()),
         Some(Mine::Asked(_)) => {
-            // From now on a node of the first try is seen, however late it comes.
+            // From now on a node of the first attempt is seen, however late it appears.
             session.follow(&mut state, &parent.path);
             return Begin::AskedBefore;
         }
@@ -87,8 +87,8 @@ fn begin(session: &Arc<Session>, request: &Request, parent: &Parent) -> Begin {
     state
         .tickets
         .insert(request.id, Mine::Asked(Clock::BOOT.now()));
-    // In a line that is followed, and that agrees with us, its events say how we stand. Who does not
-    // wait needs to know it now.
+    // If the line is followed and has the same capacity, its events tell whether this ticket holds. A request that does
+    // not wait needs the answer now.
     let told_by_events = request.wait
         && state.lines.get(&parent.path).is_some_and(|line| {
             line.is_current()
@@ -96,7 +96,7 @@ fn begin(session: &Arc<Session>, request: &Request, parent: &Parent) -> Begin {
                 && line.len() < MOST_TICKETS
         });
     if told_by_events {
-        session.follow(&mut state, &parent.path); // it is of use
+        session.follow(&mut state, &parent.path); // the line is in use
     }
     Begin::New(Flush {
         folder: false,
@@ -105,7 +105,7 @@ fn begin(session: &Arc<Session>, request: &Request, parent: &Parent) -> Begin {
     })
 }
 
-/// Refuses what the session cannot carry.
+/// Refuses a ttl that the session cannot guarantee.
 fn can_be_kept(session: &Session, request: &Request) -> Result<(), StoreError> {
     let timeout = session.timeout;
     if request.ttl > timeout {
@@ -119,7 +119,7 @@ fn can_be_kept(session: &Session, request: &Request) -> Result<(), StoreError> {
             ),
         ));
     }
-    // The create itself is to show that the leader leads.
+    // The create itself will prove that the leader leads.
     if session.state().proof.heard_for(Clock::BOOT.now()) < timeout / LEAST_CERTAIN {
         let text = "ZooKeeper: it is not certain that the session still lives";
         return Err(StoreError::new(Fault::Retry, text));
@@ -127,10 +127,10 @@ fn can_be_kept(session: &Session, request: &Request) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// Looks for the node that an earlier try left. `sync` makes what the leader has done visible here,
-/// also after a change of servers.
+/// Looks for the node that an earlier attempt may have left. The `sync` makes everything that the leader has done
+/// visible here, even after a change of servers.
 ///
-/// Dropped or failed, the id stays as it was: asked for.
+/// If this fails or is dropped, the id stays `Mine::Asked`.
 async fn find(
     session: &Arc<Session>,
     request: &Request,
@@ -156,15 +156,14 @@ async fn find(
                 &stat,
             )?);
         } else {
-            // Of an earlier session of ours, which ends without being renewed, or a second one.
+            // It is of an earlier session of ours, which nobody renews, or it is a second node of this id.
             session.delete_unasked(path);
         }
     }
     Ok(found)
 }
 
-/// A ticket that stands, with the line that it stands in. Dropped here, or unanswered, the next try
-/// comes here again.
+/// A ticket that exists, with its line. If this is dropped or not answered, the next attempt comes here again.
 async fn found(
     session: &Arc<Session>,
     parent: &Parent,
@@ -174,7 +173,7 @@ async fn found(
     Ok((standing, Some(line)))
 }
 
-/// Creates the ticket, and its parent if need be; with its line if that was asked for.
+/// Creates the ticket, and its parent if necessary. Also returns the line if `flush` asks for it.
 async fn create(
     session: &Arc<Session>,
     request: &Request,
@@ -186,7 +185,7 @@ async fn create(
     if let Err(ZkError::NoNode) = replies.created
         && !flush.folder
     {
-        // The parent went with its last ticket, or there never was one.
+        // The server has removed the parent after its last ticket, or there never was one.
         session.state().forget_parent(&parent.path);
         let everything = Flush {
             folder: true,
@@ -197,7 +196,7 @@ async fn create(
     let (stat, sequence) = match replies.created {
         Ok(created) => created,
         Err(error) => {
-            // Why there is no parent says more than that there is none.
+            // The reason why the parent could not be created is the better error.
             let error = match (error, replies.refused) {
                 (ZkError::NoNode, Some(refused)) => refused,
                 (error, _) => error,
@@ -213,19 +212,19 @@ async fn create(
     let sequence = layout::wrapped(sequence.into_i64());
     let standing = stands(session, request, parent, sequence, path, &stat)?;
     let line = replies.listed.transpose();
-    // The ticket stands; asked again, it is found.
+    // The ticket exists. If the list has failed, the next attempt finds the ticket.
     Ok((standing, line.map_err(failed)?))
 }
 
 struct Replies {
-    /// What kept a parent from being made.
+    /// The error that kept a parent from being created.
     refused: Option<ZkError>,
     created: Result<(Stat, CreateSequence), ZkError>,
     listed: Option<Listed>,
 }
 
-/// One flush: everything is sent before anything is awaited. Dropped, it was sent all the same, and
-/// the id is [`Mine::Asked`].
+/// One flush: everything is sent before anything is awaited. If this is dropped, the requests were sent all the same,
+/// and the id is [`Mine::Asked`].
 async fn send(
     session: &Arc<Session>,
     request: &Request,
@@ -264,8 +263,8 @@ async fn send(
     }
 }
 
-/// Notes that a ticket stands. Its number is the transaction that created it, which no two creates
-/// share and which rises over restarts and over lives of the parent.
+/// Notes that a ticket exists. Its number is the transaction that created it. No two creates share a transaction, and
+/// the numbers rise over restarts and over lives of the parent.
 fn stands(
     session: &Arc<Session>,
     request: &Request,
@@ -299,7 +298,8 @@ fn stands(
         leaving: false,
     };
     let mut state = session.state();
-    // Its create was committed, as it is there; found by a later try, it was perhaps by the first.
+    // Its node exists, so its create was committed. If a later attempt found it, it may be from the first attempt, so
+    // the time of the first send counts.
     if let Some(Mine::Asked(sent)) = state.tickets.get(&request.id) {
         let sent = *sent;
         state.proof.committed(sent);
@@ -309,7 +309,7 @@ fn stands(
     Ok(standing)
 }
 
-/// How a standing ticket stands, by the line as it was read or, without that, as its events tell it.
+/// Whether a ticket holds: by the line as it was read, or else by the line's events.
 async fn answer(
     session: &Arc<Session>,
     request: &Request,
@@ -329,7 +329,7 @@ async fn answer(
             .iter()
             .position(|other| other.sequence == standing.sequence)
         else {
-            // Somebody deleted it, or a server told that is behind. The core asks anew.
+            // Somebody deleted it, or the server that answered is behind. The core takes a new ticket.
             session.state().left(request.id);
             session.delete_unasked(standing.path);
             return Ok(Enqueued::Gone);
@@ -354,7 +354,7 @@ async fn answer(
     }
     let mut state = session.state();
     session.wait_in(&mut state, &parent.path, standing.sequence);
-    // What its events told before we stood, they do not tell again.
+    // Events that came before the ticket was noted do not come again.
     session.tell(state, &parent.path, false);
     let holds = |mine: &Standing| mine.granted;
     Ok(
@@ -363,15 +363,15 @@ async fn answer(
             false => Enqueued::Waiting {
                 ticket,
                 valid_for,
-                // When a holder's session ends, the watch tells.
+                // When a holder's session ends, the watch reports it.
                 recheck_in: None,
             },
         },
     )
 }
 
-/// Takes a ticket back that is of no use. Unanswered, it still stands, and the core, which is told
-/// that the outcome is unknown, releases it.
+/// Takes back a ticket that is of no use. If this is not answered, the ticket may still exist. The core is told that
+/// the outcome is unknown, and releases it.
 async fn withdraw(
     session: &Arc<Session>,
     request: &Request,

@@ -11,10 +11,10 @@ use crate::backend::zookeeper::session::Session;
 use crate::backend::{Departure, Released, StoreError};
 use crate::clock::Clock;
 
-/// Deletes nodes. Repeated by the core until it is acknowledged; a node that is not there, because
-/// an earlier try was carried out or because its session is over, is acknowledged too.
+/// Deletes nodes. The core repeats this until it is acknowledged. A node that does not exist is acknowledged too: an
+/// earlier attempt has deleted it, or its session is over.
 ///
-/// Dropped half-way, what was sent is carried out, and the ids stay known.
+/// If this is dropped half-way, requests that were sent are carried out, and the ids stay known.
 pub(crate) async fn release(
     session: Arc<Session>,
     tickets: Vec<Departure>,
@@ -24,7 +24,8 @@ pub(crate) async fn release(
     }
     let outcome = delete(&session, &tickets).await;
     match outcome {
-        // A process that was stopped hears that its connection is gone before it hears why.
+        // A process that was stopped learns first that its connection is gone, and only later that its session has
+        // ended.
         Err(error) if session.give_up_if_uncertain() => {
             went_with_the_session(&session, &tickets).ok_or(error)
         }
@@ -51,13 +52,13 @@ async fn delete(
         let path = state.standing(id).map(|standing| standing.path.clone());
         let smaller = state.standing(id).and_then(|mine| mine.shrinks_to.clone());
         if departure.enqueue_may_follow {
-            // Whatever comes later is seen by the line's watch, and deleted.
+            // A node that appears later is seen by the line's watch, and deleted.
             state.mark_gone(id, &parent.path);
             session.follow(&mut state, &parent.path);
         }
         drop(state);
-        // Of an id that we know nothing of there may be a node all the same: of a try that was never
-        // answered, or of an earlier session.
+        // Even if we do not know the id, a node of it may exist: of an attempt that was never answered, or of an
+        // earlier session.
         let search = departure.enqueue_may_follow || path.is_none();
         sent.push((
             path.map(|path| client.delete(&path, None)),
@@ -65,7 +66,7 @@ async fn delete(
             search,
         ));
     }
-    // What a request on an earlier connection did is seen after this, under whichever name.
+    // After this, the effect of requests on an earlier connection is visible, under either path.
     let may_follow = |departure: &Departure| departure.enqueue_may_follow;
     let synced = tickets.iter().any(may_follow).then(|| client.sync("/"));
     let mut lists = HashMap::new();
@@ -109,8 +110,9 @@ async fn delete(
     Ok(answers)
 }
 
-/// The answers of a session that is over, if any of the tickets was in it. Nobody continues it, so its
-/// nodes go, and so does what is still under way in it. Others are asked for in the next session.
+/// The answers if the session is over and any of the tickets was in it. Nobody continues a session that is over, so its
+/// nodes disappear, and requests in it that are still under way have no effect. Other tickets must be released in the
+/// next session.
 fn went_with_the_session(session: &Session, tickets: &[Departure]) -> Option<Vec<Released>> {
     if !session.is_over() {
         return None;
@@ -128,11 +130,11 @@ fn went_with_the_session(session: &Session, tickets: &[Departure]) -> Option<Vec
     answers.contains(&Released::NotFound).then_some(answers)
 }
 
-/// An error that is this ticket's alone does not keep the others from being acknowledged.
+/// An error that concerns only this ticket does not stop the acknowledgement of the others.
 fn was_deleted(outcome: Result<(), ZkError>) -> Result<Released, StoreError> {
     match outcome {
         Ok(()) => Ok(Released::Released),
-        // Nodes go with their session, and nothing that is still under way in it is carried out.
+        // Nodes end with their session, and requests in it that are still under way are not carried out.
         Err(ZkError::NoNode | ZkError::SessionExpired) => Ok(Released::NotFound),
         Err(ZkError::NoAuth) => {
             tracing::debug!("ZooKeeper: no right to delete a ticket (see the guide of the store)");

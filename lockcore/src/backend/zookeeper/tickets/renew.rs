@@ -1,4 +1,4 @@
-//! How tickets stand, and making them smaller.
+//! Checks how tickets stand, and makes tickets smaller.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,27 +15,27 @@ use crate::backend::{Renewed, StoreError};
 use crate::clock::Clock;
 use crate::request::{Id, Request};
 
-/// Whether tickets stand, and how. What moves their deadlines is the proof (`session::Proof`)
-/// that the session lives, which probes of its own renew; the question here is only whether somebody
-/// has deleted a node, and whether a watch has told all that there was to tell.
+/// Checks whether tickets still exist, and whether they hold. Their deadlines depend on the proof that the session
+/// lives (`session::Proof`), which has probes of its own. This only checks whether somebody has deleted a node, and
+/// whether a watch has missed an event.
 ///
-/// - A ticket that holds: its node is looked at. Renewals are more frequent than a third of the ttl,
-///   because the proof is always some time old; nodes are looked at no more often than that.
-/// - The first of ours that waits in a line that is followed: its node, and those in front that decide
-///   (see [`Line::ahead_of`]), in the same request. A line is believed when it says who holds, and not
-///   when it says that nothing has happened: so a watch that was lost costs a third of a ttl.
-/// - The others that wait there: by the events or, where these are only of the ticket in front, by
-///   their own nodes.
-/// - A line that nobody follows is read. So is one that turns out to be another than was told.
+/// - A ticket that holds: its node is read. Renewals come more often than every third of the ttl, because the proof is
+///   always some time old; nodes are not read more often than every third of the ttl.
+/// - Our first waiter in a line that is followed: its node, and the nodes in front of it that matter (see
+///   [`Line::ahead_of`]), in the same request. The copy of a line is believed if it says that a ticket holds. It is not
+///   believed if it says that nothing has happened. So a watch that was lost costs a third of a ttl.
+/// - Our other waiters in that line: by the line's events. If only the ticket ahead is watched, by their own nodes.
+/// - A line that nobody follows is read. So is a line that differs from its copy.
 ///
-/// Tickets that are to be smaller are made so first. Dropped at any point, all else was only looking.
+/// Tickets that must become smaller are made smaller first. If this is dropped at any point, everything else was only
+/// reading.
 pub(crate) async fn renew(
     session: Arc<Session>,
     tickets: Vec<Arc<Request>>,
 ) -> Result<Vec<Renewed>, StoreError> {
     session.usable()?;
     let shrunk = shrink(&session, &tickets).await;
-    // Before the requests: what is answered later is older.
+    // Read before the requests are sent, because the answers describe a later time.
     let mut answers = Vec::with_capacity(tickets.len());
     let mut looks = Looks::default();
     let mut unclear = Vec::new();
@@ -46,12 +46,12 @@ pub(crate) async fn renew(
         for (at, request) in tickets.iter().enumerate() {
             let mine = match state.tickets.get(&request.id) {
                 Some(Mine::Standing(mine)) if !mine.lost => mine,
-                // A try that was never answered.
+                // An attempt that was never answered.
                 Some(Mine::Asked(_)) => {
                     answers.push(Renewed::Failed);
                     continue;
                 }
-                // Of an earlier session, or released, or deleted.
+                // It is of an earlier session, or released, or deleted.
                 Some(Mine::Standing(_)) | None => {
                     answers.push(Renewed::Lost);
                     continue;
@@ -63,7 +63,7 @@ pub(crate) async fn renew(
             }
             let valid_for = valid_for_in(&state.proof, request);
             answers.push(how_it_stands(mine.granted, valid_for));
-            // One by itself is what its holder asks for, before a step that needs the lock.
+            // A single ticket is checked in any case: its holder asks before a step that needs the lock.
             let seen_lately = tickets.len() > 1
                 && mine
                     .seen
@@ -76,7 +76,7 @@ pub(crate) async fn renew(
             }
             let line = state.lines.get(&mine.parent);
             let ahead = line.and_then(|line| line.ahead_of(mine.sequence));
-            // One that waits may hold because it is smaller.
+            // A waiter may hold now because it has become smaller.
             let Some(ahead) = ahead.filter(|_| !shrunk.contains(&(request.id, true))) else {
                 unclear.push((at, mine.clone()));
                 continue;
@@ -106,7 +106,7 @@ pub(crate) async fn renew(
             }
             (None, Some(false)) => answers[at] = Renewed::Lost,
             (Some(_), Some(true)) => {}
-            // Perhaps told of by now: then whoever holds since was told too.
+            // The watch may have reported this by now: then the tickets that hold because of it were woken too.
             (Some(node), Some(false)) => {
                 if session.believes_in(&mine.parent, &node) {
                     doubtful.push((mine.parent.clone(), node));
@@ -122,7 +122,7 @@ pub(crate) async fn renew(
     Ok(answers)
 }
 
-/// Reads the lines of tickets of which nothing else tells how they stand.
+/// Reads the lines of the tickets whose state is not known otherwise.
 async fn read_lines(
     session: &Arc<Session>,
     tickets: &[Arc<Request>],
@@ -155,13 +155,13 @@ async fn read_lines(
     Ok(())
 }
 
-/// Nodes that are looked at for one renewal.
+/// The nodes that are read for one renewal.
 #[derive(Default)]
 struct Looks(Vec<Look>);
 
-/// At a ticket of ours, or at a node in front of it.
+/// One node: a ticket of ours, or a node in front of it.
 struct Look {
-    /// Its place among those that are renewed.
+    /// The index of the ticket in the renewal.
     ticket: usize,
     mine: Standing,
     ahead: Option<String>,
@@ -176,8 +176,8 @@ impl Looks {
         });
     }
 
-    /// Whether each is there, if that is known. Sent together, in requests of a bounded size as the reads of
-    /// an inspection are: a hundred tickets with all that is looked at in front of each are a megabyte.
+    /// For each node, whether it exists, if that is known. The requests are sent together, and their size is limited as
+    /// for an inspection: a hundred tickets with all nodes in front of them are a megabyte.
     async fn answered(self, session: &Session) -> Result<Vec<(Look, Option<bool>)>, StoreError> {
         let mut reading = Vec::new();
         for page in self.0.chunks(READS) {
@@ -206,15 +206,15 @@ impl Looks {
     }
 }
 
-/// Makes tickets smaller that have more permits than they are renewed with: each gets another node, with
-/// the sequence number that it has, in one transaction, and the old one goes with it. Returns which were to
-/// be made so, and whether that is known to be done.
+/// Makes tickets smaller that have more permits than their renewal. Each gets another node with the same sequence
+/// number, and in the same transaction the old node is deleted. Returns which tickets were to become smaller, and for
+/// each whether it is known to be done.
 ///
-/// Dropped half-way or unanswered, it may be carried out all the same; both paths are known from before it
-/// is sent, and a release deletes what is at either. After that there is nothing to be made smaller, and the
-/// transaction fails as a whole.
+/// If this is dropped half-way or not answered, the transaction may be carried out all the same. Both paths are noted
+/// before it is sent, and a release deletes both. After a release the old node does not exist, so the whole transaction
+/// fails.
 async fn shrink(session: &Arc<Session>, tickets: &[Arc<Request>]) -> Vec<(Id, bool)> {
-    let mut sent = Vec::new(); // allocates when something is put in
+    let mut sent = Vec::new(); // does not allocate while it is empty
     for request in tickets {
         let (id, permits) = (request.id, request.permits.get());
         let mut state = session.state();
@@ -232,7 +232,8 @@ async fn shrink(session: &Arc<Session>, tickets: &[Arc<Request>]) -> Vec<(Id, bo
         drop(state);
         let mut writes = session.client.new_multi_writer();
         let node = CreateMode::Ephemeral.with_acls(session.acls);
-        // In this order: whoever follows the line is told so, and must not see it without either.
+        // In this order, because followers of the line get the events in this order, and must never see the line
+        // without either node.
         let both = writes.add_create(&new, &data, &node);
         let both = both.and_then(|()| writes.add_delete(&old, None));
         let at = Clock::BOOT.now();
@@ -246,7 +247,7 @@ async fn shrink(session: &Arc<Session>, tickets: &[Arc<Request>]) -> Vec<(Id, bo
             Err(error) => Err(error),
         };
         let done = match outcome {
-            // Or an earlier try, which was not answered.
+            // An earlier attempt without an answer may have done it.
             Ok(()) | Err(ZkError::NodeExists) => {
                 session.committed(at);
                 session.state().shrunk(id, new, permits);

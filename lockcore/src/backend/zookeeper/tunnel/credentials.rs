@@ -1,33 +1,33 @@
-//! User and password, which the tunnel itself tells each server: what the library says crosses the
-//! loopback device as it is, where others can read along.
+//! User and password. The tunnel itself sends them to each server, because others can read what the library sends over
+//! the loopback device.
 //!
-//! A message is its length and so many bytes, in both directions. The library's first one opens the
-//! session or resumes it, and the credentials go right behind that, where the library puts its own. A
-//! server takes requests in their order, so all else on the connection is asked by somebody it knows.
+//! A message is a length, followed by that number of bytes, in both directions. The library's first message opens or
+//! resumes the session. The credentials come directly after it, where the library would put its own. A server handles
+//! requests in their order, so it knows the user before it handles anything else on the connection.
 
 use std::fmt;
 use std::io;
 
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 
-/// The number of a request that shows credentials, and of its reply.
+/// The request number of credentials, and of the reply to them.
 const XID: i32 = -4;
-/// What kind of request it is.
+/// The type of that request.
 const AUTH: i32 = 100;
-/// A reply begins with its length, the number of its request, that of a transaction, and an error.
+/// A reply begins with its length, the number of its request, the number of a transaction, and an error.
 const REPLY_XID: std::ops::Range<usize> = 4..8;
 const REPLY_ERROR: std::ops::Range<usize> = 16..20;
-/// Servers refuse longer ones (`jute.maxbuffer`). The few that are read here are far shorter.
+/// Servers refuse longer messages (`jute.maxbuffer`). The few messages that are read here are far shorter.
 const LONGEST: usize = 1 << 20;
 
-/// For one connection after the other.
+/// The request with the credentials. It is sent on each connection.
 #[derive(Clone)]
 pub(super) struct Credentials {
     request: Vec<u8>,
 }
 
 impl Credentials {
-    /// Of `user:password`.
+    /// For `user:password`.
     pub(super) fn digest(identity: &str) -> Self {
         let mut body = Vec::new();
         for number in [XID, AUTH, 0] {
@@ -42,7 +42,7 @@ impl Credentials {
         Self { request }
     }
 
-    /// Passes the library's first message on, with the credentials behind it.
+    /// Passes the library's first message on, followed by the credentials.
     pub(super) async fn show(
         &self,
         from_library: &mut (impl AsyncRead + Unpin),
@@ -57,14 +57,14 @@ impl Credentials {
     }
 }
 
-/// Passes on what the server says until it has answered the credentials. That they are accepted is
-/// not for the library, which has not asked. A refusal is: the library ends the session for it, whatever
-/// it is the answer to.
+/// Passes on the server's messages until it has answered the credentials. An acceptance is not passed on, because the
+/// library has not asked. A refusal is passed on: the library ends the session because of it, whatever request it
+/// answers.
 pub(super) async fn pass_until_answered(
     from_server: &mut (impl AsyncRead + Unpin),
     to_library: &mut (impl AsyncWrite + Unpin),
 ) -> io::Result<()> {
-    // The first is about the session, and is no reply of this form.
+    // The first message is about the session, and has another form than a reply.
     let mut is_reply = false;
     while let Some(message) = message(from_server).await? {
         let is = |place, number: i32| message.get(place) == Some(&number.to_be_bytes()[..]);
@@ -81,7 +81,7 @@ pub(super) async fn pass_until_answered(
     Ok(())
 }
 
-/// The next message, with its length; nothing when there is none any more.
+/// The next message, with its length. `None` at the end of the stream.
 async fn message(from: &mut (impl AsyncRead + Unpin)) -> io::Result<Option<Vec<u8>>> {
     let mut length = [0; 4];
     match from.read_exact(&mut length).await {
@@ -101,7 +101,7 @@ async fn message(from: &mut (impl AsyncRead + Unpin)) -> io::Result<Option<Vec<u
     Ok(Some(message))
 }
 
-/// Without the password: secrets are never printed.
+/// Does not show the password: secrets are never printed.
 impl fmt::Debug for Credentials {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Credentials").finish_non_exhaustive()
@@ -130,7 +130,7 @@ mod tests {
         )
     }
 
-    /// What the library gets to hear of all this.
+    /// The bytes that the library receives when the server sends these messages.
     async fn passed_on(said: &[Vec<u8>]) -> Vec<u8> {
         let (said, mut heard) = (said.concat(), Vec::new());
         pass_until_answered(&mut &said[..], &mut heard)
@@ -164,7 +164,7 @@ mod tests {
 
     #[tokio::test]
     async fn only_a_refusal_is_for_the_library() {
-        // It has the number of such a reply where a reply would have it.
+        // A message about the session that has the number of such a reply at the same place.
         let session = reply(XID, 0);
         let other = reply(7, 0);
         let accepted = [session.clone(), other.clone(), reply(XID, 0)];
