@@ -1,5 +1,4 @@
-//! From the URL to the file: where it is, that it is made with the right mode, and what an operator should know about
-//! where it lies.
+//! From the URL to the file: finds its path, creates it with the right mode, and warns an operator about its location.
 
 use std::ffi::OsString;
 use std::fs::{self, OpenOptions};
@@ -16,7 +15,7 @@ use crate::error::Error;
 /// The file that `sqlite:PATH` names.
 pub(super) fn file(url: &Url) -> Result<PathBuf, Error> {
     let path = path(url)?;
-    // From here on the path means the same whatever folder the process changes to.
+    // Absolute, so that the path stays the same when the process changes its working directory.
     std::path::absolute(&path)
         .map_err(|error| Error::config(format!("{}: {error}", path.display())))
 }
@@ -47,7 +46,7 @@ fn path(url: &Url) -> Result<PathBuf, Error> {
     Ok(OsString::from_vec(bytes).into())
 }
 
-/// `%20` is a space; a percent sign that no two hexadecimal digits follow is itself.
+/// Decodes `%20` to a space. A percent sign without two hexadecimal digits behind it stays as it is.
 fn decoded(text: &str) -> Vec<u8> {
     let digit = |byte: Option<&u8>| byte.and_then(|byte| char::from(*byte).to_digit(16));
     let bytes = text.as_bytes();
@@ -68,7 +67,7 @@ fn decoded(text: &str) -> Vec<u8> {
     decoded
 }
 
-/// The one name of the file by which the clients of this process find each other.
+/// The canonical path of the file. The clients of this process find each other by it.
 pub(super) fn locate(path: &Path) -> Result<PathBuf, StoreError> {
     match fs::canonicalize(path) {
         Ok(file) => Ok(file),
@@ -90,10 +89,11 @@ pub(super) fn locate(path: &Path) -> Result<PathBuf, StoreError> {
     }
 }
 
-/// Makes the file if it is not there, for its owner only, before SQLite writes into it; what SQLite puts beside it gets
-/// the same mode.
+/// Creates the file if it does not exist, readable only by its owner, before SQLite writes into it. The files that
+/// SQLite puts beside it get the same mode.
 ///
-/// A file that is there is not opened: closing it would drop every lock that this process has on it by other handles
+/// A file that exists is not opened here, because closing it would drop every lock that this process has on it through
+/// other handles
 /// (<https://www.sqlite.org/howtocorrupt.html#_posix_advisory_locks_canceled_by_a_separate_thread_doing_close_>).
 pub(super) fn make(file: &Path) -> Result<(), StoreError> {
     let made = OpenOptions::new()
@@ -114,7 +114,7 @@ pub(super) fn make(file: &Path) -> Result<(), StoreError> {
                     Err(cannot(file, "it is not a regular file", Fault::Config))
                 }
                 Ok(_) => Ok(()),
-                // Another process removed it between the two looks.
+                // Another process removed it between the two calls.
                 Err(error) => Err(cannot(file, &error.to_string(), Fault::Retry)),
             }
         }
@@ -129,8 +129,8 @@ pub(super) struct Identity(u64, u64);
 impl Identity {
     /// # Errors
     ///
-    /// `Config` if it may have another path, beside which SQLite would put another log: processes that use the one would
-    /// not see the locks of those that use the other.
+    /// `Config` if the file may have another path. SQLite would put another log beside that path, and processes that
+    /// use one path would not see the locks of processes that use the other.
     pub(super) fn of(file: &Path) -> Result<Self, StoreError> {
         let metadata = fs::metadata(file).map_err(|error| match error.kind() {
             io::ErrorKind::NotFound => cannot(file, "it was removed", Fault::Retry),
@@ -149,7 +149,8 @@ impl Identity {
     }
 }
 
-/// Whether a file is mounted where it is, rather than the folder that it lies in. Before Linux 5.8 nobody knows.
+/// Whether the file itself is a mount point, and not only the folder that it is in. Before Linux 5.8 this is always
+/// false.
 fn is_mounted(file: &Path) -> bool {
     #[cfg(target_os = "linux")]
     {
@@ -177,7 +178,7 @@ fn is_mounted(file: &Path) -> bool {
     }
 }
 
-/// Whether this process may not do with a file, or with what SQLite puts beside it, what it has to.
+/// Whether this process lacks a right that it needs on the file, or on the files that SQLite puts beside it.
 pub(super) fn is_forbidden(file: &Path) -> bool {
     use rustix::fs::{Access, access};
     use rustix::io::Errno;
@@ -202,7 +203,7 @@ pub(super) fn is_forbidden(file: &Path) -> bool {
         || file.parent().is_some_and(|folder| refused(folder, make))
 }
 
-/// What an operator should know about where the file lies.
+/// Warnings for an operator about the location of the file.
 pub(super) fn warnings(file: &Path) -> Vec<String> {
     let mut warnings = Vec::new();
     if let Some(kind) = network_file_system(file) {
@@ -224,7 +225,7 @@ pub(super) fn warnings(file: &Path) -> Vec<String> {
     warnings
 }
 
-/// The name of the file system if it is one that machines share. By the numbers of `statfs(2)`.
+/// The name of the file system if several machines can share it, by the numbers of `statfs(2)`.
 fn network_file_system(file: &Path) -> Option<&'static str> {
     #[cfg(any(target_os = "linux", target_os = "android"))]
     {
@@ -290,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn what_would_be_misread_is_refused_with_the_form() {
+    fn a_url_that_would_be_misread_is_refused_with_the_form() {
         for url in [
             "sqlite:",
             "sqlite:///",

@@ -1,10 +1,10 @@
-//! The thread that has the file open for the whole process: one handle, one job at a time, each run to its end whoever
-//! stops listening. Which job is next is decided here. The handle is in `file`; what the jobs do, in `tickets`; whom they
-//! wake, in `events`.
+//! The thread that has the file open for the whole process. It has one handle, and does one job at a time. A job that
+//! has begun is finished, even if nobody waits for its answer any more. This file decides which job is next. The handle
+//! is in `file`, the work of the jobs in `tickets`, and the wake-ups in `events`.
 //!
-//! One handle, because the clients of a process would otherwise stand in each other's way at the file's lock, which has
-//! no queue; and a thread of its own, because a lock on the file must not depend on a runtime that its user may block or
-//! end in the middle of a transaction.
+//! There is one handle, because otherwise the clients of a process would compete for the file's lock, which has no
+//! queue. It is a thread of its own, because a lock on the file must not depend on a runtime that its user may block,
+//! or end in the middle of a transaction.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -21,10 +21,10 @@ use crate::backend::{Departure, Enqueued, Events, Fault, Place, Released, Renewe
 use crate::name::Name;
 use crate::request::Request;
 
-/// What a job says its outcome to.
+/// The receiver of a job's outcome.
 pub(super) type Reply<T> = oneshot::Sender<Result<T, StoreError>>;
 
-/// What the thread is asked for.
+/// A request to the thread.
 #[derive(Debug)]
 pub(super) enum Job {
     Join(Events, Reply<u64>),
@@ -37,18 +37,18 @@ pub(super) enum Job {
     Check(Reply<Vec<String>>),
 }
 
-/// A way to the thread of one file. The thread ends when the last of them is gone.
+/// A handle of the thread of one file. The thread ends when the last handle is dropped.
 #[derive(Debug)]
 pub(super) struct Driver {
     jobs: mpsc::UnboundedSender<Job>,
 }
 
-/// A thread that has a file open, or is about to, or has not closed it yet.
+/// A thread that has a file open, is about to open it, or has not closed it yet.
 struct Listed {
-    /// Canonical.
+    /// The canonical path.
     file: PathBuf,
     number: u64,
-    /// In a forked child there is the list of its parent, but not the threads.
+    /// The process that started the thread. A forked child has a copy of this list, but not the threads.
     process: u32,
     driver: Weak<Driver>,
 }
@@ -56,7 +56,7 @@ struct Listed {
 static DRIVERS: Mutex<Vec<Listed>> = Mutex::new(Vec::new());
 
 impl Driver {
-    /// The thread of a file; started if there is none.
+    /// The thread of a file. Starts one if there is none.
     pub(super) fn of(file: &Path) -> Result<Arc<Self>, StoreError> {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
         let process = std::process::id();
@@ -65,7 +65,7 @@ impl Driver {
             if listed.process != process {
                 return Err(open_at_the_fork(file));
             }
-            // One that has ended, even by a panic, is replaced.
+            // A thread that has ended, even by a panic, is replaced.
             if let Some(driver) = listed.driver.upgrade()
                 && !driver.jobs.is_closed()
             {
@@ -85,7 +85,7 @@ impl Driver {
                 )
             })?;
         let driver = Arc::new(Self { jobs });
-        // The thread cannot have taken itself off yet: that needs the mutex.
+        // The thread cannot have removed itself from the list yet, because it needs the mutex for that.
         drivers.push(Listed {
             file: file.to_owned(),
             number,
@@ -97,18 +97,18 @@ impl Driver {
 
     /// Sends a job and waits for its outcome.
     ///
-    /// The only await is that for the reply. Dropped there, what has begun is finished, and what has not is not begun. For a
-    /// release that is enough, because the core asks for it again: whoever drops the future of a release, late or
-    /// with its runtime, hands the ticket to the keeper, and the keeper asks until it has an answer. Only at the end of a
-    /// client there is nobody who would ask again; what has not been released within the time that the end may take goes
-    /// with its lease.
+    /// The only await is for the reply. If the future is dropped there, a job that has begun is finished, and a job
+    /// that has not begun is not done. For a release this is safe, because the core asks again: a release whose future
+    /// was dropped, late or together with its runtime, hands the ticket to the keeper, and the keeper asks until it has
+    /// an answer. Only at the end of a client nobody is left to ask again: a ticket that is not released within the
+    /// time for the end is freed when its lease ends.
     pub(super) async fn ask<T>(&self, job: impl FnOnce(Reply<T>) -> Job) -> Result<T, StoreError> {
         let (reply, outcome) = oneshot::channel();
         if !self.send(job(reply)) {
             return Err(StoreError::new(Fault::Retry, "SQLite: the file was closed"));
         }
         outcome.await.unwrap_or_else(|_| {
-            // Only a panic of the thread takes a job away without a word.
+            // Only a panic of the thread drops a job without an answer.
             Err(StoreError::broken(
                 "SQLite: the thread of the file has ended",
             ))
@@ -124,9 +124,9 @@ fn drivers() -> MutexGuard<'static, Vec<Listed>> {
     DRIVERS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// SQLite in the child has a copy of what it knows in the parent about its locks on the file, and takes those for locks of
-/// this process; but the system gives none of them to a child. A new handle there would work on without any: whoever
-/// else closes the file then removes its log, and from that moment on it would lock nobody out.
+/// In the child, SQLite has a copy of the parent's record of its locks on the file, and believes that this process has
+/// these locks. But the system gives a child none of them. A new handle in the child would then work without any lock:
+/// the next process that closes the file would remove its log, and from then on the child would exclude nobody.
 fn open_at_the_fork(file: &Path) -> StoreError {
     let text = format!(
         "cannot use {}: the parent of this process had it open when it forked, and SQLite cannot open a file in both; fork \
@@ -136,7 +136,7 @@ fn open_at_the_fork(file: &Path) -> StoreError {
     StoreError::new(Fault::Config, text)
 }
 
-/// Dropped, also by a panic, the thread is off the list.
+/// Removes the thread from the list when it is dropped, even by a panic.
 struct OnTheList(u64);
 
 impl Drop for OnTheList {
@@ -145,9 +145,9 @@ impl Drop for OnTheList {
     }
 }
 
-/// The thread.
+/// The code of the thread.
 fn run(path: &Path, listed: OnTheList, jobs: mpsc::UnboundedReceiver<Job>) {
-    // Nothing of the user's runs here: a subscriber that blocks would keep the file from everybody.
+    // No user's code runs on this thread: a subscriber that blocks would keep all others from the file.
     let _quiet = tracing::dispatcher::set_default(&tracing::Dispatch::none());
     let mut jobs = Jobs::new(jobs);
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -161,7 +161,7 @@ fn run(path: &Path, listed: OnTheList, jobs: mpsc::UnboundedReceiver<Job>) {
             return refuse_all(&mut jobs, &StoreError::new(Fault::Retry, text));
         }
     };
-    // Nothing drops the futures in here: every await comes to its end.
+    // No future in here is dropped early: every await ends.
     runtime.block_on(async {
         let mut wakes = Wakes::default();
         let error = match File::open(path).await {
@@ -171,21 +171,21 @@ fn run(path: &Path, listed: OnTheList, jobs: mpsc::UnboundedReceiver<Job>) {
                 file.close().await;
                 match over {
                     Some(error) => error,
-                    // Nobody is left.
+                    // All handles are gone.
                     None => return,
                 }
             }
             Err(error) => error,
         };
-        // Off the list before anybody is told, so that who is told finds another.
+        // Off the list before anybody is told, so that a client that is told starts another thread.
         drop(listed);
         refuse_all(&mut jobs, &error);
-        // Tells all clients that the connection is of no use any more.
+        // Tells all clients that their connection cannot be used any more.
         drop(wakes);
     });
 }
 
-/// What has not begun was not carried out, whatever became of the job before.
+/// Refuses the jobs that have not begun. They were not carried out, whatever happened to the job before them.
 fn refuse_all(jobs: &mut Jobs, error: &StoreError) {
     let fault = match error.fault() {
         Fault::Unknown => Fault::Retry,
@@ -198,10 +198,10 @@ fn refuse_all(jobs: &mut Jobs, error: &StoreError) {
     }
 }
 
-/// What is to be done, in which order.
+/// The jobs to do, in order.
 struct Jobs {
     arriving: mpsc::UnboundedReceiver<Job>,
-    /// The first of them is empty before anything of the second is done, and so on.
+    /// One queue per rank. A queue is served only when all queues before it are empty.
     waiting: [VecDeque<Job>; 3],
 }
 
@@ -213,7 +213,7 @@ impl Jobs {
         }
     }
 
-    /// The next; `None` when nobody is left who could send one. Dropped while it waits, it has taken none.
+    /// The next job. `None` when all senders are gone. Dropping this while it waits loses no job.
     async fn next(&mut self) -> Option<Job> {
         match self.take() {
             None => self.arriving.recv().await,
@@ -221,7 +221,7 @@ impl Jobs {
         }
     }
 
-    /// The next of those that are here.
+    /// The next job of those that have arrived.
     fn take(&mut self) -> Option<Job> {
         while let Ok(job) = self.arriving.try_recv() {
             if let Some(queue) = self.waiting.get_mut(job.rank()) {
@@ -233,12 +233,12 @@ impl Jobs {
 }
 
 impl Job {
-    /// Renewals first: a burst of requests must not cost a lease that is held. Then releases, because others wait for
-    /// them. A release cannot overtake the enqueue of its ticket: it is sent when that was answered, or when nobody listens
-    /// any more, so that the enqueue is not carried out.
+    /// Renewals come first: a burst of requests must not cost a lease that is held. Then releases, because others wait
+    /// for them. A release cannot overtake the enqueue of its ticket: it is sent only after the enqueue was answered,
+    /// or after the caller gave up, and then an enqueue that has not begun is not carried out.
     fn rank(&self) -> usize {
         match self {
-            // These four do not touch the file.
+            // The first three run no SQL.
             Self::Join(..) | Self::Leave(..) | Self::Check(..) | Self::Renew(..) => 0,
             Self::Release(..) => 1,
             Self::Enqueue(..) | Self::Inspect(..) | Self::Forget(..) => 2,
@@ -248,7 +248,7 @@ impl Job {
     /// Whether nobody waits for its outcome any more.
     fn is_given_up(&self) -> bool {
         match self {
-            // Joining is undone, and leaving waits for nothing.
+            // A join that nobody waits for is undone after it; a leave has no answer.
             Self::Join(..) | Self::Leave(..) => false,
             Self::Enqueue(.., reply) => reply.is_closed(),
             Self::Renew(_, reply) => reply.is_closed(),
@@ -274,15 +274,15 @@ impl Job {
     }
 }
 
-/// Tells an outcome to whoever waits for it; whether anybody did. That runs a waker of theirs, which may panic: their
-/// trouble, and not that of this thread.
+/// Sends an outcome. Returns whether somebody waited for it. This runs a waker of the caller, which may panic. Such a
+/// panic must not end this thread.
 fn tell<T>(reply: Reply<T>, outcome: Result<T, StoreError>) -> bool {
-    // It is woken when the outcome is there.
+    // The waker runs when the outcome has been sent, so a panic means that somebody waited.
     catch_unwind(AssertUnwindSafe(|| reply.send(outcome).is_ok())).unwrap_or(true)
 }
 
-/// One job after another, and a look at the file in between while somebody waits for another process. Returns when
-/// nobody is left, or the file is over.
+/// Does one job after another. While a client waits for another process, it also checks the file in between. Returns
+/// when all handles are gone, or the file cannot be used any more.
 async fn serve(file: &mut File, wakes: &mut Wakes, jobs: &mut Jobs) {
     let mut looked = tokio::time::Instant::now();
     while file.over.is_none() {
@@ -291,7 +291,7 @@ async fn serve(file: &mut File, wakes: &mut Wakes, jobs: &mut Jobs) {
             Some(at) => tokio::select! {
                 biased;
                 () = tokio::time::sleep_until(at) => {
-                    // What a look misses is found by the next, or by the renewals.
+                    // A change that this check misses is found by the next one, or by the renewals.
                     let _ = tickets::look(file, wakes).await;
                     looked = tokio::time::Instant::now();
                     continue;
@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_waits_for_is_given_up() {
+    fn a_job_that_nobody_waits_for_is_given_up() {
         let (reply, outcome) = oneshot::channel();
         let release = Job::Release(Vec::new(), reply);
         assert!(!release.is_given_up());
@@ -383,9 +383,9 @@ mod tests {
         assert!(release.is_given_up());
     }
 
-    /// The thread goes on.
+    /// The thread survives.
     #[tokio::test]
-    async fn a_waker_that_panics_is_its_owners_trouble() {
+    async fn a_waker_that_panics_does_not_end_the_thread() {
         struct Panics;
         impl std::task::Wake for Panics {
             fn wake(self: Arc<Self>) {
@@ -400,7 +400,7 @@ mod tests {
         let mut context = std::task::Context::from_waker(&waker);
         assert!(asks.as_mut().poll(&mut context).is_pending());
 
-        // Answered after the first, whose waker has run by then.
+        // Answered after the first job, whose waker has run by then.
         assert!(driver.ask(Job::Check).await.is_ok());
         assert_eq!(asks.await.unwrap(), Vec::<String>::new());
     }

@@ -1,5 +1,5 @@
-//! Wake-ups. Inside the process a release tells the next in line at once; of releases in other processes the driver
-//! learns by looking: this file keeps whom to tell, for whom to look, and how often.
+//! Wake-ups. Inside the process a release wakes the next in line at once. The driver finds releases of other processes
+//! by checking the file. This part knows which clients to wake, which tickets wait, and how often to check.
 
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
@@ -9,25 +9,25 @@ use tokio::time::Instant;
 use crate::backend::{Events, Wake};
 use crate::request::Id;
 
-/// The first looks after a change come this soon.
+/// The shortest pause between two checks, used after a change.
 const SOONEST: Duration = Duration::from_millis(2);
 
-/// A lock that is held for long is looked at this often: 20 looks a second, each a read of a counter in shared memory,
-/// cost about a thousandth of a core, whatever the number of waiters.
+/// The longest pause, used while a lock is held for long. 20 checks per second, each of which reads a counter in shared
+/// memory, cost about a thousandth of a core, whatever the number of waiters.
 const LATEST: Duration = Duration::from_millis(50);
 
-/// In between, an eighth of the time that nothing has changed: who waits for a lock waits at most an eighth longer than
-/// it was held. From the first look to the slowest there are about 35.
+/// In between, the pause is an eighth of the time since the last change. So a waiter waits at most an eighth longer
+/// than the lock was held. It takes about 35 checks from the shortest pause to the longest.
 const PART: u32 = 8;
 
-/// The clients of this process on one file, and those of their tickets that wait.
+/// The clients of this process on one file, and their tickets that wait.
 #[derive(Debug, Default)]
 pub(super) struct Wakes {
     clients: HashMap<u64, Client>,
     joined: u64,
-    /// And the key of the name that each waits for.
+    /// The tickets that wait, each with the key of its name.
     waiting: HashMap<Id, i64>,
-    /// When another process last changed the file, or somebody began to wait for one.
+    /// When another process last changed the file, or a ticket began to wait for another process.
     changed: Option<Instant>,
     #[cfg(test)]
     pub(super) told: Vec<Id>,
@@ -35,13 +35,13 @@ pub(super) struct Wakes {
 
 #[derive(Debug)]
 struct Client {
-    /// Which of the connections that a receiver has had: one that leaves late must not take its successor along.
+    /// Tells the connections of one receiver apart: one that leaves late must not remove its successor.
     joined: u64,
     events: Events,
 }
 
 impl Wakes {
-    /// Takes a client in, until it [leaves](Self::leave) with the number that this returns.
+    /// Adds a client, until it [leaves](Self::leave) with the number that this returns.
     pub(super) fn join(&mut self, events: Events) -> u64 {
         self.joined += 1;
         let joined = self.joined;
@@ -60,33 +60,34 @@ impl Wakes {
         }
     }
 
-    /// The ticket holds.
+    /// The ticket holds now.
     pub(super) fn granted(&mut self, receiver: u64, wake: Wake) {
         self.waiting.remove(&wake.id);
         #[cfg(test)]
         self.told.push(wake.id);
-        // A client between two connections asks after everything when it has the next.
+        // A client without a connection renews every ticket as soon as it has the next connection.
         if let Some(client) = self.clients.get(&receiver) {
             client.events.granted(wake);
         }
     }
 
-    /// The ticket is the first that waits, and may hold without a word when that time is over.
+    /// The ticket is the first that waits. It may be granted after this time without a wake-up.
     pub(super) fn first(&self, receiver: u64, id: Id, after: Duration) {
         if let Some(client) = self.clients.get(&receiver) {
             client.events.recheck(id, after);
         }
     }
 
-    /// The ticket waits for a name. If only tickets of this process are ahead, it is let in by a release that passes by
-    /// here, and there is no hurry to look: but another process may remove those that have expired.
+    /// The ticket waits for a name. If only tickets of this process are ahead of it, a release in this process will
+    /// wake it, so frequent checks are not needed. Slow checks still are, because another process may remove tickets
+    /// that have expired.
     pub(super) fn waits(&mut self, id: Id, name: i64, foreign_ahead: bool) {
         if self.waiting.insert(id, name).is_none() && foreign_ahead {
             self.changed = Some(Instant::now());
         }
     }
 
-    /// The ticket holds, or is gone, and its owner knows.
+    /// The ticket holds or is gone, and its owner knows.
     pub(super) fn settled(&mut self, id: Id) {
         self.waiting.remove(&id);
     }
@@ -95,7 +96,7 @@ impl Wakes {
         self.waiting.contains_key(&id)
     }
 
-    /// Where to look: the keys of the names, as `json_each` takes them.
+    /// The keys of the names to check, as `json_each` takes them.
     pub(super) fn lines(&self) -> String {
         let names: BTreeSet<i64> = self.waiting.values().copied().collect();
         let names: Vec<_> = names.iter().map(i64::to_string).collect();
@@ -107,7 +108,7 @@ impl Wakes {
         self.changed = Some(Instant::now());
     }
 
-    /// When to look next, if there is anybody to look for.
+    /// The time of the next check, if any ticket waits.
     pub(super) fn look_at(&self, looked: Instant) -> Option<Instant> {
         if self.waiting.is_empty() {
             return None;

@@ -1,5 +1,5 @@
-//! The open file: whose it is, how a text of statements is run on it, and what its failures mean. What the statements are
-//! is in `layout` and `tickets`; the one thread that has it, in `driver`.
+//! The open file: whether it is ours, how statements are run on it, and what its failures mean. The statements are in
+//! `layout` and `tickets`; the one thread that uses the file is in `driver`.
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -14,15 +14,17 @@ use super::config::{self, Identity};
 use super::layout::{self, Boot};
 use crate::backend::{Fault, StoreError};
 
-/// How long a file that another process has locked is waited for. A transaction takes some 50 µs; but on a machine with
-/// more to do than it can, whoever is in the middle of one may not run for a good while, and a checkpoint waits for the
-/// disk. Short against the operation timeout, within which the verb should have failed rather than have no outcome.
+/// How long this waits for a file that another process has locked. A transaction takes some 50 µs. But on a machine
+/// with too much work, a process in the middle of a transaction may not run for a good while, and a checkpoint waits
+/// for the disk. This is short compared with the operation timeout: an operation should fail within that time, because
+/// otherwise its outcome is unknown.
 const PATIENCE: Duration = Duration::from_millis(250);
 
-/// As [`PATIENCE`], when the last one was in vain: the thread is not to be kept from answering those who come next.
+/// As [`PATIENCE`], after the previous wait was in vain: the thread must answer the next callers in time.
 const LITTLE_PATIENCE: Duration = Duration::from_millis(5);
 
-/// Enqueues between two steps of the sweep, each of which looks at 1,000 names: at four for each that may have been added.
+/// How many enqueues come between two steps of the sweep. A step checks 1,000 names, which is four for each name that
+/// may have been added.
 const SWEEP_EVERY: u64 = 250;
 
 /// A statement with its arguments.
@@ -35,15 +37,15 @@ pub(super) struct File {
     identity: Identity,
     /// See `schema/tables.sql`.
     pub(super) epoch: i64,
-    /// Tells the tickets of this process from those of others.
+    /// Tells the tickets of this process from the tickets of other processes.
     pub(super) process: i64,
     /// Whether the write-ahead log could be turned on.
     wal: bool,
-    /// The last attempt found the file locked for as long as we would wait.
+    /// The last attempt found the file locked for the whole wait.
     blocked: bool,
-    /// Why the file has to be opened again.
+    /// The reason why the file must be opened again.
     pub(super) over: Option<StoreError>,
-    /// What `PRAGMA data_version` said last.
+    /// The latest value of `PRAGMA data_version`.
     version: i64,
     enqueued: u64,
     swept: i64,
@@ -56,16 +58,16 @@ impl File {
         let options = SqliteConnectOptions::new()
             .filename(path)
             .create_if_missing(false)
-            // To open it: who closes it last clears up behind itself, and locks it meanwhile.
+            // For opening only: the last process that closes the file cleans up, and locks the file meanwhile.
             .busy_timeout(PATIENCE)
             .foreign_keys(false)
-            // With the write-ahead log: a killed process loses nothing; a machine that goes down may lose what was
-            // committed since the last checkpoint, but no lease outlives the boot, and the next numbers follow the wall
-            // clock, which has passed those that were lost. OFF could leave a broken file, FULL would wait for the disk
-            // twice for every lock.
+            // Together with the write-ahead log: a killed process loses nothing. If the machine goes down, commits
+            // since the last checkpoint may be lost. But no lease outlives the boot, and the next ticket numbers follow
+            // the wall clock, which is beyond the lost numbers. OFF could leave a broken file. FULL would wait for the
+            // disk twice for every lock.
             .synchronous(SqliteSynchronous::Normal)
             .pragma("temp_store", "MEMORY")
-            // More than a job's rows: SQLite's thread has committed before anybody has to read them.
+            // More rows than a job has, so that SQLite's thread commits before anybody must read them.
             .row_buffer_size(1024)
             .thread_name(|_| "lockcore-sqlite-io".into())
             .disable_statement_logging();
@@ -92,9 +94,10 @@ impl File {
         }
     }
 
-    /// Looks whose file it is, makes its tables if it is new, and settles which boot its times are of.
+    /// Checks that the file is ours, creates its tables if it is new, and determines which boot its times belong to.
     async fn prepare(&mut self) -> Result<(), StoreError> {
-        // From now on the waiting is ours: SQLite's begins with a millisecond, twenty transactions.
+        // From now on the waiting is done in `run_within`. SQLite's own wait begins with a millisecond, which is as
+        // long as twenty transactions.
         self.run(|| sqlx::query("PRAGMA busy_timeout = 0")).await?;
         self.is_new().await?;
         let mode = self
@@ -102,7 +105,7 @@ impl File {
             .await?;
         self.wal = mode.first().and_then(|row| row.try_get(0).ok()) == Some("wal".to_owned());
         if !self.wal {
-            // The rollback journal needs more care for the file to survive a loss of power.
+            // The rollback journal needs more syncs for the file to survive a power failure.
             self.run(|| sqlx::query("PRAGMA synchronous = FULL"))
                 .await?;
         }
@@ -121,7 +124,7 @@ impl File {
         self.sweep().await
     }
 
-    /// In one transaction, so that of several processes that come first one is.
+    /// In one transaction, so that exactly one of several processes that come first creates the tables.
     async fn settle(&mut self) -> Result<(), StoreError> {
         if self.is_new().await? {
             self.run(|| sqlx::query(layout::TABLES)).await?;
@@ -145,7 +148,7 @@ impl File {
             Some((epoch, _)) => epoch + 1,
             None => 1,
         };
-        // All that held or waited was of the boot before, and no process outlives that.
+        // All holders and waiters were of the boot before, and no process outlives a boot.
         for statement in [
             "DELETE FROM tickets",
             "DELETE FROM marks",
@@ -164,7 +167,7 @@ impl File {
         .map(drop)
     }
 
-    /// Whether there is nothing in it yet; else it is ours, in this layout, or an error.
+    /// Whether the file is empty. Otherwise it is ours and has this layout, or this is an error.
     async fn is_new(&mut self) -> Result<bool, StoreError> {
         let rows = self
             .run(|| {
@@ -196,7 +199,7 @@ impl File {
         Err(StoreError::new(Fault::Config, text))
     }
 
-    /// Runs a text of statements. If it fails, nothing of it is left, unless the error says that this is unknown.
+    /// Runs a text of statements. If it fails, nothing of it remains, unless the error says that this is unknown.
     pub(super) async fn run(
         &mut self,
         query: impl Fn() -> Query,
@@ -204,8 +207,8 @@ impl File {
         self.run_within([PATIENCE, LITTLE_PATIENCE], query).await
     }
 
-    /// Waits for the file as long as the first duration while another process writes, or, if that was in vain the time
-    /// before, as long as the second.
+    /// Waits for the file while another process writes: as long as the first duration, or, if the previous wait was in
+    /// vain, as long as the second.
     async fn run_within(
         &mut self,
         patience: [Duration; 2],
@@ -215,7 +218,7 @@ impl File {
         let began = std::time::Instant::now();
         let mut pause = Duration::from_micros(30);
         loop {
-            // Not dropped half-way: see the thread. SQLite's own works the whole text off by itself.
+            // The future is not dropped half-way: see `driver`. SQLite's own thread runs the whole text by itself.
             let error = match query().fetch_all(&mut self.connection).await {
                 Ok(rows) => {
                     self.blocked = false;
@@ -232,14 +235,14 @@ impl File {
                 let text = format!("another process keeps {} locked", self.path.display());
                 return Err(StoreError::new(Fault::Retry, text));
             }
-            // This thread has nothing else to do, and tokio's timers are too coarse.
+            // A blocking sleep: this thread has nothing else to do, and tokio's timers are too coarse.
             std::thread::sleep(pause.mul_f64(0.5 + fastrand::f64()));
             pause = (pause * 2).min(Duration::from_millis(1));
         }
     }
 
-    /// As [`run`](Self::run), for what is about tickets: not if the path names another file by now, because nobody else
-    /// would see it.
+    /// As [`run`](Self::run), for statements about tickets. Refuses if the path names another file by now, because
+    /// other processes would not see the change.
     pub(super) async fn transact(
         &mut self,
         query: impl Fn() -> Query,
@@ -248,8 +251,8 @@ impl File {
         self.run(query).await
     }
 
-    /// As [`transact`](Self::transact), for what the core repeats itself until its time is up: a file that stays locked
-    /// costs that no wait here, so that it has an outcome when its time is up.
+    /// As [`transact`](Self::transact), for requests that the core repeats until their time is up. If the file stays
+    /// locked, such a request does not wait here, so that its outcome is known when its time is up.
     pub(super) async fn transact_repeated(
         &mut self,
         query: impl Fn() -> Query,
@@ -268,7 +271,7 @@ impl File {
         Err(error)
     }
 
-    /// Another boot, or another machine, has the file now; this handle changes nothing any more.
+    /// Another boot, or another machine, has taken the file over. This handle changes nothing any more.
     pub(super) fn taken_over(&self) -> StoreError {
         let text = format!(
             "{} was taken over from another boot or another machine; a file is for the processes of one machine",
@@ -277,7 +280,7 @@ impl File {
         StoreError::new(Fault::Config, text)
     }
 
-    /// Whether another process has committed anything since the last call. Reads a counter in shared memory.
+    /// Whether another process has committed anything since the last call. This reads a counter in shared memory.
     pub(super) async fn has_changed(&mut self) -> Result<bool, StoreError> {
         let rows = self.run(|| sqlx::query("PRAGMA data_version")).await?;
         let version = rows.first().and_then(|row| row.try_get(0).ok());
@@ -288,7 +291,7 @@ impl File {
     async fn failed(&mut self, error: &sqlx::Error) -> StoreError {
         let failed = failed(&self.path, error);
         if failed.must_reopen {
-            // Closing ends the transaction.
+            // Closing the file ends the transaction.
             self.over = Some(failed.error.clone());
         } else {
             self.roll_back().await;
@@ -296,13 +299,13 @@ impl File {
         failed.error
     }
 
-    /// Ends the transaction that a failed statement may have left.
+    /// Ends the transaction that a failed statement may have left open.
     async fn roll_back(&mut self) {
         let outcome = sqlx::query("ROLLBACK").execute(&mut self.connection).await;
         if let Err(error) = outcome
             && primary_code(&error) != Some(SQLITE_ERROR)
         {
-            // `SQLITE_ERROR` says that there is none. All else would leave us in one.
+            // `SQLITE_ERROR` means that there is no transaction. Any other error would leave one open.
             self.over = Some(failed(&self.path, &error).error);
         }
     }
@@ -310,12 +313,12 @@ impl File {
     pub(super) async fn sweep_now_and_then(&mut self) {
         self.enqueued += 1;
         if self.enqueued.is_multiple_of(SWEEP_EVERY) && self.over.is_none() {
-            // What stays is removed by a later one.
+            // The next sweep removes what this one could not.
             let _ = self.sweep().await;
         }
     }
 
-    /// A step further through the names; after the last of them, from the first on.
+    /// One step of the sweep. After the last name it begins at the first again.
     async fn sweep(&mut self) -> Result<(), StoreError> {
         let (after, now, micros, epoch) = (
             self.swept,
@@ -350,13 +353,13 @@ impl File {
     }
 
     pub(super) async fn close(self) {
-        // What fails here is cleaned up by who opens the file next.
+        // The next process that opens the file cleans up if this fails.
         drop(self.connection.close().await);
     }
 }
 
-/// Drawn once: a driver that follows another in the same process must know its tickets for ours. A forked child, which has
-/// what its parent drew, is another.
+/// Drawn once per process: a driver that follows another one in the same process must recognize its tickets. A forked
+/// child has its parent's random number, but another process id, so it counts as another process.
 fn process() -> i64 {
     static PROCESS: OnceLock<i64> = OnceLock::new();
     let drawn = *PROCESS.get_or_init(|| fastrand::i64(..));
@@ -367,7 +370,7 @@ pub(super) fn column<'r, T>(row: &'r SqliteRow, name: &'static str) -> Result<T,
 where
     T: sqlx::Decode<'r, Sqlite> + sqlx::Type<Sqlite>,
 {
-    // It was committed by then.
+    // The transaction was committed by then.
     row.try_get(name)
         .map_err(|error| StoreError::new(Fault::Unknown, format!("SQLite: {name}: {error}")))
 }
@@ -397,7 +400,7 @@ const SQLITE_CANTOPEN: i32 = 14;
 const SQLITE_AUTH: i32 = 23;
 const SQLITE_NOTADB: i32 = 26;
 
-/// The low byte of the extended code.
+/// The low byte of the extended result code.
 fn primary_code(error: &sqlx::Error) -> Option<i32> {
     let code: i32 = error.as_database_error()?.code()?.parse().ok()?;
     Some(code & 0xff)
@@ -409,11 +412,11 @@ fn is_locked(error: &sqlx::Error) -> bool {
 
 struct Failed {
     error: StoreError,
-    /// The handle is of no use any more, or may be of none.
+    /// The handle cannot be used any more, or perhaps cannot.
     must_reopen: bool,
 }
 
-/// What a failure says about the request. Its transaction has been rolled back, or will be when the file is closed.
+/// What a failure means for the request. Its transaction has been rolled back, or will be when the file is closed.
 fn failed(path: &Path, error: &sqlx::Error) -> Failed {
     let (fault, must_reopen, hint) = match primary_code(error) {
         Some(SQLITE_BUSY | SQLITE_LOCKED) => (Fault::Retry, false, ""),
@@ -429,7 +432,7 @@ fn failed(path: &Path, error: &sqlx::Error) -> Failed {
             " (this process may not write the file, or the folder it lies in)",
         ),
         Some(SQLITE_PERM | SQLITE_AUTH) => (Fault::Config, true, ""),
-        // SQLite does not say why.
+        // SQLite does not report the reason.
         Some(SQLITE_CANTOPEN) if config::is_forbidden(path) => (Fault::Config, true, ""),
         Some(SQLITE_CANTOPEN) => (
             Fault::Retry,
@@ -446,15 +449,15 @@ fn failed(path: &Path, error: &sqlx::Error) -> Failed {
             true,
             " (stop all processes that use it and remove it, with its -wal and -shm; tokens go on rising)",
         ),
-        // A statement that does not fit the tables: they are those of a version before the first
-        // release, or somebody has changed them.
+        // A statement does not fit the tables. Either they are from a version before the first release, or somebody has
+        // changed them.
         Some(SQLITE_ERROR) => (
             Fault::Config,
             true,
             " (its tables are not those of this version of lockcore: remove it, with its -wal and -shm, \
              while no process uses it)",
         ),
-        // The disk failed, the thread is gone, or something that was not thought of.
+        // The disk failed, the thread is gone, or the error is not in this list.
         _ => {
             let text = format!("cannot use {}: SQLite: {error}", path.display());
             return Failed {
@@ -470,7 +473,7 @@ fn failed(path: &Path, error: &sqlx::Error) -> Failed {
     }
 }
 
-/// As [`failed`], before anything has been asked: nothing can be unknown.
+/// As [`failed`], before anything was asked, so no outcome is unknown.
 fn not_opened(path: &Path, error: &sqlx::Error) -> StoreError {
     let error = failed(path, error).error;
     match error.fault() {

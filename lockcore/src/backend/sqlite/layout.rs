@@ -1,5 +1,4 @@
-//! How tickets are written: the file's tables and statements, and the clock that its times are of. All of it is wire
-//! format.
+//! How tickets are written: the file's tables and statements, and the clock of its times. All of it is wire format.
 
 #[cfg(any(target_os = "linux", target_os = "android"))]
 use std::io::ErrorKind;
@@ -7,10 +6,11 @@ use std::io::ErrorKind;
 use crate::backend::{Fault, StoreError};
 use crate::name::Name;
 
-/// In the file's header and in every key. A file of another version is refused; a change of it is a breaking release.
+/// It is in the file's header and in every key. A file of another version is refused. A change of the number is a
+/// breaking release.
 pub(super) const VERSION: u32 = 1;
 
-/// "lock" in the file's header, so that the database of another program is not taken for ours.
+/// "lock" in the file's header, so that the database of another program is not used by mistake.
 pub(super) const APPLICATION: i64 = 0x6c6f_636b;
 
 /// Bytes of a name that stay readable in a key.
@@ -19,8 +19,8 @@ const READABLE: usize = 512;
 pub(super) const TABLES: &str = include_str!("schema/tables.sql");
 pub(super) const SCRATCH: &str = include_str!("schema/scratch.sql");
 
-/// The statements of a verb are one text, run to its end by the driver's thread without asking back: the file is not
-/// locked for as long as it takes some other thread to be scheduled.
+/// The statements of an operation are one text. The driver's thread runs it to its end without interruption, so the
+/// file is never locked while some other thread waits to be scheduled.
 macro_rules! verb {
     ($ask:literal, $verb:literal) => {
         concat!(
@@ -39,12 +39,12 @@ pub(super) const INSPECT: &str = include_str!("schema/inspect.sql");
 pub(super) const FORGET: &str = include_str!("schema/forget.sql");
 pub(super) const SWEEP: &str = include_str!("schema/sweep.sql");
 
-/// What the file knows a name by.
+/// The key of a name in the file.
 pub(super) fn key(name: &Name) -> String {
     name.key(VERSION, READABLE)
 }
 
-/// What is asked of each id as `schema/ask_many.sql` takes it; ids are hexadecimal, so that nothing in them needs escaping.
+/// The requests by id, as `schema/ask_many.sql` takes them. Ids are hexadecimal, so nothing in them needs escaping.
 pub(super) fn object<T: std::fmt::Display>(
     asked: impl Iterator<Item = (T, u32, Option<i64>)>,
 ) -> String {
@@ -55,40 +55,40 @@ pub(super) fn object<T: std::fmt::Display>(
     format!("{{{}}}", asked.collect::<Vec<_>>().join(","))
 }
 
-/// Milliseconds of the clock that tickets expire by.
+/// Milliseconds of the clock by which tickets expire.
 ///
-/// All processes that share the file share the machine, and so the clock that they judge their own leases by: it counts
-/// suspend, and nobody can set it, so that a wall clock that jumps neither ends a lease nor prolongs one. What it
-/// does not outlast is the boot: see [`Boot`].
+/// All processes that share the file are on one machine, and so they share the clock by which they judge their own
+/// leases. This clock includes the time of a suspend, and nobody can set it: a jump of the wall clock neither ends nor
+/// extends a lease. It begins again with each boot: see [`Boot`].
 pub(super) fn now_millis() -> i64 {
     #[cfg(any(target_os = "linux", target_os = "android"))]
     let millis = crate::clock::Clock::BOOT.now().as_nanos() / 1_000_000;
-    // Where a boot cannot be told from the next one, times have to mean the same in both.
+    // Where one boot cannot be told from the next, times must mean the same in both.
     #[cfg(not(any(target_os = "linux", target_os = "android")))]
     let millis = wall_micros().unsigned_abs() / 1000;
     i64::try_from(millis).unwrap_or(i64::MAX)
 }
 
-/// Microseconds of the wall clock: what ticket numbers follow, so that they rise over a new file and a new boot too.
+/// Microseconds of the wall clock. Ticket numbers follow it, so that they also rise over a new file and a new boot.
 pub(super) fn wall_micros() -> i64 {
-    // Before 1970 the numbers simply count up from what they were.
+    // Before 1970 the numbers only count up.
     std::time::SystemTime::now()
         .duration_since(std::time::UNIX_EPOCH)
         .map_or(0, |since| i64::try_from(since.as_micros()).unwrap_or(0))
 }
 
-/// Which run of the machine's clock the times of a file are of.
+/// Identifies the boot that the times in a file belong to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Boot {
-    /// The kernel's id of the boot; some containers are shown one of their own.
+    /// The kernel's id of the boot. Some containers see an id of their own.
     pub(super) id: String,
-    /// When the clock began, in milliseconds of the wall clock; moves when somebody sets that.
+    /// When the clock began, in milliseconds of the wall clock. It changes when somebody sets the wall clock.
     pub(super) booted_at: i64,
 }
 
 impl Boot {
-    /// That of now. Without the kernel's id a clock that was set could not be told from a reboot, and live tickets would
-    /// be taken for those of the boot before.
+    /// The present boot. Without the kernel's id, setting the clock would look like a reboot, and live tickets would be
+    /// taken for tickets of the boot before.
     pub(super) fn now() -> Result<Self, StoreError> {
         #[cfg(any(target_os = "linux", target_os = "android"))]
         let (id, booted_at) = {
@@ -96,7 +96,7 @@ impl Boot {
             let id = std::fs::read_to_string(ID).map_err(|error| {
                 let fault = match error.kind() {
                     ErrorKind::NotFound | ErrorKind::PermissionDenied => Fault::Config,
-                    // No file descriptor is left, for example.
+                    // For example, no file descriptor is free.
                     _ => Fault::Retry,
                 };
                 StoreError::new(fault, format!("cannot read {ID}: {error}"))
@@ -109,8 +109,8 @@ impl Boot {
         Ok(Self { id, booted_at })
     }
 
-    /// Whether times of the one mean the same in the other: if either of the two says so. A reboot changes both, as more
-    /// than two seconds pass from the beginning of one boot to that of the next.
+    /// Whether times of one boot mean the same in the other: yes, if the id or the beginning is the same. A reboot
+    /// changes both, because more than two seconds pass between the beginnings of two boots.
     pub(super) fn is_same(&self, other: &Self) -> bool {
         let same_id = !self.id.is_empty() && self.id == other.id;
         same_id || self.booted_at.abs_diff(other.booted_at) <= 2000
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn an_object_is_what_json_takes() {
+    fn an_object_is_valid_json() {
         assert_eq!(object::<&str>([].into_iter()), "{}");
         let two = object([("a", 1, None), ("b", 2, Some(3))].into_iter());
         assert_eq!(two, r#"{"a":[1,null],"b":[2,3]}"#);

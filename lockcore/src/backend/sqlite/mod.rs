@@ -27,13 +27,13 @@ pub(crate) fn open(url: &Url, _: &Tls) -> Result<Arc<dyn Backend>, Error> {
     Ok(Arc::new(Sqlite { path }))
 }
 
-/// A file of this machine.
+/// A store in a file on this machine.
 #[derive(Debug)]
 pub(crate) struct Sqlite {
     path: PathBuf,
 }
 
-/// A client's share of the one handle that this process has on the file.
+/// A client's connection. All clients of this process share one handle of the file.
 #[derive(Debug)]
 struct SqliteConnection {
     driver: Arc<Driver>,
@@ -44,10 +44,10 @@ struct SqliteConnection {
 impl Backend for Sqlite {
     fn capability(&self) -> Capability {
         Capability::new()
-            // Between processes a wake-up takes up to 50 ms; it comes all the same.
+            // Between processes a wake-up takes up to 50 ms, but it does come.
             .pushes(true)
-            // One thread works them off one by one, some 100 µs each: enough that it is never idle, and so few that an
-            // answer comes within milliseconds, on a busy machine too.
+            // One thread does the jobs one by one, some 100 µs each. 16 keep it busy, and are few enough for an answer
+            // within milliseconds, even on a busy machine.
             .in_flight(16)
     }
 
@@ -57,7 +57,8 @@ impl Backend for Sqlite {
             let file = config::locate(&path)?;
             let driver = Driver::of(&file)?;
             let receiver = events.receiver();
-            // Dropped here, the client has joined or will, and is told to leave by the reply that nobody takes.
+            // If the future is dropped here, the client may have joined, or will join. It then leaves, because nobody
+            // takes the reply.
             let joined = driver.ask(|reply| Job::Join(events, reply)).await?;
             let connection: Arc<dyn Connection> = Arc::new(SqliteConnection {
                 driver,
@@ -69,9 +70,10 @@ impl Backend for Sqlite {
     }
 }
 
-/// Each verb is one job for the driver's thread, sent when the future is first polled. The only await is the one for
-/// its answer: dropped there, the job is run to its end all the same, or, if its turn had not come, not at all. Neither
-/// needs the runtime that polled the future. The core asks for a release again if it was dropped: see `Driver::ask`.
+/// Each operation is one job for the driver's thread. It is sent when the future is first polled. The only await is for
+/// its answer. If the future is dropped there, the job is finished if it has begun, and is not done if it has not.
+/// Neither needs the runtime that polled the future. The core asks for a release again if its future was dropped: see
+/// `Driver::ask`.
 impl Connection for SqliteConnection {
     fn enqueue(&self, request: Arc<Request>) -> Answer<Enqueued> {
         let (driver, receiver) = (Arc::clone(&self.driver), self.receiver);

@@ -1,4 +1,5 @@
-//! The verbs: one text of statements each, which is one transaction; what the rows mean; and whom to wake.
+//! The operations. Each is one text of statements and one transaction. This file also reads the resulting rows, and
+//! determines which tickets to wake.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -22,8 +23,8 @@ pub(super) async fn enqueue(
     let key = layout::key(&request.name);
     let (process, epoch, ttl) = (file.process, file.epoch, millis(request.ttl));
     let now = layout::now_millis();
-    // Read before the file is ours: what is judged by it lives rather a moment longer than a moment shorter, and our own
-    // ticket still lives for the whole ttl counted from before the send.
+    // Read before the file is locked: tickets that are judged by it rather live a moment longer than a moment shorter.
+    // Our own ticket still lives for the whole ttl, counted from before the send.
     let query = || {
         sqlx::query(layout::ENQUEUE)
             .bind(request.id.to_string())
@@ -151,14 +152,14 @@ pub(super) async fn release(
     in_order(file, &answers, tickets.iter().map(|t| t.request.id))
 }
 
-/// What is asked of several tickets.
+/// The operations on several tickets at once.
 #[derive(Clone, Copy, PartialEq)]
 enum Verb {
     Renew,
     Release,
 }
 
-/// What is by each id is what `schema/ask_many.sql` says.
+/// The values for each id are described in `schema/ask_many.sql`.
 async fn ask_many(
     file: &mut File,
     verb: Verb,
@@ -182,7 +183,7 @@ async fn ask_many(
     file.transact(query).await
 }
 
-/// An answer for each that was asked for, in that order. There is none if the epoch is over.
+/// One answer per ticket, in the order of the request. If the epoch is over there are none.
 fn in_order<T: Copy>(
     file: &File,
     answers: &HashMap<Id, T>,
@@ -194,9 +195,9 @@ fn in_order<T: Copy>(
         .ok_or_else(|| file.taken_over())
 }
 
-/// Looks whether another process has let somebody of ours in, or to the head of a line, and tells them.
+/// Checks whether another process has granted a ticket of ours, or made one the first in line, and wakes these.
 ///
-/// A look that fails is made up for by the next one, and by the renewals.
+/// If a check fails, the next one finds the same, or the renewals do.
 pub(super) async fn look(file: &mut File, wakes: &mut Wakes) -> Result<(), StoreError> {
     if !file.has_changed().await? {
         return Ok(());
@@ -225,10 +226,11 @@ pub(super) async fn look(file: &mut File, wakes: &mut Wakes) -> Result<(), Store
     if granted.is_empty() {
         return Ok(());
     }
-    // Who let them in cut their time short, as it could not know whether anybody would look. A wake-up tells the waiter
-    // that it holds for as long as it believes; so first that is made true.
+    // The process that granted them has shortened their time, because it could not know whether this process would
+    // notice. A wake-up tells a waiter that it holds for the whole validity that it knows of. So first the tickets are
+    // renewed, to make that true.
     let now = layout::now_millis();
-    // All of their permits: none has more.
+    // They keep all their permits, because no ticket has more than this.
     let keep_all = granted.into_iter().map(|id| (id, u32::MAX, None));
     let rows = ask_many(file, Verb::Renew, keep_all, now).await?;
     for row in &rows {
@@ -268,7 +270,8 @@ pub(super) async fn forget(file: &mut File, name: &Name) -> Result<(), StoreErro
         .map(drop)
 }
 
-/// Whether a row of enqueue, renew or release answers what was asked. Else it is about somebody who is to be told.
+/// Whether a row of enqueue, renew or release answers the request. Otherwise the row is about another ticket, and wakes
+/// it.
 fn is_answer(wakes: &mut Wakes, row: &SqliteRow, now: i64) -> Result<bool, StoreError> {
     match column::<i64>(row, "kind")? {
         0 => return Ok(true),
@@ -285,7 +288,7 @@ fn in_line(wakes: &mut Wakes, id: Id, row: &SqliteRow) -> Result<(), StoreError>
     Ok(())
 }
 
-/// The ticket is the first that waits: nobody says so when a holder's time is over.
+/// The ticket is the first that waits. It needs a recheck, because no wake-up comes when a holder's lease ends.
 fn is_first(wakes: &Wakes, row: &SqliteRow, now: i64) -> Result<(), StoreError> {
     let receiver: i64 = column(row, "receiver")?;
     if let Some(at) = column::<Option<i64>>(row, "soonest")? {
@@ -317,7 +320,7 @@ fn duration(millis: i64) -> Duration {
     Duration::from_millis(unsigned(millis))
 }
 
-/// Of a number that is not negative unless somebody has tampered with the file.
+/// The number is never negative, unless somebody has tampered with the file.
 fn unsigned(number: i64) -> u64 {
     u64::try_from(number).unwrap_or(0)
 }

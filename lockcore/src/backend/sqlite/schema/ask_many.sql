@@ -1,10 +1,10 @@
--- The beginning of a renewal or a release: has the file to itself and notes what is asked.
+-- The beginning of a renewal or a release: locks the file and notes the requests.
 --
 -- ?1 JSON object, by id an array of two numbers: of a renewal how many permits and which ttl in ms it asks for, null for
 --    the one that the ticket has; of a release 1 to leave a mark, else 0, and null
 -- ?2 0 for a renewal, 1 for a release   ?3 now in ms of the boot clock   ?4 process   ?5 epoch
 --
--- Nothing is asked if the epoch is over.
+-- If the epoch is over, no request is noted.
 
 BEGIN IMMEDIATE;
 
@@ -13,7 +13,7 @@ DELETE FROM asked;
 INSERT INTO asked (id, keeps, ttl_millis, leaves, marks, now, micros, process)
 SELECT key, CASE WHEN NOT ?2 THEN value ->> 0 END, value ->> 1, ?2, ?2 AND value ->> 0, ?3, 0, ?4
 FROM json_each(?1), store WHERE epoch = ?5
--- One that is named twice gets the smaller number of permits, the last ttl, and a mark if either says so.
+-- If an id is named twice, it gets the smaller number of permits, the last ttl, and a mark if either asks for one.
 ON CONFLICT (id) DO UPDATE
 SET keeps = min(keeps, excluded.keeps), ttl_millis = excluded.ttl_millis, marks = max(marks, excluded.marks);
 

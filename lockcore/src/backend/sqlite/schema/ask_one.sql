@@ -1,10 +1,10 @@
--- The beginning of an enqueue: has the file to itself, notes what is asked, and locks the row of the name.
+-- The beginning of an enqueue: locks the file, notes the request, and creates the row of the name if it is missing.
 --
 -- ?1 id        ?2 key of the name   ?3 permits    ?4 capacity   ?5 ttl in ms   ?6 1 to wait, 0 to leave nothing behind
 -- ?7 highest ticket number that the client has seen             ?8 receiver    ?9 owner, for people
 -- ?10 now in ms of the boot clock   ?11 now in µs of the wall clock            ?12 process      ?13 epoch
 --
--- Nothing is asked if the epoch is over.
+-- If the epoch is over, no request is noted.
 
 BEGIN IMMEDIATE;
 

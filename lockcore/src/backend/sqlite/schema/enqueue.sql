@@ -1,18 +1,19 @@
--- Takes a ticket, or finds the one that an earlier try with the same id left and renews it. After `ask_one.sql`, whose
--- arguments it has, and `line.sql`.
+-- Takes a ticket. If an earlier attempt with the same id has left one, finds that ticket and renews it. Runs after
+-- `ask_one.sql`, whose arguments it uses, and `line.sql`.
 --
 -- Rows: one of kind 0, none if the epoch is over: the name's key, ticket (null: none was taken), its permits (fewer than
 -- asked for, if it was made smaller since), permits of the live tickets before it (or as many of them as exceed the
 -- capacity), `gone` (released before, or expired), another capacity in use, when the first of the holders expires,
 -- whether another process is ahead, whether the line is too long to wait in; and those of the view `told`.
 --
--- One transaction. The row of the name was locked before the number is drawn (H29).
+-- One transaction. The file is locked before the number is drawn, so no smaller number can appear later.
 
 UPDATE tickets SET expires_at = (SELECT now + ttl_millis FROM asked)
 WHERE id = (SELECT id FROM asked);
 
--- Numbers only rise: over the last one drawn, over the wall clock, and over what the client has seen if the file is
--- new; the last not beyond a day, or one wrong clock would poison all.
+-- Numbers only rise: they are above the last one, above the wall clock, and above the highest number that the client
+-- has seen, in case that the file is new. That last number counts only if it is less than a day ahead, because
+-- otherwise one wrong clock would spoil all numbers.
 INSERT INTO tickets (name, ticket, id, permits, capacity, ttl_millis, expires_at, receiver, process, owner)
 SELECT name_key, number, id, permits, capacity, ttl_millis, now + ttl_millis, receiver, process, owner
 FROM (

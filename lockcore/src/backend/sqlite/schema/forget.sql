@@ -1,4 +1,4 @@
--- Forgets what remains of a name that nobody uses.
+-- Forgets everything about a name that is not in use.
 --
 -- ?1 key of the name
 -- One statement, and so one transaction.

@@ -1,5 +1,5 @@
--- The tickets of this process that hold in these lines, and its first that waits, because another process has left.
--- Reads only: what has expired counts as if it were there, until somebody removes it.
+-- The tickets of this process that hold in these lines, and its first waiter in each, because another process has
+-- changed the file. Reads only: an expired ticket counts as live until somebody removes it.
 --
 -- ?1 JSON array of the keys of names   ?2 process
 -- Rows: id, receiver, whether it holds, when the first of those before it expires

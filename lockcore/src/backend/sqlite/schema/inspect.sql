@@ -1,4 +1,4 @@
--- Lists a name's live tickets, oldest first. Reads only.
+-- Lists the live tickets of a name, oldest first. Reads only.
 --
 -- ?1 key of the name   ?2 now in ms of the boot clock
 -- Rows: ticket, whether it holds, permits, capacity, ms that it lives, owner

@@ -1,9 +1,11 @@
--- The lines of the names in question, as far as they matter, and whoever has to go from them. After `asked` is filled.
+-- The relevant part of the lines in question, and the tickets to remove from them. Runs after `asked` is filled.
 --
--- Of each line: the front, which is those that hold and the first that waits; those that go; and those that are asked
--- for. However many wait behind the first, nobody looks at them.
--- A ticket holds when the permits of all older live tickets plus its own (`now_is`) are at most the capacity; it holds
--- *newly* when that was not so before (`was`). The first that waits is so *newly* when others waited before it did.
+-- Of each line, this has: the front, which is the holders and the first waiter; the tickets to remove; and the tickets
+-- of the requests. Waiters behind the first are not read, however many there are.
+--
+-- A ticket holds when the permits of all older live tickets plus its own (`now_is`) are at most the capacity. It holds
+-- *newly* if that was not so before (`was`). A waiter is *newly* the first one if there were others in front of it
+-- before.
 
 DELETE FROM line;
 
@@ -44,11 +46,12 @@ SELECT name, ticket, tickets.id, min(tickets.permits, coalesce(asked.keeps, tick
        expires_at, tickets.receiver, tickets.process, expires_at > now AND NOT leaves, NULL, NULL, NULL
 FROM asked CROSS JOIN tickets ON tickets.id = asked.id; -- In this order, or the whole table is read.
 
--- Physically, and before anybody is granted because of it: a renewal that read its clock before this transaction had
--- the file must not find the ticket alive after it was taken for dead.
+-- The rows are deleted before another ticket is granted because of it. A renewal may have read its clock before this
+-- transaction had the file, and it must not find a ticket alive that was already taken for dead.
 DELETE FROM tickets WHERE id IN (SELECT id FROM line WHERE NOT live);
 
--- Another process looks for its grant by itself. If it is dead it does not, and costs two seconds, not its whole ttl.
+-- Another process must find its grant by itself. If it is dead it does not, so the grant ends after two seconds, and
+-- not only after its whole ttl.
 UPDATE tickets SET expires_at = min(expires_at, (SELECT now + 2000 FROM asked LIMIT 1))
 WHERE id IN (
     SELECT id FROM line

@@ -1,5 +1,5 @@
--- Removes tickets (`line.sql` does that) and says who holds because of it. After `ask_many.sql`, whose arguments it has,
--- and `line.sql`.
+-- Removes tickets (`line.sql` does that) and reports the tickets that hold because of it. Runs after `ask_many.sql`,
+-- whose arguments it uses, and `line.sql`.
 --
 -- Rows, none if the epoch is over: one of kind 0 for each id: whether it was there; and those of the view `told`.
 --
@@ -8,7 +8,7 @@
 DELETE FROM marks
 WHERE EXISTS (SELECT 1 FROM asked WHERE marks) AND expires_at <= (SELECT now FROM asked LIMIT 1);
 
--- For a minute: far longer than a request waits in its process, or a process that is stopped is believed in.
+-- Kept for a minute: far longer than a request waits in its process, or than the leases of a stopped process count.
 INSERT INTO marks (id, expires_at) SELECT id, now + 60000 FROM asked WHERE marks
 ON CONFLICT (id) DO UPDATE SET expires_at = excluded.expires_at;
 

@@ -1,5 +1,5 @@
--- Prolongs tickets to the ttl that is asked for from now, and makes those smaller that are to keep fewer permits. Never
--- creates one. After `ask_many.sql`, whose arguments it has, and `line.sql`.
+-- Extends tickets to the requested ttl, counted from now, and reduces the permits of tickets that are to keep fewer.
+-- Never creates a ticket. Runs after `ask_many.sql`, whose arguments it uses, and `line.sql`.
 --
 -- Rows, none if the epoch is over: one of kind 0 for each id: the name's key, ticket (null: lost), ttl in ms, whether it
 -- holds, when the first of the holders expires (if it is the first in line), whether another process is ahead; and those

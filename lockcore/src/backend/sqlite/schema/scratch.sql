@@ -1,4 +1,4 @@
--- Tables of one connection, in memory: what a verb was asked, and the lines of the names it is about.
+-- Tables of one connection, in memory: the requests of an operation, and the lines of their names.
 
 CREATE TEMP TABLE asked (
     id          TEXT    NOT NULL PRIMARY KEY,
@@ -29,15 +29,16 @@ CREATE TEMP TABLE line (
     receiver    INTEGER NOT NULL,
     process     INTEGER NOT NULL,
     live        INTEGER NOT NULL, -- neither expired nor leaving
-    -- Null behind the first that waits.
+    -- Null behind the first waiter.
     older_was   INTEGER,          -- permits of all older ones, before anybody goes or shrinks
     was         INTEGER,          -- the same and its own
     now_is      INTEGER,          -- the same without those that go, and with what the others keep
     PRIMARY KEY (name, ticket)
 ) WITHOUT ROWID;
 
--- Of the lines, who of this process is to be told, other than by the answer to what it asked: of kind 1 the tickets that
--- hold newly; of kind 2 the first that wait, newly, and when the first of the holders before them expires.
+-- The tickets of this process that must be notified because the answer to their own request does not tell them. Kind 1:
+-- tickets that hold newly. Kind 2: waiters that are newly the first, and when the first of the holders before them
+-- expires.
 CREATE TEMP VIEW told AS
 SELECT 1 AS kind, id, ticket, receiver, NULL AS soonest
 FROM line

@@ -1,10 +1,11 @@
--- Removes what nobody asks after: of the next 1,000 names those whose tickets have all been dead for a minute lose
--- them, and those without tickets, whose last number the wall clock passed a day ago, go. Dead marks go too.
+-- Removes old data. Of the next 1,000 names: if all tickets of a name have been dead for a minute, they are removed. If
+-- a name has no tickets, and the wall clock passed its last number a day ago, the name is removed. Dead marks are
+-- removed too.
 --
 -- ?1 the key to go on after   ?2 now in ms of the boot clock   ?3 now in µs of the wall clock   ?4 epoch
 -- Rows: the key that was looked at last; null after the last one, or if the epoch is over
 --
--- Nobody is granted anything by it: where a ticket lives, none is removed.
+-- This grants nothing: no ticket is removed from a line with a live ticket.
 
 BEGIN IMMEDIATE;
 

@@ -1,18 +1,19 @@
--- What is in the file. Created once, in one transaction, by whoever opens it first.
+-- The contents of the file. Created once, in one transaction, by the first process that opens it.
 --
--- All of it is wire format: a change of it is a new layout version (`PRAGMA user_version`), and versions refuse each
--- other's files. 1 is the first that is released. Foreign keys are left out: no row is ever removed before those that name it.
+-- All of it is wire format: a change is a new layout version (`PRAGMA user_version`), and each version refuses files of
+-- the others. 1 is the first that is released. There are no foreign keys, because no row is removed before the rows
+-- that refer to it.
 
--- One row. `boot` and `booted_at` tell whether the times in `tickets` are of the clock that runs now; `epoch` changes
--- when they turned out not to be, so that who has not noticed changes nothing any more.
+-- One row. `boot` and `booted_at` tell whether the times in `tickets` belong to the clock that runs now. If they do
+-- not, `epoch` changes, so that a process that has not noticed cannot change anything any more.
 CREATE TABLE store (
     epoch      INTEGER NOT NULL,
     boot       TEXT    NOT NULL, -- the kernel's id of the boot
     booted_at  INTEGER NOT NULL  -- ms of the wall clock at boot, as seen by the first of this boot
 );
 
--- A row per name: locked before a number is drawn, so that no smaller one can appear later. It stays until a day after
--- the wall clock has passed `last`: that is what keeps tokens rising.
+-- One row per name. It is locked before a number is drawn, so that no smaller number can appear later. It stays until a
+-- day after the wall clock has passed `last`, because `last` keeps the tokens rising.
 CREATE TABLE names (
     key      INTEGER PRIMARY KEY,
     name     TEXT    NOT NULL UNIQUE,   -- namespace:layout version:{name}
@@ -20,7 +21,7 @@ CREATE TABLE names (
     tickets  INTEGER NOT NULL DEFAULT 0 -- how many stand in line, so that nobody has to count them
 );
 
--- A row per ticket, holders and waiters alike. Who holds is not written: it follows from the order.
+-- One row per ticket, for holders and waiters alike. Which tickets hold is not stored: it follows from the order.
 CREATE TABLE tickets (
     name        INTEGER NOT NULL, -- names.key
     ticket      INTEGER NOT NULL,
@@ -35,10 +36,10 @@ CREATE TABLE tickets (
     PRIMARY KEY (name, ticket)
 ) WITHOUT ROWID;
 
--- The dead of a line are found without a walk along it.
+-- Finds the expired tickets of a line without reading the whole line.
 CREATE INDEX ends ON tickets (name, expires_at);
 
--- Whoever changes `tickets`, a person included, changes these too.
+-- These triggers run on every change of `tickets`, also on one by a person.
 CREATE TRIGGER joined AFTER INSERT ON tickets BEGIN
     UPDATE names SET tickets = tickets + 1, last = max(last, NEW.ticket) WHERE key = NEW.name;
 END;

@@ -1,4 +1,5 @@
-//! The verbs on the file itself, two handles as two processes have them: moments that no client can bring about at will.
+//! Tests of the operations on the file itself. Two handles stand for two processes. These are situations that a client
+//! cannot produce at will.
 
 use std::num::NonZeroU32;
 use std::sync::mpsc;
@@ -65,7 +66,7 @@ impl Process {
         inspect(&mut self.file, &name("a")).await.unwrap()
     }
 
-    /// As when its time is over.
+    /// As when the ticket's lease is over.
     async fn end(&mut self, request: &Request) {
         self.sql("UPDATE tickets SET expires_at = 1 WHERE id = ?1", request)
             .await;
@@ -149,7 +150,7 @@ async fn random_histories_keep_to_the_rule_and_every_grant_is_told_once() {
                         differ => panic!("seed {seed}, step {step}: {differ:?}"),
                     }
                     if let Ok((_, true)) = expected {
-                        // Told by the answer.
+                        // Its own grant is told by the answer.
                         let mut granted = newly(&rule, &before);
                         granted.pop();
                         told(&mut processes, &granted, seed, step).await;
@@ -176,7 +177,7 @@ async fn random_histories_keep_to_the_rule_and_every_grant_is_told_once() {
                     let answer = processes[of].renew(&Arc::new(renewal)).await;
                     match (expected, answer) {
                         (Some(true), Renewed::Granted { .. }) => {
-                            // Told by the answer, if it is new.
+                            // Its own grant, if it is new, is told by the answer.
                             let mut granted = newly(&rule, &before);
                             granted.retain(|(id, _)| *id != old.id);
                             told(&mut processes, &granted, seed, step).await;
@@ -239,7 +240,7 @@ fn newly(rule: &Queue<usize>, before: &[(Id, usize)]) -> Vec<(Id, usize)> {
     holders
 }
 
-/// Each process has been told of its own new grants, or finds them when it looks, and of no others.
+/// Each process has been told of its own new grants, or finds them when it checks the file, and of no others.
 async fn told(processes: &mut [Process; 2], granted: &[(Id, usize)], seed: u64, step: u32) {
     for (at, process) in processes.iter_mut().enumerate() {
         look(&mut process.file, &mut process.wakes).await.unwrap();
@@ -272,7 +273,7 @@ async fn an_enqueue_repeated_in_time_is_the_same_ticket_and_after_its_lease_none
     assert!(matches!(tickets[1], Enqueued::Waiting { ticket: same, .. } if same == ticket));
     assert_eq!(process.places().await.len(), 2);
 
-    // It is still written down, as nobody has looked since.
+    // It is still in the file, because nothing has removed it.
     process.end(&first).await;
     assert_eq!(process.enqueue(&first).await.unwrap(), Enqueued::Gone);
     assert_eq!(process.told(), [second.id]);
@@ -280,7 +281,7 @@ async fn an_enqueue_repeated_in_time_is_the_same_ticket_and_after_its_lease_none
 }
 
 #[tokio::test]
-async fn a_renewal_that_removes_the_dead_tells_whom_else_it_lets_in() {
+async fn a_renewal_that_removes_the_dead_wakes_the_others_that_it_lets_in() {
     let folder = tempfile::tempdir().unwrap();
     let mut process = Process::start(&folder, 1).await;
     let (held, first, second) = (request(2, 2), request(1, 2), request(1, 2));
@@ -296,7 +297,7 @@ async fn a_renewal_that_removes_the_dead_tells_whom_else_it_lets_in() {
     assert_eq!(process.told(), [first.id]);
 }
 
-/// Also when another holds by then than at the enqueue, and in a line of another process.
+/// Also if the holder has changed since the enqueue, and in a line with tickets of another process.
 #[tokio::test]
 async fn the_first_in_line_is_told_when_the_holders_time_is_over_and_the_others_are_not() {
     let folder = tempfile::tempdir().unwrap();
@@ -330,7 +331,7 @@ async fn the_first_in_line_is_told_when_the_holders_time_is_over_and_the_others_
     }
 }
 
-/// A ticket that is made smaller lets others in, who would have to go again if it became larger.
+/// A ticket that becomes smaller lets others in, and they would have to leave again if it became larger.
 #[tokio::test]
 async fn an_enqueue_repeated_neither_makes_a_ticket_larger_again_nor_smaller() {
     let folder = tempfile::tempdir().unwrap();
@@ -407,7 +408,7 @@ async fn an_enqueue_after_its_release_is_refused_while_the_mark_is_there() {
     assert_eq!(process.enqueue(&late).await.unwrap(), Enqueued::Gone);
     assert_eq!(process.places().await.len(), 0);
     assert!(holds(process.enqueue(&other).await));
-    // Now that the name is known.
+    // The name exists now.
     assert_eq!(process.enqueue(&late).await.unwrap(), Enqueued::Gone);
     assert_eq!(process.places().await.len(), 1);
 
@@ -423,7 +424,7 @@ async fn an_enqueue_after_its_release_is_refused_while_the_mark_is_there() {
 }
 
 #[tokio::test]
-async fn numbers_rise_over_what_was_drawn_and_seen_and_end_instead_of_wrapping() {
+async fn numbers_rise_over_all_that_were_drawn_or_seen_and_end_instead_of_wrapping() {
     let folder = tempfile::tempdir().unwrap();
     let mut process = Process::start(&folder, 1).await;
     let minute = 60_000_000;
@@ -433,7 +434,7 @@ async fn numbers_rise_over_what_was_drawn_and_seen_and_end_instead_of_wrapping()
         (0, now, now + minute),
         (now + 2 * minute, now + 2 * minute + 1, now + 3 * minute),
         (0, now + 2 * minute + 2, now + 3 * minute),
-        // Beyond a day it is not believed.
+        // A number more than a day ahead is not believed.
         (now + 2000 * minute, now + 2 * minute + 3, now + 3 * minute),
         (u64::MAX, now + 2 * minute + 4, now + 3 * minute),
     ] {
@@ -464,7 +465,7 @@ async fn a_full_disk_refuses_and_changes_nothing_until_there_is_room() {
     let mut process = Process::start(&folder, 1).await;
     let held = request(1, 1);
     assert!(holds(process.enqueue(&held).await));
-    // Refuses a page more than there are, as a full disk does.
+    // Limits the number of pages, which has the same effect as a full disk.
     let limit = |pages: &'static str| move || sqlx::query(pages);
     process
         .file
@@ -504,14 +505,14 @@ async fn a_full_disk_refuses_and_changes_nothing_until_there_is_room() {
 }
 
 #[tokio::test]
-async fn another_boot_ends_all_leases_and_whoever_is_still_there_changes_nothing() {
+async fn another_boot_ends_all_leases_and_a_process_of_the_old_one_changes_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let mut before = Process::start(&folder, 1).await;
     let (held, next) = (request(1, 1), request(1, 1));
     let Enqueued::Granted { ticket, .. } = before.enqueue(&held).await.unwrap() else {
         panic!("it waits");
     };
-    // Somebody who opens the file later is of the same boot.
+    // A process that opens the file later is of the same boot.
     assert_eq!(Process::start(&folder, 2).await.places().await.len(), 1);
     let reboot = || sqlx::query("UPDATE store SET boot = 'another', booted_at = booted_at - 60000");
     before.file.run(reboot).await.unwrap();
@@ -529,7 +530,7 @@ async fn another_boot_ends_all_leases_and_whoever_is_still_there_changes_nothing
     assert_eq!(after.places().await.len(), 1);
 }
 
-/// The process that lets a waiter in does not know whether anybody looks for its grant.
+/// The process that grants a waiter's ticket does not know whether the waiter's process will notice.
 #[tokio::test]
 async fn a_grant_that_nobody_looks_for_is_over_after_two_seconds_and_one_that_is_found_is_whole() {
     let folder = tempfile::tempdir().unwrap();
@@ -585,9 +586,9 @@ async fn a_renewal_gives_the_ttl_that_it_asks_for_and_a_look_the_one_that_was_as
     assert!(one.places().await[0].remaining > Duration::from_secs(400));
 }
 
-/// Its holder is dead, and says nothing when its time is over.
+/// Its holder is dead, so no wake-up comes when the lease is over.
 #[tokio::test]
-async fn whoever_becomes_the_first_in_line_is_told_when_to_look_in_whatever_process() {
+async fn a_waiter_that_becomes_the_first_in_line_is_told_when_to_recheck_in_every_process() {
     let folder = tempfile::tempdir().unwrap();
     let (mut one, mut other) = (
         Process::start(&folder, 1).await,
@@ -604,18 +605,18 @@ async fn whoever_becomes_the_first_in_line_is_told_when_to_look_in_whatever_proc
 
     one.release(&first, false).await;
     assert_eq!(rechecks(&mut one), [second.id]);
-    // It goes by its own end this time, found by whoever comes next.
+    // It ends by its own deadline this time, and the next request finds that.
     one.end(&second).await;
     one.enqueue(&request(1, 1)).await.unwrap();
     assert_eq!(rechecks(&mut one), []);
     look(&mut other.file, &mut other.wakes).await.unwrap();
     assert_eq!(rechecks(&mut other), [third.id]);
-    // Nobody else has become the first.
+    // No other ticket has become the first.
     other.release(&last, false).await;
     assert_eq!(rechecks(&mut other), []);
 }
 
-/// The waiters that were told to look when the holder's time is over.
+/// The waiters that were told to recheck when the holder's lease is over.
 fn rechecks(process: &mut Process) -> Vec<Id> {
     let told = process.rechecks.try_iter();
     told.map(|(id, after)| {
