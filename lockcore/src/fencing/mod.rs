@@ -1,13 +1,13 @@
-//! Fencing: refusing a late write where it arrives. For SQL databases and for Redis; for services
-//! behind HTTP or gRPC there is `FenceLayer` in `lockcore-tower`.
+//! Fencing: refusing a late write at the resource. For SQL databases and for Redis. For services behind HTTP or gRPC
+//! there is `FenceLayer` in `lockcore-tower`.
 //!
-//! A lock alone cannot keep a late write out. A process can be stopped between its last look at the
-//! lock and the write: for seconds, by a garbage collector next door, a full disk, a suspended
-//! machine. Meanwhile its lease ends, somebody else gets the lock and writes, and then the first one
-//! goes on with what it was about to do. The lock was right all the time, and the data is wrong.
+//! A lock alone cannot keep a late write out. A process can be stopped between its last check of the lock and the
+//! write, for seconds: by garbage collection, a full disk, or a suspend of the machine. Meanwhile its lease ends, and
+//! somebody else gets the lock and writes. Then the first process continues with its write. The lock has worked
+//! correctly all the time, and the data is wrong.
 //!
-//! So the resource itself remembers the highest token that has written to it, and refuses lower
-//! ones, *in the same step as the write*. What is sent is the [`WriteToken`] of an exclusive lock:
+//! So the resource itself remembers the highest token that has written to it, and refuses lower tokens, *in the same
+//! step as the write*. The token to send is the [`WriteToken`] of an exclusive lock:
 //!
 //! | where the data is | what checks |
 //! |---|---|
@@ -18,16 +18,16 @@
 //!
 //! # The rules
 //!
-//! - **One resource, one lock.** Whoever writes to the resource writes under the lock of the same
-//!   name, at the same store. Tokens of different names order nothing.
-//! - **Equal passes, lower does not.** One holder may write as often as he likes.
-//! - **The check belongs to the write**: one statement, one transaction, one script. A check that
-//!   comes before the write leaves the gap that it is meant to close.
-//! - **What is forgotten passes.** A row that was deleted, a fence that has expired or was lost with
-//!   its data lets a late write in again. Mark as deleted, where a late write must not bring back.
-//! - **Another store counts differently.** After a move, say from Redis to ZooKeeper, new tokens may
-//!   be lower than those that the resource remembers, and all is refused: set the columns back to 0
-//!   while nobody writes. The same holds when the store has lost its data *and* its clock went back.
+//! - **One resource, one lock.** Every writer of the resource uses the lock of the same name, at the same store. Tokens
+//!   of different names have no order.
+//! - **An equal token passes, a lower one does not.** One holder may write any number of times.
+//! - **The check is a part of the write**: one statement, one transaction, one script. A check before the write leaves
+//!   the gap that it is meant to close.
+//! - **A forgotten token lets late writes in.** If a row was deleted, or a fence has expired or was lost with its data,
+//!   a late write passes again. If a late write must not bring a row back, mark the row as deleted instead.
+//! - **Another store counts differently.** After a move, for example from Redis to ZooKeeper, new tokens may be lower
+//!   than the tokens that the resource remembers, and then all writes are refused: set the columns back to 0 while
+//!   nobody writes. The same is true when the store has lost its data *and* its clock went back.
 
 pub mod redis;
 pub mod sql;

@@ -1,7 +1,7 @@
 //! Guarded writes for Redis and Valkey, as Lua scripts for any client library.
 //!
-//! Beside the value there is another key, its *fence*, with the highest token that has passed. In a
-//! cluster both must be in one slot: `order:{42}` and `order:{42}:fence`.
+//! Beside the value there is another key, its *fence*, which holds the highest token that has passed. In a cluster both
+//! must be in one slot: `order:{42}` and `order:{42}:fence`.
 //!
 //! ```no_run
 //! use lockcore::WriteToken;
@@ -43,25 +43,22 @@
 //!
 //! # What Redis can promise
 //!
-//! The fence is as durable as the value beside it: what a server forgets when it restarts, or when a
-//! replica is promoted that was behind, it forgets of both. Keys that are evicted or expire are
-//! forgotten one by one, so use `maxmemory-policy noeviction`. And a fence that is remembered for a
-//! day keeps out what is late by less than a day.
+//! The fence is as durable as the value beside it: a server that forgets data when it restarts, or a replica that was
+//! behind when it was promoted, forgets both. Keys that are evicted or expire are forgotten one by one, so use
+//! `maxmemory-policy noeviction`. A fence that is remembered for a day keeps out writes that are less than a day late.
 
-/// Lua to put at the beginning of a script: defines `fence(key, token, keep_ms)`.
+/// Lua to put at the beginning of a script. It defines `fence(key, token, keep_ms)`.
 ///
-/// Returns true when the token has passed, and the fence is raised to it; false when a higher one was
-/// here. `key` is that of the fence, `token` the text of a [`WriteToken`](crate::WriteToken), `keep_ms`
-/// how long the fence is remembered after the last token that has passed, `"0"` for ever: the same for
-/// all who use it. Call it before the first write. A text that is no token stops the script with an
-/// error.
+/// Returns true when the token has passed, and raises the fence to it. Returns false when a higher token has passed
+/// before. `key` is the key of the fence, and `token` the text of a [`WriteToken`](crate::WriteToken). `keep_ms` is how
+/// long the fence is remembered after the last token that has passed, or `"0"` for ever; it must be the same for all
+/// users of the fence. Call it before the first write. A text that is not a token stops the script with an error.
 pub const CHECK: &str = include_str!("redis/check.lua");
 
-/// A script that sets a value unless somebody with a higher token has.
+/// A script that sets a value, unless a higher token has written it before.
 ///
-/// `KEYS`: the value, its fence. `ARGV`: token, value, how long the fence is remembered in
-/// milliseconds (`"0"` for ever). Replies 1 when it was set, **0 when it was refused**. The value has
-/// no expiry.
+/// `KEYS`: the value, its fence. `ARGV`: the token, the value, and how long the fence is remembered in milliseconds
+/// (`"0"` for ever). Replies 1 when the value was set, **0 when the write was refused**. The value has no expiry.
 pub const SET_IF_NEWEST: &str = concat!(
     include_str!("redis/check.lua"),
     "\n",

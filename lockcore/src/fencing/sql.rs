@@ -1,4 +1,4 @@
-//! Guarded writes for SQL databases, as text: for any client library. The examples are for sqlx.
+//! Guarded writes for SQL databases, as SQL text for any client library. The examples use sqlx.
 //!
 //! # A column in the row
 //!
@@ -10,14 +10,14 @@
 //! UPDATE orders SET state = ?, lock_token = ? WHERE id = ? AND lock_token <= ?;
 //! ```
 //!
-//! This is standard SQL; PostgreSQL writes `$1` for `?`. The number of rows that were affected tells:
+//! This is standard SQL; PostgreSQL uses `$1` for `?`. The number of affected rows tells the result:
 //!
 //! | rows | the write |
 //! |---|---|
 //! | 1 | was done |
 //! | 0 | was **not** done: refused, or there is no such row. Which of the two, only a look in the same transaction can tell |
 //!
-//! Nothing says so by itself: an update of no rows is no error. Look at the number.
+//! There is no error: an update of no rows succeeds. So check the number.
 //!
 //! ```
 //! use lockcore::WriteToken;
@@ -74,18 +74,16 @@
 //! # Ok(()) }
 //! ```
 //!
-//! A row that may not be there yet is inserted and guarded in one statement: `INSERT … ON CONFLICT
-//! (id) DO UPDATE SET …, lock_token = excluded.lock_token WHERE orders.lock_token <=
-//! excluded.lock_token`.
+//! If the row may not exist yet, insert and guard it in one statement: `INSERT … ON CONFLICT (id) DO UPDATE SET …,
+//! lock_token = excluded.lock_token WHERE orders.lock_token <= excluded.lock_token`.
 //!
-//! **MySQL and MariaDB** count rows that were *changed* unless the client asks for those that were
-//! found (the flag `CLIENT_FOUND_ROWS`; sqlx sets it). Without it, writing the same values again under
-//! the same token counts 0, and looks refused. They have no `ON CONFLICT … WHERE`.
+//! **MySQL and MariaDB** count rows that were *changed*, unless the client asks for the number of rows that were found
+//! (the flag `CLIENT_FOUND_ROWS`; sqlx sets it). Without the flag, writing the same values again under the same token
+//! counts 0, and looks like a refusal. They have no `ON CONFLICT … WHERE`.
 //!
 //! # A table of fences
 //!
-//! For a write that has no single row to keep the token in: [`FENCES`] makes the table, and [`PASS`]
-//! begins the transaction.
+//! For a write that has no single row for the token: [`FENCES`] makes the table, and [`PASS`] begins the transaction.
 //!
 //! ```
 //! use lockcore::fencing::sql::{FENCES, PASS};
@@ -128,25 +126,24 @@
 //! # Ok(()) }
 //! ```
 
-/// Makes the table `lockcore_fences (resource, highest)` if it is not there. For PostgreSQL and
-/// SQLite.
+/// Makes the table `lockcore_fences (resource, highest)` if it does not exist. For PostgreSQL and SQLite.
 ///
-/// In MySQL and MariaDB `resource` wants a collation that tells all names apart: `resource
-/// VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL PRIMARY KEY`.
+/// In MySQL and MariaDB `resource` needs a collation that tells all names apart: `resource VARCHAR(255) CHARACTER SET
+/// utf8mb4 COLLATE utf8mb4_bin NOT NULL PRIMARY KEY`.
 ///
-/// A row stays until somebody deletes it: delete those of resources that nobody will write to any
-/// more.
+/// A row stays until somebody deletes it. Delete the rows of resources that nobody will write to any more.
 pub const FENCES: &str = include_str!("sql/fences.sql");
 
-/// Lets a token pass the fence of a resource, and raises the fence to it. For PostgreSQL and SQLite;
-/// arguments `$1`, the name of the resource (for example that of the lock), and `$2`,
+/// Lets a token pass the fence of a resource, and raises the fence to it. For PostgreSQL and SQLite. Arguments: `$1` is
+/// the name of the resource (for example the name of the lock), and `$2` is
 /// [`WriteToken::as_i64`](crate::WriteToken::as_i64).
 ///
-/// Rows affected: 1, it has passed; **0, it is refused**, and the transaction must be rolled back.
-/// Run it first in the transaction of the write: the row stays locked until that ends, so that writes
-/// under another token come before or after, never in between.
+/// Rows affected: 1 means that the token has passed; **0 means that it is refused**, and the transaction must be rolled
+/// back. Run it first in the transaction of the write. The row stays locked until the transaction ends, so writes under
+/// another token come before or after it, never in between.
 ///
-/// MySQL and MariaDB need two statements for it, and `CLIENT_FOUND_ROWS` for the second, whose rows tell:
+/// MySQL and MariaDB need two statements for it, and `CLIENT_FOUND_ROWS` for the second one, whose number of rows is
+/// the result:
 ///
 /// ```sql
 /// INSERT IGNORE INTO lockcore_fences (resource, highest) VALUES (?, 0);
