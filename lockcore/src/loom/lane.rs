@@ -1,4 +1,4 @@
-//! The line inside the process, and what is passed along it.
+//! The line inside the process, and the hand-overs along it.
 
 use std::collections::HashMap;
 use std::num::NonZeroU32;
@@ -26,12 +26,12 @@ const WRITES: bool = true;
 const READS: bool = false;
 const TICKET: u64 = 7;
 
-/// A process, and a store that grants at once what it is asked for. Whether it may is not the lane's
-/// affair; each ticket has users of its own.
+/// A process, and a store that grants every request at once. Whether it may is not tested here; each ticket has its own
+/// count of users.
 struct Process {
     shared: Arc<Shared>,
     lanes: Arc<Lanes>,
-    /// Everybody who is in, whatever the ticket.
+    /// The users of all tickets.
     users: AtomicU32,
     at_the_store: AtomicU32,
     // Of std: never held over a step.
@@ -57,7 +57,7 @@ impl Process {
         self.lanes.arrive(&name(), TTL, exclusive, true, now)
     }
 
-    /// Of the first who comes.
+    /// The leader: the task that came first.
     fn leader(&self, exclusive: bool) -> Leader {
         match self.arrive(exclusive) {
             Arrived::Given(Handover::Leader(leader)) => leader,
@@ -65,7 +65,7 @@ impl Process {
         }
     }
 
-    /// Of the first who comes, with a ticket.
+    /// The task that came first, with a ticket.
     fn holder(&self, exclusive: bool) -> Share {
         let leader = self.leader(exclusive);
         self.ask(leader, exclusive)
@@ -78,7 +78,7 @@ impl Process {
         }
     }
 
-    /// As `acquire` does; `None` when the client is shut down.
+    /// As `acquire` does. `None` when the client is shut down.
     fn take(&self, exclusive: bool) -> Option<Share> {
         match self.arrive(exclusive) {
             Arrived::Given(handover) => self.follow(handover, exclusive),
@@ -90,7 +90,7 @@ impl Process {
     }
 
     fn follow(&self, handover: impl Into<Option<Handover>>, exclusive: bool) -> Option<Share> {
-        // Unless the clock is turned by a ttl.
+        // Except if the clock is advanced by a ttl.
         match handover.into().expect("nothing is taken back") {
             Handover::Share(share) => Some(share),
             Handover::Leader(mut leader) => Some(match leader.pending.take() {
@@ -121,7 +121,7 @@ impl Process {
         granted(leader, pending)
     }
 
-    /// A place in the store's line.
+    /// A ticket in the store's line.
     fn place(&self, exclusive: bool) -> (Pending, Wake) {
         let (mut pending, id) = self.pending(exclusive);
         let answer = Enqueued::Waiting {
@@ -143,7 +143,7 @@ impl Process {
         (Pending::of(&self.shared, lease).unwrap(), id)
     }
 
-    /// Is in, alone on the ticket.
+    /// Uses the ticket, and checks that no other task uses it.
     fn use_ticket(&self, share: Share) {
         let id = share.lease().request.id;
         let users = Arc::clone(&self.tickets.lock().unwrap()[&id]);
@@ -151,13 +151,13 @@ impl Process {
         drop(share);
     }
 
-    /// Is in, alone in the process.
+    /// Uses the ticket, and checks that no other task of the process uses any.
     fn use_alone(&self, share: Share) {
         alone(&self.users, || ());
         self.use_ticket(share);
     }
 
-    /// Nothing is left, and every ticket was given to the keeper once.
+    /// Checks that nothing is left, and that every ticket was given to the keeper once.
     fn is_clean(&self) {
         self.keep();
         assert!(self.lanes.is_empty(), "a lane is left");
@@ -172,7 +172,7 @@ impl Process {
         assert_eq!(cleaned, tickets);
     }
 
-    /// The keeper looks once.
+    /// One round of the keeper.
     fn keep(&self) {
         let round = self
             .shared
@@ -206,7 +206,7 @@ fn model(model: impl Fn(&Arc<Process>) + Send + Sync + 'static) {
     });
 }
 
-/// The keeper, which rings what is due.
+/// The keeper, which rings the alarms that are due.
 struct Bell {
     process: Arc<Process>,
     over: Arc<AtomicBool>,
@@ -214,7 +214,7 @@ struct Bell {
 }
 
 impl Bell {
-    /// The clock is turned at some moment, and it is that late.
+    /// At some moment the clock is advanced to the bound.
     fn at_the_bound(process: &Arc<Process>, holder: &Share) -> Self {
         let over = Arc::new(AtomicBool::new(false));
         let thread = spawn({
@@ -222,7 +222,7 @@ impl Bell {
             let lease = Arc::clone(holder.lease());
             move || {
                 let shared = &process.shared;
-                // A step that loom puts between those in which others look at the lease.
+                // A step that loom can order between the steps in which others read the lease.
                 let now = shared.clock.now();
                 lease.extend(now, TTL, now).unwrap();
                 shared.clock.advance(BOUND);
@@ -258,7 +258,7 @@ macro_rules! thread {
 }
 
 #[test]
-fn those_who_come_together_are_in_one_after_the_other() {
+fn tasks_that_come_together_use_the_ticket_one_after_the_other() {
     model(|process| {
         let others =
             [(), ()].map(|()| thread!(process, process.use_alone(process.take(WRITES).unwrap())));
@@ -270,7 +270,7 @@ fn those_who_come_together_are_in_one_after_the_other() {
 }
 
 #[test]
-fn a_ticket_offered_to_who_goes_is_passed_on() {
+fn a_ticket_offered_to_a_waiter_that_goes_is_passed_on() {
     model(|process| {
         let holder = process.holder(WRITES);
         let (goes, stays) = (process.waiter(WRITES), process.waiter(WRITES));
@@ -287,7 +287,7 @@ fn a_ticket_offered_to_who_goes_is_passed_on() {
 }
 
 #[test]
-fn a_ticket_offered_to_the_last_who_goes_is_released() {
+fn a_ticket_offered_to_the_last_waiter_that_goes_is_released() {
     model(|process| {
         let holder = process.holder(WRITES);
         let waiters = [process.waiter(WRITES), process.waiter(WRITES)];
@@ -360,7 +360,7 @@ fn a_task_that_comes_when_a_leader_ends_is_not_forgotten() {
 }
 
 #[test]
-fn a_place_at_the_store_is_inherited_by_who_stays() {
+fn a_place_at_the_store_is_inherited_by_the_waiter_that_stays() {
     model(|process| {
         let mut leader = process.leader(WRITES);
         let (place, wake) = process.place(WRITES);
@@ -372,7 +372,7 @@ fn a_place_at_the_store_is_inherited_by_who_stays() {
             process.use_alone(process.follow(handover, WRITES).unwrap());
         });
         let store = thread!(process, process.shared.granted(wake));
-        // He stood in line himself, and gives up.
+        // The leader stood in line itself, and gives up.
         let place = leader.pending.as_mut().unwrap();
         let _ = poll_once(place.stand_in_line(Instant::FAR_FUTURE));
         drop(leader);
@@ -399,7 +399,7 @@ fn a_place_at_the_store_without_an_heir_is_given_up() {
 }
 
 #[test]
-fn who_cannot_use_the_place_takes_one_of_his_own() {
+fn a_waiter_that_cannot_use_the_place_takes_one_of_its_own() {
     model(|process| {
         let mut leader = process.leader(READS);
         leader.pending = Some(process.place(READS).0);
@@ -429,7 +429,7 @@ fn the_last_of_two_readers_releases_their_ticket() {
 }
 
 #[test]
-fn a_ticket_offered_to_a_reader_who_goes_while_the_last_leaves_is_released() {
+fn a_ticket_offered_to_a_reader_that_goes_while_the_last_one_leaves_is_released() {
     model(|process| {
         let holder = process.holder(READS);
         let leader = process.leader(WRITES);
@@ -476,7 +476,7 @@ fn readers_are_let_in_together_and_the_writer_behind_them_alone() {
 }
 
 #[test]
-fn a_loss_sends_who_waits_to_the_store_and_the_lost_ticket_is_released_by_its_user() {
+fn a_loss_sends_a_waiter_to_the_store_and_the_lost_ticket_is_released_by_its_user() {
     model(|process| {
         let holder = process.holder(WRITES);
         let (goes, stays) = (process.waiter(WRITES), process.waiter(WRITES));
@@ -498,7 +498,7 @@ fn a_loss_sends_who_waits_to_the_store_and_the_lost_ticket_is_released_by_its_us
 }
 
 #[test]
-fn at_the_bound_who_waits_is_sent_to_the_store() {
+fn at_the_bound_a_waiter_is_sent_to_the_store() {
     model(|process| {
         let holder = process.holder(WRITES);
         let waits = process.waiter(WRITES);
@@ -514,7 +514,7 @@ fn at_the_bound_who_waits_is_sent_to_the_store() {
 }
 
 #[test]
-fn who_goes_at_the_bound_leaves_nothing() {
+fn a_waiter_that_goes_at_the_bound_leaves_nothing() {
     model(|process| {
         let holder = process.holder(WRITES);
         let goes = process.waiter(WRITES);
@@ -527,11 +527,11 @@ fn who_goes_at_the_bound_leaves_nothing() {
 }
 
 #[test]
-fn who_comes_at_the_bound_is_sent_to_the_store() {
+fn a_task_that_comes_at_the_bound_is_sent_to_the_store() {
     model(|process| {
         let holder = process.holder(WRITES);
         let bell = Bell::at_the_bound(process, &holder);
-        // The holder stays in until he is served.
+        // The holder stays until the other task is served.
         let share = process.take(WRITES).unwrap();
         assert_ne!(share.lease().request.id, holder.lease().request.id);
         drop(share);
@@ -566,7 +566,7 @@ fn a_shutdown_sends_everybody_away_and_leaves_the_holder_alone() {
 }
 
 #[test]
-fn who_waits_during_a_shutdown_need_not_wait_for_the_holder() {
+fn a_waiter_during_a_shutdown_need_not_wait_for_the_holder() {
     model(|process| {
         let holder = process.holder(WRITES);
         let waits = process.waiter(WRITES);
@@ -602,7 +602,7 @@ fn a_leader_that_ends_in_a_shutdown_leaves_nothing() {
 }
 
 #[test]
-fn when_the_store_fails_somebody_tries_again() {
+fn when_the_store_fails_another_task_tries_again() {
     model(|process| {
         let leader = process.leader(WRITES);
         let (goes, stays) = (process.waiter(WRITES), process.waiter(WRITES));
@@ -617,8 +617,8 @@ fn when_the_store_fails_somebody_tries_again() {
     });
 }
 
-/// The last who writes and the last who reads end at the same time: whoever is passed the ticket
-/// writes alone, and it does not become a reader's under him.
+/// The last writer and the last reader end at the same time. A writer that the ticket is handed to writes alone, and
+/// the ticket does not become a read ticket while it writes.
 #[test]
 fn a_ticket_is_passed_on_to_a_writer_or_becomes_a_readers() {
     model(|process| {
@@ -676,7 +676,7 @@ fn readers_join_a_ticket_that_became_a_readers_and_writers_do_not() {
             process.use_ticket(share);
         });
         let keeping = thread!(process, {
-            // The store acknowledges what it was asked, whatever that was.
+            // The store acknowledges the request as it was sent.
             let renewal = lease.renewal(process.shared.clock.now());
             if lease.acknowledged(&renewal) {
                 process.lanes.mode_changed(&lease);

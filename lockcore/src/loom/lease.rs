@@ -1,4 +1,4 @@
-//! The word that says until when a lease is believed in.
+//! The deadline: until when a lease may be relied on.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use crate::clock::{Clock, Instant};
 use crate::error::LostReason;
 use crate::sync::Mutex;
 
-/// Its deadline is a little less than ten seconds later.
+/// The deadline is a little less than ten seconds later.
 const SENT: Instant = at(100);
 
 const fn at(seconds: u64) -> Instant {
@@ -46,10 +46,10 @@ fn a_renewal_that_comes_together_with_a_loss_revives_nothing() {
 }
 
 #[test]
-fn who_has_seen_a_lease_lost_never_sees_it_held_again() {
+fn a_thread_that_has_seen_a_lease_lost_never_sees_it_held_again() {
     in_every_order(|| {
         let lease = held();
-        // One acknowledgement in time, one that comes when the deadline has passed, and who looks.
+        // One acknowledgement comes in time, one comes after the deadline, and this thread reads the lease.
         let in_time = spawn({
             let lease = Arc::clone(&lease);
             move || lease.extend(at(105), TTL, at(109)).is_ok()
@@ -79,7 +79,7 @@ fn who_has_seen_a_lease_lost_never_sees_it_held_again() {
 }
 
 #[test]
-fn of_two_reasons_one_is_seen_by_all_and_told_by_who_gave_it() {
+fn of_two_reasons_all_see_the_same_and_only_its_caller_was_first() {
     in_every_order(|| {
         let lease = held();
         let lose = |reason| {
@@ -107,7 +107,7 @@ fn of_two_reasons_one_is_seen_by_all_and_told_by_who_gave_it() {
 }
 
 #[test]
-fn who_sees_the_loss_sees_its_reason() {
+fn a_thread_that_sees_the_loss_sees_its_reason() {
     in_every_order(|| {
         let lease = held();
         let loser = spawn({
@@ -210,7 +210,7 @@ fn an_answer_that_comes_together_with_a_shutdown_holds_nothing() {
 }
 
 #[test]
-fn who_waits_for_the_loss_is_told() {
+fn a_task_that_waits_for_the_loss_is_told() {
     in_every_order(|| {
         let clock = Clock::by_hand();
         clock.stop();
@@ -239,7 +239,7 @@ fn a_wake_up_that_overtakes_its_reply_or_comes_with_it_is_seen() {
             move || lease.grant(7, SENT)
         });
 
-        // As a waiter in the store's line.
+        // As a waiter in the store's line does.
         lease.answered(7, SENT, TTL);
         wait_for(async {
             loop {

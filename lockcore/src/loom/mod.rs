@@ -1,18 +1,18 @@
-//! Models: what must hold in every order in which a few threads can take their steps. Loom runs a
-//! model again and again, until no order is left that could make a difference.
+//! Models: what must be true in every order in which a few threads can take their steps. Loom runs a model again and
+//! again, until no order is left that could make a difference.
 //!
 //! ```text
 //! RUSTFLAGS='--cfg lockcore_loom' cargo test -p lockcore --lib --no-default-features --target-dir target/loom loom
 //! ```
 //!
-//! Steps are the operations on mutexes and atomics, and each use of a notification or a channel (see
-//! `sync`). In one order threads are preempted twice at most, unless `LOOM_MAX_PREEMPTIONS` says
-//! otherwise; a thread that has to wait is not preempted.
+//! Steps are the operations on mutexes and atomics, and each use of a notification or a channel (see `sync`). In one
+//! order, threads are preempted at most twice, unless `LOOM_MAX_PREEMPTIONS` sets another number. A thread that has to
+//! wait does not count as preempted.
 //!
-//! Not modelled: what tokio does inside; the connection (`supervise`, `Shared::operate`), so that the
-//! models play the store, which grants and acknowledges, and the keeper's loop; clones of `Arc`; a
-//! clock that moves while others run, but for the models that turn it. Loom knows no order over
-//! `SeqCst` operations on different atomics, so what holds here does not depend on one.
+//! Not modelled: the inside of tokio; the connection (`supervise`, `Shared::operate`), so the models take the part of
+//! the store, which grants and acknowledges, and of the keeper's loop; clones of `Arc`; and a clock that moves while
+//! others run, except in models that advance it. Loom defines no order over `SeqCst` operations on different atomics,
+//! so these results do not depend on one.
 
 mod lane;
 mod lease;
@@ -35,10 +35,10 @@ use crate::options::Wait;
 use crate::request::{FULL, Id, Request};
 
 const TTL: Duration = Duration::from_secs(10);
-/// Nothing in here comes to it, unless it turns the clock.
+/// No model reaches it, unless the model advances the clock.
 const BOUND: Duration = Duration::from_secs(3);
 
-/// Runs `model` in every order, and says in how many.
+/// Runs `model` in every order, and prints how many there were.
 fn in_every_order(model: impl Fn() + Send + Sync + 'static) {
     let mut loom = loom::model::Builder::new();
     loom.preemption_bound = loom.preemption_bound.or(Some(2));
@@ -63,8 +63,8 @@ fn spawn<T: 'static>(work: impl FnOnce() -> T + 'static) -> Thread<T> {
     loom::thread::spawn(work)
 }
 
-/// Waits for a future as a thread does; if nobody wakes it, loom finds the deadlock. Loom also wakes
-/// it for no reason.
+/// Waits for a future as a thread does. If nobody wakes it, loom reports the deadlock. Loom also wakes it for no
+/// reason.
 fn wait_for<F: Future>(future: F) -> F::Output {
     struct Parked(loom::sync::Notify);
     impl Wake for Parked {
@@ -106,7 +106,7 @@ fn name() -> Name {
     Name::new(Namespace::new("model").unwrap(), "n").unwrap()
 }
 
-/// A client without connection and keeper; a model plays both.
+/// A client without connection and keeper. The model does their work.
 fn client() -> Arc<Shared> {
     static RUNTIME: OnceLock<tokio::runtime::Runtime> = OnceLock::new();
     let runtime = RUNTIME.get_or_init(|| {
@@ -114,7 +114,7 @@ fn client() -> Arc<Shared> {
             .build()
             .unwrap()
     });
-    // Orders are found by running again what ran before: nothing may be left to chance.
+    // Loom finds orders by repeating earlier runs, so nothing may be random.
     fastrand::seed(1);
     let clock = Clock::by_hand();
     clock.stop();

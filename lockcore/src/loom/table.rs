@@ -1,4 +1,4 @@
-//! The table of tickets and clean-ups: what tasks and guards put in, and what the keeper takes out.
+//! The table of tickets and clean-ups: tasks and guards put entries in, and the keeper takes them out.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -26,7 +26,7 @@ const GRANTED: Enqueued = Enqueued::Granted {
 };
 const RENEWED: Renewed = Renewed::Granted { valid_for: TTL };
 
-/// A ticket that the store has granted, not in anybody's hands.
+/// A ticket that the store has granted and that has no guard yet.
 fn granted(shared: &Arc<Shared>) -> Arc<Lease> {
     let mut pending = asked(shared);
     let progress = pending.answered(GRANTED, shared.sent_now());
@@ -57,8 +57,7 @@ fn guard(client: &Arc<Client>, lease: Arc<Lease>) -> Guard {
     Guard::of(Grant::Ticket(lease), &spec)
 }
 
-/// The keeper, with a store that acknowledges every release at once, until the last handle of the
-/// client is gone.
+/// The keeper, until the last handle of the client is gone, with a store that acknowledges every release at once.
 struct Keeper {
     thread: Thread<()>,
     // Of std: never held over a step.
@@ -107,7 +106,7 @@ fn is_empty(shared: &Shared) -> bool {
 }
 
 #[test]
-fn a_guard_that_is_dropped_is_cleaned_up_once_and_who_waits_for_that_is_told() {
+fn a_guard_that_is_dropped_is_cleaned_up_once_and_the_shutdown_that_waits_is_told() {
     in_every_order(|| {
         let shared = client();
         let client = Client::without_thread(&shared, Lanes::new(&shared));
@@ -160,7 +159,7 @@ fn a_release_that_is_dropped_half_way_is_the_keepers() {
         let guard = guard(&client, granted(&shared));
         let id = guard.held().lease().request.id;
         let keeper = Keeper::start(&shared);
-        // There is no connection: it is dropped where it waits for one.
+        // There is no connection, so the future is dropped while it waits for one.
         let releasing = spawn(move || drop(poll_once(guard.release())));
 
         assert_eq!(wait_for(shared.idle(Instant::FAR_FUTURE)), 0);
@@ -230,14 +229,14 @@ fn a_renewal_that_was_too_late_and_the_guard_leave_nothing_open() {
 
         renewing.join().unwrap();
         let cleaned = keeper.end();
-        // Once by each, at most: what is removed twice is not found the second time.
+        // Each of the two may clean up once. The second clean-up finds nothing.
         assert!(matches!(cleaned.len(), 1 | 2) && cleaned.iter().all(|other| *other == id));
         assert!(is_empty(&shared));
     });
 }
 
 #[test]
-fn who_asks_during_a_shutdown_is_refused_or_lost_and_leaves_nothing() {
+fn a_request_during_a_shutdown_is_refused_or_lost_and_leaves_nothing() {
     in_every_order(|| {
         let shared = client();
         let client = Client::without_thread(&shared, Lanes::new(&shared));
@@ -272,7 +271,7 @@ fn who_asks_during_a_shutdown_is_refused_or_lost_and_leaves_nothing() {
         drop(client);
         let asked = asking.join().unwrap();
         let mut cleaned = keeper.end();
-        // By its user and by the shutdown.
+        // By its user, and by the shutdown.
         cleaned.dedup();
         assert_eq!(cleaned, Vec::from_iter(asked));
         assert!(is_empty(&shared));
@@ -310,7 +309,7 @@ fn a_ticket_that_waits_during_a_shutdown_is_lost() {
 }
 
 #[test]
-fn who_asked_for_nothing_leaves_nothing() {
+fn a_ticket_that_was_never_asked_for_leaves_nothing() {
     in_every_order(|| {
         let shared = client();
         let pending = [asked(&shared), asked(&shared)];
@@ -342,7 +341,7 @@ fn the_keeper_ends_after_the_last_clean_up() {
                         .take_round(shared.clock.now(), shared.epoch());
                     let count = round.cleanups.len();
                     if count > 0 {
-                        // The store takes its time.
+                        // The store is slow.
                         let shared = Arc::clone(&shared);
                         releases.push(spawn(move || shared.cleaned_up(count)));
                     }
@@ -367,7 +366,7 @@ fn the_keeper_ends_after_the_last_clean_up() {
 }
 
 #[test]
-fn who_waits_for_a_time_is_woken_at_it() {
+fn a_task_that_waits_for_a_time_is_woken_at_it() {
     in_every_order(|| {
         let shared = client();
         let over = Arc::new(crate::sync::atomic::AtomicBool::new(false));
@@ -384,7 +383,7 @@ fn who_waits_for_a_time_is_woken_at_it() {
                         return;
                     }
                     match round.next {
-                        // Sleeps.
+                        // Stands for the keeper's sleep.
                         Some(next) => shared.clock.advance(now.until(next)),
                         None => wait_for(shared.due_changed.notified()),
                     }
