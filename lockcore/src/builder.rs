@@ -467,7 +467,7 @@ mod tests {
     }
 
     #[test]
-    fn a_misspelt_variable_is_named_with_what_was_meant() {
+    fn a_misspelt_variable_is_named_with_the_right_one() {
         let message = message(&[("LOCK_URL", "memory:"), ("LOCK_WIAT", "1s")]);
         assert!(
             message.contains("LOCK_WIAT") && message.contains("did you mean LOCK_WAIT"),
@@ -476,7 +476,7 @@ mod tests {
     }
 
     #[test]
-    fn of_several_variables_that_may_be_meant_the_nearest_is_named() {
+    fn the_nearest_of_several_possible_variables_is_named() {
         for (written, meant) in [
             ("LOCK_TLL", "LOCK_TTL"),
             ("LOCK_RUL", "LOCK_URL"),
@@ -524,7 +524,7 @@ mod tests {
     }
 
     #[test]
-    fn what_kubernetes_sets_is_left_alone() {
+    fn variables_that_kubernetes_sets_are_left_alone() {
         let builder = from(&[
             ("LOCK_URL", "memory:"),
             ("LOCK_PORT", "tcp://10.0.0.1:6379"),
@@ -535,7 +535,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_value_names_its_variable_and_what_is_accepted() {
+    fn a_bad_value_names_its_variable_and_the_accepted_form() {
         let message = message(&[("LOCK_URL", "memory:"), ("LOCK_TTL", "ten")]);
         assert!(
             message.contains("LOCK_TTL=ten") && message.contains("10s"),

@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_asked_under_less_is_remembered_so() {
+    fn a_pair_is_remembered_with_the_fewest_locks_held() {
         let mut asked = Asked::default();
         nest(&mut asked, &["gate", "a"], "b");
         nest(&mut asked, &["a"], "b");

@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn a_misspelt_scheme_is_named_with_what_was_meant() {
+    fn a_misspelt_scheme_is_named_with_the_right_one() {
         for (url, meant) in [
             ("redsi://h", "redis"),
             ("redi://h", "redis"),
@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_is_the_url_without_what_only_one_client_has() {
+    fn a_place_is_the_url_without_the_parts_that_differ_between_clients() {
         for (url, place_of) in [
             ("memory:", "memory:"),
             ("sqlite:locks.db", "sqlite:locks.db"),

@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn passes_that_nobody_gives_back_are_made_anew_once() {
+    fn passes_that_do_not_come_back_are_replaced_once() {
         let gate = Gate::new(2);
         let starved = [gate.try_pass(1), gate.try_pass(1)];
         assert!(starved.iter().all(Option::is_some));

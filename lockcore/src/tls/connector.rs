@@ -287,7 +287,7 @@ mod tests {
     /// The driver wraps the error of the stream twice.
     #[cfg(feature = "redis-tls")]
     #[test]
-    fn what_rustls_said_is_found_in_what_the_driver_says() {
+    fn the_error_of_rustls_is_found_in_the_error_of_the_driver() {
         let said = RustlsError::AlertReceived(AlertDescription::CertificateRequired);
         let error = redis::RedisError::from(io::Error::other(said.clone()));
         assert_eq!(rustls_error(&error), Some(&said));
