@@ -87,7 +87,7 @@ impl Drop for Alarm {
     }
 }
 
-/// Full jitter: a random pause of a tenth of `pause` up to `pause`.
+/// Full jitter: a random time between a tenth of `pause` and all of it.
 pub(crate) fn jittered(pause: Duration) -> Duration {
     pause.mul_f64(0.1 + 0.9 * fastrand::f64())
 }

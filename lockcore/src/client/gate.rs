@@ -50,7 +50,7 @@ pub(crate) struct Gate {
 /// A request is in flight for as long as this lives.
 #[derive(Debug)]
 pub(crate) struct Pass {
-    /// It was not let through at once: time has passed.
+    /// The request had to wait at the gate, so time has passed.
     pub(crate) has_waited: bool,
     /// The permits, and the two counters of the gate to update when they come back.
     permit: Option<(OwnedSemaphorePermit, Arc<AtomicU64>, Arc<AtomicU64>)>,

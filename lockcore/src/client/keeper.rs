@@ -105,7 +105,7 @@ impl Drop for Keeper {
         let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
         let _ = ended.recv_timeout(patience.saturating_add(Duration::from_millis(50)));
         let left = self.shared.table().cleanups_open;
-        // A subscriber is the user's code, and this may be a drop during a panic.
+        // A subscriber is the user's code and may panic. This may be a drop during a panic, where a second one aborts.
         guarded(|| self.shared.tell_end(left));
     }
 }

@@ -74,8 +74,8 @@ struct Asked {
     late_until: Instant,
 }
 
-/// A request that was sent and not answered is carried out within this time, or never. A server that was stopped for as
-/// long as this still reads its requests when it continues.
+/// How late a request that was not answered may still be carried out. A server that was stopped reads its requests when
+/// it continues. After this time such a request counts as never carried out.
 pub(crate) const LONGEST_STALL: Duration = Duration::from_secs(60);
 
 /// One renewal of a lease. If it is dropped before the store has [answered](Self::answered), it counts as one that may

@@ -63,7 +63,7 @@ pub(crate) struct Shared {
     log: Log,
 }
 
-/// Waiters inside this process that wait for a ticket of this process. They are told when that ticket is over.
+/// Is told when a ticket of this process ends. Tasks may wait for that ticket inside this process.
 pub(crate) trait LeaseObserver: Send + Sync {
     /// A lease is over: waiters need not wait for its user.
     fn lost(self: Arc<Self>, lease: &Arc<Lease>);

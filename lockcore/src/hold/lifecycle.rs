@@ -315,7 +315,7 @@ impl Guard {
     /// around it.
     pub(super) fn disown(&mut self) {
         self.over = true;
-        // If a thread of the parent held this mutex at the fork, it is never unlocked here.
+        // Does not wait: a thread of the parent may have held this mutex at the fork, and then nothing unlocks it here.
         let mut origin = self.held.0.origin.try_lock();
         let origin = origin.as_deref_mut().ok().and_then(Option::take);
         match origin {
