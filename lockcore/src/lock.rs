@@ -119,7 +119,7 @@ impl Lock {
     }
 
     /// Whether the lease is renewed while it is held. Without renewal it ends one ttl after the grant, or one ttl after
-    /// a renewal by hand ([`Held::ensure`], [`Guard::downgrade`]). Default: true.
+    /// a renewal by hand ([`Held::ensure`](crate::Held::ensure), [`Guard::downgrade`]). Default: true.
     pub fn renew(mut self, on: bool) -> Self {
         self.renew = on;
         self
@@ -161,9 +161,9 @@ impl Lock {
     /// A read hold that is taken inside of a write hold may outlive it: when the last writer ends, the lock is held as
     /// [downgraded](Guard::downgrade) until the last reader ends.
     ///
-    /// "Runs under" means inside of [`run`](Self::run), [`Held::while_held`] or [`Held::scope`]. A bare [`Guard`] is
-    /// taken again only by [`Guard::reenter`]: a second `acquire` beside it waits for it. Semaphores are not
-    /// re-entered: each request takes more permits.
+    /// "Runs under" means inside of [`run`](Self::run), [`Held::while_held`](crate::Held::while_held) or
+    /// [`Held::scope`](crate::Held::scope). A bare [`Guard`] is taken again only by [`Guard::reenter`]: a second
+    /// `acquire` beside it waits for it. Semaphores are not re-entered: each request takes more permits.
     pub fn reentrant(mut self, yes: bool) -> Self {
         self.reentrant = yes;
         self

@@ -29,8 +29,8 @@ impl Held {
     /// # Errors
     ///
     /// [`Config`](crate::ErrorKind::Config) for the read side of a read/write lock, also after a
-    /// [downgrade](Guard::downgrade), and for a semaphore: several holders may hold these at once, so their tokens
-    /// define no order.
+    /// [downgrade](crate::Guard::downgrade), and for a semaphore: several holders may hold these at once, so their
+    /// tokens define no order.
     pub fn write_token(&self) -> Result<WriteToken, Error> {
         if !self.is_exclusive() {
             return Err(Error::config(
@@ -121,8 +121,8 @@ impl Held {
     /// same.
     ///
     /// [`Config`](crate::ErrorKind::Config) when `duration` is longer than the lock's [ttl](crate::Lock::ttl), less a
-    /// hundredth of it and 5 ms, or longer than [`max_hold`](crate::Lock::max_hold) leaves. [`Guard::extend`] makes the
-    /// ttl longer.
+    /// hundredth of it and 5 ms, or longer than [`max_hold`](crate::Lock::max_hold) leaves.
+    /// [`Guard::extend`](crate::Guard::extend) makes the ttl longer.
     ///
     /// # Cancel safety
     ///
