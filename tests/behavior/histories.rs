@@ -15,9 +15,7 @@ use libtest_mimic::Trial;
 use lockcore::backend::{Enqueued, Place, Renewed};
 use lockcore::{FULL, Locks, Request};
 use tests::eventually::eventually;
-use tests::faketime::FakeClock;
-use tests::redis_server::RedisServer;
-use tests::zookeeper_server::ZooKeeperServer;
+use tests::stores::Histories;
 
 use crate::border::{random_id, request, stranger};
 use crate::store::{DEFAULT, Kind, SOON, Store, begin, give_back, tickets};
@@ -36,21 +34,20 @@ const MARK: u64 = 60_000;
 const DAY_MICROS: u64 = 86_400_000_000;
 
 pub(crate) fn facts(kind: Kind) -> Vec<Trial> {
-    let needs = || match kind {
-        Kind::Memory | Kind::Sqlite => Ok(()),
-        Kind::ZooKeeper | Kind::ZooKeeperTls => ZooKeeperServer::available(),
-        Kind::Redis => RedisServer::available().and_then(|()| FakeClock::available()),
+    let Some(played) = kind.histories() else {
+        return Vec::new();
     };
-    let (short, long) = match kind {
-        Kind::Memory => (10_000, 10_000),
-        Kind::Redis => (1_000, 1_000),
-        Kind::Sqlite => (400, 250),
-        Kind::ZooKeeper | Kind::ZooKeeperTls => (400, 200),
-    };
+    let needs = || kind.available().and_then(|()| (played.available)());
     let fact = |name: &str, histories, steps| {
-        let name = format!("{kind:?}::histories::{name}").to_lowercase();
-        tests::fact::fact(name, needs(), move || run(kind, histories, steps))
+        let name = format!("{}::histories::{name}", kind.name());
+        tests::fact::fact(name, needs(), move || run(kind, played, histories, steps))
     };
+    let Histories {
+        short,
+        long,
+        manner,
+        ..
+    } = played;
     let mut facts = vec![fact("short_histories_keep_to_the_rule", short, 25)];
     if tests::fact::long() {
         facts.push(fact(
@@ -61,9 +58,13 @@ pub(crate) fn facts(kind: Kind) -> Vec<Trial> {
         facts.push(fact("long_histories_keep_to_the_rule", long, 150));
     }
     facts.extend(crate::store_facts![kind, DEFAULT; tickets_are_made_smaller_in_one_batch]);
-    if let Kind::Memory | Kind::Redis = kind {
+    if !manner.keeps_the_first_ttl {
         facts.extend(crate::store_facts![kind, DEFAULT;
             a_ticket_that_is_renewed_with_another_ttl_lasts_for_that_and_keeps_its_place
+        ]);
+    }
+    if manner.tells_first {
+        facts.extend(crate::store_facts![kind, DEFAULT;
             the_next_in_line_looks_after_a_dead_holder_when_the_first_has_left
         ]);
     }
@@ -188,14 +189,14 @@ async fn the_next_in_line_looks_after_a_dead_holder_when_the_first_has_left(stor
     connection.close().await;
 }
 
-fn run(kind: Kind, histories: u64, steps: usize) {
+fn run(kind: Kind, played: Histories, histories: u64, steps: usize) {
     // One thread: a wake-up or an answer changes no threads on its way here.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .unwrap();
     runtime.block_on(async {
-        let mut world = World::new(kind).await;
+        let mut world = World::new(played, kind.capability()).await;
         let began = Instant::now();
         for seed in 0..histories {
             let history = History::random(seed, steps);
@@ -205,7 +206,8 @@ fn run(kind: Kind, histories: u64, steps: usize) {
             }
         }
         println!(
-            "{kind:?}: {histories} histories of {steps} steps in {:?}",
+            "{}: {histories} histories of {steps} steps in {:?}",
+            kind.name(),
             began.elapsed()
         );
     });

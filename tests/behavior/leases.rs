@@ -601,7 +601,7 @@ async fn what_is_kept_when_its_client_ends_is_free_when_its_time_has_come(store:
 }
 
 async fn what_is_kept_longer_than_its_ttl_outlives_its_client(store: Store) {
-    if let Kind::ZooKeeper | Kind::ZooKeeperTls = store.kind {
+    if store.capability().sessions {
         // A session that is over keeps nothing: see `Lock::min_hold`.
         return;
     }

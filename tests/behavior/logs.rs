@@ -7,10 +7,11 @@ use lockcore::testing::{Store as Kit, Verb};
 use lockcore::{Error, ErrorKind, Locks, Release, Wait, distributed_lock, with_default};
 use tests::eventually::eventually;
 use tests::redis_server::RedisServer;
+use tests::stores::Answers;
+use tests::stores::redis::{USER, grant};
 use tests::watch::SECRET;
 use tracing::Level;
 
-use crate::redis_rights::{USER, grant};
 use crate::store::{DEFAULT, Kind, SOON, Store, give_back, kind, tickets};
 use crate::traces::{self, LOGGED, Line};
 
@@ -85,11 +86,11 @@ async fn a_client_tells_of_its_start_and_of_its_end_once(store: Store) {
         for part in expected {
             assert!(started[0].contains(&part), "no {part} in {started:?}");
         }
-        if store.kind == Kind::Redis {
-            assert!(
-                started[0].contains("store=\"redis://127.0.0.1:"),
-                "{started:?}"
-            );
+        if let Answers::AServer = store.timings().answers {
+            let url = store.url();
+            let (scheme, _) = url.split_once(':').unwrap();
+            let shown = format!("store=\"{scheme}://127.0.0.1:");
+            assert!(started[0].contains(&shown), "no {shown} in {started:?}");
         }
         give_back(locks.mutex("a").acquire().await.unwrap()).await;
         if shut_down {

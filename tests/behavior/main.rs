@@ -40,72 +40,21 @@ mod traces;
 mod views;
 mod zookeeper_faults;
 
-use libtest_mimic::Arguments;
+use libtest_mimic::{Arguments, Trial};
 use store::Kind;
+use tests::stores::{self, Suite};
 
 fn main() {
     tests::watch::output_for(&traces::SECRETS);
     traces::search();
     let mut trials = Vec::new();
-    for kind in [Kind::Memory, Kind::Redis, Kind::Sqlite, Kind::ZooKeeper] {
-        trials.extend(exclusion::facts(kind));
-        trials.extend(leases::facts(kind));
-        trials.extend(giving_up::facts(kind));
-        trials.extend(starved::facts(kind));
-        trials.extend(runtimes::facts(kind));
-        trials.extend(local::facts(kind));
-        trials.extend(reentry::facts(kind));
-        trials.extend(downgrade::facts(kind));
-        trials.extend(downgrade::local_facts(kind));
-        trials.extend(multi::facts(kind));
-        trials.extend(messages::facts(kind));
-        trials.extend(logs::facts(kind));
-        trials.extend(views::facts(kind));
-        trials.extend(part::facts(kind));
-        trials.extend(extend::facts(kind));
-        trials.extend(owners::facts(kind));
-        trials.extend(fencing::facts(kind));
-        trials.extend(crowd::facts(kind));
-        trials.extend(border::facts(kind));
+    for store in stores::ALL {
+        trials.extend(facts_of(store));
     }
-    for kind in [Kind::Memory, Kind::Redis, Kind::Sqlite, Kind::ZooKeeper] {
-        trials.extend(histories::facts(kind));
-    }
-    trials.extend(kit::facts(Kind::Memory));
-    trials.extend(crowd::facts_of_the_kit(Kind::Memory));
-    trials.extend(protocol::facts(Kind::Memory));
-    trials.extend(inversions::facts(Kind::Memory));
-    trials.extend(downgrade::facts_of_the_kit(Kind::Memory));
-    trials.extend(messages::facts_of_the_kit(Kind::Memory));
-    trials.extend(messages::facts_of_settings(Kind::Memory));
-    trials.extend(logs::facts_of_the_kit(Kind::Memory));
-    trials.extend(part::facts_of_the_kit(Kind::Memory));
-    trials.extend(extend::facts_of_the_kit(Kind::Memory));
-    for kind in [Kind::Redis, Kind::Sqlite, Kind::ZooKeeper] {
-        trials.extend(downgrade::facts_of_processes(kind));
-    }
-    trials.extend(processes::facts_of_none(Kind::Memory));
-    trials.extend(processes::facts(Kind::Redis));
-    trials.extend(processes::facts(Kind::Sqlite));
-    trials.extend(processes::facts_of_sessions(Kind::ZooKeeper));
-    trials.extend(processes::facts_of_redis(Kind::Redis));
-    for kind in [Kind::Redis, Kind::Sqlite, Kind::ZooKeeper] {
-        trials.extend(forks::facts(kind));
-    }
-    trials.extend(redis_faults::facts(Kind::Redis));
-    trials.extend(redis_scripts::facts(Kind::Redis));
-    trials.extend(fencing::facts_of_redis(Kind::Redis));
-    trials.extend(border::facts_of_redis(Kind::Redis));
-    trials.extend(fencing::facts_of_sqlite(Kind::Sqlite));
-    trials.extend(sqlite_faults::facts(Kind::Sqlite));
-    trials.extend(redis_rights::facts(Kind::Redis));
-    trials.extend(messages::facts_of_redis(Kind::Redis));
-    trials.extend(logs::facts_of_redis(Kind::Redis));
-    for kind in [Kind::Redis, Kind::ZooKeeper] {
-        trials.extend(tls::facts(kind));
-    }
-    trials.extend(exclusion::facts(Kind::ZooKeeperTls));
-    trials.extend(zookeeper_faults::facts(Kind::ZooKeeper));
+    trials.extend(facts_of_memory(&stores::memory::Memory));
+    trials.extend(facts_of_redis(&stores::redis::Redis));
+    trials.extend(facts_of_sqlite(&stores::sqlite::Sqlite));
+    trials.extend(zookeeper_faults::facts(&stores::zookeeper::ZooKeeper));
     let mut arguments = Arguments::from_args();
     // Facts wait more than they work.
     arguments.test_threads.get_or_insert(4);
@@ -113,4 +62,81 @@ fn main() {
     let leaks = traces::found();
     assert!(leaks.is_empty(), "secrets in traces: {leaks:#?}");
     conclusion.exit();
+}
+
+/// What every store has to pass, as far as its capability goes.
+fn facts_of(store: Kind) -> Vec<Trial> {
+    let mut trials = exclusion::facts(store);
+    if store.suite() == Suite::Exclusion {
+        return trials;
+    }
+    trials.extend(leases::facts(store));
+    trials.extend(giving_up::facts(store));
+    trials.extend(starved::facts(store));
+    trials.extend(runtimes::facts(store));
+    trials.extend(local::facts(store));
+    trials.extend(reentry::facts(store));
+    trials.extend(downgrade::facts(store));
+    trials.extend(downgrade::local_facts(store));
+    trials.extend(multi::facts(store));
+    trials.extend(messages::facts(store));
+    trials.extend(logs::facts(store));
+    trials.extend(views::facts(store));
+    trials.extend(part::facts(store));
+    trials.extend(extend::facts(store));
+    trials.extend(owners::facts(store));
+    trials.extend(fencing::facts(store));
+    trials.extend(crowd::facts(store));
+    trials.extend(border::facts(store));
+    trials.extend(histories::facts(store));
+    let capability = store.capability();
+    if capability.cross_process {
+        trials.extend(downgrade::facts_of_processes(store));
+        trials.extend(forks::facts(store));
+        trials.extend(match capability.sessions {
+            true => processes::facts_of_sessions(store),
+            false => processes::facts(store),
+        });
+    }
+    if store.tls().is_some() {
+        trials.extend(tls::facts(store));
+    }
+    trials
+}
+
+/// Facts of the core, on a store whose clock and failures are in the test's hands; and those of no store at all.
+fn facts_of_memory(store: Kind) -> Vec<Trial> {
+    let groups = [
+        kit::facts,
+        crowd::facts_of_the_kit,
+        protocol::facts,
+        inversions::facts,
+        downgrade::facts_of_the_kit,
+        messages::facts_of_the_kit,
+        messages::facts_of_settings,
+        logs::facts_of_the_kit,
+        part::facts_of_the_kit,
+        extend::facts_of_the_kit,
+        processes::facts_of_none,
+    ];
+    groups.into_iter().flat_map(|facts| facts(store)).collect()
+}
+
+fn facts_of_redis(store: Kind) -> Vec<Trial> {
+    let groups = [
+        processes::facts_of_redis,
+        redis_faults::facts,
+        redis_scripts::facts,
+        fencing::facts_of_redis,
+        border::facts_of_redis,
+        redis_rights::facts,
+        messages::facts_of_redis,
+        logs::facts_of_redis,
+    ];
+    groups.into_iter().flat_map(|facts| facts(store)).collect()
+}
+
+fn facts_of_sqlite(store: Kind) -> Vec<Trial> {
+    let groups = [fencing::facts_of_sqlite, sqlite_faults::facts];
+    groups.into_iter().flat_map(|facts| facts(store)).collect()
 }

@@ -116,14 +116,9 @@ fn holder_of(store: &Store, lock: &str, ttl: Duration) -> Holder {
     Holder::start(env!("CARGO_BIN_EXE_holder"), &options)
 }
 
-/// From the end of a dead holder's lease to the next holder. The bar is 200 ms on an idle machine, and a second where a server
-/// watches over sessions.
+/// From the end of a dead holder's lease to the next holder.
 pub(crate) fn moments(store: &Store) -> Duration {
-    let on_an_idle_machine = Duration::from_millis(match store.kind {
-        Kind::ZooKeeper => 1000,
-        _ => 200,
-    });
-    on_an_idle_machine + SLACK
+    store.timings().follows_the_dead + SLACK
 }
 
 async fn a_killed_holder_is_followed_when_its_lease_is_over(store: Store) {
@@ -169,8 +164,9 @@ async fn a_killed_waiter_holds_up_the_line_for_two_seconds_at_most(store: Store)
             dying.push(process);
             tickets(&locks, "a", 1 + dying.len()).await;
         }
-        // Redis tells it when to look again. On a file it finds out when it renews, after a third of this.
-        let ttl = Duration::from_secs(if store.kind == Kind::Redis { 60 } else { 3 });
+        // If it is not told when to look again, it finds out when it renews, after a third of this.
+        let told = store.timings().tells_when_to_recheck;
+        let ttl = Duration::from_secs(if told { 60 } else { 3 });
         let patient = begin(store.client().mutex("a").ttl(ttl).wait(3 * SOON));
         tickets(&locks, "a", dead.len() + 2).await;
 
@@ -181,10 +177,8 @@ async fn a_killed_waiter_holds_up_the_line_for_two_seconds_at_most(store: Store)
 
         let after = started.elapsed();
         println!("{dead:?} before it: {after:?}");
-        let each = match store.kind {
-            Kind::Redis => Duration::from_secs(2),
-            _ => Duration::from_secs(2) + ttl / 3,
-        };
+        let found_out = if told { Duration::ZERO } else { ttl / 3 };
+        let each = Duration::from_secs(2) + found_out;
         assert!(
             after < each * dead.len() as u32 + moments(&store),
             "{after:?}"
@@ -199,7 +193,7 @@ async fn who_is_cancelled_or_killed_in_line_leaves_the_order_of_the_rest(store: 
     let (served, mut order) = tokio::sync::mpsc::unbounded_channel();
     let (mut cancelled, mut killed) = (Vec::new(), Vec::new());
     // A grant that nobody hears is cut short, but not a session.
-    let dying = Duration::from_secs(if store.kind == Kind::ZooKeeper { 4 } else { 60 });
+    let dying = Duration::from_secs(if store.capability().sessions { 4 } else { 60 });
     for number in 1..=20 {
         if number == 5 || number == 15 {
             let mut process = holder(&store, "a", dying);

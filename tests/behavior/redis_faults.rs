@@ -16,9 +16,10 @@ use lockcore::Locks;
 use tests::eventually::eventually;
 use tests::proxy::Proxy;
 use tests::redis_server::RedisServer;
+use tests::stores::Server as _;
 
 use crate::faults::builder;
-use crate::store::{Kind, litter};
+use crate::store::Kind;
 
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     let groups = [
@@ -46,7 +47,7 @@ fn through(proxy: &Proxy) -> Locks {
 
 async fn nothing_left(server: &RedisServer) {
     eventually("nothing is left", Duration::from_secs(3), async || {
-        litter(server, "test").is_empty()
+        server.litter("test").is_empty()
     })
     .await;
 }

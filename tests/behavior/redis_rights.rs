@@ -8,6 +8,7 @@ use lockcore::backend::{self, Answer, Backend, Capability, Connection, Events};
 use lockcore::{Error, ErrorKind, Locks, LostReason};
 use tests::eventually::eventually;
 use tests::redis_server::RedisServer;
+use tests::stores::redis::{USER, documented, grant};
 use tests::watch::SECRET;
 
 use crate::store::{Kind, SOON, Store, begin, give_back, kind, shows_no_password, tickets};
@@ -25,36 +26,6 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         a_mistake_that_was_mended_is_seen_by_the_next_who_asks
         nothing_that_can_be_printed_shows_the_password
     ]
-}
-
-/// The user of the store's page.
-pub(crate) const USER: &str = "locks";
-
-/// The rights of the store's page, read from the page, for namespaces that match a pattern instead of for `lock`.
-fn documented(namespaces: &str, password: &str) -> Vec<String> {
-    let page = include_str!("../../lockcore/src/backend/redis/guide.md");
-    let rights = page.split("# Minimum rights").nth(1).unwrap();
-    let rights = rights.split("```").nth(1).unwrap();
-    let (namespace, secret) = (format!("{namespaces}:1:"), format!(">{password}"));
-    let adapted = rights
-        .replace("lock:1:", &namespace)
-        .replace(">secret", &secret);
-    let words: Vec<_> = adapted
-        .split_whitespace()
-        .skip(1)
-        .map(String::from)
-        .collect();
-    assert_eq!(words[..3], ["ACL", "SETUSER", USER]);
-    for word in [&secret, &format!("~{namespace}*")] {
-        assert!(words.contains(word), "no {word} in the page's rights");
-    }
-    words
-}
-
-/// Makes the page's user the only one beside the harness.
-pub(crate) fn grant(server: &RedisServer, namespaces: &str, password: &str) {
-    command(server, &documented(namespaces, password));
-    server.command::<()>(&["ACL", "SETUSER", "default", "off"]);
 }
 
 fn command(server: &RedisServer, words: &[String]) {

@@ -3,35 +3,25 @@
 use std::fmt::Debug;
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use libtest_mimic::Trial;
-use lockcore::backend::{self, Backend};
-use lockcore::{Builder, Error, ErrorKind, Fair, Guard, Lock, Locks, testing};
-use tests::certificates::Authority;
+use lockcore::backend::{Backend, Capability};
+use lockcore::{Builder, Error, ErrorKind, Fair, Guard, Lock, Locks};
 use tests::eventually::eventually;
-use tests::redis_server::RedisServer;
 use tests::sqlite_file::SqliteFile;
+use tests::stores::{self, Server, Timings};
 use tests::watch::SECRET;
-use tests::zookeeper_server::ZooKeeperServer;
 use tokio::runtime::Runtime;
 use tokio::task::JoinHandle;
 
 use crate::counted::{Counted, Counts};
-use crate::{redis_rights, traces};
+use crate::traces;
 
-/// The stores of this build.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
-    Memory,
-    Redis,
-    ZooKeeper,
-    /// The same through its TLS.
-    ZooKeeperTls,
-    Sqlite,
-}
+/// Which store a fact is about. The list is [`stores::ALL`].
+pub(crate) type Kind = &'static dyn stores::Store;
 
 /// A store in a namespace that no other fact uses.
 #[derive(Debug)]
@@ -39,10 +29,7 @@ pub(crate) struct Store {
     pub(crate) kind: Kind,
     pub(crate) fair: Fair,
     pub(crate) namespace: String,
-    /// Whose clients are as good as those of several processes.
-    memory: Option<testing::Store>,
-    /// One for each fact: nothing has to be started for it.
-    sqlite: Option<SqliteFile>,
+    server: Arc<dyn Server>,
 }
 
 /// Long enough for a slow machine, short enough to notice a hang.
@@ -61,14 +48,9 @@ pub(crate) const DEFAULT: Fair = Fair::Local(Duration::from_millis(50));
 
 /// A fact for one store, run on a multi-threaded runtime of its own.
 pub(crate) fn fact(kind: Kind, fair: Fair, group: &str, name: &str, body: Body) -> Trial {
-    let needs = match kind {
-        Kind::Memory | Kind::Sqlite => Ok(()),
-        Kind::Redis => RedisServer::available(),
-        Kind::ZooKeeper | Kind::ZooKeeperTls => ZooKeeperServer::available(),
-    };
     let strict = if fair == Fair::Strict { "::strict" } else { "" };
-    let name = format!("{kind:?}{strict}::{group}::{name}").to_lowercase();
-    tests::fact::fact(name, needs, move || {
+    let name = format!("{}{strict}::{group}::{name}", kind.name());
+    tests::fact::fact(name, kind.available(), move || {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
             .enable_all()
@@ -117,8 +99,7 @@ impl Store {
             kind,
             fair,
             namespace: format!("fact{number}"),
-            memory: (kind == Kind::Memory).then(testing::Store::new),
-            sqlite: (kind == Kind::Sqlite).then(SqliteFile::new),
+            server: kind.shared(),
         }
     }
 
@@ -129,29 +110,12 @@ impl Store {
 
     pub(crate) fn client_with(&self, builder: Builder) -> Locks {
         let builder = builder.namespace(&self.namespace).fair(self.fair);
-        match &self.memory {
-            Some(store) => store.client_with(builder).unwrap(),
-            None => self
-                .trusted(builder)
-                .url(self.url_for_long_leases())
-                .build()
-                .unwrap(),
-        }
+        self.server.client(builder).unwrap()
     }
 
     /// The store itself.
     pub(crate) fn backend(&self) -> Arc<dyn Backend> {
-        match &self.memory {
-            Some(store) => Arc::new(store.clone()),
-            None => backend::open(&self.url_for_long_leases()).unwrap(),
-        }
-    }
-
-    fn trusted(&self, builder: Builder) -> Builder {
-        match self.kind {
-            Kind::ZooKeeperTls => builder.ca_file(authority().file()),
-            _ => builder,
-        }
+        self.server.backend()
     }
 
     /// A client whose store counts what it is asked.
@@ -165,97 +129,30 @@ impl Store {
     }
 
     pub(crate) fn url(&self) -> String {
-        match self.kind {
-            Kind::Memory => "memory:".into(),
-            Kind::Sqlite => self.file().url(),
-            Kind::Redis => shared_redis().url_with_user(redis_rights::USER, SECRET),
-            Kind::ZooKeeper => shared_zookeeper().url(),
-            Kind::ZooKeeperTls => shared_encrypted_zookeeper().url(),
-        }
+        self.server.url()
     }
 
-    /// Where a session carries the lease, one that is as long as the longest ttl of a fact.
-    fn url_for_long_leases(&self) -> String {
-        match self.kind {
-            Kind::ZooKeeper | Kind::ZooKeeperTls => self.url() + "?session_timeout=60s",
-            Kind::Memory | Kind::Redis | Kind::Sqlite => self.url(),
-        }
+    pub(crate) fn capability(&self) -> Capability {
+        self.kind.capability()
+    }
+
+    pub(crate) fn timings(&self) -> Timings {
+        self.kind.timings()
     }
 
     /// The file of a fact for SQLite.
     pub(crate) fn file(&self) -> &SqliteFile {
-        self.sqlite.as_ref().unwrap()
+        self.file_if_any().unwrap()
     }
 
-    /// What is stored in the namespace that is neither the remembered number of a name nor a
-    /// ticket: on Redis, everything but hashes with the one field `last`; on SQLite, rows of any other table; on ZooKeeper
-    /// the tickets too (what they are in is removed by the server).
+    pub(crate) fn file_if_any(&self) -> Option<&SqliteFile> {
+        self.server.downcast()
+    }
+
+    /// What is stored in the namespace and should not outlive its locks.
     pub(crate) fn litter(&self) -> Vec<String> {
-        match self.kind {
-            Kind::Memory => Vec::new(),
-            Kind::Redis => litter(shared_redis(), &self.namespace),
-            Kind::ZooKeeper => shared_zookeeper().ephemerals(&format!("/{}:", self.namespace)),
-            Kind::ZooKeeperTls => {
-                shared_encrypted_zookeeper().ephemerals(&format!("/{}:", self.namespace))
-            }
-            Kind::Sqlite => self.file().litter(),
-        }
+        self.server.litter(&self.namespace)
     }
-}
-
-/// The server that facts share which do not break it. All that a client may do there is what the store's page says is
-/// needed, and only in the facts' namespaces.
-pub(crate) fn shared_redis() -> &'static RedisServer {
-    static SERVER: OnceLock<RedisServer> = OnceLock::new();
-    SERVER.get_or_init(|| {
-        let server = RedisServer::start();
-        redis_rights::grant(&server, "fact*", SECRET);
-        server
-    })
-}
-
-/// The same for ZooKeeper.
-pub(crate) fn shared_zookeeper() -> &'static ZooKeeperServer {
-    static SERVER: OnceLock<ZooKeeperServer> = OnceLock::new();
-    SERVER.get_or_init(ZooKeeperServer::start)
-}
-
-fn shared_encrypted_zookeeper() -> &'static ZooKeeperServer {
-    static SERVER: OnceLock<ZooKeeperServer> = OnceLock::new();
-    SERVER.get_or_init(|| {
-        let server = ZooKeeperServer::with_tls(&authority().server(&["127.0.0.1"]), None, &[]);
-        // Java loads its TLS at the first handshake, which takes longer on a busy machine than a client waits for it.
-        let patient = Locks::builder()
-            .url(server.url())
-            .ca_file(authority().file())
-            .op_timeout(3 * SOON);
-        let first = || {
-            let runtime = Runtime::new().unwrap();
-            runtime.block_on(async { patient.build().unwrap().ready(3 * SOON).await.unwrap() })
-        };
-        // On a thread of its own: this one is a runtime's already.
-        std::thread::scope(|scope| scope.spawn(first).join().unwrap());
-        server
-    })
-}
-
-fn authority() -> &'static Authority {
-    static AUTHORITY: OnceLock<Authority> = OnceLock::new();
-    AUTHORITY.get_or_init(Authority::new)
-}
-
-/// Keys of a namespace beyond those that keep the tokens rising.
-pub(crate) fn litter(server: &RedisServer, namespace: &str) -> Vec<String> {
-    let mut keys = server.keys(&format!("{namespace}:*"));
-    keys.retain(|key| {
-        let is_hash: String = server.command(&["TYPE", key]);
-        if is_hash != "hash" {
-            return true;
-        }
-        let fields: Vec<String> = server.command(&["HKEYS", key]);
-        fields != ["last"]
-    });
-    keys
 }
 
 /// Waits until nobody holds or waits for a name and nothing else is left: by the clean-up, far

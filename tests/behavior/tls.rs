@@ -11,8 +11,8 @@ use tests::eventually::eventually;
 use tests::process::{Holder, HolderOptions};
 use tests::proxy::Proxy;
 use tests::redis_server::RedisServer;
+use tests::stores::{Schemes, Server, Tls};
 use tests::watch::SECRET;
-use tests::zookeeper_server::ZooKeeperServer;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 use tokio_rustls::rustls::crypto::CryptoProvider;
@@ -46,81 +46,34 @@ const ONE_OPERATION: Duration = Duration::from_secs(3);
 
 const HERE: [&str; 2] = ["127.0.0.1", "localhost"];
 
-/// A server with a password. It speaks TLS, but for [`without_tls`](Self::without_tls).
-enum Server {
-    Redis(RedisServer),
-    ZooKeeper(ZooKeeperServer),
-}
-
-/// Of a store: its schemes without TLS and with it, and a fact about them in one place.
-struct Schemes {
-    plain: &'static str,
-    encrypted: &'static str,
-    /// What somebody is told who uses the one where the other is needed.
-    not_encrypted: &'static str,
-    not_plain: &'static str,
+fn tls(store: &Store) -> &'static dyn Tls {
+    store.kind.tls().expect("a store that has TLS")
 }
 
 fn schemes(store: &Store) -> Schemes {
-    match store.kind {
-        Kind::Redis => Schemes {
-            plain: "redis",
-            encrypted: "rediss",
-            // It waits for more of what it takes for a command, as a server does that hangs.
-            not_encrypted: "a server without TLS is silent too: redis:// is for it",
-            not_plain: "if this port speaks TLS, the scheme is rediss",
-        },
-        _ => Schemes {
-            plain: "zookeeper",
-            encrypted: "zookeeper+tls",
-            not_encrypted: "if this port does not speak TLS, the scheme is zookeeper",
-            not_plain: "if these ports speak TLS, the scheme is zookeeper+tls",
-        },
-    }
+    tls(store).schemes()
 }
 
-impl Server {
-    fn with(store: &Store, identity: &Identity) -> Self {
-        Self::asking(store, identity, None, &["TLSv1.3", "TLSv1.2"])
-    }
-
-    /// One that asks clients for a certificate of this authority, in these versions of TLS.
-    fn asking(
-        store: &Store,
-        identity: &Identity,
-        clients: Option<&Authority>,
-        versions: &[&str],
-    ) -> Self {
-        match store.kind {
-            Kind::Redis => {
-                let versions = versions.join(" ");
-                let extra = ["--requirepass", SECRET, "--tls-protocols", &versions];
-                Self::Redis(RedisServer::with_tls(identity, clients, &extra))
-            }
-            _ => {
-                let versions = format!("ssl.enabledProtocols={}", versions.join(","));
-                Self::ZooKeeper(ZooKeeperServer::with_tls(identity, clients, &[&versions]))
-            }
-        }
-    }
-
-    fn without_tls(store: &Store) -> Self {
-        match store.kind {
-            Kind::Redis => Self::Redis(RedisServer::with(&["--requirepass", SECRET])),
-            _ => Self::ZooKeeper(ZooKeeperServer::start()),
-        }
-    }
-
-    fn port(&self) -> u16 {
-        match self {
-            Self::Redis(server) => server.port(),
-            Self::ZooKeeper(server) => server.port(),
-        }
-    }
+/// One that asks clients for a certificate of this authority, in these versions of TLS.
+fn asking(
+    store: &Store,
+    identity: &Identity,
+    clients: Option<&Authority>,
+    versions: &[&str],
+) -> Box<dyn Server> {
+    tls(store).start(identity, clients, versions)
 }
 
-fn server(store: &Store, ca: &Authority) -> Server {
-    Server::with(store, &ca.server(&HERE))
+fn server_with(store: &Store, identity: &Identity) -> Box<dyn Server> {
+    asking(store, identity, None, &["TLSv1.3", "TLSv1.2"])
+}
+
+fn server(store: &Store, ca: &Authority) -> Box<dyn Server> {
+    server_with(store, &ca.server(&HERE))
+}
+
+fn port(server: &dyn Server) -> u16 {
+    server.process().expect("a server of one's own").port()
 }
 
 fn client(url: &str) -> Builder {
@@ -128,8 +81,8 @@ fn client(url: &str) -> Builder {
 }
 
 /// With the password, which is the first thing that any client says.
-fn url(store: &Store, server: &Server) -> String {
-    url_of(schemes(store).encrypted, server.port())
+fn url(store: &Store, server: &dyn Server) -> String {
+    url_of(schemes(store).encrypted, port(server))
 }
 
 fn url_of(scheme: &str, port: u16) -> String {
@@ -137,8 +90,8 @@ fn url_of(scheme: &str, port: u16) -> String {
 }
 
 /// The same, through a proxy that looks for it.
-fn watched(store: &Store, server: &Server) -> (Proxy, String) {
-    let proxy = Proxy::to(server.port());
+fn watched(store: &Store, server: &dyn Server) -> (Proxy, String) {
+    let proxy = Proxy::to(port(server));
     proxy.lose_replies(SECRET.as_bytes(), 1);
     let url = url_of(schemes(store).encrypted, proxy.port());
     (proxy, url)
@@ -171,7 +124,7 @@ fn says(error: &Error, told: &[&str]) {
 async fn locks_are_handed_over_and_nothing_goes_out_in_plain_text(store: Store) {
     let ca = Authority::new();
     let server = server(&store, &ca);
-    let (proxy, url) = watched(&store, &server);
+    let (proxy, url) = watched(&store, &*server);
     let connect = || {
         let builder = client(&url).ca_file(ca.file());
         builder.build().unwrap()
@@ -195,7 +148,7 @@ async fn locks_are_handed_over_and_nothing_goes_out_in_plain_text(store: Store) 
 async fn a_connection_that_breaks_is_encrypted_again(store: Store) {
     let ca = Authority::new();
     let server = server(&store, &ca);
-    let (proxy, url) = watched(&store, &server);
+    let (proxy, url) = watched(&store, &*server);
     let builder = client(&url).ca_file(ca.file());
     let locks = builder.build().unwrap();
     let guard = locks.mutex("a").acquire().await.unwrap();
@@ -216,8 +169,8 @@ async fn a_connection_that_breaks_is_encrypted_again(store: Store) {
 async fn a_server_is_believed_by_its_address_and_by_its_name(store: Store) {
     let ca = Authority::new();
     for host in HERE {
-        let server = Server::with(&store, &ca.server(&[host]));
-        let url = url(&store, &server).replace("127.0.0.1", host);
+        let server = server_with(&store, &ca.server(&[host]));
+        let url = url(&store, &*server).replace("127.0.0.1", host);
         let locks = client(&url).ca_file(ca.file()).build().unwrap();
         give_back(locks.mutex("a").acquire().await.unwrap()).await;
     }
@@ -229,16 +182,16 @@ async fn a_certificate_from_another_authority_is_refused(store: Store) {
     let told = ["is not from the CA in", "LOCK_CA_FILE", "UnknownIssuer"];
     let file = other.file().to_str().unwrap();
 
-    let builder = client(&url(&store, &server)).ca_file(other.file());
+    let builder = client(&url(&store, &*server)).ca_file(other.file());
     refused(builder, ErrorKind::Config, &[&told[..], &[file]].concat()).await;
 }
 
 async fn a_certificate_for_another_host_is_refused(store: Store) {
     let ca = Authority::new();
     let identity = ca.server(&["elsewhere.example"]);
-    let server = Server::with(&store, &identity);
+    let server = server_with(&store, &identity);
     for host in HERE {
-        let url = url(&store, &server).replace("127.0.0.1", host);
+        let url = url(&store, &*server).replace("127.0.0.1", host);
         let told = ["is for another host", host, "elsewhere.example"];
         refused(client(&url).ca_file(ca.file()), ErrorKind::Config, &told).await;
     }
@@ -247,15 +200,15 @@ async fn a_certificate_for_another_host_is_refused(store: Store) {
 async fn a_certificate_that_has_expired_is_refused(store: Store) {
     let ca = Authority::new();
     let identity = ca.expired_server(&HERE);
-    let server = Server::with(&store, &identity);
-    let builder = client(&url(&store, &server)).ca_file(ca.file());
+    let server = server_with(&store, &identity);
+    let builder = client(&url(&store, &*server)).ca_file(ca.file());
     refused(builder, ErrorKind::Config, &["has expired", "renew it"]).await;
 }
 
 async fn a_server_without_tls_is_refused_and_told_nothing(store: Store) {
     let ca = Authority::new();
-    let server = Server::without_tls(&store);
-    let (proxy, url) = watched(&store, &server);
+    let server = tls(&store).start_without();
+    let (proxy, url) = watched(&store, &*server);
     let builder = client(&url).ca_file(ca.file());
 
     // A server in trouble does the same: it is not taken for a mistake.
@@ -264,7 +217,7 @@ async fn a_server_without_tls_is_refused_and_told_nothing(store: Store) {
 
     assert!(proxy.traffic().bytes_up > 0, "it was not even asked");
     assert_eq!(proxy.traffic().recognised, 0, "the password in plain text");
-    if let Server::Redis(server) = server {
+    if let Some(server) = server.downcast::<RedisServer>() {
         assert_eq!(server.command_stats().get("hello"), None);
     }
 }
@@ -295,12 +248,12 @@ async fn what_speaks_something_else_is_a_mistake(store: Store) {
     let url = url_of(schemes(&store).encrypted, says_only(NOT_TLS));
     let told = ["does not speak TLS", "the scheme without TLS"];
     refused(client(&url).ca_file(ca.file()), ErrorKind::Config, &told).await;
-    if store.kind == Kind::ZooKeeper {
-        return; // its client library waits for more, and says nothing of what it has heard
-    }
+    let Some(not_understood) = tls(&store).not_understood() else {
+        return;
+    };
     for answer in [NOT_TLS, TLS_ALERT] {
         let url = url_of(schemes(&store).plain, says_only(answer));
-        let told = ["is not Redis", schemes(&store).not_plain];
+        let told = [not_understood, schemes(&store).not_plain];
         refused(client(&url), ErrorKind::Config, &told).await;
     }
 }
@@ -309,16 +262,16 @@ async fn what_speaks_something_else_is_a_mistake(store: Store) {
 async fn a_server_that_wants_tls_is_recognised_without(store: Store) {
     let ca = Authority::new();
     let server = server(&store, &ca);
-    let builder = client(&url_of(schemes(&store).plain, server.port()));
+    let builder = client(&url_of(schemes(&store).plain, port(&*server)));
     let told = [schemes(&store).not_plain];
     refused(builder, ErrorKind::Unavailable, &told).await;
 }
 
 async fn a_client_with_a_certificate_gets_in(store: Store) {
     let ca = Authority::new();
-    let server = Server::asking(&store, &ca.server(&HERE), Some(&ca), &["TLSv1.3"]);
+    let server = asking(&store, &ca.server(&HERE), Some(&ca), &["TLSv1.3"]);
     let locks = with(
-        client(&url(&store, &server)).ca_file(ca.file()),
+        client(&url(&store, &*server)).ca_file(ca.file()),
         &ca.client(),
     );
     give_back(locks.build().unwrap().mutex("a").acquire().await.unwrap()).await;
@@ -336,9 +289,9 @@ async fn a_client_without_the_certificate_that_is_demanded_is_told_so(store: Sto
         ("TLSv1.3", "demands a client certificate"),
         ("TLSv1.2", "if it demands a client certificate"),
     ] {
-        let server = Server::asking(&store, &ca.server(&HERE), Some(&ca), &[version]);
+        let server = asking(&store, &ca.server(&HERE), Some(&ca), &[version]);
         let told = [told, "LOCK_CERT_FILE", "LOCK_KEY_FILE"];
-        let builder = client(&url(&store, &server)).ca_file(ca.file());
+        let builder = client(&url(&store, &*server)).ca_file(ca.file());
         refused(builder, ErrorKind::Config, &told).await;
     }
 }
@@ -346,11 +299,11 @@ async fn a_client_without_the_certificate_that_is_demanded_is_told_so(store: Sto
 async fn a_certificate_that_the_server_refuses_is_named(store: Store) {
     let (ca, other) = (Authority::new(), Authority::new());
     for version in ["TLSv1.3", "TLSv1.2"] {
-        let server = Server::asking(&store, &ca.server(&HERE), Some(&ca), &[version]);
+        let server = asking(&store, &ca.server(&HERE), Some(&ca), &[version]);
         for identity in [other.client(), ca.expired_client()] {
             let file = identity.certificate.to_str().unwrap();
             let told = ["refuses the client certificate", "LOCK_CERT_FILE", file];
-            let builder = client(&url(&store, &server)).ca_file(ca.file());
+            let builder = client(&url(&store, &*server)).ca_file(ca.file());
             refused(with(builder, &identity), ErrorKind::Config, &told).await;
         }
     }
@@ -359,7 +312,7 @@ async fn a_certificate_that_the_server_refuses_is_named(store: Store) {
 async fn a_mistake_is_not_tried_again_unasked(store: Store) {
     let (ca, other) = (Authority::new(), Authority::new());
     let server = server(&store, &ca);
-    let (proxy, proxied) = watched(&store, &server);
+    let (proxy, proxied) = watched(&store, &*server);
     let builder = client(&proxied).ca_file(other.file());
     let locks = builder.build().unwrap();
     for asked in 1..=3 {
@@ -368,7 +321,7 @@ async fn a_mistake_is_not_tried_again_unasked(store: Store) {
     }
 
     // Far longer than the longest pause between two tries.
-    let sound = client(&url(&store, &server))
+    let sound = client(&url(&store, &*server))
         .ca_file(ca.file())
         .build()
         .unwrap();
@@ -397,11 +350,11 @@ async fn the_systems_roots_are_trusted_when_no_authority_is_given(store: Store) 
     let (ca, other) = (Authority::new(), Authority::new());
     let server = server(&store, &ca);
 
-    process(&url(&store, &server), &ca, None)
+    process(&url(&store, &*server), &ca, None)
         .try_acquire()
         .unwrap();
 
-    let refusal = process(&url(&store, &server), &other, None).try_acquire();
+    let refusal = process(&url(&store, &*server), &other, None).try_acquire();
     assert_eq!(refusal.unwrap_err(), "Config");
 }
 
@@ -409,11 +362,11 @@ async fn an_authority_of_ones_own_replaces_the_systems_roots(store: Store) {
     let (ca, other) = (Authority::new(), Authority::new());
     let server = server(&store, &ca);
 
-    process(&url(&store, &server), &other, Some(&ca))
+    process(&url(&store, &*server), &other, Some(&ca))
         .try_acquire()
         .unwrap();
 
-    let refusal = process(&url(&store, &server), &ca, Some(&other)).try_acquire();
+    let refusal = process(&url(&store, &*server), &ca, Some(&other)).try_acquire();
     assert_eq!(refusal.unwrap_err(), "Config");
 }
 
@@ -521,7 +474,7 @@ async fn files_that_are_of_no_use_are_named_when_the_client_is_built(store: Stor
 async fn the_process_is_left_without_a_cryptography_provider(store: Store) {
     let ca = Authority::new();
     let server = server(&store, &ca);
-    let locks = client(&url(&store, &server))
+    let locks = client(&url(&store, &*server))
         .ca_file(ca.file())
         .build()
         .unwrap();

@@ -3,6 +3,7 @@
 //!
 //! | module | what it gives |
 //! |---|---|
+//! | [`stores`] | the list of stores, and everything that the suite has to know of one in particular |
 //! | [`redis_server`] | a real Redis on a free port, with verbs for every way it can fail |
 //! | [`certificates`] | a CA of our own, and certificates of every quality |
 //! | [`zookeeper_server`] | the same for ZooKeeper, one server or an ensemble of three |
@@ -36,6 +37,7 @@ pub mod process;
 pub mod proxy;
 pub mod redis_server;
 pub mod sqlite_file;
+pub mod stores;
 pub mod turns;
 pub mod watch;
 pub mod witness;

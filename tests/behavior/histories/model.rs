@@ -6,30 +6,17 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockcore::backend::{Enqueued, Place, Released, Renewed, Wake};
+use lockcore::backend::{Capability, Enqueued, Place, Released, Renewed, Wake};
 use lockcore::queue::{NoTicket, Queue, Ticket};
 use lockcore::{Id, Name, Namespace, Request};
+use tests::stores::Manner;
 
 use super::{CLIENTS, DAY_MICROS, History, Key, MARK, NAMES, NAMESPACE, Seen, Wish, With};
-
-/// What a store is free to do in its own way.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Manner {
-    /// On Redis: a grant that nobody hears ends after this time.
-    pub(super) unheard: Option<u64>,
-    /// How exactly the store's times can be foretold.
-    pub(super) slack: u64,
-    /// A ticket that becomes the first in line, because the first has left, is told when to look after the holders.
-    pub(super) tells_first: bool,
-    /// On SQLite: a batch is carried out at once, and looks at the names of those of its tickets that are there.
-    pub(super) by_id: bool,
-    /// On ZooKeeper: tickets end with their session, not by themselves, and their numbers are the server's own.
-    pub(super) sessions: bool,
-}
 
 /// What the rule says of one history.
 pub(super) struct Model {
     manner: Manner,
+    capability: Capability,
     pub(super) wishes: Vec<Wish>,
     ids: Vec<Id>,
     pub(super) names: Vec<Name>,
@@ -63,12 +50,13 @@ struct Known {
 
 impl Model {
     /// `run` sets the names and ids of one run apart from those of another on the same store.
-    pub(super) fn new(history: &History, run: u64, manner: Manner) -> Self {
+    pub(super) fn new(history: &History, run: u64, manner: Manner, capability: Capability) -> Self {
         let namespace = Namespace::new(NAMESPACE).unwrap();
         let name = |number| format!("{run}-{number}");
         let id = |number| format!("{run:016x}{number:016x}");
         Self {
             manner,
+            capability,
             names: (0..NAMES)
                 .map(|number| Name::new(namespace.clone(), name(number)).unwrap())
                 .collect(),
@@ -159,7 +147,7 @@ impl Model {
         let queue = &mut self.queues[wish.name];
         let last = queue.last();
         let seen = Some(request.highest_seen).filter(|seen| *seen <= micros + DAY_MICROS);
-        let seen = seen.filter(|_| !self.manner.sessions);
+        let seen = seen.filter(|_| !self.capability.sessions);
         let floor = (last + 1).max(seen.map_or(0, |seen| seen + 1));
         // The memory store counts over all names.
         let highest = self.highest_seen.into_iter().max().unwrap_or(0);
@@ -414,7 +402,10 @@ impl Model {
                 ticket: known.number,
             };
             if self.connected[client] {
-                self.to_wake.push((client, wake));
+                // Otherwise it finds out when it renews.
+                if self.capability.pushes {
+                    self.to_wake.push((client, wake));
+                }
             } else if let Some(unheard) = self.manner.unheard {
                 known.expires_at = known.expires_at.min(self.now + unheard);
             }
@@ -424,7 +415,7 @@ impl Model {
     /// What is in a session goes with it.
     pub(super) fn disconnect(&mut self, client: usize) {
         self.connected[client] = false;
-        if !self.manner.sessions {
+        if !self.capability.sessions {
             return;
         }
         let of_client = |ticket: usize| self.wishes[ticket].client == client;
@@ -448,7 +439,7 @@ impl Model {
         let order = |(client, wake): &(usize, Wake)| (wake.ticket, *client);
         let mut to_wake = std::mem::take(&mut self.to_wake);
         to_wake.sort_by_key(order);
-        if self.manner.sessions {
+        if self.capability.sessions {
             // An event that comes after the answer says the same once more.
             wakes.retain(|told| to_wake.contains(told) || !self.is_told(told.1));
         }
@@ -587,7 +578,7 @@ impl Model {
 
     /// Only the first in line has to look whether a holder's time is over.
     fn recheck(&self, name: usize, number: u64) -> Option<u64> {
-        if self.manner.sessions {
+        if self.capability.sessions {
             return None;
         }
         let (first, _) = self.queues[name].tickets().find(|(_, holds)| !holds)?;

@@ -4,27 +4,20 @@
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use lockcore::backend::{self, Backend, Connection, Departure, Events, News, Released, Wake};
-use lockcore::{Namespace, testing};
+use lockcore::Namespace;
+use lockcore::backend::{Backend, Capability, Connection, Departure, Events, News, Released, Wake};
 use tests::eventually::eventually;
-use tests::faketime::Clock;
-use tests::redis_server::RedisServer;
-use tests::sqlite_file::SqliteFile;
-use tests::zookeeper_server::ZooKeeperServer;
+use tests::stores::{Histories, Manner, Stage};
 
-use super::model::{Manner, Model};
+use super::model::Model;
 use super::{CLIENTS, History, Key, NAMES, NAMESPACE, STRIDE, Step, With};
-use crate::store::{Kind, SOON};
-
-/// What a store's clock may have run on by in one history.
-const SLACK: u64 = 2_000;
-
-/// On Redis, what is left of a grant that nobody hears.
-const UNHEARD: u64 = 2_000;
+use crate::store::SOON;
 
 /// A store whose clock is in our hands, and clients of it. Serves one history after the other, each under new names.
 pub(super) struct World {
-    backing: Backing,
+    stage: Box<dyn Stage>,
+    manner: Manner,
+    capability: Capability,
     backend: Arc<dyn Backend>,
     /// `None` while disconnected.
     clients: [Option<Arc<dyn Connection>>; CLIENTS],
@@ -35,46 +28,16 @@ pub(super) struct World {
     histories: u64,
 }
 
-enum Backing {
-    Memory(testing::Store),
-    Redis(RedisServer, Duration),
-    Sqlite(SqliteFile),
-    /// Without the end of leases, which the core keeps there. Who disconnects ends his session.
-    ZooKeeper {
-        _server: ZooKeeperServer,
-    },
-}
-
 impl World {
-    pub(super) async fn new(kind: Kind) -> Self {
-        let (backing, backend): (_, Arc<dyn Backend>) = match kind {
-            Kind::Memory => {
-                let store = testing::Store::new();
-                store.clock().stop();
-                (Backing::Memory(store.clone()), Arc::new(store))
-            }
-            Kind::Sqlite => {
-                let file = SqliteFile::new();
-                let backend = backend::open(&file.url()).unwrap();
-                (Backing::Sqlite(file), backend)
-            }
-            Kind::ZooKeeper => {
-                let server = ZooKeeperServer::start();
-                let url = server.url() + "?session_timeout=280s";
-                let backend = backend::open(&url).unwrap();
-                (Backing::ZooKeeper { _server: server }, backend)
-            }
-            Kind::ZooKeeperTls => unreachable!("has no histories of its own"),
-            Kind::Redis => {
-                let server = RedisServer::with_clock(&[]);
-                let backend = backend::open(&server.url()).unwrap();
-                (Backing::Redis(server, Duration::ZERO), backend)
-            }
-        };
+    pub(super) async fn new(played: Histories, capability: Capability) -> Self {
+        let stage = (played.start)();
+        let backend = stage.backend();
         let (tell, told) = mpsc::channel();
         let mut world = Self {
             keeper: connect(&*backend, CLIENTS, &tell).await,
-            backing,
+            stage,
+            manner: played.manner,
+            capability,
             backend,
             clients: [const { None }; CLIENTS],
             tell,
@@ -101,8 +64,8 @@ impl World {
             let began = Instant::now();
             let outcome = self.play_once(history).await;
             // On a machine so busy that a store's clock ran on by more than what the model allows, it says nothing.
-            let runs = matches!(self.backing, Backing::Redis(..) | Backing::Sqlite(_));
-            if !runs || began.elapsed() < Duration::from_millis(SLACK / 2) {
+            let slack = self.manner.slack;
+            if slack == 0 || began.elapsed() < Duration::from_millis(slack / 2) {
                 return outcome;
             }
         }
@@ -110,32 +73,8 @@ impl World {
     }
 
     async fn play_once(&mut self, history: &History) -> Result<(), String> {
-        let manner = match self.backing {
-            Backing::Memory(_) => Manner {
-                tells_first: true,
-                ..Manner::default()
-            },
-            Backing::Redis(..) => Manner {
-                unheard: Some(UNHEARD),
-                tells_first: true,
-                slack: SLACK,
-                ..Manner::default()
-            },
-            Backing::Sqlite(_) => Manner {
-                slack: SLACK,
-                by_id: true,
-                ..Manner::default()
-            },
-            Backing::ZooKeeper { .. } => Manner {
-                sessions: true,
-                ..Manner::default()
-            },
-        };
-        let mut model = Model::new(history, self.histories, manner);
-        if let Backing::Memory(store) = &self.backing {
-            // It counts tickets over all names.
-            store.lose_data();
-        }
+        let mut model = Model::new(history, self.histories, self.manner, self.capability);
+        self.stage.begin();
         // What an aborted history has left to be heard is not this one's.
         let _ = self.look(&mut model).await;
         model.told_to_look.clear();
@@ -153,12 +92,10 @@ impl World {
     }
 
     async fn step(&mut self, step: &Step, model: &mut Model) -> Result<(), String> {
-        let with_session = matches!(self.backing, Backing::ZooKeeper { .. });
-        // A session outlasts every ttl there, and SQLite renews with that of the enqueue.
-        let of_enqueue = with_session || matches!(self.backing, Backing::Sqlite(_));
+        let with_session = self.capability.sessions;
         let mut step = step.clone();
         if let Step::Renew(_, With { ttl, .. }) = &mut step
-            && of_enqueue
+            && self.manner.keeps_the_first_ttl
         {
             *ttl = None;
         }
@@ -230,7 +167,7 @@ impl World {
                 return self.expect(wakes, model).await;
             }
             Step::Pass(strides) => {
-                self.pass(Duration::from_millis(strides * STRIDE));
+                self.stage.pass(Duration::from_millis(strides * STRIDE));
                 model.now += strides * STRIDE;
             }
             Step::Disconnect(client) => {
@@ -245,24 +182,19 @@ impl World {
                 model.connected[*client] = true;
             }
             Step::LoseData => {
-                match &self.backing {
-                    Backing::Memory(store) => store.lose_data(),
-                    Backing::Redis(server, _) => server.flush(),
-                    Backing::ZooKeeper { .. } => return Ok(()),
-                    Backing::Sqlite(file) => {
-                        file.query("DELETE FROM tickets; DELETE FROM marks; DELETE FROM names");
-                    }
+                if !self.stage.lose_data() {
+                    return Ok(());
                 }
                 model.lose_data();
             }
             Step::Evict(name, key) => {
-                let Backing::Redis(server, _) = &self.backing else {
-                    return Ok(());
-                };
                 let tickets = model.names[*name].key(1, 512);
-                match key {
-                    Key::Tickets => server.command::<()>(&["DEL", &tickets]),
-                    Key::Queue => server.command::<()>(&["DEL", &format!("{tickets}:queue")]),
+                let evicted = match key {
+                    Key::Tickets => self.stage.evict(&tickets),
+                    Key::Queue => self.stage.evict(&format!("{tickets}:queue")),
+                };
+                if !evicted {
+                    return Ok(());
                 }
                 model.evict(*name, *key);
             }
@@ -277,7 +209,7 @@ impl World {
         tickets: &'a [usize],
         model: &Model,
     ) -> Vec<(Arc<dyn Connection>, &'a [usize])> {
-        if !matches!(self.backing, Backing::ZooKeeper { .. }) {
+        if !self.capability.sessions {
             return vec![(Arc::clone(&self.keeper), tickets)];
         }
         let client = |ticket: &usize| model.wishes[*ticket].client;
@@ -292,7 +224,7 @@ impl World {
 
     /// What a server tells by itself may come later than its answers; but it comes.
     async fn expect(&self, mut wakes: Vec<(usize, Wake)>, model: &mut Model) -> Result<(), String> {
-        if let Backing::ZooKeeper { .. } = self.backing {
+        if self.manner.wakes_late {
             let by = Instant::now() + SOON;
             while model.is_still_to_wake(&wakes) && Instant::now() < by {
                 // They are brought by other tasks of this thread, which must not be blocked by waiting for them.
@@ -306,8 +238,7 @@ impl World {
     fn heard(&self, model: &mut Model) -> Result<Vec<(usize, Wake)>, String> {
         let wake = |(client, news)| match news {
             News::Granted(wake) => Some(Ok((client, wake))),
-            // Whom it tells, and when, is in the store's own tests.
-            News::Recheck(..) if matches!(self.backing, Backing::Sqlite(_)) => None,
+            News::Recheck(..) if self.manner.tells_in_its_own_way => None,
             News::Recheck(id, after) => {
                 model.told_to_look.push((client, id, after));
                 None
@@ -341,40 +272,19 @@ impl World {
         self.heard(model)
     }
 
-    fn pass(&mut self, time: Duration) {
-        match &mut self.backing {
-            Backing::Memory(store) => store.clock().advance(time),
-            Backing::Redis(server, ahead) => {
-                *ahead += time;
-                server.set_clock(Clock::Ahead(*ahead));
-            }
-            Backing::ZooKeeper { .. } => {}
-            // Nobody can set the clock that its times are of. What is relative to it is moved.
-            Backing::Sqlite(file) => {
-                let millis = time.as_millis();
-                let earlier =
-                    |table| format!("UPDATE {table} SET expires_at = expires_at - {millis};");
-                file.query(&(earlier("tickets") + &earlier("marks")));
-            }
-        }
-    }
-
     async fn disconnect(&mut self, client: usize) {
         let Some(connection) = self.clients[client].take() else {
             return;
         };
-        match &self.backing {
-            Backing::ZooKeeper { .. } => connection.close().await,
-            _ => drop(connection),
+        if self.capability.sessions {
+            connection.close().await;
+        } else {
+            drop(connection);
         }
-        if let Backing::Redis(server, _) = &self.backing {
-            let channel = format!("{NAMESPACE}:1:wake:{client:016x}");
-            eventually("the server has noticed", SOON, async || {
-                let (_, count): (String, u64) = server.command(&["PUBSUB", "NUMSUB", &channel]);
-                count == 0
-            })
-            .await;
-        }
+        eventually("the server has noticed", SOON, async || {
+            self.stage.has_seen_the_end_of(NAMESPACE, client)
+        })
+        .await;
     }
 
     /// Leaves out what it fails without, in ever smaller pieces.
@@ -403,12 +313,7 @@ impl World {
 
     /// The store's wall clock.
     fn micros(&self) -> u64 {
-        let ahead = match &self.backing {
-            // Their leases are on another clock.
-            Backing::Memory(_) | Backing::Sqlite(_) | Backing::ZooKeeper { .. } => Duration::ZERO,
-            Backing::Redis(_, ahead) => *ahead,
-        };
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap() + ahead;
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap() + self.stage.ahead();
         now.as_micros() as u64
     }
 }

@@ -4,26 +4,27 @@
 use std::ffi::OsStr;
 use std::process::{Command, ExitCode};
 
-use tests::redis_server::RedisServer;
-use tests::zookeeper_server::ZooKeeperServer;
+use tests::stores::{self, Store};
 
 fn main() -> ExitCode {
     let arguments: Vec<_> = std::env::args_os().skip(1).collect();
-    let [store, command @ ..] = &arguments[..] else {
+    let [name, command @ ..] = &arguments[..] else {
         return usage();
     };
-    // Bound, so that it lives until the command has ended.
-    match store.to_str() {
-        Some("redis") => RedisServer::available().map_or_else(failure, |()| {
-            let server = RedisServer::start();
-            run(command, &server.url())
-        }),
-        Some("zookeeper") => ZooKeeperServer::available().map_or_else(failure, |()| {
-            let server = ZooKeeperServer::start();
-            run(command, &server.url())
-        }),
-        _ => usage(),
-    }
+    let named = |store: &&dyn Store| name.to_str() == Some(store.name());
+    let Some(store) = offered().find(named) else {
+        return usage();
+    };
+    store.available().map_or_else(failure, |()| {
+        // Bound, so that it lives until the command has ended.
+        let server = store.start();
+        run(command, &server.url())
+    })
+}
+
+/// Stores at which processes can meet.
+fn offered() -> impl Iterator<Item = &'static dyn Store> {
+    stores::by_url().filter(|store| store.capability().cross_process)
 }
 
 fn run(command: &[impl AsRef<OsStr>], url: &str) -> ExitCode {
@@ -53,6 +54,7 @@ fn failure(reason: String) -> ExitCode {
 }
 
 fn usage() -> ExitCode {
-    eprintln!("usage: with-store redis|zookeeper COMMAND [ARGUMENT…]");
+    let names: Vec<&str> = offered().map(Store::name).collect();
+    eprintln!("usage: with-store {} COMMAND [ARGUMENT…]", names.join("|"));
     ExitCode::from(2)
 }

@@ -1,0 +1,257 @@
+//! `redis:`. All that a client may do at the server that facts share is what the store's guide says is needed, and only
+//! in the facts' namespaces.
+
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use lockcore::backend::{self, Backend, Capability};
+
+use super::{
+    Answers, Histories, Manner, Schemes, Server, ServerProcess, Stage, Store, Timings, Tls,
+};
+use crate::certificates::{Authority, Identity};
+use crate::faketime::{Clock, FakeClock};
+use crate::redis_server::RedisServer;
+use crate::watch::SECRET;
+
+/// The user of the store's guide.
+pub const USER: &str = "locks";
+
+#[derive(Debug)]
+pub struct Redis;
+
+impl Store for Redis {
+    fn name(&self) -> &'static str {
+        "redis"
+    }
+
+    fn available(&self) -> Result<(), String> {
+        // Asked once: every fact wants to know.
+        static SERVER: OnceLock<Result<(), String>> = OnceLock::new();
+        SERVER.get_or_init(RedisServer::available).clone()
+    }
+
+    fn capability(&self) -> Capability {
+        backend::open("redis://127.0.0.1").unwrap().capability()
+    }
+
+    fn timings(&self) -> Timings {
+        Timings {
+            answers: Answers::AServer,
+            follows_the_dead: Duration::from_millis(200),
+            tells_when_to_recheck: true,
+        }
+    }
+
+    fn serves_forked_children(&self) -> bool {
+        true
+    }
+
+    fn start(&self) -> Box<dyn Server> {
+        Box::new(RedisServer::start())
+    }
+
+    fn shared(&self) -> Arc<dyn Server> {
+        static SHARED: OnceLock<Arc<SharedRedis>> = OnceLock::new();
+        SHARED
+            .get_or_init(|| {
+                let server = RedisServer::start();
+                grant(&server, "fact*", SECRET);
+                Arc::new(SharedRedis(server))
+            })
+            .clone()
+    }
+
+    fn histories(&self) -> Option<Histories> {
+        Some(Histories {
+            short: 1_000,
+            long: 1_000,
+            available: FakeClock::available,
+            manner: Manner {
+                unheard: Some(2_000),
+                slack: 2_000,
+                tells_first: true,
+                ..Manner::default()
+            },
+            start: || {
+                Box::new(Clocked {
+                    server: RedisServer::with_clock(&[]),
+                    ahead: Duration::ZERO,
+                })
+            },
+        })
+    }
+
+    fn tls(&self) -> Option<&dyn Tls> {
+        Some(self)
+    }
+}
+
+/// The rights of the store's guide, read from the guide, for namespaces that match a pattern instead of for `lock`.
+pub fn documented(namespaces: &str, password: &str) -> Vec<String> {
+    let page = include_str!("../../../lockcore/src/backend/redis/guide.md");
+    let rights = page.split("# Minimum rights").nth(1).unwrap();
+    let rights = rights.split("```").nth(1).unwrap();
+    let (namespace, secret) = (format!("{namespaces}:1:"), format!(">{password}"));
+    let adapted = rights
+        .replace("lock:1:", &namespace)
+        .replace(">secret", &secret);
+    let words: Vec<_> = adapted
+        .split_whitespace()
+        .skip(1)
+        .map(String::from)
+        .collect();
+    assert_eq!(words[..3], ["ACL", "SETUSER", USER]);
+    for word in [&secret, &format!("~{namespace}*")] {
+        assert!(words.contains(word), "no {word} in the page's rights");
+    }
+    words
+}
+
+/// Makes the guide's user the only one beside the harness.
+pub fn grant(server: &RedisServer, namespaces: &str, password: &str) {
+    let words = documented(namespaces, password);
+    server.command::<()>(&words.iter().map(String::as_str).collect::<Vec<_>>());
+    server.command::<()>(&["ACL", "SETUSER", "default", "off"]);
+}
+
+impl Server for RedisServer {
+    fn url(&self) -> String {
+        self.url()
+    }
+
+    /// Everything but hashes with the one field `last`, which keeps the tokens of a name rising.
+    fn litter(&self, namespace: &str) -> Vec<String> {
+        let mut keys = self.keys(&format!("{namespace}:*"));
+        keys.retain(|key| {
+            let is_hash: String = self.command(&["TYPE", key]);
+            if is_hash != "hash" {
+                return true;
+            }
+            let fields: Vec<String> = self.command(&["HKEYS", key]);
+            fields != ["last"]
+        });
+        keys
+    }
+
+    fn process(&self) -> Option<&dyn ServerProcess> {
+        Some(self)
+    }
+}
+
+impl ServerProcess for RedisServer {
+    fn port(&self) -> u16 {
+        self.port()
+    }
+
+    fn url_at(&self, port: u16) -> String {
+        format!("redis://127.0.0.1:{port}")
+    }
+
+    fn stop(&self) {
+        self.stop();
+    }
+
+    fn kill(&self) {
+        self.kill();
+    }
+
+    fn restart(&self) {
+        self.restart();
+    }
+
+    fn freeze(&self) {
+        self.freeze();
+    }
+
+    fn thaw(&self) {
+        self.thaw();
+    }
+}
+
+/// Used as the guide's user.
+#[derive(Debug)]
+struct SharedRedis(RedisServer);
+
+impl Server for SharedRedis {
+    fn url(&self) -> String {
+        self.0.url_with_user(USER, SECRET)
+    }
+
+    fn litter(&self, namespace: &str) -> Vec<String> {
+        self.0.litter(namespace)
+    }
+
+    /// Nobody may break it.
+    fn process(&self) -> Option<&dyn ServerProcess> {
+        None
+    }
+}
+
+impl Tls for Redis {
+    fn schemes(&self) -> Schemes {
+        Schemes {
+            plain: "redis",
+            encrypted: "rediss",
+            // It waits for more of what it takes for a command, as a server does that hangs.
+            not_encrypted: "a server without TLS is silent too: redis:// is for it",
+            not_plain: "if this port speaks TLS, the scheme is rediss",
+        }
+    }
+
+    fn start(
+        &self,
+        identity: &Identity,
+        clients: Option<&Authority>,
+        versions: &[&str],
+    ) -> Box<dyn Server> {
+        let versions = versions.join(" ");
+        let extra = ["--requirepass", SECRET, "--tls-protocols", &versions];
+        Box::new(RedisServer::with_tls(identity, clients, &extra))
+    }
+
+    fn start_without(&self) -> Box<dyn Server> {
+        Box::new(RedisServer::with(&["--requirepass", SECRET]))
+    }
+
+    fn not_understood(&self) -> Option<&'static str> {
+        Some("is not Redis")
+    }
+}
+
+/// A server whose wall clock is ahead.
+struct Clocked {
+    server: RedisServer,
+    ahead: Duration,
+}
+
+impl Stage for Clocked {
+    fn backend(&self) -> Arc<dyn Backend> {
+        backend::open(&self.server.url()).unwrap()
+    }
+
+    fn pass(&mut self, time: Duration) {
+        self.ahead += time;
+        self.server.set_clock(Clock::Ahead(self.ahead));
+    }
+
+    fn ahead(&self) -> Duration {
+        self.ahead
+    }
+
+    fn lose_data(&mut self) -> bool {
+        self.server.flush();
+        true
+    }
+
+    fn evict(&mut self, key: &str) -> bool {
+        self.server.command::<()>(&["DEL", key]);
+        true
+    }
+
+    fn has_seen_the_end_of(&self, namespace: &str, client: usize) -> bool {
+        let channel = format!("{namespace}:1:wake:{client:016x}");
+        let (_, count): (String, u64) = self.server.command(&["PUBSUB", "NUMSUB", &channel]);
+        count == 0
+    }
+}

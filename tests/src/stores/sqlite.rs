@@ -1,0 +1,95 @@
+//! `sqlite:`, a file of its own for each fact: nothing has to be started for it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use lockcore::backend::{self, Backend, Capability};
+
+use super::{Answers, Histories, Manner, Server, ServerProcess, Stage, Store, Timings};
+use crate::sqlite_file::SqliteFile;
+
+#[derive(Debug)]
+pub struct Sqlite;
+
+impl Store for Sqlite {
+    fn name(&self) -> &'static str {
+        "sqlite"
+    }
+
+    fn available(&self) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn capability(&self) -> Capability {
+        backend::open("sqlite:locks.db").unwrap().capability() // the file comes with the first client
+    }
+
+    fn timings(&self) -> Timings {
+        Timings {
+            answers: Answers::AThread,
+            follows_the_dead: Duration::from_millis(200),
+            tells_when_to_recheck: false,
+        }
+    }
+
+    fn serves_forked_children(&self) -> bool {
+        false
+    }
+
+    fn start(&self) -> Box<dyn Server> {
+        Box::new(SqliteFile::new())
+    }
+
+    fn shared(&self) -> Arc<dyn Server> {
+        Arc::new(SqliteFile::new())
+    }
+
+    fn histories(&self) -> Option<Histories> {
+        Some(Histories {
+            short: 400,
+            long: 250,
+            available: || Ok(()),
+            manner: Manner {
+                slack: 2_000,
+                tells_in_its_own_way: true,
+                by_id: true,
+                keeps_the_first_ttl: true,
+                ..Manner::default()
+            },
+            start: || Box::new(SqliteFile::new()),
+        })
+    }
+}
+
+impl Server for SqliteFile {
+    fn url(&self) -> String {
+        self.url()
+    }
+
+    /// In any namespace: each fact has the file to itself.
+    fn litter(&self, _namespace: &str) -> Vec<String> {
+        self.litter()
+    }
+
+    fn process(&self) -> Option<&dyn ServerProcess> {
+        None
+    }
+}
+
+impl Stage for SqliteFile {
+    fn backend(&self) -> Arc<dyn Backend> {
+        backend::open(&self.url()).unwrap()
+    }
+
+    /// Nobody can set the clock that its times are of. What is relative to it is moved.
+    fn pass(&mut self, time: Duration) {
+        let millis = time.as_millis();
+        let earlier = |table| format!("UPDATE {table} SET expires_at = expires_at - {millis};");
+        self.query(&(earlier("tickets") + &earlier("marks")));
+    }
+
+    fn lose_data(&mut self) -> bool {
+        self.query("DELETE FROM tickets; DELETE FROM marks; DELETE FROM names");
+        true
+    }
+}
