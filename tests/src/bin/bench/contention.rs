@@ -8,9 +8,9 @@ use tests::measure::now;
 use tests::process::Process;
 use tests::turns::{self, Contention, Turn};
 
-use crate::floor_memory::Map;
+use crate::floor::Turns;
 use crate::program::{self, Policy, SOON, last_line, load};
-use crate::store::{Asked, Kind};
+use crate::store::Asked;
 use crate::table::{Bar, Samples, Table};
 use crate::{Bench, floor};
 
@@ -25,30 +25,16 @@ pub(crate) fn four_processes(bench: &Bench, table: &mut Table) {
     measure(bench, table, "W4", 4, 16);
 }
 
-/// True hand-overs a second.
-fn bar(workload: &str, kind: Kind, policy: Policy) -> Option<Bar> {
-    use Policy::{Default, Strict};
-    Some(match (workload, kind, policy) {
-        ("W3" | "W4", Kind::Redis, Strict) => Bar::TimesFloor(0.65),
-        ("W3", Kind::Redis, Default) => Bar::AtLeast(200_000.0),
-        ("W4", Kind::ZooKeeper, Strict) => Bar::TimesFloor(1.5),
-        ("W4", Kind::ZooKeeper, Default) => Bar::TimesFloor(50.0),
-        ("W4", Kind::Etcd, Strict) => Bar::AtLeast(2_200.0),
-        ("W4", Kind::Etcd, Default) => Bar::AtLeast(50_000.0),
-        ("W4", Kind::Postgres, Strict) => Bar::AtLeast(5_000.0),
-        ("W4", Kind::Postgres | Kind::MariaDb, Default) => Bar::AtLeast(100_000.0),
-        _ => return None,
-    })
-}
-
 /// How often a peer that polls looks again. By itself rslock does every 200 ms, and gets a tenth of the hand-overs.
 const POLL_MS: &str = "10";
 
 fn measure(bench: &Bench, table: &mut Table, workload: &str, processes: usize, tasks: usize) {
     let Bench { store, secs, .. } = bench;
-    let floor_name = match store.kind {
-        Kind::Memory => Some("tokio Mutex"),
-        kind => floor::name(kind),
+    let floor = store.terms.floor;
+    let floor_name = floor.map_or("", |floor| floor.turn);
+    let bars = match workload {
+        "W3" => &store.terms.one_process,
+        _ => &store.terms.four_processes,
     };
     for policy in &bench.policies {
         let what = format!("{workload} {}", policy.name());
@@ -58,18 +44,20 @@ fn measure(bench: &Bench, table: &mut Table, workload: &str, processes: usize, t
             let key = format!("{workload}-{}-{}-{run}", policy.name(), now());
             let folder = tempfile::tempdir().unwrap();
             let out = |process: usize| folder.path().join(process.to_string());
-            if store.kind == Kind::Memory {
-                samples.add("floor", floor::contend_here(Map::of_tasks(tasks), *secs));
-            } else if floor_name.is_some() {
-                store.put_token(&key);
-                let floor = run_all(bench, processes, |process| {
-                    floor::contend(&store.url, tasks, *secs, &key, &out(process))
-                });
-                samples.add("floor", floor.contention.true_hand_overs_s);
-                if let Some(packets) = floor.packets_each() {
-                    samples.add("floor packets", packets);
+            match floor.map(|floor| &floor.turns) {
+                None => {}
+                Some(Turns::Here(contend)) => samples.add("floor", contend(tasks, *secs)),
+                Some(Turns::OfProcesses { .. }) => {
+                    store.put_token(&key);
+                    let floor = run_all(bench, processes, |process| {
+                        floor::contend(&store.url, tasks, *secs, &key, &out(process))
+                    });
+                    samples.add("floor", floor.contention.true_hand_overs_s);
+                    if let Some(packets) = floor.packets_each() {
+                        samples.add("floor packets", packets);
+                    }
+                    store.forget(&key);
                 }
-                store.forget(&key);
             }
             if let Some((name, _)) = program::peer(store, "w3") {
                 let key = format!("peer-{key}");
@@ -92,8 +80,8 @@ fn measure(bench: &Bench, table: &mut Table, workload: &str, processes: usize, t
 
         table
             .row(&what, "true hand-overs", samples.median("true"), "/s")
-            .floor(floor_name.unwrap_or_default(), samples.median("floor"))
-            .bar(bar(workload, store.kind, *policy));
+            .floor(floor_name, samples.median("floor"))
+            .bar(bars.bar(*policy));
         if let Some(name) = peer_name {
             let sixty = workload == "W4" && *policy == Policy::Default;
             table
@@ -149,7 +137,7 @@ fn measure(bench: &Bench, table: &mut Table, workload: &str, processes: usize, t
             let floor = samples.median("floor packets");
             table
                 .row(&what, "packets per hand-over", packets, "")
-                .floor(floor_name.unwrap_or_default(), floor);
+                .floor(floor_name, floor);
         }
         table.row(&what, "our CPU per hand-over", samples.median("cpu"), "µs");
         for figure in ["overlaps", "errors"] {

@@ -15,12 +15,37 @@ use tests::turns::{self, Contention, Turn};
 use tokio::runtime::Runtime;
 use tokio::task::{JoinSet, coop};
 
-use crate::floor_redis::List;
-use crate::floor_zookeeper::Recipe;
-use crate::store::Kind;
+use crate::store::scheme;
+use crate::terms;
 
 /// Keys of the pair, as many as `load` takes.
 const KEYS: usize = 256;
+
+/// The floors of one store: the least that a lock can cost there, or what its client library takes for one.
+pub(crate) struct Floor {
+    /// Lets a server get as fast as it can, before anything is measured.
+    pub(crate) warm_up: Option<fn(url: &str)>,
+    /// The time of a round trip, in microseconds, over so many.
+    pub(crate) ping: Option<fn(url: String, times: usize) -> f64>,
+    /// What is done instead of our pair: see [`pairs`] and [`many`].
+    pub(crate) pair: &'static str,
+    pub(crate) pairs: fn(url: String, pairs: usize, cold: bool) -> f64,
+    pub(crate) many: fn(url: String, tasks: usize, secs: f64) -> f64,
+    /// What changes hands instead of our lock.
+    pub(crate) turn: &'static str,
+    pub(crate) turns: Turns,
+}
+
+/// Who hands it on to whom.
+pub(crate) enum Turns {
+    /// Tasks of this process, as many and as long as said: true hand-overs a second.
+    Here(fn(tasks: usize, secs: f64) -> f64),
+    /// Tasks of processes that this program starts: see [`Process`].
+    OfProcesses {
+        contend: fn(&Runtime, url: &str, key: &str, tasks: usize, secs: f64, out: &Path),
+        obey: fn(&Runtime, url: &str, key: &str),
+    },
+}
 
 /// Takes a key that nobody else wants, and gives it back.
 pub(crate) trait Pair: Clone + Send + 'static {
@@ -149,15 +174,6 @@ pub(crate) enum Process {
     FloorObey { url: String, key: String },
 }
 
-/// What the processes have instead of our lock, where there are any.
-pub(crate) fn name(kind: Kind) -> Option<&'static str> {
-    match kind {
-        Kind::Redis => Some("BLPOP"),
-        Kind::ZooKeeper => Some("zookeeper-client"),
-        _ => None,
-    }
-}
-
 pub(crate) fn contend(url: &str, tasks: usize, secs: f64, key: &str, out: &Path) -> Command {
     let (tasks, secs) = (tasks.to_string(), secs.to_string());
     let mut command = this_program(&["floor-contend", url, &tasks, &secs, key]);
@@ -178,33 +194,37 @@ fn this_program(arguments: &[&str]) -> Command {
 impl Process {
     pub(crate) fn run(self) {
         let runtime = runtime();
-        match self {
+        let turns = |url: &str| terms::of(scheme(url)).floor.map(|floor| &floor.turns);
+        let url = match &self {
+            Self::FloorContend { url, .. } | Self::FloorObey { url, .. } => url,
+        };
+        let Some(Turns::OfProcesses { contend, obey }) = turns(url) else {
+            panic!("no floor of processes at {}", scheme(url));
+        };
+        match &self {
             Self::FloorContend {
                 url,
                 tasks,
                 secs,
                 key,
                 out,
-            } => runtime.block_on(async {
-                match Kind::of(&url) {
-                    Kind::ZooKeeper => {
-                        let recipes = Recipe::of_tasks(&url, &key, tasks).await;
-                        contend_when_told(recipes, secs, &out).await;
-                    }
-                    _ => {
-                        contend_when_told(List::of_tasks(&url, &key, tasks).await, secs, &out).await
-                    }
-                }
-            }),
-            Self::FloorObey { url, key } => match Kind::of(&url) {
-                Kind::ZooKeeper => obey_here(&runtime, Recipe::of_tasks(&url, &key, 1)),
-                _ => obey_here(&runtime, List::of_tasks(&url, &key, 1)),
-            },
+            } => contend(&runtime, url, key, *tasks, *secs, out),
+            Self::FloorObey { url, key } => obey(&runtime, url, key),
         }
     }
 }
 
-async fn contend_when_told<T: Token>(tokens: Vec<T>, secs: f64, out: &Path) {
+/// As `load URL w3`, with one of these for each task.
+pub(crate) fn contend_when_told<T: Token>(
+    runtime: &Runtime,
+    tokens: impl Future<Output = Vec<T>>,
+    secs: f64,
+    out: &Path,
+) {
+    runtime.block_on(async { contend_with(tokens.await, secs, out).await });
+}
+
+async fn contend_with<T: Token>(tokens: Vec<T>, secs: f64, out: &Path) {
     let mut driver = io::stdin().lines();
     say("READY");
     let start: u64 = driver.next().unwrap().unwrap().parse().unwrap();
@@ -222,7 +242,8 @@ async fn contend_when_told<T: Token>(tokens: Vec<T>, secs: f64, out: &Path) {
     driver.for_each(drop);
 }
 
-fn obey_here<T: Token>(runtime: &Runtime, tokens: impl Future<Output = Vec<T>>) {
+/// As `load URL w5`, with the first of these.
+pub(crate) fn obey_here<T: Token>(runtime: &Runtime, tokens: impl Future<Output = Vec<T>>) {
     let mut token = runtime.block_on(tokens).remove(0);
     say("READY");
     for line in io::stdin().lines() {

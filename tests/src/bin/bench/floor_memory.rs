@@ -2,12 +2,23 @@
 //! other process, lease or token is needed.
 
 use std::collections::HashMap;
+use std::future::ready;
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::{Mutex as Lock, OwnedMutexGuard};
 
-use crate::floor::{Pair, Token};
+use crate::floor::{self, Floor, Pair, Token, Turns};
+
+pub(crate) const FLOOR: Floor = Floor {
+    warm_up: None,
+    ping: None,
+    pair: "sharded Mutex",
+    pairs: |_, pairs, cold| floor::pairs(ready(Map::default()), pairs, cold),
+    many: |_, tasks, secs| floor::many(ready(Map::default()), tasks, secs),
+    turn: "tokio Mutex",
+    turns: Turns::Here(|tasks, secs| floor::contend_here(Map::of_tasks(tasks), secs)),
+};
 
 const SHARDS: usize = 16;
 

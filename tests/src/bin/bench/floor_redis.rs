@@ -7,7 +7,22 @@ use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Client, Cmd, FromRedisValue, IntoConnectionInfo as _, cmd};
 use tests::measure::{Durations, now};
 
-use crate::floor::{Pair, Token, on_a_runtime};
+use crate::floor::{self, Floor, Pair, Token, Turns, contend_when_told, obey_here, on_a_runtime};
+
+pub(crate) const FLOOR: Floor = Floor {
+    warm_up: None,
+    ping: Some(ping),
+    pair: "SET NX + delete",
+    pairs: |url, pairs, cold| floor::pairs(RawLock::connect(url), pairs, cold),
+    many: |url, tasks, secs| floor::many(RawLock::connect(url), tasks, secs),
+    turn: "BLPOP",
+    turns: Turns::OfProcesses {
+        contend: |runtime, url, key, tasks, secs, out| {
+            contend_when_told(runtime, List::of_tasks(url, key, tasks), secs, out);
+        },
+        obey: |runtime, url, key| obey_here(runtime, List::of_tasks(url, key, 1)),
+    },
+};
 
 const LEASE_MS: u64 = 30_000;
 const DELETE: &str =
@@ -52,7 +67,7 @@ impl Pair for RawLock {
 }
 
 /// The time of a round trip, in microseconds.
-pub(crate) fn ping(url: String, times: usize) -> f64 {
+fn ping(url: String, times: usize) -> f64 {
     on_a_runtime(async move {
         let mut connection = connect(&client(&url)).await;
         let mut took = Vec::with_capacity(times);

@@ -8,7 +8,22 @@ use tokio::task::yield_now;
 use url::Url;
 use zookeeper_client::{Acls, Client, CreateMode, Error, LockOptions, LockPrefix, OwnedLockClient};
 
-use crate::floor::{Pair, Token, many};
+use crate::floor::{self, Floor, Pair, Token, Turns, contend_when_told, many, obey_here};
+
+pub(crate) const FLOOR: Floor = Floor {
+    warm_up: Some(warm_up),
+    ping: None,
+    pair: "create + list + delete",
+    pairs: |url, pairs, cold| floor::pairs(RawTicket::connect(url), pairs, cold),
+    many: |url, tasks, secs| floor::many(RawTicket::connect(url), tasks, secs),
+    turn: "zookeeper-client",
+    turns: Turns::OfProcesses {
+        contend: |runtime, url, key, tasks, secs, out| {
+            contend_when_told(runtime, Recipe::of_tasks(url, key, tasks), secs, out);
+        },
+        obey: |runtime, url, key| obey_here(runtime, Recipe::of_tasks(url, key, 1)),
+    },
+};
 
 const PORT: u16 = 2181;
 /// As long as the lease of `load`.
@@ -20,7 +35,7 @@ const WARM_UP_S: f64 = 8.0;
 const WARM_UP_TASKS: usize = 64;
 
 /// Until the server does what it can.
-pub(crate) fn warm_up(url: &str) {
+fn warm_up(url: &str) {
     eprintln!("bench: {WARM_UP_S} s for the server to warm up");
     many(RawTicket::connect(url.to_owned()), WARM_UP_TASKS, WARM_UP_S);
 }

@@ -7,8 +7,8 @@ use std::time::Duration;
 use tests::measure::{Durations, now};
 use tests::process::Process;
 
+use crate::floor::Turns;
 use crate::program::{SOON, end, load};
-use crate::store::Kind;
 use crate::table::{Bar, Samples, Table};
 use crate::{Bench, floor};
 
@@ -19,13 +19,15 @@ const STANDS: Duration = Duration::from_millis(4);
 
 pub(crate) fn between_processes(bench: &Bench, table: &mut Table) {
     let store = &bench.store;
-    let floor_name = floor::name(store.kind);
+    let between_processes =
+        |floor: &&floor::Floor| matches!(floor.turns, Turns::OfProcesses { .. });
+    let floor = store.terms.floor.filter(between_processes);
     for policy in &bench.policies {
         let what = format!("W5 {}", policy.name());
         let mut samples = Samples::default();
         for _ in bench.each_run(&what) {
             let key = format!("w5-{}", now());
-            if floor_name.is_some() {
+            if floor.is_some() {
                 store.put_token(&key);
                 let (floor, _) = hand_to_and_fro(|| floor::obey(&store.url, &key));
                 samples.add("floor", floor.percentile_us(50));
@@ -36,16 +38,13 @@ pub(crate) fn between_processes(bench: &Bench, table: &mut Table) {
             samples.add("p99", ours.percentile_us(99));
             samples.add("errors", errors);
         }
-        let bar = match store.kind {
-            Kind::Redis => Some(Bar::OfFloor(1.25)),
-            Kind::ZooKeeper => Some(Bar::OfFloor(0.75)),
-            Kind::Etcd => Some(Bar::AtMost(1_000.0)),
-            _ => None,
-        };
         table
             .row(&what, "release → waiter p50", samples.median("p50"), "µs")
-            .floor(floor_name.unwrap_or_default(), samples.median("floor"))
-            .bar(bar);
+            .floor(
+                floor.map_or("", |floor| floor.turn),
+                samples.median("floor"),
+            )
+            .bar(store.terms.hand_over);
         table.row(&what, "release → waiter p99", samples.median("p99"), "µs");
         table
             .row(&what, "errors", samples.most("errors"), "")

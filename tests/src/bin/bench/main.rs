@@ -26,6 +26,7 @@
 //! | `floor.rs` | what all floors do alike, and the processes that play them |
 //! | `floor_redis.rs` `floor_memory.rs` | the least that a lock can cost there |
 //! | `floor_zookeeper.rs` | what its client library takes, step by step and as a lock: the peer |
+//! | `terms.rs` | what each store is measured beside, and what it has to reach |
 //! | `table.rs` | medians, bars, the table |
 
 #![allow(
@@ -45,6 +46,7 @@ mod pairs;
 mod program;
 mod store;
 mod table;
+mod terms;
 
 use std::fs::File;
 use std::io::Write as _;
@@ -54,7 +56,7 @@ use std::process::ExitCode;
 use clap::{Parser, ValueEnum};
 
 use program::Policy;
-use store::{Kind, Store};
+use store::Store;
 use table::Table;
 
 /// Benches lock stores with the program load, beside floors taken in the same run.
@@ -178,8 +180,8 @@ fn main() -> ExitCode {
             secs: arguments.secs,
         };
         let busy = busy();
-        if bench.store.kind == Kind::ZooKeeper {
-            floor_zookeeper::warm_up(&bench.store.url);
+        if let Some(warm_up) = bench.store.terms.floor.and_then(|floor| floor.warm_up) {
+            warm_up(&bench.store.url);
         }
         let mut table = Table::default();
         for workload in Workload::value_variants() {

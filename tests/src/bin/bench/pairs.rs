@@ -1,14 +1,8 @@
 //! W1 and W2: acquire and release where nobody else is, beside the least that excludes there.
 
-use std::future::ready;
-
-use crate::floor_memory::Map;
-use crate::floor_redis::RawLock;
-use crate::floor_zookeeper::RawTicket;
+use crate::Bench;
 use crate::program::{self, load};
-use crate::store::Kind;
 use crate::table::{Bar, Samples, Table};
-use crate::{Bench, floor, floor_redis};
 
 /// Tasks of W2: the first are judged, the others show how it grows with them.
 const TASKS: [usize; 5] = [64, 1, 4, 16, 256];
@@ -27,34 +21,23 @@ pub(crate) fn one_client(bench: &Bench, table: &mut Table) {
 
 fn measure_one(bench: &Bench, table: &mut Table, policy: program::Policy, cold: bool, what: &str) {
     let store = &bench.store;
-    let pairs = match store.kind {
-        Kind::Memory => 300_000,
-        Kind::Redis => 10_000,
-        _ => 2_000,
-    };
+    let (pairs, floor) = (store.terms.pairs, store.terms.floor);
     // The cycle before, and one pair on a name of its own.
     let untimed = if cold { 1 } else { 257 };
     let mut samples = Samples::default();
     for _ in bench.each_run(what) {
-        let url = || store.url.clone();
-        let floor = match store.kind {
-            Kind::Redis => {
-                samples.add("ping", floor_redis::ping(url(), pairs));
-                let before = store.reading();
-                let floor = floor::pairs(RawLock::connect(url()), pairs, cold);
-                let asked = store.asked_since(&before).and_then(|asked| asked.redis);
-                if let Some(redis) = asked {
-                    let micros = redis.micros_in(&["set", "evalsha"]);
-                    samples.add("raw micros", micros / (pairs + untimed) as f64);
-                }
-                Some(floor)
-            }
-            Kind::Memory => Some(floor::pairs(ready(Map::default()), pairs, cold)),
-            Kind::ZooKeeper => Some(floor::pairs(RawTicket::connect(url()), pairs, cold)),
-            _ => None,
-        };
         if let Some(floor) = floor {
-            samples.add("floor", floor);
+            let url = || store.url.clone();
+            if let Some(ping) = floor.ping {
+                samples.add("ping", ping(url(), pairs));
+            }
+            let before = store.reading();
+            samples.add("floor", (floor.pairs)(url(), pairs, cold));
+            let asked = store.asked_since(&before).and_then(|asked| asked.redis);
+            if let Some(redis) = asked {
+                let micros = redis.micros_in(&["set", "evalsha"]);
+                samples.add("raw micros", micros / (pairs + untimed) as f64);
+            }
         }
         let mode = format!("w1 {pairs}{}", if cold { " cold" } else { "" });
         if let Some((_, mut peer)) = program::peer(store, &mode) {
@@ -76,17 +59,12 @@ fn measure_one(bench: &Bench, table: &mut Table, policy: program::Policy, cold: 
             }
         }
     }
-    let (floor, bar) = match store.kind {
-        Kind::Redis => ("SET NX + delete", Some(Bar::OfFloor(1.10))),
-        Kind::Memory => ("sharded Mutex", Some(Bar::AtMost(0.8))),
-        Kind::ZooKeeper => ("create + list + delete", Some(Bar::OfFloor(0.95))),
-        _ => ("", None),
-    };
+    let floor_name = floor.map_or("", |floor| floor.pair);
     table
         .row(what, "pair p50", samples.median("p50_us"), "µs")
-        .floor(floor, samples.median("floor"))
-        .bar(bar);
-    if let Some(peer) = samples.median("peer") {
+        .floor(floor_name, samples.median("floor"))
+        .bar(store.terms.pair);
+    if let Some((name, peer)) = store.terms.peer.zip(samples.median("peer")) {
         table
             .row(
                 what,
@@ -94,7 +72,7 @@ fn measure_one(bench: &Bench, table: &mut Table, policy: program::Policy, cold: 
                 samples.median("p50_us"),
                 "µs",
             )
-            .floor("rslock", Some(peer));
+            .floor(name, Some(peer));
     }
     table.row(what, "pair p99", samples.median("p99_us"), "µs");
     let ping = samples.median("ping");
@@ -117,7 +95,7 @@ fn measure_one(bench: &Bench, table: &mut Table, policy: program::Policy, cold: 
                 samples.median("micros"),
                 "µs",
             )
-            .floor("SET NX + delete", samples.median("raw micros"))
+            .floor(floor_name, samples.median("raw micros"))
             .bar(Bar::OfFloor(2.1));
     }
     if let Some(packets) = samples.median("packets") {
@@ -142,15 +120,8 @@ fn measure_many(bench: &Bench, table: &mut Table, policy: program::Policy, tasks
     let what = format!("W2 {tasks} {}", policy.name());
     let mut samples = Samples::default();
     for _ in bench.each_run(&what) {
-        let url = || store.url.clone();
-        let floor = match store.kind {
-            Kind::Redis => Some(floor::many(RawLock::connect(url()), tasks, *secs)),
-            Kind::Memory => Some(floor::many(ready(Map::default()), tasks, *secs)),
-            Kind::ZooKeeper => Some(floor::many(RawTicket::connect(url()), tasks, *secs)),
-            _ => None,
-        };
-        if let Some(floor) = floor {
-            samples.add("floor", floor);
+        if let Some(floor) = store.terms.floor {
+            samples.add("floor", (floor.many)(store.url.clone(), tasks, *secs));
         }
         let mode = format!("w2 {tasks} {secs}");
         if let Some((_, mut peer)) = program::peer(store, &mode) {
@@ -165,17 +136,14 @@ fn measure_many(bench: &Bench, table: &mut Table, policy: program::Policy, tasks
             samples.add("server cpu", redis.cpu_s * 1e6 / report.figure("pairs"));
         }
     }
-    let (floor, bar) = match store.kind {
-        Kind::Redis => ("SET NX + delete", judged.then_some(Bar::TimesFloor(0.65))),
-        Kind::Memory => ("sharded Mutex", None),
-        Kind::ZooKeeper => ("create + list + delete", None),
-        _ => ("", None),
-    };
     table
         .row(&what, "pairs", samples.median("pairs_s"), "/s")
-        .floor(floor, samples.median("floor"))
-        .bar(bar);
-    if let Some(peer) = samples.median("peer") {
+        .floor(
+            store.terms.floor.map_or("", |floor| floor.pair),
+            samples.median("floor"),
+        )
+        .bar(store.terms.many.filter(|_| judged));
+    if let Some((name, peer)) = store.terms.peer.zip(samples.median("peer")) {
         table
             .row(
                 &what,
@@ -183,7 +151,7 @@ fn measure_many(bench: &Bench, table: &mut Table, policy: program::Policy, tasks
                 samples.median("pairs_s"),
                 "/s",
             )
-            .floor("rslock", Some(peer))
+            .floor(name, Some(peer))
             .bar(judged.then_some(Bar::TimesFloor(1.0)));
     }
     if let Some(cpu) = samples.median("server cpu") {

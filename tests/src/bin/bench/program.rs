@@ -8,7 +8,7 @@ use clap::ValueEnum;
 use serde_json::Value;
 use tests::process::Process;
 
-use crate::store::{Kind, Store};
+use crate::store::Store;
 
 /// For answers that a saturated machine may delay.
 pub(crate) const SOON: Duration = Duration::from_secs(100);
@@ -57,12 +57,11 @@ pub(crate) fn peers_available() -> Result<(), String> {
 
 /// The peer of a store in the mode of the program `load`, and its name; `None` if it has none or it is not built.
 pub(crate) fn peer(store: &Store, mode: &str) -> Option<(&'static str, Command)> {
-    if store.kind != Kind::Redis || peers_available().is_err() {
-        return None;
-    }
+    let name = store.terms.peer?;
+    peers_available().ok()?;
     let mut command = Command::new(path("peers"));
     command.arg(&store.url).args(mode.split(' '));
-    Some(("rslock", command))
+    Some((name, command))
 }
 
 /// `load` with the arguments of a mode, separated by spaces.

@@ -2,91 +2,48 @@
 
 use std::cell::RefCell;
 
+use lockcore::backend::{self, Capability};
 use redis::{Client, Connection};
-use tests::redis_server::{CommandStats, RedisServer, parse_command_micros, parse_command_stats};
-use tests::sqlite_file::SqliteFile;
+use tests::redis_server::{CommandStats, parse_command_micros, parse_command_stats};
+use tests::stores::{self, Server};
 use tests::zookeeper_server::{Packets, ZooKeeperServer};
 use url::Url;
+
+use crate::terms::{self, Terms};
 
 pub(crate) struct Store {
     /// Scheme and host: what else is in a URL may be secret.
     pub(crate) name: String,
     pub(crate) url: String,
-    pub(crate) kind: Kind,
+    pub(crate) terms: Terms,
+    capability: Capability,
     /// To ask a Redis what it was asked.
     redis: Option<RefCell<Connection>>,
-    /// Goes with the store.
-    own: Option<Own>,
+    /// What was started for it.
+    server: Option<Box<dyn Server>>,
 }
 
-/// What was started for it.
-enum Own {
-    Redis(RedisServer),
-    ZooKeeper(ZooKeeperServer),
-    Sqlite(SqliteFile),
-}
-
-impl Own {
-    /// `None` for what is a URL.
-    fn start(name: &str) -> Result<Option<Self>, String> {
-        Ok(Some(match name {
-            "redis" => {
-                RedisServer::available()?;
-                Self::Redis(RedisServer::start())
-            }
-            "zookeeper" => {
-                ZooKeeperServer::available()?;
-                Self::ZooKeeper(ZooKeeperServer::for_load())
-            }
-            "sqlite" => Self::Sqlite(SqliteFile::new()),
-            _ => return Ok(None),
-        }))
-    }
-
-    fn url(&self) -> String {
-        match self {
-            Self::Redis(server) => server.url(),
-            Self::ZooKeeper(server) => server.url(),
-            Self::Sqlite(file) => file.url(),
-        }
-    }
-}
-
-/// What bars and floors depend on.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
-    Redis,
-    Memory,
-    ZooKeeper,
-    Etcd,
-    Postgres,
-    MariaDb,
-    Other,
-}
-
-impl Kind {
-    pub(crate) fn of(url: &str) -> Self {
-        match url.split_once(':').map_or(url, |(scheme, _)| scheme) {
-            "redis" => Self::Redis,
-            "memory" => Self::Memory,
-            "zookeeper" => Self::ZooKeeper,
-            "etcd" => Self::Etcd,
-            "postgres" | "postgresql" => Self::Postgres,
-            "mariadb" | "mysql" => Self::MariaDb,
-            _ => Self::Other,
-        }
-    }
+pub(crate) fn scheme(url: &str) -> &str {
+    url.split_once(':').map_or(url, |(scheme, _)| scheme)
 }
 
 impl Store {
     /// At a URL, or on something of its own when it is called by the name only.
     pub(crate) fn open(name: &str) -> Result<Self, String> {
-        let own = Own::start(name)?;
-        let url = own.as_ref().map_or_else(|| name.to_owned(), Own::url);
+        let server = match stores::by_url().find(|store| store.name() == name) {
+            Some(store) => {
+                store.available()?;
+                Some(store.start_for_load())
+            }
+            None => None,
+        };
+        let url = server
+            .as_ref()
+            .map_or_else(|| name.to_owned(), |server| server.url());
         let parsed = Url::parse(&url).map_err(|error| format!("not a URL: {error}"))?;
-        let kind = Kind::of(&url);
-        let redis = match kind {
-            Kind::Redis => {
+        let backend = backend::open(&url).map_err(|error| error.to_string())?;
+        let redis = match scheme(&url) {
+            "redis" => {
                 let connection = Client::open(&*url).and_then(|client| client.get_connection());
                 let connection = connection.map_err(|error| format!("Redis: {error}"))?;
                 Some(RefCell::new(connection))
@@ -98,16 +55,17 @@ impl Store {
                 Some(host) => format!("{}://{host}", parsed.scheme()),
                 None => format!("{}:", parsed.scheme()),
             },
+            terms: terms::of(scheme(&url)),
+            capability: backend.capability(),
             url,
-            kind,
             redis,
-            own,
+            server,
         })
     }
 
     /// Whether processes can meet there.
     pub(crate) fn is_shared(&self) -> bool {
-        self.kind != Kind::Memory
+        self.capability.cross_process
     }
 
     /// Makes a list of the one token that the tasks of a floor hand on, where that is a list.
@@ -128,7 +86,8 @@ impl Store {
 
     /// `None` for a store that does not count, or whom we cannot ask.
     pub(crate) fn reading(&self) -> Option<Reading> {
-        if let Some(Own::ZooKeeper(server)) = &self.own {
+        let server = self.server.as_ref();
+        if let Some(server) = server.and_then(|server| server.downcast::<ZooKeeperServer>()) {
             return Some(Reading::ZooKeeper(server.packets()));
         }
         let mut redis = self.redis.as_ref()?.borrow_mut();
