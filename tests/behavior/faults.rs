@@ -8,11 +8,10 @@ use std::time::{Duration, Instant};
 use lockcore::{Builder, Error, ErrorKind, Held, Lock, Locks, LostReason};
 use tests::eventually::eventually;
 use tests::process::{Holder, HolderOptions};
-use tests::proxy::Proxy;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-use crate::store::{SOON, begin, give_back, kind, tickets};
+use crate::store::{SOON, kind};
 
 /// Each fact has a store to itself, so that one is enough.
 const NAMESPACE: &str = "test";
@@ -57,47 +56,6 @@ pub(crate) async fn works_again(locks: &Locks, name: &str, within: Duration) {
         }
     })
     .await;
-}
-
-/// The client does not know, and the store has made the ticket smaller. `downgrade` is what only such a request
-/// says.
-pub(crate) async fn a_downgrade_whose_reply_is_lost(
-    server: u16,
-    through: fn(&Proxy) -> Builder,
-    other: &Locks,
-    downgrade: &[u8],
-    nothing_left: impl AsyncFn(),
-) {
-    for acknowledged in [true, false, true, false] {
-        // Anew each time: after a reset its keeper asks for the smaller ticket too, and may be late with that.
-        let proxy = Proxy::to(server);
-        let locks = through(&proxy).op_timeout(SOON).build().unwrap();
-        let mut guard = locks.mutex("a").acquire().await.unwrap();
-        let token = guard.token();
-        let reader = begin(other.rwlock("a").read().wait(SOON));
-        tickets(other, "a", 2).await;
-        proxy.lose_replies(downgrade, 1);
-
-        assert_eq!(kind(guard.downgrade().await), ErrorKind::Unknown);
-
-        assert_eq!(proxy.traffic().replies_lost, 1);
-        let reader = reader.await.unwrap().unwrap();
-        assert!(guard.is_valid());
-        assert_eq!(kind(other.mutex("a").try_acquire().await), ErrorKind::Busy);
-        let places = other.inspect("a").await.unwrap();
-        assert_eq!(places[0].ticket, token.as_u64() >> 10, "{places:?}");
-        if acknowledged {
-            eventually("it is acknowledged", SOON, async || {
-                guard.downgrade().await.is_ok()
-            })
-            .await;
-            give_back(guard).await;
-        } else {
-            drop(guard);
-        }
-        give_back(reader).await;
-        nothing_left().await;
-    }
 }
 
 /// Work that steps on and on, and ends well if it makes one more step when the next holder is in.

@@ -32,6 +32,7 @@ mod redis_rights;
 mod redis_scripts;
 mod reentry;
 mod runtimes;
+mod server_faults;
 mod sqlite_faults;
 mod starved;
 mod store;
@@ -42,7 +43,7 @@ mod zookeeper_faults;
 
 use libtest_mimic::{Arguments, Trial};
 use store::Kind;
-use tests::stores::{self, Suite};
+use tests::stores::{self, Answers, Suite};
 
 fn main() {
     tests::watch::output_for(&traces::SECRETS);
@@ -89,14 +90,13 @@ fn facts_of(store: Kind) -> Vec<Trial> {
     trials.extend(crowd::facts(store));
     trials.extend(border::facts(store));
     trials.extend(histories::facts(store));
-    let capability = store.capability();
-    if capability.cross_process {
+    if store.capability().cross_process {
         trials.extend(downgrade::facts_of_processes(store));
         trials.extend(forks::facts(store));
-        trials.extend(match capability.sessions {
-            true => processes::facts_of_sessions(store),
-            false => processes::facts(store),
-        });
+        trials.extend(processes::facts(store));
+    }
+    if store.timings().answers == Answers::AServer {
+        trials.extend(server_faults::facts(store));
     }
     if store.tls().is_some() {
         trials.extend(tls::facts(store));

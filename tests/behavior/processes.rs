@@ -16,28 +16,23 @@ use crate::store::{
 };
 
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
-    crate::store_facts![store, crate::store::DEFAULT;
+    let mut facts = crate::store_facts![store, crate::store::DEFAULT;
         a_killed_holder_is_followed_when_its_lease_is_over
         the_permits_of_a_killed_holder_are_back_after_its_lease
         killed_readers_let_the_writer_in_after_their_leases
-        a_killed_waiter_holds_up_the_line_for_two_seconds_at_most
         who_is_cancelled_or_killed_in_line_leaves_the_order_of_the_rest
         a_frozen_holder_is_followed_and_its_late_write_is_refused
         a_process_that_ends_with_a_guard_leaves_no_lock
         a_signal_that_ends_a_service_leaves_no_lock
         a_crowd_of_processes_that_are_killed_overlaps_nowhere
-    ]
-}
-
-/// Where leases end with the session of a process; the others for such stores are in files of their own.
-pub(crate) fn facts_of_sessions(store: Kind) -> Vec<Trial> {
-    crate::store_facts![store, crate::store::DEFAULT;
-        the_permits_of_a_killed_holder_are_back_after_its_lease
-        killed_readers_let_the_writer_in_after_their_leases
-        who_is_cancelled_or_killed_in_line_leaves_the_order_of_the_rest
-        a_signal_that_ends_a_service_leaves_no_lock
-        a_crowd_of_processes_that_are_killed_overlaps_nowhere
-    ]
+    ];
+    // Where a session carries it, the place of a dead waiter lasts as long as the session.
+    if !store.capability().sessions {
+        facts.extend(crate::store_facts![store, crate::store::DEFAULT;
+            a_killed_waiter_holds_up_the_line_for_two_seconds_at_most
+        ]);
+    }
+    facts
 }
 
 /// Without any store.
@@ -263,6 +258,8 @@ async fn a_frozen_holder_is_followed_and_its_late_write_is_refused(store: Store)
     assert_eq!(frozen.release(), "AlreadyLost");
     assert!(next.is_valid());
     give_back(next).await;
+    // It works again; where it had a session, in another one.
+    assert!(frozen.acquire() > old);
 }
 
 /// `main` returns right after the guard was dropped.

@@ -87,6 +87,10 @@ macro_rules! store_facts {
     ($kind:expr, $fair:expr; $($name:ident)*) => {{
         // That of a module below is the group's.
         let group = module_path!().split("::").nth(1).unwrap();
+        $crate::store_facts![$kind, $fair, group; $($name)*]
+    }};
+    ($kind:expr, $fair:expr, $group:expr; $($name:ident)*) => {{
+        let group: &str = $group;
         vec![$($crate::store::fact($kind, $fair, group, stringify!($name), |store| Box::pin($name(store)))),*]
     }};
 }

@@ -164,12 +164,24 @@ pub trait ServerProcess: fmt::Debug + Send + Sync {
     /// SIGCONT.
     fn thaw(&self);
 
+    /// What tells requests apart on their way to it.
+    fn marks(&self) -> Marks;
+
     /// A way to it that can be cut, frozen and delayed, and the URL that leads through it.
     fn through_a_proxy(&self) -> (Proxy, String) {
         let proxy = Proxy::to(self.port());
         let url = self.url_at(proxy.port());
         (proxy, url)
     }
+}
+
+/// Bytes that are in such a request and in no other that a fact sends meanwhile.
+#[derive(Clone, Copy, Debug)]
+pub struct Marks {
+    /// Of the request that takes a ticket.
+    pub enqueue: &'static [u8],
+    /// Of the request that makes a writer's ticket a reader's.
+    pub downgrade: &'static [u8],
 }
 
 /// The servers of a store that speak TLS. Whoever is let in knows the [secret](crate::watch::SECRET), where the store has

@@ -3,113 +3,18 @@
 use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
-use lockcore::{ErrorKind, Event, LostReason};
 use tests::eventually::eventually;
 use tests::proxy::Proxy;
 use tests::redis_server::RedisServer;
 
-use super::{client, nothing_left, through};
-use crate::faults::Work;
+use super::{client, through};
 use crate::store::{Kind, SOON, Store, begin, give_back, tickets};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT;
-        a_cut_that_heals_before_the_deadline_loses_nothing
-        a_cut_that_outlasts_the_lease_stops_the_work
-        a_lost_release_is_repeated
-        wake_ups_that_were_cut_off_are_caught_up_on
         a_waiter_of_before_a_reconnect_is_woken_after_it
         a_forged_wake_up_grants_nothing
     ]
-}
-
-async fn a_cut_that_heals_before_the_deadline_loses_nothing(_: Store) {
-    let server = RedisServer::start();
-    let proxy = Proxy::to(server.port());
-    let locks = through(&proxy);
-    let guard = locks
-        .mutex("a")
-        .ttl(Duration::from_secs(3))
-        .acquire()
-        .await
-        .unwrap();
-    let before = proxy.traffic().connections;
-    let mut events = locks.events();
-    proxy.cut();
-    assert_eq!(events.next().await, Some(Event::Suspended));
-    proxy.restore();
-    assert_eq!(events.next().await, Some(Event::Restored));
-
-    // Both connections come back by themselves, and the lease is renewed.
-    eventually("renewed on a new connection", SOON, async || {
-        proxy.traffic().connections > before && guard.remaining() > Duration::from_millis(2700)
-    })
-    .await;
-    assert!(guard.is_valid());
-    give_back(guard).await;
-}
-
-/// Judged at what the work touches: its last step lies before the next holder's first.
-async fn a_cut_that_outlasts_the_lease_stops_the_work(_: Store) {
-    let server = RedisServer::start();
-    let proxy = Proxy::to(server.port());
-    let locks = through(&proxy);
-    let lock = locks.mutex("a").ttl(Duration::from_secs(2));
-    let mut events = locks.events();
-    let work = Work::begin(lock).await;
-    proxy.cut();
-
-    // The next holder waits at the store, past the cut.
-    let next = client(&server).mutex("a").acquire().await.unwrap();
-    work.assert_stopped().await;
-    assert_eq!(events.next().await, Some(Event::Suspended));
-    let lost = events.next().await;
-    let Some(Event::Lost { name, reason, .. }) = &lost else {
-        panic!("{lost:?}");
-    };
-    assert_eq!((name.as_str(), *reason), ("a", LostReason::Expired));
-    give_back(next).await;
-}
-
-async fn a_lost_release_is_repeated(_: Store) {
-    let server = RedisServer::start();
-    let proxy = Proxy::to(server.port());
-    let locks = through(&proxy);
-    let guard = locks.mutex("a").acquire().await.unwrap();
-    proxy.cut();
-
-    let failed = guard.release().await.unwrap_err();
-    assert!(matches!(
-        failed.kind(),
-        ErrorKind::Unknown | ErrorKind::Unavailable
-    ));
-    assert!(!client(&server).inspect("a").await.unwrap().is_empty());
-    proxy.restore();
-
-    nothing_left(&server).await;
-}
-
-async fn wake_ups_that_were_cut_off_are_caught_up_on(_: Store) {
-    let server = RedisServer::start();
-    let proxy = Proxy::to(server.port());
-    let locks = through(&proxy);
-    for _ in 0..5 {
-        let guard = client(&server).mutex("a").acquire().await.unwrap();
-        let waiter = begin(locks.mutex("a").wait(SOON));
-        tickets(&client(&server), "a", 2).await;
-        proxy.cut();
-        give_back(guard).await; // its message reaches nobody
-        proxy.restore();
-
-        let healed = Instant::now();
-        give_back(waiter.await.unwrap().unwrap()).await;
-        // By the renewal after the reconnect, not by the ordinary one after 3.3 s.
-        assert!(
-            healed.elapsed() < Duration::from_millis(2500),
-            "{:?}",
-            healed.elapsed()
-        );
-    }
 }
 
 /// A ticket says where its wake-up goes, and that outlives the connection.

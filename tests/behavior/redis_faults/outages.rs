@@ -12,12 +12,11 @@ use tests::witness::Witness;
 use tokio::sync::mpsc;
 
 use super::{client, nothing_left};
-use crate::faults::{builder, is_unavailable_within_one_operation};
+use crate::faults::builder;
 use crate::store::{Kind, SOON, Store, begin, give_back, kind, tickets};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT;
-        a_server_that_is_down_is_unavailable_within_one_operation
         the_wait_bounds_connecting_and_asking_too
         tasks_in_line_behind_one_another_learn_together_that_the_store_is_down
         a_client_that_was_idle_through_an_outage_works_again
@@ -26,18 +25,6 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
         waiters_keep_their_places_over_restarts_of_a_server_with_its_data
         a_server_that_reads_its_data_is_unavailable_and_comes_back
     ]
-}
-
-async fn a_server_that_is_down_is_unavailable_within_one_operation(_: Store) {
-    let port = tests::ports::free_port();
-    let locks = builder(format!("redis://127.0.0.1:{port}"))
-        .build()
-        .unwrap();
-    is_unavailable_within_one_operation(&locks, "refused").await;
-    assert_eq!(
-        kind(locks.ready(Duration::from_millis(200)).await),
-        ErrorKind::Unavailable
-    );
 }
 
 async fn the_wait_bounds_connecting_and_asking_too(_: Store) {

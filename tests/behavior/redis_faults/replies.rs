@@ -1,71 +1,29 @@
 //! Requests and replies that are lost, late, or out of order, and callers that do not stay for them.
 
 use std::task::Poll;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use libtest_mimic::Trial;
-use lockcore::{ErrorKind, LostReason, Release};
+use lockcore::{ErrorKind, Release};
 use tests::eventually::eventually;
 use tests::proxy::Proxy;
 use tests::redis_server::RedisServer;
 
 use super::{client, nothing_left, through};
-use crate::faults::{a_downgrade_whose_reply_is_lost, builder, works_again};
-use crate::store::{Kind, SLACK, SOON, Store, give_back, kind, tickets};
+use crate::faults::{builder, works_again};
+use crate::store::{Kind, SOON, Store, give_back, kind, tickets};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT;
-        a_lost_reply_is_asked_for_again_and_granted_once
-        a_downgrade_whose_reply_is_lost_has_let_readers_in_and_no_writer
         giving_up_on_a_lost_reply_leaves_nothing
         a_release_that_overtakes_its_enqueue_is_obeyed
         a_server_stopped_for_longer_than_a_lease_still_gets_the_release
         an_enqueue_that_arrives_after_its_release_takes_nothing
         a_slow_reply_counts_against_the_lease
-        a_lease_ends_on_time_while_its_renewal_hangs
         a_budget_shorter_than_a_round_trip_does_not_cost_the_connection
         a_handle_dropped_in_mid_acquire_leaves_no_lock_on_a_runtime_of_one_thread
         shutdown_waits_for_a_release_that_is_under_way
     ]
-}
-
-async fn a_lost_reply_is_asked_for_again_and_granted_once(_: Store) {
-    let server = RedisServer::start();
-    let proxy = Proxy::to(server.port());
-    let locks = through(&proxy);
-    give_back(locks.mutex("warm").acquire().await.unwrap()).await;
-    for round in 0..10 {
-        proxy.lose_replies(b"EVALSHA", 1);
-
-        let name = format!("n{round}");
-        let asked = Instant::now();
-        let guard = locks.mutex(&name).acquire().await.unwrap();
-
-        // By the repetition itself; a ticket that was taken twice is granted by its first renewal, after 3.3 s.
-        assert!(
-            asked.elapsed() < Duration::from_secs(1),
-            "{:?}",
-            asked.elapsed()
-        );
-        assert_eq!(client(&server).inspect(&name).await.unwrap().len(), 1);
-        assert_eq!(
-            kind(client(&server).mutex(&name).try_acquire().await),
-            ErrorKind::Busy
-        );
-        give_back(guard).await;
-        // The mark that a late repetition would obey stays for a minute; no ticket does.
-        assert!(client(&server).inspect(&name).await.unwrap().is_empty());
-    }
-}
-
-async fn a_downgrade_whose_reply_is_lost_has_let_readers_in_and_no_writer(_: Store) {
-    let server = RedisServer::start();
-    let other = client(&server);
-    // A renewal that is no downgrade leaves a writer all permits.
-    let one_permit = b"\r\n$1\r\n1\r\n";
-    let nothing_left = async || nothing_left(&server).await;
-    let through = |proxy: &Proxy| builder(proxy.url());
-    a_downgrade_whose_reply_is_lost(server.port(), through, &other, one_permit, nothing_left).await;
 }
 
 async fn giving_up_on_a_lost_reply_leaves_nothing(_: Store) {
@@ -194,26 +152,6 @@ async fn a_slow_reply_counts_against_the_lease(_: Store) {
     assert!(guard.remaining() <= ttl - late, "{:?}", guard.remaining());
     proxy.delay(Duration::ZERO, Duration::ZERO);
     give_back(guard).await;
-}
-
-async fn a_lease_ends_on_time_while_its_renewal_hangs(_: Store) {
-    let server = RedisServer::start();
-    let proxy = Proxy::to(server.port());
-    let locks = builder(proxy.url()).op_timeout(SOON).build().unwrap();
-    let ttl = Duration::from_millis(900);
-    let guard = locks.mutex("a").ttl(ttl).acquire().await.unwrap();
-    proxy.freeze();
-    let frozen = Instant::now();
-
-    let reason = guard.lost().await;
-
-    assert_eq!(reason, LostReason::Expired);
-    assert!(frozen.elapsed() < ttl + SLACK, "{:?}", frozen.elapsed());
-    // The acknowledgement that comes now revives nothing.
-    proxy.thaw();
-    tickets(&client(&server), "a", 0).await;
-    assert!(!guard.is_valid());
-    assert_eq!(guard.release().await.unwrap(), Release::AlreadyLost);
 }
 
 async fn a_budget_shorter_than_a_round_trip_does_not_cost_the_connection(_: Store) {

@@ -3,108 +3,18 @@
 use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
-use lockcore::{ErrorKind, Event};
 use tests::eventually::eventually;
 use tests::proxy::Proxy;
 use tests::zookeeper_server::ZooKeeperServer;
 
-use super::{builder, client, nothing_left, proxied, through};
-use crate::faults::Work;
+use super::{client, nothing_left, through};
 use crate::store::{Kind, SOON, Store, begin, give_back, tickets};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT;
-        a_cut_that_heals_before_the_deadline_loses_nothing
-        a_cut_that_outlasts_the_session_stops_the_work
-        a_lost_release_is_repeated
-        wake_ups_that_were_cut_off_are_caught_up_on
         a_waiter_of_before_a_reconnect_is_woken_after_it
         a_watch_that_is_lost_costs_a_third_of_a_ttl
     ]
-}
-
-async fn a_cut_that_heals_before_the_deadline_loses_nothing(_: Store) {
-    let server = ZooKeeperServer::start();
-    let proxy = Proxy::to(server.port());
-    let locks = through(&proxy);
-    let guard = locks.mutex("a").acquire().await.unwrap();
-    let before = proxy.traffic().connections;
-    let mut events = locks.events();
-    for _ in 0..3 {
-        proxy.cut();
-        assert_eq!(events.next().await, Some(Event::Suspended));
-        proxy.restore();
-        assert_eq!(events.next().await, Some(Event::Restored));
-    }
-
-    eventually("renewed on a new connection", 2 * SOON, async || {
-        proxy.traffic().connections > before && guard.remaining() > Duration::from_millis(5500)
-    })
-    .await;
-    assert!(guard.is_valid());
-    assert_eq!(server.ephemerals("/test:1/{a}/").len(), 1);
-    give_back(guard).await;
-}
-
-/// Judged at what the work touches: its last step lies before the next holder's first.
-async fn a_cut_that_outlasts_the_session_stops_the_work(_: Store) {
-    let server = ZooKeeperServer::start();
-    let proxy = Proxy::to(server.port());
-    let ttl = Duration::from_secs(2);
-    let locks = builder(proxied(&proxy))
-        .op_timeout(Duration::from_millis(400))
-        .ttl(ttl)
-        .build()
-        .unwrap();
-    let lock = locks.mutex("a");
-    let work = Work::begin(lock).await;
-    proxy.cut();
-
-    // The next holder waits at the store, past the cut.
-    let next = client(&server).mutex("a").acquire().await.unwrap();
-    work.assert_stopped().await;
-    give_back(next).await;
-}
-
-async fn a_lost_release_is_repeated(_: Store) {
-    let server = ZooKeeperServer::start();
-    let proxy = Proxy::to(server.port());
-    let locks = through(&proxy);
-    let guard = locks.mutex("a").acquire().await.unwrap();
-    proxy.cut();
-
-    let failed = guard.release().await.unwrap_err();
-    assert!(matches!(
-        failed.kind(),
-        ErrorKind::Unknown | ErrorKind::Unavailable
-    ));
-    assert_eq!(server.ephemerals("/test:1/{a}/").len(), 1);
-    proxy.restore();
-
-    nothing_left(&server).await;
-}
-
-async fn wake_ups_that_were_cut_off_are_caught_up_on(_: Store) {
-    let server = ZooKeeperServer::start();
-    let proxy = Proxy::to(server.port());
-    let (locks, cut_off) = (client(&server), through(&proxy));
-    for _ in 0..3 {
-        let guard = locks.mutex("a").acquire().await.unwrap();
-        let waiter = begin(cut_off.mutex("a").wait(SOON));
-        tickets(&locks, "a", 2).await;
-        proxy.cut();
-        give_back(guard).await;
-        proxy.restore();
-        let restored = Instant::now();
-
-        give_back(waiter.await.unwrap().unwrap()).await;
-        // Not by the next renewal, which is seconds away.
-        assert!(
-            restored.elapsed() < Duration::from_secs(2),
-            "{:?}",
-            restored.elapsed()
-        );
-    }
 }
 
 /// The library forgets standing watches when it reconnects.

@@ -11,12 +11,11 @@ use tests::proxy::Proxy;
 use tests::zookeeper_server::ZooKeeperServer;
 
 use super::{builder, client, operator};
-use crate::faults::{holder, is_unavailable_within_one_operation, works_again};
+use crate::faults::{holder, works_again};
 use crate::store::{Kind, SLACK, SOON, Store, begin, give_back, tickets};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT;
-        a_server_that_is_down_is_unavailable_within_one_operation
         a_silent_server_among_others_delays_no_first_acquisition
         an_attempt_that_came_second_leaves_no_session
         a_client_that_was_idle_through_an_outage_works_again
@@ -26,14 +25,6 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
         tokens_rise_although_the_sequence_starts_again
         a_process_out_of_descriptors_is_refused_and_recovers
     ]
-}
-
-async fn a_server_that_is_down_is_unavailable_within_one_operation(_: Store) {
-    let port = tests::ports::free_port();
-    let locks = builder(format!("zookeeper://127.0.0.1:{port}"))
-        .build()
-        .unwrap();
-    is_unavailable_within_one_operation(&locks, &port.to_string()).await;
 }
 
 /// Its system accepts connections, as that of a process that is stopped does.

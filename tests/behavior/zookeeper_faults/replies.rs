@@ -1,60 +1,24 @@
 //! Requests and replies that are lost, late, or out of order.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use libtest_mimic::Trial;
-use lockcore::{ErrorKind, LostReason};
+use lockcore::ErrorKind;
 use tests::eventually::eventually;
 use tests::proxy::Proxy;
 use tests::zookeeper_server::ZooKeeperServer;
 use zookeeper_client::{Acls, AddWatchMode, CreateMode, EventType};
 
-use super::{builder, client, nothing_left, operator, proxied, through};
-use crate::faults::{a_downgrade_whose_reply_is_lost, works_again};
-use crate::store::{Kind, SLACK, SOON, Store, give_back, kind};
+use super::{builder, nothing_left, operator, proxied, through};
+use crate::faults::works_again;
+use crate::store::{Kind, SOON, Store, give_back, kind};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT;
-        a_lost_reply_is_asked_for_again_and_granted_once
-        a_downgrade_whose_reply_is_lost_has_let_readers_in_and_no_writer
         giving_up_on_a_lost_reply_leaves_nothing
         what_was_sent_to_a_stopped_server_is_found_and_deleted
         a_node_that_appears_after_its_release_is_deleted
-        a_lease_ends_on_time_while_nothing_is_answered
     ]
-}
-
-async fn a_lost_reply_is_asked_for_again_and_granted_once(_: Store) {
-    let server = ZooKeeperServer::start();
-    let proxy = Proxy::to(server.port());
-    let locks = through(&proxy);
-    give_back(locks.mutex("a").acquire().await.unwrap()).await;
-    for round in 0..10 {
-        // The create of a ticket bears its sequence of permits and capacity; a list does not.
-        proxy.lose_replies(b"-1073741824-1073741824-", 1);
-        let guard = locks.mutex("a").wait(SOON).acquire().await.unwrap();
-
-        assert_eq!(
-            proxy.traffic().replies_lost,
-            round + 1,
-            "the reply was lost"
-        );
-        let left = server.ephemerals("/test:1/{a}/");
-        assert_eq!(left.len(), 1, "{left:?}");
-        give_back(guard).await;
-    }
-    nothing_left(&server).await;
-}
-
-/// The ticket has another node then.
-async fn a_downgrade_whose_reply_is_lost_has_let_readers_in_and_no_writer(_: Store) {
-    let server = ZooKeeperServer::start();
-    let other = client(&server);
-    // In the name of the smaller node.
-    let smaller = b"-1-1073741824-";
-    let nothing_left = async || nothing_left(&server).await;
-    let through = |proxy: &Proxy| builder(proxied(proxy));
-    a_downgrade_whose_reply_is_lost(server.port(), through, &other, smaller, nothing_left).await;
 }
 
 async fn giving_up_on_a_lost_reply_leaves_nothing(_: Store) {
@@ -138,19 +102,4 @@ async fn a_node_that_appears_after_its_release_is_deleted(_: Store) {
     operator.create(prefix, b"late", &options).await.unwrap();
 
     nothing_left(&server).await;
-}
-
-async fn a_lease_ends_on_time_while_nothing_is_answered(_: Store) {
-    let server = ZooKeeperServer::start();
-    let proxy = Proxy::to(server.port());
-    let ttl = Duration::from_secs(2);
-    let locks = builder(proxied(&proxy)).ttl(ttl).op_timeout(SOON);
-    let locks = locks.build().unwrap();
-    let guard = locks.mutex("a").acquire().await.unwrap();
-    proxy.freeze();
-    let frozen = Instant::now();
-
-    assert_eq!(guard.lost().await, LostReason::Expired);
-
-    assert!(frozen.elapsed() < ttl + SLACK, "{:?}", frozen.elapsed());
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use lockcore::backend::{self, Backend, Capability};
 
 use super::{
-    Answers, Histories, Manner, Schemes, Server, ServerProcess, Stage, Store, Timings, Tls,
+    Answers, Histories, Manner, Marks, Schemes, Server, ServerProcess, Stage, Store, Timings, Tls,
 };
 use crate::certificates::{Authority, Identity};
 use crate::faketime::{Clock, FakeClock};
@@ -166,6 +166,14 @@ impl ServerProcess for RedisServer {
 
     fn thaw(&self) {
         self.thaw();
+    }
+
+    fn marks(&self) -> Marks {
+        Marks {
+            enqueue: b"EVALSHA",
+            // A renewal that is no downgrade leaves a writer all permits.
+            downgrade: b"\r\n$1\r\n1\r\n",
+        }
     }
 }
 

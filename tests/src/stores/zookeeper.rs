@@ -9,7 +9,8 @@ use lockcore::{Builder, Error, Locks};
 use tokio::runtime::Runtime;
 
 use super::{
-    Answers, Histories, Manner, Schemes, Server, ServerProcess, Stage, Store, Suite, Timings, Tls,
+    Answers, Histories, Manner, Marks, Schemes, Server, ServerProcess, Stage, Store, Suite,
+    Timings, Tls,
 };
 use crate::certificates::{Authority, Identity};
 use crate::zookeeper_server::ZooKeeperServer;
@@ -126,6 +127,14 @@ impl ServerProcess for ZooKeeperServer {
 
     fn thaw(&self) {
         self.thaw();
+    }
+
+    /// In the names of nodes: how many permits of how many.
+    fn marks(&self) -> Marks {
+        Marks {
+            enqueue: b"-1073741824-1073741824-",
+            downgrade: b"-1-1073741824-",
+        }
     }
 }
 

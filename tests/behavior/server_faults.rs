@@ -1,0 +1,227 @@
+//! A store whose server is down, cut off or silent. The same for every store that has a server, and each fact has one to
+//! itself. What only one store can suffer is in a file with its name.
+
+use std::time::{Duration, Instant};
+
+use libtest_mimic::Trial;
+use lockcore::{Builder, ErrorKind, Event, LostReason, Release};
+use tests::eventually::eventually;
+use tests::proxy::Proxy;
+use tests::stores::Server;
+
+use crate::faults::{Work, builder, is_unavailable_within_one_operation};
+use crate::store::{DEFAULT, Kind, SLACK, SOON, Store, begin, give_back, kind, tickets};
+
+pub(crate) fn facts(store: Kind) -> Vec<Trial> {
+    crate::store_facts![store, DEFAULT, &format!("{}_faults", store.name());
+        a_server_that_is_down_is_unavailable_within_one_operation
+        a_cut_that_heals_before_the_deadline_loses_nothing
+        a_cut_that_outlasts_the_lease_stops_the_work
+        a_lost_release_is_repeated
+        wake_ups_that_were_cut_off_are_caught_up_on
+        a_lost_reply_is_asked_for_again_and_granted_once
+        a_downgrade_whose_reply_is_lost_has_let_readers_in_and_no_writer
+        a_lease_ends_on_time_while_its_renewal_hangs
+    ]
+}
+
+/// For operations that are to fail.
+const HASTY: Duration = Duration::from_millis(400);
+
+/// Renewals of such a lease are 20 s apart: whatever happens within [`SOON`] was brought about by something else.
+const LONG: Duration = Duration::from_secs(60);
+
+/// A client of its own, and a way to the server that can be cut.
+fn proxied(server: &dyn Server) -> (Proxy, Builder) {
+    let (proxy, url) = server.process().unwrap().through_a_proxy();
+    (proxy, builder(url))
+}
+
+async fn a_server_that_is_down_is_unavailable_within_one_operation(store: Store) {
+    let server = store.kind.start();
+    let process = server.process().unwrap();
+    process.kill();
+    let locks = builder(server.url()).build().unwrap();
+
+    is_unavailable_within_one_operation(&locks, &process.port().to_string()).await;
+
+    let ready = locks.ready(Duration::from_millis(200)).await;
+    assert_eq!(kind(ready), ErrorKind::Unavailable);
+}
+
+async fn a_cut_that_heals_before_the_deadline_loses_nothing(store: Store) {
+    let server = store.kind.start();
+    let (proxy, builder_here) = proxied(&*server);
+    let locks = builder_here.op_timeout(SOON).build().unwrap();
+    let guard = locks.mutex("a").acquire().await.unwrap();
+    let deadline = Instant::now() + guard.remaining();
+    let before = proxy.traffic().connections;
+    let mut events = locks.events();
+    for _ in 0..3 {
+        proxy.cut();
+        assert_eq!(events.next().await, Some(Event::Suspended));
+        proxy.restore();
+        assert_eq!(events.next().await, Some(Event::Restored));
+    }
+
+    eventually("renewed on a new connection", 2 * SOON, async || {
+        proxy.traffic().connections > before && Instant::now() + guard.remaining() > deadline
+    })
+    .await;
+    assert!(guard.is_valid());
+    let elsewhere = builder(server.url()).build().unwrap();
+    assert_eq!(elsewhere.inspect("a").await.unwrap().len(), 1);
+    give_back(guard).await;
+}
+
+/// Judged at what the work touches: its last step lies before the next holder's first.
+async fn a_cut_that_outlasts_the_lease_stops_the_work(store: Store) {
+    let server = store.kind.start();
+    let (proxy, builder_here) = proxied(&*server);
+    let ttl = Duration::from_secs(2);
+    let locks = builder_here.op_timeout(HASTY).ttl(ttl).build().unwrap();
+    let mut events = locks.events();
+    let work = Work::begin(locks.mutex("a")).await;
+    proxy.cut();
+
+    // The next holder waits at the store, past the cut.
+    let elsewhere = builder(server.url()).build().unwrap();
+    let next = elsewhere.mutex("a").wait(2 * SOON).acquire().await.unwrap();
+    work.assert_stopped().await;
+    assert_eq!(events.next().await, Some(Event::Suspended));
+    let lost = events.next().await;
+    let Some(Event::Lost { name, reason, .. }) = &lost else {
+        panic!("{lost:?}");
+    };
+    assert_eq!((name.as_str(), *reason), ("a", LostReason::Expired));
+    give_back(next).await;
+}
+
+async fn a_lost_release_is_repeated(store: Store) {
+    let server = store.kind.start();
+    let (proxy, builder_here) = proxied(&*server);
+    let elsewhere = builder(server.url()).build().unwrap();
+    let locks = builder_here.op_timeout(HASTY).build().unwrap();
+    let guard = locks.mutex("a").acquire().await.unwrap();
+    proxy.cut();
+
+    let failed = guard.release().await.unwrap_err();
+    assert!(matches!(
+        failed.kind(),
+        ErrorKind::Unknown | ErrorKind::Unavailable
+    ));
+    assert!(!elsewhere.inspect("a").await.unwrap().is_empty());
+    proxy.restore();
+
+    tickets(&elsewhere, "a", 0).await;
+    eventually("nothing is left", SOON, async || {
+        server.litter("test").is_empty()
+    })
+    .await;
+}
+
+async fn wake_ups_that_were_cut_off_are_caught_up_on(store: Store) {
+    let server = store.kind.start();
+    let (proxy, builder_here) = proxied(&*server);
+    let locks = builder(server.url()).build().unwrap();
+    let cut_off = builder_here.op_timeout(SOON).ttl(LONG).build().unwrap();
+    for _ in 0..5 {
+        let guard = locks.mutex("a").acquire().await.unwrap();
+        let waiter = begin(cut_off.mutex("a").wait(3 * SOON));
+        tickets(&locks, "a", 2).await;
+        proxy.cut();
+        give_back(guard).await; // its message reaches nobody
+        proxy.restore();
+        let restored = Instant::now();
+
+        give_back(waiter.await.unwrap().unwrap()).await;
+        let after = restored.elapsed();
+        assert!(after < SOON, "{after:?}");
+    }
+}
+
+async fn a_lost_reply_is_asked_for_again_and_granted_once(store: Store) {
+    let server = store.kind.start();
+    let (proxy, builder_here) = proxied(&*server);
+    let elsewhere = builder(server.url()).build().unwrap();
+    let locks = builder_here.op_timeout(HASTY).ttl(LONG).build().unwrap();
+    give_back(locks.mutex("warm").acquire().await.unwrap()).await;
+    let marks = server.process().unwrap().marks();
+    for round in 0..10 {
+        proxy.lose_replies(marks.enqueue, 1);
+
+        let name = format!("n{round}");
+        let asked = Instant::now();
+        let guard = locks.mutex(&name).wait(3 * SOON).acquire().await.unwrap();
+
+        // By the repetition itself; a ticket that was taken twice is granted by its first renewal.
+        let after = asked.elapsed();
+        assert!(after < SOON, "{after:?}");
+        assert_eq!(proxy.traffic().replies_lost, round + 1);
+        assert_eq!(elsewhere.inspect(&name).await.unwrap().len(), 1);
+        let other = elsewhere.mutex(&name).try_acquire().await;
+        assert_eq!(kind(other), ErrorKind::Busy);
+        give_back(guard).await;
+        assert!(elsewhere.inspect(&name).await.unwrap().is_empty());
+    }
+}
+
+/// The client does not know, and the store has made the ticket smaller.
+async fn a_downgrade_whose_reply_is_lost_has_let_readers_in_and_no_writer(store: Store) {
+    let server = store.kind.start();
+    let process = server.process().unwrap();
+    let other = builder(server.url()).build().unwrap();
+    for acknowledged in [true, false, true, false] {
+        // Anew each time: after a reset its keeper asks for the smaller ticket too, and may be late with that.
+        let (proxy, builder_here) = proxied(&*server);
+        let locks = builder_here.op_timeout(SOON).build().unwrap();
+        let mut guard = locks.mutex("a").acquire().await.unwrap();
+        let token = guard.token();
+        let reader = begin(other.rwlock("a").read().wait(SOON));
+        tickets(&other, "a", 2).await;
+        proxy.lose_replies(process.marks().downgrade, 1);
+
+        assert_eq!(kind(guard.downgrade().await), ErrorKind::Unknown);
+
+        assert_eq!(proxy.traffic().replies_lost, 1);
+        let reader = reader.await.unwrap().unwrap();
+        assert!(guard.is_valid());
+        assert_eq!(kind(other.mutex("a").try_acquire().await), ErrorKind::Busy);
+        let places = other.inspect("a").await.unwrap();
+        assert_eq!(places[0].ticket, token.as_u64() >> 10, "{places:?}");
+        if acknowledged {
+            eventually("it is acknowledged", SOON, async || {
+                guard.downgrade().await.is_ok()
+            })
+            .await;
+            give_back(guard).await;
+        } else {
+            drop(guard);
+        }
+        give_back(reader).await;
+        eventually("nothing is left", SOON, async || {
+            server.litter("test").is_empty()
+        })
+        .await;
+    }
+}
+
+async fn a_lease_ends_on_time_while_its_renewal_hangs(store: Store) {
+    let server = store.kind.start();
+    let (proxy, builder_here) = proxied(&*server);
+    let ttl = Duration::from_secs(2);
+    let locks = builder_here.op_timeout(SOON).ttl(ttl).build().unwrap();
+    let guard = locks.mutex("a").acquire().await.unwrap();
+    proxy.freeze();
+    let frozen = Instant::now();
+
+    let reason = guard.lost().await;
+
+    assert_eq!(reason, LostReason::Expired);
+    assert!(frozen.elapsed() < ttl + SLACK, "{:?}", frozen.elapsed());
+    // The acknowledgement that comes now revives nothing.
+    proxy.thaw();
+    tickets(&builder(server.url()).build().unwrap(), "a", 0).await;
+    assert!(!guard.is_valid());
+    assert_eq!(guard.release().await.unwrap(), Release::AlreadyLost);
+}
