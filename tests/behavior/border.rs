@@ -193,7 +193,7 @@ async fn of_one_process_ten_thousand_may_wait_and_no_more(store: Store) {
 async fn a_flood_of_forged_wake_ups_grants_nothing_and_drowns_nothing(store: Store) {
     let server = RedisServer::start();
     let client = || {
-        let builder = Locks::builder().url(server.url());
+        let builder = Locks::builder().url(server.url()).op_timeout(SOON);
         builder.namespace(&store.namespace).build().unwrap()
     };
     let (holding, waiting) = (client(), client());

@@ -8,7 +8,7 @@ use lockcore::{Error, ErrorKind, Release};
 use tests::witness::Witness;
 use tokio::task::JoinSet;
 
-use crate::store::{Kind, SLACK, SOON, Store, begin, give_back, kind, tickets};
+use crate::store::{Kind, SLACK, SOON, STALL, Store, begin, give_back, kind, tickets};
 
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store;
@@ -486,7 +486,8 @@ async fn inspect_shows_who_holds_and_who_waits(store: Store) {
     assert!(places[0].ticket < places[1].ticket);
     for place in &places {
         assert!(
-            place.remaining > Duration::from_secs(5) && place.remaining <= Duration::from_secs(10)
+            place.remaining > STALL && place.remaining <= 2 * STALL,
+            "{place:?}"
         );
         assert!(
             place.owner.contains(&format!("/{}/", std::process::id())),

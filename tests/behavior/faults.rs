@@ -25,6 +25,8 @@ pub(crate) fn holder(url: &str, name: &str, ttl: Duration) -> Holder {
     let options = HolderOptions {
         namespace: NAMESPACE.into(),
         ttl,
+        // The default again: here it is the store that fails.
+        variables: vec![("LOCK_OP_TIMEOUT".into(), "1s".into())],
         ..HolderOptions::mutex(url, name)
     };
     Holder::start(env!("CARGO_BIN_EXE_holder"), &options)

@@ -19,7 +19,7 @@ use tests::redis_server::RedisServer;
 use tests::stores::Server as _;
 
 use crate::faults::builder;
-use crate::store::Kind;
+use crate::store::{Kind, SOON};
 
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     let groups = [
@@ -39,10 +39,7 @@ fn client(server: &RedisServer) -> Locks {
 }
 
 fn through(proxy: &Proxy) -> Locks {
-    builder(proxy.url())
-        .op_timeout(Duration::from_millis(400))
-        .build()
-        .unwrap()
+    builder(proxy.url()).op_timeout(SOON).build().unwrap()
 }
 
 async fn nothing_left(server: &RedisServer) {

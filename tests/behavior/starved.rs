@@ -30,6 +30,11 @@ const TTL: Duration = Duration::from_secs(2);
 /// Twice: it may be the store's clock that ends a ticket, which begins when the keeper has ceased to renew.
 const SOON_AFTER_TTL: Duration = Duration::from_secs(4);
 
+/// With the operation timeout of the default, which is in these bounds.
+fn client(store: &Store) -> Locks {
+    store.client_with(Locks::builder())
+}
+
 /// A future whose task is busy with something else for ever.
 struct Starved(Pin<Box<dyn Future<Output = Result<Guard, Error>> + Send>>);
 
@@ -63,7 +68,7 @@ async fn are_there(locks: &Locks, count: usize) -> bool {
 }
 
 async fn a_grant_that_nobody_collects_goes_to_the_next_in_another_process(store: Store) {
-    let (locks, elsewhere) = (store.client(), store.client());
+    let (locks, elsewhere) = (client(&store), client(&store));
     let holder = locks.mutex("a").ttl(TTL).acquire().await.unwrap();
     let lock = locks.mutex("a").ttl(TTL).wait(3 * SOON);
     let starved = Starved::until(lock, "in line", async || are_there(&locks, 2).await);
@@ -91,7 +96,7 @@ async fn a_grant_that_nobody_collects_goes_to_the_next_in_another_process(store:
 }
 
 async fn a_grant_that_nobody_collects_goes_to_the_next_in_its_process(store: Store) {
-    let locks = store.client();
+    let locks = client(&store);
     let lock = locks.mutex("a").ttl(TTL).wait(3 * SOON);
     let holder = lock.acquire().await.unwrap();
     let starved = Starved::until(lock.clone(), "in line", async || are_there(&locks, 2).await);
@@ -114,7 +119,7 @@ async fn a_grant_that_nobody_collects_goes_to_the_next_in_its_process(store: Sto
 }
 
 async fn a_shared_grant_that_nobody_collects_lets_a_writer_in(store: Store) {
-    let locks = store.client();
+    let locks = client(&store);
     let catalog = locks.rwlock("a");
     let writer = catalog.write().ttl(TTL).acquire().await.unwrap();
     let read = catalog.read().ttl(TTL).wait(3 * SOON);
@@ -137,7 +142,7 @@ async fn a_shared_grant_that_nobody_collects_lets_a_writer_in(store: Store) {
 
 /// The reply to its enqueue says "granted".
 async fn an_answer_that_nobody_looks_at_keeps_nobody_out(store: Store) {
-    let (locks, elsewhere) = (store.client(), store.client());
+    let (locks, elsewhere) = (client(&store), client(&store));
     locks.ready(SOON).await.unwrap();
     let lock = locks.mutex("a").ttl(TTL).wait(3 * SOON);
     let begin = || {
@@ -181,7 +186,7 @@ async fn an_answer_that_nobody_looks_at_keeps_nobody_out(store: Store) {
 }
 
 async fn a_task_that_is_polled_again_gets_the_lock_after_all(store: Store) {
-    let locks = store.client();
+    let locks = client(&store);
     let lock = locks.mutex("a").ttl(TTL).wait(3 * SOON);
     let holder = lock.acquire().await.unwrap();
     let starved = Starved::until(lock.clone(), "in line", async || are_there(&locks, 2).await);
@@ -205,7 +210,7 @@ async fn a_task_that_is_polled_again_gets_the_lock_after_all(store: Store) {
 
 /// Not from when its task collects it.
 async fn max_hold_counts_from_the_grant(store: Store) {
-    let (locks, limit) = (store.client(), Duration::from_millis(700));
+    let (locks, limit) = (client(&store), Duration::from_millis(700));
     let ttl = Duration::from_secs(5);
     let holder = locks.mutex("a").ttl(ttl).acquire().await.unwrap();
     let lock = locks.mutex("a").ttl(ttl).max_hold(limit).wait(SOON);

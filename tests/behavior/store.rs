@@ -35,6 +35,9 @@ pub(crate) struct Store {
 /// Long enough for a slow machine, short enough to notice a hang.
 pub(crate) const SOON: Duration = Duration::from_secs(10);
 
+/// For how long a busy machine may stop altogether without making a fact fail that is not about time.
+pub(crate) const STALL: Duration = Duration::from_secs(30);
+
 /// What a bound allows beyond what it is for: this machine runs other tests too.
 pub(crate) const SLACK: Duration = Duration::from_millis(1500);
 
@@ -107,9 +110,10 @@ impl Store {
         }
     }
 
-    /// A client; another one each time.
+    /// A client; another one each time. It has more time than the default: a machine that stalls is not a store that fails,
+    /// nor a holder that is gone.
     pub(crate) fn client(&self) -> Locks {
-        self.client_with(Locks::builder())
+        self.client_with(Locks::builder().op_timeout(STALL).ttl(2 * STALL))
     }
 
     pub(crate) fn client_with(&self, builder: Builder) -> Locks {

@@ -41,7 +41,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
-/// One operation at a server that is doing this for the first time, on a busy machine.
+/// For one operation that is refused.
 const ONE_OPERATION: Duration = Duration::from_secs(3);
 
 const HERE: [&str; 2] = ["127.0.0.1", "localhost"];
@@ -77,7 +77,8 @@ fn port(server: &dyn Server) -> u16 {
 }
 
 fn client(url: &str) -> Builder {
-    Locks::builder().url(url).op_timeout(ONE_OPERATION)
+    // The server may be doing this for the first time, on a busy machine.
+    Locks::builder().url(url).op_timeout(2 * SOON)
 }
 
 /// With the password, which is the first thing that any client says.
@@ -99,7 +100,7 @@ fn watched(store: &Store, server: &dyn Server) -> (Proxy, String) {
 
 /// Whoever asks gets this kind of error, in time, and is told all of this.
 async fn refused(builder: Builder, expected: ErrorKind, told: &[&str]) {
-    let locks = builder.build().unwrap();
+    let locks = builder.op_timeout(ONE_OPERATION).build().unwrap();
     for waits in [true, false] {
         let began = Instant::now();
         let error = match waits {

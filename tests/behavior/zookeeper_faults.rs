@@ -44,10 +44,7 @@ fn client(server: &ZooKeeperServer) -> Locks {
 }
 
 fn through(proxy: &Proxy) -> Locks {
-    builder(proxied(proxy))
-        .op_timeout(Duration::from_millis(400))
-        .build()
-        .unwrap()
+    builder(proxied(proxy)).op_timeout(SOON).build().unwrap()
 }
 
 fn proxied(proxy: &Proxy) -> String {

@@ -168,6 +168,8 @@ impl Holder {
         command
             .args(options.lock.split(' '))
             .args((!options.renew).then_some("--no-renew"))
+            // A machine that stalls is not a store that fails.
+            .env("LOCK_OP_TIMEOUT", "30s")
             .envs(options.variables.iter().cloned())
             .env("LOCK_URL", &options.url)
             .env("LOCK_NAMESPACE", &options.namespace)

@@ -75,7 +75,7 @@ async fn a_node_that_appears_after_its_release_is_deleted(_: Store) {
     let server = ZooKeeperServer::start();
     let proxy = Proxy::to(server.port());
     let locks = builder(proxied(&proxy))
-        .op_timeout(Duration::from_millis(200))
+        .op_timeout(Duration::from_secs(2))
         .build()
         .unwrap();
     locks.ready(SOON).await.unwrap();

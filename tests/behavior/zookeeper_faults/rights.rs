@@ -73,7 +73,10 @@ async fn every_connection_with_tls_is_of_the_user(_: Store) {
     let ca = Authority::new();
     let server = ZooKeeperServer::with_tls(&ca.server(&["127.0.0.1"]), None, &[]);
     let proxy = Proxy::to(server.port());
-    let connect = |url: String| builder(url).ca_file(ca.file()).build().unwrap();
+    let connect = |url: String| {
+        let builder = builder(url).ca_file(ca.file()).op_timeout(SOON);
+        builder.build().unwrap()
+    };
     let through = |url: String| url.replace(&server.port().to_string(), &proxy.port().to_string());
     let ann = connect(through(server.url_with_user("ann", SECRET)));
     let guard = ann.mutex("a").acquire().await.unwrap();
