@@ -1,0 +1,89 @@
+//! Compares the public API of the published crates with the snapshots in `tests/api`, so that nobody changes it unawares:
+//! `cargo run -p tests --bin public-api`, and with `--update` after a change that is meant.
+//!
+//! It reads what rustdoc writes as JSON, whose form changes with the toolchain. So it says with which one it works, and
+//! compares nothing with another.
+
+#![allow(clippy::unwrap_used, reason = "a panic is the report")]
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+use std::process::{Command, ExitCode};
+
+use clap::Parser;
+use tests::toolchain;
+
+const CRATES: [&str; 3] = ["lockcore", "lockcore_tower", "lockmacro"];
+
+/// Compares the public API of the published crates with the snapshots in tests/api.
+#[derive(Parser)]
+#[command(name = "public-api")]
+struct Arguments {
+    /// Write the snapshots anew
+    #[arg(long)]
+    update: bool,
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    if let Err(reason) = toolchain::is_ours() {
+        eprintln!("public-api: nothing is compared: {reason}");
+        return ExitCode::SUCCESS;
+    }
+    let tests = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let output = std::env::var_os("CARGO_TARGET_DIR");
+    let output = output.map_or_else(
+        || tests.join("../target"),
+        |folder| tests.join("..").join(folder),
+    );
+    // With every feature of every member, as the docs are built: then only rustdoc runs again. Cargo itself is as stable
+    // as ever.
+    let written = Command::new("cargo")
+        .args([
+            "doc",
+            "--quiet",
+            "--workspace",
+            "--lib",
+            "--all-features",
+            "--no-deps",
+        ])
+        .current_dir(tests.join(".."))
+        .env("RUSTDOC", tests.join("rustdoc-json"))
+        .env("RUSTDOCFLAGS", "-Z unstable-options --output-format json")
+        .status();
+    if !written.unwrap().success() {
+        return ExitCode::FAILURE;
+    }
+    let mut changed = false;
+    for name in CRATES {
+        let json = output.join(format!("doc/{name}.json"));
+        let api = public_api::Builder::from_rustdoc_json(json)
+            .omit_blanket_impls(true)
+            .build()
+            .unwrap()
+            .to_string();
+        let file = tests.join(format!("api/{name}.txt"));
+        if arguments.update {
+            fs::write(&file, api).unwrap();
+            continue;
+        }
+        let known = fs::read_to_string(&file).unwrap_or_default();
+        let [before, now] = [&known, &api].map(|text| text.lines().collect::<BTreeSet<_>>());
+        for item in before.difference(&now) {
+            println!("{name}: - {item}");
+        }
+        for item in now.difference(&before) {
+            println!("{name}: + {item}");
+        }
+        changed |= before != now;
+    }
+    if changed {
+        eprintln!(
+            "public-api: the public API has changed. If that is meant: cargo run -p tests --bin public-api -- --update, \
+             and commit tests/api with a word in the CHANGELOG of the crate"
+        );
+        return ExitCode::FAILURE;
+    }
+    ExitCode::SUCCESS
+}
