@@ -15,6 +15,7 @@ use lockcore::testing::{Hold, Store as Kit, Verb};
 use lockcore::{Error, ErrorKind, Fair, Guard, Lock, Locks, LostReason, Release, RwLock};
 use tests::eventually::eventually;
 use tests::process::{Holder, HolderOptions};
+use tests::stalls::awake_since;
 use tests::stores::Answers;
 use tokio::task::{JoinHandle, JoinSet};
 
@@ -604,7 +605,7 @@ async fn a_holder_killed_after_its_downgrade_is_followed_when_its_lease_is_over(
     let killed = Instant::now();
     let next = writer.await.unwrap();
 
-    let after = killed.elapsed();
+    let after = awake_since(killed);
     assert!(next.token().as_u64() > token);
     assert!(after < ttl + moments(&store), "{after:?}");
     give_back(next).await;

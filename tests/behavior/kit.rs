@@ -8,6 +8,7 @@ use lockcore::backend::Fault;
 use lockcore::testing::{Store as Kit, Verb};
 use lockcore::{Error, ErrorKind, Fair, Guard, Locks, LostReason, Release, distributed_lock};
 use tests::eventually::eventually;
+use tests::stalls::awake_since;
 use tokio::sync::mpsc;
 
 use crate::store::{Kind, SLACK, SOON, Store, begin, give_back, kind, tickets};
@@ -400,9 +401,9 @@ async fn who_is_cancelled_or_cut_off_in_line_leaves_the_order_of_the_rest(_: Sto
         last = Some(token);
     }
     assert!(
-        left.elapsed() < 2 * look + SLACK, // one look for each that was cut off
+        awake_since(left) < 2 * look + SLACK, // one look for each that was cut off
         "{:?}",
-        left.elapsed()
+        awake_since(left)
     );
     for (process, task) in cut_off {
         task.abort();

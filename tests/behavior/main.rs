@@ -48,6 +48,7 @@ use tests::stores::{self, Answers, Suite};
 fn main() {
     tests::watch::output_for(&traces::SECRETS);
     traces::search();
+    tests::stalls::watch();
     let mut trials = Vec::new();
     for store in stores::ALL {
         trials.extend(facts_of(store));

@@ -9,6 +9,7 @@ use lockcore::{ErrorKind, Locks};
 use rustix::process::Signal;
 use tests::eventually::eventually;
 use tests::process::{Holder, HolderOptions, Process};
+use tests::stalls::awake_since;
 use tests::witness::{FencedResource, FileWitness};
 
 use crate::store::{
@@ -71,7 +72,7 @@ async fn a_signal_that_ends_a_service_leaves_no_lock(store: Store) {
         let started = Instant::now();
         // Far longer than the release takes, far shorter than the lease.
         give_back(locks.mutex("deployed").wait(SOON).acquire().await.unwrap()).await;
-        let waited = started.elapsed();
+        let waited = awake_since(started);
         assert!(waited < SLACK, "{signal:?}: free after {waited:?}");
         service.expect("ENDED", SOON);
         assert!(service.ended(SOON).success());
@@ -132,7 +133,7 @@ async fn a_killed_holder_is_followed_when_its_lease_is_over(store: Store) {
         let killed = Instant::now();
         let next = waiter.await.unwrap().unwrap();
 
-        longest = longest.max(killed.elapsed());
+        longest = longest.max(awake_since(killed));
         assert!(next.token().as_u64() > token);
         give_back(next).await;
     }
@@ -170,7 +171,7 @@ async fn a_killed_waiter_holds_up_the_line_for_two_seconds_at_most(store: Store)
         let started = Instant::now();
         give_back(patient.await.unwrap().unwrap()).await;
 
-        let after = started.elapsed();
+        let after = awake_since(started);
         println!("{dead:?} before it: {after:?}");
         let found_out = if told { Duration::ZERO } else { ttl / 3 };
         let each = Duration::from_secs(2) + found_out;
@@ -437,7 +438,7 @@ async fn the_permits_of_a_killed_holder_are_back_after_its_lease(store: Store) {
     let killed = Instant::now();
     let three = waiter.await.unwrap();
 
-    let after = killed.elapsed();
+    let after = awake_since(killed);
     assert!(after < ttl + moments(&store), "{after:?}");
     assert_eq!(kind(pool.permits(1).try_acquire().await), ErrorKind::Busy);
     for guard in [living, rest, three] {
@@ -462,7 +463,7 @@ async fn killed_readers_let_the_writer_in_after_their_leases(store: Store) {
     let killed = Instant::now();
     give_back(waiter.await.unwrap()).await;
 
-    let after = killed.elapsed();
+    let after = awake_since(killed);
     assert!(after < short + moments(&store), "{after:?}");
 }
 

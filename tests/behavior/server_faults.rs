@@ -7,10 +7,11 @@ use libtest_mimic::Trial;
 use lockcore::{Builder, ErrorKind, Event, LostReason, Release};
 use tests::eventually::eventually;
 use tests::proxy::Proxy;
+use tests::stalls::awake_since;
 use tests::stores::Server;
 
 use crate::faults::{Work, builder, is_unavailable_within_one_operation};
-use crate::store::{DEFAULT, Kind, SLACK, SOON, Store, begin, give_back, kind, tickets};
+use crate::store::{DEFAULT, Kind, SLACK, SOON, STALL, Store, begin, give_back, kind, tickets};
 
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, DEFAULT, &format!("{}_faults", store.name());
@@ -25,8 +26,9 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
-/// Renewals of such a lease are 20 s apart: whatever happens within [`SOON`] was brought about by something else.
-const LONG: Duration = Duration::from_secs(60);
+/// Renewals of such a lease are 80 s apart: whatever happens before was brought about by something else.
+const LONG: Duration = Duration::from_secs(240);
+const BEFORE_A_RENEWAL: Duration = Duration::from_secs(70);
 
 /// A client of its own, and a way to the server that can be cut.
 fn proxied(server: &dyn Server) -> (Proxy, Builder) {
@@ -122,10 +124,10 @@ async fn wake_ups_that_were_cut_off_are_caught_up_on(store: Store) {
     let server = store.kind.start();
     let (proxy, builder_here) = proxied(&*server);
     let locks = builder(server.url()).build().unwrap();
-    let cut_off = builder_here.op_timeout(SOON).ttl(LONG).build().unwrap();
+    let cut_off = builder_here.op_timeout(STALL).ttl(LONG).build().unwrap();
     for _ in 0..5 {
         let guard = locks.mutex("a").acquire().await.unwrap();
-        let waiter = begin(cut_off.mutex("a").wait(3 * SOON));
+        let waiter = begin(cut_off.mutex("a").wait(2 * STALL));
         tickets(&locks, "a", 2).await;
         proxy.cut();
         give_back(guard).await; // its message reaches nobody
@@ -133,8 +135,8 @@ async fn wake_ups_that_were_cut_off_are_caught_up_on(store: Store) {
         let restored = Instant::now();
 
         give_back(waiter.await.unwrap().unwrap()).await;
-        let after = restored.elapsed();
-        assert!(after < SOON, "{after:?}");
+        let after = awake_since(restored);
+        assert!(after < BEFORE_A_RENEWAL, "{after:?}");
     }
 }
 
@@ -142,7 +144,7 @@ async fn a_lost_reply_is_asked_for_again_and_granted_once(store: Store) {
     let server = store.kind.start();
     let (proxy, builder_here) = proxied(&*server);
     let elsewhere = builder(server.url()).build().unwrap();
-    let locks = builder_here.op_timeout(SOON).ttl(LONG).build().unwrap();
+    let locks = builder_here.op_timeout(STALL).ttl(LONG).build().unwrap();
     give_back(locks.mutex("warm").acquire().await.unwrap()).await;
     let marks = server.process().unwrap().marks();
     for round in 0..10 {
@@ -150,11 +152,11 @@ async fn a_lost_reply_is_asked_for_again_and_granted_once(store: Store) {
 
         let name = format!("n{round}");
         let asked = Instant::now();
-        let guard = locks.mutex(&name).wait(3 * SOON).acquire().await.unwrap();
+        let guard = locks.mutex(&name).wait(2 * STALL).acquire().await.unwrap();
 
         // By the repetition itself; a ticket that was taken twice is granted by its first renewal.
-        let after = asked.elapsed();
-        assert!(after < SOON, "{after:?}");
+        let after = awake_since(asked);
+        assert!(after < BEFORE_A_RENEWAL, "{after:?}");
         assert_eq!(proxy.traffic().replies_lost, round + 1);
         assert_eq!(elsewhere.inspect(&name).await.unwrap().len(), 1);
         let other = elsewhere.mutex(&name).try_acquire().await;
@@ -216,7 +218,11 @@ async fn a_lease_ends_on_time_while_its_renewal_hangs(store: Store) {
     let reason = guard.lost().await;
 
     assert_eq!(reason, LostReason::Expired);
-    assert!(frozen.elapsed() < ttl + SLACK, "{:?}", frozen.elapsed());
+    assert!(
+        awake_since(frozen) < ttl + SLACK,
+        "{:?}",
+        awake_since(frozen)
+    );
     // The acknowledgement that comes now revives nothing.
     proxy.thaw();
     tickets(&builder(server.url()).build().unwrap(), "a", 0).await;

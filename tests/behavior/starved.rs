@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use libtest_mimic::Trial;
 use lockcore::{Error, ErrorKind, Fair, Guard, Lock, Locks, LostReason};
 use tests::eventually::eventually;
+use tests::stalls::awake_since;
 use tests::stores::Answers;
 
 use crate::store::{
@@ -86,9 +87,9 @@ async fn a_grant_that_nobody_collects_goes_to_the_next_in_another_process(store:
 
     let next = next.await.unwrap().unwrap();
     assert!(
-        began.elapsed() < SOON_AFTER_TTL + SLACK,
+        awake_since(began) < SOON_AFTER_TTL + SLACK,
         "{:?}",
-        began.elapsed()
+        awake_since(began)
     );
     give_back(next).await;
     drop(starved);
@@ -109,9 +110,9 @@ async fn a_grant_that_nobody_collects_goes_to_the_next_in_its_process(store: Sto
 
     let next = next.await.unwrap().unwrap();
     assert!(
-        began.elapsed() < SOON_AFTER_TTL + SLACK,
+        awake_since(began) < SOON_AFTER_TTL + SLACK,
         "{:?}",
-        began.elapsed()
+        awake_since(began)
     );
     give_back(next).await;
     drop(starved);
@@ -131,9 +132,9 @@ async fn a_shared_grant_that_nobody_collects_lets_a_writer_in(store: Store) {
     let next = catalog.write().ttl(TTL).wait(3 * SOON).acquire().await;
 
     assert!(
-        began.elapsed() < SOON_AFTER_TTL + SLACK,
+        awake_since(began) < SOON_AFTER_TTL + SLACK,
         "{:?}",
-        began.elapsed()
+        awake_since(began)
     );
     give_back(next.unwrap()).await;
     drop(starved);
@@ -153,7 +154,7 @@ async fn an_answer_that_nobody_looks_at_keeps_nobody_out(store: Store) {
     let began = Instant::now();
     loop {
         assert!(
-            began.elapsed() < SOON,
+            awake_since(began) < SOON,
             "it is not taken before it is looked at"
         );
         if let Poll::Ready(outcome) = starved.poll() {
@@ -176,9 +177,9 @@ async fn an_answer_that_nobody_looks_at_keeps_nobody_out(store: Store) {
     for used in uses {
         used.await.unwrap();
         assert!(
-            began.elapsed() < SOON_AFTER_TTL + SLACK,
+            awake_since(began) < SOON_AFTER_TTL + SLACK,
             "{:?}",
-            began.elapsed()
+            awake_since(began)
         );
     }
     drop(starved);

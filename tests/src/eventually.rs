@@ -7,12 +7,39 @@ use std::time::{Duration, Instant};
 /// Short against anything that a test measures, long enough not to keep one of two cores busy.
 const STEP: Duration = Duration::from_millis(2);
 
+/// What one step uses up at most. Far more than one takes while the machine runs: the rest of a longer one is the machine
+/// standing still, in which nothing can come true.
+const LONGEST_STEP: Duration = Duration::from_secs(1);
+
+/// The time that is left, without that in which the machine stood still.
+struct Patience {
+    left: Duration,
+    seen: Instant,
+}
+
+impl Patience {
+    fn new(within: Duration) -> Self {
+        Self {
+            left: within,
+            seen: Instant::now(),
+        }
+    }
+
+    /// Asked once before each step, so that a slow answer still counts once more.
+    fn is_over(&mut self) -> bool {
+        let now = Instant::now();
+        let step = now - self.seen;
+        self.seen = now;
+        self.left = self.left.saturating_sub(step.min(LONGEST_STEP));
+        self.left.is_zero()
+    }
+}
+
 /// Asks until there is an answer; `None` when there was none within the time.
 pub fn poll<T>(within: Duration, mut answer: impl FnMut() -> Option<T>) -> Option<T> {
-    let deadline = Instant::now() + within;
+    let mut patience = Patience::new(within);
     loop {
-        // Judged after the deadline was read, so that a slow answer still counts once more.
-        let over = Instant::now() >= deadline;
+        let over = patience.is_over();
         if let Some(answer) = answer() {
             return Some(answer);
         }
@@ -32,9 +59,9 @@ pub fn wait_until(what: &str, within: Duration, mut holds: impl FnMut() -> bool)
 
 /// The same for async code: the runtime's threads stay free.
 pub async fn eventually(what: &str, within: Duration, mut holds: impl AsyncFnMut() -> bool) {
-    let deadline = Instant::now() + within;
+    let mut patience = Patience::new(within);
     loop {
-        let over = Instant::now() >= deadline;
+        let over = patience.is_over();
         if holds().await {
             return;
         }
@@ -57,6 +84,19 @@ mod tests {
         });
 
         assert_eq!(asked, 1);
+    }
+
+    #[test]
+    fn a_machine_that_stands_still_uses_up_one_step() {
+        let mut patience = Patience::new(3 * LONGEST_STEP);
+        let stand_still = |patience: &mut Patience| patience.seen -= 20 * LONGEST_STEP;
+
+        stand_still(&mut patience);
+        assert!(!patience.is_over());
+        stand_still(&mut patience);
+        assert!(!patience.is_over());
+        stand_still(&mut patience);
+        assert!(patience.is_over(), "asked for ever");
     }
 
     #[test]

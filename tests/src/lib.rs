@@ -16,6 +16,7 @@
 //! | [`fact`] | a test case that shows as ignored, with the reason, when it cannot run |
 //! | [`watch`] | a test program whose output is searched for secrets |
 //! | [`eventually`] | waiting for something to become true, with a deadline |
+//! | [`stalls`] | time without that in which the machine stood still |
 //! | [`toolchain`] | whether this is the toolchain that expected output belongs to |
 //! | [`ports`] | loopback ports that nobody else gets |
 //! | [`measure`], [`turns`] | what the programs `load` and `bench` measure with, and the record of who held a lock when |
@@ -38,6 +39,7 @@ pub mod process;
 pub mod proxy;
 pub mod redis_server;
 pub mod sqlite_file;
+pub mod stalls;
 pub mod stores;
 pub mod toolchain;
 pub mod turns;

@@ -78,8 +78,7 @@ impl Process {
 
     /// The rest of its next line after `word`; panics when another line comes, or none within the time.
     pub fn expect(&mut self, word: &str, within: Duration) -> String {
-        let line = self
-            .hear(within)
+        let line = poll(within, || self.hear(Duration::from_millis(100)))
             .unwrap_or_else(|| panic!("no {word} within {within:?}"));
         match line.strip_prefix(word) {
             Some(rest) => rest.trim_start().to_owned(),

@@ -1,0 +1,91 @@
+//! Time without that in which the machine stood still. A virtual machine can stop for half a minute, and what took no
+//! longer than allowed otherwise is no fault of the library then.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+const TICK: Duration = Duration::from_millis(50);
+
+/// A tick that comes later than this was kept from coming. On two saturated cores it comes later by tens of milliseconds.
+const STALL: Duration = Duration::from_millis(500);
+
+static SEEN: Mutex<Seen> = Mutex::new(Seen {
+    last_tick: None,
+    stalls: Vec::new(),
+});
+
+struct Seen {
+    last_tick: Option<Instant>,
+    /// When each began, and ended.
+    stalls: Vec<(Instant, Instant)>,
+}
+
+impl Seen {
+    /// The stall that goes on, or has just ended and was not seen yet.
+    fn tick(&mut self, now: Instant) {
+        if let Some(last) = self.last_tick.replace(now)
+            && now.saturating_duration_since(last) > STALL
+        {
+            self.stalls.push((last, now));
+        }
+    }
+
+    fn awake_between(&self, began: Instant, now: Instant) -> Duration {
+        let stalled = |(from, to): &(Instant, Instant)| {
+            now.min(*to).saturating_duration_since(began.max(*from))
+        };
+        let stalled: Duration = self.stalls.iter().map(stalled).sum();
+        now.saturating_duration_since(began).saturating_sub(stalled)
+    }
+}
+
+/// Watches from now on, to the end of the process.
+pub fn watch() {
+    thread::spawn(|| {
+        loop {
+            seen().tick(Instant::now());
+            thread::sleep(TICK);
+        }
+    });
+}
+
+/// How long the machine has run since then, as far as it was [watched](watch). For upper bounds: it is never more than
+/// what has elapsed.
+pub fn awake_since(began: Instant) -> Duration {
+    let mut seen = seen();
+    let now = Instant::now();
+    // Whoever asks may be awake before the one that watches. Without one there is nothing to be seen.
+    if seen.last_tick.is_some() {
+        seen.tick(now);
+    }
+    seen.awake_between(began, now)
+}
+
+fn seen() -> MutexGuard<'static, Seen> {
+    SEEN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_passes_while_nothing_runs_does_not_count() {
+        let began = Instant::now();
+        let after = |millis| began + Duration::from_millis(millis);
+        let mut seen = Seen {
+            last_tick: None,
+            stalls: Vec::new(),
+        };
+        for tick in [0, 50, 100, 20_100, 20_150, 20_500, 31_000] {
+            seen.tick(after(tick));
+        }
+
+        let awake = |from, to| seen.awake_between(after(from), after(to)).as_millis();
+
+        assert_eq!(awake(0, 31_050), 31_050 - 20_000 - 10_500);
+        assert_eq!(awake(10_000, 20_200), 100, "began in the middle of one");
+        assert_eq!(awake(20_150, 20_450), 300, "between two");
+    }
+}
