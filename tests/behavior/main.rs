@@ -51,7 +51,7 @@ fn main() {
     tests::stalls::watch();
     let mut trials = Vec::new();
     for store in stores::ALL {
-        trials.extend(facts_of(store));
+        trials.extend(facts_of(*store));
     }
     trials.extend(facts_of_memory(&stores::memory::Memory));
     trials.extend(facts_of_redis(&stores::redis::Redis));

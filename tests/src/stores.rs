@@ -21,7 +21,7 @@ use crate::certificates::{Authority, Identity};
 use crate::proxy::Proxy;
 
 /// Every store of this build.
-pub const ALL: [&dyn Store; 5] = [
+pub const ALL: &[&dyn Store] = &[
     &memory::Memory,
     &redis::Redis,
     &sqlite::Sqlite,
@@ -31,8 +31,8 @@ pub const ALL: [&dyn Store; 5] = [
 
 /// Each store once: those that a client reaches by their URL alone.
 pub fn by_url() -> impl Iterator<Item = &'static dyn Store> {
-    ALL.into_iter()
-        .filter(|store| store.suite() == Suite::Whole)
+    let whole = |store: &&dyn Store| store.suite() == Suite::Whole;
+    ALL.iter().copied().filter(whole)
 }
 
 /// A store, whether or not a server runs.
