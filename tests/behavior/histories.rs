@@ -249,7 +249,7 @@ enum Step {
     Disconnect(usize),
     Connect(usize),
     LoseData,
-    /// On Redis: one of the two keys of a name.
+    /// On Redis: one of the keys of a name.
     Evict(usize, Key),
 }
 
@@ -265,8 +265,8 @@ struct With {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Key {
-    Tickets,
-    Queue,
+    State,
+    Ends,
 }
 
 impl History {
@@ -346,7 +346,7 @@ impl Step {
             98 => Self::LoseData,
             _ => Self::Evict(
                 random.usize(..NAMES),
-                random.choice([Key::Tickets, Key::Queue]).unwrap(),
+                random.choice([Key::State, Key::Ends]).unwrap(),
             ),
         }
     }

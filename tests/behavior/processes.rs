@@ -340,8 +340,8 @@ async fn one_hand_over_costs_two_scripts_and_one_message_whatever_the_number_of_
         }
         // Looking costs scripts as well: counted apart, by a connection that does not use any.
         eventually("the line has formed", SOON, async || {
-            let key = format!("{}:1:{{a}}:queue", store.namespace);
-            server.command::<usize>(&["LLEN", &key]) == waiters + 1
+            let key = format!("{}:1:{{a}}:line", store.namespace);
+            server.command::<usize>(&["HLEN", &key]) == 2 * waiters
         })
         .await;
 

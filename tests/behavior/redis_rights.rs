@@ -157,18 +157,18 @@ async fn a_command_that_is_denied_in_mid_life_is_named_and_costs_no_lease(_: Sto
     };
     renewed().await; // by the keeper, which is connected then
 
-    change("-hset");
+    change("-set");
     is_named(
         locks.mutex("a").acquire().await.unwrap_err(),
         ErrorKind::Config,
-        "hset",
+        "set",
     );
     assert_eq!(server.keys("*{a}*"), Vec::<String>::new());
     let more = holds.remaining() + Duration::from_millis(1);
     is_named(
         holds.ensure(more).await.unwrap_err(),
         ErrorKind::Config,
-        "hset",
+        "set",
     );
     server.command::<()>(&["ACL", "LOG", "RESET"]);
     eventually("the keeper's renewal is denied", SOON, async || {
@@ -177,17 +177,13 @@ async fn a_command_that_is_denied_in_mid_life_is_named_and_costs_no_lease(_: Sto
             .is_empty()
     })
     .await;
-    change("+hset");
+    change("+set");
     renewed().await;
 
     // What releases: nothing is done, and then half of it.
-    change("-hdel");
-    is_named(
-        holds.release().await.unwrap_err(),
-        ErrorKind::Config,
-        "hdel",
-    );
-    change("+hdel");
+    change("-set");
+    is_named(holds.release().await.unwrap_err(), ErrorKind::Config, "set");
+    change("+set");
     tickets(&locks, "held", 0).await;
     let holds = lock.acquire().await.unwrap();
     let waits = begin(

@@ -1,6 +1,7 @@
 //! The scripts of the Redis store, one call at a time: moments that no client can bring about at will.
 
 use libtest_mimic::Trial;
+use redis::Value;
 use tests::eventually::eventually;
 use tests::redis_server::RedisServer;
 
@@ -14,83 +15,140 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         an_enqueue_after_its_release_is_refused_while_the_mark_is_there
         a_line_longer_than_a_page_is_walked_to_its_end
         who_waits_behind_an_unheard_grant_looks_again_when_it_ends
-        one_ticket_alone_is_one_key
-        a_queue_that_is_lost_is_made_anew_in_its_order
-        a_queue_of_thousands_that_is_lost_is_made_anew
+        one_ticket_alone_is_one_key_and_none_is_a_number
+        ends_that_are_lost_are_made_anew
+        who_held_by_a_hash_that_is_lost_is_told_and_keeps_nobody_out_for_longer_than_its_lease
+        places_that_are_empty_do_not_become_many
         a_crowd_that_has_died_keeps_nobody_out
         who_comes_behind_waiters_that_died_is_told_when_to_look_again
         a_renewal_that_cannot_see_the_line_makes_nothing_smaller
-        a_queue_without_its_tickets_keeps_nobody_out
+        what_is_left_of_a_line_without_its_state_keeps_nobody_out
         the_next_in_line_is_woken_past_those_who_died
         the_rest_of_a_batch_is_replicated_after_a_message_was_denied
         a_replica_says_so_to_whoever_renews_or_releases
     ]
 }
 
+/// As the store puts it together.
 macro_rules! script {
     ($verb:literal) => {
-        concat!(
-            include_str!("../../lockcore/src/backend/redis/scripts/record.lua"),
-            "\n",
-            include_str!("../../lockcore/src/backend/redis/scripts/line.lua"),
-            "\n",
-            include_str!(concat!(
-                "../../lockcore/src/backend/redis/scripts/",
-                $verb,
-                ".lua"
-            ))
-        )
+        put_together(include_str!(concat!(
+            "../../lockcore/src/backend/redis/scripts/",
+            $verb,
+            ".lua"
+        )))
     };
 }
 
-const KEYS: [&str; 3] = ["t:1:{a}", "t:1:{a}:queue", "t:1:{a}:gone:x"];
+fn put_together(script: &str) -> String {
+    let line = include_str!("../../lockcore/src/backend/redis/scripts/line.lua");
+    let record = include_str!("../../lockcore/src/backend/redis/scripts/record.lua");
+    script
+        .replace("-- include line.lua", line)
+        .replace("-- include record.lua", record)
+}
 
-fn enqueue(server: &RedisServer, id: &str, permits: &str, ttl_millis: &str) -> Vec<i64> {
-    let record = format!("{permits}:10:00:me");
-    let mut call = vec!["EVAL", script!("enqueue"), "3"];
-    call.extend(KEYS);
-    call.extend(["t:1:wake:", id, ttl_millis, &record, "1", "0"]);
+const KEY: &str = "t:1:{a}";
+const LINE: &str = "t:1:{a}:line";
+const ENDS: &str = "t:1:{a}:ends";
+
+/// An id that can be read.
+fn id(name: &str) -> String {
+    format!("{name:.>32}")
+}
+
+fn enqueue(server: &RedisServer, name: &str, permits: &str, ttl_millis: &str) -> Vec<i64> {
+    let record = format!("{}:{permits}:10:00:me", id(name));
+    let call = ["EVAL", &script!("enqueue"), "1", KEY];
+    let call = [&call[..], &[&record, ttl_millis, "0", "1"]].concat();
+    match server.command(&call) {
+        Value::Int(ticket) => vec![0, ticket],
+        reply => redis::from_redis_value(reply).unwrap(),
+    }
+}
+
+fn release(server: &RedisServer, name: &str, mark_millis: &str) -> i64 {
+    let mark = if mark_millis == "0" { "" } else { mark_millis };
+    let departure = id(name) + mark;
+    match server.command(&["EVAL", &script!("release"), "1", KEY, &departure]) {
+        Value::Int(found) => found,
+        reply => redis::from_redis_value::<[i64; 1]>(reply).unwrap()[0],
+    }
+}
+
+fn renew(server: &RedisServer, name: &str) -> Vec<i64> {
+    renew_with(server, name, "10")
+}
+
+fn renew_with(server: &RedisServer, name: &str, permits: &str) -> Vec<i64> {
+    let id = id(name);
+    let call = ["EVAL", &script!("renew"), "1", KEY, &id, permits, "60000"];
     server.command(&call)
 }
 
-fn release(server: &RedisServer, id: &str, mark_millis: &str) -> Vec<i64> {
-    let mut call = vec!["EVAL", script!("release"), "3"];
-    call.extend(KEYS);
-    call.extend(["t:1:wake:", id, mark_millis]);
-    server.command(&call)
-}
-
-fn renew(server: &RedisServer, id: &str) -> Vec<i64> {
-    renew_with(server, id, "10")
-}
-
-fn renew_with(server: &RedisServer, id: &str, permits: &str) -> Vec<i64> {
-    let mut call = vec!["EVAL", script!("renew"), "2"];
-    call.extend(&KEYS[..2]);
-    call.extend(["t:1:wake:", id, permits, "60000"]);
-    server.command(&call)
-}
-
+/// Whoever is there, by number.
 fn line(server: &RedisServer) -> Vec<String> {
-    server.command(&["LRANGE", KEYS[1], "0", "-1"])
+    let names = records(server).into_iter();
+    names
+        .map(|record| record[29..61].trim_start_matches('.').to_owned())
+        .collect()
+}
+
+fn records(server: &RedisServer) -> Vec<String> {
+    let reply: Vec<Value> = server.command(&["EVAL", &script!("inspect"), "1", KEY]);
+    let records = reply.into_iter().skip(1);
+    let mut records: Vec<String> = records
+        .map(|record| redis::from_redis_value(record).unwrap())
+        .collect();
+    records.sort();
+    records
+}
+
+/// Where the record of a ticket is: under which key, and in which field.
+fn place(server: &RedisServer, name: &str) -> Option<(String, Option<String>)> {
+    let state: Option<String> = server.command(&["GET", KEY]);
+    if state?.contains(&id(name)) {
+        return Some((KEY.into(), None));
+    }
+    let found: Option<String> = server.command(&["HGET", LINE, &id(name)]);
+    let field = found.filter(|found| found.len() == 13);
+    Some((LINE.into(), Some(field.unwrap_or_else(|| id(name)))))
+}
+
+fn record(server: &RedisServer, name: &str) -> Option<String> {
+    let is_it = |record: &String| record[29..61] == id(name);
+    records(server).into_iter().find(is_it)
+}
+
+fn expires(server: &RedisServer, name: &str) -> u64 {
+    record(server, name).unwrap()[16..29].parse().unwrap()
+}
+
+fn now(server: &RedisServer) -> u64 {
+    let (seconds, micros): (u64, u64) = server.command(&["TIME"]);
+    seconds * 1000 + micros / 1000
 }
 
 /// Nobody has looked at the line since.
-async fn lease_is_over(server: &RedisServer, id: &str) {
-    let written: String = server.command(&["HGET", KEYS[0], id]);
-    let expires: u64 = written.split(':').next().unwrap().parse().unwrap();
-    eventually("the lease is over", SOON, async || {
-        let (seconds, micros): (u64, u64) = server.command(&["TIME"]);
-        seconds * 1000 + micros / 1000 > expires
-    })
-    .await;
+async fn lease_is_over(server: &RedisServer, name: &str) {
+    let expires = expires(server, name);
+    eventually("the lease is over", SOON, async || now(server) > expires).await;
 }
 
 /// Ends a lease that was long enough to do anything in.
-fn end_lease(server: &RedisServer, id: &str) {
-    let written: String = server.command(&["HGET", KEYS[0], id]);
-    let (_expires, rest) = written.split_once(':').unwrap();
-    server.command::<()>(&["HSET", KEYS[0], id, &format!("1:{rest}")]);
+fn end_lease(server: &RedisServer, name: &str) {
+    let record = record(server, name).unwrap();
+    let over = format!("{}{:013}{}", &record[..16], 1, &record[29..]);
+    match place(server, name).unwrap() {
+        (key, None) => {
+            let state: String = server.command(&["GET", &key]);
+            server.command::<()>(&["SET", &key, &state.replace(&record, &over)]);
+        }
+        (key, Some(field)) => {
+            server.command::<()>(&["HSET", &key, &field, &over]);
+            server.command::<()>(&["ZADD", ENDS, "XX", "1", &field]);
+        }
+    }
 }
 
 /// The reply to the first was lost, and the lease ran out before the repetition.
@@ -102,8 +160,7 @@ async fn an_enqueue_repeated_after_its_lease_does_not_hold(_: Store) {
     // It is still written down, as nobody has looked since.
     let repeated = enqueue(&server, "z", "10", "60000");
 
-    let written: usize = server.command(&["HEXISTS", KEYS[0], "z"]);
-    assert_eq!((repeated[0], written), (4, 0), "answer, tickets written");
+    assert_eq!((repeated[0], line(&server).len()), (4, 0));
     assert_eq!(enqueue(&server, "other", "10", "60000")[0], 0);
 }
 
@@ -118,7 +175,7 @@ async fn a_waiter_repeated_after_its_lease_is_taken_out_of_the_line(_: Store) {
     assert_eq!(enqueue(&server, "w", "10", "60000"), [4]);
 
     assert_eq!(line(&server), ["holds", "next"]);
-    assert_eq!(server.command::<usize>(&["HEXISTS", KEYS[0], "w"]), 0);
+    assert_eq!(server.command::<usize>(&["HLEN", LINE]), 2);
 }
 
 async fn an_enqueue_repeated_in_time_is_the_same_ticket(_: Store) {
@@ -129,15 +186,26 @@ async fn an_enqueue_repeated_in_time_is_the_same_ticket(_: Store) {
 
     assert_eq!(enqueue(&server, "x", "10", "60000")[..2], holds[..2]);
     assert_eq!(enqueue(&server, "w", "1", "60000")[..2], waits[..2]);
-    assert_eq!(server.command::<usize>(&["LLEN", KEYS[1]]), 2);
+    assert_eq!(line(&server), ["x", "w"]);
 }
 
 async fn an_enqueue_after_its_release_is_refused_while_the_mark_is_there(_: Store) {
-    let server = RedisServer::start();
-    assert_eq!(release(&server, "x", "60000"), [0]);
+    for others in [0, 1, 2] {
+        let server = RedisServer::start();
+        assert_eq!(release(&server, "x", "60000"), 0);
+        for other in 0..others {
+            enqueue(&server, &other.to_string(), "1", "60000");
+        }
 
-    assert_eq!(enqueue(&server, "x", "10", "60000"), [4]);
-    assert_eq!(server.command::<usize>(&["EXISTS", KEYS[0], KEYS[1]]), 0);
+        assert_eq!(enqueue(&server, "x", "1", "60000"), [4]);
+        assert_eq!(line(&server).len(), others);
+        for other in 0..others {
+            assert_eq!(release(&server, &other.to_string(), "0"), 1);
+        }
+
+        assert_eq!(enqueue(&server, "x", "1", "60000"), [4]);
+        assert_eq!(enqueue(&server, "y", "1", "60000")[0], 0);
+    }
 }
 
 /// Readers of 1 of 10, more than one page of the walk, then one who wants all: who leaves, wakes just whom it lets in.
@@ -151,17 +219,17 @@ async fn a_line_longer_than_a_page_is_walked_to_its_end(_: Store) {
         assert_eq!(enqueue(&server, &format!("r{number}"), "1", "60000")[0], 1);
     }
     for number in 0..9 {
-        assert_eq!(release(&server, &format!("r{number}"), "0"), [1]);
+        assert_eq!(release(&server, &format!("r{number}"), "0"), 1);
         assert_eq!(
             enqueue(&server, "all", "10", "60000")[0],
             1,
             "let in too early"
         );
     }
-    assert_eq!(release(&server, "r9", "0"), [1]);
+    assert_eq!(release(&server, "r9", "0"), 1);
     assert_eq!(enqueue(&server, "all", "10", "60000")[0], 0);
     assert_eq!(enqueue(&server, "r10", "1", "60000")[0], 1);
-    assert_eq!(release(&server, "all", "0"), [1]);
+    assert_eq!(release(&server, "all", "0"), 1);
     // Ten of the thirty, in their order.
     for number in 10..40 {
         let status = enqueue(&server, &format!("r{number}"), "1", "60000")[0];
@@ -184,79 +252,133 @@ async fn who_waits_behind_an_unheard_grant_looks_again_when_it_ends(_: Store) {
     assert!((1..=2000).contains(&recheck), "{recheck} ms");
 }
 
-async fn one_ticket_alone_is_one_key(_: Store) {
+async fn one_ticket_alone_is_one_key_and_none_is_a_number(_: Store) {
     let server = RedisServer::start();
     for turn in 0..2 {
         assert_eq!(enqueue(&server, "x", "10", "60000")[0], 0);
-        assert_eq!(server.keys("*"), [KEYS[0]], "turn {turn}");
+        assert_eq!(server.keys("*"), [KEY], "turn {turn}");
         assert_eq!(enqueue(&server, "w", "10", "60000")[0], 1);
         assert_eq!(line(&server), ["x", "w"]);
-        assert_eq!(release(&server, "x", "0"), [1]);
-        assert_eq!(release(&server, "w", "0"), [1]);
-        assert_eq!(server.keys("*"), [KEYS[0]], "turn {turn}");
+        assert_eq!(release(&server, "x", "0"), 1);
+        assert_eq!(server.keys("*"), [KEY], "turn {turn}");
+        assert_eq!(release(&server, "w", "0"), 1);
+        assert_eq!(server.keys("*"), [KEY], "turn {turn}");
     }
-    assert_eq!(server.command::<usize>(&["HLEN", KEYS[0]]), 1);
+    let last: String = server.command(&["GET", KEY]);
+    assert_eq!((last.len(), last.parse::<u64>().is_ok()), (16, true));
+    let encoding: String = server.command(&["OBJECT", "ENCODING", KEY]);
+    assert_eq!(encoding, "int");
 }
 
 /// By whichever verb finds it gone.
-async fn a_queue_that_is_lost_is_made_anew_in_its_order(_: Store) {
-    let server = RedisServer::start();
-    let all = ["holds", "b", "a", "c"];
-    for (place, id) in all.into_iter().enumerate() {
-        assert_eq!(
-            enqueue(&server, id, "10", "60000")[0],
-            i64::from(place > 0),
-            "{id}"
-        );
-    }
-    let lose = || assert_eq!(server.command::<i64>(&["DEL", KEYS[1]]), 1);
-
-    lose();
-    assert_eq!(enqueue(&server, "d", "10", "60000")[0], 1);
-    assert_eq!(line(&server), ["holds", "b", "a", "c", "d"]);
-    lose();
-    assert_eq!(renew(&server, "a")[0], 1);
-    assert_eq!(line(&server), ["holds", "b", "a", "c", "d"]);
-    lose();
-    assert_eq!(release(&server, "holds", "0"), [1]);
-    assert_eq!(line(&server), ["b", "a", "c", "d"]);
-    assert_eq!(renew(&server, "b")[0], 0, "it holds");
-    assert_eq!(renew(&server, "a")[0], 1, "and nobody else does");
-    let left: i64 = server.command(&["PTTL", KEYS[1]]);
-    assert!(left > 86_400_000 - 60_000, "lives for {left} ms");
-}
-
-/// Exclusive tickets `t1`, `t2` and so on that live, and behind them others that do not any more; without a queue.
-fn fill(server: &RedisServer, live: u32, dead: u32) {
-    const FILL: &str = "local now = redis.call('TIME')[1] * 1000 \
-        local function put(i, expires) \
-            redis.call('HSET', KEYS[1], 't' .. i, string.format('%.0f:%d:10:10:00:me', expires, i)) \
-        end \
-        for i = 1, ARGV[1] do put(i, now + 60000) end \
-        for i = ARGV[1] + 1, ARGV[1] + ARGV[2] do put(i, now - 1) end \
-        redis.call('HSET', KEYS[1], 'last', '10000')";
-    let (live, dead) = (live.to_string(), dead.to_string());
-    server.command::<()>(&["EVAL", FILL, "1", KEYS[0], &live, &dead]);
-}
-
-/// Of as many as may wait, which is more than a script can have in hand at once.
-async fn a_queue_of_thousands_that_is_lost_is_made_anew(_: Store) {
-    for verb in ["release", "renew", "enqueue"] {
+async fn ends_that_are_lost_are_made_anew(_: Store) {
+    for verb in [
+        "enqueue",
+        "renew",
+        "renew another",
+        "release",
+        "release another",
+    ] {
         let server = RedisServer::start();
-        fill(&server, 10_000, 0);
+        for id in ["a", "b", "c"] {
+            assert_eq!(enqueue(&server, id, "3", "60000")[0], 0);
+        }
+        assert_eq!(enqueue(&server, "waits", "3", "60000")[0], 1);
+        assert_eq!(server.command::<i64>(&["DEL", ENDS]), 1);
 
         match verb {
-            "release" => assert_eq!(release(&server, "t1", "0"), [1]),
-            "renew" => assert_eq!(renew(&server, "t1")[0], 0),
-            _ => assert_eq!(enqueue(&server, "t10000", "10", "60000")[0], 1),
+            "enqueue" => assert_eq!(enqueue(&server, "d", "1", "60000")[0], 1),
+            "renew" => assert_eq!(renew(&server, "a")[0], 0),
+            "renew another" => assert_eq!(renew(&server, "waits")[0], 1),
+            "release" => assert_eq!(release(&server, "c", "0"), 1),
+            _ => assert_eq!(release(&server, "waits", "0"), 1),
         }
 
-        let line = line(&server);
-        let first = if verb == "release" { "t2" } else { "t1" };
-        let (front, end) = (line.first().unwrap(), line.last().unwrap());
-        assert_eq!((front.as_str(), end.as_str()), (first, "t10000"));
-        assert_eq!(renew(&server, first)[0], 0, "it holds");
+        let holders = ["a", "b", if verb == "release" { "waits" } else { "c" }];
+        for holder in holders {
+            let ends: Option<f64> = server.command(&["ZSCORE", ENDS, &id(holder)]);
+            assert_eq!(
+                ends,
+                Some(expires(&server, holder) as f64),
+                "{verb}: {holder}"
+            );
+            assert_eq!(renew(&server, holder)[0], 0);
+        }
+        let left: i64 = server.command(&["PTTL", ENDS]);
+        assert!(left > 86_400_000 - 60_000, "lives for {left} ms");
     }
+}
+
+/// Of several holders, the hash has what each of them holds.
+async fn who_held_by_a_hash_that_is_lost_is_told_and_keeps_nobody_out_for_longer_than_its_lease(
+    _: Store,
+) {
+    let server = RedisServer::start();
+    for id in ["a", "b"] {
+        assert_eq!(enqueue(&server, id, "5", "60000")[0], 0);
+    }
+    assert_eq!(server.command::<i64>(&["DEL", LINE]), 1);
+
+    assert_eq!(enqueue(&server, "c", "1", "60000")[0], 1);
+    assert_eq!(renew(&server, "a")[0], 2);
+    assert_eq!(release(&server, "b", "0"), 0);
+    assert_eq!(enqueue(&server, "c", "1", "60000")[0], 1);
+    server.command::<()>(&["ZADD", ENDS, "1", &id("a"), "1", &id("b")]);
+
+    assert_eq!(enqueue(&server, "c", "1", "60000")[0], 0);
+    assert_eq!(line(&server), ["c"]);
+}
+
+/// Exclusive tickets `t1`, `t2` and so on that live, and behind them others that do not any more. The first holds.
+fn fill(server: &RedisServer, live: u32, dead: u32) {
+    const FILL: &str = "local now = redis.call('TIME')[1] * 1000 \
+        local function record(i, expires) \
+            return string.format('%016d%013d', i, expires) .. string.rep('.', 31 - #tostring(i)) .. 't' .. i .. ':10:10:00:me' \
+        end \
+        local line, n = KEYS[1] .. ':line', ARGV[1] + ARGV[2] \
+        for i = 2, n do \
+            local record = record(i, i <= tonumber(ARGV[1]) and now + 60000 or now - 1) \
+            local place = string.format('%013d', i) \
+            redis.call('HSET', line, place, record, string.sub(record, 30, 61), place) \
+        end \
+        local state = string.format('%016dL%013d%013d%013d%010d%010d', 10000, 0, 2, n + 1, 10, 10) \
+        redis.call('SET', KEYS[1], state .. record(1, now + 60000), 'PX', '86400000')";
+    let (live, dead) = (live.to_string(), dead.to_string());
+    server.command::<()>(&["EVAL", FILL, "1", KEY, &live, &dead]);
+}
+
+/// Somebody waits from the beginning; those who come behind it leave again. When it leaves too, no verb is to look at all
+/// the places between it and the next.
+async fn places_that_are_empty_do_not_become_many(_: Store) {
+    let server = RedisServer::start();
+    for id in ["holds", "stays"] {
+        enqueue(&server, id, "10", "60000");
+    }
+    for turn in 0..2_000 {
+        assert_eq!(enqueue(&server, "comes", "10", "60000")[0], 1);
+        assert_eq!(release(&server, "comes", "0"), 1);
+        if turn % 500 == 0 {
+            enqueue(&server, &format!("late {turn}"), "10", "60000");
+        }
+    }
+
+    let state: String = server.command(&["GET", KEY]);
+    let places = |at: usize| state[at..at + 13].parse::<u64>().unwrap();
+    assert!(places(43) - places(30) <= 256, "{state}");
+    let all = [
+        "holds",
+        "stays",
+        "late 0",
+        "late 500",
+        "late 1000",
+        "late 1500",
+    ];
+    assert_eq!(line(&server), all);
+    for (place, next) in all.into_iter().enumerate() {
+        assert_eq!(renew(&server, next)[0], 0, "{next} holds");
+        assert_eq!(release(&server, next, "0"), 1, "{place}");
+    }
+    assert_eq!(server.keys("*"), [KEY]);
 }
 
 /// Whether somebody who lives waits before it, behind whom nobody is looked at, or it comes next; and whether or not
@@ -267,10 +389,18 @@ async fn a_crowd_that_has_died_keeps_nobody_out(_: Store) {
         fill(&server, before, 10_000 - before - behind);
         assert_eq!(renew(&server, "t1")[0], 0);
         for number in 0..behind {
-            let (id, place) = (format!("behind{number}"), 10_001 + number);
-            let record = format!("9999999999999:{place}:10:10:00:me");
-            server.command::<()>(&["HSET", KEYS[0], &id, &record]);
-            server.command::<()>(&["RPUSH", KEYS[1], &id]);
+            let (id, place) = (
+                id(&format!("behind{number}")),
+                before + (10_000 - before - behind) + number + 1,
+            );
+            let place = format!("{place:013}");
+            let record = format!("{:016}9999999999999{id}:10:10:00:me", 10_001 + number);
+            server.command::<()>(&["HSET", LINE, &place, &record, &id, &place]);
+        }
+        if behind > 0 {
+            let state: String = server.command(&["GET", KEY]);
+            let state = format!("{}{:013}{}", &state[..43], 10_001, &state[56..]);
+            server.command::<()>(&["SET", KEY, &state]);
         }
 
         let mut tries = 0;
@@ -313,30 +443,46 @@ async fn a_renewal_that_cannot_see_the_line_makes_nothing_smaller(_: Store) {
     let server = RedisServer::start();
     enqueue(&server, "x", "10", "60000");
     enqueue(&server, "w", "1", "60000");
-    server.command::<()>(&["SET", KEYS[1], "foreign"]);
+    server.command::<()>(&["RENAME", LINE, "aside"]);
+    server.command::<()>(&["SET", LINE, "foreign"]);
 
     assert_eq!(renew_with(&server, "x", "1"), [3, -1, -1]);
-    server.command::<()>(&["DEL", KEYS[1]]);
+    server.command::<()>(&["RENAME", "aside", LINE]);
 
-    let record: String = server.command(&["HGET", KEYS[0], "x"]);
-    assert_eq!(record.split(':').nth(2), Some("10"));
+    let record = record(&server, "x").unwrap();
+    assert_eq!(record.split(':').nth(1), Some("10"));
     assert_eq!(renew_with(&server, "x", "1")[0], 0);
     assert_eq!(renew_with(&server, "w", "1")[0], 0);
 }
 
-async fn a_queue_without_its_tickets_keeps_nobody_out(_: Store) {
-    let server = RedisServer::start();
-    enqueue(&server, "x", "10", "60000");
-    enqueue(&server, "w", "10", "60000");
-    server.command::<i64>(&["DEL", KEYS[0]]);
+/// Neither a line nor several holders.
+async fn what_is_left_of_a_line_without_its_state_keeps_nobody_out(_: Store) {
+    for permits in ["10", "5"] {
+        let server = RedisServer::start();
+        enqueue(&server, "x", permits, "60000");
+        enqueue(&server, "y", permits, "60000");
+        enqueue(&server, "w", "10", "60000");
+        server.command::<i64>(&["DEL", KEY]);
 
-    assert_eq!(renew(&server, "x")[0], 2, "lost");
-    assert_eq!(enqueue(&server, "new", "10", "60000")[0], 0);
-    assert_eq!(line(&server), ["new"]);
-    assert_eq!(release(&server, "x", "0"), [0]);
-    assert_eq!(renew(&server, "new")[0], 0);
-    assert_eq!(release(&server, "new", "0"), [1]);
-    assert_eq!(server.keys("*"), [KEYS[0]]);
+        for lost in ["x", "y", "w"] {
+            assert_eq!(renew(&server, lost)[0], 2, "{lost} is lost");
+        }
+        assert_eq!(enqueue(&server, "new", permits, "60000")[0], 0);
+        assert_eq!(line(&server), ["new"]);
+        assert_eq!(release(&server, "x", "0"), 0);
+        assert_eq!(renew(&server, "y")[0], 2);
+        let second = enqueue(&server, "second", permits, "60000");
+        assert_eq!(second[0], i64::from(permits == "10"));
+        assert_eq!(line(&server), ["new", "second"]);
+        for lost in ["x", "y", "w"] {
+            assert_eq!(renew(&server, lost)[0], 2, "{lost} is lost");
+        }
+        for id in ["new", "second"] {
+            assert_eq!(renew(&server, id)[0], 0);
+            assert_eq!(release(&server, id, "0"), 1);
+        }
+        assert_eq!(server.keys("*"), [KEY]);
+    }
 }
 
 /// The short way from the holder to the next in line is for one who lives.
@@ -348,15 +494,12 @@ async fn the_next_in_line_is_woken_past_those_who_died(_: Store) {
     enqueue(&server, "reads too", "1", "60000");
     end_lease(&server, "dead");
 
-    assert_eq!(release(&server, "holds", "0"), [1]);
+    assert_eq!(release(&server, "holds", "0"), 1);
 
     assert_eq!(line(&server), ["reads", "reads too"]);
     for id in ["reads", "reads too"] {
         // Nobody listens to the channel: woken all the same, and cut short for it.
-        let written: String = server.command(&["HGET", KEYS[0], id]);
-        let expires: u64 = written.split(':').next().unwrap().parse().unwrap();
-        let (seconds, micros): (u64, u64) = server.command(&["TIME"]);
-        assert!(expires <= seconds * 1000 + micros / 1000 + 2000, "{id}");
+        assert!(expires(&server, id) <= now(&server) + 2000, "{id}");
     }
 }
 
@@ -366,22 +509,22 @@ async fn the_rest_of_a_batch_is_replicated_after_a_message_was_denied(_: Store) 
     let replica = RedisServer::replica_of(&server);
     let rights = ["+@all", "-publish", "~*", "nopass", "on"];
     server.command::<()>(&[&["ACL", "SETUSER", "mute"], &rights[..]].concat());
-    let alone = "9999999999999:7:10:10:00:me";
+    let (holds, x) = (id("holds"), id("x"));
+    let alone = format!("{:016}9999999999999{x}:10:10:00:me", 7);
     for verb in ["release", "renew"] {
         server.flush();
         enqueue(&server, "holds", "10", "60000");
         enqueue(&server, "reads", "1", "60000");
-        server.command::<()>(&["HSET", "t:1:{b}", "last", "7", "x", alone]);
-        let other = ["t:1:{b}", "t:1:{b}:queue", "t:1:{b}:gone:x"];
+        let other = "t:1:{b}";
+        server.command::<()>(&["SET", other, &alone]);
         let mut call = redis::cmd("EVAL");
         let (failed, done): (&[i64], &[i64]) = if verb == "release" {
-            call.arg(script!("release")).arg(6).arg(&KEYS).arg(&other);
-            call.arg(&["t:1:wake:", "holds", "0", "x", "0"]);
+            call.arg(script!("release")).arg(2).arg(&[KEY, other]);
+            call.arg(&[&holds, &x]);
             (&[2], &[1])
         } else {
-            call.arg(script!("renew")).arg(4);
-            call.arg(&KEYS[..2]).arg(&other[..2]);
-            call.arg(&["t:1:wake:", "holds", "1", "60000", "x", "10", "60000"]);
+            call.arg(script!("renew")).arg(2).arg(&[KEY, other]);
+            call.arg(&[&holds, "1", "60000", &x, "10", "60000"]);
             (&[3, -1, -1], &[0, 60000, -1])
         };
 
@@ -390,10 +533,8 @@ async fn the_rest_of_a_batch_is_replicated_after_a_message_was_denied(_: Store) 
 
         assert_eq!(reply, [failed, done].concat(), "{verb}");
         eventually("replicated", SOON, async || {
-            let at = |server: &RedisServer| -> Option<String> {
-                server.command(&["HGET", "t:1:{b}", "x"])
-            };
-            at(&server).as_deref() != Some(alone) && at(&server) == at(&replica)
+            let at = |server: &RedisServer| -> Option<String> { server.command(&["GET", other]) };
+            at(&server).as_ref() != Some(&alone) && at(&server) == at(&replica)
         })
         .await;
     }
@@ -408,13 +549,13 @@ async fn a_replica_says_so_to_whoever_renews_or_releases(_: Store) {
         for ids in [&["alone"][..], &["other"], &["other", "alone", "next"]] {
             let count = ids.len();
             let (mut release, mut renew) = (redis::cmd("EVAL"), redis::cmd("EVAL"));
-            release.arg(script!("release")).arg(3 * count);
-            release.arg(KEYS.repeat(count)).arg("t:1:wake:");
-            renew.arg(script!("renew")).arg(2 * count);
-            renew.arg(KEYS[..2].repeat(count)).arg("t:1:wake:");
-            for id in ids {
-                release.arg(&[id, "0"]);
-                renew.arg(&[id, "10", "60000"]);
+            release.arg(script!("release")).arg(count);
+            release.arg([KEY].repeat(count));
+            renew.arg(script!("renew")).arg(count);
+            renew.arg([KEY].repeat(count));
+            for name in ids {
+                release.arg(self::id(name));
+                renew.arg(self::id(name)).arg(&["10", "60000"]);
             }
             for call in [renew, release] {
                 let client = redis::Client::open(replica.url()).unwrap();

@@ -548,16 +548,20 @@ impl Model {
         self.expired.clear();
     }
 
-    /// The queue can be made anew from the tickets; without them it is nothing.
+    /// When holders end can be found out anew; without the state there is nobody.
     pub(super) fn evict(&mut self, name: usize, key: Key) {
-        if key == Key::Queue {
+        if key == Key::Ends {
             return;
         }
         self.queues[name] = Queue::default();
         self.exclusive[name] = 0;
-        // What the queue has of them may make a repetition too late.
         let of_name = |ticket: &usize| self.wishes[*ticket].name == name;
-        self.expired.extend((0..self.wishes.len()).filter(of_name));
+        // It may say that there are no marks, once it is written again.
+        for (ticket, end) in &mut self.marks {
+            if of_name(ticket) {
+                *end = (*end).min(self.now);
+            }
+        }
     }
 
     /// Whether a ticket of this client may have to be woken.

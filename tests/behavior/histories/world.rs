@@ -188,10 +188,10 @@ impl World {
                 model.lose_data();
             }
             Step::Evict(name, key) => {
-                let tickets = model.names[*name].key(1, 512);
+                let state = model.names[*name].key(1, 512);
                 let evicted = match key {
-                    Key::Tickets => self.stage.evict(&tickets),
-                    Key::Queue => self.stage.evict(&format!("{tickets}:queue")),
+                    Key::State => self.stage.evict(&state),
+                    Key::Ends => self.stage.evict(&format!("{state}:ends")),
                 };
                 if !evicted {
                     return Ok(());

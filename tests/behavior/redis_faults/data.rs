@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use libtest_mimic::Trial;
 use lockcore::backend::{self, Events};
-use lockcore::{ErrorKind, LostReason, Namespace, Release};
+use lockcore::{ErrorKind, Locks, LostReason, Namespace, Release};
 use tests::faketime::Clock;
 use tests::redis_server::RedisServer;
 
@@ -18,7 +18,8 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
         a_server_that_lost_its_data_takes_the_lock_and_tokens_still_rise
         ready_reports_a_server_that_evicts
         an_evicted_ticket_costs_the_lock_and_the_holder_learns_it
-        an_evicted_queue_costs_nobody_the_lock_or_the_place
+        evicted_ends_cost_nobody_the_lock_or_the_place
+        an_evicted_line_costs_those_who_wait_their_place_and_nobody_the_lock
         a_clock_that_jumps_forward_is_noticed_and_tokens_rise
         a_clock_that_jumps_back_lets_no_second_holder_in
         one_clock_that_was_far_ahead_does_not_drive_every_token_ahead
@@ -48,14 +49,15 @@ async fn one_bad_name_does_not_cost_the_other_leases(_: Store) {
 async fn a_line_of_thousands_that_died_at_once_is_cleared(_: Store) {
     let server = RedisServer::start();
     let dead = "for i = 1, 20000 do \
-        redis.call('RPUSH', KEYS[1], i) \
-        redis.call('HSET', KEYS[2], i, '1:1:1073741824:1073741824:00:me') end";
-    server.command::<()>(&["EVAL", dead, "2", "test:1:{a}:queue", "test:1:{a}"]);
+        local id, place = string.format('%032d', i), string.format('%013d', i) \
+        local record = string.format('%016d%013d', i, 1) .. id .. ':1073741824:1073741824:00:me' \
+        redis.call('HSET', KEYS[1] .. ':line', place, record, id, place) end \
+        redis.call('SET', KEYS[1], string.format('%016dL%013d%013d%013d%010d%010d', 20000, 0, 1, 20001, 0, 0))";
+    server.command::<()>(&["EVAL", dead, "1", "test:1:{a}"]);
 
     let guard = client(&server).mutex("a").acquire().await.unwrap();
 
-    assert_eq!(server.command::<usize>(&["HLEN", "test:1:{a}"]), 2); // one ticket, and the number drawn last
-    assert_eq!(server.command::<usize>(&["LLEN", "test:1:{a}:queue"]), 0);
+    assert_eq!(server.keys("*"), ["test:1:{a}"]);
     give_back(guard).await;
     nothing_left(&server).await;
 }
@@ -115,20 +117,22 @@ async fn an_evicted_ticket_costs_the_lock_and_the_holder_learns_it(_: Store) {
     nothing_left(&server).await;
 }
 
-async fn an_evicted_queue_costs_nobody_the_lock_or_the_place(_: Store) {
+/// What says when several holders end can be found out from their tickets.
+async fn evicted_ends_cost_nobody_the_lock_or_the_place(_: Store) {
     let server = RedisServer::start();
     let locks = client(&server);
-    let guard = locks.mutex("a").acquire().await.unwrap();
+    let lock = |locks: &Locks| locks.semaphore("a", 2).permits(1).wait(SOON);
+    let first = lock(&locks).acquire().await.unwrap();
+    let second = lock(&locks).acquire().await.unwrap();
     let mut waiters = Vec::new();
     for place in 0..3 {
-        let lock = client(&server).mutex("a").wait(SOON);
-        waiters.push(begin(lock));
-        tickets(&locks, "a", place + 2).await;
+        waiters.push(begin(lock(&client(&server))));
+        tickets(&locks, "a", place + 3).await;
     }
-    assert_eq!(server.command::<i64>(&["DEL", "test:1:{a}:queue"]), 1);
-    let mut last = guard.token();
+    assert_eq!(server.command::<i64>(&["DEL", "test:1:{a}:ends"]), 1);
+    let mut last = second.token();
 
-    give_back(guard).await;
+    give_back(first).await;
 
     for waiter in waiters {
         let guard = waiter.await.unwrap().unwrap();
@@ -136,6 +140,29 @@ async fn an_evicted_queue_costs_nobody_the_lock_or_the_place(_: Store) {
         last = guard.token();
         give_back(guard).await;
     }
+    give_back(second).await;
+    nothing_left(&server).await;
+}
+
+/// They learn it at their next renewal and line up again.
+async fn an_evicted_line_costs_those_who_wait_their_place_and_nobody_the_lock(_: Store) {
+    let server = RedisServer::start();
+    let lock = |locks: &Locks| locks.mutex("a").ttl(Duration::from_millis(900)).wait(SOON);
+    let locks = client(&server);
+    let guard = lock(&locks).acquire().await.unwrap();
+    let waiter = begin(lock(&client(&server)));
+    tickets(&locks, "a", 2).await;
+    assert_eq!(server.command::<i64>(&["DEL", "test:1:{a}:line"]), 1);
+    assert_eq!(locks.inspect("a").await.unwrap().len(), 1);
+
+    tickets(&locks, "a", 2).await;
+
+    assert!(guard.is_valid());
+    let token = guard.token();
+    give_back(guard).await;
+    let next = waiter.await.unwrap().unwrap();
+    assert!(next.token() > token);
+    give_back(next).await;
     nothing_left(&server).await;
 }
 

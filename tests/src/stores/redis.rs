@@ -123,13 +123,15 @@ impl Server for RedisServer {
     /// Everything but hashes with the one field `last`, which keeps the tokens of a name rising.
     fn litter(&self, namespace: &str) -> Vec<String> {
         let mut keys = self.keys(&format!("{namespace}:*"));
+        // The numbers that were drawn last stay.
         keys.retain(|key| {
-            let is_hash: String = self.command(&["TYPE", key]);
-            if is_hash != "hash" {
-                return true;
+            let kind: String = self.command(&["TYPE", key]);
+            if kind != "string" {
+                return kind != "none";
             }
-            let fields: Vec<String> = self.command(&["HKEYS", key]);
-            fields != ["last"]
+            let value: Option<String> = self.command(&["GET", key]);
+            let is_number = |value: String| value.len() == 16 && value.parse::<u64>().is_ok();
+            !value.is_none_or(is_number)
         });
         keys
     }

@@ -1,10 +1,8 @@
 //! How tickets are written: keys, channels and scripts. All of it is wire format.
 
-use std::fmt::{self, Display};
 use std::sync::LazyLock;
 
 use crate::name::{Name, Namespace};
-use crate::request::Id;
 
 /// In every key and channel. Versions of the library that write differently have another number
 /// here, and so do not see each other; a change of it is a breaking release. 1 is the first that is released.
@@ -13,26 +11,9 @@ const VERSION: u32 = 1;
 /// Bytes of a name that stay readable in a key.
 const READABLE: usize = 512;
 
-/// The keys of one name; what they hold is in `scripts/line.lua`.
-pub(super) struct Keys(String);
-
-impl Keys {
-    pub(super) fn of(name: &Name) -> Self {
-        Self(name.key(VERSION, READABLE))
-    }
-
-    pub(super) fn tickets(&self) -> &str {
-        &self.0
-    }
-
-    pub(super) fn queue(&self) -> impl Display {
-        fmt::from_fn(|f| write!(f, "{}:queue", self.0))
-    }
-
-    /// The mark that an id was released before its enqueue arrived.
-    pub(super) fn mark(&self, id: Id) -> impl Display {
-        fmt::from_fn(move |f| write!(f, "{}:gone:{id}", self.0))
-    }
+/// The key of one name. Scripts make the others of the name from it: see `scripts/line.lua`.
+pub(super) fn key(name: &Name) -> String {
+    name.key(VERSION, READABLE)
 }
 
 /// A key as names have them, and none of them.
@@ -40,14 +21,9 @@ pub(super) fn some_key(namespace: &Namespace) -> String {
     format!("{}:{VERSION}:{{}}", namespace.as_str())
 }
 
-/// What all wake-up channels of a namespace begin with.
-pub(super) fn wake_prefix(namespace: &Namespace) -> impl Display {
-    fmt::from_fn(|f| write!(f, "{}:{VERSION}:wake:", namespace.as_str()))
-}
-
-/// The channel of one receiver.
+/// The channel of one receiver. Scripts make it of what is in front of the brace in a key.
 pub(super) fn wake_channel(namespace: &Namespace, receiver: &str) -> String {
-    format!("{}{receiver}", wake_prefix(namespace))
+    format!("{}:{VERSION}:wake:{receiver}", namespace.as_str())
 }
 
 /// A script and the hash that the server knows it by.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use redis::{Cmd, ErrorKind, RedisError, RedisWrite, Value};
 
 use super::RedisConnection;
-use super::layout::{self, Keys, Script};
+use super::layout::{self, Script};
 use super::rights::{self, GUIDE};
 use crate::backend::{Departure, Enqueued, Fault, Place, Released, Renewed, StoreError};
 use crate::name::{Name, Namespace};
@@ -20,29 +20,28 @@ pub(super) async fn enqueue(
     mut connection: RedisConnection,
     request: Arc<Request>,
 ) -> Result<Enqueued, StoreError> {
-    let keys = Keys::of(&request.name);
     let namespace = request.name.namespace();
     let channel = Arc::clone(&connection.channel);
     let write = |call: &mut Cmd| {
         let Request { id, ttl, .. } = *request;
         let (permits, capacity) = (request.permits, request.capacity);
-        let (ttl, owner) = (ttl.as_millis(), &request.owner);
-        call.write_arg_fmt(keys.tickets());
-        call.write_arg_fmt(keys.queue());
-        call.write_arg_fmt(keys.mark(id));
-        call.write_arg_fmt(layout::wake_prefix(request.name.namespace()));
-        call.write_arg_fmt(id);
-        call.write_arg_fmt(ttl);
-        call.write_arg_fmt(format_args!("{permits}:{capacity}:{channel}:{owner}"));
-        call.write_arg_fmt(u8::from(request.wait));
+        call.write_arg_fmt(layout::key(&request.name));
+        let owner = &request.owner;
+        call.write_arg_fmt(format_args!("{id}:{permits}:{capacity}:{channel}:{owner}"));
+        call.write_arg_fmt(ttl.as_millis());
         call.write_arg_fmt(request.highest_seen);
+        call.write_arg_fmt(u8::from(request.wait));
     };
-    let reply = numbers(run(&mut connection, &layout::ENQUEUE, namespace, 3, write).await?)?;
+    let reply = match run(&mut connection, &layout::ENQUEUE, namespace, 1, write).await? {
+        Value::Int(ticket) => {
+            return Ok(Enqueued::Granted {
+                ticket: ticket.unsigned_abs(),
+                valid_for: request.ttl,
+            });
+        }
+        reply => numbers(reply)?,
+    };
     match reply[..] {
-        [0, ticket, ttl] => Ok(Enqueued::Granted {
-            ticket: ticket.unsigned_abs(),
-            valid_for: duration(ttl),
-        }),
         [1, ticket, ttl, recheck] => Ok(Enqueued::Waiting {
             ticket: ticket.unsigned_abs(),
             valid_for: duration(ttl),
@@ -74,18 +73,15 @@ pub(super) async fn renew(
     let namespace = first.name.namespace();
     let write = |call: &mut Cmd| {
         for request in &tickets {
-            let keys = Keys::of(&request.name);
-            call.write_arg_fmt(keys.tickets());
-            call.write_arg_fmt(keys.queue());
+            call.write_arg_fmt(layout::key(&request.name));
         }
-        call.write_arg_fmt(layout::wake_prefix(namespace));
         for request in &tickets {
             call.write_arg_fmt(request.id);
             call.write_arg_fmt(request.permits);
             call.write_arg_fmt(request.ttl.as_millis());
         }
     };
-    let keys = 2 * tickets.len();
+    let keys = tickets.len();
     let reply = numbers(run(&mut connection, &layout::RENEW, namespace, keys, write).await?)?;
     if reply.chunks(3).all(|answer| answer[0] == 3) {
         all_failed(&connection, namespace).await?;
@@ -117,23 +113,21 @@ pub(super) async fn release(
     let namespace = first.request.name.namespace();
     let write = |call: &mut Cmd| {
         for Departure { request, .. } in &tickets {
-            let keys = Keys::of(&request.name);
-            call.write_arg_fmt(keys.tickets());
-            call.write_arg_fmt(keys.queue());
-            call.write_arg_fmt(keys.mark(request.id));
+            call.write_arg_fmt(layout::key(&request.name));
         }
-        call.write_arg_fmt(layout::wake_prefix(namespace));
         for departure in &tickets {
-            let keep_mark = match departure.enqueue_may_follow {
-                true => MARK,
-                false => Duration::ZERO,
-            };
-            call.write_arg_fmt(departure.request.id);
-            call.write_arg_fmt(keep_mark.as_millis());
+            let id = departure.request.id;
+            match departure.enqueue_may_follow {
+                true => call.write_arg_fmt(format_args!("{id}{}", MARK.as_millis())),
+                false => call.write_arg_fmt(id),
+            }
         }
     };
-    let keys = 3 * tickets.len();
-    let reply = numbers(run(&mut connection, &layout::RELEASE, namespace, keys, write).await?)?;
+    let keys = tickets.len();
+    let reply = match run(&mut connection, &layout::RELEASE, namespace, keys, write).await? {
+        Value::Int(found) => vec![found],
+        reply => numbers(reply)?,
+    };
     if reply.iter().all(|found| !matches!(found, 0 | 1)) {
         all_failed(&connection, namespace).await?;
     }
@@ -151,16 +145,9 @@ pub(super) async fn inspect(
     mut connection: RedisConnection,
     name: Name,
 ) -> Result<Vec<Place>, StoreError> {
-    let keys = Keys::of(&name);
-    let write = |call: &mut Cmd| call.write_arg_fmt(keys.tickets());
-    let reply = run(
-        &mut connection,
-        &layout::INSPECT,
-        name.namespace(),
-        1,
-        write,
-    )
-    .await?;
+    let write = |call: &mut Cmd| call.write_arg_fmt(layout::key(&name));
+    let namespace = name.namespace();
+    let reply = run(&mut connection, &layout::INSPECT, namespace, 1, write).await?;
     let reply: Vec<Value> = redis::from_redis_value(reply).map_err(unreadable)?;
     let mut reply = reply.into_iter();
     let now: u64 = match reply.next() {
@@ -203,14 +190,16 @@ struct Record<'a> {
 
 impl<'a> Record<'a> {
     fn parse(record: &'a str) -> Option<Self> {
-        let mut fields = record.splitn(6, ':');
+        let (number, rest) = record.split_at_checked(16)?;
+        let (expires, rest) = rest.split_at_checked(13)?;
+        let (_id, rest) = rest.split_once(':')?;
+        let mut fields = rest.splitn(4, ':');
         let mut next = || fields.next();
-        let (expires, number) = (next()?.parse().ok()?, next()?.parse().ok()?);
         let (permits, capacity) = (next()?.parse().ok()?, next()?.parse().ok()?);
         let (_channel, owner) = (next()?, next()?);
         Some(Self {
-            expires,
-            number,
+            expires: expires.parse().ok()?,
+            number: number.parse().ok()?,
             permits,
             capacity,
             owner,
@@ -219,13 +208,9 @@ impl<'a> Record<'a> {
 }
 
 pub(super) async fn forget(mut connection: RedisConnection, name: Name) -> Result<(), StoreError> {
-    let keys = Keys::of(&name);
-    let write = |call: &mut Cmd| {
-        call.write_arg_fmt(keys.tickets());
-        call.write_arg_fmt(keys.queue());
-    };
+    let write = |call: &mut Cmd| call.write_arg_fmt(layout::key(&name));
     let namespace = name.namespace();
-    let outcome = run(&mut connection, &layout::FORGET, namespace, 2, write).await;
+    let outcome = run(&mut connection, &layout::FORGET, namespace, 1, write).await;
     outcome.map(drop)
 }
 

@@ -1,171 +1,175 @@
 -- Takes a ticket, or finds the one that an earlier try with the same id left and renews it.
 --
--- KEYS  1 tickets, 2 queue, 3 mark of a release that came first
--- ARGV  1 prefix of wake-up channels
---       2 id                 3 ttl in ms
---       4 the end of its record: 'permits:capacity:channel:owner'
---       5 '1' to wait, '0' to leave nothing behind if the permits are not free
---       6 highest ticket number that the client has seen
--- Reply {0, ticket, ttl in ms}                    granted
+-- KEYS  1 the name's key; the others of a name are made from it, see line.lua
+-- ARGV  1 the end of its record: 'id:permits:capacity:channel:owner'
+--       2 ttl in ms
+--       3 highest ticket number that the client has seen
+--       4 '1' to wait, '0' to leave nothing behind if the permits are not free
+-- Reply number of the ticket                      granted, for the ttl
 --       {1, ticket, ttl in ms, recheck in ms}     waiting; -1: no recheck
 --       {2, ms until the first holder expires}    busy, or too many wait; -1: unknown
 --       {3, capacity in use}                      another capacity is in use
 --       {4}                                       this id was released before, or has expired
 --       {5}                                       ticket numbers are exhausted
 --
--- Atomic as every script. The first write is one that a full server refuses (HSET), so that an
--- enqueue under OOM is refused whole; one that had to make an evicted queue anew is carried out whole.
+-- Atomic as every script. On a full server its first write is refused, and so all of it, unless that
+-- write removes what is dead.
 --
 -- Numbers go to Redis as text made by '%d': what Redis makes of a Lua number is not exact, and '%.0f'
 -- takes longer. A 32-bit server, where it ends at 31 bits, is refused when connecting (rights.lua).
 
-local tickets, queue, id, ttl = KEYS[1], KEYS[2], ARGV[2], tonumber(ARGV[3])
-local MAX_TICKET = 9007199254740991
-local DAY_MICROS, HOUR_MICROS = 86400000000, 3600000000
-local MOST_TICKETS = 10000
-
+local key, ttl = KEYS[1], ARGV[2] + 0
+local was = redis.call('GET', key)
 local time = redis.call('TIME')
 local micros = time[1] * 1000000 + time[2]
-local now = math.floor(micros / 1000)
+local last = was and (#was == 16 and was or string.sub(was, 1, 16)) or 0
 
 -- Numbers only rise: over the last one drawn, over the server's clock, and over what the client has
--- seen if the server lost its data; the last not beyond a day, or one wrong clock would poison all.
-local function draw(last)
-  local number = math.max(last + 1, micros)
-  local seen = tonumber(ARGV[6])
-  if seen >= number and seen <= micros + DAY_MICROS then number = seen + 1 end
+-- seen. The last drawn begins the value in each of its forms, and whatever is written in its place
+-- begins with it again: no grant, release, expiry or clock that steps back makes the next number
+-- smaller. If the value is lost, or is an older one because the server lost what came after, the clock is
+-- beyond every number that was drawn from it before; if the clock was put back as well, only the client
+-- can know better. It is believed up to a day beyond the clock, or one wrong clock would poison all.
+local number = last + 1
+if number < micros then number = micros end
+local seen = ARGV[3] + 0
+if seen >= number and seen <= micros + 86400000000 then number = seen + 1 end
+local MAX_TICKET = 9007199254740991
+
+-- How long keys live: until a day after the clock has passed the last number, which is later than now if the
+-- clock was put back.
+local life = number == micros and '86400000' or string.format('%d', 86400000 + (number - micros) / 1000)
+
+-- The common case: nobody is here.
+if not was or #was == 16 then
+  if number > MAX_TICKET then return {5} end
+  local record = string.format('%016d%013d%s', number, micros / 1000 + ttl, ARGV[1])
+  redis.call('SET', key, record, 'PX', life)
   return number
 end
 
--- Who is there: the first two tickets, and whether there is a queue. One ticket alone has none.
-local front, in_queue = {}, false
+local now = math.floor(micros / 1000)
+local id = string.sub(ARGV[1], 1, 32)
+local permits, capacity = string.match(ARGV[1], '^:(%d+):(%d+):', 33)
+local MOST_TICKETS = 10000
 
-local function write(number, last)
-  local text = string.format('%d', number)
-  redis.call('HSET', tickets, 'last', text, id, string.format('%d:%s:%s', now + ttl, text, ARGV[4]))
-  if in_queue then
-    redis.call('RPUSH', queue, id)
-  elseif front[1] then
-    redis.call('RPUSH', queue, front[1], id)
+-- The next most common: somebody holds all permits and this one has to wait, behind nobody who is dead.
+local in_line = string.byte(was, 17) == 76 -- 'L'
+local at = in_line and 76 or 0
+local expires = tonumber(string.sub(was, at + 17, at + 29))
+if expires and expires > now and ARGV[4] == '1' and number <= MAX_TICKET then
+  local held, of = string.match(was, '^:(%d+):(%d+):', at + 62)
+  if held == of and of == capacity and string.sub(was, at + 30, at + 61) ~= id then
+    local rows = key .. ':line'
+    local record = string.format('%016d%013d%s', number, now + ttl, ARGV[1])
+    local hour = 3600000000
+    if not in_line then
+      if redis.call('EXISTS', rows, key .. ':ends') == 0 then
+        redis.call('HSET', rows, '0000000000001', record, id, '0000000000001')
+        redis.call('PEXPIRE', rows, life)
+        local head = string.format(
+          '%016dL000000000000000000000000010000000000002%010d%010d', number, held, of)
+        redis.call('SET', key, head .. was, 'PX', life)
+        return {1, number, ttl, expires - now}
+      end
+    elseif string.sub(was, 18, 30) == '0000000000000' then
+      local first, next = string.sub(was, 31, 43), string.sub(was, 44, 56)
+      local known = redis.call('HMGET', rows, id, first)
+      local ahead = first ~= next
+      local nobody_dead = not ahead or known[2] and tonumber(string.sub(known[2], 17, 29)) > now
+      if not known[1] and nobody_dead and next - first + 1 < MOST_TICKETS then
+        redis.call('HSET', rows, next, record, id, next)
+        local head = string.format('%016d', number) .. string.sub(was, 17, 43)
+        local value = head .. string.format('%013d', next + 1) .. string.sub(was, 57)
+        if math.floor(last / hour) ~= math.floor(number / hour) or not ahead then
+          redis.call('PEXPIRE', rows, life)
+          redis.call('SET', key, value, 'PX', life)
+        else
+          -- No ticket lives for longer than 12 hours, and both keys live for 23 more at least.
+          redis.call('SET', key, value, 'KEEPTTL')
+        end
+        return {1, number, ttl, ahead and -1 or expires - now}
+      end
+    end
   end
-  -- As keep() in line.lua, but only with the first ticket of an hour: no ticket lives for longer than
-  -- 12 of them.
-  local new_hour = math.floor(last / HOUR_MICROS) ~= math.floor(number / HOUR_MICROS)
-  local new_queue = front[1] and not in_queue
-  if new_hour or new_queue then
-    local until_ms = string.format('%d', math.floor((math.max(micros, number) + DAY_MICROS) / 1000))
-    if new_hour then redis.call('PEXPIREAT', tickets, until_ms) end
-    if front[1] then redis.call('PEXPIREAT', queue, until_ms) end
-  end
-end
-
--- The common case: nobody is here, and no release came first.
-local here = redis.call('EXISTS', queue, KEYS[3])
-local fields
-if here == 0 then
-  fields = redis.call('HGETALL', tickets)
-  if #fields <= 2 then
-    local last = tonumber(fields[2] or '0')
-    local number = draw(last)
-    if number > MAX_TICKET then return {5} end
-    write(number, last)
-    return {0, number, ttl}
-  end
-end
-
--- The records of this ticket, of the first and of the second, and in between the last number.
-local known
-if here > 0 then
-  front, in_queue = here == 1 and redis.call('LRANGE', queue, '0', '1') or {}, true
-  -- It is the mark that is there.
-  if #front == 0 then return {4} end
-  known = redis.call('HMGET', tickets, id, 'last', front[1], front[2] or front[1])
-elseif #fields == 4 then
-  local of_last = fields[1] == 'last' and 1 or 3
-  local of_first = 4 - of_last
-  front[1] = fields[of_first]
-  known = { front[1] == id and fields[of_first + 1], fields[of_last + 1], fields[of_first + 1] }
 end
 
 -- include record.lua
-
--- The next most common: an exclusive lock is held and this one has to wait, behind nobody who is dead.
-local permits, capacity = string.match(ARGV[4], '^(%d+):(%d+):')
-if known and not known[1] and known[3] and ARGV[5] == '1' then
-  local expires, held, of = parse(known[3])
-  local nobody_dead = not front[2] or known[4] and parse(known[4]) > now
-  if expires > now and held == of and of == capacity and nobody_dead
-    and (not front[2] or redis.call('LLEN', queue) < MOST_TICKETS) then
-    local last = tonumber(known[2] or '0')
-    local number = draw(last)
-    if number > MAX_TICKET then return {5} end
-    write(number, last)
-    return {1, number, ttl, front[2] and -1 or expires - now}
-  end
-end
-
 -- include line.lua
 
-if not known then
-  front = ordered(tickets, queue, now)
-  in_queue = #front > 1
-  known = redis.call('HMGET', tickets, id, 'last')
-end
-local last = tonumber(known[2] or '0')
+local line = read(key, was, now)
 permits, capacity = tonumber(permits), tonumber(capacity)
-local page = known[3] ~= nil
-local line = walk(tickets, queue, now, {
-  asker = id, ids = page and front, records = page and { known[3], known[4] },
-})
--- A repetition that comes after the lease is over must not be taken anew.
-local expired = known[1] and parse(known[1]) <= now
-if expired and not line.expired then line.dead[#line.dead + 1] = id end
-if expired or line.expired then
-  settle(tickets, queue, now, line, ARGV[1], nil)
-  return {4}
+if line.marks > now and redis.call('EXISTS', key .. ':gone:' .. id) == 1 then return {4} end
+
+local known, place = find(line, id)
+if known then
+  -- A repetition that comes after the lease is over must not be taken anew.
+  local lives = parse(known) > now
+  if lives then
+    line.raise = true
+    change(line, place, id, with_expiry(known, now + ttl))
+  elseif place then
+    remove(line, place, id)
+  end
+  bury(line)
+  grant(line, id)
+  local holds = lives and (not place or line.asker_holds)
+  local again = look_again(line, id)
+  local recheck_in = lives and not holds and recheck(line, id, again)
+  write(line)
+  if not lives then return {4} end
+  if holds then return tonumber(string.sub(known, 1, 16)) end
+  return {1, tonumber(string.sub(known, 1, 16)), ttl, recheck_in}
 end
 
--- A repeated request.
-if known[1] then
-  local number = tonumber(string.match(known[1], '^%d+:(%d+):'))
-  redis.call('HSET', tickets, id, with_expiry(known[1], now + ttl))
-  keep(tickets, queue, now, last)
-  settle(tickets, queue, now, line, ARGV[1], id)
-  if line.asker then return {0, number, ttl} end
-  return {1, number, ttl, recheck(line, id, now)}
-end
-
-if line.capacity and line.capacity ~= capacity then
-  settle(tickets, queue, now, line, ARGV[1], nil)
+bury(line)
+grant(line)
+local alone = line.out == 0
+if not alone and line.capacity ~= capacity then
+  look_again(line)
+  write(line)
   return {3, line.capacity}
 end
+
 -- Whether as many wait as may. Nobody behind the first who waits has been looked at, so that some are
 -- now, anywhere in the line: a crowd that has died must not keep everybody out until its turn comes.
 local function is_full()
-  local length = redis.call('LLEN', queue)
-  if length - #line.dead < MOST_TICKETS then return false end
-  local from = micros % length
-  local ids = redis.call('LRANGE', queue, from, from + 127)
-  local records = redis.call('HMGET', tickets, unpack(ids))
-  local known = {}
-  for _, id in ipairs(line.dead) do known[id] = true end
-  for i, id in ipairs(ids) do
-    if not known[id] and not (records[i] and parse(records[i]) > now) then
-      line.dead[#line.dead + 1] = id
+  if line.next - line.head + line.out < MOST_TICKETS or count(line) < MOST_TICKETS then return false end
+  local from = line.head + micros % (line.next - line.head)
+  local places = {}
+  for place = from, math.min(from + 128, line.next) - 1 do
+    places[#places + 1] = string.format('%013d', place)
+  end
+  local records = redis.call('HMGET', line.rows, unpack(places))
+  for i, place in ipairs(places) do
+    if records[i] and parse(records[i]) <= now then
+      redis.call('HDEL', line.rows, place, id_of(records[i]))
     end
   end
-  return length - #line.dead >= MOST_TICKETS
+  return count(line) >= MOST_TICKETS
 end
 
-local granted = not line.blocked and line.used + permits <= capacity
-if not granted and (ARGV[5] == '0' or is_full()) then
-  settle(tickets, queue, now, line, ARGV[1], nil)
-  return {2, line.soonest and line.soonest - now or -1}
+local holds = not first(line) and (alone or line.out + permits <= capacity)
+if not holds and (ARGV[4] == '0' or is_full()) then
+  local ends = soonest(line)
+  look_again(line)
+  write(line)
+  return {2, ends and ends - now or -1}
 end
-
-local number = draw(last)
 if number > MAX_TICKET then return {5} end
-write(number, last)
-settle(tickets, queue, now, line, ARGV[1], id)
-if granted then return {0, number, ttl} end
-return {1, number, ttl, recheck(line, nil, now)}
+
+line.last = string.format('%016d', number)
+line.raise = true
+local record = string.format('%016d%013d%s', number, now + ttl, ARGV[1])
+if holds then
+  if alone then line.capacity = capacity end
+  hold(line, id, record, permits)
+  look_again(line)
+  write(line)
+  return number
+end
+append(line, id, record)
+local again = look_again(line, id)
+local recheck_in = recheck(line, id, again)
+write(line)
+return {1, number, ttl, recheck_in}

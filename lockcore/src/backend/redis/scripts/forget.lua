@@ -1,7 +1,12 @@
 -- Forgets what remains of a name that nobody uses.
 --
--- KEYS  1 tickets, 2 queue
+-- KEYS  1 the name's key
 -- Reply 1 forgotten, 0 in use
-if redis.call('HLEN', KEYS[1]) > 1 then return 0 end
-redis.call('DEL', KEYS[1], KEYS[2])
+
+-- include record.lua
+-- include line.lua
+
+local line = read(KEYS[1], redis.call('GET', KEYS[1]), clock())
+if line.out > 0 or line.head < line.next then return 0 end
+redis.call('DEL', line.key, line.rows, line.ends)
 return 1

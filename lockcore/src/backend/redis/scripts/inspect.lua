@@ -1,13 +1,17 @@
 -- Lists a name's tickets, in no order.
 --
--- KEYS  1 tickets
+-- KEYS  1 the name's key
 -- Reply {now in ms, record, record, …}; reads only
 
 -- include record.lua
+-- include line.lua
 
-local reply = { clock() }
-local fields = redis.call('HGETALL', KEYS[1])
-for i = 1, #fields, 2 do
-  if fields[i] ~= 'last' then reply[#reply + 1] = fields[i + 1] end
+local line = read(KEYS[1], redis.call('GET', KEYS[1]), clock())
+local reply = { line.now, line.solo }
+if line.is_line then
+  local rows = redis.call('HGETALL', line.rows)
+  for i = 2, #rows, 2 do
+    if #rows[i] > 13 then reply[#reply + 1] = rows[i] end
+  end
 end
 return reply

@@ -1,119 +1,293 @@
--- What the verbs share: walking the line of one name. It needs record.lua.
+-- What the verbs share: the line of one name, where it is more than one ticket. It needs record.lua.
 --
--- A name has two keys:
---   tickets  hash    id -> record (see record.lua), and 'last' -> the number drawn last
---   queue    list    ids by number: numbers only rise, and a ticket is put at the end
--- The hash is the truth. The queue is its order, made when a second ticket comes; if it is evicted it is
--- made anew. An id in it without a record is of a ticket that has gone.
+-- A name has up to three keys:
+--   key        string   the state, which begins with the number drawn last, in 16 digits:
+--                         '<last>'                           nobody is here
+--                         '<record>'                         one holder, nobody waits; it has the last number
+--                         '<last>L<marks:13><head:13><next:13><out:10><capacity:10><record>'
+--                                                            one holder, with a line behind it
+--                         the same without the record        several hold, or nobody
+--                       marks: until when (ms) an id may have been released before it came; head, next: the
+--                       place of the first who waits, and of the next to come; out: permits that are held
+--   key:line   hash     place (13 digits) -> record, and id -> place, of those who wait;
+--                       id -> record, of those who hold if they are several
+--   key:ends   sorted   id by when it expires, of those who hold if they are several
+-- and key:gone:<id>, the mark that an id was released before its enqueue came.
+--
+-- So no verb looks at more tickets than it lets in or finds dead. Places in line are given in order of the
+-- numbers. A place whose ticket has gone stays empty.
+--
+-- The state is the truth about who holds: without it nobody does, whatever lies under the other keys, and a
+-- new line begins without them. A holder is renewed only if its grant is found in the state, or in the hash
+-- that the state refers to. key:ends is made anew from the hash.
 
 local DAY_MS = 86400000
-local MANY = 128
 
--- Lets both keys live until a day after the clock has passed the last number. A ticket lives for 12
--- hours at most, so that no request with a short ttl can end a key under a ticket with a long one. Only a
--- clock that is put back by 12 hours or more, and then forward again, can.
-local function keep(tickets, queue, now, last)
-  local until_ms = string.format('%d', math.max(now, math.floor(last / 1000)) + DAY_MS)
-  redis.call('PEXPIREAT', tickets, until_ms)
-  if queue then redis.call('PEXPIREAT', queue, until_ms) end
+-- What is here, from the value of its key.
+local function read(key, was, now)
+  local line = {
+    key = key, rows = key .. ':line', ends = key .. ':ends', now = now, was = was,
+    last = was and string.sub(was, 1, 16) or '0000000000000000',
+    marks = 0, head = 1, next = 1, out = 0, capacity = 0,
+    -- Whether what lies under the other keys is of this line.
+    is_line = false,
+  }
+  if not was or #was == 16 then return line end
+  if string.byte(was, 17) ~= 76 then
+    line.solo = was
+    local _
+    _, line.out, line.capacity = parse(was)
+  else
+    line.is_line = true
+    line.marks, line.head = tonumber(string.sub(was, 18, 30)), tonumber(string.sub(was, 31, 43))
+    line.next, line.out = tonumber(string.sub(was, 44, 56)), tonumber(string.sub(was, 57, 66))
+    line.capacity = tonumber(string.sub(was, 67, 76))
+    if #was > 76 then line.solo = string.sub(was, 77) end
+  end
+  if not line.out or not line.capacity then error('not a value of this library under ' .. key) end
+  return line
 end
 
--- The ids of all tickets by number, for a name that has no queue. Several ought to have one, and get it.
-local function ordered(tickets, queue, now)
-  local fields = redis.call('HGETALL', tickets)
-  local ids, numbers, last = {}, {}, 0
-  for i = 1, #fields, 2 do
-    local id, value = fields[i], fields[i + 1]
-    if id == 'last' then
-      last = tonumber(value)
-    else
-      ids[#ids + 1] = id
-      numbers[id] = tonumber(string.match(value, '^%d+:(%d+):'))
-    end
-  end
-  if #ids > 1 then
-    table.sort(ids, function(a, b) return numbers[a] < numbers[b] end)
-    redis.call('DEL', queue) -- after which the rest passes on a full server
-    for _, id in ipairs(ids) do redis.call('RPUSH', queue, id) end
-    keep(tickets, queue, now, last)
-  end
-  return ids
+-- Before anything is put under the other keys.
+local function begin(line)
+  if line.is_line then return end
+  if redis.call('EXISTS', line.rows, line.ends) > 0 then redis.call('DEL', line.rows, line.ends) end
+  line.is_line, line.raise = true, true
 end
 
--- Walks a name's tickets from the oldest on, for as long as they hold or newly hold. Nothing is changed
--- here: settle() does that.
---
--- `whose` has
---   leaving   id of a ticket that is about to go
---   asker     id of one that wants to know about itself
---   keeps     of how many permits the asker is to keep at most
---   ids, records   the first two, or the only one, if they have been read; else it reads them
---
--- Returns a table:
---   used      permits of those that stay and hold
---   blocked   id of the first that stays and does not hold, and blocked_at, its place in the queue; nil if
---             all that stay hold
---   capacity  of the oldest that stays; nil if none does
---   soonest   when the first of the holders expires; nil if nobody holds
---   asker     whether the asker holds
---   was_first   whether the one that is about to go was the first in line, so that the blocked one is now
---   expired   whether the asker is among the dead
---   dead      ids that have expired, or have no record
---   granted   {id, record} of those that hold now and did not before
-local function walk(tickets, queue, now, whose)
-  local leaving, asker, keeps = whose.leaving, whose.asker, whose.keeps
-  local line = { used = 0, dead = {}, granted = {}, asker = false }
-  local before, at, page, holder_left = 0, 0, 2, false
-  local ids, records = whose.ids, whose.records
-  while true do
-    if not ids then
-      ids = redis.call('LRANGE', queue, at, at + page - 1)
-      if #ids == 0 and at == 0 then
-        ids = ordered(tickets, queue, now)
-        -- Of thousands, unpack() takes a page at a time.
-        if #ids > page then ids = redis.call('LRANGE', queue, '0', page - 1) end
-      end
-      if #ids == 0 then return line end
-      records = redis.call('HMGET', tickets, unpack(ids))
+-- Puts down what read() has read, with what has become of it since.
+local function write(line)
+  local nobody, waits = line.out == 0, line.head < line.next
+  if nobody and not line.was and line.marks <= line.now then return end
+  local value
+  if nobody and not waits and line.marks <= line.now then
+    value = line.last
+  elseif line.solo and not waits and line.marks <= line.now and string.sub(line.solo, 1, 16) == line.last then
+    value = line.solo
+  else
+    begin(line)
+    value = line.last .. string.format('L%013d%013d%013d%010d%010d',
+      line.marks, line.head, line.next, line.out, line.capacity) .. (line.solo or '')
+  end
+  if value == line.was and not line.raise then return end
+  local life = DAY_MS + math.max(0, tonumber(line.last) / 1000 - line.now)
+  -- No number has been drawn, and there is nothing but a mark.
+  if nobody and not line.was then life = line.marks - line.now end
+  life = string.format('%d', life)
+  redis.call('SET', line.key, value, 'PX', life)
+  -- A key's life ends a day after the last request that was here to stay, so that no short ttl can end it
+  -- under a ticket with a long one. Only a clock that is put back by 12 hours or more, and then forward
+  -- again, can.
+  if line.raise and line.is_line then
+    redis.call('PEXPIRE', line.rows, life)
+    redis.call('PEXPIRE', line.ends, life)
+  end
+end
+
+-- The record of a ticket, and its place in line if it waits.
+local function find(line, id)
+  if line.solo and id_of(line.solo) == id then return line.solo end
+  local found = line.is_line and redis.call('HGET', line.rows, id)
+  if not found or #found > 13 then return found end
+  -- Without the record the place is nobody's.
+  local record = redis.call('HGET', line.rows, found)
+  if record then return record, found end
+end
+
+-- Writes the record of a ticket that is there.
+local function change(line, place, id, record)
+  if place then
+    redis.call('HSET', line.rows, place, record)
+    line.first = nil
+  elseif line.solo then
+    line.solo = record
+  else
+    redis.call('HSET', line.rows, id, record)
+    redis.call('ZADD', line.ends, 'XX', string.sub(record, 17, 29), id)
+  end
+end
+
+-- How many tickets there are.
+local function count(line)
+  local holders = line.solo and 1 or 0
+  local rows = redis.call('HLEN', line.rows)
+  if not line.solo and line.out > 0 then holders = redis.call('ZCARD', line.ends); rows = rows - holders end
+  return holders + rows / 2
+end
+
+local function append(line, id, record)
+  begin(line)
+  local place = string.format('%013d', line.next)
+  redis.call('HSET', line.rows, place, record, id, place)
+  line.next = line.next + 1
+end
+
+-- Takes one who waits out of the line.
+local function remove(line, place, id)
+  redis.call('HDEL', line.rows, place, id)
+  line.first = nil
+  -- Places that are empty have to be passed over when their turn comes, so they are not to become many more than
+  -- those who wait.
+  local places = line.next - line.head
+  if places < 256 then return end
+  local waiting = count(line)
+  if places < 2 * waiting + 128 then return end
+  local rows, taken = redis.call('HGETALL', line.rows), {}
+  for i = 1, #rows, 2 do
+    if #rows[i] == 13 then taken[#taken + 1] = { rows[i], rows[i + 1] } end
+  end
+  table.sort(taken, function(a, b) return a[1] < b[1] end)
+  -- Nobody's new place is beyond its old one.
+  for i, old in ipairs(taken) do
+    local new = string.format('%013d', line.head + i - 1)
+    redis.call('HDEL', line.rows, old[1])
+    redis.call('HSET', line.rows, new, old[2], id_of(old[2]), new)
+  end
+  line.next = line.head + #taken
+end
+
+-- The record of the first who waits and lives. Those who died before it are removed.
+local function first(line)
+  if line.first then return line.first end
+  local page = 1
+  while line.head < line.next do
+    local places = {}
+    for place = line.head, math.min(line.head + page, line.next) - 1 do
+      places[#places + 1] = string.format('%013d', place)
     end
-    for i, id in ipairs(ids) do
+    local records, dead = redis.call('HMGET', line.rows, unpack(places)), {}
+    for i, place in ipairs(places) do
       local record = records[i]
-      if not record then
-        line.dead[#line.dead + 1] = id
-        line.expired = line.expired or id == asker
+      if record and parse(record) > line.now then
+        line.first = record
+        break
+      end
+      if record then
+        dead[#dead + 1] = place
+        dead[#dead + 1] = id_of(record)
+      end
+      line.head = line.head + 1
+    end
+    if #dead > 0 then redis.call('HDEL', line.rows, unpack(dead)) end
+    if line.first then return line.first end
+    page = 128
+  end
+end
+
+-- Who holds and what is held, from the records.
+local function recount(line)
+  redis.call('DEL', line.ends)
+  line.out = 0
+  local rows = redis.call('HGETALL', line.rows)
+  for i = 1, #rows, 2 do
+    local id, record = rows[i], rows[i + 1]
+    if #id == 32 and #record > 13 then
+      local _, permits = parse(record)
+      line.out = line.out + permits
+      redis.call('ZADD', line.ends, string.sub(record, 17, 29), id)
+    end
+  end
+  line.raise = true
+end
+
+-- When the first of the holders expires; nil if nobody holds.
+local function soonest(line)
+  if line.out == 0 then return nil end
+  if line.solo then return (parse(line.solo)) end
+  local ends = redis.call('ZRANGE', line.ends, '0', '0', 'WITHSCORES')[2]
+  if not ends then
+    recount(line) -- it was evicted
+    ends = redis.call('ZRANGE', line.ends, '0', '0', 'WITHSCORES')[2]
+  end
+  return tonumber(ends)
+end
+
+-- Removes the holders whose time is over.
+local function bury(line)
+  local ends = soonest(line)
+  if not ends or ends > line.now then return end
+  if line.solo then
+    line.solo, line.out = nil, 0
+    return
+  end
+  local now, all_known = string.format('%d', line.now), true
+  while true do
+    local ids = redis.call('ZRANGEBYSCORE', line.ends, '-inf', now, 'LIMIT', '0', '128')
+    if #ids == 0 then break end
+    for _, record in ipairs(redis.call('HMGET', line.rows, unpack(ids))) do
+      if record then
+        local _, permits = parse(record)
+        line.out = line.out - permits
       else
-        local expires, permits, capacity = parse(record)
-        permits, capacity = tonumber(permits), tonumber(capacity)
-        local was_older = before
-        before = before + permits
-        if keeps and id == asker then permits = math.min(permits, keeps) end
-        if expires <= now then
-          line.dead[#line.dead + 1] = id
-          line.expired = line.expired or id == asker
-        elseif id ~= leaving then
-          line.capacity = line.capacity or capacity
-          if line.used + permits > line.capacity then
-            line.blocked, line.blocked_at = id, at + i - 1
-            return line
-          end
-          line.used = line.used + permits
-          if not line.soonest or expires < line.soonest then line.soonest = expires end
-          if was_older + permits > line.capacity then
-            line.granted[#line.granted + 1] = { id, record }
-          end
-          if id == asker then line.asker = true end
-          -- Nobody behind can hold; only an asker, or a waiter that goes, has to know the first in line.
-          if holder_left and line.used == line.capacity then return line end
-        else
-          -- All before it hold.
-          holder_left = line.used + permits <= (line.capacity or capacity)
-          line.was_first = not holder_left
-        end
+        all_known = false
       end
     end
-    if #ids < page then return line end
-    at, page = at + page, math.min(page * 4, 128)
-    ids = nil
+    redis.call('HDEL', line.rows, unpack(ids))
+    redis.call('ZREM', line.ends, unpack(ids))
+  end
+  -- The hash was evicted, and with it who held how much.
+  if not all_known then recount(line) end
+end
+
+-- Makes a ticket a holder.
+local function hold(line, id, record, permits)
+  if line.out == 0 then
+    line.solo, line.out = record, permits
+    return
+  end
+  begin(line)
+  local rows, ends = { id, record }, { string.sub(record, 17, 29), id }
+  if line.solo then
+    rows[3], rows[4] = id_of(line.solo), line.solo
+    ends[3], ends[4] = string.sub(line.solo, 17, 29), rows[3]
+    line.solo = nil
+    line.raise = true
+  end
+  redis.call('HSET', line.rows, unpack(rows))
+  redis.call('ZADD', line.ends, unpack(ends))
+  line.out = line.out + permits
+end
+
+-- Takes a holder out.
+local function let_go(line, id, record)
+  local _, permits = parse(record)
+  line.out = line.out - permits
+  if line.solo then
+    line.solo = nil
+  else
+    redis.call('HDEL', line.rows, id)
+    redis.call('ZREM', line.ends, id)
+  end
+end
+
+-- A waiter that no connection listens for is given this long to come back and renew.
+local UNHEARD_MS = 2000
+
+-- The record of a grant that nobody has heard: a dead waiter is to cost two seconds and not its whole ttl.
+local function cut_short(line, record)
+  local ends = math.min(parse(record), line.now + UNHEARD_MS)
+  line.unheard = math.max(line.unheard or 0, ends)
+  return with_expiry(record, ends)
+end
+
+-- Lets those in whose turn it is, and tells each of them by one message, to the channel of its client; not the
+-- asker, whose reply says it.
+local function grant(line, asker)
+  while true do
+    local record = first(line)
+    if not record then return end
+    local _, permits, capacity = parse(record)
+    if line.out == 0 then line.capacity = capacity end
+    if line.out + permits > line.capacity then return end
+    local id = id_of(record)
+    redis.call('HDEL', line.rows, string.format('%013d', line.head), id)
+    line.head, line.first = line.head + 1, nil
+    if id == asker then
+      line.asker_holds = true
+    elseif tell_turn(line.key, record) == 0 then
+      record = cut_short(line, record)
+    end
+    hold(line, id, record, permits)
   end
 end
 
@@ -121,57 +295,39 @@ end
 -- if it is the first only now, or the grant one that nobody heard. So the first of them that lives and hears
 -- it, of the next few, is told now to look again then. The asker is not, its reply says it: then this returns
 -- in how many ms.
-local function look_again(tickets, queue, now, prefix, ends, asker)
-  local line = walk(tickets, queue, now, {})
-  if not line.blocked then return end
-  local ids = redis.call('LRANGE', queue, line.blocked_at, line.blocked_at + 15)
-  local records = redis.call('HMGET', tickets, unpack(ids))
-  local in_ms = ends - now + 10
-  local message = string.format(' again %d', in_ms)
-  for i, id in ipairs(ids) do
-    if id == asker then return in_ms end
-    local expires, channel = string.match(records[i] or '', '^(%d+):%d+:%d+:%d+:(%x+):')
-    local lives = channel and tonumber(expires) > now
-    if lives and tell(prefix .. channel, id .. message) > 0 then return end
+local function look_again(line, asker)
+  local ends = line.first_left and soonest(line) or line.unheard
+  line.first_left, line.unheard = nil, nil
+  if not ends or not first(line) then return end
+  local places = {}
+  for place = line.head, math.min(line.head + 16, line.next) - 1 do
+    places[#places + 1] = string.format('%013d', place)
   end
-end
-
--- Removes the dead and wakes whoever holds because of it. Call it before soonest is told to anybody.
-local function settle(tickets, queue, now, line, prefix, asker)
-  for _, id in ipairs(line.dead) do redis.call('HDEL', tickets, id) end
-  if #line.dead > MANY then
-    -- To look for each would take as long as the line is long.
-    redis.call('DEL', queue)
-    ordered(tickets, queue, now)
-  else
-    for _, id in ipairs(line.dead) do redis.call('LREM', queue, '1', id) end
-  end
-  local unheard
-  for _, grant in ipairs(line.granted) do
-    local ends = grant[1] ~= asker and wake(tickets, grant[1], grant[2], now, prefix)
-    if ends then
-      line.soonest = math.min(line.soonest, ends)
-      unheard = math.max(unheard or 0, ends)
+  local in_ms = ends - line.now + 10
+  for _, record in ipairs(redis.call('HMGET', line.rows, unpack(places))) do
+    if record then
+      if id_of(record) == asker then return in_ms end
+      if parse(record) > line.now and tell(line.key, record, string.format('again %d', in_ms)) > 0 then return end
     end
   end
-  local ends = line.was_first and line.blocked and line.soonest or unheard
-  if ends then line.again = look_again(tickets, queue, now, prefix, ends, asker) end
 end
 
--- How long until a ticket may have moved up without a wake-up: -1 but for the first in line, and for one
--- that is to look again.
-local function recheck(line, id, now)
-  if (line.blocked == nil or line.blocked == id) and line.soonest then
-    return line.soonest - now
+-- How long until a ticket that waits may have moved up without a wake-up: -1 but for the first in line, and
+-- for one that is to look again.
+local function recheck(line, id, again)
+  local record = first(line)
+  if record and id_of(record) == id then
+    local ends = soonest(line)
+    if ends then return ends - line.now end
   end
-  return line.again or -1
+  return again or -1
 end
 
 -- The answer of a batch on a replica, in place of one for each ticket. Every write is refused there, also the
--- first for each ticket, so that nothing has been written and nobody been told.
+-- first for each name, so that nothing has been written and nobody been told.
 local REPLICA = 'READONLY this server is a replica'
 
 -- Whether that is why one of a batch failed.
 local function is_replica(reason)
-  return string.find(tostring(reason), 'READONLY', 1, true)
+  return string.find(type(reason) == 'table' and reason.err or tostring(reason), 'READONLY', 1, true)
 end

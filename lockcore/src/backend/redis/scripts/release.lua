@@ -1,66 +1,97 @@
 -- Removes tickets and wakes whoever holds because of it.
 --
--- KEYS  per ticket: tickets, queue, mark
--- ARGV  1 prefix of wake-up channels; then per ticket: id, ms to keep the mark
--- Reply per ticket: 1 it was there, 0 it was not, 2 failed for this ticket, it may be half done; on a
--- replica READONLY instead, and nothing is done
+-- KEYS  per ticket: the name's key; the others of a name are made from it, see line.lua
+-- ARGV  per ticket: its id, and right behind it for how many ms to keep a mark, if one is to be left
+-- Reply per ticket: 1 it was there, 0 it was not, 2 failed for this ticket, it may be half done; 1 alone
+--       for one ticket in the common cases; on a replica READONLY instead, and nothing is done
 --
--- The mark makes an enqueue that arrives later answer "released before"; 0 ms leaves none. The first
--- write removes, so that the script passes on a full server.
+-- The mark makes an enqueue that arrives later answer "released before".
 
--- The common case: one ticket, which is all there is, and nothing to remember. If it has a queue, others
--- were in it before.
-local alone = #ARGV == 3 and ARGV[3] == '0'
-if alone and redis.call('HLEN', KEYS[1]) == 2 then
-  local found = redis.call('HDEL', KEYS[1], ARGV[2])
-  if found == 1 then redis.call('DEL', KEYS[2]) end
-  return { found }
+local was = #KEYS == 1 and #ARGV[1] == 32 and redis.call('GET', KEYS[1])
+
+-- The common case: it holds, and nobody waits. If it is dead, it keeps nobody out.
+if was and string.sub(was, 30, 61) == ARGV[1] then
+  local last = string.sub(was, 1, 16)
+  local done = redis.pcall('SET', KEYS[1], last, 'KEEPTTL')
+  if done.err then
+    -- A full server refuses that, unless something was written before that it does not refuse.
+    redis.call('PEXPIRE', KEYS[1], '86400000')
+    redis.call('SET', KEYS[1], last, 'KEEPTTL')
+  end
+  return 1
 end
 
 -- include record.lua
 
--- The next most common: it is the first, and the next, who lives, has to have the lock to itself. That one
--- did not hold, and does when this one has gone, whatever this one had.
-local front = alone and redis.call('LRANGE', KEYS[2], '0', '1') or {}
-local record = front[1] == ARGV[2] and front[2] and redis.call('HMGET', KEYS[1], front[2])[1]
 local now = clock()
-local found, unheard
-if record then
-  local expires, permits, capacity = parse(record)
-  if permits == capacity and expires > now then
-    found = redis.call('HDEL', KEYS[1], ARGV[2])
-    redis.call('LPOP', KEYS[2])
-    unheard = wake(KEYS[1], front[2], record, now, ARGV[1])
-    if not unheard then return { found } end
+
+-- The next most common: it is the one holder, and the next, who lives, has to have the lock to itself. That
+-- one did not hold, and does when this one has gone, whatever this one had.
+local next
+if was and string.byte(was, 17) == 76 and string.sub(was, 106, 137) == ARGV[1]
+  and string.sub(was, 18, 30) == '0000000000000' then
+  local rows, head = KEYS[1] .. ':line', string.sub(was, 31, 43)
+  next = redis.call('HGET', rows, head)
+  local expires, permits, capacity
+  if next then expires, permits, capacity = parse(next) end
+  if next and permits == capacity and expires > now then
+    redis.call('HDEL', rows, head, id_of(next)) -- after which the rest passes on a full server
+    local head, last = string.format('%013d', head + 1), string.sub(was, 1, 16)
+    local value = next
+    if head ~= string.sub(was, 44, 56) or string.sub(next, 1, 16) ~= last then
+      value = string.sub(was, 1, 30) .. head .. string.sub(was, 44, 56)
+        .. string.format('%010d%010d', permits, capacity) .. next
+    end
+    redis.call('SET', KEYS[1], value, 'KEEPTTL')
+    if tell_turn(KEYS[1], next) > 0 then return 1 end
+    was = value
+  else
+    next = nil
   end
 end
 
 -- include line.lua
 
-if unheard then
-  look_again(KEYS[1], KEYS[2], now, ARGV[1], unheard)
-  return { found }
+if next then
+  local line = read(KEYS[1], was, now)
+  line.solo = cut_short(line, line.solo)
+  look_again(line)
+  write(line)
+  return 1
 end
 
-local function release(tickets, queue, mark, id, mark_ms)
-  local line = walk(tickets, queue, now, { leaving = id })
-  local found = redis.call('HDEL', tickets, id)
-  if mark_ms ~= '0' then redis.call('SET', mark, '', 'PX', mark_ms) end
-  redis.call('LREM', queue, '1', id)
-  settle(tickets, queue, now, line, ARGV[1], nil)
-  return found
+local function release(key, id, mark_ms)
+  redis.call('PEXPIRE', key, '86400000') -- after which the rest passes on a full server
+  local line = read(key, redis.call('GET', key), now)
+  bury(line)
+  grant(line, id)
+  local record, place = find(line, id)
+  if place then
+    line.first_left = id_of(first(line)) == id
+    remove(line, place, id)
+  elseif record then
+    let_go(line, id, record)
+  end
+  grant(line, id)
+  look_again(line)
+  if mark_ms then
+    redis.call('SET', key .. ':gone:' .. id, '', 'PX', mark_ms)
+    line.marks = math.max(line.marks, now + mark_ms)
+  end
+  write(line)
+  return record and 1 or 0
 end
 
 local reply = {}
-for i = 2, #ARGV, 2 do
-  local k = 3 * (i / 2 - 1)
+for i, key in ipairs(KEYS) do
+  local id, mark_ms = string.sub(ARGV[i], 1, 32), #ARGV[i] > 32 and string.sub(ARGV[i], 33)
   -- Whatever is wrong with one name must not keep the others locked.
-  local done, found = pcall(release, KEYS[k + 1], KEYS[k + 2], KEYS[k + 3], ARGV[i], ARGV[i + 1])
+  local done, found = pcall(release, key, id, mark_ms)
   if not done then
     if is_replica(found) then return redis.error_reply(REPLICA) end
     redis.set_repl(redis.REPL_ALL)
     found = 2
   end
-  reply[#reply + 1] = found
+  reply[i] = found
 end
 return reply

@@ -2,8 +2,8 @@
 -- wakes whoever holds because of it. Never creates one: a ticket that has expired, or been evicted, is
 -- lost.
 --
--- KEYS  per ticket: tickets, queue
--- ARGV  1 prefix of wake-up channels; then per ticket: id, permits, ttl in ms
+-- KEYS  per ticket: the name's key; the others of a name are made from it, see line.lua
+-- ARGV  per ticket: id, permits, ttl in ms
 -- Reply per ticket three numbers in a row:
 --       0, ttl in ms, -1              holds
 --       1, ttl in ms, recheck in ms   waits; -1: no recheck
@@ -11,50 +11,100 @@
 --       3, -1, -1                     failed for this ticket, it may be half done
 --       On a replica READONLY instead, and nothing is done.
 --
--- Each ticket begins with a PEXPIREAT, after which the rest of the script passes on a full server.
+-- Each name begins with a PEXPIRE, after which the rest of the script passes on a full server, and which a
+-- replica refuses: it may not have heard of a ticket yet, and is not to say "lost".
 
 -- include record.lua
 -- include line.lua
 
 local now = clock()
+local reply = {}
 
-local function renew(tickets, queue, id, most, ttl)
-  local known = redis.call('HMGET', tickets, id, 'last')
-  local record = known[1]
-  if not record then
-    -- A replica, which may not have heard of it yet, refuses this too, and so does not say "lost".
-    redis.call('HDEL', tickets, id)
-    return 2, -1, -1
-  end
-  -- With nobody beside it, it holds if it lives.
-  local alone = redis.call('HLEN', tickets) == 2
-  keep(tickets, not alone and queue, now, tonumber(known[2] or '0'))
-  local expires, permits = parse(record)
-  local lives = expires > now
-  -- Before anything is written: who is let in by it is found now or never.
-  local line = not (lives and alone) and walk(tickets, queue, now, { asker = id, keeps = tonumber(most) })
-  if lives then
-    if permits + 0 > tonumber(most) then record = string.gsub(record, '^(%d+:%d+:)%d+', '%1' .. most) end
-    redis.call('HSET', tickets, id, with_expiry(record, now + ttl))
-  end
-  if not line then return 0, ttl, -1 end
-  settle(tickets, queue, now, line, ARGV[1], id)
-  if not lives then return 2, -1, -1 end
-  if line.asker then return 0, ttl, -1 end
-  return 1, ttl, recheck(line, id, now)
+local function answer(i, status, ttl, recheck_in)
+  reply[3 * i - 2], reply[3 * i - 1], reply[3 * i] = status, ttl, recheck_in
 end
 
-local reply = {}
-for i = 2, #ARGV, 3 do
-  local k = 2 * (i - 2) / 3
-  -- Whatever is wrong with one name must not cost the others their leases.
-  local done, status, ttl, again = pcall(
-    renew, KEYS[k + 1], KEYS[k + 2], ARGV[i], ARGV[i + 1], tonumber(ARGV[i + 2]))
-  if not done then
-    if is_replica(status) then return redis.error_reply(REPLICA) end
-    redis.set_repl(redis.REPL_ALL)
-    status, ttl, again = 3, -1, -1
+-- One ticket, which may be any.
+local function renew(line, i, id, most, ttl)
+  local record, place = find(line, id)
+  if not record then return answer(i, 2, -1, -1) end
+  line.raise = true
+  local expires, permits = parse(record)
+  if expires <= now then
+    if place then remove(line, place, id) end
+    return answer(i, 2, -1, -1)
   end
-  reply[#reply + 1], reply[#reply + 2], reply[#reply + 3] = status, ttl, again
+  record = with_expiry(record, now + ttl)
+  if permits > most then
+    record = string.sub(record, 1, 62) .. most .. string.sub(record, string.find(record, ':', 63, true), -1)
+    if not place then line.out = line.out - permits + most end
+  end
+  change(line, place, id, record)
+  line.asker_holds = not place
+  bury(line)
+  grant(line, id)
+  local again = look_again(line, id)
+  if line.asker_holds then return answer(i, 0, ttl, -1) end
+  answer(i, 1, ttl, recheck(line, id, again))
+end
+
+-- In order, but one after the other of several holders, which keep all that they have, together.
+local function renew_page(line, page)
+  local ids, records = {}, {}
+  for n, i in ipairs(page) do ids[n] = ARGV[3 * i - 2] end
+  if not line.solo and line.out > 0 then records = redis.call('HMGET', line.rows, unpack(ids)) end
+  local rows, ends = {}, {}
+  local function put_down()
+    if #rows == 0 then return end
+    redis.call('HSET', line.rows, unpack(rows))
+    redis.call('ZADD', line.ends, 'XX', unpack(ends))
+    rows, ends, line.raise = {}, {}, true
+  end
+  for n, i in ipairs(page) do
+    local id, record = ids[n], records[n]
+    local most, ttl = tonumber(ARGV[3 * i - 1]), tonumber(ARGV[3 * i])
+    local expires, permits
+    if record and #record > 13 then expires, permits = parse(record) end
+    if expires and expires > now and permits <= most then
+      record = with_expiry(record, now + ttl)
+      rows[#rows + 1], rows[#rows + 2] = id, record
+      ends[#ends + 1], ends[#ends + 2] = string.sub(record, 17, 29), id
+      answer(i, 0, ttl, -1)
+    else
+      put_down()
+      renew(line, i, id, most, ttl)
+    end
+  end
+  put_down()
+end
+
+local function renew_name(key, tickets)
+  redis.call('PEXPIRE', key, '86400000')
+  local line = read(key, redis.call('GET', key), now)
+  for from = 1, #tickets, 128 do
+    renew_page(line, { unpack(tickets, from, math.min(from + 127, #tickets)) })
+  end
+  if not line.raise then return end
+  bury(line)
+  grant(line)
+  look_again(line)
+  write(line)
+end
+
+local names, tickets = {}, {}
+for i, key in ipairs(KEYS) do
+  if not tickets[key] then
+    names[#names + 1], tickets[key] = key, {}
+  end
+  table.insert(tickets[key], i)
+end
+for _, key in ipairs(names) do
+  -- Whatever is wrong with one name must not cost the others their leases.
+  local done, reason = pcall(renew_name, key, tickets[key])
+  if not done then
+    if is_replica(reason) then return redis.error_reply(REPLICA) end
+    redis.set_repl(redis.REPL_ALL)
+    for _, i in ipairs(tickets[key]) do answer(i, 3, -1, -1) end
+  end
 end
 return reply

@@ -20,18 +20,20 @@ local key, channel = ARGV[1], ARGV[2]
 local with_key = {
   { 'DEL', key },
   { 'EXISTS', key },
+  { 'GET', key },
   { 'HDEL', key, 'id' },
+  { 'HGET', key, 'id' },
   { 'HGETALL', key },
-  { 'HMGET', key, 'id', 'last' },
   { 'HLEN', key },
+  { 'HMGET', key, 'id', 'place' },
   { 'HSET', key, 'id', 'record' },
-  { 'LLEN', key },
-  { 'LPOP', key },
-  { 'LRANGE', key, '0', '-1' },
-  { 'LREM', key, '1', 'id' },
-  { 'PEXPIREAT', key, '1' },
-  { 'RPUSH', key, 'id' },
+  { 'PEXPIRE', key, '1' },
   { 'SET', key, '', 'PX', '1' },
+  { 'ZADD', key, '1', 'id' },
+  { 'ZCARD', key },
+  { 'ZRANGE', key, '0', '0' },
+  { 'ZRANGEBYSCORE', key, '-inf', '1' },
+  { 'ZREM', key, 'id' },
 }
 local without = { { 'PUBLISH', channel, 'message' }, { 'TIME' } }
 
