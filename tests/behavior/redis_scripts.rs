@@ -9,6 +9,9 @@ use crate::store::{Kind, SOON, Store};
 
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT;
+        a_pair_of_one_and_a_hand_over_are_so_many_calls
+        what_a_verb_costs_does_not_depend_on_how_many_hold
+        what_a_name_takes_at_the_server
         an_enqueue_repeated_after_its_lease_does_not_hold
         a_waiter_repeated_after_its_lease_is_taken_out_of_the_line
         an_enqueue_repeated_in_time_is_the_same_ticket
@@ -58,9 +61,9 @@ fn id(name: &str) -> String {
 }
 
 fn enqueue(server: &RedisServer, name: &str, permits: &str, ttl_millis: &str) -> Vec<i64> {
-    let record = format!("{}:{permits}:10:00:me", id(name));
+    let record = format!("{}:{permits:0>10}:0000000010:00:me", id(name));
     let call = ["EVAL", &script!("enqueue"), "1", KEY];
-    let call = [&call[..], &[&record, ttl_millis, "0", "1"]].concat();
+    let call = [&call[..], &[&record, ttl_millis, "0"]].concat();
     match server.command(&call) {
         Value::Int(ticket) => vec![0, ticket],
         reply => redis::from_redis_value(reply).unwrap(),
@@ -81,8 +84,8 @@ fn renew(server: &RedisServer, name: &str) -> Vec<i64> {
 }
 
 fn renew_with(server: &RedisServer, name: &str, permits: &str) -> Vec<i64> {
-    let id = id(name);
-    let call = ["EVAL", &script!("renew"), "1", KEY, &id, permits, "60000"];
+    let (id, permits) = (id(name), format!("{permits:0>10}"));
+    let call = ["EVAL", &script!("renew"), "1", KEY, &id, &permits, "60000"];
     server.command(&call)
 }
 
@@ -149,6 +152,105 @@ fn end_lease(server: &RedisServer, name: &str) {
             server.command::<()>(&["ZADD", ENDS, "XX", "1", &field]);
         }
     }
+}
+
+/// Calls inside the scripts meanwhile.
+fn calls(server: &RedisServer, work: impl FnOnce()) -> Vec<(String, u64)> {
+    let before = server.command_stats();
+    work();
+    let mut calls: Vec<_> = server.command_stats_since(&before).into_iter().collect();
+    calls.retain(|(command, _)| !command.contains("eval"));
+    calls
+}
+
+fn count(calls: &[(&str, u64)]) -> Vec<(String, u64)> {
+    let owned = |(command, calls): &(&str, u64)| ((*command).to_owned(), *calls);
+    calls.iter().map(owned).collect()
+}
+
+/// Exact, where times depend on the machine.
+async fn a_pair_of_one_and_a_hand_over_are_so_many_calls(_: Store) {
+    let server = RedisServer::start();
+    let pair = || {
+        assert_eq!(enqueue(&server, "x", "10", "60000")[0], 0);
+        assert_eq!(release(&server, "x", "0"), 1);
+    };
+    pair();
+    let alone = calls(&server, pair);
+    assert_eq!(alone, count(&[("get", 2), ("set", 2), ("time", 1)]));
+
+    // Some connection hears it.
+    let client = redis::Client::open(server.url()).unwrap();
+    let mut connection = client.get_connection().unwrap();
+    let mut hears = connection.as_pubsub();
+    hears.subscribe("t:1:wake:00").unwrap();
+    for id in ["holds", "next", "last"] {
+        enqueue(&server, id, "10", "60000");
+    }
+    let hand_over = calls(&server, || {
+        assert_eq!(release(&server, "holds", "0"), 1);
+        assert_eq!(enqueue(&server, "holds", "10", "60000")[0], 1);
+    });
+    let once = [("hdel", 1), ("hget", 1), ("hmget", 1), ("hset", 1)];
+    let rest = [("get", 2), ("publish", 1), ("set", 2), ("time", 2)];
+    let mut expected = count(&[&once[..], &rest[..]].concat());
+    expected.sort();
+    assert_eq!(hand_over, expected);
+}
+
+/// Nor does a renewal, however many of one name there are in a batch.
+async fn what_a_verb_costs_does_not_depend_on_how_many_hold(_: Store) {
+    let cost = |holders: usize| {
+        let server = RedisServer::start();
+        let ids: Vec<_> = (0..holders).map(|number| id(&number.to_string())).collect();
+        for id in &ids {
+            let record = format!("{id}:0000000001:0000100000:00:me");
+            server.command::<i64>(&["EVAL", &script!("enqueue"), "1", KEY, &record, "60000", "0"]);
+        }
+        let more = format!("{}:0000000001:0000100000:00:me", id("more"));
+        let first = &ids[..2];
+        calls(&server, || {
+            server.command::<i64>(&["EVAL", &script!("enqueue"), "1", KEY, &more, "60000", "0"]);
+            assert_eq!(release(&server, "more", "0"), 1);
+            let mut call = redis::cmd("EVAL");
+            call.arg(script!("renew")).arg(2).arg(&[KEY, KEY]);
+            for id in first {
+                call.arg(&[id, "0000000001", "60000"]);
+            }
+            let client = redis::Client::open(server.url()).unwrap();
+            let reply: Vec<i64> = call.query(&mut client.get_connection().unwrap()).unwrap();
+            assert_eq!(reply, [0, 60000, -1].repeat(2));
+        })
+    };
+    let few = cost(3);
+
+    assert_eq!(cost(1_000), few);
+
+    let all: u64 = few.iter().map(|(_, calls)| calls).sum();
+    assert!(all <= 27, "{few:?}");
+}
+
+/// With a name of 12 characters and 16 of an owner, on a 64-bit server.
+async fn what_a_name_takes_at_the_server(_: Store) {
+    let server = RedisServer::start();
+    let taken = || {
+        let usage = |key: &String| -> usize { server.command(&["MEMORY", "USAGE", key]) };
+        server.keys("*").iter().map(usage).sum::<usize>()
+    };
+    assert_eq!(enqueue(&server, "holds", "10", "60000")[0], 0);
+    let held = taken();
+    for number in 0..1_000 {
+        enqueue(&server, &number.to_string(), "10", "60000");
+    }
+    let waiter = (taken() - held) / 1_000;
+    for number in 0..1_000 {
+        release(&server, &number.to_string(), "0");
+    }
+    assert_eq!(release(&server, "holds", "0"), 1);
+    let idle = taken();
+
+    println!("{idle} bytes idle, {held} held, {waiter} for each who waits");
+    assert!(idle <= 80 && held <= 240 && waiter <= 320);
 }
 
 /// The reply to the first was lost, and the lease ran out before the repetition.
@@ -333,7 +435,7 @@ async fn who_held_by_a_hash_that_is_lost_is_told_and_keeps_nobody_out_for_longer
 fn fill(server: &RedisServer, live: u32, dead: u32) {
     const FILL: &str = "local now = redis.call('TIME')[1] * 1000 \
         local function record(i, expires) \
-            return string.format('%016d%013d', i, expires) .. string.rep('.', 31 - #tostring(i)) .. 't' .. i .. ':10:10:00:me' \
+            return string.format('%016d%013d', i, expires) .. string.rep('.', 31 - #tostring(i)) .. 't' .. i .. ':0000000010:0000000010:00:me' \
         end \
         local line, n = KEYS[1] .. ':line', ARGV[1] + ARGV[2] \
         for i = 2, n do \
@@ -394,7 +496,10 @@ async fn a_crowd_that_has_died_keeps_nobody_out(_: Store) {
                 before + (10_000 - before - behind) + number + 1,
             );
             let place = format!("{place:013}");
-            let record = format!("{:016}9999999999999{id}:10:10:00:me", 10_001 + number);
+            let record = format!(
+                "{:016}9999999999999{id}:0000000010:0000000010:00:me",
+                10_001 + number
+            );
             server.command::<()>(&["HSET", LINE, &place, &record, &id, &place]);
         }
         if behind > 0 {
@@ -450,7 +555,7 @@ async fn a_renewal_that_cannot_see_the_line_makes_nothing_smaller(_: Store) {
     server.command::<()>(&["RENAME", "aside", LINE]);
 
     let record = record(&server, "x").unwrap();
-    assert_eq!(record.split(':').nth(1), Some("10"));
+    assert_eq!(record.split(':').nth(1), Some("0000000010"));
     assert_eq!(renew_with(&server, "x", "1")[0], 0);
     assert_eq!(renew_with(&server, "w", "1")[0], 0);
 }
@@ -510,7 +615,7 @@ async fn the_rest_of_a_batch_is_replicated_after_a_message_was_denied(_: Store) 
     let rights = ["+@all", "-publish", "~*", "nopass", "on"];
     server.command::<()>(&[&["ACL", "SETUSER", "mute"], &rights[..]].concat());
     let (holds, x) = (id("holds"), id("x"));
-    let alone = format!("{:016}9999999999999{x}:10:10:00:me", 7);
+    let alone = format!("{:016}9999999999999{x}:0000000010:0000000010:00:me", 7);
     for verb in ["release", "renew"] {
         server.flush();
         enqueue(&server, "holds", "10", "60000");
@@ -524,7 +629,7 @@ async fn the_rest_of_a_batch_is_replicated_after_a_message_was_denied(_: Store) 
             (&[2], &[1])
         } else {
             call.arg(script!("renew")).arg(2).arg(&[KEY, other]);
-            call.arg(&[&holds, "1", "60000", &x, "10", "60000"]);
+            call.arg(&[&holds, "0000000001", "60000", &x, "0000000010", "60000"]);
             (&[3, -1, -1], &[0, 60000, -1])
         };
 
@@ -555,7 +660,7 @@ async fn a_replica_says_so_to_whoever_renews_or_releases(_: Store) {
             renew.arg([KEY].repeat(count));
             for name in ids {
                 release.arg(self::id(name));
-                renew.arg(self::id(name)).arg(&["10", "60000"]);
+                renew.arg(self::id(name)).arg(&["0000000010", "60000"]);
             }
             for call in [renew, release] {
                 let client = redis::Client::open(replica.url()).unwrap();

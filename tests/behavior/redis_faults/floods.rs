@@ -1,4 +1,4 @@
-//! Very many leases in one process, whose connections are killed.
+//! Very many leases in one process: of as many names, whose connections are killed, and of one.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,6 +14,7 @@ use crate::store::{Kind, Store};
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT;
         a_crowd_of_leases_survives_the_kills_of_its_connections
+        permits_of_one_semaphore_are_renewed_in_time_however_many
     ]
 }
 
@@ -96,4 +97,27 @@ async fn hold(locks: Locks, task: usize, count: usize) -> Vec<Guard> {
         );
     }
     held
+}
+
+/// Each permit has a ticket of its own, and none costs more because of the others.
+async fn permits_of_one_semaphore_are_renewed_in_time_however_many(_: Store) {
+    const PERMITS: u32 = 1_000;
+    let server = RedisServer::start();
+    let locks = client(&server);
+    let ttl = Duration::from_secs(2);
+    let uploads = locks.semaphore("uploads", PERMITS).permits(1).ttl(ttl);
+    let tasks = (0..PERMITS).map(|_| {
+        let uploads = uploads.clone();
+        tokio::spawn(async move { uploads.acquire().await.unwrap() })
+    });
+    let mut held = Vec::new();
+    for task in tasks.collect::<Vec<_>>() {
+        held.push(task.await.unwrap());
+    }
+
+    tokio::time::sleep(3 * ttl).await; // several renewals of each
+
+    let lost = held.iter().filter(|guard| !guard.is_valid()).count();
+    assert_eq!(lost, 0);
+    assert_eq!(locks.inspect("uploads").await.unwrap().len(), held.len());
 }

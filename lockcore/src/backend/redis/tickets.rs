@@ -27,10 +27,14 @@ pub(super) async fn enqueue(
         let (permits, capacity) = (request.permits, request.capacity);
         call.write_arg_fmt(layout::key(&request.name));
         let owner = &request.owner;
-        call.write_arg_fmt(format_args!("{id}:{permits}:{capacity}:{channel}:{owner}"));
+        call.write_arg_fmt(format_args!(
+            "{id}:{permits:010}:{capacity:010}:{channel}:{owner}"
+        ));
         call.write_arg_fmt(ttl.as_millis());
         call.write_arg_fmt(request.highest_seen);
-        call.write_arg_fmt(u8::from(request.wait));
+        if !request.wait {
+            call.write_arg_fmt(0);
+        }
     };
     let reply = match run(&mut connection, &layout::ENQUEUE, namespace, 1, write).await? {
         Value::Int(ticket) => {
@@ -77,7 +81,7 @@ pub(super) async fn renew(
         }
         for request in &tickets {
             call.write_arg_fmt(request.id);
-            call.write_arg_fmt(request.permits);
+            call.write_arg_fmt(format_args!("{:010}", request.permits));
             call.write_arg_fmt(request.ttl.as_millis());
         }
     };

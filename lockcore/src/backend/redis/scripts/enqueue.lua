@@ -1,10 +1,10 @@
 -- Takes a ticket, or finds the one that an earlier try with the same id left and renews it.
 --
 -- KEYS  1 the name's key; the others of a name are made from it, see line.lua
--- ARGV  1 the end of its record: 'id:permits:capacity:channel:owner'
+-- ARGV  1 the end of its record, from the id on: see record.lua
 --       2 ttl in ms
 --       3 highest ticket number that the client has seen
---       4 '1' to wait, '0' to leave nothing behind if the permits are not free
+--       4 '0' to leave nothing behind if the permits are not free; not there to wait
 -- Reply number of the ticket                      granted, for the ttl
 --       {1, ticket, ttl in ms, recheck in ms}     waiting; -1: no recheck
 --       {2, ms until the first holder expires}    busy, or too many wait; -1: unknown
@@ -37,39 +37,47 @@ if seen >= number and seen <= micros + 86400000000 then number = seen + 1 end
 local MAX_TICKET = 9007199254740991
 
 -- How long keys live: until a day after the clock has passed the last number, which is later than now if the
--- clock was put back.
-local life = number == micros and '86400000' or string.format('%d', 86400000 + (number - micros) / 1000)
+-- clock was put back. Made longer with the first number of an hour only: no ticket lives for longer than 12
+-- of them.
+local new_hour = number % 3600000000 < number - last
+local life
+if new_hour then
+  life = number == micros and '86400000' or string.format('%d', 86400000 + (number - micros) / 1000)
+end
 
 -- The common case: nobody is here.
 if not was or #was == 16 then
   if number > MAX_TICKET then return {5} end
-  local record = string.format('%016d%013d%s', number, micros / 1000 + ttl, ARGV[1])
-  redis.call('SET', key, record, 'PX', life)
+  local record = string.format('%016d%013d', number, micros / 1000 + ttl) .. ARGV[1]
+  if new_hour then
+    redis.call('SET', key, record, 'PX', life)
+  else
+    redis.call('SET', key, record, 'KEEPTTL')
+  end
   return number
 end
 
 local now = math.floor(micros / 1000)
 local id = string.sub(ARGV[1], 1, 32)
-local permits, capacity = string.match(ARGV[1], '^:(%d+):(%d+):', 33)
+local permits, capacity = string.sub(ARGV[1], 34, 43), string.sub(ARGV[1], 45, 54)
 local MOST_TICKETS = 10000
 
 -- The next most common: somebody holds all permits and this one has to wait, behind nobody who is dead.
 local in_line = string.byte(was, 17) == 76 -- 'L'
 local at = in_line and 76 or 0
 local expires = tonumber(string.sub(was, at + 17, at + 29))
-if expires and expires > now and ARGV[4] == '1' and number <= MAX_TICKET then
-  local held, of = string.match(was, '^:(%d+):(%d+):', at + 62)
+if expires and expires > now and not ARGV[4] and number <= MAX_TICKET then
+  local held, of = string.sub(was, at + 63, at + 72), string.sub(was, at + 74, at + 83)
   if held == of and of == capacity and string.sub(was, at + 30, at + 61) ~= id then
     local rows = key .. ':line'
     local record = string.format('%016d%013d%s', number, now + ttl, ARGV[1])
-    local hour = 3600000000
     if not in_line then
       if redis.call('EXISTS', rows, key .. ':ends') == 0 then
         redis.call('HSET', rows, '0000000000001', record, id, '0000000000001')
+        local life = string.format('%d', 86400000 + (number - micros) / 1000)
         redis.call('PEXPIRE', rows, life)
-        local head = string.format(
-          '%016dL000000000000000000000000010000000000002%010d%010d', number, held, of)
-        redis.call('SET', key, head .. was, 'PX', life)
+        local head = string.format('%016dL000000000000000000000000010000000000002', number)
+        redis.call('SET', key, head .. held .. of .. was, 'PX', life)
         return {1, number, ttl, expires - now}
       end
     elseif string.sub(was, 18, 30) == '0000000000000' then
@@ -81,11 +89,11 @@ if expires and expires > now and ARGV[4] == '1' and number <= MAX_TICKET then
         redis.call('HSET', rows, next, record, id, next)
         local head = string.format('%016d', number) .. string.sub(was, 17, 43)
         local value = head .. string.format('%013d', next + 1) .. string.sub(was, 57)
-        if math.floor(last / hour) ~= math.floor(number / hour) or not ahead then
+        if new_hour or not ahead then
+          local life = string.format('%d', 86400000 + (number - micros) / 1000)
           redis.call('PEXPIRE', rows, life)
           redis.call('SET', key, value, 'PX', life)
         else
-          -- No ticket lives for longer than 12 hours, and both keys live for 23 more at least.
           redis.call('SET', key, value, 'KEEPTTL')
         end
         return {1, number, ttl, ahead and -1 or expires - now}
@@ -150,7 +158,7 @@ local function is_full()
 end
 
 local holds = not first(line) and (alone or line.out + permits <= capacity)
-if not holds and (ARGV[4] == '0' or is_full()) then
+if not holds and (ARGV[4] or is_full()) then
   local ends = soonest(line)
   look_again(line)
   write(line)
@@ -159,7 +167,7 @@ end
 if number > MAX_TICKET then return {5} end
 
 line.last = string.format('%016d', number)
-line.raise = true
+line.raise = line.raise or new_hour
 local record = string.format('%016d%013d%s', number, now + ttl, ARGV[1])
 if holds then
   if alone then line.capacity = capacity end

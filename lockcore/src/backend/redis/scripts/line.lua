@@ -117,6 +117,7 @@ end
 
 local function append(line, id, record)
   begin(line)
+  if line.head == line.next then line.raise = true end -- nobody else may be in the hash
   local place = string.format('%013d', line.next)
   redis.call('HSET', line.rows, place, record, id, place)
   line.next = line.next + 1

@@ -1,7 +1,8 @@
 -- A ticket as it is written, the clock that it is judged by, and how its client learns that it holds.
 --
--- A record is its number in 16 digits, when it expires in 13 (ms of the server's clock), its id in 32, and
--- ':permits:capacity:channel:owner'. What every call looks at has a fixed place.
+-- A record is its number in 16 digits, when it expires in 13 (ms of the server's clock), its id in 32, and then
+-- ':permits:capacity:channel:owner', permits and capacity in 10 digits. So each has a fixed place, but the channel's
+-- end: number 1 to 16, expiry 17 to 29, id 30 to 61, permits 63 to 72, capacity 74 to 83, channel from 85.
 
 -- Server time in milliseconds.
 local function clock()
@@ -11,7 +12,7 @@ end
 
 -- When it expires, permits and capacity, as numbers.
 local function parse(record)
-  local permits, capacity = string.match(record, '^:(%d+):(%d+):', 62)
+  local permits, capacity = string.sub(record, 63, 72), string.sub(record, 74, 83)
   return tonumber(string.sub(record, 17, 29)), tonumber(permits), tonumber(capacity)
 end
 
@@ -29,7 +30,7 @@ end
 -- ttl, beside the next. A message that is not replicated is heard by the connections that are counted, and by
 -- no other. When this fails, a batch that goes on must replicate again: see renew.lua, release.lua.
 local function tell(key, record, message)
-  local channel = string.match(key, '^[^{]*') .. 'wake:' .. string.match(record, '^:%d+:%d+:(%x+):', 62)
+  local channel = string.match(key, '^[^{]*') .. 'wake:' .. string.match(record, '^%x+', 85)
   redis.set_repl(redis.REPL_NONE)
   local heard = redis.call('PUBLISH', channel, id_of(record) .. ' ' .. message)
   redis.set_repl(redis.REPL_ALL)

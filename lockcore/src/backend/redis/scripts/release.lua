@@ -7,7 +7,7 @@
 --
 -- The mark makes an enqueue that arrives later answer "released before".
 
-local was = #KEYS == 1 and #ARGV[1] == 32 and redis.call('GET', KEYS[1])
+local was = not KEYS[2] and redis.call('GET', KEYS[1])
 
 -- The common case: it holds, and nobody waits. If it is dead, it keeps nobody out.
 if was and string.sub(was, 30, 61) == ARGV[1] then
@@ -32,15 +32,13 @@ if was and string.byte(was, 17) == 76 and string.sub(was, 106, 137) == ARGV[1]
   and string.sub(was, 18, 30) == '0000000000000' then
   local rows, head = KEYS[1] .. ':line', string.sub(was, 31, 43)
   next = redis.call('HGET', rows, head)
-  local expires, permits, capacity
-  if next then expires, permits, capacity = parse(next) end
-  if next and permits == capacity and expires > now then
+  local all = next and string.sub(next, 63, 72)
+  if next and all == string.sub(next, 74, 83) and tonumber(string.sub(next, 17, 29)) > now then
     redis.call('HDEL', rows, head, id_of(next)) -- after which the rest passes on a full server
     local head, last = string.format('%013d', head + 1), string.sub(was, 1, 16)
     local value = next
     if head ~= string.sub(was, 44, 56) or string.sub(next, 1, 16) ~= last then
-      value = string.sub(was, 1, 30) .. head .. string.sub(was, 44, 56)
-        .. string.format('%010d%010d', permits, capacity) .. next
+      value = string.sub(was, 1, 30) .. head .. string.sub(was, 44, 56) .. all .. all .. next
     end
     redis.call('SET', KEYS[1], value, 'KEEPTTL')
     if tell_turn(KEYS[1], next) > 0 then return 1 end
