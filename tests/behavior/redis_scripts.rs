@@ -26,6 +26,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         who_comes_behind_waiters_that_died_is_told_when_to_look_again
         a_renewal_that_cannot_see_the_line_makes_nothing_smaller
         what_is_left_of_a_line_without_its_state_keeps_nobody_out
+        a_holder_that_is_named_twice_in_a_batch_stays_small
         the_next_in_line_is_woken_past_those_who_died
         the_rest_of_a_batch_is_replicated_after_a_message_was_denied
         a_replica_says_so_to_whoever_renews_or_releases
@@ -558,6 +559,23 @@ async fn a_renewal_that_cannot_see_the_line_makes_nothing_smaller(_: Store) {
     assert_eq!(record.split(':').nth(1), Some("0000000010"));
     assert_eq!(renew_with(&server, "x", "1")[0], 0);
     assert_eq!(renew_with(&server, "w", "1")[0], 0);
+}
+
+/// What was read of a batch before is not put down over what the batch has made of it.
+async fn a_holder_that_is_named_twice_in_a_batch_stays_small(_: Store) {
+    let server = RedisServer::start();
+    for (name, permits) in [("x", "5"), ("y", "5"), ("w", "4")] {
+        enqueue(&server, name, permits, "60000");
+    }
+    let x = id("x");
+    let batch = [&*x, "0000000001", "60000", &x, "0000000005", "60000"];
+    let call = ["EVAL", &script!("renew"), "2", KEY, KEY];
+
+    let reply: Vec<i64> = server.command(&[&call[..], &batch].concat());
+
+    assert_eq!(reply, [0, 60000, -1].repeat(2));
+    assert_eq!(renew(&server, "w")[0], 0, "it was let in");
+    assert_eq!(&record(&server, "x").unwrap()[62..72], "0000000001");
 }
 
 /// Neither a line nor several holders.

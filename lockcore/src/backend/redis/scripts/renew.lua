@@ -76,7 +76,7 @@ local function renew_page(line, page)
   local ids, records = {}, {}
   for n, i in ipairs(page) do ids[n] = ARGV[3 * i - 2] end
   if not line.solo and line.out > 0 then records = redis.call('HMGET', line.rows, unpack(ids)) end
-  local rows, ends = {}, {}
+  local rows, ends, apart = {}, {}, {}
   local function put_down()
     if #rows == 0 then return end
     redis.call('HSET', line.rows, unpack(rows))
@@ -87,7 +87,8 @@ local function renew_page(line, page)
     local id, record = ids[n], records[n]
     local most, ttl = tonumber(ARGV[3 * i - 1]), tonumber(ARGV[3 * i])
     local expires, permits
-    if record and #record > 13 then expires, permits = parse(record) end
+    -- Named twice in a batch, it may have become smaller since it was read.
+    if record and #record > 13 and not apart[id] then expires, permits = parse(record) end
     if expires and expires > now and permits <= most then
       record = with_expiry(record, now + ttl)
       rows[#rows + 1], rows[#rows + 2] = id, record
@@ -96,6 +97,7 @@ local function renew_page(line, page)
     else
       put_down()
       renew(line, i, id, most, ttl)
+      apart[id] = true
     end
   end
   put_down()
