@@ -143,6 +143,7 @@ end
 -- now, anywhere in the line: a crowd that has died must not keep everybody out until its turn comes.
 local function is_full()
   if line.next - line.head + line.out < MOST_TICKETS or count(line) < MOST_TICKETS then return false end
+  if line.head == line.next then return true end
   local from = line.head + micros % (line.next - line.head)
   local places = {}
   for place = from, math.min(from + 128, line.next) - 1 do
@@ -164,7 +165,11 @@ if not holds and (ARGV[4] or is_full()) then
   write(line)
   return {2, ends and ends - now or -1}
 end
-if number > MAX_TICKET then return {5} end
+if number > MAX_TICKET then
+  look_again(line)
+  write(line)
+  return {5}
+end
 
 line.last = string.format('%016d', number)
 line.raise = line.raise or new_hour

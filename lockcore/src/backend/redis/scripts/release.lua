@@ -15,7 +15,7 @@ if was and string.sub(was, 30, 61) == ARGV[1] then
   local done = redis.pcall('SET', KEYS[1], last, 'KEEPTTL')
   if done.err then
     -- A full server refuses that, unless something was written before that it does not refuse.
-    redis.call('PEXPIRE', KEYS[1], '86400000')
+    redis.call('HDEL', KEYS[1] .. ':line', '')
     redis.call('SET', KEYS[1], last, 'KEEPTTL')
   end
   return 1
@@ -59,7 +59,7 @@ if next then
 end
 
 local function release(key, id, mark_ms)
-  redis.call('PEXPIRE', key, '86400000') -- after which the rest passes on a full server
+  redis.call('HDEL', key .. ':line', '') -- changes nothing, and after it the rest passes on a full server
   local line = read(key, redis.call('GET', key), now)
   bury(line)
   grant(line, id)

@@ -11,7 +11,7 @@
 --       3, -1, -1                     failed for this ticket, it may be half done
 --       On a replica READONLY instead, and nothing is done.
 --
--- Each name where it is less simple begins with a PEXPIRE, after which the rest of the script passes on a full
+-- Each name where it is less simple begins with an HDEL that changes nothing, after which the rest of the script passes on a full
 -- server, and which a replica refuses: it may not have heard of a ticket yet, and is not to say "lost".
 
 local reply, others = {}, {}
@@ -104,7 +104,7 @@ local function renew_page(line, page)
 end
 
 local function renew_name(key, tickets)
-  redis.call('PEXPIRE', key, '86400000')
+  redis.call('HDEL', key .. ':line', '')
   local line = read(key, redis.call('GET', key), now)
   for from = 1, #tickets, 128 do
     renew_page(line, { unpack(tickets, from, math.min(from + 127, #tickets)) })
