@@ -29,6 +29,9 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         a_holder_that_is_named_twice_in_a_batch_stays_small
         the_next_in_line_is_woken_past_those_who_died
         the_rest_of_a_batch_is_replicated_after_a_message_was_denied
+        a_denied_message_lets_in_no_more_than_there_is
+        a_denied_message_costs_neither_permits_nor_the_next_its_turn
+        permits_are_counted_anew_after_a_command_was_denied_half_way
         a_replica_says_so_to_whoever_renews_or_releases
     ]
 }
@@ -655,12 +658,71 @@ async fn the_rest_of_a_batch_is_replicated_after_a_message_was_denied(_: Store) 
         let reply: Vec<i64> = call.query(&mut client.get_connection().unwrap()).unwrap();
 
         assert_eq!(reply, [failed, done].concat(), "{verb}");
+        let free = if verb == "release" { "9" } else { "8" };
+        assert_eq!(enqueue(&server, "rest", free, "60000")[0], 0, "{verb}");
+        assert_eq!(enqueue(&server, "more", "1", "60000")[0], 1, "{verb}");
         eventually("replicated", SOON, async || {
             let at = |server: &RedisServer| -> Option<String> { server.command(&["GET", other]) };
             at(&server).as_ref() != Some(&alone) && at(&server) == at(&replica)
         })
         .await;
     }
+}
+
+/// Takes a command from whoever calls the scripts here, meanwhile.
+fn without<T>(server: &RedisServer, command: &str, work: impl FnOnce() -> T) -> T {
+    let user: String = server.command(&["ACL", "WHOAMI"]);
+    server.command::<()>(&["ACL", "SETUSER", &user, &format!("-{command}")]);
+    let done = work();
+    server.command::<()>(&["ACL", "SETUSER", &user, &format!("+{command}")]);
+    done
+}
+
+/// The asker is let in first, and the one behind it could not be told.
+async fn a_denied_message_lets_in_no_more_than_there_is(_: Store) {
+    let server = RedisServer::start();
+    assert_eq!(enqueue(&server, "a", "2", "60000")[0], 0);
+    assert_eq!(enqueue(&server, "b", "4", "60000")[0], 0);
+    assert_eq!(enqueue(&server, "w", "6", "60000")[0], 1);
+    assert_eq!(enqueue(&server, "x", "2", "60000")[0], 1);
+    end_lease(&server, "b");
+
+    let renewed = without(&server, "publish", || renew_with(&server, "w", "6"));
+
+    assert_eq!(renewed, [3, -1, -1]);
+    assert_eq!(enqueue(&server, "n", "1", "60000")[0], 1);
+    for (holds, permits) in [("a", "2"), ("w", "6"), ("x", "2")] {
+        assert_eq!(renew_with(&server, holds, permits)[0], 0, "{holds}");
+    }
+}
+
+async fn a_denied_message_costs_neither_permits_nor_the_next_its_turn(_: Store) {
+    let server = RedisServer::start();
+    assert_eq!(enqueue(&server, "a", "5", "60000")[0], 0);
+    assert_eq!(enqueue(&server, "b", "5", "60000")[0], 0);
+    assert_eq!(enqueue(&server, "w", "5", "60000")[0], 1);
+
+    let released = without(&server, "publish", || release(&server, "a", "0"));
+
+    assert_eq!(released, 2);
+    assert_eq!(renew_with(&server, "w", "5"), [0, 60000, -1]);
+    assert_eq!(release(&server, "b", "0"), 1);
+    assert_eq!(release(&server, "w", "0"), 1);
+    assert_eq!(enqueue(&server, "all", "10", "60000")[0], 0);
+}
+
+/// Between the record of a holder and its end.
+async fn permits_are_counted_anew_after_a_command_was_denied_half_way(_: Store) {
+    let server = RedisServer::start();
+    for (name, permits) in [("a", "4"), ("b", "3"), ("c", "3")] {
+        assert_eq!(enqueue(&server, name, permits, "60000")[0], 0);
+    }
+
+    let released = without(&server, "zrem", || release(&server, "a", "0"));
+
+    assert_eq!(released, 2);
+    assert_eq!(enqueue(&server, "n", "4", "60000")[0], 0);
+    assert_eq!(enqueue(&server, "more", "1", "60000")[0], 1);
 }
 
 /// Of a ticket that it has, alone or in a line, and of one that it has not: it may be behind its master.

@@ -234,6 +234,8 @@ pub struct Manner {
     pub unheard: Option<u64>,
     /// How exactly the store's times can be foretold. Zero where its clock stands still between two steps.
     pub slack: u64,
+    /// On Redis: the time after which a waiter rechecks is that after the whole of its batch.
+    pub looks_after_batch: bool,
     /// A ticket that becomes the first in line, because the first has left, is told when to look after the holders.
     pub tells_first: bool,
     /// Whom it tells to look again, and when, is tested elsewhere.

@@ -37,6 +37,8 @@ pub(super) struct Model {
     to_look: Vec<(usize, Id, u64)>,
     pub(super) told_to_look: Vec<(usize, Id, Duration)>,
     pub(super) looks: usize,
+    /// When waiters were told by an answer to look again, by name and number, until it is known whether that is right.
+    rechecks: Vec<(usize, u64, Option<Duration>)>,
     /// What the store shows of a name now.
     pub(super) seen: Vec<(usize, Vec<Place>)>,
 }
@@ -75,6 +77,7 @@ impl Model {
             to_look: Vec::new(),
             told_to_look: Vec::new(),
             looks: 0,
+            rechecks: Vec::new(),
             seen: Vec::new(),
         }
     }
@@ -131,7 +134,8 @@ impl Model {
             // Asked before.
             known.expires_at = self.now + wish.ttl;
             let number = known.number;
-            return self.stands(ticket, number, valid_for, answer);
+            self.stands(ticket, number, valid_for, answer)?;
+            return self.expect_rechecks();
         }
         // What has ended by itself, a mark or a ticket, a store may know of for longer.
         let ended = self.expired.contains(&ticket) || self.marks.contains_key(&ticket);
@@ -172,7 +176,8 @@ impl Model {
         match outcome {
             Ok((by_the_rule, _)) => {
                 assert_eq!(by_the_rule, number);
-                self.stands(ticket, number, valid_for, answer)
+                self.stands(ticket, number, valid_for, answer)?;
+                self.expect_rechecks()
             }
             Err(refused) => Err(format!("answered {answer:?}, and not {refused:?}")),
         }
@@ -232,14 +237,22 @@ impl Model {
                 valid_for,
                 recheck_in,
             } if (ticket, valid_for) == (number, ttl) => {
-                let soonest = self.recheck(wish.name, number);
-                if soonest.is_none() && self.is_told_to_look_again(wish.name, recheck_in) {
-                    return Ok(());
-                }
-                self.about(recheck_in, soonest, "recheck_in")
+                self.rechecks.push((wish.name, number, recheck_in));
+                Ok(())
             }
             answer => Err(format!("answered {answer:?}, but it waits as {number}")),
         }
+    }
+
+    fn expect_rechecks(&mut self) -> Result<(), String> {
+        for (name, number, recheck_in) in std::mem::take(&mut self.rechecks) {
+            let soonest = self.recheck(name, number);
+            if soonest.is_none() && self.is_told_to_look_again(name, recheck_in) {
+                continue;
+            }
+            self.about(recheck_in, soonest, "recheck_in")?;
+        }
+        Ok(())
     }
 
     /// Before the answers of a batch: where it is carried out at once, each of them sees all of it.
@@ -303,7 +316,11 @@ impl Model {
             },
             answer => return Err(format!("answered {answer:?}, but it is there")),
         };
-        self.stands(ticket, number, ttl, answer)
+        self.stands(ticket, number, ttl, answer)?;
+        match self.manner.looks_after_batch {
+            true => Ok(()),
+            false => self.expect_rechecks(),
+        }
     }
 
     pub(super) fn released(
@@ -357,10 +374,15 @@ impl Model {
 
     /// A ticket that holds because of another in the same batch is told by its own answer, that it holds or has left; the
     /// store may also wake it.
-    pub(super) fn of_one_batch(&mut self, tickets: &[usize], wakes: &[(usize, Wake)]) {
+    pub(super) fn of_one_batch(
+        &mut self,
+        tickets: &[usize],
+        wakes: &[(usize, Wake)],
+    ) -> Result<(), String> {
         let ids: Vec<Id> = tickets.iter().map(|ticket| self.ids[*ticket]).collect();
         self.to_wake
             .retain(|told| !ids.contains(&told.1.id) || wakes.contains(told));
+        self.expect_rechecks()
     }
 
     /// For what need not look at a name: that somebody was woken shows that it did.

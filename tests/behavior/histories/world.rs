@@ -142,7 +142,7 @@ impl World {
                 for (ticket, answer) in tickets.iter().zip(answers) {
                     model.renewed(*ticket, *with, answer, &wakes)?;
                 }
-                model.of_one_batch(tickets, &wakes);
+                model.of_one_batch(tickets, &wakes)?;
                 return self.expect(wakes, model).await;
             }
             Step::Release(tickets, enqueue_may_follow) => {
@@ -163,7 +163,7 @@ impl World {
                     }
                     model.released(*ticket, *enqueue_may_follow, answer)?;
                 }
-                model.of_one_batch(tickets, &wakes);
+                model.of_one_batch(tickets, &wakes)?;
                 return self.expect(wakes, model).await;
             }
             Step::Pass(strides) => {

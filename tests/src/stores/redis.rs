@@ -69,6 +69,7 @@ impl Store for Redis {
             available: FakeClock::available,
             manner: Manner {
                 unheard: Some(2_000),
+                looks_after_batch: true,
                 slack: 2_000,
                 tells_first: true,
                 ..Manner::default()

@@ -109,8 +109,8 @@ local line = read(key, was, now)
 permits, capacity = tonumber(permits), tonumber(capacity)
 if line.marks > now and redis.call('EXISTS', key .. ':gone:' .. id) == 1 then return {4} end
 
-local known, place = find(line, id)
-if known then
+-- An earlier try left it.
+local function repeated(known, place)
   -- A repetition that comes after the lease is over must not be taken anew.
   local lives = parse(known) > now
   if lives then
@@ -121,22 +121,8 @@ if known then
   end
   bury(line)
   grant(line, id)
-  local holds = lives and (not place or line.asker_holds)
-  local again = look_again(line, id)
-  local recheck_in = lives and not holds and recheck(line, id, again)
-  write(line)
-  if not lives then return {4} end
-  if holds then return tonumber(string.sub(known, 1, 16)) end
-  return {1, tonumber(string.sub(known, 1, 16)), ttl, recheck_in}
-end
-
-bury(line)
-grant(line)
-local alone = line.out == 0
-if not alone and line.capacity ~= capacity then
-  look_again(line)
-  write(line)
-  return {3, line.capacity}
+  if not lives then return 4 end
+  return (not place or line.asker_holds) and 0 or 1, tonumber(string.sub(known, 1, 16))
 end
 
 -- Whether as many wait as may. Nobody behind the first who waits has been looked at, so that some are
@@ -158,31 +144,37 @@ local function is_full()
   return count(line) >= MOST_TICKETS
 end
 
-local holds = not first(line) and (alone or line.out + permits <= capacity)
-if not holds and (ARGV[4] or is_full()) then
-  local ends = soonest(line)
-  look_again(line)
-  write(line)
-  return {2, ends and ends - now or -1}
-end
-if number > MAX_TICKET then
-  look_again(line)
-  write(line)
-  return {5}
+-- Which reply it is to be, and the ticket's number.
+local function take()
+  local known, place = find(line, id)
+  if known then return repeated(known, place) end
+  bury(line)
+  grant(line)
+  local alone = line.out == 0
+  if not alone and line.capacity ~= capacity then return 3 end
+  local holds = not first(line) and (alone or line.out + permits <= capacity)
+  if not holds and (ARGV[4] or is_full()) then return 2 end
+  if number > MAX_TICKET then return 5 end
+
+  line.raise = line.raise or new_hour
+  local record = string.format('%016d%013d%s', number, now + ttl, ARGV[1])
+  if holds then
+    if alone then line.capacity = capacity end
+    hold(line, id, record, permits)
+  else
+    append(line, id, record)
+  end
+  line.last = string.sub(record, 1, 16)
+  return holds and 0 or 1, number
 end
 
-line.last = string.format('%016d', number)
-line.raise = line.raise or new_hour
-local record = string.format('%016d%013d%s', number, now + ttl, ARGV[1])
-if holds then
-  if alone then line.capacity = capacity end
-  hold(line, id, record, permits)
-  look_again(line)
-  write(line)
-  return number
+local status, ticket = settle(line, { [id] = true }, take)
+if line.denied then return line.denied end
+if status == 0 then return ticket end
+if status == 1 then return {1, ticket, ttl, recheck(line, id)} end
+if status == 2 then
+  local ends = soonest(line)
+  return {2, ends and ends - now or -1}
 end
-append(line, id, record)
-local again = look_again(line, id)
-local recheck_in = recheck(line, id, again)
-write(line)
-return {1, number, ttl, recheck_in}
+if status == 3 then return {3, line.capacity} end
+return {status}

@@ -31,6 +31,8 @@ local function read(key, was, now)
     marks = 0, head = 1, next = 1, out = 0, capacity = 0,
     -- Whether what lies under the other keys is of this line.
     is_line = false,
+    -- Records of those who were let in and have not been told.
+    let_in = {},
   }
   if not was or #was == 16 then return line end
   if string.byte(was, 17) ~= 76 then
@@ -75,6 +77,7 @@ local function write(line)
   if nobody and not line.was then life = line.marks - line.now end
   life = string.format('%d', life)
   redis.call('SET', line.key, value, 'PX', life)
+  line.was = value
   -- A key's life ends a day after the last request that was here to stay, so that no short ttl can end it
   -- under a ticket with a long one. Only a clock that is put back by 12 hours or more, and then forward
   -- again, can.
@@ -82,13 +85,16 @@ local function write(line)
     redis.call('PEXPIRE', line.rows, life)
     redis.call('PEXPIRE', line.ends, life)
   end
+  line.raise = nil
 end
 
 -- The record of a ticket, and its place in line if it waits.
 local function find(line, id)
   if line.solo and id_of(line.solo) == id then return line.solo end
   local found = line.is_line and redis.call('HGET', line.rows, id)
-  if not found or #found > 13 then return found end
+  if not found then return nil end
+  -- A record under an id is of one of several holders; of nobody, if the state knows of no such.
+  if #found > 13 then return not line.solo and line.out > 0 and found or nil end
   -- Without the record the place is nobody's.
   local record = redis.call('HGET', line.rows, found)
   if record then return record, found end
@@ -103,7 +109,9 @@ local function change(line, place, id, record)
     line.solo = record
   else
     redis.call('HSET', line.rows, id, record)
+    line.torn = true
     redis.call('ZADD', line.ends, 'XX', string.sub(record, 17, 29), id)
+    line.torn = nil
   end
 end
 
@@ -178,17 +186,20 @@ end
 -- Who holds and what is held, from the records.
 local function recount(line)
   redis.call('DEL', line.ends)
-  line.out = 0
-  local rows = redis.call('HGETALL', line.rows)
+  local rows, held, out = redis.call('HGETALL', line.rows), {}, 0
   for i = 1, #rows, 2 do
     local id, record = rows[i], rows[i + 1]
     if #id == 32 and #record > 13 then
       local _, permits = parse(record)
-      line.out = line.out + permits
-      redis.call('ZADD', line.ends, string.sub(record, 17, 29), id)
+      out = out + permits
+      held[#held + 1] = record
     end
   end
-  line.raise = true
+  line.out, line.raise, line.torn = out, true, true
+  for _, record in ipairs(held) do
+    redis.call('ZADD', line.ends, string.sub(record, 17, 29), id_of(record))
+  end
+  line.torn = nil
 end
 
 -- When the first of the holders expires; nil if nobody holds.
@@ -215,7 +226,10 @@ local function bury(line)
   while true do
     local ids = redis.call('ZRANGEBYSCORE', line.ends, '-inf', now, 'LIMIT', '0', '128')
     if #ids == 0 then break end
-    for _, record in ipairs(redis.call('HMGET', line.rows, unpack(ids))) do
+    local records = redis.call('HMGET', line.rows, unpack(ids))
+    redis.call('HDEL', line.rows, unpack(ids))
+    line.torn = true
+    for _, record in ipairs(records) do
       if record then
         local _, permits = parse(record)
         line.out = line.out - permits
@@ -223,8 +237,8 @@ local function bury(line)
         all_known = false
       end
     end
-    redis.call('HDEL', line.rows, unpack(ids))
     redis.call('ZREM', line.ends, unpack(ids))
+    line.torn = nil
   end
   -- The hash was evicted, and with it who held how much.
   if not all_known then recount(line) end
@@ -241,24 +255,25 @@ local function hold(line, id, record, permits)
   if line.solo then
     rows[3], rows[4] = id_of(line.solo), line.solo
     ends[3], ends[4] = string.sub(line.solo, 17, 29), rows[3]
-    line.solo = nil
     line.raise = true
   end
   redis.call('HSET', line.rows, unpack(rows))
+  line.solo, line.out, line.torn = nil, line.out + permits, true
   redis.call('ZADD', line.ends, unpack(ends))
-  line.out = line.out + permits
+  line.torn = nil
 end
 
 -- Takes a holder out.
 local function let_go(line, id, record)
   local _, permits = parse(record)
-  line.out = line.out - permits
   if line.solo then
-    line.solo = nil
-  else
-    redis.call('HDEL', line.rows, id)
-    redis.call('ZREM', line.ends, id)
+    line.solo, line.out = nil, 0
+    return
   end
+  redis.call('HDEL', line.rows, id)
+  line.out, line.torn = line.out - permits, true
+  redis.call('ZREM', line.ends, id)
+  line.torn = nil
 end
 
 -- A waiter that no connection listens for is given this long to come back and renew.
@@ -271,8 +286,7 @@ local function cut_short(line, record)
   return with_expiry(record, ends)
 end
 
--- Lets those in whose turn it is, and tells each of them by one message, to the channel of its client; not the
--- asker, whose reply says it.
+-- Lets those in whose turn it is. All but the asker, whose reply says it, are to be told.
 local function grant(line, asker)
   while true do
     local record = first(line)
@@ -285,8 +299,8 @@ local function grant(line, asker)
     line.head, line.first = line.head + 1, nil
     if id == asker then
       line.asker_holds = true
-    elseif tell_turn(line.key, record) == 0 then
-      record = cut_short(line, record)
+    else
+      line.let_in[#line.let_in + 1] = record
     end
     hold(line, id, record, permits)
   end
@@ -294,9 +308,8 @@ end
 
 -- A holder's time ends, and nobody will tell those who wait behind it; the first in line knows when, but not
 -- if it is the first only now, or the grant one that nobody heard. So the first of them that lives and hears
--- it, of the next few, is told now to look again then. The asker is not, its reply says it: then this returns
--- in how many ms.
-local function look_again(line, asker)
+-- it, of the next few, is told now to look again then. One who asks is not, as its reply says it: see recheck.
+local function look_again(line, asking)
   local ends = line.first_left and soonest(line) or line.unheard
   line.first_left, line.unheard = nil, nil
   if not ends or not first(line) then return end
@@ -307,21 +320,59 @@ local function look_again(line, asker)
   local in_ms = ends - line.now + 10
   for _, record in ipairs(redis.call('HMGET', line.rows, unpack(places))) do
     if record then
-      if id_of(record) == asker then return in_ms end
-      if parse(record) > line.now and tell(line.key, record, string.format('again %d', in_ms)) > 0 then return end
+      if asking[id_of(record)] then
+        line.again, line.again_in_ms = id_of(record), in_ms
+        return
+      end
+      if parse(record) > line.now then
+        local heard, denied = tell(line.key, record, string.format('again %d', in_ms))
+        line.denied = line.denied or denied
+        if heard ~= 0 then return end
+      end
     end
   end
 end
 
+-- Does some work on a line, and puts down what has become of it: all of it, or what was done before a call
+-- raised an error, which this raises then. So the sum is always that of the rows. Where an error came between
+-- the rows and the ends, the next verb makes both ends and sum anew from the rows.
+local function put_down(line, work)
+  local done, result, more = pcall(work)
+  if line.torn then redis.pcall('DEL', line.ends) end
+  local written, reason = pcall(write, line)
+  if not done then error(result, 0) end
+  if not written then error(reason, 0) end
+  return result, more
+end
+
+-- Does the work of a verb on a line, and tells those whom it concerns when all of it is written. One who was let
+-- in is told by one message, to the channel of its client. If a message is denied, the first error is in
+-- line.denied, and the one who was to hear it keeps its whole lease: its next renewal says that it holds.
+-- `asking` has the ids that the reply is about.
+local function settle(line, asking, work)
+  local result, more = put_down(line, work)
+  put_down(line, function()
+    for _, record in ipairs(line.let_in) do
+      local heard, denied = tell_turn(line.key, record)
+      line.denied = line.denied or denied
+      local id = id_of(record)
+      -- Renewed since, in the same batch, it is told by the reply.
+      if heard == 0 and find(line, id) == record then change(line, nil, id, cut_short(line, record)) end
+    end
+    look_again(line, asking)
+  end)
+  return result, more
+end
+
 -- How long until a ticket that waits may have moved up without a wake-up: -1 but for the first in line, and
 -- for one that is to look again.
-local function recheck(line, id, again)
+local function recheck(line, id)
   local record = first(line)
   if record and id_of(record) == id then
     local ends = soonest(line)
     if ends then return ends - line.now end
   end
-  return again or -1
+  return line.again == id and line.again_in_ms or -1
 end
 
 -- The answer of a batch on a replica, in place of one for each ticket. Every write is refused there, also the

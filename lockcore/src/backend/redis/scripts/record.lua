@@ -24,16 +24,18 @@ local function id_of(record)
   return string.sub(record, 30, 61)
 end
 
--- Tells a ticket's client, and returns how many connections hear it. Only those of this server are to: a
+-- Tells a ticket's client, and returns how many connections hear it, or nil and the error: it raises none, as
+-- whoever is told of has to be written down by then. Only connections of this server are to hear it: a
 -- script's PUBLISH is replicated, also one that reaches nobody here. A waiter whose connection stayed at a
 -- master that was demoted would hear there of a grant that is cut short here, and believe in it for its whole
 -- ttl, beside the next. A message that is not replicated is heard by the connections that are counted, and by
--- no other. When this fails, a batch that goes on must replicate again: see renew.lua, release.lua.
+-- no other.
 local function tell(key, record, message)
   local channel = string.match(key, '^[^{]*') .. 'wake:' .. string.match(record, '^%x+', 85)
   redis.set_repl(redis.REPL_NONE)
-  local heard = redis.call('PUBLISH', channel, id_of(record) .. ' ' .. message)
+  local heard = redis.pcall('PUBLISH', channel, id_of(record) .. ' ' .. message)
   redis.set_repl(redis.REPL_ALL)
+  if type(heard) == 'table' then return nil, heard end
   return heard
 end
 

@@ -41,7 +41,8 @@ if was and string.byte(was, 17) == 76 and string.sub(was, 106, 137) == ARGV[1]
       value = string.sub(was, 1, 30) .. head .. string.sub(was, 44, 56) .. all .. all .. next
     end
     redis.call('SET', KEYS[1], value, 'KEEPTTL')
-    if tell_turn(KEYS[1], next) > 0 then return 1 end
+    local heard = tell_turn(KEYS[1], next)
+    if heard ~= 0 then return heard and 1 or 2 end
     was = value
   else
     next = nil
@@ -52,32 +53,31 @@ end
 
 if next then
   local line = read(KEYS[1], was, now)
-  line.solo = cut_short(line, line.solo)
-  look_again(line)
-  write(line)
-  return 1
+  settle(line, {}, function() line.solo = cut_short(line, line.solo) end)
+  return line.denied and 2 or 1
 end
 
 local function release(key, id, mark_ms)
   redis.call('HDEL', key .. ':line', '') -- changes nothing, and after it the rest passes on a full server
   local line = read(key, redis.call('GET', key), now)
-  bury(line)
-  grant(line, id)
-  local record, place = find(line, id)
-  if place then
-    line.first_left = id_of(first(line)) == id
-    remove(line, place, id)
-  elseif record then
-    let_go(line, id, record)
-  end
-  grant(line, id)
-  look_again(line)
-  if mark_ms then
-    redis.call('SET', key .. ':gone:' .. id, '', 'PX', mark_ms)
-    line.marks = math.max(line.marks, now + mark_ms)
-  end
-  write(line)
-  return record and 1 or 0
+  local found = settle(line, {}, function()
+    bury(line)
+    grant(line, id)
+    local record, place = find(line, id)
+    if place then
+      line.first_left = id_of(first(line)) == id
+      remove(line, place, id)
+    elseif record then
+      let_go(line, id, record)
+    end
+    grant(line, id)
+    if mark_ms then
+      redis.call('SET', key .. ':gone:' .. id, '', 'PX', mark_ms)
+      line.marks = math.max(line.marks, now + mark_ms)
+    end
+    return record and 1 or 0
+  end)
+  return line.denied and 2 or found
 end
 
 local reply = {}
@@ -87,7 +87,6 @@ for i, key in ipairs(KEYS) do
   local done, found = pcall(release, key, id, mark_ms)
   if not done then
     if is_replica(found) then return redis.error_reply(REPLICA) end
-    redis.set_repl(redis.REPL_ALL)
     found = 2
   end
   reply[i] = found

@@ -11,8 +11,9 @@
 --       3, -1, -1                     failed for this ticket, it may be half done
 --       On a replica READONLY instead, and nothing is done.
 --
--- Each name where it is less simple begins with an HDEL that changes nothing, after which the rest of the script passes on a full
--- server, and which a replica refuses: it may not have heard of a ticket yet, and is not to say "lost".
+-- Each name where it is less simple begins with an HDEL that changes nothing, after which the rest of the script
+-- passes on a full server, and which a replica refuses: it may not have heard of a ticket yet, and is not to say
+-- "lost".
 
 local reply, others = {}, {}
 local time = redis.call('TIME')
@@ -47,8 +48,8 @@ local function answer(i, status, ttl, recheck_in)
   reply[3 * i - 2], reply[3 * i - 1], reply[3 * i] = status, ttl, recheck_in
 end
 
--- One ticket, which may be any.
-local function renew(line, i, id, most, ttl)
+-- One ticket, which may be any. If it waits, its answer is begun only: it says more when others have been told.
+local function renew(line, i, id, most, ttl, waiting)
   local record, place = find(line, id)
   if not record then return answer(i, 2, -1, -1) end
   line.raise = true
@@ -60,28 +61,30 @@ local function renew(line, i, id, most, ttl)
   record = with_expiry(record, now + ttl)
   if permits > most then
     record = string.sub(record, 1, 62) .. string.format('%010d', most) .. string.sub(record, 73)
-    if not place then line.out = line.out - permits + most end
   end
   change(line, place, id, record)
+  if not place and permits > most then line.out = line.out - permits + most end
   line.asker_holds = not place
   bury(line)
   grant(line, id)
-  local again = look_again(line, id)
   if line.asker_holds then return answer(i, 0, ttl, -1) end
-  answer(i, 1, ttl, recheck(line, id, again))
+  answer(i, 1, ttl, -1)
+  waiting[id] = i
 end
 
 -- In order, but one after the other of several holders, which keep all that they have, together.
-local function renew_page(line, page)
+local function renew_page(line, page, waiting)
   local ids, records = {}, {}
   for n, i in ipairs(page) do ids[n] = ARGV[3 * i - 2] end
   if not line.solo and line.out > 0 then records = redis.call('HMGET', line.rows, unpack(ids)) end
   local rows, ends, apart = {}, {}, {}
-  local function put_down()
+  local function write_rows()
     if #rows == 0 then return end
+    line.raise = true
     redis.call('HSET', line.rows, unpack(rows))
+    line.torn = true
     redis.call('ZADD', line.ends, 'XX', unpack(ends))
-    rows, ends, line.raise = {}, {}, true
+    rows, ends, line.torn = {}, {}, nil
   end
   for n, i in ipairs(page) do
     local id, record = ids[n], records[n]
@@ -95,25 +98,28 @@ local function renew_page(line, page)
       ends[#ends + 1], ends[#ends + 2] = string.sub(record, 17, 29), id
       answer(i, 0, ttl, -1)
     else
-      put_down()
-      renew(line, i, id, most, ttl)
+      write_rows()
+      renew(line, i, id, most, ttl, waiting)
       apart[id] = true
     end
   end
-  put_down()
+  write_rows()
 end
 
 local function renew_name(key, tickets)
   redis.call('HDEL', key .. ':line', '')
-  local line = read(key, redis.call('GET', key), now)
-  for from = 1, #tickets, 128 do
-    renew_page(line, { unpack(tickets, from, math.min(from + 127, #tickets)) })
-  end
-  if not line.raise then return end
-  bury(line)
-  grant(line)
-  look_again(line)
-  write(line)
+  local line, waiting = read(key, redis.call('GET', key), now), {}
+  settle(line, waiting, function()
+    for from = 1, #tickets, 128 do
+      renew_page(line, { unpack(tickets, from, math.min(from + 127, #tickets)) }, waiting)
+    end
+    if not line.raise then return end
+    bury(line)
+    grant(line)
+  end)
+  if line.denied then return false end
+  for id, i in pairs(waiting) do reply[3 * i] = recheck(line, id) end
+  return true
 end
 
 local names, tickets = {}, {}
@@ -126,10 +132,9 @@ for _, i in ipairs(others) do
 end
 for _, key in ipairs(names) do
   -- Whatever is wrong with one name must not cost the others their leases.
-  local done, reason = pcall(renew_name, key, tickets[key])
-  if not done then
-    if is_replica(reason) then return redis.error_reply(REPLICA) end
-    redis.set_repl(redis.REPL_ALL)
+  local done, all_told = pcall(renew_name, key, tickets[key])
+  if not done and is_replica(all_told) then return redis.error_reply(REPLICA) end
+  if not (done and all_told) then
     for _, i in ipairs(tickets[key]) do answer(i, 3, -1, -1) end
   end
 end
