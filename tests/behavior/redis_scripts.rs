@@ -32,6 +32,10 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         a_denied_message_lets_in_no_more_than_there_is
         a_denied_message_costs_neither_permits_nor_the_next_its_turn
         permits_are_counted_anew_after_a_command_was_denied_half_way
+        no_release_and_no_renewal_shortens_the_life_of_a_number_ahead_of_the_clock
+        one_more_than_the_most_who_may_hold_is_answered_busy
+        an_exhausted_name_keeps_those_it_has_let_in
+        a_name_with_a_mark_is_not_forgotten
         a_replica_says_so_to_whoever_renews_or_releases
     ]
 }
@@ -723,6 +727,74 @@ async fn permits_are_counted_anew_after_a_command_was_denied_half_way(_: Store) 
     assert_eq!(released, 2);
     assert_eq!(enqueue(&server, "n", "4", "60000")[0], 0);
     assert_eq!(enqueue(&server, "more", "1", "60000")[0], 1);
+}
+
+/// The key lives until a day after the clock has passed the number: else a clock that was put back gives it out again.
+async fn no_release_and_no_renewal_shortens_the_life_of_a_number_ahead_of_the_clock(_: Store) {
+    for cause in ["unknown", "lost", "full"] {
+        let server = RedisServer::start();
+        let seen = (now(&server) + 23 * 3_600_000) * 1000;
+        let record = format!("{}:0000000010:0000000010:00:me", id("x"));
+        let call = ["EVAL", &script!("enqueue"), "1", KEY, &record, "60000"];
+        let number: u64 = server.command(&[&call[..], &[&seen.to_string()]].concat());
+        assert_eq!(number, seen + 1);
+
+        match cause {
+            "unknown" => assert_eq!(release(&server, "other", "0"), 0),
+            "lost" => assert_eq!(renew(&server, "other"), [2, -1, -1]),
+            _ => {
+                server.command::<()>(&["CONFIG", "SET", "maxmemory", "1"]);
+                assert_eq!(release(&server, "x", "0"), 1);
+            }
+        }
+
+        let life: u64 = server.command(&["PTTL", KEY]);
+        assert!(life > 46 * 3_600_000, "{cause}: {life} ms");
+    }
+}
+
+/// With nobody in line, among whom the dead could be looked for.
+async fn one_more_than_the_most_who_may_hold_is_answered_busy(_: Store) {
+    let server = RedisServer::start();
+    let holders = "for i = 1, 10000 do
+        local id = string.format('%032d', i)
+        local record = string.format('%016d%013d%s:0000000001:0000020000:00:me', i, ARGV[1], id)
+        redis.call('HSET', KEYS[1] .. ':line', id, record)
+        redis.call('ZADD', KEYS[1] .. ':ends', ARGV[1], id)
+      end
+      local state = '0000000000010000L000000000000000000000000010000000000001'
+      redis.call('SET', KEYS[1], state .. '00000100000000020000')";
+    let ends = (now(&server) + 60_000).to_string();
+    server.command::<()>(&["EVAL", holders, "1", KEY, &ends]);
+    let record = format!("{}:0000010001:0000020000:00:me", id("more"));
+
+    let call = ["EVAL", &script!("enqueue"), "1", KEY, &record, "60000", "0"];
+    let reply: Vec<i64> = server.command(&call);
+
+    assert_eq!(reply[0], 2, "{reply:?}");
+}
+
+async fn an_exhausted_name_keeps_those_it_has_let_in(_: Store) {
+    let server = RedisServer::start();
+    assert_eq!(enqueue(&server, "holds", "10", "60000")[0], 0);
+    assert_eq!(enqueue(&server, "next", "10", "60000")[0], 1);
+    end_lease(&server, "holds");
+    let state: String = server.command(&["GET", KEY]);
+    server.command::<()>(&["SET", KEY, &format!("{}{}", (1u64 << 53) - 1, &state[16..])]);
+
+    assert_eq!(enqueue(&server, "late", "10", "60000"), [5]);
+
+    assert_eq!(renew(&server, "next"), [0, 60000, -1]);
+}
+
+async fn a_name_with_a_mark_is_not_forgotten(_: Store) {
+    let server = RedisServer::start();
+    assert_eq!(release(&server, "x", "60000"), 0);
+
+    let forgotten: i64 = server.command(&["EVAL", &script!("forget"), "1", KEY]);
+
+    assert_eq!(forgotten, 0);
+    assert_eq!(enqueue(&server, "x", "10", "60000"), [4]);
 }
 
 /// Of a ticket that it has, alone or in a line, and of one that it has not: it may be behind its master.
