@@ -36,6 +36,8 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         one_more_than_the_most_who_may_hold_is_answered_busy
         an_exhausted_name_keeps_those_it_has_let_in
         a_name_with_a_mark_is_not_forgotten
+        a_mark_that_has_run_out_costs_no_more_calls
+        holders_of_a_lost_hash_keep_their_permits_until_the_last_has_expired
         a_replica_says_so_to_whoever_renews_or_releases
     ]
 }
@@ -195,15 +197,24 @@ async fn a_pair_of_one_and_a_hand_over_are_so_many_calls(_: Store) {
     for id in ["holds", "next", "last"] {
         enqueue(&server, id, "10", "60000");
     }
-    let hand_over = calls(&server, || {
-        assert_eq!(release(&server, "holds", "0"), 1);
-        assert_eq!(enqueue(&server, "holds", "10", "60000")[0], 1);
-    });
+    let hand_over = hand_over(&server, "holds");
+    assert_eq!(hand_over, the_calls_of_a_hand_over());
+}
+
+/// From one holder to the next, who comes behind those who wait.
+fn hand_over(server: &RedisServer, holds: &str) -> Vec<(String, u64)> {
+    calls(server, || {
+        assert_eq!(release(server, holds, "0"), 1);
+        assert_eq!(enqueue(server, holds, "10", "60000")[0], 1);
+    })
+}
+
+fn the_calls_of_a_hand_over() -> Vec<(String, u64)> {
     let once = [("hdel", 1), ("hget", 1), ("hmget", 1), ("hset", 1)];
     let rest = [("get", 2), ("publish", 1), ("set", 2), ("time", 2)];
     let mut expected = count(&[&once[..], &rest[..]].concat());
     expected.sort();
-    assert_eq!(hand_over, expected);
+    expected
 }
 
 /// Nor does a renewal, however many of one name there are in a batch.
@@ -795,6 +806,38 @@ async fn a_name_with_a_mark_is_not_forgotten(_: Store) {
 
     assert_eq!(forgotten, 0);
     assert_eq!(enqueue(&server, "x", "10", "60000"), [4]);
+}
+
+/// Though the line is never empty, and so its state never shorter.
+async fn a_mark_that_has_run_out_costs_no_more_calls(_: Store) {
+    let server = RedisServer::start();
+    let client = redis::Client::open(server.url()).unwrap();
+    let mut connection = client.get_connection().unwrap();
+    let mut hears = connection.as_pubsub();
+    hears.subscribe("t:1:wake:00").unwrap();
+    for id in ["holds", "next", "last"] {
+        enqueue(&server, id, "10", "60000");
+    }
+    assert_eq!(release(&server, "other", "1"), 0);
+    let marked = now(&server);
+    eventually("run out", SOON, async || now(&server) > marked + 1).await;
+    hand_over(&server, "holds");
+
+    assert_eq!(hand_over(&server, "next"), the_calls_of_a_hand_over());
+}
+
+async fn holders_of_a_lost_hash_keep_their_permits_until_the_last_has_expired(_: Store) {
+    let server = RedisServer::start();
+    for name in ["a", "b"] {
+        assert_eq!(enqueue(&server, name, "5", "60000")[0], 0);
+    }
+    server.command::<()>(&["DEL", LINE]);
+    server.command::<()>(&["ZADD", ENDS, "XX", "1", &id("b")]);
+
+    assert_eq!(enqueue(&server, "all", "10", "60000")[0], 1);
+
+    server.command::<()>(&["ZADD", ENDS, "XX", "1", &id("a")]);
+    assert_eq!(renew(&server, "all"), [0, 60000, -1]);
 }
 
 /// Of a ticket that it has, alone or in a line, and of one that it has not: it may be behind its master.

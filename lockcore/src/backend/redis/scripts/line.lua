@@ -60,11 +60,13 @@ end
 -- Puts down what read() has read, with what has become of it since.
 local function write(line)
   local nobody, waits = line.out == 0, line.head < line.next
-  if nobody and not line.was and line.marks <= line.now then return end
+  -- None, so that the short ways of enqueue.lua and release.lua are open again.
+  if line.marks <= line.now then line.marks = 0 end
+  if nobody and not line.was and line.marks == 0 then return end
   local value
-  if nobody and not waits and line.marks <= line.now then
+  if nobody and not waits and line.marks == 0 then
     value = line.last
-  elseif line.solo and not waits and line.marks <= line.now and string.sub(line.solo, 1, 16) == line.last then
+  elseif line.solo and not waits and line.marks == 0 and string.sub(line.solo, 1, 16) == line.last then
     value = line.solo
   else
     begin(line)
@@ -214,6 +216,18 @@ local function soonest(line)
   return tonumber(ends)
 end
 
+-- Whether one of those who hold by key:ends has lost its record.
+local function some_unknown(line)
+  local ids = redis.call('ZRANGE', line.ends, '0', '-1')
+  for from = 1, #ids, 128 do
+    local page = { unpack(ids, from, math.min(from + 127, #ids)) }
+    for _, record in ipairs(redis.call('HMGET', line.rows, unpack(page))) do
+      if not record then return true end
+    end
+  end
+  return false
+end
+
 -- Removes the holders whose time is over.
 local function bury(line)
   local ends = soonest(line)
@@ -240,8 +254,9 @@ local function bury(line)
     redis.call('ZREM', line.ends, unpack(ids))
     line.torn = nil
   end
-  -- The hash was evicted, and with it who held how much.
-  if not all_known then recount(line) end
+  -- The hash was evicted, and with it who held how much. Until the last of them has expired, all that they held
+  -- stays out: they may believe in their leases still.
+  if not all_known and not some_unknown(line) then recount(line) end
 end
 
 -- Makes a ticket a holder.
