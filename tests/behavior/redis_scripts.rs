@@ -36,6 +36,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         one_more_than_the_most_who_may_hold_is_answered_busy
         an_exhausted_name_keeps_those_it_has_let_in
         a_name_with_a_mark_is_not_forgotten
+        a_lease_that_a_batch_lets_in_and_renews_is_as_long_as_it_says
         a_mark_that_has_run_out_costs_no_more_calls
         holders_of_a_lost_hash_keep_their_permits_until_the_last_has_expired
         a_replica_says_so_to_whoever_renews_or_releases
@@ -838,6 +839,30 @@ async fn holders_of_a_lost_hash_keep_their_permits_until_the_last_has_expired(_:
 
     server.command::<()>(&["ZADD", ENDS, "XX", "1", &id("a")]);
     assert_eq!(renew(&server, "all"), [0, 60000, -1]);
+}
+
+/// Nobody hears that it was let in, but its renewal says so.
+async fn a_lease_that_a_batch_lets_in_and_renews_is_as_long_as_it_says(_: Store) {
+    let server = RedisServer::start();
+    assert_eq!(enqueue(&server, "holds", "10", "60000")[0], 0);
+    assert_eq!(enqueue(&server, "next", "5", "60000")[0], 1);
+    let (holds, next) = (id("holds"), id("next"));
+
+    let five = ["0000000005", "60000"];
+    let call = [
+        "EVAL",
+        &script!("renew"),
+        "2",
+        KEY,
+        KEY,
+        &holds,
+        five[0],
+        five[1],
+    ];
+    let reply: Vec<i64> = server.command(&[&call[..], &[&next], &five].concat());
+
+    assert_eq!(reply, [0, 60000, -1].repeat(2));
+    assert!(expires(&server, "next") > now(&server) + 30_000);
 }
 
 /// Of a ticket that it has, alone or in a line, and of one that it has not: it may be behind its master.

@@ -33,6 +33,8 @@ local function read(key, was, now)
     is_line = false,
     -- Records of those who were let in and have not been told.
     let_in = {},
+    -- Ids whose reply says that they hold, and for how long.
+    renewed = {},
   }
   if not was or #was == 16 then return line end
   if string.byte(was, 17) ~= 76 then
@@ -371,8 +373,8 @@ local function settle(line, asking, work)
       local heard, denied = tell_turn(line.key, record)
       line.denied = line.denied or denied
       local id = id_of(record)
-      -- Renewed since, in the same batch, it is told by the reply.
-      if heard == 0 and find(line, id) == record then change(line, nil, id, cut_short(line, record)) end
+      -- One that was let in and then renewed by the same batch keeps what the reply says.
+      if heard == 0 and not line.renewed[id] then change(line, nil, id, cut_short(line, record)) end
     end
     look_again(line, asking)
   end)

@@ -67,7 +67,10 @@ local function renew(line, i, id, most, ttl, waiting)
   line.asker_holds = not place
   bury(line)
   grant(line, id)
-  if line.asker_holds then return answer(i, 0, ttl, -1) end
+  if line.asker_holds then
+    line.renewed[id] = true
+    return answer(i, 0, ttl, -1)
+  end
   answer(i, 1, ttl, -1)
   waiting[id] = i
 end
@@ -96,6 +99,7 @@ local function renew_page(line, page, waiting)
       record = with_expiry(record, now + ttl)
       rows[#rows + 1], rows[#rows + 2] = id, record
       ends[#ends + 1], ends[#ends + 2] = string.sub(record, 17, 29), id
+      line.renewed[id] = true
       answer(i, 0, ttl, -1)
     else
       write_rows()
