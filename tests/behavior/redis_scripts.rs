@@ -27,6 +27,9 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         a_renewal_that_cannot_see_the_line_makes_nothing_smaller
         what_is_left_of_a_line_without_its_state_keeps_nobody_out
         a_holder_that_is_named_twice_in_a_batch_stays_small
+        a_waiter_that_is_named_twice_in_a_batch_is_told_twice_when_to_look
+        tickets_of_a_batch_that_name_one_twice_are_renewed_in_their_order
+        one_that_a_batch_lets_in_and_renews_is_told_by_the_reply_alone
         the_next_in_line_is_woken_past_those_who_died
         the_rest_of_a_batch_is_replicated_after_a_message_was_denied
         a_denied_message_lets_in_no_more_than_there_is
@@ -595,6 +598,71 @@ async fn a_holder_that_is_named_twice_in_a_batch_stays_small(_: Store) {
     assert_eq!(reply, [0, 60000, -1].repeat(2));
     assert_eq!(renew(&server, "w")[0], 0, "it was let in");
     assert_eq!(&record(&server, "x").unwrap()[62..72], "0000000001");
+}
+
+fn renew_all(server: &RedisServer, keys: &[&str], tickets: &[[&str; 3]]) -> Vec<i64> {
+    let mut call = redis::cmd("EVAL");
+    call.arg(script!("renew")).arg(keys.len()).arg(keys);
+    for [name, permits, ttl] in tickets {
+        call.arg(id(name)).arg(format!("{permits:0>10}")).arg(ttl);
+    }
+    let client = redis::Client::open(server.url()).unwrap();
+    call.query(&mut client.get_connection().unwrap()).unwrap()
+}
+
+async fn a_waiter_that_is_named_twice_in_a_batch_is_told_twice_when_to_look(_: Store) {
+    let server = RedisServer::start();
+    enqueue(&server, "holds", "10", "60000");
+    enqueue(&server, "w", "10", "60000");
+
+    let reply = renew_all(&server, &[KEY, KEY], &[["w", "10", "60000"]; 2]);
+
+    let [1, 60000, first, 1, 60000, second] = reply[..] else {
+        panic!("{reply:?}");
+    };
+    assert_eq!(first, second);
+    assert!((50_000..=60_000).contains(&first), "{first} ms");
+}
+
+/// Also if a ticket of another name stands between both, and only one of them can take the short way.
+async fn tickets_of_a_batch_that_name_one_twice_are_renewed_in_their_order(_: Store) {
+    let server = RedisServer::start();
+    enqueue(&server, "x", "10", "60000");
+
+    let batch = [
+        ["x", "9", "60000"],
+        ["y", "10", "60000"],
+        ["x", "10", "500000"],
+    ];
+    let reply = renew_all(&server, &[KEY, "t:1:{b}", KEY], &batch);
+
+    assert_eq!(reply, [0, 60000, -1, 2, -1, -1, 0, 500000, -1]);
+    assert!(expires(&server, "x") > now(&server) + 400_000);
+    assert_eq!(&record(&server, "x").unwrap()[62..72], "0000000009");
+}
+
+/// It hears of its turn once.
+async fn one_that_a_batch_lets_in_and_renews_is_told_by_the_reply_alone(_: Store) {
+    let server = RedisServer::start();
+    let client = redis::Client::open(server.url()).unwrap();
+    let mut connection = client.get_connection().unwrap();
+    let mut hears = connection.as_pubsub();
+    hears.subscribe("t:1:wake:00").unwrap();
+    for name in ["holds", "next", "last"] {
+        enqueue(
+            &server,
+            name,
+            if name == "holds" { "10" } else { "4" },
+            "60000",
+        );
+    }
+
+    let batch = [["holds", "2", "60000"], ["next", "4", "60000"]];
+    let reply = renew_all(&server, &[KEY, KEY], &batch);
+
+    assert_eq!(reply, [0, 60000, -1].repeat(2));
+    let told: String = hears.get_message().unwrap().get_payload().unwrap();
+    assert!(told.starts_with(&id("last")), "{told}");
 }
 
 /// Neither a line nor several holders.

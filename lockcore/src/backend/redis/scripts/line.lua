@@ -370,11 +370,13 @@ local function settle(line, asking, work)
   local result, more = put_down(line, work)
   put_down(line, function()
     for _, record in ipairs(line.let_in) do
-      local heard, denied = tell_turn(line.key, record)
-      line.denied = line.denied or denied
       local id = id_of(record)
-      -- One that was let in and then renewed by the same batch keeps what the reply says.
-      if heard == 0 and not line.renewed[id] then change(line, nil, id, cut_short(line, record)) end
+      -- One that was let in and then renewed by the same batch is told by the reply.
+      if not line.renewed[id] then
+        local heard, denied = tell_turn(line.key, record)
+        line.denied = line.denied or denied
+        if heard == 0 then change(line, nil, id, cut_short(line, record)) end
+      end
     end
     look_again(line, asking)
   end)

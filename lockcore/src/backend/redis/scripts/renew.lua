@@ -31,9 +31,11 @@ local function renew_alone(i, was)
   return not redis.pcall('SET', KEYS[i], value, 'PX', life).err
 end
 
+local times_named = {}
+for _, key in ipairs(KEYS) do times_named[key] = (times_named[key] or 0) + 1 end
 for i, key in ipairs(KEYS) do
-  -- Of several in a row of one name, none is alone.
-  if key ~= KEYS[i - 1] and key ~= KEYS[i + 1] and renew_alone(i, redis.pcall('GET', key)) then
+  -- Of several of one name, none is alone: they are done in order.
+  if times_named[key] == 1 and renew_alone(i, redis.pcall('GET', key)) then
     reply[3 * i - 2], reply[3 * i - 1], reply[3 * i] = 0, tonumber(ARGV[3 * i]), -1
   else
     others[#others + 1] = i
@@ -72,7 +74,8 @@ local function renew(line, i, id, most, ttl, waiting)
     return answer(i, 0, ttl, -1)
   end
   answer(i, 1, ttl, -1)
-  waiting[id] = i
+  waiting[id] = waiting[id] or {}
+  table.insert(waiting[id], i)
 end
 
 -- In order, but one after the other of several holders, which keep all that they have, together.
@@ -122,7 +125,9 @@ local function renew_name(key, tickets)
     grant(line)
   end)
   if line.denied then return false end
-  for id, i in pairs(waiting) do reply[3 * i] = recheck(line, id) end
+  for id, places in pairs(waiting) do
+    for _, i in ipairs(places) do reply[3 * i] = recheck(line, id) end
+  end
   return true
 end
 
