@@ -30,6 +30,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         a_waiter_that_is_named_twice_in_a_batch_is_told_twice_when_to_look
         tickets_of_a_batch_that_name_one_twice_are_renewed_in_their_order
         one_that_a_batch_lets_in_and_renews_is_told_by_the_reply_alone
+        a_ticket_that_is_dead_is_released_alike_in_each_form_of_the_state
         the_next_in_line_is_woken_past_those_who_died
         the_rest_of_a_batch_is_replicated_after_a_message_was_denied
         a_denied_message_lets_in_no_more_than_there_is
@@ -159,7 +160,7 @@ fn end_lease(server: &RedisServer, name: &str) {
     match place(server, name).unwrap() {
         (key, None) => {
             let state: String = server.command(&["GET", &key]);
-            server.command::<()>(&["SET", &key, &state.replace(&record, &over)]);
+            server.command::<()>(&["SET", &key, &state.replace(&record, &over), "KEEPTTL"]);
         }
         (key, Some(field)) => {
             server.command::<()>(&["HSET", &key, &field, &over]);
@@ -663,6 +664,44 @@ async fn one_that_a_batch_lets_in_and_renews_is_told_by_the_reply_alone(_: Store
     assert_eq!(reply, [0, 60000, -1].repeat(2));
     let told: String = hears.get_message().unwrap().get_payload().unwrap();
     assert!(told.starts_with(&id("last")), "{told}");
+}
+
+/// It was there, and nobody had got in instead.
+async fn a_ticket_that_is_dead_is_released_alike_in_each_form_of_the_state(_: Store) {
+    let forms: [&[(&str, &str)]; 4] = [
+        &[("dead", "10")],
+        &[("dead", "10"), ("waits", "10")],
+        &[("dead", "10"), ("reads", "1"), ("reads too", "1")],
+        &[("dead", "5"), ("holds too", "5"), ("waits", "10")],
+    ];
+    for form in forms {
+        for mark in ["0", "60000"] {
+            let server = RedisServer::start();
+            for (name, permits) in form {
+                enqueue(&server, name, permits, "60000");
+            }
+            end_lease(&server, "dead");
+
+            assert_eq!(release(&server, "dead", mark), 1, "{form:?}, {mark}");
+            assert_eq!(release(&server, "dead", mark), 0, "{form:?}, {mark}");
+        }
+    }
+    for waiters in [
+        &["dead"][..],
+        &["dead", "w"],
+        &["w", "dead"],
+        &["w", "dead", "last"],
+    ] {
+        let server = RedisServer::start();
+        enqueue(&server, "holds", "10", "60000");
+        for waiter in waiters {
+            enqueue(&server, waiter, "10", "60000");
+        }
+        end_lease(&server, "dead");
+
+        assert_eq!(release(&server, "dead", "0"), 1, "{waiters:?}");
+        assert_eq!(release(&server, "dead", "0"), 0, "{waiters:?}");
+    }
 }
 
 /// Neither a line nor several holders.

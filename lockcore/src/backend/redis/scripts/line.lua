@@ -35,6 +35,8 @@ local function read(key, was, now)
     let_in = {},
     -- Ids whose reply says that they hold, and for how long.
     renewed = {},
+    -- Ids of those who were taken out because their time is over.
+    dead = {},
   }
   if not was or #was == 16 then return line end
   if string.byte(was, 17) ~= 76 then
@@ -178,6 +180,7 @@ local function first(line)
       if record then
         dead[#dead + 1] = place
         dead[#dead + 1] = id_of(record)
+        line.dead[id_of(record)] = true
       end
       line.head = line.head + 1
     end
@@ -235,6 +238,7 @@ local function bury(line)
   local ends = soonest(line)
   if not ends or ends > line.now then return end
   if line.solo then
+    line.dead[id_of(line.solo)] = true
     line.solo, line.out = nil, 0
     return
   end
@@ -245,8 +249,9 @@ local function bury(line)
     local records = redis.call('HMGET', line.rows, unpack(ids))
     redis.call('HDEL', line.rows, unpack(ids))
     line.torn = true
-    for _, record in ipairs(records) do
+    for i, record in ipairs(records) do
       if record then
+        line.dead[ids[i]] = true
         local _, permits = parse(record)
         line.out = line.out - permits
       else

@@ -2,7 +2,7 @@
 --
 -- KEYS  per ticket: the name's key; the others of a name are made from it, see line.lua
 -- ARGV  per ticket: its id, and right behind it for how many ms to keep a mark, if one is to be left
--- Reply per ticket: 1 it was there, 0 it was not, 2 failed for this ticket, it may be half done; 1 alone
+-- Reply per ticket: 1 it was there, dead or not; 0 it was not; 2 failed for this ticket, it may be half done; 1 alone
 --       for one ticket in the common cases; on a replica READONLY instead, and nothing is done
 --
 -- The mark makes an enqueue that arrives later answer "released before".
@@ -75,7 +75,7 @@ local function release(key, id, mark_ms)
       redis.call('SET', key .. ':gone:' .. id, '', 'PX', mark_ms)
       line.marks = math.max(line.marks, now + mark_ms)
     end
-    return record and 1 or 0
+    return (record or line.dead[id]) and 1 or 0
   end)
   return line.denied and 2 or found
 end
