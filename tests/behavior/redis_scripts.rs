@@ -31,6 +31,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         tickets_of_a_batch_that_name_one_twice_are_renewed_in_their_order
         one_that_a_batch_lets_in_and_renews_is_told_by_the_reply_alone
         a_ticket_that_is_dead_is_released_alike_in_each_form_of_the_state
+        what_is_not_the_state_of_a_lock_is_refused_and_left_as_it_is
         the_next_in_line_is_woken_past_those_who_died
         the_rest_of_a_batch_is_replicated_after_a_message_was_denied
         a_denied_message_lets_in_no_more_than_there_is
@@ -701,6 +702,50 @@ async fn a_ticket_that_is_dead_is_released_alike_in_each_form_of_the_state(_: St
 
         assert_eq!(release(&server, "dead", "0"), 1, "{waiters:?}");
         assert_eq!(release(&server, "dead", "0"), 0, "{waiters:?}");
+    }
+}
+
+/// By every verb, and the message says which key it is.
+async fn what_is_not_the_state_of_a_lock_is_refused_and_left_as_it_is(_: Store) {
+    let server = RedisServer::start();
+    let line = format!("{:016}L{}", 7, "x".repeat(59));
+    let record = format!("{:016}{:013}{}", 7, 9_999_999_999_999u64, "y".repeat(60));
+    let numbers = "1".repeat(200);
+    let foreign = [
+        "",
+        "x",
+        "12345",
+        "-1",
+        "0000000000000000x",
+        "0000000000000000L",
+        "1795321000.12345",
+        "some text of 16.",
+        "inf             ",
+        &line,
+        &record,
+        &numbers,
+    ];
+    for value in foreign {
+        server.command::<()>(&["SET", KEY, value]);
+        let record = format!("{}:0000000010:0000000010:00:me", id("x"));
+        for (script, arguments) in [
+            (script!("enqueue"), &[&*record, "60000", "0"][..]),
+            (script!("inspect"), &[]),
+            (script!("forget"), &[]),
+        ] {
+            let mut call = redis::cmd("EVAL");
+            call.arg(script).arg(1).arg(KEY).arg(arguments);
+            let client = redis::Client::open(server.url()).unwrap();
+            let answer = call.query::<Value>(&mut client.get_connection().unwrap());
+            let error = answer.expect_err(value);
+            assert_eq!(error.code(), Some("WRONGTYPE"), "{value:?}");
+            assert!(error.to_string().contains(KEY), "{error}");
+        }
+        assert_eq!(renew(&server, "x"), [3, -1, -1], "{value:?}");
+        assert_eq!(release(&server, "x", "0"), 2, "{value:?}");
+        assert_eq!(release(&server, "x", "60000"), 2, "{value:?}");
+        assert_eq!(server.command::<String>(&["GET", KEY]), value);
+        assert_eq!(server.keys("*"), [KEY]);
     }
 }
 

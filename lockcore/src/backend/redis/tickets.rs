@@ -316,6 +316,9 @@ pub(super) fn failed(error: RedisError) -> StoreError {
         Some("READONLY" | "MASTERDOWN") => " (this is a replica; connect to its master)",
         Some("OOM") => " (the server is full; raise maxmemory)",
         Some("NOPERM") => GUIDE,
+        Some("WRONGTYPE") => {
+            " (something else than this library writes keys of this namespace; remove the key, or choose another LOCK_NAMESPACE)"
+        }
         Some("WRONGPASS") => {
             " (check user and password in the URL, where %25 stands for \"%\", %40 for \"@\", %23 for \"#\", %2F for \"/\")"
         }

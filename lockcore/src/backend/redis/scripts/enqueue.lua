@@ -22,7 +22,7 @@ local key, ttl = KEYS[1], ARGV[2] + 0
 local was = redis.call('GET', key)
 local time = redis.call('TIME')
 local micros = time[1] * 1000000 + time[2]
-local last = was and (#was == 16 and was or string.sub(was, 1, 16)) or 0
+local last = was and tonumber(string.sub(was, 1, 16)) or 0
 
 -- Numbers only rise: over the last one drawn, over the server's clock, and over what the client has
 -- seen. The last drawn begins the value in each of its forms, and whatever is written in its place
@@ -45,8 +45,8 @@ if new_hour then
   life = number == micros and '86400000' or string.format('%d', 86400000 + (number - micros) / 1000)
 end
 
--- The common case: nobody is here.
-if not was or #was == 16 then
+-- The common case: nobody is here. What is not of this library, read() refuses below.
+if not was or #was == 16 and last > 0 and last % 1 == 0 then
   if number > MAX_TICKET then return {5} end
   local record = string.format('%016d%013d', number, micros / 1000 + ttl) .. ARGV[1]
   if new_hour then
@@ -106,6 +106,7 @@ end
 -- include line.lua
 
 local line = read(key, was, now)
+if line.err then return line end
 permits, capacity = tonumber(permits), tonumber(capacity)
 if line.marks > now and redis.call('EXISTS', key .. ':gone:' .. id) == 1 then return {4} end
 

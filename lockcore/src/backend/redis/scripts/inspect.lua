@@ -7,6 +7,7 @@
 -- include line.lua
 
 local line = read(KEYS[1], redis.call('GET', KEYS[1]), clock())
+if line.err then return line end
 local reply = { line.now, line.solo }
 if line.is_line then
   local rows = redis.call('HGETALL', line.rows)

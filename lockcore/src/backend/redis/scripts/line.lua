@@ -23,8 +23,10 @@
 
 local DAY_MS = 86400000
 
--- What is here, from the value of its key.
+-- What is here, from the value of its key; an error reply if that is not of this library.
 local function read(key, was, now)
+  local foreign = 'WRONGTYPE ' .. key .. ' holds something else than the state of a lock'
+  if was and (#was < 16 or string.find(string.sub(was, 1, 16), '%D')) then return redis.error_reply(foreign) end
   local line = {
     key = key, rows = key .. ':line', ends = key .. ':ends', now = now, was = was,
     last = was and string.sub(was, 1, 16) or '0000000000000000',
@@ -50,7 +52,11 @@ local function read(key, was, now)
     line.capacity = tonumber(string.sub(was, 67, 76))
     if #was > 76 then line.solo = string.sub(was, 77) end
   end
-  if not line.out or not line.capacity then error('not a value of this library under ' .. key) end
+  local record = line.solo
+  if not (line.out and line.capacity and line.marks and line.head and line.next)
+    or record and (not (parse(record)) or string.byte(record, 62) ~= 58) then -- ':'
+    return redis.error_reply(foreign)
+  end
   return line
 end
 

@@ -116,6 +116,7 @@ end
 local function renew_name(key, tickets)
   redis.call('HDEL', key .. ':line', '')
   local line, waiting = read(key, redis.call('GET', key), now), {}
+  if line.err then return false end
   settle(line, waiting, function()
     for from = 1, #tickets, 128 do
       renew_page(line, { unpack(tickets, from, math.min(from + 127, #tickets)) }, waiting)
