@@ -12,8 +12,11 @@
 --       {4}                                       this id was released before, or has expired
 --       {5}                                       ticket numbers are exhausted
 --
--- Atomic as every script. On a full server its first write is refused, and so all of it, unless that
--- write removes what is dead.
+-- Atomic as every script. On a full server its first write is refused, and so all of it.
+--
+-- If the user is denied a command in the middle: with nobody here, there is but one write. In the short way to
+-- wait, the state is written before the row. Without the row its place is empty, and the line passes it; without
+-- the life of the rows all else is there. The rest is argued at put_down() in line.lua.
 --
 -- Numbers go to Redis as text made by '%d': what Redis makes of a Lua number is not exact, and '%.0f'
 -- takes longer. A 32-bit server, where it ends at 31 bits, is refused when connecting (rights.lua).
@@ -73,11 +76,11 @@ if expires and expires > now and not ARGV[4] and number <= MAX_TICKET then
     local record = string.format('%016d%013d%s', number, now + ttl, ARGV[1])
     if not in_line then
       if redis.call('EXISTS', rows, key .. ':ends') == 0 then
-        redis.call('HSET', rows, '0000000000001', record, id, '0000000000001')
         local life = string.format('%d', 86400000 + (number - micros) / 1000)
-        redis.call('PEXPIRE', rows, life)
         local head = string.format('%016dL000000000000000000000000010000000000002', number)
         redis.call('SET', key, head .. held .. of .. was, 'PX', life)
+        redis.call('HSET', rows, '0000000000001', record, id, '0000000000001')
+        redis.call('PEXPIRE', rows, life)
         return {1, number, ttl, expires - now}
       end
     elseif string.sub(was, 18, 30) == '0000000000000' then
@@ -86,15 +89,16 @@ if expires and expires > now and not ARGV[4] and number <= MAX_TICKET then
       local ahead = first ~= next
       local nobody_dead = not ahead or known[2] and tonumber(string.sub(known[2], 17, 29)) > now
       if not known[1] and nobody_dead and next - first + 1 < MOST_TICKETS then
-        redis.call('HSET', rows, next, record, id, next)
         local head = string.format('%016d', number) .. string.sub(was, 17, 43)
         local value = head .. string.format('%013d', next + 1) .. string.sub(was, 57)
         if new_hour or not ahead then
           local life = string.format('%d', 86400000 + (number - micros) / 1000)
-          redis.call('PEXPIRE', rows, life)
           redis.call('SET', key, value, 'PX', life)
+          redis.call('HSET', rows, next, record, id, next)
+          redis.call('PEXPIRE', rows, life)
         else
           redis.call('SET', key, value, 'KEEPTTL')
+          redis.call('HSET', rows, next, record, id, next)
         end
         return {1, number, ttl, ahead and -1 or expires - now}
       end

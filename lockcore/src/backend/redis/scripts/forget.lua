@@ -2,6 +2,8 @@
 --
 -- KEYS  1 the name's key
 -- Reply 1 forgotten, 0 in use
+--
+-- One write: if it is denied, nothing has been done.
 
 -- include record.lua
 -- include line.lua

@@ -11,8 +11,12 @@ if line.err then return line end
 local reply = { line.now, line.solo }
 if line.is_line then
   local rows = redis.call('HGETALL', line.rows)
-  for i = 2, #rows, 2 do
-    if #rows[i] > 13 then reply[#reply + 1] = rows[i] end
+  for i = 1, #rows, 2 do
+    -- Not at a place that the line has passed.
+    local is_place = #rows[i] == 13
+    if #rows[i + 1] > 13 and not (is_place and tonumber(rows[i]) < line.head) then
+      reply[#reply + 1] = rows[i + 1]
+    end
   end
 end
 return reply

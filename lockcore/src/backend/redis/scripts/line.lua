@@ -107,9 +107,17 @@ local function find(line, id)
   if not found then return nil end
   -- A record under an id is of one of several holders; of nobody, if the state knows of no such.
   if #found > 13 then return not line.solo and line.out > 0 and found or nil end
-  -- Without the record the place is nobody's.
-  local record = redis.call('HGET', line.rows, found)
-  if record then return record, found end
+  -- A place that others have passed is nobody's, whatever a denied HDEL has left there; nor is one that is empty.
+  local place = tonumber(found)
+  local record = place >= line.head and place < line.next and redis.call('HGET', line.rows, found)
+  if record and id_of(record) == id then return record, found end
+end
+
+-- After each change of the ends. One that was denied stops nothing, as they are made anew from the rows: see
+-- put_down.
+local function note(line, answer)
+  if type(answer) ~= 'table' then return end
+  line.torn, line.denied = true, line.denied or answer
 end
 
 -- Writes the record of a ticket that is there.
@@ -121,9 +129,7 @@ local function change(line, place, id, record)
     line.solo = record
   else
     redis.call('HSET', line.rows, id, record)
-    line.torn = true
-    redis.call('ZADD', line.ends, 'XX', string.sub(record, 17, 29), id)
-    line.torn = nil
+    note(line, redis.pcall('ZADD', line.ends, 'XX', string.sub(record, 17, 29), id))
   end
 end
 
@@ -155,14 +161,16 @@ local function remove(line, place, id)
   if places < 2 * waiting + 128 then return end
   local rows, taken = redis.call('HGETALL', line.rows), {}
   for i = 1, #rows, 2 do
-    if #rows[i] == 13 then taken[#taken + 1] = { rows[i], rows[i + 1] } end
+    if #rows[i] == 13 and tonumber(rows[i]) >= line.head then taken[#taken + 1] = { rows[i], rows[i + 1] } end
   end
   table.sort(taken, function(a, b) return a[1] < b[1] end)
   -- Nobody's new place is beyond its old one.
   for i, old in ipairs(taken) do
     local new = string.format('%013d', line.head + i - 1)
-    redis.call('HDEL', line.rows, old[1])
-    redis.call('HSET', line.rows, new, old[2], id_of(old[2]), new)
+    if new ~= old[1] then
+      redis.call('HSET', line.rows, new, old[2], id_of(old[2]), new)
+      redis.call('HDEL', line.rows, old[1])
+    end
   end
   line.next = line.head + #taken
 end
@@ -208,11 +216,10 @@ local function recount(line)
       held[#held + 1] = record
     end
   end
-  line.out, line.raise, line.torn = out, true, true
+  line.out, line.raise = out, true
   for _, record in ipairs(held) do
-    redis.call('ZADD', line.ends, string.sub(record, 17, 29), id_of(record))
+    note(line, redis.pcall('ZADD', line.ends, string.sub(record, 17, 29), id_of(record)))
   end
-  line.torn = nil
 end
 
 -- When the first of the holders expires; nil if nobody holds.
@@ -254,7 +261,6 @@ local function bury(line)
     if #ids == 0 then break end
     local records = redis.call('HMGET', line.rows, unpack(ids))
     redis.call('HDEL', line.rows, unpack(ids))
-    line.torn = true
     for i, record in ipairs(records) do
       if record then
         line.dead[ids[i]] = true
@@ -264,8 +270,8 @@ local function bury(line)
         all_known = false
       end
     end
-    redis.call('ZREM', line.ends, unpack(ids))
-    line.torn = nil
+    note(line, redis.pcall('ZREM', line.ends, unpack(ids)))
+    if line.torn then return end
   end
   -- The hash was evicted, and with it who held how much. Until the last of them has expired, all that they held
   -- stays out: they may believe in their leases still.
@@ -286,9 +292,8 @@ local function hold(line, id, record, permits)
     line.raise = true
   end
   redis.call('HSET', line.rows, unpack(rows))
-  line.solo, line.out, line.torn = nil, line.out + permits, true
-  redis.call('ZADD', line.ends, unpack(ends))
-  line.torn = nil
+  line.solo, line.out = nil, line.out + permits
+  note(line, redis.pcall('ZADD', line.ends, unpack(ends)))
 end
 
 -- Takes a holder out.
@@ -299,9 +304,8 @@ local function let_go(line, id, record)
     return
   end
   redis.call('HDEL', line.rows, id)
-  line.out, line.torn = line.out - permits, true
-  redis.call('ZREM', line.ends, id)
-  line.torn = nil
+  line.out = line.out - permits
+  note(line, redis.pcall('ZREM', line.ends, id))
 end
 
 -- A waiter that no connection listens for is given this long to come back and renew.
@@ -322,15 +326,16 @@ local function grant(line, asker)
     local _, permits, capacity = parse(record)
     if line.out == 0 then line.capacity = capacity end
     if line.out + permits > line.capacity then return end
-    local id = id_of(record)
-    redis.call('HDEL', line.rows, string.format('%013d', line.head), id)
+    local id, place = id_of(record), string.format('%013d', line.head)
+    hold(line, id, record, permits)
     line.head, line.first = line.head + 1, nil
     if id == asker then
       line.asker_holds = true
     else
       line.let_in[#line.let_in + 1] = record
     end
-    hold(line, id, record, permits)
+    -- One of several has its record under its id by now.
+    if line.solo then redis.call('HDEL', line.rows, place, id) else redis.call('HDEL', line.rows, place) end
   end
 end
 
@@ -361,9 +366,20 @@ local function look_again(line, asking)
   end
 end
 
--- Does some work on a line, and puts down what has become of it: all of it, or what was done before a call
--- raised an error, which this raises then. So the sum is always that of the rows. Where an error came between
--- the rows and the ends, the next verb makes both ends and sum anew from the rows.
+-- Does some work on a line, and puts down what has become of it: all of it, or what was done before a call was
+-- denied, whose error this raises then. A right can be taken away between any two verbs, so a command may be
+-- denied in the middle of one. What it leaves is safe, for these reasons:
+--   the state can be written, as settle() has just done so. It says what the rows say, as a change is entered in
+--     `line` only when its row is written;
+--   one who is let in has its record among the holders before its place is emptied. If that is denied, the row
+--     stays at a place that the line has passed, where nobody looks for it;
+--   a change of the ends that is denied stops nothing. They are deleted here, and the next verb makes them and the
+--     sum anew from the rows. If that is denied too, an end that is missing keeps permits until the others have
+--     ended, and one that is too early is the one that its client believes in, whose renewal has failed;
+--   a life that is not made longer is that of an earlier request, a day; rows that never got one stay until the next
+--     line of this name begins.
+-- So nobody holds whom the sum leaves out, no permit is lost for longer than a lease, and a verb that answered with
+-- the error can be repeated. The client gives back what an enqueue may have left.
 local function put_down(line, work)
   local done, result, more = pcall(work)
   if line.torn then redis.pcall('DEL', line.ends) end
@@ -375,9 +391,11 @@ end
 
 -- Does the work of a verb on a line, and tells those whom it concerns when all of it is written. One who was let
 -- in is told by one message, to the channel of its client. If a message is denied, the first error is in
--- line.denied, and the one who was to hear it keeps its whole lease: its next renewal says that it holds.
+-- line.denied, as that of the ends is, and the one who was to hear it keeps its whole lease: its next renewal says that it holds.
 -- `asking` has the ids that the reply is about.
 local function settle(line, asking, work)
+  -- Changes nothing. If it is denied, nothing has been done; else the state can be written at the end.
+  if line.is_line then redis.call('SET', line.key, line.was, 'KEEPTTL') end
   local result, more = put_down(line, work)
   put_down(line, function()
     for _, record in ipairs(line.let_in) do

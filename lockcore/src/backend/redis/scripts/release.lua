@@ -6,18 +6,25 @@
 --       for one ticket in the common cases; on a replica READONLY instead, and nothing is done
 --
 -- The mark makes an enqueue that arrives later answer "released before".
+--
+-- If the user is denied a command in the middle: alone, there is but one write. In the short way to the next in
+-- line, the state is written first. From then on the next holds, and its renewal says so, though its row is not
+-- removed, at a place that the line has passed, or the message not sent. The rest is argued at put_down() in
+-- line.lua. A mark is written before the state that tells of it, and a release that failed is repeated.
 
 local was = not KEYS[2] and redis.call('GET', KEYS[1])
 
+-- A full server refuses a SET, unless something was written before that it does not refuse.
+local function put(key, value)
+  if redis.pcall('SET', key, value, 'KEEPTTL').err then
+    redis.call('HDEL', key .. ':line', '')
+    redis.call('SET', key, value, 'KEEPTTL')
+  end
+end
+
 -- The common case: it holds, and nobody waits. If it is dead, it keeps nobody out.
 if was and string.sub(was, 30, 61) == ARGV[1] then
-  local last = string.sub(was, 1, 16)
-  local done = redis.pcall('SET', KEYS[1], last, 'KEEPTTL')
-  if done.err then
-    -- A full server refuses that, unless something was written before that it does not refuse.
-    redis.call('HDEL', KEYS[1] .. ':line', '')
-    redis.call('SET', KEYS[1], last, 'KEEPTTL')
-  end
+  put(KEYS[1], string.sub(was, 1, 16))
   return 1
 end
 
@@ -34,13 +41,13 @@ if was and string.byte(was, 17) == 76 and string.sub(was, 106, 137) == ARGV[1]
   next = redis.call('HGET', rows, head)
   local all = next and string.sub(next, 63, 72)
   if next and all == string.sub(next, 74, 83) and tonumber(string.sub(next, 17, 29)) > now then
-    redis.call('HDEL', rows, head, id_of(next)) -- after which the rest passes on a full server
-    local head, last = string.format('%013d', head + 1), string.sub(was, 1, 16)
+    local after, last = string.format('%013d', head + 1), string.sub(was, 1, 16)
     local value = next
-    if head ~= string.sub(was, 44, 56) or string.sub(next, 1, 16) ~= last then
-      value = string.sub(was, 1, 30) .. head .. string.sub(was, 44, 56) .. all .. all .. next
+    if after ~= string.sub(was, 44, 56) or string.sub(next, 1, 16) ~= last then
+      value = string.sub(was, 1, 30) .. after .. string.sub(was, 44, 56) .. all .. all .. next
     end
-    redis.call('SET', KEYS[1], value, 'KEEPTTL')
+    put(KEYS[1], value)
+    redis.call('HDEL', rows, head, id_of(next))
     local heard = tell_turn(KEYS[1], next)
     if heard ~= 0 then return heard and 1 or 2 end
     was = value
@@ -66,7 +73,8 @@ local function release(key, id, mark_ms)
     grant(line, id)
     local record, place = find(line, id)
     if place then
-      line.first_left = id_of(first(line)) == id
+      local ahead = first(line)
+      line.first_left = ahead and id_of(ahead) == id
       remove(line, place, id)
     elseif record then
       let_go(line, id, record)

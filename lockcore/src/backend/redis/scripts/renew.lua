@@ -11,6 +11,9 @@
 --       3, -1, -1                     failed for this ticket, it may be half done
 --       On a replica READONLY instead, and nothing is done.
 --
+-- If the user is denied a command in the middle: one that holds alone is one write. The rest is argued at put_down()
+-- in line.lua. A renewal that failed may have been carried out.
+--
 -- Each name where it is less simple begins with an HDEL that changes nothing, after which the rest of the script
 -- passes on a full server, and which a replica refuses: it may not have heard of a ticket yet, and is not to say
 -- "lost".
@@ -88,9 +91,8 @@ local function renew_page(line, page, waiting)
     if #rows == 0 then return end
     line.raise = true
     redis.call('HSET', line.rows, unpack(rows))
-    line.torn = true
-    redis.call('ZADD', line.ends, 'XX', unpack(ends))
-    rows, ends, line.torn = {}, {}, nil
+    note(line, redis.pcall('ZADD', line.ends, 'XX', unpack(ends)))
+    rows, ends = {}, {}
   end
   for n, i in ipairs(page) do
     local id, record = ids[n], records[n]
