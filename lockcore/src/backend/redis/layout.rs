@@ -11,6 +11,10 @@ const VERSION: u32 = 1;
 /// Bytes of a name that stay readable in a key.
 const READABLE: usize = 512;
 
+/// Digits of a ticket's number, and of when it expires, with which a record begins: see `scripts/record.lua`.
+pub(super) const NUMBER: usize = 16;
+pub(super) const EXPIRES: usize = 13;
+
 /// The key of one name. Scripts make the others of the name from it: see `scripts/line.lua`.
 pub(super) fn key(name: &Name) -> String {
     name.key(VERSION, READABLE)
@@ -62,4 +66,99 @@ pub(super) fn scripts() -> impl Iterator<Item = &'static Script> {
     [&ENQUEUE, &RENEW, &RELEASE, &INSPECT, &FORGET]
         .into_iter()
         .map(|script| &**script)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Bytes of the fields of a record, up to those without a fixed end.
+    const RECORD: [(&str, usize); 8] = [
+        ("number", NUMBER),
+        ("expires", EXPIRES),
+        ("id", 32),
+        (":", 1),
+        ("permits", 10),
+        (": behind permits", 1),
+        ("capacity", 10),
+        (": behind capacity", 1),
+    ];
+
+    /// Those of a state with a line, up to the record of its one holder.
+    const HEAD: [(&str, usize); 7] = [
+        ("last", NUMBER),
+        ("L", 1),
+        ("marks", EXPIRES),
+        ("head", 13),
+        ("next", 13),
+        ("out", 10),
+        ("capacity", 10),
+    ];
+
+    /// From the first byte of one field to the last of another, counted from 1 as Lua does.
+    fn span(fields: &[(&str, usize)], from: &str, to: &str) -> [usize; 2] {
+        let place = |name| fields.iter().position(|field| field.0 == name).expect(name);
+        let bytes = |fields: &[(&str, usize)]| fields.iter().map(|field| field.1).sum::<usize>();
+        let (from, to) = (place(from), place(to));
+        [bytes(&fields[..from]) + 1, bytes(&fields[..=to])]
+    }
+
+    /// The scripts say them as numbers, as a call for each would take longer than what it asks for.
+    #[test]
+    fn each_place_in_a_value_that_a_script_names_is_that_of_a_field() {
+        let record = |from, to| span(&RECORD, from, to);
+        let head = |from, to| span(&HEAD, from, to);
+        let behind_head = head("last", "capacity")[1];
+        let before_id = record("number", "expires")[1];
+        let mut spans = Vec::new();
+        for (name, _) in RECORD {
+            let [from, to] = record(name, name);
+            spans.push([from, to]);
+            spans.push([behind_head + from, behind_head + to]);
+            // The argument of an enqueue is a record without what is in front of its id.
+            if from > before_id {
+                spans.push([from - before_id, to - before_id]);
+            }
+        }
+        spans.extend(HEAD.map(|(name, _)| head(name, name)));
+        spans.extend([
+            record("number", ":"),
+            head("last", "marks"),
+            head("L", "head"),
+        ]);
+        let tails = [
+            record("id", "id")[0],
+            record(": behind permits", ": behind permits")[0],
+            head("out", "out")[0],
+            behind_head + 1,
+            record("id", "id")[1] - before_id + 1, // behind the id that a release names
+        ];
+        let bytes = [(head("L", "L")[0], "76"), (record(":", ":")[0], "58")];
+
+        for script in scripts() {
+            for call in script.source.split("string.sub(").skip(1) {
+                let call = call.split(')').next().unwrap_or_default();
+                let places = call.split(", ").skip(1).map(|place| {
+                    let place = place.trim_start_matches("at + ").parse::<usize>();
+                    place.unwrap_or_else(|_| panic!("{call} names no places"))
+                });
+                match places.collect::<Vec<_>>()[..] {
+                    [from, to] => assert!(spans.contains(&[from, to]), "{call}"),
+                    [from] => assert!(tails.contains(&from), "{call}"),
+                    _ => panic!("{call}"),
+                }
+            }
+            for call in script.source.split("string.byte(").skip(1) {
+                let known = bytes
+                    .map(|(at, byte)| [format!(", {at}) == {byte}"), format!(", {at}) ~= {byte}")]);
+                let is_known = |known: &String| call[..call.len().min(20)].contains(known);
+                assert!(known.as_flattened().iter().any(is_known), "{}", &call[..20]);
+            }
+        }
+        let enqueue = &ENQUEUE.source;
+        assert!(enqueue.contains(&format!("'%0{NUMBER}d%0{EXPIRES}d")));
+        assert!(enqueue.contains(&format!("#was == {NUMBER}")));
+        assert!(enqueue.contains(&format!("#was > {behind_head}")));
+        assert!(enqueue.contains(&format!("in_line and {behind_head}")));
+    }
 }

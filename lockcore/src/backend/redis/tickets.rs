@@ -194,8 +194,8 @@ struct Record<'a> {
 
 impl<'a> Record<'a> {
     fn parse(record: &'a str) -> Option<Self> {
-        let (number, rest) = record.split_at_checked(16)?;
-        let (expires, rest) = rest.split_at_checked(13)?;
+        let (number, rest) = record.split_at_checked(layout::NUMBER)?;
+        let (expires, rest) = rest.split_at_checked(layout::EXPIRES)?;
         let (_id, rest) = rest.split_once(':')?;
         let mut fields = rest.splitn(4, ':');
         let mut next = || fields.next();

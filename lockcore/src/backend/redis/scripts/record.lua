@@ -2,7 +2,8 @@
 --
 -- A record is its number in 16 digits, when it expires in 13 (ms of the server's clock), its id in 32, and then
 -- ':permits:capacity:channel:owner', permits and capacity in 10 digits. So each has a fixed place, but the channel's
--- end: number 1 to 16, expiry 17 to 29, id 30 to 61, permits 63 to 72, capacity 74 to 83, channel from 85.
+-- end: number 1 to 16, expiry 17 to 29, id 30 to 61, permits 63 to 72, capacity 74 to 83, channel from 85. A test in
+-- layout.rs holds all of the scripts to these places.
 
 -- Server time in milliseconds.
 local function clock()
