@@ -1,7 +1,6 @@
 //! From the URL to a client, and what an operator should know about the server.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
@@ -9,28 +8,26 @@ use redis::io::tcp::socket2::TcpKeepalive;
 use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, ProtocolVersion, Value};
 use url::Url;
 
+use super::connection::RedisConnection;
 use super::dial::Server;
-use super::{Redis, RedisConnection, tickets};
-use crate::backend::{Backend, Fault, StoreError};
+use super::errors::failed;
+use crate::backend::{Fault, StoreError};
 use crate::error::Error;
 #[cfg(feature = "redis-tls")]
-use crate::tls::Connector;
-use crate::tls::Tls;
+use crate::tls::{Connector, Tls};
 
-/// Opens `redis://[user[:password]@]host[:port][/database]`.
-pub(crate) fn open(url: &Url, _: &Tls) -> Result<Arc<dyn Backend>, Error> {
-    Ok(Arc::new(Redis {
-        server: Arc::new(Server {
-            info: connection_info(url)?,
-            #[cfg(feature = "redis-tls")]
-            tls: None,
-        }),
-    }))
+/// The server of `redis://[user[:password]@]host[:port][/database]`.
+pub(super) fn server(url: &Url) -> Result<Server, Error> {
+    Ok(Server {
+        info: connection_info(url)?,
+        #[cfg(feature = "redis-tls")]
+        tls: None,
+    })
 }
 
-/// Opens `rediss://…`, the same over TLS.
+/// The server of `rediss://…`.
 #[cfg(feature = "redis-tls")]
-pub(crate) fn open_encrypted(url: &Url, tls: &Tls) -> Result<Arc<dyn Backend>, Error> {
+pub(super) fn encrypted_server(url: &Url, tls: &Tls) -> Result<Server, Error> {
     // The driver is not told of the TLS: what it gets is encrypted already.
     let mut address = url.clone();
     address
@@ -38,12 +35,10 @@ pub(crate) fn open_encrypted(url: &Url, tls: &Tls) -> Result<Arc<dyn Backend>, E
         .map_err(|()| Error::config(FORM))?;
     let info = connection_info(&address)?;
     let tls = Connector::new(tls, url.host_str().unwrap_or_default())?;
-    Ok(Arc::new(Redis {
-        server: Arc::new(Server {
-            info,
-            tls: Some(tls),
-        }),
-    }))
+    Ok(Server {
+        info,
+        tls: Some(tls),
+    })
 }
 
 const FORM: &str = "the URL is not of the form redis://[user[:password]@]host[:port][/database number] (rediss:// with TLS)";
@@ -139,7 +134,7 @@ pub(super) async fn check(connection: RedisConnection) -> Result<Vec<String>, St
     let mut connection = connection.connection;
     let mut warnings = Vec::new();
     let info: Result<String, _> = redis::cmd("INFO").query_async(&mut connection).await;
-    let info = match info.map_err(tickets::failed) {
+    let info = match info.map_err(failed) {
         Ok(info) => info,
         Err(error) if error.fault() == Fault::Config => {
             tracing::debug!(%error, "INFO is not permitted; the server's settings stay unchecked");
@@ -224,7 +219,7 @@ mod tests {
     #[test]
     fn the_password_does_not_show_in_debug() {
         let url = Url::parse("redis://:hunter2@localhost").unwrap();
-        let backend = open(&url, &Tls::default()).unwrap();
+        let backend = crate::backend::redis::open(&url, &Tls::default()).unwrap();
         assert!(!format!("{backend:?}").contains("hunter2"));
     }
 }

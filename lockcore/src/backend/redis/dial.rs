@@ -13,7 +13,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::task::{AbortHandle, JoinError, JoinSet};
 
-use super::tickets;
+use super::errors::not_connected;
 use crate::backend::{Fault, StoreError};
 #[cfg(feature = "redis-tls")]
 use crate::tls::Connector;
@@ -99,7 +99,7 @@ impl Server {
             if let Some(mistake) = tls.mistake(&error) {
                 return self.mistake(mistake);
             }
-            let error = tickets::not_connected(error);
+            let error = not_connected(error);
             return self.because(error.fault(), error);
         }
         if error.kind() == ErrorKind::Parse {
@@ -112,7 +112,7 @@ impl Server {
             true => " (if this port speaks TLS, the scheme is rediss)",
             false => "",
         };
-        let error = tickets::not_connected(error);
+        let error = not_connected(error);
         self.because(error.fault(), format_args!("{error}{hint}"))
     }
 

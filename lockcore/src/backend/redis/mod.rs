@@ -1,7 +1,9 @@
 //! Redis and Valkey: see [`guide::redis`](crate::guide::redis) for what it promises and needs.
 
 mod config;
+mod connection;
 mod dial;
+mod errors;
 mod events;
 mod layout;
 mod rights;
@@ -12,18 +14,31 @@ use std::time::Duration;
 
 use futures_util::TryFutureExt as _;
 use redis::AsyncConnectionConfig;
-use redis::aio::MultiplexedConnection;
+use url::Url;
 
 use super::{
     Answer, Backend, Capability, Connection, Departure, Enqueued, Events, Place, Released, Renewed,
 };
+use crate::error::Error;
 use crate::name::Name;
 use crate::request::Request;
+use crate::tls::Tls;
 
-use self::dial::{Driver, Server};
-pub(crate) use config::open;
+use connection::RedisConnection;
+use dial::Server;
+
+/// Opens `redis://…`.
+pub(crate) fn open(url: &Url, _: &Tls) -> Result<Arc<dyn Backend>, Error> {
+    let server = Arc::new(config::server(url)?);
+    Ok(Arc::new(Redis { server }))
+}
+
+/// Opens `rediss://…`, the same over TLS.
 #[cfg(feature = "redis-tls")]
-pub(crate) use config::open_encrypted;
+pub(crate) fn open_encrypted(url: &Url, tls: &Tls) -> Result<Arc<dyn Backend>, Error> {
+    let server = Arc::new(config::encrypted_server(url, tls)?);
+    Ok(Arc::new(Redis { server }))
+}
 
 /// Half of the day that keys outlive the clock by: no ticket can outlive its key, even if the
 /// server's clock jumps by hours.
@@ -33,15 +48,6 @@ const LONGEST_TTL: Duration = Duration::from_secs(12 * 60 * 60);
 #[derive(Debug)]
 pub(crate) struct Redis {
     server: Arc<Server>,
-}
-
-/// One multiplexed connection: commands and wake-ups on the same socket (RESP3).
-#[derive(Clone, Debug)]
-pub(crate) struct RedisConnection {
-    connection: MultiplexedConnection,
-    /// Where wake-ups for tickets of this connection are published, without the prefix.
-    channel: Arc<str>,
-    _driver: Arc<Driver>,
 }
 
 impl Backend for Redis {
@@ -81,7 +87,7 @@ impl Backend for Redis {
                 let missing = missing.join(", ").to_lowercase();
                 return Err(server.mistake(format_args!(
                     "the user may not run {missing}{}",
-                    rights::GUIDE
+                    errors::GUIDE
                 )));
             }
             let connection: Arc<dyn Connection> = Arc::new(RedisConnection {

@@ -4,12 +4,10 @@
 use redis::aio::MultiplexedConnection;
 use redis::{RedisError, RedisResult};
 
-use super::{layout, tickets};
+use super::errors::failed;
+use super::layout;
 use crate::backend::Fault;
 use crate::name::Namespace;
-
-/// Ends a message about them.
-pub(super) const GUIDE: &str = " (see \"Minimum rights\" in the guide of the Redis store)";
 
 const CHECK: &str = include_str!("scripts/rights.lua");
 
@@ -33,7 +31,7 @@ pub(super) async fn missing(
 
 /// A server that is full, or busy, or knows no such thing, may be of use all the same.
 fn matters(error: &RedisError) -> bool {
-    let error = tickets::failed(error.clone());
+    let error = failed(error.clone());
     error.fault() == Fault::Config || error.is_broken()
 }
 

@@ -1,0 +1,16 @@
+//! A connection that is up.
+
+use std::sync::Arc;
+
+use redis::aio::MultiplexedConnection;
+
+use super::dial::Driver;
+
+/// One multiplexed connection: commands and wake-ups on the same socket (RESP3).
+#[derive(Clone, Debug)]
+pub(super) struct RedisConnection {
+    pub(super) connection: MultiplexedConnection,
+    /// Where wake-ups for tickets of this connection are published, without the prefix.
+    pub(super) channel: Arc<str>,
+    pub(super) _driver: Arc<Driver>,
+}

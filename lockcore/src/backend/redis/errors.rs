@@ -1,0 +1,156 @@
+//! What the server's errors mean for a request.
+
+use redis::{ErrorKind, RedisError};
+
+use crate::backend::{Fault, StoreError};
+
+/// Ends a message about them.
+pub(super) const GUIDE: &str = " (see \"Minimum rights\" in the guide of the Redis store)";
+
+/// How a script reports what it was denied: Redis 6 and 7.0, and 7.2 and Valkey.
+pub(super) fn is_stopped(text: &str) -> bool {
+    ["user executing the script", "ACL failure in script"]
+        .iter()
+        .any(|sign| text.contains(sign))
+}
+
+/// What an error says about the request.
+pub(super) fn failed(error: RedisError) -> StoreError {
+    let text = error.to_string();
+    // Redis 6 reports what stopped a command of a script as "ERR … -OOM …".
+    let code = error.code().filter(|code| *code != "ERR").or_else(|| {
+        let inner = ["OOM", "READONLY", "MISCONF", "NOREPLICAS"];
+        inner
+            .into_iter()
+            .find(|code| text.contains(&format!("-{code} ")))
+    });
+    if error.is_io_error() || error.is_unrecoverable_error() {
+        return StoreError::broken(format!("Redis: {text}"));
+    }
+    let fault = match (error.kind(), code) {
+        (ErrorKind::AuthenticationFailed | ErrorKind::InvalidClientConfig, _) => Fault::Config,
+        // Refused before anything was written; over in a moment, or on another connection.
+        (_, Some("BUSY" | "LOADING" | "TRYAGAIN" | "CLUSTERDOWN" | "MASTERDOWN" | "READONLY")) => {
+            Fault::Retry
+        }
+        // Refused before anything was written; needs an operator.
+        (_, Some("OOM" | "MISCONF" | "NOREPLICAS")) => Fault::Refused,
+        // These need another URL, password or access list.
+        (
+            _,
+            Some(
+                "NOAUTH" | "WRONGPASS" | "NOPERM" | "WRONGTYPE" | "MOVED" | "ASK" | "CROSSSLOT"
+                | "UNFIT",
+            ),
+        ) => Fault::Config,
+        // A reply that makes no sense, a script that failed half-way.
+        _ => Fault::Unknown,
+    };
+    let hint = match code {
+        Some("MOVED" | "ASK" | "CROSSSLOT") => {
+            " (this is a Redis Cluster; redis:// is for a single server)"
+        }
+        Some("READONLY" | "MASTERDOWN") => " (this is a replica; connect to its master)",
+        Some("OOM") => " (the server is full; raise maxmemory)",
+        Some("NOPERM") => GUIDE,
+        Some("WRONGTYPE") => {
+            " (something else than this library writes keys of this namespace; remove the key, or choose another LOCK_NAMESPACE)"
+        }
+        Some("WRONGPASS") => {
+            " (check user and password in the URL, where %25 stands for \"%\", %40 for \"@\", %23 for \"#\", %2F for \"/\")"
+        }
+        Some("NOAUTH") => " (the server asks for a password: redis://user:password@host)",
+        // It may have written by then.
+        _ if is_stopped(&text) => GUIDE,
+        _ => "",
+    };
+    let text = format!("Redis: {text}{hint}");
+    match code {
+        // A master that has become a replica refuses every write on this connection from now on, and the
+        // address may lead to the new master already.
+        Some("READONLY" | "MASTERDOWN") => StoreError::replace(fault, text),
+        _ => StoreError::new(fault, text),
+    }
+}
+
+/// As [`failed`], while connecting: nothing has been asked yet, so nothing can be unknown.
+pub(super) fn not_connected(error: RedisError) -> StoreError {
+    if error.kind() == ErrorKind::RESP3NotSupported {
+        return StoreError::new(
+            Fault::Config,
+            "Redis: the server does not speak RESP3; Redis 6 or Valkey is needed",
+        );
+    }
+    let failed = failed(error);
+    let text = failed.to_string();
+    // The driver keeps the code of this one to itself.
+    if text.contains("refused to switch database") {
+        let denied = text.contains("permissions");
+        let hint = if denied { GUIDE } else { "" };
+        return StoreError::new(Fault::Config, text + hint);
+    }
+    let fault = match failed.fault() {
+        Fault::Config => Fault::Config,
+        Fault::Retry | Fault::Refused | Fault::Unknown => Fault::Retry,
+    };
+    StoreError::new(fault, text)
+}
+
+#[cfg(test)]
+mod tests {
+    use redis::Value;
+
+    use super::*;
+
+    fn error(reply: &str) -> StoreError {
+        let reply = redis::parse_redis_value(format!("-{reply} said the server\r\n").as_bytes());
+        let Ok(Value::ServerError(error)) = reply else {
+            panic!("{reply:?} is not an error");
+        };
+        failed(error.into())
+    }
+
+    /// One that a replica refuses was not carried out, and a connection to it is of no use.
+    #[test]
+    fn each_error_says_whether_the_request_was_carried_out_and_the_connection_broke() {
+        let (goes_on, replaced) = (false, true);
+        let classes: [(Fault, bool, &[&str]); 5] = [
+            (
+                Fault::Retry,
+                goes_on,
+                &["BUSY", "LOADING", "TRYAGAIN", "CLUSTERDOWN"],
+            ),
+            // The second is how Redis 6 reports it from within a script.
+            (
+                Fault::Retry,
+                replaced,
+                &["READONLY", "ERR @user_script: 7: -READONLY", "MASTERDOWN"],
+            ),
+            (Fault::Refused, goes_on, &["OOM", "MISCONF", "NOREPLICAS"]),
+            (
+                Fault::Config,
+                goes_on,
+                &[
+                    "NOAUTH",
+                    "WRONGPASS",
+                    "NOPERM",
+                    "WRONGTYPE",
+                    "MOVED 1 h:1",
+                    "ASK 1 h:1",
+                    "CROSSSLOT",
+                    "UNFIT",
+                ],
+            ),
+            (Fault::Unknown, goes_on, &["ERR", "EXECABORT", "UNKILLABLE"]),
+        ];
+        for (fault, is_broken, replies) in classes {
+            for reply in replies {
+                let error = error(reply);
+                let found = (error.fault(), error.is_broken());
+                assert_eq!(found, (fault, is_broken), "{reply}");
+            }
+        }
+        let reset = failed(std::io::Error::from(std::io::ErrorKind::ConnectionReset).into());
+        assert_eq!((reset.fault(), reset.is_broken()), (Fault::Unknown, true));
+    }
+}
