@@ -221,12 +221,12 @@ impl<R> LockLayer<R> {
     /// | store | a name that nobody uses any more |
     /// |---|---|
     /// | memory | nothing |
-    /// | Redis | 340 to 370 bytes of memory for names of 16 to 80 bytes, for a day |
+    /// | Redis | 130 to 200 bytes of memory for names of 16 to 80 bytes, for a day |
     /// | SQLite | a row: about 50 bytes and twice the name, for a day at least; its space in the file is used again |
     /// | ZooKeeper | an empty node, until the server removes it: once a minute, at most 10,000 |
     ///
     /// So a store keeps the names of a day, and a client that makes up names can fill it. With `max_names(10_000,
-    /// hour)` in each of 4 processes there are a million names at most, because a day touches 25 such hours: 370 MB of
+    /// hour)` in each of 4 processes there are a million names at most, because a day touches 25 such hours: 200 MB of
     /// a Redis.
     ///
     /// Clones of the layer, and all services that are made by them, count together. The count takes 4 bytes of memory
