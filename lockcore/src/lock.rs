@@ -394,7 +394,7 @@ impl Lock {
         }
         if what.permits > what.capacity {
             return Err(Error::config(format!(
-                "asks for {} permits in all, but the semaphore has only {}",
+                "asks for {} permits in all, of a semaphore of {}: there are not so many",
                 what.permits, what.capacity
             ))
             .of_name(what.name.as_str()));
