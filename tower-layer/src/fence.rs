@@ -61,7 +61,8 @@ const AT_LEAST: Duration = Duration::from_secs(3600);
 ///
 /// A request that waits gives back what the inner service has reserved for it, such as the permit of a
 /// `ConcurrencyLimit`, and asks for it again when the requests with lower tokens have ended: so requests that wait for
-/// one resource do not keep out those for others. Until it has that again, it keeps out the next holder.
+/// one resource do not keep out those for others. It begins when it has that again; if a request with a higher token has
+/// come until then, it is late.
 ///
 /// This protects everything that the handler itself awaits, in this process, for as long as the process runs. It
 /// does not protect against

@@ -150,7 +150,7 @@ where
     if R::COMES_FIRST
         && let Err(problem) = settings.foresee(&names, request.method())
     {
-        return refuse(problem, protocol);
+        return refuse(problem.with_names(&names), protocol);
     }
     let (parts, body) = request.into_parts();
     let read = Deadline::end(end_by, reading.read(body));
@@ -159,7 +159,7 @@ where
         Err(unread) => return refuse(Problem::unread(unread, names), protocol),
     };
     if let Err(problem) = settings.admit(&names) {
-        return refuse(problem, protocol);
+        return refuse(problem.with_names(&names), protocol);
     }
     let mut request = Request::from_parts(parts, body);
     let Order {

@@ -109,8 +109,10 @@ impl AnyHeld {
         }
     }
 
-    /// For the handler.
+    /// For the handler, instead of what a layer around this one has put there.
     pub(crate) fn insert_into(&self, extensions: &mut Extensions) {
+        extensions.remove::<Held>();
+        extensions.remove::<MultiHeld>();
         match self.clone() {
             Self::One(held) => extensions.insert(held).map(drop),
             Self::All(held) => extensions.insert(held).map(drop),

@@ -65,11 +65,15 @@ impl Names {
         self.admit_at(name, self.began.elapsed())
     }
 
-    /// The same without counting it.
-    pub(crate) fn look(&self, name: &str) -> Result<(), Duration> {
+    /// The same for the names of one request, without counting them.
+    pub(crate) fn look(&self, names: &[String]) -> Result<(), Duration> {
         let now = self.began.elapsed();
-        let has_room = || self.count.load(Ordering::Relaxed) < self.most;
-        if !self.is_current(now) || has_room() || self.seen.contains(name) {
+        let new = names
+            .iter()
+            .filter(|name| !self.seen.contains(*name))
+            .count();
+        let room = self.most.saturating_sub(self.count.load(Ordering::Relaxed));
+        if new <= room || !self.is_current(now) {
             return Ok(());
         }
         self.tell();

@@ -389,6 +389,15 @@ impl Problem {
         self
     }
 
+    /// Of a request for these locks. The key of one that stands in the way stays.
+    pub(crate) fn with_names(mut self, names: &LockNames) -> Self {
+        match names {
+            LockNames::One(name) => self.key = Some(name.clone()),
+            LockNames::All(names) => self.keys = names.clone(),
+        }
+        self
+    }
+
     /// Of a request that takes these locks, if it takes several.
     pub(crate) fn with_several(mut self, keys: Vec<String>) -> Self {
         self.keys = keys;

@@ -31,6 +31,11 @@ impl<S: Clone> Reserved<S> {
         }
     }
 
+    /// Gives back what readiness has reserved for a request that is answered without the service.
+    pub(crate) fn give_back(ready: &mut S) {
+        drop(Self::take(ready));
+    }
+
     /// Waits for something, and if that takes any time gives back what is reserved.
     pub(crate) async fn until<T>(&mut self, event: impl Future<Output = T>) -> T {
         let mut event = pin!(event);
@@ -44,7 +49,7 @@ impl<S: Clone> Reserved<S> {
     }
 
     /// Asks again for what was given back.
-    async fn ready<Q>(&mut self) -> Result<(), S::Error>
+    pub(crate) async fn ready<Q>(&mut self) -> Result<(), S::Error>
     where
         S: Service<Q>,
     {

@@ -89,8 +89,9 @@ where
     }
 }
 
-impl<S, R> LockService<S, R> {
-    fn refuse<F, RB, E>(&self, problem: Problem, request: &Parts) -> ResponseFuture<F, RB, E> {
+impl<S: Clone, R> LockService<S, R> {
+    fn refuse<F, RB, E>(&mut self, problem: Problem, request: &Parts) -> ResponseFuture<F, RB, E> {
+        Reserved::give_back(&mut self.inner);
         ResponseFuture::refused(problem, &self.settings.answers, request)
     }
 }

@@ -107,14 +107,13 @@ impl Settings {
     /// Whether a request would be refused by what this process knows of its name, before its body is read. Nothing is
     /// counted: what is still to be read may never come.
     pub(crate) fn foresee(&self, names: &LockNames, method: &Method) -> Result<(), Problem> {
-        let mut names = names.as_slice().iter();
+        let names = names.as_slice();
         if let Some(met) = &self.names {
-            let looked = names.clone().try_for_each(|name| met.look(name));
-            looked.map_err(Problem::too_many_names)?;
+            met.look(names).map_err(Problem::too_many_names)?;
         }
         // Those who share may get the lock at once, however many others are asking for it.
         let waiters = self.waiters.as_ref().filter(|_| self.is_exclusive(method));
-        match waiters.and_then(|waiters| names.find(|name| waiters.is_full(name))) {
+        match waiters.and_then(|waiters| names.iter().find(|name| waiters.is_full(name))) {
             Some(name) => Err(Problem::crowded(name.clone())),
             None => Ok(()),
         }

@@ -278,9 +278,12 @@ where
 
     fn call(&mut self, request: Q) -> Self::Future {
         let way = match (self.layer.lock)(&request) {
-            Err(error) => Way::Answered {
-                answer: ready(Err(error.into())),
-            },
+            Err(error) => {
+                Reserved::give_back(&mut self.inner);
+                Way::Answered {
+                    answer: ready(Err(error.into())),
+                }
+            }
             Ok(None) => Way::PassThrough {
                 inner: self.inner.call(request),
             },
@@ -294,6 +297,7 @@ where
                     }
                 }
                 Err(error) => {
+                    Reserved::give_back(&mut self.inner);
                     let WorkLayer {
                         on_busy, on_error, ..
                     } = &self.layer;

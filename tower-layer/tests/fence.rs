@@ -17,7 +17,7 @@ use futures_util::FutureExt;
 use http::{HeaderValue, Request, Response, StatusCode};
 use http_body_util::{Empty, Full};
 use lockcore::testing::Store;
-use lockcore::{ErrorKind, LostReason, WriteToken};
+use lockcore::{ErrorKind, Locks, LostReason, WriteToken};
 use lockcore_tower::{FenceLayer, FenceService, Key, ResponseFuture, TOKEN_HEADER, TokenLayer};
 use tokio::sync::Notify;
 use tower::limit::ConcurrencyLimitLayer;
@@ -276,6 +276,34 @@ async fn the_service_is_made_ready_again_before_a_request_that_has_waited_is_han
     );
 }
 
+/// Else a request that waits for its service could keep out the one that its service waits for.
+#[tokio::test]
+async fn a_request_that_waits_for_its_busy_service_keeps_no_higher_token_out() {
+    let fence = fence();
+    let (service, mut handle) = mock::pair::<In, Out>();
+    let service = fence.layer(service);
+    handle.allow(2);
+    let first = tokio::spawn(service.clone().oneshot(request("7", "1")));
+    let (_, first_ends) = begun(&mut handle).await;
+    let mut waits = Box::pin(service.clone().oneshot(request("7", "2")));
+    assert!(waits.as_mut().now_or_never().is_none());
+    handle.allow(0);
+    first_ends.send_response(ok());
+    in_time(first).await.unwrap().unwrap();
+    assert!(waits.as_mut().now_or_never().is_none());
+
+    let (other, mut other_handle) = mock::pair::<In, Out>();
+    other_handle.allow(1);
+    let higher = tokio::spawn(fence.layer(other).oneshot(request("7", "3")));
+    let (_, higher_ends) = begun(&mut other_handle).await;
+
+    handle.allow(1);
+    let late = in_time(waits).await.unwrap();
+    assert_eq!(late.status(), StatusCode::PRECONDITION_FAILED);
+    higher_ends.send_response(ok());
+    in_time(higher).await.unwrap().unwrap();
+}
+
 #[tokio::test]
 async fn a_waiting_request_is_refused_when_a_higher_token_comes() {
     let mut service = fenced(&fence());
@@ -360,6 +388,23 @@ async fn sent(request: In) -> Result<In, tower::BoxError> {
 fn kind(outcome: Result<In, tower::BoxError>) -> ErrorKind {
     let error = outcome.expect_err("should not have been sent");
     error.downcast::<lockcore::Error>().unwrap().kind()
+}
+
+#[tokio::test]
+async fn a_request_under_several_locks_is_not_sent_without_saying_which_token_it_takes() {
+    let locks = memory();
+    let both = Locks::all([locks.mutex("account:7"), locks.mutex("account:8")]);
+    let both = both.acquire().await.unwrap();
+    let token = both.get("account:7").unwrap().write_token().unwrap();
+    let mut under_both = request("7", "1");
+    under_both.extensions_mut().insert(both.held());
+    let error = sent(under_both.clone()).await.unwrap_err();
+    assert!(error.to_string().contains("MultiHeld::get"), "{error}");
+
+    let one = both.get("account:7").unwrap().clone();
+    under_both.extensions_mut().insert(one);
+    let sent = sent(under_both).await.unwrap();
+    assert_eq!(sent.headers()[TOKEN_HEADER], token.to_string());
 }
 
 #[tokio::test]

@@ -420,6 +420,32 @@ async fn a_name_too_many_or_a_full_line_is_refused_before_the_body_is_read() {
     waits.abort();
 }
 
+#[tokio::test]
+async fn two_new_names_are_refused_before_the_body_is_read_where_there_is_room_for_one() {
+    const HOUR: Duration = Duration::from_secs(3600);
+    let layer = by_segments(&memory()).max_names(2, HOUR);
+    let layer = layer.wait(SOON * 2).read_body_first(100, SOON);
+    let service = layer.layer(service_fn(async |_: Request<_>| {
+        Ok::<_, Infallible>(Whole::default())
+    }));
+    let first = get("/x").map(|body| body.boxed_unsync());
+    assert_eq!(
+        service.clone().oneshot(first).await.unwrap().status(),
+        StatusCode::OK
+    );
+
+    let never = futures_util::stream::pending::<Result<Frame<Bytes>, Infallible>>();
+    let request = Request::post("/a/b").body(StreamBody::new(never).boxed_unsync());
+    let refused = in_time(service.clone().oneshot(request.unwrap())).await;
+
+    let refused = refused.unwrap();
+    assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(
+        problem(refused).await["keys"],
+        serde_json::json!(["a", "b"])
+    );
+}
+
 // ---- what stays behind
 
 /// Handler and body take their time, so that there is a poll for each of their steps.

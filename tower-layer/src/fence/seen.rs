@@ -137,6 +137,11 @@ impl Fence {
         }
     }
 
+    /// Whether a request with this token may run now.
+    fn lets_in(&self, token: WriteToken) -> bool {
+        self.running == 0 || self.running_under == token
+    }
+
     fn tell(&self) {
         if let Some(changed) = &self.changed {
             changed.notify_waiters();
@@ -158,19 +163,12 @@ impl Pass {
     /// # Cancel safety
     ///
     /// Dropped, nothing has begun.
-    pub(crate) async fn begin(&mut self) -> Result<(), Shut> {
+    pub(crate) async fn until_first(&mut self) -> Result<(), Shut> {
         loop {
             let changed = {
                 let mut state = self.seen.state();
-                // There as long as anybody is inside.
-                let fence = state.fences.get_mut(&self.key).ok_or(Shut::Late)?;
-                if self.token < fence.highest {
-                    return Err(Shut::Late);
-                }
-                if fence.running == 0 || fence.running_under == self.token {
-                    fence.running += 1;
-                    fence.running_under = self.token;
-                    self.begun = true;
+                let fence = self.fence(&mut state)?;
+                if fence.lets_in(self.token) {
                     return Ok(());
                 }
                 let changed = fence.changed.get_or_insert_default();
@@ -178,6 +176,29 @@ impl Pass {
                 Arc::clone(changed).notified_owned()
             };
             changed.await;
+        }
+    }
+
+    /// Begins, if no request with a lower token runs: returns whether it has. Late, if a higher one came.
+    pub(crate) fn begin(&mut self) -> Result<bool, Shut> {
+        let mut state = self.seen.state();
+        let fence = self.fence(&mut state)?;
+        let begins = fence.lets_in(self.token);
+        if begins {
+            fence.running += 1;
+            fence.running_under = self.token;
+        }
+        drop(state);
+        self.begun = begins;
+        Ok(begins)
+    }
+
+    /// The fence in front of the resource, which is there as long as anybody is inside.
+    fn fence<'a>(&self, state: &'a mut State) -> Result<&'a mut Fence, Shut> {
+        let fence = state.fences.get_mut(&self.key).ok_or(Shut::Late)?;
+        match self.token < fence.highest {
+            true => Err(Shut::Late),
+            false => Ok(fence),
         }
     }
 }
@@ -297,7 +318,7 @@ mod tests {
                     let Ok(mut pass) = seen.enter("a", token) else {
                         return refused.fetch_add(1, Ordering::SeqCst);
                     };
-                    if pass.begin().await.is_err() {
+                    if pass.until_first().await.is_err() || pass.begin() != Ok(true) {
                         return refused.fetch_add(1, Ordering::SeqCst);
                     }
                     let before = resource.swap(token.as_i64(), Ordering::SeqCst);

@@ -53,7 +53,10 @@ where
         let (mut parts, body) = request.into_parts();
         let pass = match self.gate.pass(&mut parts) {
             Ok(pass) => pass,
-            Err(problem) => return ResponseFuture::refused(problem, &self.gate.answers, &parts),
+            Err(problem) => {
+                Reserved::give_back(&mut self.inner);
+                return ResponseFuture::refused(problem, &self.gate.answers, &parts);
+            }
         };
         let protocol = Protocol::of(&parts);
         let request = Request::from_parts(parts, body);
@@ -79,8 +82,18 @@ async fn behind_the_fence<S, B, RB>(
 where
     S: Service<Request<B>, Response = Response<RB>> + Clone,
 {
-    if reserved.until(pass.begin()).await.is_err() {
-        return Ok(Problem::late().into_response(&answers, protocol));
+    let late = || Ok(Problem::late().into_response(&answers, protocol));
+    loop {
+        if reserved.until(pass.until_first()).await.is_err() {
+            return late();
+        }
+        // It has not begun yet: while the service is busy, it must not keep out the next holder.
+        reserved.ready().await?;
+        match pass.begin() {
+            Ok(true) => break,
+            Ok(false) => {}
+            Err(_late) => return late(),
+        }
     }
     let response = reserved.call(request).await?;
     Ok(response.map(LockBody::pass_through))

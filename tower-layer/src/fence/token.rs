@@ -7,7 +7,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use http::{HeaderValue, Request};
-use lockcore::{Held, WriteToken};
+use lockcore::{Held, MultiHeld, WriteToken};
 use pin_project_lite::pin_project;
 use tower_layer::Layer;
 use tower_service::Service;
@@ -28,9 +28,10 @@ use crate::header::TOKEN_HEADER;
 /// | an exclusive lock that is held | is sent with its token, which replaces the header if there is one |
 /// | a lock that is lost | fails with `Lost`, and is not sent |
 /// | the read side of a lock, or a semaphore | fails with `Config`, and is not sent |
+/// | several locks, and no single one | fails, and is not sent |
 /// | no lock | is sent as it is, also with a header that it has |
 ///
-/// Both failures are a [`lockcore::Error`]. A lock that is held when the request is sent may be lost before the request
+/// The failures of a single lock are a [`lockcore::Error`]. A lock that is held when the request is sent may be lost before the request
 /// arrives: the receiver compares the token for that case.
 ///
 /// A service that passes on requests from outside must remove the header first: a stranger that sends the largest
@@ -107,6 +108,14 @@ where
                     inner: self.inner.call(request),
                 }
             }
+            // It does not say which of their tokens is meant, and without one a fence would let a late write pass.
+            None if request.extensions().get::<MultiHeld>().is_some() => Way::Refused {
+                error: Some(
+                    "the request is under several locks: put the Held of the one whose resource it writes to into its \
+                     extensions, by MultiHeld::get"
+                        .into(),
+                ),
+            },
             None => Way::Sent {
                 inner: self.inner.call(request),
             },
