@@ -17,7 +17,9 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
         a_full_server_refuses_locks_but_renews_and_releases
         a_full_server_takes_back_a_lock_and_keeps_its_mark
         a_full_server_lets_readers_in
+        a_full_server_refuses_a_further_reader
         a_read_only_server_is_unavailable
+        a_read_only_server_is_unavailable_to_a_further_reader
         a_server_that_cannot_save_is_unavailable
         a_server_busy_with_a_script_is_unavailable_and_comes_back
         forgotten_scripts_are_loaded_again
@@ -89,6 +91,36 @@ async fn a_read_only_server_is_unavailable(_: Store) {
     assert!(error.to_string().contains("replica"), "{error}");
     server.command::<()>(&["REPLICAOF", "NO", "ONE"]);
     give_back(locks.mutex("a").acquire().await.unwrap()).await;
+}
+
+/// Some commands of the script have been carried out by then.
+async fn a_full_server_refuses_a_further_reader(_: Store) {
+    let server = RedisServer::start();
+    let (locks, other) = (client(&server), client(&server));
+    let reader = locks.rwlock("a").read().acquire().await.unwrap();
+    server.command::<()>(&["CONFIG", "SET", "maxmemory", "1"]);
+
+    let error = other.rwlock("a").read().acquire().await.unwrap_err();
+
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    assert!(error.to_string().contains("maxmemory"), "{error}");
+    give_back(reader).await;
+    nothing_left(&server).await;
+}
+
+async fn a_read_only_server_is_unavailable_to_a_further_reader(_: Store) {
+    let server = RedisServer::start();
+    let (locks, other) = (client(&server), client(&server));
+    let reader = locks.rwlock("a").read().acquire().await.unwrap();
+    server.command::<()>(&["REPLICAOF", "127.0.0.1", "1"]);
+
+    let error = other.rwlock("a").read().acquire().await.unwrap_err();
+
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    assert!(error.to_string().contains("replica"), "{error}");
+    server.command::<()>(&["REPLICAOF", "NO", "ONE"]);
+    give_back(other.rwlock("a").read().acquire().await.unwrap()).await;
+    drop(reader);
 }
 
 /// MISCONF. A background save that cannot write its file.

@@ -17,12 +17,15 @@ pub(super) fn is_stopped(text: &str) -> bool {
 /// What an error says about the request.
 pub(super) fn failed(error: RedisError) -> StoreError {
     let text = error.to_string();
-    // Redis 6 reports what stopped a command of a script as "ERR … -OOM …".
+    // What stopped a command of a script: Redis 6 reports it as "ERR … -OOM …", and later ones as "ERR OOM …" if the script
+    // has passed the error on.
     let code = error.code().filter(|code| *code != "ERR").or_else(|| {
+        let detail = error.detail().unwrap_or_default();
+        let stopped = |code: &&str| {
+            text.contains(&format!("-{code} ")) || detail.starts_with(&format!("{code} "))
+        };
         let inner = ["OOM", "READONLY", "MISCONF", "NOREPLICAS"];
-        inner
-            .into_iter()
-            .find(|code| text.contains(&format!("-{code} ")))
+        inner.into_iter().find(stopped)
     });
     if error.is_io_error() || error.is_unrecoverable_error() {
         return StoreError::broken(format!("Redis: {text}"));
@@ -120,13 +123,29 @@ mod tests {
                 goes_on,
                 &["BUSY", "LOADING", "TRYAGAIN", "CLUSTERDOWN"],
             ),
-            // The second is how Redis 6 reports it from within a script.
+            // The second is how Redis 6 reports it from within a script, the third what a script passes on.
             (
                 Fault::Retry,
                 replaced,
-                &["READONLY", "ERR @user_script: 7: -READONLY", "MASTERDOWN"],
+                &[
+                    "READONLY",
+                    "ERR @user_script: 7: -READONLY",
+                    "ERR READONLY",
+                    "MASTERDOWN",
+                ],
             ),
-            (Fault::Refused, goes_on, &["OOM", "MISCONF", "NOREPLICAS"]),
+            (
+                Fault::Refused,
+                goes_on,
+                &[
+                    "OOM",
+                    "MISCONF",
+                    "NOREPLICAS",
+                    "ERR OOM",
+                    "ERR MISCONF",
+                    "ERR NOREPLICAS",
+                ],
+            ),
             (
                 Fault::Config,
                 goes_on,

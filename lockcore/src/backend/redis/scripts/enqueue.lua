@@ -146,6 +146,7 @@ local function is_full()
       redis.call('HDEL', line.rows, place, id_of(records[i]))
     end
   end
+  compact(line)
   return count(line) >= MOST_TICKETS
 end
 

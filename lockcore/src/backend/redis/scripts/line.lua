@@ -63,6 +63,8 @@ end
 -- Before anything is put under the other keys.
 local function begin(line)
   if line.is_line then return end
+  -- Changes nothing. If it is denied, or the server is full, no row has been written that no state would tell of.
+  if line.was then redis.call('SET', line.key, line.was, 'KEEPTTL') end
   if redis.call('EXISTS', line.rows, line.ends) > 0 then redis.call('DEL', line.rows, line.ends) end
   line.is_line, line.raise = true, true
 end
@@ -149,10 +151,8 @@ local function append(line, id, record)
   line.next = line.next + 1
 end
 
--- Takes one who waits out of the line.
-local function remove(line, place, id)
-  redis.call('HDEL', line.rows, place, id)
-  line.first = nil
+-- Closes the gaps of a line, if there are many.
+local function compact(line)
   -- Places that are empty have to be passed over when their turn comes, so they are not to become many more than
   -- those who wait.
   local places = line.next - line.head
@@ -173,6 +173,13 @@ local function remove(line, place, id)
     end
   end
   line.next = line.head + #taken
+end
+
+-- Takes one who waits out of the line.
+local function remove(line, place, id)
+  redis.call('HDEL', line.rows, place, id)
+  line.first = nil
+  compact(line)
 end
 
 -- The record of the first who waits and lives. Those who died before it are removed.
@@ -291,6 +298,9 @@ local function hold(line, id, record, permits)
     ends[3], ends[4] = string.sub(line.solo, 17, 29), rows[3]
     line.raise = true
   end
+  -- It may have been evicted. Asked before the row is written: a question that is denied after it would leave a row that
+  -- the sum does not have.
+  if redis.call('EXISTS', line.rows) == 0 then line.raise = true end
   redis.call('HSET', line.rows, unpack(rows))
   line.solo, line.out = nil, line.out + permits
   note(line, redis.pcall('ZADD', line.ends, unpack(ends)))
