@@ -97,7 +97,8 @@ impl Lock {
         }
     }
 
-    /// The name, as it was given; `None` if it cannot be that of a lock, as [`acquire`](Self::acquire) will report.
+    /// The name, as it was given; `None` if there cannot be such a lock, for its name, its permits or its capacity. Then
+    /// [`acquire`](Self::acquire) says why.
     #[must_use]
     pub fn name(&self) -> Option<&str> {
         self.what.as_ref().ok().map(|what| what.name.as_str())

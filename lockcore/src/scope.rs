@@ -100,7 +100,7 @@ pub(crate) fn find(client: &Arc<Client>, name: &Name, write: bool) -> Option<Gua
 /// in code that relies on a lock which its callers take.
 ///
 /// "Inside" means inside of [`Lock::run`](crate::Lock::run) and the other `run` methods, a function with
-/// `#[distributed_lock]`, the layer, [`Held::while_held`], [`Held::scope`] and [`Held::enter`]. The lock may be a
+/// `#[distributed_lock]`, the layer, [`Held::while_held`] and [`Held::scope`]. The lock may be a
 /// mutex, a side of a read/write lock, or permits of a semaphore. The name is the one that was given, without the
 /// namespace. The lock may be of any client; [`Locks::held`](crate::Locks::held) looks only for locks of one client.
 ///

@@ -50,7 +50,7 @@ pub(crate) struct Lanes {
 #[derive(Default)]
 struct State {
     lanes: Prehashed<Name, Lane<Handover>>,
-    /// Errands that were given out so far.
+    /// How many leaders there were so far.
     leaders: u64,
     /// The client is shut down: nobody joins and nobody waits.
     closed: bool,
