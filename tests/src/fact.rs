@@ -2,13 +2,18 @@
 //! every server (`tests/run` does), one that lacks a server fails with that reason. Nothing passes because nothing was
 //! there.
 
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::time::{Duration, Instant};
+
 use libtest_mimic::{Failed, Trial};
+
+use crate::stalls;
 
 /// `needs` is the reason why it cannot run here, from for example [`RedisServer::available`](crate::redis_server::RedisServer::available).
 pub fn fact(
     name: impl Into<String>,
     needs: Result<(), String>,
-    body: impl FnOnce() + Send + 'static,
+    body: impl Fn() + Send + 'static,
 ) -> Trial {
     judge(name.into(), needs, servers_required(), body)
 }
@@ -17,7 +22,7 @@ pub fn fact(
 pub fn fact_if_allowed(
     name: impl Into<String>,
     may: Result<(), String>,
-    body: impl FnOnce() + Send + 'static,
+    body: impl Fn() + Send + 'static,
 ) -> Trial {
     judge(name.into(), may, false, body)
 }
@@ -36,11 +41,11 @@ fn judge(
     name: String,
     needs: Result<(), String>,
     required: bool,
-    body: impl FnOnce() + Send + 'static,
+    body: impl Fn() + Send + 'static,
 ) -> Trial {
     match needs {
-        Ok(()) => Trial::test(name, || {
-            body();
+        Ok(()) => Trial::test(name.clone(), move || {
+            run(&name, body);
             Ok(())
         }),
         Err(reason) if required => Trial::test(name, move || Err(Failed::from(reason))),
@@ -51,13 +56,51 @@ fn judge(
     }
 }
 
+/// Runs a fact. If it fails, and the machine stood still meanwhile for longer than a short lease may last, that says
+/// nothing about the library: it is run again, and says so. A failure on a machine that ran on is final, so no race is
+/// hidden by this.
+fn run(name: &str, body: impl Fn()) {
+    const LONG: Duration = Duration::from_secs(1);
+    const TIMES: usize = 3;
+    for time in 1..=TIMES {
+        let began = Instant::now();
+        let outcome = catch_unwind(AssertUnwindSafe(&body));
+        let stalled = stalls::stalled_since(began);
+        match outcome {
+            Ok(()) => return,
+            Err(_) if stalled > LONG && time < TIMES => {
+                eprintln!(
+                    "{name} is run again: the machine stood still for {stalled:.1?} while it ran"
+                );
+            }
+            Err(panic) => resume_unwind(panic),
+        }
+    }
+}
+
 fn is_on(variable: &str) -> bool {
     std::env::var(variable).is_ok_and(|value| value == "1")
 }
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use super::*;
+
+    #[test]
+    fn a_failure_on_a_machine_that_runs_is_final() {
+        let times = Cell::new(0);
+        let fails = || {
+            times.set(times.get() + 1);
+            panic!("on purpose");
+        };
+
+        let outcome = catch_unwind(AssertUnwindSafe(|| run("fails", fails)));
+
+        assert!(outcome.is_err());
+        assert_eq!(times.get(), 1);
+    }
 
     #[test]
     fn what_cannot_run_is_ignored_and_says_why() {

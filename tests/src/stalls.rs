@@ -62,6 +62,12 @@ pub fn awake_since(began: Instant) -> Duration {
     seen.awake_between(began, now)
 }
 
+/// For how long the machine has stood still since then, as far as it was [watched](watch).
+pub fn stalled_since(began: Instant) -> Duration {
+    let awake = awake_since(began);
+    began.elapsed().saturating_sub(awake)
+}
+
 fn seen() -> MutexGuard<'static, Seen> {
     SEEN.lock().unwrap_or_else(PoisonError::into_inner)
 }

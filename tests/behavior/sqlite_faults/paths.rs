@@ -34,8 +34,10 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
     facts.push(tests::fact::fact_if_allowed(
         "sqlite::sqlite_faults::a_file_that_is_mounted_by_itself_is_refused_and_its_folder_is_not",
         namespace.clone().map(drop),
-        || {
-            a_file_that_is_mounted_by_itself_is_refused_and_its_folder_is_not(namespace.unwrap());
+        move || {
+            a_file_that_is_mounted_by_itself_is_refused_and_its_folder_is_not(
+                namespace.clone().unwrap(),
+            );
         },
     ));
     facts
