@@ -348,6 +348,7 @@ async fn a_mistake_that_an_outage_turns_out_to_be_is_told_as_well(store: Store) 
             .unwrap(),
     )
     .await;
+    one(Level::WARN, &owner, "is back").await;
     give_back(guard).await;
     said(locks).await;
     let told = at(Level::WARN, &owner);

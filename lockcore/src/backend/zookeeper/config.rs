@@ -1,6 +1,7 @@
 //! From the URL to the settings of a session, and the opening of one.
 
 use std::fmt;
+#[cfg(feature = "zookeeper-tls")]
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,8 +14,11 @@ use super::driver;
 use super::errors::not_connected;
 #[cfg(feature = "zookeeper-tls")]
 use super::tunnel::Servers;
-use crate::backend::{Fault, StoreError};
+#[cfg(feature = "zookeeper-tls")]
+use crate::backend::Fault;
+use crate::backend::StoreError;
 use crate::error::Error;
+#[cfg(feature = "zookeeper-tls")]
 use crate::tls::Tls;
 
 const PORT: u16 = 2181;
