@@ -3,7 +3,7 @@
 //! there.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use libtest_mimic::{Failed, Trial};
 
@@ -13,7 +13,7 @@ use crate::stalls;
 pub fn fact(
     name: impl Into<String>,
     needs: Result<(), String>,
-    body: impl Fn() + Send + 'static,
+    body: impl FnOnce() + Send + 'static,
 ) -> Trial {
     judge(name.into(), needs, servers_required(), body)
 }
@@ -22,7 +22,7 @@ pub fn fact(
 pub fn fact_if_allowed(
     name: impl Into<String>,
     may: Result<(), String>,
-    body: impl Fn() + Send + 'static,
+    body: impl FnOnce() + Send + 'static,
 ) -> Trial {
     judge(name.into(), may, false, body)
 }
@@ -41,7 +41,7 @@ fn judge(
     name: String,
     needs: Result<(), String>,
     required: bool,
-    body: impl Fn() + Send + 'static,
+    body: impl FnOnce() + Send + 'static,
 ) -> Trial {
     match needs {
         Ok(()) => Trial::test(name.clone(), move || {
@@ -56,25 +56,16 @@ fn judge(
     }
 }
 
-/// Runs a fact. If it fails, and the machine stood still meanwhile for longer than a short lease may last, that says
-/// nothing about the library: it is run again, and says so. A failure on a machine that ran on is final, so no race is
-/// hidden by this.
-fn run(name: &str, body: impl Fn()) {
-    const LONG: Duration = Duration::from_secs(1);
-    const TIMES: usize = 3;
-    for time in 1..=TIMES {
-        let began = Instant::now();
-        let outcome = catch_unwind(AssertUnwindSafe(&body));
+/// Runs a fact. If it fails, says for how long the machine stood still meanwhile, to those who read the failure. It is a
+/// failure all the same: a stall is when a lock has to prove itself.
+fn run(name: &str, body: impl FnOnce()) {
+    let began = Instant::now();
+    if let Err(panic) = catch_unwind(AssertUnwindSafe(body)) {
         let stalled = stalls::stalled_since(began);
-        match outcome {
-            Ok(()) => return,
-            Err(_) if stalled > LONG && time < TIMES => {
-                eprintln!(
-                    "{name} is run again: the machine stood still for {stalled:.1?} while it ran"
-                );
-            }
-            Err(panic) => resume_unwind(panic),
+        if !stalled.is_zero() {
+            eprintln!("{name}: the machine stood still for {stalled:.1?} while this ran");
         }
+        resume_unwind(panic);
     }
 }
 
@@ -84,23 +75,7 @@ fn is_on(variable: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::cell::Cell;
-
     use super::*;
-
-    #[test]
-    fn a_failure_on_a_machine_that_runs_is_final() {
-        let times = Cell::new(0);
-        let fails = || {
-            times.set(times.get() + 1);
-            panic!("on purpose");
-        };
-
-        let outcome = catch_unwind(AssertUnwindSafe(|| run("fails", fails)));
-
-        assert!(outcome.is_err());
-        assert_eq!(times.get(), 1);
-    }
 
     #[test]
     fn what_cannot_run_is_ignored_and_says_why() {

@@ -35,9 +35,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
         "sqlite::sqlite_faults::a_file_that_is_mounted_by_itself_is_refused_and_its_folder_is_not",
         namespace.clone().map(drop),
         move || {
-            a_file_that_is_mounted_by_itself_is_refused_and_its_folder_is_not(
-                namespace.clone().unwrap(),
-            );
+            a_file_that_is_mounted_by_itself_is_refused_and_its_folder_is_not(namespace.unwrap());
         },
     ));
     facts
