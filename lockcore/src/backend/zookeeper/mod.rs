@@ -8,6 +8,7 @@ mod events;
 mod layout;
 mod line;
 mod lists;
+mod proof;
 mod session;
 mod tickets;
 #[cfg(feature = "zookeeper-tls")]

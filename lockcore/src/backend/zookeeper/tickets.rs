@@ -22,6 +22,7 @@ pub(super) use renew::renew;
 
 use super::errors::failed;
 use super::layout::{self, Parent};
+use super::proof::Proof;
 use super::session::Session;
 use crate::backend::{Fault, Place, StoreError};
 use crate::clock::Clock;
@@ -130,6 +131,6 @@ fn valid_for(session: &Session, request: &Request) -> Duration {
     valid_for_in(&session.state().proof, request)
 }
 
-fn valid_for_in(proof: &super::session::Proof, request: &Request) -> Duration {
+fn valid_for_in(proof: &Proof, request: &Request) -> Duration {
     proof.lives_for(Clock::BOOT.now()).min(request.ttl)
 }

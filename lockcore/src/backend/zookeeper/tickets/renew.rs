@@ -16,7 +16,7 @@ use crate::clock::Clock;
 use crate::request::{Id, Request};
 
 /// Checks whether tickets still exist, and whether they hold. Their deadlines depend on the proof that the session
-/// lives (`session::Proof`), which has probes of its own. This only checks whether somebody has deleted a node, and
+/// lives (`proof`), which has probes of its own. This only checks whether somebody has deleted a node, and
 /// whether a watch has missed an event.
 ///
 /// - A ticket that holds: its node is read. Renewals come more often than every third of the ttl, because the proof is
