@@ -1,22 +1,21 @@
 //! What the core says to a store, in which order, and what it makes of each answer. Where the words themselves matter the
 //! store is played by the test; where only their time does, it is the library's own store for tests with its clock stopped.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+mod player;
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
 use libtest_mimic::Trial;
-use lockcore::backend::{
-    Answer, Backend, Capability, Connection, Departure, Enqueued, Events, Fault, Place, Released,
-    Renewed, StoreError,
-};
+use lockcore::backend::{Capability, Enqueued, Fault, Released, Renewed, StoreError};
 use lockcore::testing::{Hold, Store as Kit, Verb};
-use lockcore::{ErrorKind, Event, Fair, Guard, Locks, LostReason, Name, Release, Request, Wait};
+use lockcore::{ErrorKind, Event, Fair, Locks, LostReason, Release, Request, Wait};
 use tests::eventually::eventually;
-use tokio::sync::{mpsc, oneshot};
 use tracing::Level;
 
+use self::player::{Asked, Player, granted, played, played_with, waiting, wire};
 use crate::store::{Kind, SOON, Store, begin, give_back, kind, tickets};
 use crate::traces::{self, LOGGED};
 
@@ -65,204 +64,6 @@ fn kit() -> (Kit, Locks) {
     kit.clock().stop();
     let locks = kit.client().unwrap();
     (kit, locks)
-}
-
-/// A store without memory or mind. As on a network, what was sent stays sent when its future is dropped.
-#[derive(Clone, Debug)]
-struct Wire {
-    asked: mpsc::UnboundedSender<Asked>,
-    events: Arc<Mutex<Vec<Arc<Events>>>>,
-    /// Those of the runtime that connected first, by their receivers. The keeper's are not counted.
-    connections: Arc<Mutex<Vec<u64>>>,
-    /// Of these, so many have broken.
-    broken: Arc<AtomicUsize>,
-    /// Which of these this one is, from 1.
-    number: usize,
-    capability: Capability,
-}
-
-/// The player's side. An answer that is dropped is a connection that broke before the reply.
-struct Player {
-    asked: mpsc::UnboundedReceiver<Asked>,
-    events: Arc<Mutex<Vec<Arc<Events>>>>,
-    connections: Arc<Mutex<Vec<u64>>>,
-    broken: Arc<AtomicUsize>,
-}
-
-#[derive(Debug)]
-enum Asked {
-    Enqueue(Arc<Request>, Reply<Enqueued>),
-    Renew(Vec<Arc<Request>>, Reply<Vec<Renewed>>),
-    Release(Vec<Departure>, Reply<Vec<Released>>),
-}
-
-type Reply<T> = oneshot::Sender<Result<T, StoreError>>;
-
-fn played() -> (Locks, Player) {
-    played_with(Capability::new())
-}
-
-fn played_with(capability: Capability) -> (Locks, Player) {
-    let (wire, player) = wire(capability);
-    (Locks::with_backend(wire).unwrap(), player)
-}
-
-fn wire(capability: Capability) -> (Arc<Wire>, Player) {
-    let (sender, asked) = mpsc::unbounded_channel();
-    let events = Arc::default();
-    let connections = Arc::<Mutex<Vec<u64>>>::default();
-    let broken = Arc::<AtomicUsize>::default();
-    let wire = Wire {
-        asked: sender,
-        events: Arc::clone(&events),
-        connections: Arc::clone(&connections),
-        broken: Arc::clone(&broken),
-        number: 0,
-        capability,
-    };
-    (
-        Arc::new(wire),
-        Player {
-            asked,
-            events,
-            connections,
-            broken,
-        },
-    )
-}
-
-impl Wire {
-    /// Sends when it is first polled.
-    fn ask<T: Send + 'static>(
-        &self,
-        question: impl FnOnce(Reply<T>) -> Asked + Send + 'static,
-    ) -> Answer<T> {
-        let asked = self.asked.clone();
-        if self.number <= self.broken.load(Ordering::SeqCst) {
-            return Box::pin(std::future::ready(Err(StoreError::broken("it broke"))));
-        }
-        Box::pin(async move {
-            let (reply, answer) = oneshot::channel();
-            let _ = asked.send(question(reply));
-            answer
-                .await
-                .unwrap_or_else(|_| Err(StoreError::new(Fault::Unknown, "the connection broke")))
-        })
-    }
-}
-
-impl Backend for Wire {
-    fn capability(&self) -> Capability {
-        self.capability
-    }
-
-    fn connect(&self, events: Events) -> Answer<Arc<dyn Connection>> {
-        let number = {
-            let mut receivers = self.connections.lock().unwrap();
-            let first = *receivers.first().unwrap_or(&events.receiver());
-            match events.receiver() == first {
-                true => {
-                    receivers.push(first);
-                    receivers.len()
-                }
-                false => usize::MAX,
-            }
-        };
-        self.events.lock().unwrap().push(Arc::new(events));
-        let connection = Self {
-            number,
-            ..self.clone()
-        };
-        let connection: Arc<dyn Connection> = Arc::new(connection);
-        Box::pin(std::future::ready(Ok(connection)))
-    }
-}
-
-impl Connection for Wire {
-    fn enqueue(&self, request: Arc<Request>) -> Answer<Enqueued> {
-        self.ask(|reply| Asked::Enqueue(request, reply))
-    }
-
-    fn renew(&self, tickets: Vec<Arc<Request>>) -> Answer<Vec<Renewed>> {
-        self.ask(|reply| Asked::Renew(tickets, reply))
-    }
-
-    fn release(&self, tickets: Vec<Departure>) -> Answer<Vec<Released>> {
-        self.ask(|reply| Asked::Release(tickets, reply))
-    }
-
-    fn inspect(&self, _: Name) -> Answer<Vec<Place>> {
-        Box::pin(std::future::ready(Ok(Vec::new())))
-    }
-
-    fn forget(&self, _: Name) -> Answer<()> {
-        Box::pin(std::future::ready(Ok(())))
-    }
-
-    fn check(&self) -> Answer<Vec<String>> {
-        Box::pin(std::future::ready(Ok(Vec::new())))
-    }
-}
-
-impl Player {
-    async fn next(&mut self) -> Asked {
-        tokio::time::timeout(SOON, self.asked.recv())
-            .await
-            .expect("nothing was asked")
-            .unwrap()
-    }
-
-    async fn enqueue(&mut self) -> (Arc<Request>, Reply<Enqueued>) {
-        match self.next().await {
-            Asked::Enqueue(request, reply) => (request, reply),
-            other => panic!("not an enqueue: {other:?}"),
-        }
-    }
-
-    async fn renewal(&mut self) -> (Vec<Arc<Request>>, Reply<Vec<Renewed>>) {
-        match self.next().await {
-            Asked::Renew(tickets, reply) => (tickets, reply),
-            other => panic!("not a renewal: {other:?}"),
-        }
-    }
-
-    /// A release of one ticket, acknowledged.
-    async fn release(&mut self) -> Departure {
-        match self.next().await {
-            Asked::Release(mut tickets, reply) => {
-                reply
-                    .send(Ok(vec![Released::Released; tickets.len()]))
-                    .unwrap();
-                assert_eq!(tickets.len(), 1, "{tickets:?}");
-                tickets.remove(0)
-            }
-            other => panic!("not a release: {other:?}"),
-        }
-    }
-
-    /// Takes a lock while the player grants it.
-    async fn grant(&mut self, lock: &lockcore::Lock) -> Guard {
-        let (guard, ()) = tokio::join!(lock.acquire(), async {
-            let (request, reply) = self.enqueue().await;
-            reply.send(Ok(granted(request.ttl))).unwrap();
-        });
-        guard.unwrap()
-    }
-}
-
-const fn granted(valid_for: Duration) -> Enqueued {
-    Enqueued::Granted {
-        ticket: 7,
-        valid_for,
-    }
-}
-
-const fn waiting(valid_for: Duration, recheck_in: Option<Duration>) -> Enqueued {
-    Enqueued::Waiting {
-        ticket: 7,
-        valid_for,
-        recheck_in,
-    }
 }
 
 async fn abandon<T>(task: tokio::task::JoinHandle<T>) {
