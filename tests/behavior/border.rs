@@ -95,7 +95,7 @@ async fn a_stranger_releases_and_renews_nothing(store: Store) {
     give_back(waiter.await.unwrap().unwrap()).await;
 }
 
-/// Who would stand behind ten thousand is refused at once, and when one of those has left the next may wait.
+/// A request that would stand behind ten thousand is refused at once. When one of these has left, the next may wait.
 async fn who_would_wait_behind_ten_thousand_is_refused(store: Store) {
     let stranger = stranger(&store).await;
     let in_line = ten_thousand(&store, &stranger).await;
@@ -180,7 +180,7 @@ async fn of_one_process_ten_thousand_may_wait_and_no_more(store: Store) {
     assert!(refused.to_string().contains("too many wait"), "{refused}");
 
     assert_eq!(counts.enqueued(), 1);
-    // Who has gone makes room.
+    // A waiter that has gone makes room.
     line.truncate(MOST_TICKETS / 4);
     let next = begin(locks.mutex("a").wait(SOON));
     tickets(&locks, "a", 2 + MOST_TICKETS / 4).await;

@@ -115,7 +115,7 @@ impl Mode {
     }
 }
 
-/// Wants something, in whatever way, and may be dropped at any of its polls. Who has all patience gets it.
+/// Wants something, in whatever way, and may be dropped at any of its polls. A caller that waits for ever gets it.
 async fn visit(locks: &Locks, resource: &Resource, random: &mut fastrand::Rng, patience: Duration) {
     let mode = Mode::random(random);
     let wait = match random.u8(..4) {

@@ -220,7 +220,7 @@ async fn a_lock_that_is_over_has_no_order(store: Store) {
     assert_eq!(traces::inversions("over:"), [""; 0]);
 }
 
-/// Whoever has spawned a task need not wait for it, and then lets go of what only he holds.
+/// The code that has spawned a task need not wait for it, and then releases what only that code holds.
 async fn a_scope_that_is_carried_into_a_task_counts_and_what_is_around_it_does_not(store: Store) {
     let locks = store.client();
     let [a, b, c] = ["task:a", "task:b", "task:c"].map(|name| locks.mutex(name));

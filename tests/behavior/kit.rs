@@ -356,7 +356,7 @@ async fn who_is_cancelled_or_cut_off_in_line_leaves_the_order_of_the_rest(_: Sto
     let (kit, locks) = kit();
     let guard = locks.mutex("a").acquire().await.unwrap();
     let (served, mut order) = mpsc::unbounded_channel();
-    // Who waits behind one that is gone looks when he renews, after a third of his own ttl.
+    // A waiter behind one that is gone finds out when it renews, after a third of its own ttl.
     let (short, look) = (Duration::from_millis(400), Duration::from_secs(1));
     let (mut cancelled, mut cut_off) = (Vec::new(), Vec::new());
     for number in 1..=20 {

@@ -426,7 +426,7 @@ async fn a_leaked_guard_is_not_renewed_beyond_its_limit(store: Store) {
     give_back(next).await;
 }
 
-/// Whoever comes next gets in when the time has come, over several leases, and not before.
+/// The next holder gets in when the time has come, over several leases, and not before.
 async fn a_lock_stays_taken_as_long_as_asked_however_its_user_ends(store: Store) {
     let (ttl, least) = (Duration::from_millis(800), Duration::from_millis(2600));
     let locks = store.client();

@@ -465,7 +465,7 @@ async fn try_asks_nobody_when_the_process_itself_holds_the_lock(store: Store) {
     give_back(locks.mutex("a").try_acquire().await.unwrap()).await;
 }
 
-/// Who asks that the lock stay taken for 30 s if the process dies must not be passed one of 10 s.
+/// A caller that asks for a lease of 30 s must not be passed one of 10 s.
 async fn another_ttl_is_another_ticket(store: Store) {
     let (locks, counts) = store.counted(Fair::Local(Duration::from_secs(60)));
     let guard = locks.mutex("a").acquire().await.unwrap();

@@ -284,7 +284,7 @@ async fn a_crowd_of_processes_that_are_killed_overlaps_nowhere(store: Store) {
                 .arg(folder.path())
                 .env("LOCK_URL", store.url())
                 .env("LOCK_NAMESPACE", &store.namespace)
-                // Who is stalled for longer inside, between its look and its step, overlaps; no lock can do anything for it.
+                // A process that stalls for longer between its look and its step overlaps: no lock can prevent that.
                 .env("LOCK_TTL", "3s")
                 .env("LOCK_WAIT", "30s"),
         )

@@ -106,7 +106,7 @@ fn renew_with(server: &RedisServer, name: &str, permits: &str) -> Vec<i64> {
     server.command(&call)
 }
 
-/// Whoever is there, by number.
+/// The ids of all tickets, in the order of their numbers.
 fn line(server: &RedisServer) -> Vec<String> {
     let names = records(server).into_iter();
     names
@@ -854,7 +854,7 @@ async fn a_verb_that_is_denied_a_command_costs_neither_permits_nor_turns(_: Stor
     let commands = commands.iter().map(|call| call.split('\'').next().unwrap());
     let commands: Vec<_> = commands.map(str::to_lowercase).collect();
     assert!(commands.len() > 15, "{commands:?}");
-    // Who is there, in order, and how much of ten each of them has.
+    // The tickets, oldest first, and the permits of each, out of ten.
     let lines: [&[(&str, u64)]; 5] = [
         &[("a", 10)],
         &[("a", 10), ("w", 10), ("x", 10)],

@@ -99,7 +99,7 @@ fn watched(store: &Store, server: &dyn Server) -> (Proxy, String) {
     (proxy, url)
 }
 
-/// Whoever asks gets this kind of error, in time, and is told all of this.
+/// A request fails with this kind of error, in time, and the message has all of these parts.
 async fn refused(builder: Builder, expected: ErrorKind, told: &[&str]) {
     let locks = builder.op_timeout(ONE_OPERATION).build().unwrap();
     for waits in [true, false] {

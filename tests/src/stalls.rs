@@ -55,7 +55,8 @@ pub fn watch() {
 pub fn awake_since(began: Instant) -> Duration {
     let mut seen = seen();
     let now = Instant::now();
-    // Whoever asks may be awake before the one that watches. Without one there is nothing to be seen.
+    // After a stall this thread may run before the one that watches, so it notes the stall itself. If none watches, there
+    // are no ticks to compare with.
     if seen.last_tick.is_some() {
         seen.tick(now);
     }

@@ -184,7 +184,7 @@ pub struct Marks {
     pub downgrade: &'static [u8],
 }
 
-/// The servers of a store that speak TLS. Whoever is let in knows the [secret](crate::watch::SECRET), where the store has
+/// The servers of a store that speak TLS. Clients log in with the [secret](crate::watch::SECRET), where the store has
 /// passwords.
 pub trait Tls {
     fn schemes(&self) -> Schemes;

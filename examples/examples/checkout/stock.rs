@@ -47,7 +47,7 @@ impl Stock {
 
     /// Sells one ticket, and says which; `None` when nothing is left.
     ///
-    /// Whoever comes between the first line and the last reads the same count, and sells the same ticket. Nothing in
+    /// A buyer that comes between the first line and the last reads the same count, and sells the same ticket. Nothing in
     /// here prevents that: being alone is the caller's business.
     pub async fn sell(&self, buyer: Buyer, waited: Duration) -> io::Result<Option<u32>> {
         let ticket = fs::read_to_string(self.count())?;

@@ -527,7 +527,7 @@ impl Model {
             let remaining = Duration::from_millis(known.expires_at - self.now);
             let holds = older <= u64::from(known.capacity);
             let told = known.payload.told;
-            // Who was told to hold does so to the end, and who holds has been told.
+            // A ticket that was told that it holds does so to its end, and each holder has been told.
             (holds || !told)
                 && (told || !holds || !expired.is_empty())
                 && place.ticket == known.number

@@ -103,7 +103,7 @@ impl World {
             let here = |ticket: &&usize| self.clients[model.wishes[**ticket].client].is_some();
             tickets.iter().filter(here).copied().collect()
         };
-        // Who has no session has nothing at the store, and nobody to ask for him.
+        // A client without a session has nothing at the store, and no connection to ask on.
         let possible = match &step {
             // It makes all of a batch smaller before it says how any of them stands.
             Step::Renew(tickets, with) if with_session && with.most.is_some() => {

@@ -221,7 +221,7 @@ async fn a_server_that_reads_its_data_is_unavailable_and_comes_back(_: Store) {
         error.kind() == ErrorKind::Unavailable && error.to_string().contains("loading the dataset")
     })
     .await;
-    // Who has the time waits.
+    // A caller that has the time waits.
     let next = locks.mutex("b").wait(2 * SOON);
     eventually("it is there", 2 * SOON, async || {
         next.acquire().await.is_ok()

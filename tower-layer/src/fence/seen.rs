@@ -25,8 +25,8 @@ struct State {
     full: bool,
 }
 
-/// One resource. Whoever has begun and not ended has the same token, `running_under`: a higher one
-/// begins when they have ended, and a lower one does not begin any more.
+/// One resource. All requests that run have the same token, `running_under`. A request with a higher token begins when
+/// they have ended; one with a lower token does not begin any more.
 struct Fence {
     highest: WriteToken,
     running: usize,

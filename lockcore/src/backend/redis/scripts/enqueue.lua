@@ -48,7 +48,7 @@ if new_hour then
   life = number == micros and '86400000' or string.format('%d', 86400000 + (number - micros) / 1000)
 end
 
--- The common case: nobody is here. What is not of this library, read() refuses below.
+-- The common case: the name has no tickets. A value that this library has not written is refused by read() below.
 if not was or #was == 16 and last > 0 and last % 1 == 0 then
   if number > MAX_TICKET then return {5} end
   local record = string.format('%016d%013d', number, micros / 1000 + ttl) .. ARGV[1]

@@ -23,7 +23,7 @@
 
 local DAY_MS = 86400000
 
--- What is here, from the value of its key; an error reply if that is not of this library.
+-- Reads the state of a name from the value of its key. An error reply if this library has not written it.
 local function read(key, was, now)
   local foreign = 'WRONGTYPE ' .. key .. ' holds something else than the state of a lock'
   if was and (#was < 16 or string.find(string.sub(was, 1, 16), '%D')) then return redis.error_reply(foreign) end
@@ -211,7 +211,7 @@ local function first(line)
   end
 end
 
--- Who holds and what is held, from the records.
+-- Counts the permits of the holders, and makes their ends, anew from the records.
 local function recount(line)
   redis.call('DEL', line.ends)
   local rows, held, out = redis.call('HGETALL', line.rows), {}, 0
