@@ -80,7 +80,7 @@ async fn outlast_breaks(store: &Store, locks: &Locks) {
     while began.elapsed() < 2 * TTL {
         store.break_connections();
         loop {
-            let told = tokio::time::timeout(TTL, events.next()).await;
+            let told = tokio::time::timeout(TTL, events.recv()).await;
             match told.expect("nobody reconnects") {
                 Some(Event::Restored) => break,
                 Some(Event::Suspended) => {}

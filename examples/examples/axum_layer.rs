@@ -73,7 +73,7 @@ async fn look(State(work): State<Work>, Path(id): Path<u64>) -> String {
 async fn settle(State(work): State<Work>, Path(id): Path<u64>, held: Held) -> String {
     let _visit = work.orders.visit("settle", id);
     tokio::time::sleep(work.step).await;
-    format!("order {id} settled under token {}\n", held.token())
+    format!("order {id} settled by grant {}\n", held.grant_id())
 }
 
 /// The lock is kept until the body has ended.

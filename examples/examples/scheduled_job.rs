@@ -65,7 +65,7 @@ async fn main() -> Result<ExitCode, Failure> {
     };
     let locks = examples::locks_in(&shared)?;
     // From here on the annotated functions find it.
-    lockcore::init(locks.clone())?;
+    lockcore::set_default(locks.clone())?;
     locks.ready(Duration::from_secs(10)).await?;
     let job = Job {
         process,

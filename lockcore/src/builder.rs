@@ -184,7 +184,8 @@ impl Builder {
         self
     }
 
-    /// A store of your own, or a wrapped one. It takes precedence over [`url`](Self::url).
+    /// A store of your own, or a wrapped one: see [`backend`](crate::backend). It takes precedence over [`url`](Self::url).
+    #[cfg(any(feature = "backend", test))]
     pub fn backend(mut self, backend: Arc<dyn Backend>) -> Self {
         self.backend = Some(backend);
         self
@@ -227,7 +228,7 @@ impl Builder {
         self
     }
 
-    /// The text that [`Locks::inspect`] shows as the [`owner_text`](crate::Place::owner_text) of this client's tickets:
+    /// The text that [`Locks::inspect`] shows as the [`owner_text`](crate::TicketInfo::owner_text) of this client's tickets:
     /// which application this is, which version, which replica. At most 64 bytes of UTF-8 without control characters
     /// and line breaks. The default is empty: no text. A lock may have [another](crate::Lock::owner).
     ///
@@ -396,11 +397,12 @@ impl Locks {
         Builder::default()
     }
 
-    /// A client of a store of your own.
+    /// A client of a store of your own: see [`backend`](crate::backend).
     ///
     /// # Errors
     ///
     /// [`Unavailable`](crate::ErrorKind::Unavailable) when no thread can be started.
+    #[cfg(any(feature = "backend", test))]
     pub fn with_backend(backend: Arc<dyn Backend>) -> Result<Self, Error> {
         Self::builder().backend(backend).build()
     }

@@ -126,7 +126,10 @@ impl Error {
         Self::new(ErrorKind::Config, message)
     }
 
-    pub(crate) fn unavailable(message: impl Into<String>) -> Self {
+    /// An error of the kind [`Unavailable`](ErrorKind::Unavailable), for code around locks that cannot ask for one: a
+    /// layer whose service is not ready, a test of what a caller does then. The message must contain no secrets.
+    #[must_use]
+    pub fn unavailable(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::Unavailable, message)
     }
 

@@ -1,5 +1,10 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![warn(missing_docs, missing_debug_implementations, unreachable_pub)]
+// What only these features use; the lints run with all of them.
+#![cfg_attr(
+    not(all(feature = "backend", feature = "testing")),
+    allow(dead_code, unreachable_pub, unused_imports, clippy::enum_variant_names)
+)]
 //! Distributed locks: exclusion between processes, in a fair queue, with leases that are renewed
 //! while the work runs, work that stops when its lock is lost, and fencing tokens.
 //!
@@ -14,8 +19,8 @@
 //!     .mutex("order:42")
 //!     .wait(Duration::from_secs(2))
 //!     .run(async |held| {
-//!         // Nobody else is here for order 42. Pass held.write_token()? on with every write.
-//!         Ok::<_, lockcore::Error>(format!("settled under token {}", held.token()))
+//!         // Nobody else is here for order 42. Pass held.fencing_token()? on with every write.
+//!         Ok::<_, lockcore::Error>(format!("settled by grant {}", held.grant_id()))
 //!     })
 //!     .await?;
 //! # drop(receipt);
@@ -39,10 +44,10 @@
 //! | be told of trouble | [`Locks::events`], [`Held::in_danger`], [`Held::lost`] |
 //! | let a process serve its own, or not | [`Fair`] |
 //! | know what happens when, and why | [`guide`] |
-//! | refuse a late write where it arrives | [`fencing`], [`Held::write_token`] |
+//! | refuse a late write where it arrives | [`fencing`], [`Held::fencing_token`] |
 //! | lock per HTTP request | the crate `lockcore-tower` |
-//! | test what your code does without its lock | [`testing`], [`with_default`] |
-//! | write a store | [`backend`] |
+//! | test what your code does without its lock | [`testing`] (feature `testing`), [`with_default`] |
+//! | write a store | [`backend`] (feature `backend`) |
 //!
 //! # What it promises, and what it cannot
 //!
@@ -69,6 +74,7 @@ pub mod guide;
 mod process_default;
 #[cfg(feature = "signal")]
 mod stop;
+#[cfg(feature = "testing")]
 pub mod testing;
 
 // What users call: locks as values, work that runs under them, the client and its configuration.
@@ -96,7 +102,10 @@ mod client;
 mod inversions;
 
 // The contract with a store, the stores, and the way from a URL to a store.
+#[cfg(feature = "backend")]
 pub mod backend;
+#[cfg(not(feature = "backend"))]
+mod backend;
 
 // The ground: plain values, the clock, and the one rule that decides which tickets hold.
 mod clock;
@@ -106,7 +115,7 @@ mod log;
 mod name;
 mod options;
 mod owner;
-pub mod queue;
+mod queue;
 mod request;
 mod sync;
 mod tls;
@@ -116,7 +125,7 @@ mod token;
 #[cfg(test)]
 mod loom;
 
-pub use backend::Place;
+pub use backend::TicketInfo;
 pub use builder::Builder;
 pub use client::events::{Event, EventListener};
 pub use error::{Error, ErrorKind, LostReason};
@@ -126,16 +135,14 @@ pub use lock::Lock;
 pub use lockmacro::distributed_lock;
 pub use locks::Locks;
 pub use multi::{MultiGuard, MultiHeld, MultiLock};
-pub use name::{Name, Namespace};
 pub use options::{Fair, OnLost, Wait};
-pub use process_default::{default_locks, init, shutdown, with_default};
-pub use request::{FULL, Id, Request};
+pub use process_default::{default_locks, set_default, shutdown, with_default};
 pub use rwlock::RwLock;
 pub use scope::held;
 pub use semaphore::Semaphore;
 #[cfg(feature = "signal")]
 pub use stop::stop_signal;
-pub use token::{FencingToken, MAX_TICKET, NotAToken, WriteToken};
+pub use token::{FencingToken, GrantId, ParseTokenError};
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
@@ -162,7 +169,7 @@ mod futures_are_send {
         spawnable(&guard.release_permits(1));
         spawnable(&guard.extend(std::time::Duration::ZERO));
         spawnable(&guard.scope(async {}));
-        spawnable(&locks.events().next());
+        spawnable(&locks.events().recv());
         spawnable(&guard.release());
         let both = Locks::all([locks.mutex("x"), locks.mutex("y")]);
         spawnable(&both.acquire());

@@ -37,7 +37,7 @@ use crate::scope;
 /// let locks = lockcore::Locks::connect("memory:")?;
 /// let lock = locks.mutex("order:42").wait(Duration::from_secs(2));
 /// lock.run(async |held| {
-///     println!("settling order 42, token {}", held.token());
+///     println!("settling order 42, grant {}", held.grant_id());
 ///     Ok::<_, lockcore::Error>(())
 /// })
 /// .await?;
@@ -182,7 +182,7 @@ impl Lock {
         self
     }
 
-    /// The text that [`Locks::inspect`](crate::Locks::inspect) shows as the [`owner_text`](crate::Place::owner_text) of
+    /// The text that [`Locks::inspect`](crate::Locks::inspect) shows as the [`owner_text`](crate::TicketInfo::owner_text) of
     /// the ticket, for example which job this is, or for which request. At most 64 bytes of UTF-8 without control
     /// characters and line breaks; anything else is reported as [`Config`](crate::ErrorKind::Config) when the lock is
     /// asked for. Empty for no text. Default: the client's default ([`Builder::owner`](crate::Builder::owner),
@@ -370,7 +370,7 @@ impl Lock {
                     }
                     let grant = acquire(&spec, &budget).await?;
                     let guard = Guard::of(grant, &spec);
-                    tracing::debug!(token = %guard.token(), waited = ?budget.waited(&spec), "lock granted");
+                    tracing::debug!(grant_id = %guard.grant_id(), waited = ?budget.waited(&spec), "lock granted");
                     Ok(guard)
                 }
             }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::acquire::handle::Client;
-use crate::backend::{Place, StoreError};
+use crate::backend::{StoreError, TicketInfo};
 use crate::client::calls::Where;
 use crate::client::events::EventListener;
 use crate::error::Error;
@@ -132,7 +132,7 @@ impl Locks {
     /// Shows the holders and the waiters of a name, the oldest first. This is a snapshot: it may be out of date when it
     /// arrives. Use it for people, not for decisions.
     ///
-    /// [`Place::owner`] names the machine, the process and the client. [`Place::owner_text`] is the text that the
+    /// [`TicketInfo::owner`] names the machine, the process and the client. [`TicketInfo::owner_text`] is the text that the
     /// application has set. A ticket that is handed over inside a process keeps its owner.
     ///
     /// # Errors
@@ -142,7 +142,7 @@ impl Locks {
     /// # Cancel safety
     ///
     /// Safe: it only reads.
-    pub async fn inspect(&self, name: impl Into<String>) -> Result<Vec<Place>, Error> {
+    pub async fn inspect(&self, name: impl Into<String>) -> Result<Vec<TicketInfo>, Error> {
         let name = Name::new(self.0.shared.namespace.clone(), name)?;
         let shared = &self.0.shared;
         let by = shared.clock.now().after(shared.op_timeout);
@@ -152,7 +152,7 @@ impl Locks {
             .await
             // The request only reads, so an unknown outcome is impossible.
             .map_err(|error| error.unavailable_unless_config().of_name(name.as_str()))?;
-        let ours = |place: &&mut Place| place.owner == self.0.owner.client;
+        let ours = |place: &&mut TicketInfo| place.owner == self.0.owner.client;
         if let Some(youngest) = places.iter_mut().rev().find(ours) {
             youngest.local_waiters = self.0.lanes.waiting(&name);
         }
@@ -169,7 +169,7 @@ impl Locks {
     /// # fn example(locks: &lockcore::Locks) {
     /// let mut events = locks.events();
     /// tokio::spawn(async move {
-    ///     while let Some(event) = events.next().await {
+    ///     while let Some(event) = events.recv().await {
     ///         eprintln!("locks: {event:?}");
     ///     }
     /// });

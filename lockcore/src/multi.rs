@@ -45,7 +45,7 @@ use crate::options::Wait;
 ///     .wait(Duration::from_secs(2))
 ///     .run(async |held| {
 ///         for lock in held.iter() {
-///             println!("{} under token {}", lock.name(), lock.token());
+///             println!("{} by grant {}", lock.name(), lock.grant_id());
 ///         }
 ///         Ok::<_, lockcore::Error>(())
 ///     })

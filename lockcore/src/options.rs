@@ -7,6 +7,7 @@ pub(crate) const SHORTEST_TTL: Duration = Duration::from_millis(50);
 
 /// How long to wait for a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Wait {
     /// At most this long, for connecting, queueing and everything else together. Zero does not wait.
     For(Duration),
@@ -22,6 +23,7 @@ impl From<Duration> for Wait {
 
 /// What happens to work that runs under a lock when the lock is lost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum OnLost {
     /// It is dropped where it stands, and the caller gets [`Lost`](crate::ErrorKind::Lost).
     #[default]
@@ -36,6 +38,7 @@ pub enum OnLost {
 /// With both policies every waiter gets its turn. Handing over inside the process first is more than ten times faster,
 /// because such a hand-over does not ask the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Fair {
     /// The tasks of a process queue inside the process, first come, first served, and the process takes only one place
     /// in the store's line. When it has the lock, it may hand the lock over among its own tasks for this long, but only

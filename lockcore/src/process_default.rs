@@ -27,11 +27,11 @@ enum Default {
 ///
 /// [`Config`](crate::ErrorKind::Config) when there is a default already, set by an earlier call or made at first use:
 /// two defaults would not exclude each other. A default that was shut down may be replaced.
-pub fn init(locks: Locks) -> Result<(), Error> {
+pub fn set_default(locks: Locks) -> Result<(), Error> {
     let mut default = lock();
     if let Default::Set(_) = *default {
         return Err(Error::config(
-            "the default client is set already; call lockcore::init before the first annotated function runs, and once",
+            "the default client is set already; call lockcore::set_default before the first annotated function runs, and once",
         ));
     }
     *default = Default::Set(locks);
@@ -71,7 +71,7 @@ pub async fn with_default<F: Future>(locks: Locks, future: F) -> F::Output {
 }
 
 /// The default client: the one of the innermost [`with_default`], else the process-wide one. That is the client that
-/// [`init`] has set, else one made by [`Locks::from_env`] at first use. If making it fails, the next call tries again.
+/// [`set_default`] has set, else one made by [`Locks::from_env`] at first use. If making it fails, the next call tries again.
 ///
 /// # Errors
 ///
@@ -86,7 +86,7 @@ pub fn default_locks() -> Result<Locks, Error> {
     }
     let locks = Locks::from_env().map_err(|error| {
         Error::config(format!(
-            "there is no default client ({error}); call lockcore::init(…) in main, or set LOCK_URL"
+            "there is no default client ({error}); call lockcore::set_default(…) in main, or set LOCK_URL"
         ))
     })?;
     *default = Default::Set(locks.clone());
@@ -103,7 +103,7 @@ pub fn default_locks() -> Result<Locks, Error> {
 ///
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() {
-/// lockcore::init(lockcore::Locks::connect("memory:").unwrap()).unwrap();
+/// lockcore::set_default(lockcore::Locks::connect("memory:").unwrap()).unwrap();
 /// # async fn serve() { std::future::pending().await }
 /// tokio::select! {
 ///     () = serve() => {}

@@ -77,6 +77,7 @@ impl fmt::Debug for Id {
 
 /// A request for a ticket, as a store sees it.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Request {
     /// The name of the lock.
     pub name: Name,
@@ -94,11 +95,32 @@ pub struct Request {
     /// unless it is more than a day ahead of the store's clock.
     pub highest_seen: u64,
     /// The owner of the ticket, for people: `host/pid/client`, followed by a space and the application's text, if it
-    /// has set one. Without control characters and line breaks. [`Place::new`](crate::Place::new) splits it again.
+    /// has set one. Without control characters and line breaks. [`TicketInfo::new`](crate::TicketInfo::new) splits it again.
     pub owner: Arc<str>,
 }
 
 impl Request {
+    /// A request that does not wait, by an owner without a name. The other fields can be set.
+    #[must_use]
+    pub fn new(
+        name: Name,
+        id: Id,
+        permits: NonZeroU32,
+        capacity: NonZeroU32,
+        ttl: Duration,
+    ) -> Self {
+        Self {
+            name,
+            id,
+            permits,
+            capacity,
+            ttl,
+            wait: false,
+            highest_seen: 0,
+            owner: Arc::default(),
+        }
+    }
+
     /// The name is in use with another capacity.
     pub(crate) fn mismatch(&self, in_use: u32) -> Error {
         let meaning = |capacity: u32| match capacity == FULL.get() {

@@ -117,7 +117,7 @@ pub(crate) fn find(client: &Arc<Client>, name: &Name, write: bool) -> Option<Gua
 /// fn set_balance(account: u64, cents: i64) {
 ///     let lock = lockcore::held(&format!("account:{account}"));
 ///     assert!(lock.is_some(), "the balance is written under the account's lock only");
-///     // … write it, with lock.write_token()
+///     // … write it, with lock.fencing_token()
 /// }
 ///
 /// # #[tokio::main(flavor = "current_thread")]

@@ -35,6 +35,9 @@ pub struct Semaphore {
 }
 
 impl Semaphore {
+    /// The largest capacity of a semaphore: 2³⁰ − 1.
+    pub const MAX_PERMITS: u32 = FULL.get() - 1;
+
     pub(crate) fn new(client: &Arc<Client>, name: String, capacity: u32) -> Self {
         Self {
             client: Arc::clone(client),
@@ -81,7 +84,7 @@ impl Semaphore {
             Error::config(format!(
                 "a semaphore of {} is not usable: it takes 1 to {}",
                 self.capacity,
-                FULL.get() - 1
+                Self::MAX_PERMITS
             ))
             .of_name(&self.name)
         })?;

@@ -1,24 +1,19 @@
-//! The fencing token, and the form of it that a resource may compare. Each store's guide describes how its ticket
-//! numbers are drawn. How a resource checks a token is in `fencing`.
+//! The number of a grant, in two types: [`GrantId`] names any grant, [`FencingToken`] is the one of an exclusive grant and
+//! can be compared. Each store's guide (`lockcore::guide`) describes how ticket numbers are drawn. How a resource checks
+//! a token is in `fencing`.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// A number that tells a protected resource which of two holders is the later one.
+/// Names one grant of one lock, in logs and events.
 ///
-/// Every exclusive grant of a name has a greater token than every earlier exclusive grant of that name. A resource that
-/// remembers the highest token it has seen, and refuses lower ones, is safe even from a holder that was frozen and
-/// continues after its lease went to somebody else.
+/// It has no order, because grants of shared locks and of semaphores have none, and because grants of *different* names
+/// must not be compared. A resource compares the [`FencingToken`] of an exclusive lock, which is the same number.
 ///
-/// Tokens of *different* names, and tokens of shared or semaphore grants, are only identities: they must not be
-/// compared. So a resource checks the [`WriteToken`] of an exclusive lock; this type is for logs.
-///
-/// It fits into an `i64`, so that any database column can store it. The upper 53 bits are the number of the ticket at
-/// the store, the lower 10 bits count hand-overs inside one process.
-///
-/// If the store loses its data, the token can go back by as much as the store's clock did.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct FencingToken(u64);
+/// It fits into an `i64`. The upper 53 bits are the number of the ticket at the store, the lower 10 bits count
+/// hand-overs inside one process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct GrantId(u64);
 
 /// Bits below the ticket's number: hand-overs inside one process.
 const HAND_OVER_BITS: u32 = 10;
@@ -26,20 +21,62 @@ const HAND_OVER_BITS: u32 = 10;
 /// The largest number of a ticket: 53 bits, which are exact in a double (Lua, sorted sets, JSON).
 pub const MAX_TICKET: u64 = (1 << 53) - 1;
 
-impl FencingToken {
-    /// The token of a holder. `ticket` is at most [`MAX_TICKET`]. `hand_overs` is the number of hand-overs inside the
+impl GrantId {
+    /// The grant of a holder. `ticket` is at most [`MAX_TICKET`]. `hand_overs` is the number of hand-overs inside the
     /// process before this holder: fewer than 1,024.
     pub(crate) const fn of_ticket(ticket: u64, hand_overs: u16) -> Self {
         Self((ticket << HAND_OVER_BITS) | hand_overs as u64)
     }
 
-    /// The token as a number.
+    /// The identity as a number, for structured logs and metrics. At most 2⁶³ − 1.
     #[must_use]
     pub const fn as_u64(self) -> u64 {
         self.0
     }
+}
 
-    /// The token as a signed number, for databases without unsigned columns. Never negative.
+impl fmt::Display for GrantId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// A number that tells a protected resource which of two exclusive holders is the later one. It comes from
+/// [`Held::fencing_token`](crate::Held::fencing_token), or from another service as text, by [`str::parse`].
+///
+/// Every exclusive grant of a name has a greater token than every earlier exclusive grant of that name. A resource that
+/// remembers the highest token it has seen, and refuses lower ones, is safe even from a holder that was frozen and
+/// continues after its lease went to somebody else. [`fencing`](crate::fencing) has such checks for SQL and Redis.
+///
+/// Compare only tokens of the same name at the same store. A token from outside does not prove who sent it: it is a
+/// number, not a credential. If the store loses its data, tokens can go back by as much as the store's clock did.
+///
+/// As text it is a decimal number without sign or leading zeros, from 1 to 2⁶³ − 1.
+///
+/// ```
+/// use lockcore::FencingToken;
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let locks = lockcore::Locks::connect("memory:")?;
+/// let guard = locks.mutex("order:42").acquire().await?;
+/// let token = guard.fencing_token()?;
+/// assert_eq!(token.to_string().parse::<FencingToken>()?, token);
+///
+/// let reader = locks.rwlock("catalog:7").read().acquire().await?;
+/// assert!(reader.fencing_token().is_err());
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct FencingToken(u64);
+
+impl FencingToken {
+    /// The token of a grant that excludes all others.
+    pub(crate) const fn of_exclusive(grant: GrantId) -> Self {
+        Self(grant.0)
+    }
+
+    /// The token as a number for a database column (`BIGINT`). Always greater than zero.
     #[must_use]
     pub const fn as_i64(self) -> i64 {
         // 53 + 10 bits: the sign bit is never set.
@@ -53,69 +90,25 @@ impl fmt::Display for FencingToken {
     }
 }
 
-/// A fencing token that a resource may compare. It is the token of an *exclusive* lock, from
-/// [`Held::write_token`](crate::Held::write_token), or a token that was received as text, from [`str::parse`].
-///
-/// [`fencing`](crate::fencing) shows how to check one. Compare only tokens of the same name at the same store. A token
-/// from outside does not prove who sent it: it is a number, not a credential.
-///
-/// As text it is a decimal number without sign or leading zeros, from 1 to 2⁶³ − 1.
-///
-/// ```
-/// use lockcore::WriteToken;
-///
-/// # #[tokio::main(flavor = "current_thread")]
-/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// let locks = lockcore::Locks::connect("memory:")?;
-/// let guard = locks.mutex("order:42").acquire().await?;
-/// let token = guard.write_token()?;
-/// assert_eq!(token.to_string().parse::<WriteToken>()?, token);
-///
-/// let reader = locks.rwlock("catalog:7").read().acquire().await?;
-/// assert!(reader.write_token().is_err());
-/// # Ok(()) }
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct WriteToken(FencingToken);
+impl FromStr for FencingToken {
+    type Err = ParseTokenError;
 
-impl WriteToken {
-    /// The token of a grant that excludes all others.
-    pub(crate) const fn of_exclusive(token: FencingToken) -> Self {
-        Self(token)
-    }
-
-    /// The token as a number for a database column (`BIGINT`). Always greater than zero.
-    #[must_use]
-    pub const fn as_i64(self) -> i64 {
-        self.0.as_i64()
-    }
-}
-
-impl fmt::Display for WriteToken {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-impl FromStr for WriteToken {
-    type Err = NotAToken;
-
-    fn from_str(text: &str) -> Result<Self, NotAToken> {
+    fn from_str(text: &str) -> Result<Self, ParseTokenError> {
         // Only digits, and only one way to write a number, because resources may compare the text.
         let digits = text.bytes().all(|byte| byte.is_ascii_digit());
-        let number = text.parse::<i64>().map_err(|_| NotAToken)?;
+        let number = text.parse::<i64>().map_err(|_| ParseTokenError)?;
         if !digits || text.starts_with('0') {
-            return Err(NotAToken);
+            return Err(ParseTokenError);
         }
-        Ok(Self(FencingToken(number.unsigned_abs())))
+        Ok(Self(number.unsigned_abs()))
     }
 }
 
-/// The text is not the token of an exclusive lock: see [`WriteToken`].
+/// The text is not the token of an exclusive lock: see [`FencingToken`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not a fencing token: it is a decimal number from 1 to 9223372036854775807")]
 #[non_exhaustive]
-pub struct NotAToken;
+pub struct ParseTokenError;
 
 #[cfg(test)]
 mod tests {
@@ -124,7 +117,7 @@ mod tests {
     #[test]
     fn the_text_of_a_token_is_read_in_one_form_only() {
         for number in ["1", "1023", "9007199254740993", "9223372036854775807"] {
-            let token: WriteToken = number.parse().unwrap();
+            let token: FencingToken = number.parse().unwrap();
             assert_eq!(token.to_string(), number);
             assert_eq!(token.as_i64().to_string(), number);
         }
@@ -142,15 +135,20 @@ mod tests {
             "٧",
             "9223372036854775808",
         ] {
-            assert_eq!(text.parse::<WriteToken>(), Err(NotAToken), "{text:?}");
+            assert_eq!(
+                text.parse::<FencingToken>(),
+                Err(ParseTokenError),
+                "{text:?}"
+            );
         }
     }
 
     #[test]
     fn the_largest_token_fits_a_signed_column() {
-        let token = FencingToken::of_ticket(MAX_TICKET, 1_000);
+        let grant = GrantId::of_ticket(MAX_TICKET, 1_000);
+        let token = FencingToken::of_exclusive(grant);
 
         assert!(token.as_i64() > 0);
-        assert_eq!(token.as_i64().unsigned_abs(), token.as_u64());
+        assert_eq!(token.as_i64().unsigned_abs(), grant.as_u64());
     }
 }

@@ -45,7 +45,7 @@ use proc_macro::TokenStream;
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), SettleError> {
 /// // Without this, the first call reads LOCK_URL.
-/// lockcore::init(Locks::connect("memory:")?)?;
+/// lockcore::set_default(Locks::connect("memory:")?)?;
 ///
 /// assert_eq!(settle(&Order { id: 7 }).await?, 7);
 /// # Ok(())
@@ -346,7 +346,7 @@ use proc_macro::TokenStream;
 /// # async fn store(id: u64, token: FencingToken) {}
 /// #[distributed_lock(key = "order:{id}", held = lock)]
 /// async fn settle(id: u64) -> Result<(), Error> {
-///     store(id, lock.token()).await;
+///     store(id, lock.fencing_token()?).await;
 ///     Ok(())
 /// }
 /// ```

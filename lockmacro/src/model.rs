@@ -208,7 +208,7 @@ fn known_number<'a>(
     number: Option<&'a Given>,
     mistakes: &mut Mistakes,
 ) -> Option<(u32, &'a LitInt)> {
-    // As many as `lockcore::FULL` are the read/write lock.
+    // `lockcore::Semaphore::MAX_PERMITS`, which this crate cannot name.
     const MOST: u32 = (1 << 30) - 1;
     let literal = match literal(&number?.value)? {
         Lit::Int(literal) => literal,

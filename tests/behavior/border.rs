@@ -7,9 +7,12 @@ use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
-use lockcore::backend::{Connection, Departure, Enqueued, Events, Released, Renewed};
-use lockcore::queue::MOST_TICKETS;
-use lockcore::{ErrorKind, FULL, Fair, Id, Locks, Name, Namespace, Request};
+use lockcore::backend::queue::MOST_TICKETS;
+use lockcore::backend::{
+    Connection, Departure, Enqueued, EventSink, FULL, Id, Name, Namespace, Released, Renewed,
+    Request,
+};
+use lockcore::{ErrorKind, Fair, Locks};
 use tests::redis_server::RedisServer;
 use tokio::task::coop::unconstrained;
 
@@ -32,7 +35,7 @@ const BATCH: usize = 100;
 
 /// Somebody who speaks with the store directly.
 pub(crate) async fn stranger(store: &Store) -> Arc<dyn Connection> {
-    let events = Events::new(fastrand::u64(..), namespace(store), |_| ());
+    let events = EventSink::new(fastrand::u64(..), namespace(store), |_| ());
     store.backend().connect(events).await.unwrap()
 }
 
@@ -41,16 +44,19 @@ fn namespace(store: &Store) -> Namespace {
 }
 
 pub(crate) fn request(store: &Store, name: &str, id: &str) -> Arc<Request> {
-    Arc::new(Request {
-        name: Name::new(namespace(store), name).unwrap(),
-        id: Id::parse(id).unwrap(),
-        permits: FULL,
-        capacity: FULL,
-        ttl: Duration::from_secs(60),
-        wait: true,
-        highest_seen: 0,
-        owner: "stranger".into(),
-    })
+    let name = Name::new(namespace(store), name).unwrap();
+    let id = Id::parse(id).unwrap();
+    let mut request = Request::new(name, id, FULL, FULL, Duration::from_secs(60));
+    request.wait = true;
+    request.owner = "stranger".into();
+    Arc::new(request)
+}
+
+/// The request for the same ticket, with other wishes.
+pub(crate) fn with(request: &Request, change: impl FnOnce(&mut Request)) -> Arc<Request> {
+    let mut request = request.clone();
+    change(&mut request);
+    Arc::new(request)
 }
 
 pub(crate) fn random_id() -> String {
@@ -78,10 +84,9 @@ async fn a_stranger_releases_and_renews_nothing(store: Store) {
         for answer in stranger.renew(foreign.clone()).await.unwrap() {
             renewed += usize::from(answer != Renewed::Lost);
         }
-        let leaving = foreign.into_iter().map(|request| Departure {
-            request,
-            enqueue_may_follow: false,
-        });
+        let leaving = foreign
+            .into_iter()
+            .map(|request| Departure::new(request, false));
         for answer in stranger.release(leaving.collect()).await.unwrap() {
             released += usize::from(answer != Released::NotFound);
         }
@@ -113,10 +118,7 @@ async fn who_would_wait_behind_ten_thousand_is_refused(store: Store) {
     }
     assert_eq!(length().await, MOST_TICKETS, "it has left something behind");
 
-    let leaving = Departure {
-        request: in_line,
-        enqueue_may_follow: false,
-    };
+    let leaving = Departure::new(in_line, false);
     let left = stranger.release(vec![leaving]).await.unwrap();
     assert_eq!(left, [Released::Released]);
     let waits = begin(locks.mutex("a").wait(6 * SOON));
@@ -231,5 +233,5 @@ async fn a_flood_of_forged_wake_ups_grants_nothing_and_drowns_nothing(store: Sto
     assert!(left.elapsed() < ttl, "{:?}", left.elapsed());
     // None of it was trouble with the store.
     drop((holding, waiting));
-    assert_eq!(events.next().await, None);
+    assert_eq!(events.recv().await, None);
 }

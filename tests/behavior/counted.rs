@@ -5,10 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use lockcore::backend::{
-    Answer, Backend, Capability, Connection, Departure, Enqueued, Events, Fault, Place, Released,
-    Renewed, StoreError,
+    Answer, Backend, Capability, Connection, Departure, Enqueued, EventSink, Fault, Name, Released,
+    Renewed, Request, StoreError, TicketInfo,
 };
-use lockcore::{Name, Request};
 
 /// How often each verb was called.
 #[derive(Debug, Default)]
@@ -68,7 +67,7 @@ impl Backend for Counted {
         self.store.capability()
     }
 
-    fn connect(&self, events: Events) -> Answer<Arc<dyn Connection>> {
+    fn connect(&self, events: EventSink) -> Answer<Arc<dyn Connection>> {
         let (connecting, counts) = (self.store.connect(events), Arc::clone(&self.counts));
         Box::pin(async move {
             let connection = connecting.await?;
@@ -100,7 +99,7 @@ impl Connection for CountedConnection {
         self.connection.release(tickets)
     }
 
-    fn inspect(&self, name: Name) -> Answer<Vec<Place>> {
+    fn inspect(&self, name: Name) -> Answer<Vec<TicketInfo>> {
         self.connection.inspect(name)
     }
 

@@ -131,7 +131,7 @@ async fn visit(locks: &Locks, resource: &Resource, random: &mut fastrand::Rng, p
     };
     let attempt = async {
         let guard = lock.acquire().await?;
-        let visit = resource.enter(mode, guard.token().as_u64());
+        let visit = resource.enter(mode, guard.grant_id().as_u64());
         for _ in 0..stays {
             tokio::task::yield_now().await;
         }
@@ -270,7 +270,7 @@ async fn crowd_whose_leases_run_out(fair: Fair) {
                     for _ in 0..4 {
                         let work = lock.run(async |held| {
                             for _ in 0..steps {
-                                fence.write(held.token().as_u64()).unwrap();
+                                fence.write(held.grant_id().as_u64()).unwrap();
                                 tokio::time::sleep(Duration::from_micros(100)).await; // work
                             }
                             Ok::<_, lockcore::Error>(())

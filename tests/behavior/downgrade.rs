@@ -92,7 +92,7 @@ async fn at_once(waiter: JoinHandle<Guard>) -> Guard {
 async fn readers_come_in_at_once_and_writers_do_not(store: Store) {
     let (locks, other) = (store.client(), store.client());
     let mut guard = locks.rwlock("c").write().acquire().await.unwrap();
-    let before = guard.token();
+    let before = guard.grant_id();
     let mut readers = Vec::new();
     for (at, client) in [&other, &locks, &store.client()].into_iter().enumerate() {
         readers.push(begin(client.rwlock("c").read()));
@@ -105,7 +105,7 @@ async fn readers_come_in_at_once_and_writers_do_not(store: Store) {
     for reader in readers {
         guards.push(at_once(reader).await);
     }
-    assert_eq!(guard.token(), before);
+    assert_eq!(guard.grant_id(), before);
     for client in [&locks, &other] {
         let late = client.rwlock("c").read().try_acquire().await.unwrap();
         give_back(late).await;
@@ -126,7 +126,7 @@ async fn readers_come_in_at_once_and_writers_do_not(store: Store) {
         give_back(guard).await;
     }
     let next = other.mutex("c").try_acquire().await.unwrap();
-    assert!(next.token() > before);
+    assert!(next.grant_id().as_u64() > before.as_u64());
     give_back(next).await;
 }
 
@@ -250,15 +250,18 @@ async fn a_downgraded_hold_reads_and_does_not_write(store: Store) {
     let catalog = locks.rwlock("c");
     let mut guard = catalog.write().acquire().await.unwrap();
     let view = guard.held();
-    assert_eq!(view.write_token().unwrap().as_i64(), guard.token().as_i64());
+    assert_eq!(
+        view.fencing_token().unwrap().as_i64(),
+        guard.grant_id().as_u64() as i64
+    );
 
     guard.downgrade().await.unwrap();
 
     assert!(guard.is_valid() && guard.remaining() > Duration::from_secs(5));
-    assert_eq!(kind(view.write_token()), ErrorKind::Config);
+    assert_eq!(kind(view.fencing_token()), ErrorKind::Config);
     let inside = guard.while_held(async {
         let again = catalog.read().acquire().await?;
-        assert_eq!(again.token(), view.token());
+        assert_eq!(again.grant_id(), view.grant_id());
         give_back(again).await;
         let error = kind(catalog.write().acquire().await);
         assert_eq!(error, ErrorKind::WouldDeadlock);
@@ -266,13 +269,13 @@ async fn a_downgraded_hold_reads_and_does_not_write(store: Store) {
     });
     inside.await.unwrap().unwrap();
     let again = guard.reenter().unwrap();
-    assert_eq!(kind(again.write_token()), ErrorKind::Config);
+    assert_eq!(kind(again.fencing_token()), ErrorKind::Config);
     // Whoever still reads keeps it.
     give_back(guard).await;
     let writer = store.client().mutex("c").try_acquire().await;
     assert_eq!(kind(writer), ErrorKind::Busy);
     give_back(again).await;
-    assert_eq!(kind(view.write_token()), ErrorKind::Config);
+    assert_eq!(kind(view.fencing_token()), ErrorKind::Config);
     assert_nothing_left(&store, &locks, "c").await;
 }
 
@@ -305,7 +308,7 @@ async fn a_downgrade_dropped_at_any_poll_is_whole_or_has_not_begun(store: Store)
             async || {
                 let guard = guard.lock().await.take().unwrap();
                 assert!(guard.is_valid());
-                assert_eq!(kind(guard.write_token()), ErrorKind::Config);
+                assert_eq!(kind(guard.fencing_token()), ErrorKind::Config);
                 // The keeper goes on asking; or the ticket goes before it comes to that.
                 if round % 2 == 0 {
                     give_back(at_once(begin(other.rwlock("a").read())).await).await;
@@ -324,7 +327,7 @@ async fn a_downgrade_dropped_at_any_poll_is_whole_or_has_not_begun(store: Store)
 
     let mut guard = locks.mutex("a").acquire().await.unwrap();
     drop(guard.downgrade());
-    assert!(guard.write_token().is_ok());
+    assert!(guard.fencing_token().is_ok());
     give_back(guard).await;
 }
 
@@ -338,7 +341,7 @@ async fn a_lost_lock_is_not_downgraded(store: Store) {
     let lost = ErrorKind::Lost(LostReason::Expired);
     assert_eq!(kind(guard.downgrade().await), lost);
 
-    assert!(guard.write_token().is_ok(), "nothing has changed");
+    assert!(guard.fencing_token().is_ok(), "nothing has changed");
     assert_eq!(guard.release().await.unwrap(), Release::AlreadyLost);
 }
 
@@ -369,7 +372,7 @@ async fn a_downgrade_while_another_guard_writes_is_refused(store: Store) {
     let reader = other.rwlock("a").read();
 
     assert_eq!(kind(guard.downgrade().await), ErrorKind::Busy);
-    assert!(guard.write_token().is_ok());
+    assert!(guard.fencing_token().is_ok());
     assert_eq!(kind(reader.try_acquire().await), ErrorKind::Busy);
     give_back(second).await;
     let inner = inside(&guard, locks.mutex("a")).await;
@@ -395,8 +398,8 @@ async fn a_read_that_outlives_its_write_lets_readers_in(store: Store) {
             waits = Some(begin(other.rwlock("c").read()));
             tickets(&other, "c", 2).await;
             let inner = catalog.read().acquire().await?;
-            assert_eq!(inner.token(), held.token());
-            assert!(held.write_token().is_ok());
+            assert_eq!(inner.grant_id(), held.grant_id());
+            assert!(held.fencing_token().is_ok());
             Ok::<_, Error>(inner)
         })
         .await
@@ -404,7 +407,7 @@ async fn a_read_that_outlives_its_write_lets_readers_in(store: Store) {
 
     let reader = at_once(waits.unwrap()).await;
     assert!(inner.is_valid());
-    assert_eq!(kind(inner.write_token()), ErrorKind::Config);
+    assert_eq!(kind(inner.fencing_token()), ErrorKind::Config);
     assert_eq!(kind(other.mutex("c").try_acquire().await), ErrorKind::Busy);
     give_back(reader).await;
     assert_eq!(kind(other.mutex("c").try_acquire().await), ErrorKind::Busy);
@@ -437,7 +440,7 @@ async fn the_last_writer_of_several_lets_readers_in(store: Store) {
         let outer = catalog.write().acquire().await.unwrap();
         let inner = inside(&outer, catalog.write()).await;
         let read = inside(&inner, catalog.read()).await;
-        assert_eq!(read.token(), outer.token());
+        assert_eq!(read.grant_id(), outer.grant_id());
         let reader = other.rwlock("c").read();
         let (first, last) = match outer_first {
             true => (outer, inner),
@@ -465,14 +468,14 @@ async fn a_write_inside_that_ends_lets_the_reads_beside_it_in(store: Store) {
             let mut inner = catalog.write().acquire().await?;
             assert_eq!(kind(catalog.read().try_acquire().await), ErrorKind::Busy);
             inner.downgrade().await?;
-            assert_eq!(kind(inner.write_token()), ErrorKind::Config);
+            assert_eq!(kind(inner.fencing_token()), ErrorKind::Config);
             give_back(catalog.read().try_acquire().await?).await;
             assert_eq!(kind(catalog.write().try_acquire().await), ErrorKind::Busy);
 
             // To readers elsewhere it is as exclusive as it was.
             let stranger = store.client().rwlock("c").read();
             assert_eq!(kind(stranger.try_acquire().await), ErrorKind::Busy);
-            assert!(held.write_token().is_ok());
+            assert!(held.fencing_token().is_ok());
             give_back(inner).await;
             give_back(catalog.write().try_acquire().await?).await;
             Ok::<_, Error>(())
@@ -524,7 +527,10 @@ async fn readers_of_the_process_share_a_downgraded_ticket(store: Store) {
     let one = catalog.read().acquire().await.unwrap();
     let other = catalog.read().try_acquire().await.unwrap();
     assert_eq!(counts.enqueued(), 1, "a ticket of its own");
-    assert_eq!(one.token().as_u64() >> 10, guard.token().as_u64() >> 10);
+    assert_eq!(
+        one.grant_id().as_u64() >> 10,
+        guard.grant_id().as_u64() >> 10
+    );
     assert_eq!(kind(catalog.write().try_acquire().await), ErrorKind::Busy);
     give_back(guard).await;
     let stranger = store.client().mutex("c");
@@ -541,7 +547,7 @@ async fn a_writer_of_the_process_that_waits_goes_to_the_store_and_readers_stay_b
     let (locks, other) = (store.client(), store.client());
     let catalog = locks.rwlock("c");
     let mut guard = catalog.write().acquire().await.unwrap();
-    let token = guard.token();
+    let token = guard.grant_id();
     let writer = begin(catalog.write());
     tickets(&locks, "c", 2).await;
     assert_eq!(other.inspect("c").await.unwrap().len(), 1, "in memory");
@@ -560,7 +566,7 @@ async fn a_writer_of_the_process_that_waits_goes_to_the_store_and_readers_stay_b
     tickets(&locks, "c", 4).await;
     give_back(guard).await;
     let writer = at_once(writer).await;
-    assert_ne!(writer.token().as_u64() >> 10, token.as_u64() >> 10);
+    assert_ne!(writer.grant_id().as_u64() >> 10, token.as_u64() >> 10);
     assert!(readers.iter().all(|reader| !reader.is_finished()));
     give_back(writer).await;
     for reader in readers {
@@ -577,7 +583,10 @@ async fn readers_do_not_join_a_downgraded_ticket_past_the_bound(store: Store) {
     let reader = catalog.read().acquire().await.unwrap();
 
     assert_eq!(counts.enqueued(), 2);
-    assert_ne!(reader.token().as_u64() >> 10, guard.token().as_u64() >> 10);
+    assert_ne!(
+        reader.grant_id().as_u64() >> 10,
+        guard.grant_id().as_u64() >> 10
+    );
     give_back(guard).await;
     give_back(reader).await;
     assert_nothing_left(&store, &locks, "c").await;
@@ -606,7 +615,7 @@ async fn a_holder_killed_after_its_downgrade_is_followed_when_its_lease_is_over(
     let next = writer.await.unwrap();
 
     let after = awake_since(killed);
-    assert!(next.token().as_u64() > token);
+    assert!(next.grant_id().as_u64() > token);
     assert!(after < ttl + moments(&store), "{after:?}");
     give_back(next).await;
     assert_nothing_left(&store, &locks, "a").await;
@@ -656,7 +665,7 @@ async fn a_downgrade_that_is_not_acknowledged_is_a_read_hold_and_is_asked_for_ag
                 true => guard.release().await.map(drop),
                 false => {
                     let outcome = guard.downgrade().await;
-                    assert_eq!(kind(guard.write_token()), ErrorKind::Config);
+                    assert_eq!(kind(guard.fencing_token()), ErrorKind::Config);
                     drop(guard);
                     outcome
                 }
@@ -741,7 +750,7 @@ async fn a_ticket_on_its_way_to_the_readers_is_passed_on_to_nobody(_: Store) {
     let other = kit.another_process().client().unwrap();
     let catalog = locks.rwlock("c");
     let mut guard = catalog.write().acquire().await.unwrap();
-    let ticket = guard.token().as_u64() >> 10;
+    let ticket = guard.grant_id().as_u64() >> 10;
     let writer = begin(catalog.write());
     tickets(&locks, "c", 2).await;
     let mut asked = kit.hold_next(Verb::Renew);
@@ -760,7 +769,7 @@ async fn a_ticket_on_its_way_to_the_readers_is_passed_on_to_nobody(_: Store) {
     drop(guard);
     let writer = at_once(writer).await;
 
-    assert_ne!(writer.token().as_u64() >> 10, ticket);
+    assert_ne!(writer.grant_id().as_u64() >> 10, ticket);
     asked.let_go();
     give_back(writer).await;
     tickets(&locks, "c", 0).await;
@@ -786,7 +795,7 @@ async fn an_acknowledgement_of_before_the_downgrade_lets_nobody_in(_: Store) {
     of_the_writer.let_go();
     eventually("it is worked in", SOON, async || guard.remaining() > before).await;
     let places = locks.inspect("c").await.unwrap();
-    assert_eq!(places[0].permits, lockcore::FULL.get());
+    assert_eq!(places[0].permits, lockcore::backend::FULL.get());
     let reader = begin(catalog.read());
     tickets(&locks, "c", 2).await;
     assert_eq!(locks.inspect("c").await.unwrap().len(), 2, "it has joined");

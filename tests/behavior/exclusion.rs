@@ -81,11 +81,11 @@ async fn a_waiter_gets_in_when_the_holder_leaves(store: Store) {
     let waiter = begin(other.mutex("a").wait(SOON));
     tickets(&locks, "a", 2).await;
 
-    let token = guard.token();
+    let token = guard.fencing_token().unwrap();
     drop(guard);
 
     let next = waiter.await.unwrap().unwrap();
-    assert!(next.token() > token);
+    assert!(next.fencing_token().unwrap() > token);
     // Handed over directly, it has the lease that it had in line.
     assert!(next.remaining() > Duration::from_secs(5));
 }
@@ -130,7 +130,9 @@ async fn waiters_are_served_in_the_order_they_came(store: Store) {
         let (lock, served) = (locks.mutex("a").wait(SOON), served.clone());
         tokio::spawn(async move {
             let guard = lock.acquire().await.unwrap();
-            served.send((number, guard.token())).unwrap();
+            served
+                .send((number, guard.fencing_token().unwrap()))
+                .unwrap();
             give_back(guard).await;
         });
         tickets(&locks, "a", number + 2).await;
@@ -174,9 +176,9 @@ async fn a_waiting_writer_is_not_overtaken_by_later_readers(store: Store) {
 
     let writer = writer.await.unwrap().unwrap();
     assert!(!late_reader.is_finished());
-    let token = writer.token();
+    let token = writer.grant_id().as_u64();
     give_back(writer).await;
-    assert!(late_reader.await.unwrap().unwrap().token() > token);
+    assert!(late_reader.await.unwrap().unwrap().grant_id().as_u64() > token);
 }
 
 async fn readers_behind_a_writer_come_in_together_and_no_further_than_the_next_writer(
@@ -506,9 +508,9 @@ async fn tokens_rise_with_every_exclusive_grant(store: Store) {
     let mut last = 0;
     for locks in [&one, &other, &one, &one, &other] {
         let guard = locks.mutex("a").acquire().await.unwrap();
-        assert!(guard.token().as_u64() > last);
-        assert!(guard.token().as_i64() > 0);
-        last = guard.token().as_u64();
+        assert!(guard.grant_id().as_u64() > last);
+        assert!(guard.fencing_token().unwrap().as_i64() > 0);
+        last = guard.grant_id().as_u64();
         give_back(guard).await;
     }
 }

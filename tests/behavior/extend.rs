@@ -49,7 +49,7 @@ async fn an_extended_lease_keeps_others_out_beyond_its_first_ttl(store: Store) {
         );
         guard.ensure(LONGER / 2).await.unwrap();
         let asked = Instant::now();
-        let late = match guard.write_token() {
+        let late = match guard.fencing_token() {
             Ok(_) => other.mutex("a"),
             Err(_) => other.semaphore("a", 3).permits(1),
         };

@@ -8,7 +8,7 @@ use std::time::Duration;
 use libtest_mimic::Trial;
 use lockcore::fencing::redis::{CHECK, SET_IF_NEWEST};
 use lockcore::fencing::sql::{FENCES, PASS};
-use lockcore::{Error, ErrorKind, WriteToken};
+use lockcore::{Error, ErrorKind, FencingToken};
 use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection};
 use sqlx::{ConnectOptions as _, Connection as _};
 use tests::redis_server::RedisServer;
@@ -47,8 +47,8 @@ async fn only_what_excludes_all_others_has_a_token_to_write_with(store: Store) {
 
     for lock in [locks.mutex("catalog"), catalog.write()] {
         let guard = lock.acquire().await.unwrap();
-        let token = guard.write_token().unwrap();
-        assert_eq!(token.as_i64(), guard.token().as_i64());
+        let token = guard.fencing_token().unwrap();
+        assert_eq!(token.as_i64(), guard.grant_id().as_u64() as i64);
         give_back(guard).await;
     }
 
@@ -59,7 +59,7 @@ async fn only_what_excludes_all_others_has_a_token_to_write_with(store: Store) {
     ];
     for lock in shared {
         let guard = lock.acquire().await.unwrap();
-        let refused = guard.write_token().unwrap_err();
+        let refused = guard.fencing_token().unwrap_err();
         assert_eq!(refused.name(), Some(guard.name()));
         assert_eq!(kind(Err::<(), _>(refused)), ErrorKind::Config);
         give_back(guard).await;
@@ -70,10 +70,10 @@ async fn only_what_excludes_all_others_has_a_token_to_write_with(store: Store) {
         .write()
         .run(async |outer| {
             let again = locks.mutex("catalog").acquire().await?;
-            assert_eq!(again.write_token()?, outer.write_token()?);
+            assert_eq!(again.fencing_token()?, outer.fencing_token()?);
             again.release().await?;
             let reads = catalog.read().acquire().await?;
-            assert!(reads.write_token().is_err());
+            assert!(reads.fencing_token().is_err());
             reads.release().await?;
             Ok(())
         })
@@ -84,12 +84,12 @@ async fn only_what_excludes_all_others_has_a_token_to_write_with(store: Store) {
 async fn a_lock_that_is_lost_still_has_its_token(store: Store) {
     let locks = store.client();
     let guard = locks.mutex("a").acquire().await.unwrap();
-    let token = guard.write_token().unwrap();
+    let token = guard.fencing_token().unwrap();
 
     locks.shutdown(Duration::from_millis(400)).await.unwrap();
 
     assert!(!guard.is_valid());
-    assert_eq!(guard.write_token().unwrap(), token);
+    assert_eq!(guard.fencing_token().unwrap(), token);
 }
 
 // ---- Redis
@@ -198,7 +198,7 @@ async fn redis_lets_no_late_write_in_from_many_clients_at_once(_: Store) {
     );
 
     let accepted = from_many_at_once(|tokens| {
-        let pass = |token: &WriteToken| {
+        let pass = |token: &FencingToken| {
             let token = token.to_string();
             server.command::<usize>(&["EVAL", &append, "2", "log", "fence", &token])
         };
@@ -228,7 +228,7 @@ async fn open(path: &Path) -> SqliteConnection {
 }
 
 /// Runs `write` for every token over connections of their own. The log is written by the same transaction.
-async fn sql_lets_no_late_write_in(store: &Store, write: fn(WriteToken) -> Statement) {
+async fn sql_lets_no_late_write_in(store: &Store, write: fn(FencingToken) -> Statement) {
     let path = store.file().folder().join("shop.db");
     let mut shop = open(&path).await;
     sqlx::raw_sql(TABLES).execute(&mut shop).await.unwrap();
@@ -307,7 +307,7 @@ const CLIENTS: usize = 4;
 const TOKENS: i64 = 100;
 
 /// Threads that each write with every token, roughly upwards, so that many writes are accepted and many come late.
-fn from_many_at_once(write: impl Fn(&[WriteToken]) -> usize + Send + Sync) -> usize {
+fn from_many_at_once(write: impl Fn(&[FencingToken]) -> usize + Send + Sync) -> usize {
     let tokens = |client: usize| {
         let mut random = fastrand::Rng::with_seed(client as u64);
         let mut tokens: Vec<i64> = (1..=TOKENS).collect();
@@ -316,7 +316,7 @@ fn from_many_at_once(write: impl Fn(&[WriteToken]) -> usize + Send + Sync) -> us
         }
         // Neighbours by one, beyond what a double tells apart.
         let token = |number: i64| ((1 << 60) + number).to_string().parse().unwrap();
-        tokens.into_iter().map(token).collect::<Vec<WriteToken>>()
+        tokens.into_iter().map(token).collect::<Vec<FencingToken>>()
     };
     let write = Arc::new(write);
     thread::scope(|scope| {

@@ -12,12 +12,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
-use lockcore::backend::{Enqueued, Place, Renewed};
-use lockcore::{FULL, Locks, Request};
+use lockcore::Locks;
+use lockcore::backend::{Enqueued, FULL, Renewed, Request, TicketInfo};
 use tests::eventually::eventually;
 use tests::stores::Histories;
 
-use crate::border::{random_id, request, stranger};
+use crate::border::{random_id, request, stranger, with};
 use crate::store::{DEFAULT, Kind, SOON, Store, begin, give_back, tickets};
 use world::World;
 
@@ -78,19 +78,17 @@ async fn a_ticket_that_is_renewed_with_another_ttl_lasts_for_that_and_keeps_its_
     let connection = stranger(&store).await;
     let [holds, first, second] = [(); 3].map(|()| request(&store, "a", &random_id()));
     for ticket in [&holds, &first, &second] {
-        connection.enqueue(Arc::clone(ticket)).await.unwrap();
+        let _: Enqueued = connection.enqueue(Arc::clone(ticket)).await.unwrap();
     }
     let places = async || connection.inspect(holds.name.clone()).await.unwrap();
-    let numbers = |places: &[Place]| places.iter().map(|place| place.ticket).collect::<Vec<_>>();
+    let numbers =
+        |places: &[TicketInfo]| places.iter().map(|place| place.ticket).collect::<Vec<_>>();
     let line = numbers(&places().await);
-    let with = |ticket: &Request, ttl| {
-        let ticket = ticket.clone();
-        vec![Arc::new(Request { ttl, ..ticket })]
-    };
+    let lasts = |ticket: &Request, ttl| vec![with(ticket, |request| request.ttl = ttl)];
     let (hour, short) = (Duration::from_secs(3600), Duration::from_millis(500));
 
     for (at, ticket) in [&holds, &first].into_iter().enumerate() {
-        let answer = connection.renew(with(ticket, hour)).await.unwrap()[0];
+        let answer = connection.renew(lasts(ticket, hour)).await.unwrap()[0];
         let (Renewed::Granted { valid_for } | Renewed::Waiting { valid_for, .. }) = answer else {
             panic!("{answer:?}");
         };
@@ -100,14 +98,14 @@ async fn a_ticket_that_is_renewed_with_another_ttl_lasts_for_that_and_keeps_its_
         assert_eq!(numbers(&places), line);
     }
 
-    connection.renew(with(&first, short)).await.unwrap();
+    connection.renew(lasts(&first, short)).await.unwrap();
     eventually("the first in line has ended", SOON, async || {
         numbers(&places().await) == [line[0], line[2]]
     })
     .await;
-    connection.renew(with(&holds, short)).await.unwrap();
+    connection.renew(lasts(&holds, short)).await.unwrap();
     eventually("the holder has ended", SOON, async || {
-        let renewed = connection.renew(with(&second, hour)).await.unwrap();
+        let renewed = connection.renew(lasts(&second, hour)).await.unwrap();
         renewed == [Renewed::Granted { valid_for: hour }]
     })
     .await;
@@ -120,10 +118,9 @@ async fn a_ticket_that_is_renewed_with_another_ttl_lasts_for_that_and_keeps_its_
 async fn tickets_are_made_smaller_in_one_batch(store: Store) {
     let connection = stranger(&store).await;
     let ticket = |name: &str, permits: NonZeroU32, capacity: NonZeroU32| {
-        Arc::new(Request {
-            permits,
-            capacity,
-            ..(*request(&store, name, &random_id())).clone()
+        with(&request(&store, name, &random_id()), |request| {
+            request.permits = permits;
+            request.capacity = capacity;
         })
     };
     let [one, two, four] = [1, 2, 4].map(|permits| NonZeroU32::new(permits).unwrap());
@@ -142,12 +139,7 @@ async fn tickets_are_made_smaller_in_one_batch(store: Store) {
         assert!(matches!(waits, Enqueued::Waiting { .. }), "{waits:?}");
     }
 
-    let smaller = holders.map(|holder| {
-        Arc::new(Request {
-            permits: one,
-            ..(*holder).clone()
-        })
-    });
+    let smaller = holders.map(|holder| with(&holder, |request| request.permits = one));
     let renewed = connection.renew(smaller.to_vec()).await.unwrap();
 
     let holds = |answer: &Renewed| matches!(answer, Renewed::Granted { .. });
@@ -169,7 +161,8 @@ async fn tickets_are_made_smaller_in_one_batch(store: Store) {
 async fn the_next_in_line_looks_after_a_dead_holder_when_the_first_has_left(store: Store) {
     let dead = request(&store, "a", &random_id());
     let connection = stranger(&store).await;
-    connection.enqueue(Arc::clone(&dead)).await.unwrap();
+    let holds = connection.enqueue(Arc::clone(&dead)).await.unwrap();
+    assert!(matches!(holds, Enqueued::Granted { .. }), "{holds:?}");
     let client = || store.client_with(Locks::builder().op_timeout(SOON));
     let (first, next) = (client(), client());
     let lock = |locks: &Locks| locks.mutex("a").ttl(Duration::from_secs(60)).wait(SOON);
@@ -177,10 +170,7 @@ async fn the_next_in_line_looks_after_a_dead_holder_when_the_first_has_left(stor
     tickets(&first, "a", 2).await;
     let waits = begin(lock(&next));
     tickets(&next, "a", 3).await;
-    let ends_soon = Arc::new(Request {
-        ttl: Duration::from_secs(1),
-        ..(*dead).clone()
-    });
+    let ends_soon = with(&dead, |request| request.ttl = Duration::from_secs(1));
     connection.renew(vec![ends_soon]).await.unwrap();
 
     leaves.abort();

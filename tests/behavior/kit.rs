@@ -81,7 +81,7 @@ async fn a_restart_without_data_is_learnt_at_once(_: Store) {
 
     assert_eq!(soon(guard.lost()).await, LostReason::Taken);
     let next = locks.mutex("a").try_acquire().await.unwrap();
-    assert!(next.token() > guard.token());
+    assert!(next.fencing_token().unwrap() > guard.fencing_token().unwrap());
 }
 
 async fn lost_data_is_learnt_at_the_next_renewal(_: Store) {
@@ -345,7 +345,7 @@ async fn one_process_is_cut_off_while_another_works(_: Store) {
 
     assert!(!cut_off.is_valid());
     let next = locks.mutex("a").try_acquire().await.unwrap();
-    assert!(next.token() > cut_off.token());
+    assert!(next.fencing_token().unwrap() > cut_off.fencing_token().unwrap());
     elsewhere.thaw();
     assert_eq!(cut_off.release().await.unwrap(), Release::AlreadyLost);
     give_back(next).await;
@@ -367,7 +367,9 @@ async fn who_is_cancelled_or_cut_off_in_line_leaves_the_order_of_the_rest(_: Sto
             let ttl = if dies { short } else { 3 * look };
             let guard = client.mutex("a").ttl(ttl).wait(SOON).acquire().await;
             let guard = guard.unwrap();
-            served.send((number, guard.token())).unwrap();
+            served
+                .send((number, guard.fencing_token().unwrap()))
+                .unwrap();
             give_back(guard).await;
         });
         match number {
@@ -444,7 +446,7 @@ async fn a_process_keeps_a_lock_among_its_own_until_the_bound_and_no_longer(_: S
         .client_with(Locks::builder().fair(Fair::Local(bound)))
         .unwrap();
     let at_the_store = async || locks.inspect("a").await.unwrap().len();
-    let ticket = |guard: &Guard| guard.token().as_u64() >> 10;
+    let ticket = |guard: &Guard| guard.grant_id().as_u64() >> 10;
     let first = locks.mutex("a").acquire().await.unwrap();
     let ours = ticket(&first);
     let second = begin(locks.mutex("a").wait(SOON));

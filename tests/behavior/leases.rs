@@ -75,7 +75,7 @@ async fn a_stalled_holder_is_lost_before_its_next_step_and_cannot_take_the_lock_
         "{:?}",
         started.elapsed()
     );
-    assert!(stalled.token() < next.token());
+    assert!(stalled.fencing_token().unwrap() < next.fencing_token().unwrap());
     assert_eq!(stalled.release().await.unwrap(), Release::AlreadyLost);
     assert!(next.is_valid());
     give_back(next).await;
@@ -422,7 +422,7 @@ async fn a_leaked_guard_is_not_renewed_beyond_its_limit(store: Store) {
         "{:?}",
         awake_since(started)
     );
-    assert!(next.token() > leaked.token());
+    assert!(next.fencing_token().unwrap() > leaked.fencing_token().unwrap());
     give_back(next).await;
 }
 
@@ -518,7 +518,7 @@ async fn a_client_that_ends_in_order_tells_of_no_trouble(store: Store) {
 
         drop(locks);
 
-        let told = tokio::time::timeout(SOON, events.next()).await;
+        let told = tokio::time::timeout(SOON, events.recv()).await;
         let told = told.expect("the end");
         assert!(told.is_none(), "{told:?} in round {round}");
     }
@@ -541,15 +541,15 @@ async fn danger_is_told_before_the_loss_and_not_without_need(store: Store) {
     assert_eq!(guard.in_danger().await, Duration::ZERO);
     let lost = Event::Lost {
         name: "a".into(),
-        token: guard.token(),
+        grant_id: guard.grant_id(),
         reason: LostReason::Expired,
     };
-    assert_eq!(events.next().await, Some(lost));
+    assert_eq!(events.recv().await, Some(lost));
     // The guard holds its client, so that the next is awaited, and there is none.
-    let none = tokio::time::timeout(Duration::from_millis(50), events.next()).await;
+    let none = tokio::time::timeout(Duration::from_millis(50), events.recv()).await;
     assert!(none.is_err(), "{none:?}");
     drop((guard, locks));
-    assert_eq!(events.next().await, None);
+    assert_eq!(events.recv().await, None);
 }
 
 async fn an_error_of_the_body_is_passed_on_and_the_lock_is_free(store: Store) {

@@ -83,7 +83,7 @@ async fn a_ticket_is_passed_on_a_thousand_times_at_most(store: Store) {
             let mut tokens = Vec::new();
             for _ in 0..4 {
                 let guard = lock.acquire().await.unwrap();
-                tokens.push(guard.token().as_u64());
+                tokens.push(guard.grant_id().as_u64());
                 tokio::task::yield_now().await;
                 give_back(guard).await;
             }
@@ -137,7 +137,7 @@ async fn tokens_rise_over_hand_overs_of_both_kinds(store: Store) {
             tasks.spawn(async move {
                 for _ in 0..25 {
                     let guard = lock.acquire().await.unwrap();
-                    let token = guard.token();
+                    let token = guard.grant_id();
                     {
                         let mut highest = highest.lock().unwrap();
                         assert!(token.as_u64() > *highest, "{token} after {highest}");
@@ -166,7 +166,10 @@ async fn a_holder_of_many_tasks_lets_other_processes_in(store: Store) {
         tasks.spawn(async move {
             while !stop.load(Ordering::SeqCst) {
                 let guard = lock.acquire().await.unwrap();
-                turns.lock().unwrap().insert(guard.token().as_u64() >> 10);
+                turns
+                    .lock()
+                    .unwrap()
+                    .insert(guard.grant_id().as_u64() >> 10);
                 tokio::task::yield_now().await;
                 give_back(guard).await;
             }
@@ -212,12 +215,12 @@ async fn at_the_bound_the_next_stands_in_line_at_the_store(store: Store) {
         locks.inspect("a").await.unwrap().len() == 2
     })
     .await;
-    let first = guard.token();
+    let first = guard.fencing_token().unwrap();
     give_back(guard).await;
 
     let second = waiter.await.unwrap().unwrap();
-    assert!(second.token() > first);
-    assert_eq!(second.token().as_u64() & 1023, 0, "a ticket of its own");
+    assert!(second.fencing_token().unwrap() > first);
+    assert_eq!(second.grant_id().as_u64() & 1023, 0, "a ticket of its own");
     give_back(second).await;
 }
 
@@ -287,14 +290,14 @@ async fn a_waiter_dropped_with_the_lock_in_its_hands_passes_it_on(store: Store) 
     let second = begin(locks.mutex("a").wait(SOON));
     tickets(&locks, "a", 3).await;
 
-    let ticket = guard.token().as_u64() >> 10;
+    let ticket = guard.grant_id().as_u64() >> 10;
     give_back(guard).await;
     assert!(!second.is_finished(), "the first was before it");
     drop(first);
 
     let second = second.await.unwrap().unwrap();
-    if second.token().as_u64() >> 10 == ticket {
-        assert_eq!(second.token().as_u64() & 1023, 2, "passed on twice");
+    if second.grant_id().as_u64() >> 10 == ticket {
+        assert_eq!(second.grant_id().as_u64() & 1023, 2, "passed on twice");
     } // else the machine was so slow that the bound was reached
     give_back(second).await;
 }
@@ -345,7 +348,7 @@ async fn a_lost_lock_that_its_holder_keeps_does_not_keep_the_line(store: Store) 
 
     let next = waiter.await.unwrap().unwrap();
     assert!(next.is_valid() && !guard.is_valid());
-    assert!(next.token() > guard.token());
+    assert!(next.fencing_token().unwrap() > guard.fencing_token().unwrap());
     assert_eq!(
         guard.release().await.unwrap(),
         lockcore::Release::AlreadyLost
@@ -491,7 +494,7 @@ async fn a_view_of_a_lock_that_was_passed_on_is_over(store: Store) {
 
     assert!(next.is_valid() && !view.is_valid());
     assert!(view.remaining().is_zero());
-    assert!(view.token() < next.token());
+    assert!(view.fencing_token().unwrap() < next.fencing_token().unwrap());
     let released = ErrorKind::Lost(lockcore::LostReason::Released);
     assert_eq!(kind(view.ensure(Duration::ZERO).await), released);
     assert_eq!(kind(view.scope(async {}).await), released);

@@ -264,7 +264,7 @@ async fn more_permits_than_there_are_is_a_mistake_and_nothing_is_taken(store: St
     let (locks, other) = (store.client(), store.client());
     // Whoever asked for it would find it taken.
     let in_the_way = other.mutex("a").acquire().await.unwrap();
-    let most = lockcore::FULL.get() - 1;
+    let most = lockcore::backend::FULL.get() - 1;
     for (capacity, permits) in [(5, [2, 3, 1]), (most, [most, most, most])] {
         let pool = locks.semaphore("s", capacity);
         let all = Locks::all(
@@ -418,11 +418,12 @@ async fn what_is_held_around_is_taken_again_inside(store: Store) {
 
     let ended: Result<(), Error> = both()
         .run(async |outer| {
-            let one: Result<_, Error> = locks.mutex("b").run(async |held| Ok(held.token())).await;
-            assert_eq!(one?, outer.get("b").unwrap().token());
+            let one: Result<_, Error> =
+                locks.mutex("b").run(async |held| Ok(held.grant_id())).await;
+            assert_eq!(one?, outer.get("b").unwrap().grant_id());
             let inner = both().acquire().await?;
             for (inner, outer) in inner.iter().zip(outer.iter()) {
-                assert_eq!(inner.token(), outer.token());
+                assert_eq!(inner.grant_id(), outer.grant_id());
             }
             inner.release().await.map(drop)
         })

@@ -1,7 +1,7 @@
 //! What an application says of itself, and who sees it.
 
 use libtest_mimic::Trial;
-use lockcore::{ErrorKind, Locks, Place};
+use lockcore::{ErrorKind, Locks, TicketInfo};
 
 use crate::store::{Kind, SOON, Store, assert_nothing_left, begin, give_back, kind, tickets};
 
@@ -15,7 +15,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
-fn texts(places: &[Place]) -> Vec<Option<&str>> {
+fn texts(places: &[TicketInfo]) -> Vec<Option<&str>> {
     places
         .iter()
         .map(|place| place.owner_text.as_deref())
@@ -91,7 +91,7 @@ async fn any_text_of_one_line_comes_back_as_it_was(store: Store) {
             .unwrap();
         let places = locks.inspect("a").await.unwrap();
         assert_eq!(texts(&places), [Some(text)]);
-        assert!(places[0].granted && places[0].ticket == guard.token().as_u64() >> 10);
+        assert!(places[0].granted && places[0].ticket == guard.grant_id().as_u64() >> 10);
         give_back(guard).await;
     }
     assert_nothing_left(&store, &locks, "a").await;

@@ -58,7 +58,7 @@ async fn a_waiter_for_permits_is_woken_by_those_that_are_given_back(store: Store
     let observer = store.client();
     let guard = store.client().semaphore("s", 5).permits(5).acquire().await;
     let guard = guard.unwrap();
-    let token = guard.token();
+    let grant = guard.grant_id();
     let mut line = Vec::new();
     for place in 2..4 {
         line.push(begin(store.client().semaphore("s", 5).permits(2)));
@@ -76,7 +76,7 @@ async fn a_waiter_for_permits_is_woken_by_those_that_are_given_back(store: Store
 
     assert_eq!(permits(&store).await, [1, 2, 2]);
     assert!(guard.is_valid());
-    assert_eq!(guard.token(), token);
+    assert_eq!(guard.grant_id(), grant);
     let more = observer.semaphore("s", 5).permits(1);
     assert_eq!(kind(more.try_acquire().await), ErrorKind::Busy);
     for guard in [guard, first, second] {

@@ -134,7 +134,7 @@ async fn a_killed_holder_is_followed_when_its_lease_is_over(store: Store) {
         let next = waiter.await.unwrap().unwrap();
 
         longest = longest.max(awake_since(killed));
-        assert!(next.token().as_u64() > token);
+        assert!(next.grant_id().as_u64() > token);
         give_back(next).await;
     }
     println!(
@@ -202,7 +202,9 @@ async fn who_is_cancelled_or_killed_in_line_leaves_the_order_of_the_rest(store: 
                 let ttl = Duration::from_secs(3);
                 let lock = client.mutex("a").ttl(ttl).wait(3 * SOON);
                 let guard = lock.acquire().await.unwrap();
-                served.send((number, guard.token())).unwrap();
+                served
+                    .send((number, guard.fencing_token().unwrap()))
+                    .unwrap();
                 give_back(guard).await;
             });
             if [4, 10, 20].contains(&number) {
@@ -251,7 +253,7 @@ async fn a_frozen_holder_is_followed_and_its_late_write_is_refused(store: Store)
         .acquire()
         .await
         .unwrap();
-    resource.write(next.token().as_u64()).unwrap();
+    resource.write(next.grant_id().as_u64()).unwrap();
     frozen.process().thaw();
 
     assert!(!frozen.is_valid(), "two valid holders");

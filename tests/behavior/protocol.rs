@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
 use libtest_mimic::Trial;
-use lockcore::backend::{Capability, Enqueued, Fault, Released, Renewed, StoreError};
+use lockcore::backend::{Capability, Enqueued, Fault, Released, Renewed, Request, StoreError};
 use lockcore::testing::{Hold, Store as Kit, Verb};
-use lockcore::{ErrorKind, Event, Fair, Locks, LostReason, Release, Request, Wait};
+use lockcore::{ErrorKind, Event, Fair, Locks, LostReason, Release, Wait};
 use tests::eventually::eventually;
 use tracing::Level;
 
@@ -458,7 +458,7 @@ async fn clients_that_lost_their_connections_do_not_come_back_all_at_once(_: Sto
 
     theirs.break_connections();
     for client in &mut events {
-        assert_eq!(client.next().await, Some(Event::Suspended));
+        assert_eq!(client.recv().await, Some(Event::Suspended));
     }
     // All have begun their pauses, on a clock that stands still.
     let is_there = |hold: &mut Hold| hold.arrived().now_or_never().is_some();
@@ -700,9 +700,9 @@ async fn a_listener_hears_that_the_store_is_back_though_nobody_asks(_: Store) {
             tokio::time::sleep(Duration::from_millis(1)).await; // the pauses of the supervisor pass
         }
     });
-    let next = tokio::time::timeout(SOON, events.next()).await;
+    let next = tokio::time::timeout(SOON, events.recv()).await;
     assert_eq!(next.expect("nothing is told"), Some(Event::Suspended));
-    let next = tokio::time::timeout(SOON, events.next()).await;
+    let next = tokio::time::timeout(SOON, events.recv()).await;
     assert_eq!(next.expect("nothing is told"), Some(Event::Restored));
     turning.abort();
 }
@@ -713,12 +713,12 @@ async fn a_listener_that_comes_during_an_outage_is_told_of_it(_: Store) {
     let mut first = locks.events();
     let mut again = kit.hold_next(Verb::Connect);
     kit.break_connections();
-    let next = tokio::time::timeout(SOON, first.next()).await;
+    let next = tokio::time::timeout(SOON, first.recv()).await;
     assert_eq!(next.expect("nothing is told"), Some(Event::Suspended));
 
     let mut late = locks.events();
 
-    assert_eq!(late.next().await, Some(Event::Suspended));
+    assert_eq!(late.recv().await, Some(Event::Suspended));
     let clock = kit.clock().clone();
     let turning = tokio::spawn(async move {
         loop {
@@ -730,7 +730,7 @@ async fn a_listener_that_comes_during_an_outage_is_told_of_it(_: Store) {
     turning.abort();
     again.let_go();
     for events in [&mut first, &mut late] {
-        let next = tokio::time::timeout(SOON, events.next()).await;
+        let next = tokio::time::timeout(SOON, events.recv()).await;
         assert_eq!(next.expect("nothing is told"), Some(Event::Restored));
     }
 }
@@ -759,10 +759,10 @@ async fn after_a_loss_of_data_nothing_is_passed_on_before_the_store_was_asked(_:
     tickets(&elsewhere, "a", 2).await;
     assert!(!waiter.is_finished(), "two are in");
     renewal.let_go();
-    let before = theirs.token();
+    let before = theirs.fencing_token().unwrap();
     give_back(theirs).await;
     let next = waiter.await.unwrap().unwrap();
-    assert!(next.token() > before);
+    assert!(next.fencing_token().unwrap() > before);
 }
 
 async fn a_ticket_is_passed_on_again_when_the_store_has_confirmed_it(_: Store) {
@@ -779,13 +779,13 @@ async fn a_ticket_is_passed_on_again_when_the_store_has_confirmed_it(_: Store) {
     })
     .await;
 
-    let token = holder.token();
+    let grant = holder.grant_id();
     drop(holder);
 
     let next = waiter.await.unwrap().unwrap();
     assert_eq!(
-        next.token().as_u64() >> 10,
-        token.as_u64() >> 10,
+        next.grant_id().as_u64() >> 10,
+        grant.as_u64() >> 10,
         "another ticket"
     );
 }

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
-use lockcore::backend::{self, Answer, Backend, Capability, Connection, Events};
+use lockcore::backend::{self, Answer, Backend, Capability, Connection, EventSink};
 use lockcore::{Error, ErrorKind, Locks, LostReason};
 use tests::eventually::eventually;
 use tests::redis_server::RedisServer;
@@ -324,7 +324,7 @@ impl Backend for Seen {
         self.store.capability()
     }
 
-    fn connect(&self, events: Events) -> Answer<Arc<dyn Connection>> {
+    fn connect(&self, events: EventSink) -> Answer<Arc<dyn Connection>> {
         let connections = Arc::clone(&self.connections);
         connections.lock().unwrap().push(format!("{events:?}"));
         let opening = self.store.connect(events);
@@ -353,7 +353,7 @@ async fn nothing_that_can_be_printed_shows_the_password(_: Store) {
         locks.rwlock("a"),
         locks.semaphore("b", 2),
     ));
-    shows_no_password(&(&guard, &*guard, guard.token()));
+    shows_no_password(&(&guard, &*guard, guard.grant_id()));
     shows_no_password(&locks.inspect("a").await);
     let errors: Vec<Error> = vec![
         locks.mutex("a").try_acquire().await.unwrap_err(),

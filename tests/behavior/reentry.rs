@@ -39,12 +39,12 @@ async fn an_inner_acquisition_has_the_same_token_and_asks_nobody(store: Store) {
     lock.run(async |held| {
         let before = counts.all();
         let guard = inner.acquire().await?;
-        assert_eq!(guard.token(), held.token());
+        assert_eq!(guard.grant_id(), held.grant_id());
         give_back(guard).await;
         let deeper = inner.clone();
         inner
             .run(async |again| {
-                assert_eq!(again.token(), held.token());
+                assert_eq!(again.grant_id(), held.grant_id());
                 give_back(deeper.try_acquire().await?).await;
                 Ok::<_, Error>(())
             })
@@ -132,7 +132,7 @@ async fn the_write_side_inside_the_read_side_would_deadlock_at_once(store: Store
             ErrorKind::WouldDeadlock
         );
         let again = catalog.read().acquire().await?;
-        assert_eq!(again.token(), held.token());
+        assert_eq!(again.grant_id(), held.grant_id());
         give_back(again).await;
         Ok::<_, Error>(())
     })
@@ -147,7 +147,7 @@ async fn the_read_side_inside_the_write_side_re_enters(store: Store) {
     write
         .run(async |held| {
             read.run(async |inner| {
-                assert_eq!(inner.token(), held.token());
+                assert_eq!(inner.grant_id(), held.grant_id());
                 // From inside the read, the write is asked for by a reader.
                 let error = kind(catalog.write().acquire().await);
                 assert_eq!(error, ErrorKind::WouldDeadlock);
@@ -239,7 +239,7 @@ async fn another_client_does_not_re_enter(store: Store) {
             assert_eq!(counts.enqueued(), 1);
             // On another store the name is free, and to be had there.
             let guard = elsewhere.mutex("a").try_acquire().await?;
-            assert_ne!(guard.token(), held.token());
+            assert_ne!(guard.grant_id(), held.grant_id());
             assert_eq!(elsewhere.inspect("a").await?.len(), 1);
             give_back(guard).await;
             Ok::<_, Error>(())
@@ -271,7 +271,7 @@ async fn a_scope_carries_the_lock_into_a_spawned_task(store: Store) {
             Ok::<_, Error>(tokio::spawn(held.scope(async move {
                 gone.await.unwrap();
                 let again = inner.acquire().await.unwrap();
-                assert_eq!(again.token(), view.token());
+                assert_eq!(again.grant_id(), view.grant_id());
                 give_back(again).await;
                 view.is_valid()
             })))
@@ -316,7 +316,7 @@ async fn the_lock_lasts_until_the_last_of_several_guards(store: Store) {
     let one = locks.mutex("a").acquire().await.unwrap();
     let other = one.reenter().unwrap();
     let view = one.held();
-    assert_eq!(one.token(), other.token());
+    assert_eq!(one.grant_id(), other.grant_id());
 
     give_back(one).await;
     assert!(view.is_valid());
@@ -333,7 +333,7 @@ async fn a_semaphore_is_not_re_entered(store: Store) {
     outer
         .run(async |held| {
             let second = pool.permits(1).try_acquire().await?;
-            assert_ne!(second.token(), held.token());
+            assert_ne!(second.grant_id(), held.grant_id());
             assert_eq!(kind(pool.permits(1).try_acquire().await), ErrorKind::Busy);
             give_back(second).await;
             Ok::<_, Error>(())

@@ -65,7 +65,7 @@ async fn the_end_of_a_runtime_is_no_trouble_with_the_store(store: Store) {
     })
     .await;
 
-    let told = tokio::time::timeout(Duration::from_millis(200), events.next()).await;
+    let told = tokio::time::timeout(Duration::from_millis(200), events.recv()).await;
     assert!(told.is_err(), "{told:?}");
 }
 

@@ -58,9 +58,9 @@ async fn a_cut_that_heals_before_the_deadline_loses_nothing(store: Store) {
     let mut events = locks.events();
     for _ in 0..3 {
         proxy.cut();
-        assert_eq!(events.next().await, Some(Event::Suspended));
+        assert_eq!(events.recv().await, Some(Event::Suspended));
         proxy.restore();
-        assert_eq!(events.next().await, Some(Event::Restored));
+        assert_eq!(events.recv().await, Some(Event::Restored));
     }
 
     eventually("renewed on a new connection", 2 * SOON, async || {
@@ -87,8 +87,8 @@ async fn a_cut_that_outlasts_the_lease_stops_the_work(store: Store) {
     let elsewhere = builder(server.url()).build().unwrap();
     let next = elsewhere.mutex("a").wait(2 * SOON).acquire().await.unwrap();
     work.assert_stopped().await;
-    assert_eq!(events.next().await, Some(Event::Suspended));
-    let lost = events.next().await;
+    assert_eq!(events.recv().await, Some(Event::Suspended));
+    let lost = events.recv().await;
     let Some(Event::Lost { name, reason, .. }) = &lost else {
         panic!("{lost:?}");
     };
@@ -176,7 +176,7 @@ async fn a_downgrade_whose_reply_is_lost_has_let_readers_in_and_no_writer(store:
         let (proxy, builder_here) = proxied(&*server);
         let locks = builder_here.op_timeout(SOON).build().unwrap();
         let mut guard = locks.mutex("a").acquire().await.unwrap();
-        let token = guard.token();
+        let grant = guard.grant_id();
         let reader = begin(other.rwlock("a").read().wait(SOON));
         tickets(&other, "a", 2).await;
         proxy.lose_replies(process.marks().downgrade, 1);
@@ -188,7 +188,7 @@ async fn a_downgrade_whose_reply_is_lost_has_let_readers_in_and_no_writer(store:
         assert!(guard.is_valid());
         assert_eq!(kind(other.mutex("a").try_acquire().await), ErrorKind::Busy);
         let places = other.inspect("a").await.unwrap();
-        assert_eq!(places[0].ticket, token.as_u64() >> 10, "{places:?}");
+        assert_eq!(places[0].ticket, grant.as_u64() >> 10, "{places:?}");
         if acknowledged {
             eventually("it is acknowledged", SOON, async || {
                 guard.downgrade().await.is_ok()

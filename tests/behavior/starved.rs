@@ -200,11 +200,11 @@ async fn a_task_that_is_polled_again_gets_the_lock_after_all(store: Store) {
     let polled_again = tokio::spawn(starved.0);
     tickets(&locks, "a", 2).await;
     assert!(!polled_again.is_finished(), "two are in");
-    let before = next.token();
+    let before = next.fencing_token().unwrap();
     give_back(next).await;
 
     let last = polled_again.await.unwrap().unwrap();
-    assert!(last.token() > before);
+    assert!(last.fencing_token().unwrap() > before);
     give_back(last).await;
     assert_nothing_left(&store, &locks, "a").await;
 }

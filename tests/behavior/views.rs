@@ -128,8 +128,8 @@ async fn code_deep_inside_knows_what_it_is_under(store: Store) {
     let ran: Result<(), Error> = both
         .run(async |outer| {
             assert_eq!(names_under(), ["a", "s"]);
-            let token = lockcore::held("a").unwrap().token();
-            assert_eq!(token, outer.get("a").unwrap().token());
+            let token = lockcore::held("a").unwrap().grant_id();
+            assert_eq!(token, outer.get("a").unwrap().grant_id());
             assert_eq!(annotated(&locks).await?, ["a", "c", "s"]);
             let read = locks.rwlock("r").read().acquire().await?;
             // A bare guard belongs to no code.
@@ -211,8 +211,8 @@ async fn code_under_a_lock_of_another_client_can_tell(store: Store) {
     let ran: Result<(), Error> = locks
         .mutex("a")
         .run(async |held| {
-            let token = |held: Option<lockcore::Held>| held.map(|held| held.token());
-            let under = Some(held.token());
+            let token = |held: Option<lockcore::Held>| held.map(|held| held.grant_id());
+            let under = Some(held.grant_id());
             assert_eq!(token(lockcore::held("a")), under);
             assert_eq!(token(locks.clone().held("a")), under);
             assert_eq!(token(other.held("a")), None);
@@ -221,7 +221,7 @@ async fn code_under_a_lock_of_another_client_can_tell(store: Store) {
             let inner: Result<(), Error> = elsewhere
                 .mutex("a")
                 .run(async |inner| {
-                    assert_eq!(token(lockcore::held("a")), Some(inner.token()));
+                    assert_eq!(token(lockcore::held("a")), Some(inner.grant_id()));
                     assert_eq!(token(locks.held("a")), under);
                     Ok(())
                 })

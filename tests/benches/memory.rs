@@ -27,7 +27,7 @@ fn pairs(criterion: &mut Criterion) {
     });
     group.bench_function("run", |bencher| {
         bencher.to_async(&runtime).iter(async || {
-            let answer = lock.run(async |held| Ok::<_, Error>(held.token()));
+            let answer = lock.run(async |held| Ok::<_, Error>(held.grant_id()));
             answer.await.unwrap()
         });
     });

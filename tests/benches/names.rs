@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a panic is the report")]
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use lockcore::{Name, Namespace};
+use lockcore::backend::{Name, Namespace};
 
 /// As long as a name stays readable at Redis.
 const LIMIT: usize = 512;

@@ -19,7 +19,7 @@ use http::request::Parts;
 /// use lockcore_tower::Held;
 ///
 /// async fn settle(held: Held) -> String {
-///     format!("settled under token {}", held.token())
+///     format!("settled by grant {}", held.grant_id())
 /// }
 /// # let _: axum::Router = axum::Router::new().route("/", axum::routing::post(settle));
 /// ```
@@ -36,8 +36,8 @@ pub struct Held(pub lockcore::Held);
 /// use lockcore_tower::MultiHeld;
 ///
 /// async fn transfer(held: MultiHeld) -> String {
-///     let tokens = held.iter().map(|lock| format!("{} under token {}", lock.name(), lock.token()));
-///     tokens.collect::<Vec<_>>().join(", ")
+///     let grants = held.iter().map(|lock| format!("{} by grant {}", lock.name(), lock.grant_id()));
+///     grants.collect::<Vec<_>>().join(", ")
 /// }
 /// # let _: axum::Router = axum::Router::new().route("/", axum::routing::post(transfer));
 /// ```

@@ -37,8 +37,8 @@ const AT_LEAST: Duration = Duration::from_secs(3600);
 /// # drop(fence);
 /// ```
 ///
-/// The handler finds the token in the extensions, as `lockcore::WriteToken` (in axum:
-/// `Extension<WriteToken>`).
+/// The handler finds the token in the extensions, as `lockcore::FencingToken` (in axum:
+/// `Extension<FencingToken>`).
 ///
 /// | the request's token | HTTP | gRPC |
 /// |---|---|---|

@@ -227,7 +227,7 @@ where
     }
     if settings.token_header
         && exclusive
-        && let Some(token) = held.token()
+        && let Some(token) = held.grant_id()
     {
         let header = response.headers_mut().entry(TOKEN_HEADER);
         header.or_insert_with(|| token.into());
@@ -241,12 +241,10 @@ where
         HoldUntil::BodyEnd => {
             let at_loss = match (settings.on_lost, &protocol) {
                 (OnLost::Signal, _) => AtLoss::GoOn,
-                (OnLost::Cancel, Protocol::Grpc(_)) if has_grpc_trailers(&parts.headers) => {
-                    AtLoss::Trailers {
-                        names_key: settings.answers.name_key,
-                    }
-                }
-                (OnLost::Cancel, _) => AtLoss::Break,
+                (_, Protocol::Grpc(_)) if has_grpc_trailers(&parts.headers) => AtLoss::Trailers {
+                    names_key: settings.answers.name_key,
+                },
+                _ => AtLoss::Break,
             };
             let limits = Limits {
                 at_loss,

@@ -102,9 +102,9 @@ impl AnyHeld {
     }
 
     /// The number of the only lock's token. Several have no common one.
-    pub(crate) fn token(&self) -> Option<u64> {
+    pub(crate) fn grant_id(&self) -> Option<u64> {
         match self {
-            Self::One(held) => Some(held.token().as_u64()),
+            Self::One(held) => Some(held.grant_id().as_u64()),
             Self::All(_) => None,
         }
     }

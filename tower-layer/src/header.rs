@@ -4,7 +4,7 @@ use std::fmt;
 
 use http::HeaderName;
 
-/// The header, and in gRPC the metadata, that carries a [`WriteToken`](lockcore::WriteToken) to the
+/// The header, and in gRPC the metadata, that carries a [`FencingToken`](lockcore::FencingToken) to the
 /// service that is written to: `lock-fencing-token`.
 pub const TOKEN_HEADER: HeaderName = HeaderName::from_static("lock-fencing-token");
 

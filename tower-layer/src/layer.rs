@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderName, Response, StatusCode};
-use lockcore::{FULL, Locks, OnLost, Wait};
+use lockcore::{Locks, OnLost, Semaphore, Wait};
 use tower_layer::Layer;
 
 use crate::header;
@@ -150,12 +150,13 @@ impl<R> LockLayer<R> {
     ///
     /// # Panics
     ///
-    /// Unless `permits` is 1 to `of`, and `of` is less than 2³⁰.
+    /// Unless `permits` is 1 to `of`, and `of` at most [`Semaphore::MAX_PERMITS`].
     #[track_caller]
     pub fn permits(mut self, permits: u32, of: u32) -> Self {
         assert!(
-            (1..=of).contains(&permits) && of < FULL.get(),
-            "{permits} of {of} permits: the first is 1 to the second, and that less than {FULL}"
+            (1..=of).contains(&permits) && of <= Semaphore::MAX_PERMITS,
+            "{permits} of {of} permits: the first is 1 to the second, and that at most {}",
+            Semaphore::MAX_PERMITS
         );
         self.0.side = Side::Permits(permits, of);
         self

@@ -14,7 +14,7 @@
 //!
 //! async fn settle(Path(id): Path<u64>, held: Held) -> String {
 //!     // No other request for this order is being handled, in any process.
-//!     format!("order {id} settled under token {}", held.token())
+//!     format!("order {id} settled by grant {}", held.grant_id())
 //! }
 //!
 //! #[tokio::main]
@@ -56,8 +56,8 @@
 //! let one_per_payment = LockLayer::new(locks, Key::header("idempotency-key").prefix("payment:"));
 //! let service = one_per_payment.layer(service_fn(async |request: Request<String>| {
 //!     let held = request.extensions().get::<lockcore::Held>();
-//!     let token = held.map(|held| held.token());
-//!     Ok::<_, Infallible>(Response::new(format!("paid under token {token:?}")))
+//!     let grant = held.map(|held| held.grant_id());
+//!     Ok::<_, Infallible>(Response::new(format!("paid by grant {grant:?}")))
 //! }));
 //! # drop(service);
 //! # Ok(()) }
@@ -120,7 +120,7 @@
 //!     // No other request that names one of the two accounts is being handled.
 //!     let mut booked = String::new();
 //!     for account in held.iter() {
-//!         let token = account.write_token()?; // each account has its own
+//!         let token = account.fencing_token()?; // each account has its own
 //!         booked += &format!("{} under token {token}\n", account.name());
 //!     }
 //!     Ok(booked)
@@ -312,10 +312,10 @@
 #![cfg_attr(not(feature = "axum"), doc = "```ignore")]
 //! use axum::extract::{Extension, Path};
 //! use axum::{Router, routing::post};
-//! use lockcore::WriteToken;
+//! use lockcore::FencingToken;
 //! use lockcore_tower::{FenceLayer, Key};
 //!
-//! async fn book(Path(account): Path<u64>, Extension(token): Extension<WriteToken>) -> String {
+//! async fn book(Path(account): Path<u64>, Extension(token): Extension<FencingToken>) -> String {
 //!     // UPDATE accounts SET …, lock_token = token WHERE id = account AND lock_token <= token
 //!     format!("account {account} booked under token {token}")
 //! }

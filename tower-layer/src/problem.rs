@@ -23,7 +23,7 @@ use crate::refusal::{self, Answers, Protocol};
 ///
 /// async fn settle(State(locks): State<Locks>, Path(id): Path<u64>) -> Result<String, Problem> {
 ///     let guard = locks.mutex(format!("order:{id}")).acquire().await?;
-///     let token = guard.token();
+///     let token = guard.fencing_token()?;
 ///     guard.release().await?;
 ///     Ok(format!("settled under token {token}"))
 /// }

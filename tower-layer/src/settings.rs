@@ -152,10 +152,8 @@ impl Settings {
             None => Wait::For(Duration::ZERO),
             Some(_) => self.wait.unwrap_or_else(|| self.locks.default_wait()),
         };
-        let bound = deadline.map(Deadline::wait).filter(|bound| match wait {
-            Wait::For(wait) => *bound < wait,
-            Wait::Forever => true,
-        });
+        let bound = deadline.map(Deadline::wait);
+        let bound = bound.filter(|bound| !matches!(wait, Wait::For(wait) if wait <= *bound));
         let wait = bound.map_or(wait, Wait::For);
         let exclusive = self.is_exclusive(method);
         let (lock, keys) = match names {

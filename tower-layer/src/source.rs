@@ -11,7 +11,7 @@ use http::{Extensions, HeaderName};
 
 use crate::refusal::Problem;
 
-/// What [`lockcore::Name`] takes. A client that sends more is told so with 400; it is not our
+/// What [`lockcore::backend::Name`] takes. A client that sends more is told so with 400; it is not our
 /// configuration that is wrong then.
 const LONGEST_NAME: usize = 4096;
 

@@ -12,7 +12,6 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use lockcore::backend::{Fault, StoreError};
 use lockcore::{Error, ErrorKind, Lock, Locks, Wait};
 use pin_project_lite::pin_project;
 use tower_layer::Layer;
@@ -319,17 +318,12 @@ impl<K, B, F> WorkLayer<K, B, F> {
             return Ok(());
         };
         names.admit(name).map_err(|room_in| {
-            not_now(format!(
+            Error::unavailable(format!(
                 "requests have named too many different locks, and this one names another; there is room in {}s",
                 room_in.as_secs() + 1
             ))
         })
     }
-}
-
-/// An error of a request that has not reached the service.
-fn not_now(why: String) -> Error {
-    StoreError::new(Fault::Refused, why).into()
 }
 
 /// Dropped at any point, this drops the inner future before the guard, which was there first.
@@ -365,7 +359,7 @@ where
     match result? {
         Ok(response) => Ok(response),
         Err(NotReady(request)) => {
-            let error = not_now("the service was not ready in time".to_owned());
+            let error = Error::unavailable("the service was not ready in time".to_owned());
             on_busy.busy(request, error, &on_error)
         }
     }

@@ -390,7 +390,7 @@ async fn the_extractor_gives_the_lock_to_the_handler() {
     let app = Router::new()
         .route(
             "/orders/{id}",
-            get(async |held: Held| format!("{} {}", held.name(), held.token())),
+            get(async |held: Held| format!("{} {}", held.name(), held.grant_id())),
         )
         .route_layer(by_id(&locks));
 

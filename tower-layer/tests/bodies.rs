@@ -19,7 +19,8 @@ use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::{BodyExt, Empty, Full};
 use lockcore::backend::{
-    Answer, Backend, Capability, Connection, Departure, Enqueued, Events, Place, Released, Renewed,
+    Answer, Backend, Capability, Connection, Departure, Enqueued, EventSink, Released, Renewed,
+    TicketInfo,
 };
 use lockcore::testing::Store;
 use lockcore::{ErrorKind, Locks, LostReason};
@@ -482,7 +483,7 @@ impl Backend for Slow {
         Capability::new()
     }
 
-    fn connect(&self, events: Events) -> Answer<Arc<dyn Connection>> {
+    fn connect(&self, events: EventSink) -> Answer<Arc<dyn Connection>> {
         let connection: Arc<dyn Connection> = Arc::new(SlowConnection(self.clone(), events));
         Box::pin(async { Ok(connection) })
     }
@@ -491,11 +492,11 @@ impl Backend for Slow {
 #[derive(Debug)]
 struct SlowConnection(
     Slow,
-    #[expect(dead_code, reason = "the connection lives as long")] Events,
+    #[expect(dead_code, reason = "the connection lives as long")] EventSink,
 );
 
 impl Connection for SlowConnection {
-    fn enqueue(&self, request: Arc<lockcore::Request>) -> Answer<Enqueued> {
+    fn enqueue(&self, request: Arc<lockcore::backend::Request>) -> Answer<Enqueued> {
         let valid_for = request.ttl;
         Box::pin(async move {
             Ok(Enqueued::Granted {
@@ -505,7 +506,7 @@ impl Connection for SlowConnection {
         })
     }
 
-    fn renew(&self, tickets: Vec<Arc<lockcore::Request>>) -> Answer<Vec<Renewed>> {
+    fn renew(&self, tickets: Vec<Arc<lockcore::backend::Request>>) -> Answer<Vec<Renewed>> {
         let renewed = tickets
             .iter()
             .map(|ticket| Renewed::Granted {
@@ -524,11 +525,11 @@ impl Connection for SlowConnection {
         })
     }
 
-    fn inspect(&self, _name: lockcore::Name) -> Answer<Vec<Place>> {
+    fn inspect(&self, _name: lockcore::backend::Name) -> Answer<Vec<TicketInfo>> {
         Box::pin(async { Ok(Vec::new()) })
     }
 
-    fn forget(&self, _name: lockcore::Name) -> Answer<()> {
+    fn forget(&self, _name: lockcore::backend::Name) -> Answer<()> {
         Box::pin(async { Ok(()) })
     }
 

@@ -17,7 +17,7 @@ use futures_util::FutureExt;
 use http::{HeaderValue, Request, Response, StatusCode};
 use http_body_util::{Empty, Full};
 use lockcore::testing::Store;
-use lockcore::{ErrorKind, Locks, LostReason, WriteToken};
+use lockcore::{ErrorKind, FencingToken, Locks, LostReason};
 use lockcore_tower::{FenceLayer, FenceService, Key, ResponseFuture, TOKEN_HEADER, TokenLayer};
 use tokio::sync::Notify;
 use tower::limit::ConcurrencyLimitLayer;
@@ -171,7 +171,7 @@ async fn the_handler_finds_the_token_to_write_with() {
 
     let (seen, _) = begun(&mut service.1).await;
 
-    let token: WriteToken = "2048".parse().unwrap();
+    let token: FencingToken = "2048".parse().unwrap();
     assert_eq!(seen.extensions().get(), Some(&token));
 }
 
@@ -395,7 +395,7 @@ async fn a_request_under_several_locks_is_not_sent_without_saying_which_token_it
     let locks = memory();
     let both = Locks::all([locks.mutex("account:7"), locks.mutex("account:8")]);
     let both = both.acquire().await.unwrap();
-    let token = both.get("account:7").unwrap().write_token().unwrap();
+    let token = both.get("account:7").unwrap().fencing_token().unwrap();
     let mut under_both = request("7", "1");
     under_both.extensions_mut().insert(both.held());
     let error = sent(under_both.clone()).await.unwrap_err();
@@ -411,7 +411,7 @@ async fn a_request_under_several_locks_is_not_sent_without_saying_which_token_it
 async fn a_request_under_a_lock_takes_its_token_along_and_another_goes_as_it_is() {
     let locks = memory();
     let guard = locks.mutex("account:7").acquire().await.unwrap();
-    let token = guard.write_token().unwrap().to_string();
+    let token = guard.fencing_token().unwrap().to_string();
 
     // What is there already may be of a lock that was held before.
     let mut under_lock = request("7", "1");

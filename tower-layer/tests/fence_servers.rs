@@ -23,7 +23,7 @@ use http::{Request, StatusCode, Version};
 use http_body_util::BodyExt;
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
-use lockcore::{Guard, Locks, WriteToken};
+use lockcore::{FencingToken, Guard, Locks};
 use lockcore_tower::{FenceLayer, Key, TOKEN_HEADER, TokenLayer, TokenService};
 use tokio::net::TcpListener;
 use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
@@ -32,9 +32,9 @@ use tonic::{Code, Status};
 use tower::{Layer, Service, ServiceExt};
 
 /// A lock that was lost to `later` without its holder's noticing.
-async fn late_and_later(locks: &Locks) -> (WriteToken, Guard) {
+async fn late_and_later(locks: &Locks) -> (FencingToken, Guard) {
     let late = locks.mutex("account:7").acquire().await.unwrap();
-    let token = late.write_token().unwrap();
+    let token = late.fencing_token().unwrap();
     late.release().await.unwrap();
     (token, locks.mutex("account:7").acquire().await.unwrap())
 }
@@ -42,7 +42,7 @@ async fn late_and_later(locks: &Locks) -> (WriteToken, Guard) {
 // ---- axum
 
 async fn accounts() -> SocketAddr {
-    let book = async |Path(id): Path<u64>, Extension(token): Extension<WriteToken>| {
+    let book = async |Path(id): Path<u64>, Extension(token): Extension<FencingToken>| {
         format!("account {id} booked under {token}")
     };
     let app = Router::new()
@@ -57,7 +57,7 @@ async fn accounts() -> SocketAddr {
 async fn only_the_latest_holder_writes(version: Version) {
     let locks = memory();
     let (late, guard) = late_and_later(&locks).await;
-    let token = guard.write_token().unwrap();
+    let token = guard.fencing_token().unwrap();
     let url = format!("http://{}/accounts/7/book", accounts().await);
     let client: Client<_, Body> = Client::builder(TokioExecutor::new())
         .http2_only(version == Version::HTTP_2)
@@ -152,7 +152,7 @@ impl Service<Request<tonic::body::Body>> for Accounts {
 
     fn call(&mut self, request: Request<tonic::body::Body>) -> Self::Future {
         let book = tower::service_fn(async |request: tonic::Request<Bytes>| {
-            let token = request.extensions().get::<WriteToken>().copied();
+            let token = request.extensions().get::<FencingToken>().copied();
             let token = token.ok_or_else(|| Status::internal("no token"))?;
             Ok(tonic::Response::new(Bytes::from(token.to_string())))
         });
@@ -204,7 +204,7 @@ async fn over_grpc_only_the_latest_holder_writes() {
     let booked = book(&channel, |request| {
         request.extensions_mut().insert(guard.held());
     });
-    let token = guard.write_token().unwrap().to_string();
+    let token = guard.fencing_token().unwrap().to_string();
     assert_eq!(booked.await.unwrap(), token);
 
     let metadata = |token: String| {

@@ -34,7 +34,7 @@ fn tokens()
 -> impl Service<In, Response = Response<String>, Error = Infallible, Future: Send> + Clone + Send {
     service_fn(async |request: In| {
         let held = request.extensions().get::<lockcore::Held>();
-        let token = held.map_or_else(|| "-".to_owned(), |held| held.token().to_string());
+        let token = held.map_or_else(|| "-".to_owned(), |held| held.grant_id().to_string());
         Ok(Response::new(token))
     })
 }

@@ -17,8 +17,8 @@ use http_body::Frame;
 use http_body_util::{BodyExt, Full, StreamBody};
 use lockcore::Locks;
 use lockcore::backend::{
-    Answer, Backend, Capability, Connection, Departure, Enqueued, Events, Fault, Place, Released,
-    Renewed, StoreError,
+    Answer, Backend, Capability, Connection, Departure, Enqueued, EventSink, Fault, Released,
+    Renewed, StoreError, TicketInfo,
 };
 use lockcore::testing::{Store, Verb};
 use lockcore_tower::{Key, LockLayer};
@@ -612,7 +612,7 @@ struct Broken(Fault);
 #[derive(Debug)]
 struct BrokenConnection(
     Broken,
-    #[expect(dead_code, reason = "the connection lives as long")] Events,
+    #[expect(dead_code, reason = "the connection lives as long")] EventSink,
 );
 
 impl BrokenConnection {
@@ -630,18 +630,18 @@ impl Backend for Broken {
         Capability::new()
     }
 
-    fn connect(&self, events: Events) -> Answer<Arc<dyn Connection>> {
+    fn connect(&self, events: EventSink) -> Answer<Arc<dyn Connection>> {
         let connection: Arc<dyn Connection> = Arc::new(BrokenConnection(*self, events));
         Box::pin(async { Ok(connection) })
     }
 }
 
 impl Connection for BrokenConnection {
-    fn enqueue(&self, _request: Arc<lockcore::Request>) -> Answer<Enqueued> {
+    fn enqueue(&self, _request: Arc<lockcore::backend::Request>) -> Answer<Enqueued> {
         self.fail()
     }
 
-    fn renew(&self, _tickets: Vec<Arc<lockcore::Request>>) -> Answer<Vec<Renewed>> {
+    fn renew(&self, _tickets: Vec<Arc<lockcore::backend::Request>>) -> Answer<Vec<Renewed>> {
         self.fail()
     }
 
@@ -649,11 +649,11 @@ impl Connection for BrokenConnection {
         Box::pin(async move { Ok(vec![Released::NotFound; tickets.len()]) })
     }
 
-    fn inspect(&self, _name: lockcore::Name) -> Answer<Vec<Place>> {
+    fn inspect(&self, _name: lockcore::backend::Name) -> Answer<Vec<TicketInfo>> {
         self.fail()
     }
 
-    fn forget(&self, _name: lockcore::Name) -> Answer<()> {
+    fn forget(&self, _name: lockcore::backend::Name) -> Answer<()> {
         self.fail()
     }
 

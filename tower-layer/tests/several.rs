@@ -19,7 +19,8 @@ use http::{HeaderValue, Method, Request, Response, StatusCode};
 use http_body::Frame;
 use http_body_util::{BodyExt, Empty, Full, StreamBody};
 use lockcore::backend::{
-    Answer, Backend, Capability, Connection, Departure, Enqueued, Events, Place, Released, Renewed,
+    Answer, Backend, Capability, Connection, Departure, Enqueued, EventSink, Released, Renewed,
+    TicketInfo,
 };
 use lockcore::testing::Store;
 use lockcore::{ErrorKind, Locks, LostReason, MultiHeld};
@@ -609,7 +610,7 @@ impl Backend for Deleting {
         self.store.capability()
     }
 
-    fn connect(&self, events: Events) -> Answer<Arc<dyn Connection>> {
+    fn connect(&self, events: EventSink) -> Answer<Arc<dyn Connection>> {
         let (connection, deleted) = (self.store.connect(events), Arc::clone(&self.deleted));
         Box::pin(async move {
             let connection: Arc<dyn Connection> =
@@ -620,11 +621,11 @@ impl Backend for Deleting {
 }
 
 impl Connection for DeletingConnection {
-    fn enqueue(&self, request: Arc<lockcore::Request>) -> Answer<Enqueued> {
+    fn enqueue(&self, request: Arc<lockcore::backend::Request>) -> Answer<Enqueued> {
         self.0.enqueue(request)
     }
 
-    fn renew(&self, tickets: Vec<Arc<lockcore::Request>>) -> Answer<Vec<Renewed>> {
+    fn renew(&self, tickets: Vec<Arc<lockcore::backend::Request>>) -> Answer<Vec<Renewed>> {
         let deleted = self.1.load(Ordering::SeqCst);
         let lost = tickets
             .iter()
@@ -643,11 +644,11 @@ impl Connection for DeletingConnection {
         self.0.release(tickets)
     }
 
-    fn inspect(&self, name: lockcore::Name) -> Answer<Vec<Place>> {
+    fn inspect(&self, name: lockcore::backend::Name) -> Answer<Vec<TicketInfo>> {
         self.0.inspect(name)
     }
 
-    fn forget(&self, name: lockcore::Name) -> Answer<()> {
+    fn forget(&self, name: lockcore::backend::Name) -> Answer<()> {
         self.0.forget(name)
     }
 
@@ -826,7 +827,7 @@ async fn each_write_goes_out_with_the_token_of_its_own_name() {
                 let request = request.body(Empty::new()).unwrap();
                 let answer = client.clone().oneshot(request).await.unwrap();
                 assert_eq!(answer.status(), StatusCode::OK);
-                tokens.push(lock.write_token().unwrap().to_string());
+                tokens.push(lock.fencing_token().unwrap().to_string());
             }
             Ok::<_, Infallible>(Response::new(tokens.join(" ")))
         }

@@ -20,7 +20,7 @@ use http::{HeaderMap, Request, StatusCode, Uri};
 use http_body_util::Empty;
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
-use lockcore::{Locks, Place, WriteToken};
+use lockcore::{FencingToken, Locks, TicketInfo};
 use lockcore_tower::{FenceLayer, Key, LockLayer, TOKEN_HEADER};
 use tokio::net::TcpListener;
 
@@ -91,7 +91,7 @@ impl Order12 {
 /// How many wait for a name, at the store and inside this client.
 async fn waiting(locks: &Locks, name: &str) -> u32 {
     let places = locks.inspect(name).await.unwrap();
-    let waiting = |place: &Place| u32::from(!place.granted) + place.local_waiters;
+    let waiting = |place: &TicketInfo| u32::from(!place.granted) + place.local_waiters;
     places.iter().map(waiting).sum()
 }
 
@@ -204,7 +204,7 @@ async fn all_spellings_of_a_resource_have_one_fence() {
     let written = Arc::new(AtomicI64::new(0));
     let write = {
         let written = Arc::clone(&written);
-        async move |Path(account): Path<u64>, Extension(token): Extension<WriteToken>| {
+        async move |Path(account): Path<u64>, Extension(token): Extension<FencingToken>| {
             assert_eq!(account, 1);
             written.store(token.as_i64(), Ordering::SeqCst);
         }

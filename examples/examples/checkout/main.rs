@@ -139,7 +139,7 @@ async fn checkout(args: &Args) -> Result<(), Failure> {
     // Caught from here on.
     let signal = lockcore::stop_signal();
     // From here on the annotated function finds it, without being given it.
-    lockcore::init(connect(args)?)?;
+    lockcore::set_default(connect(args)?)?;
 
     let closing = CancellationToken::new();
     let mut work = pin!(work(args, &closing));

@@ -22,7 +22,7 @@ pub fn sale(buyer: Buyer, ticket: u32, token: FencingToken, waited: Duration) {
         client,
         through,
     } = buyer;
-    let token = token.as_u64();
+    let token = token.as_i64();
     let waited = millis(waited);
     line(format_args!(
         "{process:>7}  {client:>6}  {through:<8}  {ticket:>6}  {token:>19}  {waited:>10}"

@@ -58,7 +58,7 @@ pub async fn buy(
     let buyer = shop.buyer(client, Through::Function);
     let ticket = shop.stock.sell(buyer, waited).await?;
     if let Some(ticket) = ticket {
-        print::sale(buyer, ticket, held.token(), waited);
+        print::sale(buyer, ticket, held.fencing_token()?, waited);
     }
     Ok(ticket)
 }
@@ -66,7 +66,7 @@ pub async fn buy(
 /// The other way: a route that is locked by a layer. Its handler runs while the lock is held, and the lock is kept until
 /// the response has been sent.
 pub fn locked_service(shop: Arc<Shop>) -> Result<Router, lockcore::Error> {
-    let locks = lockcore::default_locks()?; // what `main` gave to `lockcore::init`
+    let locks = lockcore::default_locks()?; // what `main` gave to `lockcore::set_default`
     let one_at_a_time = LockLayer::new(locks, Key::path("item").prefix("stock:")).wait(WAIT);
     Ok(Router::new()
         .route("/buy/{item}/{client}", post(sell_locked))
@@ -88,7 +88,7 @@ async fn sell_locked(
     }
     let ticket = shop.stock.sell(buyer, waited).await?;
     if let Some(ticket) = ticket {
-        print::sale(buyer, ticket, held.token(), waited);
+        print::sale(buyer, ticket, held.fencing_token()?, waited);
     }
     Ok(answer(ticket))
 }

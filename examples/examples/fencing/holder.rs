@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use lockcore::{Error, ErrorKind, Held, WriteToken};
+use lockcore::{Error, ErrorKind, FencingToken, Held};
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 
 use crate::prices::Prices;
@@ -21,7 +21,7 @@ pub async fn a(folder: &Path) -> Result<(), Failure> {
         .mutex(LOCK)
         .ttl(LEASE)
         .run(async |held| {
-            let token = held.write_token()?;
+            let token = held.fencing_token()?;
             assert!(held.is_valid()); // which it is; and then the process is stopped
             // Nobody stops what is spawned. `held.scope(…)` around it would; left out on purpose.
             careless = Some(tokio::spawn(write_when_told(prices.clone(), token)));
@@ -47,7 +47,7 @@ pub async fn b(folder: &Path) -> Result<(), Failure> {
     let (locks, prices) = (examples::locks_in(folder)?, Prices::open(folder).await?);
 
     let guard = locks.mutex(LOCK).wait(PATIENCE).acquire().await?;
-    let token = guard.write_token()?;
+    let token = guard.fencing_token()?;
     println!("has the lock: {token}");
     println!("wrote: {}", prices.set("B", token).await?);
     told().await?;
@@ -62,12 +62,12 @@ async fn work(held: &Held) -> Result<(), Error> {
         let step = Instant::now();
         tokio::time::sleep(Duration::from_millis(10)).await;
         if step.elapsed() >= LEASE {
-            println!("went on without the lock, token {}", held.token());
+            println!("went on without the lock, grant {}", held.grant_id());
         }
     }
 }
 
-async fn write_when_told(prices: Prices, token: WriteToken) -> Result<&'static str, Failure> {
+async fn write_when_told(prices: Prices, token: FencingToken) -> Result<&'static str, Failure> {
     told().await?;
     Ok(prices.set("A", token).await?)
 }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use lockcore::WriteToken;
+use lockcore::FencingToken;
 use sqlx::sqlite::{SqliteConnectOptions, SqlitePool};
 
 #[derive(Clone, Debug)]
@@ -30,7 +30,7 @@ impl Prices {
     }
 
     /// Sets both prices. Says which write was done.
-    pub async fn set(&self, who: &'static str, token: WriteToken) -> sqlx::Result<&'static str> {
+    pub async fn set(&self, who: &'static str, token: FencingToken) -> sqlx::Result<&'static str> {
         let fenced =
             sqlx::query("UPDATE fenced SET set_by = $1, lock_token = $2 WHERE lock_token <= $2")
                 .bind(who)

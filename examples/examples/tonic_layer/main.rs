@@ -71,7 +71,8 @@ impl Orders for Shop {
 fn token(request: &Request<Order>) -> Result<lockcore::FencingToken, Status> {
     let held = request.extensions().get::<Held>();
     let held = held.ok_or_else(|| Status::internal("there is no LockLayer around this service"))?;
-    Ok(held.token())
+    let token = held.fencing_token();
+    token.map_err(|error| Status::internal(error.to_string()))
 }
 
 #[tokio::main]

@@ -33,7 +33,7 @@ async fn sell_locked(item: &str, order: u32) -> Result<(), lockcore::Error> {
     let left = sell().await;
     println!(
         "order {order} got the lock of {item} under token {}: {left} left",
-        held.token()
+        held.fencing_token()?
     );
     Ok(())
 }
@@ -41,7 +41,7 @@ async fn sell_locked(item: &str, order: u32) -> Result<(), lockcore::Error> {
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
     let locks = Locks::connect("memory:")?;
-    lockcore::init(locks.clone())?; // for annotated functions; without it they read LOCK_URL
+    lockcore::set_default(locks.clone())?; // for annotated functions; without it they read LOCK_URL
 
     LEFT.store(ORDERS, Ordering::SeqCst);
     let mut orders = JoinSet::new();

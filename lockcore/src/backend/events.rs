@@ -8,7 +8,7 @@ use crate::request::Id;
 
 /// A connection reports here what the store sends without being asked. When the connection drops this, it is of no use
 /// any more.
-pub struct Events {
+pub struct EventSink {
     receiver: u64,
     namespace: Namespace,
     default_ttl: Duration,
@@ -27,28 +27,27 @@ pub enum News {
     Gap,
 }
 
-impl std::fmt::Debug for Events {
+impl std::fmt::Debug for EventSink {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Events")
+        f.debug_struct("EventSink")
             .field("receiver", &self.receiver)
             .finish_non_exhaustive()
     }
 }
 
-impl Events {
+impl EventSink {
     /// A receiver of your own. It is dropped together with the connection. Use it in a test that talks to a store
     /// directly, or in a store that wraps another one.
     ///
     /// ```
     /// use std::sync::mpsc;
     ///
-    /// use lockcore::Namespace;
-    /// use lockcore::backend::{self, Events};
+    /// use lockcore::backend::{self, EventSink, Namespace};
     ///
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let (tell, told) = mpsc::channel();
-    /// let events = Events::new(1, Namespace::new("test")?, move |news| {
+    /// let events = EventSink::new(1, Namespace::new("test")?, move |news| {
     ///     let _ = tell.send(news);
     /// });
     /// let connection = backend::open("memory:")?.connect(events).await?;

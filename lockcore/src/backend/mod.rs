@@ -6,7 +6,7 @@
 //! > A ticket is granted when the permits of all older live tickets plus its own are at most the
 //! > capacity. A grant lasts until release or expiry; no later computation takes it back.
 //!
-//! [`Queue`](crate::queue::Queue) is that rule as plain code. A store adds storage for the tickets and a way to wake
+//! [`Queue`](queue::Queue) is that rule as plain code. A store adds storage for the tickets and a way to wake
 //! clients. Beside the rule it must guarantee three things:
 //!
 //! - **The order is final.** Once a ticket is visible, no ticket with a smaller number ever appears.
@@ -14,6 +14,9 @@
 //!   or makes it smaller, it notifies the owner of every ticket that is granted by this, in the same atomic step.
 //! - **Operations are idempotent by id**, and neither loop, retry nor sleep. Deadlines, repetition, renewal, clean-up
 //!   and reconnecting are done in the core, once for all stores.
+//!
+//! This module needs the feature `backend`. It changes as the stores of this crate need it, so a store outside should
+//! ask for one exact minor version of lockcore: `0.x` releases may change the contract, and the changelog says how.
 //!
 //! The core may drop the future of an operation at any point, or move it to another thread and finish it there. So the
 //! future must not depend on timers or tasks of the runtime that first polled it, except for the connection's own
@@ -29,6 +32,12 @@ pub(crate) mod sqlite;
 #[cfg(feature = "zookeeper")]
 pub(crate) mod zookeeper;
 
+/// The rule as plain code: the tickets of one name in order, and which of them hold. No clock and no I/O: time is a
+/// number that the caller passes in.
+pub mod queue {
+    pub use crate::queue::{MOST_TICKETS, NoTicket, Queue, Ticket, granted};
+}
+
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
@@ -36,9 +45,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::Error;
-use crate::name::Name;
-use crate::request::{Id, Request};
-pub use events::{Events, News};
+pub use crate::name::{Name, Namespace};
+pub use crate::request::{FULL, Id, Request};
+pub use crate::token::MAX_TICKET;
+pub use events::{EventSink, News};
 pub use open::open;
 
 /// A future that may be moved between threads.
@@ -55,9 +65,9 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
     /// Opens a connection. The tokio runtime that polls this future drives it.
     ///
     /// The connection is usable when the future resolves. From then on wake-ups for tickets that are enqueued on it go
-    /// to `events`. The store calls [`Events::gap`] when wake-ups may have been missed. It drops `events` when the
+    /// to `events`. The store calls [`EventSink::gap`] when wake-ups may have been missed. It drops `events` when the
     /// connection is of no use any more; the core then opens another.
-    fn connect(&self, events: Events) -> Answer<Arc<dyn Connection>>;
+    fn connect(&self, events: EventSink) -> Answer<Arc<dyn Connection>>;
 
     /// A hint for the case that [`connect`](Self::connect) got no answer in time: another possible reason. It is
     /// appended to the error message.
@@ -89,7 +99,7 @@ pub trait Connection: fmt::Debug + Send + Sync + 'static {
     fn release(&self, tickets: Vec<Departure>) -> Answer<Vec<Released>>;
 
     /// The live tickets of a name, oldest first.
-    fn inspect(&self, name: Name) -> Answer<Vec<Place>>;
+    fn inspect(&self, name: Name) -> Answer<Vec<TicketInfo>>;
 
     /// Forgets everything about a name that is not in use. Does nothing while the name has a ticket.
     fn forget(&self, name: Name) -> Answer<()>;
@@ -191,10 +201,12 @@ impl Default for Capability {
 
 /// The answer to [`Connection::enqueue`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+#[non_exhaustive]
 pub enum Enqueued {
     /// The permits are held, for `valid_for` from the moment that the request was sent.
     Granted {
-        /// The number of the ticket, at most [`MAX_TICKET`](crate::token::MAX_TICKET).
+        /// The number of the ticket, at most [`MAX_TICKET`].
         ticket: u64,
         /// The ttl that the store gave.
         valid_for: Duration,
@@ -210,7 +222,7 @@ pub enum Enqueued {
         recheck_in: Option<Duration>,
     },
     /// The permits are not free, and the request does not wait, or would wait behind
-    /// [`MOST_TICKETS`](crate::queue::MOST_TICKETS). Nothing was left behind.
+    /// [`MOST_TICKETS`](queue::MOST_TICKETS). Nothing was left behind.
     Busy {
         /// The time until the first of the holders' leases ends, if it is not renewed.
         retry_in: Option<Duration>,
@@ -227,6 +239,8 @@ pub enum Enqueued {
 
 /// The answer to [`Connection::renew`], for one ticket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+#[non_exhaustive]
 pub enum Renewed {
     /// The ticket holds.
     Granted {
@@ -248,6 +262,7 @@ pub enum Renewed {
 
 /// A ticket to be removed.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Departure {
     /// The request as it was enqueued.
     pub request: Arc<Request>,
@@ -255,8 +270,21 @@ pub struct Departure {
     pub enqueue_may_follow: bool,
 }
 
+impl Departure {
+    /// The departure of the ticket of this request.
+    #[must_use]
+    pub fn new(request: Arc<Request>, enqueue_may_follow: bool) -> Self {
+        Self {
+            request,
+            enqueue_may_follow,
+        }
+    }
+}
+
 /// The answer to [`Connection::release`], for one ticket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+#[non_exhaustive]
 pub enum Released {
     /// The ticket was there and has been removed.
     Released,
@@ -269,7 +297,7 @@ pub enum Released {
 /// A ticket as [`Locks::inspect`](crate::Locks::inspect) shows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Place {
+pub struct TicketInfo {
     /// The number of the ticket.
     pub ticket: u64,
     /// Whether it holds its permits. If not, it waits.
@@ -290,7 +318,7 @@ pub struct Place {
     pub local_waiters: u32,
 }
 
-impl Place {
+impl TicketInfo {
     /// A ticket as a store found it, with the owner of its [request](Request::owner).
     #[must_use]
     pub fn new(
@@ -320,6 +348,7 @@ impl Place {
 
 /// What a store's failure means for the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Fault {
     /// It was not carried out. The same request may succeed in a moment.
     Retry,
@@ -423,9 +452,18 @@ impl From<StoreError> for Error {
 
 /// The contents of a wake-up: the identity of a ticket together with its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Wake {
     /// The ticket that is granted.
     pub id: Id,
     /// Its number. A wake-up with another number grants nothing.
     pub ticket: u64,
+}
+
+impl Wake {
+    /// The ticket with this id and this number is granted.
+    #[must_use]
+    pub const fn new(id: Id, ticket: u64) -> Self {
+        Self { id, ticket }
+    }
 }

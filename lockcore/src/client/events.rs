@@ -7,7 +7,7 @@ use tokio::sync::broadcast;
 
 use crate::clock::Instant;
 use crate::error::LostReason;
-use crate::token::FencingToken;
+use crate::token::GrantId;
 
 /// How many events are kept for a slow listener. A client has fewer between two calls of a listener, unless very many
 /// locks are lost at once. Then the listener is told how many events it has missed.
@@ -26,8 +26,8 @@ pub enum Event {
     Lost {
         /// The name of the lock.
         name: String,
-        /// The token of its last holder in this process.
-        token: FencingToken,
+        /// The grant of its last holder in this process.
+        grant_id: GrantId,
         /// Why.
         reason: LostReason,
     },
@@ -50,7 +50,7 @@ impl EventListener {
     /// # Cancel safety
     ///
     /// Safe: an event that was not returned is returned by the next call.
-    pub async fn next(&mut self) -> Option<Event> {
+    pub async fn recv(&mut self) -> Option<Event> {
         if let Some(standing) = self.standing.take() {
             return Some(standing);
         }

@@ -13,7 +13,7 @@ use crate::error::LostReason;
 use crate::request::{FULL, Request};
 use crate::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU64, Ordering};
 use crate::sync::{Mutex, Notify};
-use crate::token::FencingToken;
+use crate::token::GrantId;
 
 /// How long a grant may wait for its task to collect it, as a part of the ttl. A task that is polled collects it in
 /// microseconds. The keeper checks every third of the ttl, so a grant that nobody collects is kept for at most one ttl.
@@ -431,9 +431,9 @@ impl Lease {
         self.hand_overs.load(Ordering::SeqCst)
     }
 
-    /// The fencing token of the latest holder in this process.
-    pub(crate) fn token(&self) -> FencingToken {
-        FencingToken::of_ticket(self.ticket(), self.hand_overs())
+    /// The grant of the latest holder in this process.
+    pub(crate) fn grant_id(&self) -> GrantId {
+        GrantId::of_ticket(self.ticket(), self.hand_overs())
     }
 
     /// The store has answered a request of `epoch`: the ticket exists.

@@ -24,7 +24,7 @@ pub(crate) struct Links {
 pub(crate) struct Link {
     pub(super) runtime: Handle,
     state: watch::Sender<State>,
-    /// See [`Events::receiver`].
+    /// See [`EventSink::receiver`].
     pub(super) receiver: u64,
     /// Tells the supervisor that somebody waits for a connection.
     pub(super) asked: Notify,

@@ -57,16 +57,16 @@ impl Shared {
         if is_told {
             return;
         }
-        let (lock, token) = (lease.request.name.clone(), lease.token());
+        let (lock, grant_id) = (lease.request.name.clone(), lease.grant_id());
         match stage {
             Stage::Held => {
                 self.teller.tell(|| Event::Lost {
                     name: lock.as_str().to_owned(),
-                    token,
+                    grant_id,
                     reason,
                 });
                 self.log(Level::WARN, move || {
-                    tracing::warn!(%lock, %token, ?reason, "lock lost");
+                    tracing::warn!(%lock, %grant_id, ?reason, "lock lost");
                 });
             }
             // Without renewal it was meant to end by itself, so that is no warning.

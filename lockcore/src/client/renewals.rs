@@ -133,10 +133,10 @@ impl Shared {
     /// The store has acknowledged a renewal. This may be the first acknowledgement of a smaller number of permits.
     pub(super) fn note_acknowledged(&self, lease: &Lease, renewal: &Request) {
         if lease.acknowledged(renewal) {
-            let (lock, token) = (lease.request.name.clone(), lease.token());
+            let (lock, grant_id) = (lease.request.name.clone(), lease.grant_id());
             let permits = renewal.permits;
             self.log(Level::DEBUG, move || {
-                tracing::debug!(%lock, %token, permits, "ticket made smaller");
+                tracing::debug!(%lock, %grant_id, permits, "ticket made smaller");
             });
         }
     }

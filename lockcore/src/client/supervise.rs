@@ -15,7 +15,7 @@ use super::alarms::jittered;
 use super::gate::Connected;
 use super::links::{Link, State};
 use super::shared::Shared;
-use crate::backend::{Events, Fault, News, StoreError};
+use crate::backend::{EventSink, Fault, News, StoreError};
 use crate::log::guarded;
 
 /// The longest pause between two attempts. The pauses double up to this, each with full jitter.
@@ -153,7 +153,7 @@ async fn supervise(shared: Arc<Shared>, link: Arc<Link>, mut reconnecting: bool)
 }
 
 /// The receiver of a connection's events, and a future that resolves when that receiver has been dropped.
-fn sink(shared: &Arc<Shared>, link: &Link) -> (Events, oneshot::Receiver<()>) {
+fn sink(shared: &Arc<Shared>, link: &Link) -> (EventSink, oneshot::Receiver<()>) {
     let (closed, when_closed) = oneshot::channel::<()>();
     let client = Arc::downgrade(shared);
     let tell = move |news| {
@@ -167,7 +167,7 @@ fn sink(shared: &Arc<Shared>, link: &Link) -> (Events, oneshot::Receiver<()>) {
             News::Gap => client.renew_everything(),
         }
     };
-    let events = Events::new(link.receiver, shared.namespace.clone(), tell);
+    let events = EventSink::new(link.receiver, shared.namespace.clone(), tell);
     (events.with_default_ttl(shared.defaults.ttl), when_closed)
 }
 
@@ -176,7 +176,11 @@ enum Attempt {
     RuntimeEnded,
 }
 
-async fn attempt(shared: &Arc<Shared>, link: &Link, events: Events) -> Result<Connected, Attempt> {
+async fn attempt(
+    shared: &Arc<Shared>,
+    link: &Link,
+    events: EventSink,
+) -> Result<Connected, Attempt> {
     let mut opening = AbortOnDrop(link.runtime.spawn(shared.backend.connect(events)));
     let by = shared.clock.now().after(shared.op_timeout);
     match shared.by(by, &mut opening.0).await {

@@ -51,7 +51,7 @@ async fn a_loss_that_a_late_acknowledgement_finds_is_told() {
 
     let told = tokio::time::timeout(Duration::from_secs(5), lost).await;
     assert_eq!(told.expect("told").expect("no panic"), LostReason::Expired);
-    let event = tokio::time::timeout(Duration::from_secs(5), events.next()).await;
+    let event = tokio::time::timeout(Duration::from_secs(5), events.recv()).await;
     assert!(matches!(event, Ok(Some(Event::Lost { .. }))), "{event:?}");
     assert_eq!(shared.table().cleanups.len(), 1);
 }

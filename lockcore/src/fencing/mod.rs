@@ -7,7 +7,7 @@
 //! correctly all the time, and the data is wrong.
 //!
 //! So the resource itself remembers the highest token that has written to it, and refuses lower tokens, *in the same
-//! step as the write*. The token to send is the [`WriteToken`] of an exclusive lock:
+//! step as the write*. The token to send is the [`FencingToken`] of an exclusive lock:
 //!
 //! | where the data is | what checks |
 //! |---|---|
@@ -33,4 +33,4 @@ pub mod redis;
 pub mod sql;
 
 #[cfg(doc)]
-use crate::WriteToken;
+use crate::FencingToken;

@@ -4,7 +4,7 @@
 //! must be in one slot: `order:{42}` and `order:{42}:fence`.
 //!
 //! ```no_run
-//! use lockcore::WriteToken;
+//! use lockcore::FencingToken;
 //! use lockcore::fencing::redis::SET_IF_NEWEST;
 //! use redis::aio::MultiplexedConnection;
 //!
@@ -13,7 +13,7 @@
 //!     shop: &mut MultiplexedConnection,
 //!     item: u64,
 //!     price: u32,
-//!     token: WriteToken,
+//!     token: FencingToken,
 //! ) -> redis::RedisResult<bool> {
 //!     redis::Script::new(SET_IF_NEWEST)
 //!         .key(format!("price:{{{item}}}"))
@@ -50,7 +50,7 @@
 /// Lua to put at the beginning of a script. It defines `fence(key, token, keep_ms)`.
 ///
 /// Returns true when the token has passed, and raises the fence to it. Returns false when a higher token has passed
-/// before. `key` is the key of the fence, and `token` the text of a [`WriteToken`](crate::WriteToken). `keep_ms` is how
+/// before. `key` is the key of the fence, and `token` the text of a [`FencingToken`](crate::FencingToken). `keep_ms` is how
 /// long the fence is remembered after the last token that has passed, or `"0"` for ever; it must be the same for all
 /// users of the fence. Call it before the first write. A text that is not a token stops the script with an error.
 pub const CHECK: &str = include_str!("redis/check.lua");

@@ -20,7 +20,7 @@
 //! There is no error: an update of no rows succeeds. So check the number.
 //!
 //! ```
-//! use lockcore::WriteToken;
+//! use lockcore::FencingToken;
 //! use sqlx::SqlitePool;
 //!
 //! #[derive(Debug)]
@@ -32,7 +32,7 @@
 //! }
 //! # impl From<sqlx::Error> for PayError { fn from(error: sqlx::Error) -> Self { Self::Sql(error) } }
 //!
-//! async fn pay(orders: &SqlitePool, id: i64, token: WriteToken) -> Result<(), PayError> {
+//! async fn pay(orders: &SqlitePool, id: i64, token: FencingToken) -> Result<(), PayError> {
 //!     let mut transaction = orders.begin().await?;
 //!     let written = sqlx::query(
 //!         "UPDATE orders SET state = 'paid', lock_token = $1 WHERE id = $2 AND lock_token <= $1",
@@ -63,12 +63,12 @@
 //! # sqlx::raw_sql("CREATE TABLE orders (id BIGINT PRIMARY KEY, state TEXT, lock_token BIGINT NOT NULL DEFAULT 0);
 //! #               INSERT INTO orders (id) VALUES (42)").execute(&orders).await?;
 //! let guard = locks.mutex("order:42").acquire().await?;
-//! let late = guard.write_token()?;
+//! let late = guard.fencing_token()?;
 //! guard.release().await?;
 //! let guard = locks.mutex("order:42").acquire().await?;
 //!
-//! pay(&orders, 42, guard.write_token()?).await.unwrap();
-//! pay(&orders, 42, guard.write_token()?).await.unwrap(); // the same holder, again
+//! pay(&orders, 42, guard.fencing_token()?).await.unwrap();
+//! pay(&orders, 42, guard.fencing_token()?).await.unwrap(); // the same holder, again
 //! assert!(matches!(pay(&orders, 42, late).await, Err(PayError::Refused)));
 //! assert!(matches!(pay(&orders, 7, late).await, Err(PayError::NoSuchOrder)));
 //! # Ok(()) }
@@ -87,11 +87,11 @@
 //!
 //! ```
 //! use lockcore::fencing::sql::{FENCES, PASS};
-//! use lockcore::WriteToken;
+//! use lockcore::FencingToken;
 //! use sqlx::SqlitePool;
 //!
 //! /// False: refused, and nothing was written.
-//! async fn close(books: &SqlitePool, month: &str, token: WriteToken) -> sqlx::Result<bool> {
+//! async fn close(books: &SqlitePool, month: &str, token: FencingToken) -> sqlx::Result<bool> {
 //!     let mut transaction = books.begin().await?;
 //!     let passed = sqlx::query(PASS)
 //!         .bind(month)
@@ -120,7 +120,7 @@
 //! let books = connect("sqlite::memory:").await?;
 //! sqlx::raw_sql(FENCES).execute(&books).await?;
 //! # sqlx::raw_sql("CREATE TABLE entries (month TEXT); CREATE TABLE closed (month TEXT)").execute(&books).await?;
-//! # let (early, late): (WriteToken, WriteToken) = ("1024".parse()?, "2048".parse()?);
+//! # let (early, late): (FencingToken, FencingToken) = ("1024".parse()?, "2048".parse()?);
 //! assert!(close(&books, "2026-10", late).await?);
 //! assert!(!close(&books, "2026-10", early).await?);
 //! # Ok(()) }
@@ -136,7 +136,7 @@ pub const FENCES: &str = include_str!("sql/fences.sql");
 
 /// Lets a token pass the fence of a resource, and raises the fence to it. For PostgreSQL and SQLite. Arguments: `$1` is
 /// the name of the resource (for example the name of the lock), and `$2` is
-/// [`WriteToken::as_i64`](crate::WriteToken::as_i64).
+/// [`FencingToken::as_i64`](crate::FencingToken::as_i64).
 ///
 /// Rows affected: 1 means that the token has passed; **0 means that it is refused**, and the transaction must be rolled
 /// back. Run it first in the transaction of the write. The row stays locked until the transaction ends, so writes under

@@ -12,6 +12,7 @@ use crate::request::FULL;
 
 /// The result of [`Guard::release`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Release {
     /// The lock was held to the end, and has been given back.
     Released,
@@ -44,9 +45,9 @@ impl Guard {
     /// readers come in, readers that wait in line are woken, and no writer can come in between. The position in line
     /// does not change: a writer that waits lets no later reader pass.
     ///
-    /// A read hold has no [`write_token`](Held::write_token). To write again, release it and take the lock again: a
+    /// A read hold has no [`fencing_token`](Held::fencing_token). To write again, release it and take the lock again: a
     /// request for the write side from inside the read hold fails with
-    /// [`WouldDeadlock`](crate::ErrorKind::WouldDeadlock). [`token`](Held::token) does not change. This call renews the
+    /// [`WouldDeadlock`](crate::ErrorKind::WouldDeadlock). [`grant_id`](Held::grant_id) does not change. This call renews the
     /// lease, as [`ensure`](Held::ensure) does, even without [renewal](crate::Lock::renew). A
     /// [`min_hold`](crate::Lock::min_hold) then applies to the read side.
     ///
@@ -120,7 +121,7 @@ impl Guard {
     /// number of permits that are held. To give back all of them, [`release`](Self::release) the guard.
     ///
     /// The permits are gone for every guard of the hold: guards made by [`reenter`](Self::reenter) share the permits,
-    /// and the last of them gives back the rest. [`token`](Held::token) and the position in line do not change. This
+    /// and the last of them gives back the rest. [`grant_id`](Held::grant_id) and the position in line do not change. This
     /// call renews the lease, as [`ensure`](Held::ensure) does, even without [renewal](crate::Lock::renew).
     ///
     /// # Errors
@@ -335,9 +336,9 @@ impl Guard {
         if !found && !lost_before {
             self.shared().missing(&self.held.0.lease);
         }
-        let (lock, token) = (self.name(), self.token());
+        let (lock, grant_id) = (self.name(), self.grant_id());
         let held_for = self.held.held_for(now);
-        tracing::debug!(lock, %token, held_for, found, at_the_store, "lock released");
+        tracing::debug!(lock, %grant_id, held_for, found, at_the_store, "lock released");
         Ok(if found && !lost_before {
             Release::Released
         } else {

@@ -4,8 +4,9 @@ use std::fmt;
 use std::time::Duration;
 
 use super::lifecycle::Held;
+use crate::backend::Renewed;
 use crate::error::{Error, LostReason};
-use crate::token::{FencingToken, WriteToken};
+use crate::token::{FencingToken, GrantId};
 
 impl Held {
     /// The name of the lock, as it was given.
@@ -14,11 +15,10 @@ impl Held {
         self.0.lease.request.name.as_str()
     }
 
-    /// The fencing token, as the identity of this grant. Use it in logs. For writes, use the
-    /// [`write_token`](Self::write_token).
+    /// Names this grant in logs and events. For writes, use the [`fencing_token`](Self::fencing_token).
     #[must_use]
-    pub fn token(&self) -> FencingToken {
-        self.0.token
+    pub fn grant_id(&self) -> GrantId {
+        self.0.grant_id
     }
 
     /// The fencing token of an exclusive lock. Send it with every write, and let the resource refuse lower tokens, as
@@ -31,20 +31,20 @@ impl Held {
     /// [`Config`](crate::ErrorKind::Config) for the read side of a read/write lock, also after a
     /// [downgrade](crate::Guard::downgrade), and for a semaphore: several holders may hold these at once, so their
     /// tokens define no order.
-    pub fn write_token(&self) -> Result<WriteToken, Error> {
+    pub fn fencing_token(&self) -> Result<FencingToken, Error> {
         if !self.is_exclusive() {
             return Err(Error::config(
-                "a shared lock or a semaphore has no token to write with, because others may hold it too; take the mutex or the write side",
+                "a shared lock or a semaphore has no fencing token, because others may hold it too; take the mutex or the write side",
             )
             .of_name(self.name()));
         }
-        Ok(WriteToken::of_exclusive(self.token()))
+        Ok(FencingToken::of_exclusive(self.grant_id()))
     }
 
     /// Whether the lock is held at this moment, by the local deadline.
     ///
     /// A `true` may be out of date when the next line runs, because a process can be stopped between any two
-    /// instructions. Only a check of the [token](Self::token) at the resource closes that gap.
+    /// instructions. Only a check of the [token](Self::fencing_token) at the resource closes that gap.
     #[must_use]
     pub fn is_valid(&self) -> bool {
         self.lost_reason_here().is_none()
@@ -164,7 +164,8 @@ impl Held {
         let shared = self.shared();
         if self.is_valid() {
             let by = shared.clock.now().after(shared.op_timeout);
-            shared.renew_now(&self.0.lease, by).await?;
+            // The lease has taken the answer, and says below whether it is lost.
+            let _: Renewed = shared.renew_now(&self.0.lease, by).await?;
         }
         self.loss_here().map_or(Ok(()), Err)
     }
@@ -174,7 +175,7 @@ impl fmt::Debug for Held {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Held")
             .field("name", &self.name())
-            .field("token", &self.token())
+            .field("grant_id", &self.grant_id())
             .field("remaining", &self.remaining())
             .finish_non_exhaustive()
     }

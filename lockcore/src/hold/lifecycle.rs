@@ -23,9 +23,9 @@ use crate::name::Name;
 use crate::options::OnLost;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, Ordering};
-use crate::token::FencingToken;
+use crate::token::GrantId;
 
-/// A view of a held lock: its token, whether it is still held, and a signal when it is lost.
+/// A view of a held lock: its identity, whether it is still held, and a signal when it is lost.
 ///
 /// Clones are views of the same lock. A view never releases. It may exist longer than the lock is held, and then
 /// reports that.
@@ -35,7 +35,7 @@ pub struct Held(pub(super) Arc<Hold>);
 /// One hold of a lock: the guards that share it, and what the last guard gives back.
 pub(super) struct Hold {
     pub(super) lease: Arc<Lease>,
-    pub(super) token: FencingToken,
+    pub(super) grant_id: GrantId,
     /// When the hold began. `None` if that will not be logged.
     pub(super) since: Option<Instant>,
     pub(super) client: Arc<Client>,
@@ -77,7 +77,7 @@ pub(crate) type InnerPermits = OwnedSemaphorePermit;
 /// # async fn main() -> Result<(), lockcore::Error> {
 /// let locks = lockcore::Locks::connect("memory:")?;
 /// let guard = locks.mutex("order:42").acquire().await?;
-/// println!("{} is ours, token {}", guard.name(), guard.token());
+/// println!("{} is ours, grant {}", guard.name(), guard.grant_id());
 /// guard.release().await?;
 /// # Ok(()) }
 /// ```
@@ -239,10 +239,10 @@ impl Guard {
 
     /// The guard of a ticket that the store has just granted and nobody else uses.
     pub(super) fn of_ticket(lease: Arc<Lease>, spec: &Spec<'_>) -> Self {
-        let token = FencingToken::of_ticket(lease.ticket(), 0);
+        let grant_id = GrantId::of_ticket(lease.ticket(), 0);
         // Until `begin` is called there is no `min_hold`: a lock that was never used is given back at once.
         let keep_until = Instant::from_nanos(0);
-        Self::new(lease, token, Origin::Ticket { keep_until }, spec)
+        Self::new(lease, grant_id, Origin::Ticket { keep_until }, spec)
     }
 
     /// When the lock was granted. Its task may have noticed later.
@@ -267,19 +267,19 @@ impl Guard {
     /// The guard of a ticket that other tasks of this process may have used before.
     pub(super) fn of_share(share: Share, spec: &Spec<'_>) -> Self {
         let lease = Arc::clone(share.lease());
-        let token = FencingToken::of_ticket(lease.ticket(), share.hand_overs());
-        Self::new(lease, token, Origin::Share(share), spec)
+        let grant_id = GrantId::of_ticket(lease.ticket(), share.hand_overs());
+        Self::new(lease, grant_id, Origin::Share(share), spec)
     }
 
     /// The guard of a lock that `outer` holds already.
     pub(crate) fn inside(outer: Guard, inner: Option<InnerPermits>, spec: &Spec<'_>) -> Self {
-        let (lease, token) = (Arc::clone(&outer.0.lease), outer.token());
-        Self::new(lease, token, Origin::Outer(outer, inner), spec)
+        let (lease, grant_id) = (Arc::clone(&outer.0.lease), outer.grant_id());
+        Self::new(lease, grant_id, Origin::Outer(outer, inner), spec)
     }
 
     pub(super) fn new(
         lease: Arc<Lease>,
-        token: FencingToken,
+        grant_id: GrantId,
         origin: Origin,
         spec: &Spec<'_>,
     ) -> Self {
@@ -288,7 +288,7 @@ impl Guard {
         let logged = Level::DEBUG <= LevelFilter::current();
         let hold = Hold {
             lease,
-            token,
+            grant_id,
             since: logged.then(|| spec.client.shared.clock.now()),
             client: Arc::clone(spec.client),
             on_lost: spec.on_lost,
@@ -384,7 +384,7 @@ impl Drop for Guard {
             End::GiveBack(origin) => origin,
         };
         let held_for = self.held.held_for(now);
-        tracing::debug!(lock = self.name(), token = %self.token(), held_for, "lock released in the background");
+        tracing::debug!(lock = self.name(), grant_id = %self.grant_id(), held_for, "lock released in the background");
         match origin {
             Origin::Ticket { .. } => self.shared().clean_up(Cleanup::of_held(&self.held.0.lease)),
             // Dropping these gives the lock back.

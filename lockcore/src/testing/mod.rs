@@ -5,6 +5,9 @@
 //! of a server. Together with [`with_default`](crate::with_default) it serves code that uses the process-wide default,
 //! as annotated functions do.
 //!
+//! This module needs the feature `testing`, which belongs into `[dev-dependencies]`:
+//! `lockcore = { version = "0.1", features = ["testing"] }`. It is as stable as the rest of the crate.
+//!
 //! ```
 //! use std::time::Duration;
 //!
@@ -67,7 +70,7 @@
 //!
 //! assert!(!theirs.is_valid());
 //! let ours = store.client()?.mutex("leader").try_acquire().await?;
-//! assert!(ours.token() > theirs.token());
+//! assert!(ours.fencing_token()? > theirs.fencing_token()?);
 //! # Ok(()) }
 //! ```
 
@@ -80,7 +83,7 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 
 use crate::backend::memory;
-use crate::backend::{Answer, Backend, Capability, Connection, Events, Fault};
+use crate::backend::{Answer, Backend, Capability, Connection, EventSink, Fault};
 use crate::builder::Builder;
 use crate::clock;
 use crate::error::Error;
@@ -217,7 +220,7 @@ impl Backend for Store {
         Capability::new()
     }
 
-    fn connect(&self, events: Events) -> Answer<Arc<dyn Connection>> {
+    fn connect(&self, events: EventSink) -> Answer<Arc<dyn Connection>> {
         self.wire.connect(events)
     }
 }

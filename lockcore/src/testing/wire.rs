@@ -9,8 +9,8 @@ use tokio::sync::{oneshot, watch};
 
 use crate::backend::memory;
 use crate::backend::{
-    Answer, Connection, Departure, Enqueued, Events, Fault, News, Place, Released, Renewed,
-    StoreError,
+    Answer, Connection, Departure, Enqueued, EventSink, Fault, News, Released, Renewed, StoreError,
+    TicketInfo,
 };
 use crate::name::Name;
 use crate::request::Request;
@@ -58,7 +58,7 @@ struct WireConnection {
     wire: Arc<Wire>,
     receiver: u64,
     /// `None` once it is broken.
-    events: Mutex<Option<Arc<Events>>>,
+    events: Mutex<Option<Arc<EventSink>>>,
     broken: watch::Sender<bool>,
 }
 
@@ -104,13 +104,13 @@ impl Wire {
         }
     }
 
-    pub(super) fn connect(self: &Arc<Self>, events: Events) -> Answer<Arc<dyn Connection>> {
+    pub(super) fn connect(self: &Arc<Self>, events: EventSink) -> Answer<Arc<dyn Connection>> {
         let wire = Arc::clone(self);
         let answer = self.send(Some(Verb::Connect), move |tickets| {
             let receiver = events.receiver();
             let news_of = Arc::clone(&wire);
             let client = Arc::new(events);
-            let events = Events::new(receiver, client.namespace().clone(), move |news| {
+            let events = EventSink::new(receiver, client.namespace().clone(), move |news| {
                 news_of.tell(&client, news);
             });
             let events = Arc::new(events);
@@ -186,7 +186,7 @@ impl Wire {
     }
 
     /// The store sends a message to a client.
-    fn tell(&self, client: &Arc<Events>, news: News) {
+    fn tell(&self, client: &Arc<EventSink>, news: News) {
         let mut state = self.state();
         if let (News::Granted(_), 1..) = (news, state.wake_ups_to_lose) {
             state.wake_ups_to_lose -= 1;
@@ -229,7 +229,7 @@ impl WireConnection {
         })
     }
 
-    fn events(&self) -> MutexGuard<'_, Option<Arc<Events>>> {
+    fn events(&self) -> MutexGuard<'_, Option<Arc<EventSink>>> {
         self.events.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -260,7 +260,7 @@ impl Connection for WireConnection {
         })
     }
 
-    fn inspect(&self, name: Name) -> Answer<Vec<Place>> {
+    fn inspect(&self, name: Name) -> Answer<Vec<TicketInfo>> {
         self.ask(None, move |tickets| Ok(tickets.inspect(&name)))
     }
 

@@ -6,9 +6,10 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockcore::backend::{Capability, Enqueued, Place, Released, Renewed, Wake};
-use lockcore::queue::{NoTicket, Queue, Ticket};
-use lockcore::{Id, Name, Namespace, Request};
+use lockcore::backend::queue::{NoTicket, Queue, Ticket};
+use lockcore::backend::{
+    Capability, Enqueued, Id, Name, Namespace, Released, Renewed, Request, TicketInfo, Wake,
+};
 use tests::stores::Manner;
 
 use super::{CLIENTS, DAY_MICROS, History, Key, MARK, NAMES, NAMESPACE, Seen, Wish, With};
@@ -40,7 +41,7 @@ pub(super) struct Model {
     /// When waiters were told by an answer to look again, by name and number, until it is known whether that is right.
     rechecks: Vec<(usize, u64, Option<Duration>)>,
     /// What the store shows of a name now.
-    pub(super) seen: Vec<(usize, Vec<Place>)>,
+    pub(super) seen: Vec<(usize, Vec<TicketInfo>)>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -85,30 +86,30 @@ impl Model {
     pub(super) fn request(&self, ticket: usize) -> Arc<Request> {
         let wish = self.wishes[ticket];
         let highest_seen = self.highest_seen[wish.client];
-        Arc::new(Request {
-            name: self.names[wish.name].clone(),
-            id: self.ids[ticket],
-            permits: NonZeroU32::new(wish.permits).unwrap(),
-            capacity: NonZeroU32::new(wish.capacity).unwrap(),
-            ttl: Duration::from_millis(wish.ttl),
-            wait: wish.wait,
-            highest_seen: match wish.seen {
-                Seen::What => highest_seen,
-                Seen::AnHourAhead => highest_seen + DAY_MICROS / 24,
-                Seen::AYearAhead => highest_seen + 365 * DAY_MICROS,
-            },
-            owner: ticket.to_string().into(),
-        })
+        let mut request = Request::new(
+            self.names[wish.name].clone(),
+            self.ids[ticket],
+            NonZeroU32::new(wish.permits).unwrap(),
+            NonZeroU32::new(wish.capacity).unwrap(),
+            Duration::from_millis(wish.ttl),
+        );
+        request.wait = wish.wait;
+        request.highest_seen = match wish.seen {
+            Seen::What => highest_seen,
+            Seen::AnHourAhead => highest_seen + DAY_MICROS / 24,
+            Seen::AYearAhead => highest_seen + 365 * DAY_MICROS,
+        };
+        request.owner = ticket.to_string().into();
+        Arc::new(request)
     }
 
     pub(super) fn renewal(&self, ticket: usize, with: With) -> Arc<Request> {
-        let request = self.request(ticket);
-        let most = with.most.and_then(NonZeroU32::new);
-        Arc::new(Request {
-            permits: most.map_or(request.permits, |most| most.min(request.permits)),
-            ttl: Duration::from_millis(self.ttl(ticket, with)),
-            ..(*request).clone()
-        })
+        let mut request = (*self.request(ticket)).clone();
+        if let Some(most) = with.most.and_then(NonZeroU32::new) {
+            request.permits = most.min(request.permits);
+        }
+        request.ttl = Duration::from_millis(self.ttl(ticket, with));
+        Arc::new(request)
     }
 
     fn ttl(&self, ticket: usize, with: With) -> u64 {
@@ -419,10 +420,7 @@ impl Model {
             let client = self.wishes[payload.ticket].client;
             let (known, _) = queue.find(id).unwrap();
             known.payload.told = true;
-            let wake = Wake {
-                id,
-                ticket: known.number,
-            };
+            let wake = Wake::new(id, known.number);
             if self.connected[client] {
                 // Otherwise it finds out when it renews.
                 if self.capability.pushes {
@@ -518,7 +516,7 @@ impl Model {
         })
     }
 
-    fn shows(&self, name: usize, places: &[Place]) -> Result<(), String> {
+    fn shows(&self, name: usize, places: &[TicketInfo]) -> Result<(), String> {
         let all = self.queues[name].tickets().map(|(known, _)| known);
         let (live, expired): (Vec<_>, Vec<_>) = all.partition(|known| known.expires_at > self.now);
         let mut older = 0;

@@ -4,8 +4,10 @@
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use lockcore::Namespace;
-use lockcore::backend::{Backend, Capability, Connection, Departure, Events, News, Released, Wake};
+use lockcore::backend::Namespace;
+use lockcore::backend::{
+    Backend, Capability, Connection, Departure, EventSink, News, Released, Wake,
+};
 use tests::eventually::eventually;
 use tests::stores::{Histories, Manner, Stage};
 
@@ -148,10 +150,9 @@ impl World {
             Step::Release(tickets, enqueue_may_follow) => {
                 let mut answers = Vec::new();
                 for (connection, batch) in self.batches(tickets, model) {
-                    let departures = batch.iter().map(|ticket| Departure {
-                        request: model.request(*ticket),
-                        enqueue_may_follow: *enqueue_may_follow,
-                    });
+                    let departures = batch
+                        .iter()
+                        .map(|ticket| Departure::new(model.request(*ticket), *enqueue_may_follow));
                     answers.extend(connection.release(departures.collect()).await.unwrap());
                 }
                 let wakes = self.look(model).await?;
@@ -325,7 +326,7 @@ async fn connect(
 ) -> Arc<dyn Connection> {
     let tell = tell.clone();
     let namespace = Namespace::new(NAMESPACE).unwrap();
-    let events = Events::new(client as u64, namespace, move |news| {
+    let events = EventSink::new(client as u64, namespace, move |news| {
         let _ = tell.send((client, news));
     });
     backend.connect(events).await.unwrap()

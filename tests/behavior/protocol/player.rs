@@ -5,10 +5,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use lockcore::backend::{
-    Answer, Backend, Capability, Connection, Departure, Enqueued, Events, Fault, Place, Released,
-    Renewed, StoreError,
+    Answer, Backend, Capability, Connection, Departure, Enqueued, EventSink, Fault, Name, Released,
+    Renewed, Request, StoreError, TicketInfo,
 };
-use lockcore::{Guard, Locks, Name, Request};
+use lockcore::{Guard, Locks};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::store::SOON;
@@ -17,7 +17,7 @@ use crate::store::SOON;
 #[derive(Clone, Debug)]
 pub(super) struct Wire {
     asked: mpsc::UnboundedSender<Asked>,
-    events: Arc<Mutex<Vec<Arc<Events>>>>,
+    events: Arc<Mutex<Vec<Arc<EventSink>>>>,
     /// Those of the runtime that connected first, by their receivers. The keeper's are not counted.
     connections: Arc<Mutex<Vec<u64>>>,
     /// Of these, so many have broken.
@@ -30,7 +30,7 @@ pub(super) struct Wire {
 /// The player's side. An answer that is dropped is a connection that broke before the reply.
 pub(super) struct Player {
     pub(super) asked: mpsc::UnboundedReceiver<Asked>,
-    pub(super) events: Arc<Mutex<Vec<Arc<Events>>>>,
+    pub(super) events: Arc<Mutex<Vec<Arc<EventSink>>>>,
     pub(super) connections: Arc<Mutex<Vec<u64>>>,
     pub(super) broken: Arc<AtomicUsize>,
 }
@@ -102,7 +102,7 @@ impl Backend for Wire {
         self.capability
     }
 
-    fn connect(&self, events: Events) -> Answer<Arc<dyn Connection>> {
+    fn connect(&self, events: EventSink) -> Answer<Arc<dyn Connection>> {
         let number = {
             let mut receivers = self.connections.lock().unwrap();
             let first = *receivers.first().unwrap_or(&events.receiver());
@@ -137,7 +137,7 @@ impl Connection for Wire {
         self.ask(|reply| Asked::Release(tickets, reply))
     }
 
-    fn inspect(&self, _: Name) -> Answer<Vec<Place>> {
+    fn inspect(&self, _: Name) -> Answer<Vec<TicketInfo>> {
         Box::pin(std::future::ready(Ok(Vec::new())))
     }
 

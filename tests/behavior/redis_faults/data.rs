@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use libtest_mimic::Trial;
-use lockcore::backend::{self, Events};
-use lockcore::{ErrorKind, Locks, LostReason, Namespace, Release};
+use lockcore::backend::{self, EventSink, Namespace};
+use lockcore::{ErrorKind, Locks, LostReason, Release};
 use tests::faketime::Clock;
 use tests::redis_server::RedisServer;
 
@@ -72,7 +72,7 @@ async fn a_server_that_lost_its_data_takes_the_lock_and_tokens_still_rise(_: Sto
     assert_eq!(guard.lost().await, LostReason::Taken);
 
     let next = lock.acquire().await.unwrap();
-    assert!(next.token() > guard.token());
+    assert!(next.fencing_token().unwrap() > guard.fencing_token().unwrap());
     assert_eq!(guard.release().await.unwrap(), Release::AlreadyLost);
     assert!(next.is_valid());
     give_back(next).await;
@@ -81,7 +81,7 @@ async fn a_server_that_lost_its_data_takes_the_lock_and_tokens_still_rise(_: Sto
 async fn ready_reports_a_server_that_evicts(_: Store) {
     let server = RedisServer::start();
     let store = backend::open(&server.url()).unwrap();
-    let events = Events::new(1, Namespace::new("test").unwrap(), |_| ());
+    let events = EventSink::new(1, Namespace::new("test").unwrap(), |_| ());
     let connection = store.connect(events).await.unwrap();
     let policies = "noeviction volatile-lru volatile-lfu volatile-ttl volatile-random allkeys-lru allkeys-lfu allkeys-random";
     for policy in policies.split(' ') {
@@ -111,7 +111,7 @@ async fn an_evicted_ticket_costs_the_lock_and_the_holder_learns_it(_: Store) {
 
     assert_eq!(guard.lost().await, LostReason::Taken);
     let next = client(&server).mutex("a").acquire().await.unwrap();
-    assert!(next.token() > guard.token());
+    assert!(next.fencing_token().unwrap() > guard.fencing_token().unwrap());
     drop(guard);
     give_back(next).await;
     nothing_left(&server).await;
@@ -130,14 +130,17 @@ async fn evicted_ends_cost_nobody_the_lock_or_the_place(_: Store) {
         tickets(&locks, "a", place + 3).await;
     }
     assert_eq!(server.command::<i64>(&["DEL", "test:1:{a}:ends"]), 1);
-    let mut last = second.token();
+    let mut last = second.fencing_token().unwrap();
 
     give_back(first).await;
 
     for waiter in waiters {
         let guard = waiter.await.unwrap().unwrap();
-        assert!(guard.token() > last, "served in their order");
-        last = guard.token();
+        assert!(
+            guard.fencing_token().unwrap() > last,
+            "served in their order"
+        );
+        last = guard.fencing_token().unwrap();
         give_back(guard).await;
     }
     give_back(second).await;
@@ -158,10 +161,10 @@ async fn an_evicted_line_costs_those_who_wait_their_place_and_nobody_the_lock(_:
     tickets(&locks, "a", 2).await;
 
     assert!(guard.is_valid());
-    let token = guard.token();
+    let token = guard.fencing_token().unwrap();
     give_back(guard).await;
     let next = waiter.await.unwrap().unwrap();
-    assert!(next.token() > token);
+    assert!(next.fencing_token().unwrap() > token);
     give_back(next).await;
     nothing_left(&server).await;
 }
@@ -178,7 +181,7 @@ async fn a_clock_that_jumps_forward_is_noticed_and_tokens_rise(_: Store) {
 
     // To the server the lease is long over: another gets in, with a greater token …
     let next = client(&server).mutex("a").acquire().await.unwrap();
-    assert!(next.token() > guard.token());
+    assert!(next.fencing_token().unwrap() > guard.fencing_token().unwrap());
     // … and the old holder learns it at its next renewal.
     assert_eq!(guard.lost().await, LostReason::Taken);
     give_back(next).await;
@@ -199,20 +202,20 @@ async fn a_clock_that_jumps_back_lets_no_second_holder_in(_: Store) {
         kind(client(&server).mutex("a").try_acquire().await),
         ErrorKind::Busy
     );
-    let token = guard.token();
+    let token = guard.fencing_token().unwrap();
     give_back(guard).await;
     // The clock is behind the last token; the next is greater all the same, also for a new client …
     let next = client(&server).mutex("a").acquire().await.unwrap();
-    assert!(next.token() > token);
-    let token = next.token();
+    assert!(next.fencing_token().unwrap() > token);
+    let token = next.fencing_token().unwrap();
     give_back(next).await;
     // … and even without data, for a client that has seen it.
     server.flush();
     let next = locks.mutex("a").acquire().await.unwrap();
     assert!(
-        next.token().as_u64() > token.as_u64() - (1 << 30),
+        next.fencing_token().unwrap().as_i64() > token.as_i64() - (1 << 30),
         "{:?} {token:?}",
-        next.token()
+        next.fencing_token().unwrap()
     );
     give_back(next).await;
 }
@@ -221,12 +224,30 @@ async fn a_clock_that_jumps_back_lets_no_second_holder_in(_: Store) {
 async fn one_clock_that_was_far_ahead_does_not_drive_every_token_ahead(_: Store) {
     let server = RedisServer::with_clock(&[]);
     let locks = client(&server);
-    let honest = locks.mutex("a").acquire().await.unwrap().token();
+    let honest = locks
+        .mutex("a")
+        .acquire()
+        .await
+        .unwrap()
+        .fencing_token()
+        .unwrap();
     server.set_clock(Clock::Ahead(Duration::from_secs(30 * 86_400)));
-    let ahead = locks.mutex("b").acquire().await.unwrap().token();
+    let ahead = locks
+        .mutex("b")
+        .acquire()
+        .await
+        .unwrap()
+        .fencing_token()
+        .unwrap();
     server.set_clock(Clock::True);
 
-    let next = locks.mutex("c").acquire().await.unwrap().token();
+    let next = locks
+        .mutex("c")
+        .acquire()
+        .await
+        .unwrap()
+        .fencing_token()
+        .unwrap();
 
     assert!(honest < next && next < ahead, "{honest} {next} {ahead}");
 }

@@ -131,7 +131,9 @@ async fn hundred_waiters(
         tokio::spawn(async move {
             let guard = lock.acquire().await.unwrap();
             let visit = resource.enter(1);
-            served.send((number, guard.token())).unwrap();
+            served
+                .send((number, guard.fencing_token().unwrap()))
+                .unwrap();
             tokio::task::yield_now().await;
             drop(visit);
             drop(guard); // whether the server is there or not
@@ -153,7 +155,7 @@ async fn waiters_survive_a_server_that_restarts_empty(_: Store) {
 
     // They ask anew, in whatever order, without waiting for the one who has not heard of it yet.
     guard.lost().await;
-    let mut last = guard.token();
+    let mut last = guard.fencing_token().unwrap();
     for _ in 0..100 {
         let (_, token) = served.recv().await.unwrap();
         assert!(token > last, "{token} after {last}");
@@ -169,7 +171,7 @@ async fn waiters_keep_their_places_over_restarts_of_a_server_with_its_data(_: St
     let resource = Arc::new(Witness::exclusive());
     let ttl = Duration::from_secs(30);
     let guard = client(&server).mutex("a").ttl(ttl).acquire().await.unwrap();
-    let mut last = guard.token();
+    let mut last = guard.fencing_token().unwrap();
     let mut served = hundred_waiters(&server, ttl, &resource).await;
     server.kill();
     server.restart();

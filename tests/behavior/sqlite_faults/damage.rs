@@ -131,12 +131,12 @@ async fn loses_the_lock(store: Store, lose: impl Fn(&Path)) {
 
     lose(&store.file().path());
     let next = locks.mutex("theirs").try_acquire().await.unwrap();
-    assert!(next.token().as_u64() > theirs);
+    assert!(next.grant_id().as_u64() > theirs);
     assert_eq!(other.lost(SOON), "Taken");
     assert_eq!(ours.lost().await, LostReason::Taken);
     let again = locks.mutex("ours").try_acquire().await.unwrap();
 
-    assert!(again.token() > ours.token());
+    assert!(again.fencing_token().unwrap() > ours.fencing_token().unwrap());
     assert_eq!(other.release(), "AlreadyLost");
     assert_eq!(other.try_acquire(), Err("Busy".into()));
     give_back(next).await;

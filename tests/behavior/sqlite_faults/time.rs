@@ -35,13 +35,13 @@ async fn a_wall_clock_that_jumps_changes_no_lease_and_tokens_rise(store: Store) 
     let by = Duration::from_secs(300);
     for jump in [Clock::Ahead(by), Clock::True, Clock::Behind(by)] {
         let guard = locks.mutex("a").acquire().await.unwrap();
-        assert!(guard.token().as_u64() > last, "{jump:?}");
+        assert!(guard.grant_id().as_u64() > last, "{jump:?}");
         clock.set(jump);
         other.say("try");
         assert_eq!(other.expect("FAILED", SOON), "Busy", "{jump:?}");
         other.say("acquire");
         tickets(&locks, "a", 2).await;
-        let token = guard.token().as_u64();
+        let token = guard.grant_id().as_u64();
         give_back(guard).await;
 
         last = other.expect("HELD", SOON).parse().unwrap();

@@ -181,8 +181,8 @@ async fn tokens_rise_although_the_sequence_starts_again(_: Store) {
     for _ in 0..3 {
         for _ in 0..3 {
             let guard = locks.mutex("a").acquire().await.unwrap();
-            assert!(guard.token().as_u64() > last);
-            last = guard.token().as_u64();
+            assert!(guard.grant_id().as_u64() > last);
+            last = guard.grant_id().as_u64();
             give_back(guard).await;
         }
         eventually("the parent is gone", SOON, async || {

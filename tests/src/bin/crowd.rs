@@ -45,7 +45,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
                             .open(folder.join("tokens"))
                             .unwrap();
                         tokens
-                            .write_all(format!("{}\n", held.token()).as_bytes())
+                            .write_all(format!("{}\n", held.grant_id()).as_bytes())
                             .unwrap();
                         drop(visit);
                         Ok::<_, Error>(())

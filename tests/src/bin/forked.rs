@@ -73,7 +73,7 @@ fn child(arguments: &Arguments) -> Result<(), Box<dyn std::error::Error>> {
     let lock = locks.mutex("child").wait(Duration::from_secs(5));
     match runtime.block_on(lock.acquire()) {
         Ok(held) => {
-            println!("CHILD HELD {}", held.token());
+            println!("CHILD HELD {}", held.grant_id());
             io::copy(&mut io::stdin(), &mut io::sink())?;
             println!("CHILD RELEASED {:?}", runtime.block_on(held.release())?);
         }

@@ -93,7 +93,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 fn report(acquired: Result<Guard, Error>) -> Option<Guard> {
     match acquired {
         Ok(guard) => {
-            println!("HELD {}", guard.token());
+            println!("HELD {}", guard.grant_id());
             Some(guard)
         }
         Err(error) => {

@@ -9,7 +9,7 @@ async fn settle(id: u64) -> Result<u64, Error> { Ok(id) }
 
 #[rustfmt::skip]
 #[distributed_lock(kye = "order:{id}", held = lock)]
-async fn with_its_lock(id: u64) -> Result<u64, Error> { Ok(id + lock.token().as_u64()) }
+async fn with_its_lock(id: u64) -> Result<u64, Error> { Ok(id + lock.grant_id().as_u64()) }
 
 #[rustfmt::skip]
 #[distributed_lock(kye = "order:{id}")]

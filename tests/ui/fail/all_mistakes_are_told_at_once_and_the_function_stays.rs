@@ -6,7 +6,7 @@ impl Shop {
     #[distributed_lock(key = "{}:{a", wiat = "1s", try, wait = "soon", ttl = "0s", held = lock, shared = 1)]
     fn settle(id: u64) {
         // No error here, nor at the call: both `lock` and `settle` are known.
-        lock.token();
+        lock.grant_id();
     }
 
     async fn call() {

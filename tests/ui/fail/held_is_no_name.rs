@@ -5,7 +5,7 @@ async fn text(id: u64) -> Result<(), Error> {
     Ok(())
 }
 
-#[distributed_lock(key = "order:{id}", held = lock.token())]
+#[distributed_lock(key = "order:{id}", held = lock.grant_id())]
 async fn expression(id: u64) -> Result<(), Error> {
     Ok(())
 }

@@ -27,7 +27,7 @@ impl Settle for Shop {
     #[distributed_lock(kye = "order:{self.id}", wait = "soon", held = lock)]
     async fn options(&mut self) -> Result<u64, Error> {
         self.id += 1;
-        Ok(lock.token().as_u64())
+        Ok(lock.grant_id().as_u64())
     }
 
     #[distributed_lock(key = "order:{self.ident}")]

@@ -150,7 +150,7 @@ mod bodies_of_several_lines {
 
     #[distributed_lock(key = "a:{id}", held = lock, on_busy = skip)]
     async fn unit_tail(id: u64) -> Outcome<()> {
-        let token = lock.token();
+        let token = lock.grant_id();
         tokio::spawn(async move { token.as_u64() });
         match id {
             0 => Ok(()),

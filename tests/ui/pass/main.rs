@@ -22,7 +22,7 @@ mod what_only_looks_like_a_mistake_is_accepted;
 /// One after the other: they share the process-wide default client.
 #[test]
 fn what_the_macro_accepts_does_what_it_says() -> Result<(), lockcore::Error> {
-    lockcore::init(lockcore::Locks::connect("memory:")?)?;
+    lockcore::set_default(lockcore::Locks::connect("memory:")?)?;
 
     a_locked_function_warns_of_nothing::main()?;
     async_trait_stands_above::main()?;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use http::request::Parts;
-use lockcore::WriteToken;
+use lockcore::FencingToken;
 
 use super::seen::{Pass, Seen, Shut};
 use crate::header::TOKEN_HEADER;
@@ -42,7 +42,7 @@ impl Gate {
     }
 }
 
-fn token(parts: &Parts) -> Result<Option<WriteToken>, Problem> {
+fn token(parts: &Parts) -> Result<Option<FencingToken>, Problem> {
     let mut values = parts.headers.get_all(TOKEN_HEADER).iter();
     let Some(value) = values.next() else {
         return Ok(None);

@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use lockcore::WriteToken;
+use lockcore::FencingToken;
 use tokio::sync::Notify;
 
 /// The memory of a fence. Its mutex is held for a few map operations, never across an await.
@@ -28,9 +28,9 @@ struct State {
 /// One resource. All requests that run have the same token, `running_under`. A request with a higher token begins when
 /// they have ended; one with a lower token does not begin any more.
 struct Fence {
-    highest: WriteToken,
+    highest: FencingToken,
     running: usize,
-    running_under: WriteToken,
+    running_under: FencingToken,
     /// Who runs or waits.
     inside: usize,
     /// Its place among the idle; `None` while anybody is inside.
@@ -61,7 +61,7 @@ impl Seen {
 
     /// Compares a token with the highest, and raises that to it, in one step. From here on no lower
     /// one begins.
-    pub(crate) fn enter(self: &Arc<Self>, key: &str, token: WriteToken) -> Result<Pass, Shut> {
+    pub(crate) fn enter(self: &Arc<Self>, key: &str, token: FencingToken) -> Result<Pass, Shut> {
         let mut state = self.state();
         let known = state.fences.get_key_value(key);
         let key: Arc<str> = match known.map(|(key, _)| Arc::clone(key)) {
@@ -126,7 +126,7 @@ impl Seen {
 }
 
 impl Fence {
-    fn new(token: WriteToken) -> Self {
+    fn new(token: FencingToken) -> Self {
         Self {
             highest: token,
             running: 0,
@@ -138,7 +138,7 @@ impl Fence {
     }
 
     /// Whether a request with this token may run now.
-    fn lets_in(&self, token: WriteToken) -> bool {
+    fn lets_in(&self, token: FencingToken) -> bool {
         self.running == 0 || self.running_under == token
     }
 
@@ -153,7 +153,7 @@ impl Fence {
 pub(crate) struct Pass {
     seen: Arc<Seen>,
     key: Arc<str>,
-    token: WriteToken,
+    token: FencingToken,
     begun: bool,
 }
 
@@ -245,7 +245,7 @@ mod tests {
 
     const HOUR: Duration = Duration::from_secs(3600);
 
-    fn token(number: i64) -> WriteToken {
+    fn token(number: i64) -> FencingToken {
         number.to_string().parse().unwrap()
     }
 

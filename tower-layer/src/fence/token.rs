@@ -7,7 +7,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use http::{HeaderValue, Request};
-use lockcore::{Held, MultiHeld, WriteToken};
+use lockcore::{FencingToken, Held, MultiHeld};
 use pin_project_lite::pin_project;
 use tower_layer::Layer;
 use tower_service::Service;
@@ -54,7 +54,7 @@ use crate::header::TOKEN_HEADER;
 ///     .body(())?;
 /// # let sent =
 /// client.oneshot(request).await?;
-/// # assert_eq!(sent.headers()["lock-fencing-token"], guard.write_token()?.to_string().as_str());
+/// # assert_eq!(sent.headers()["lock-fencing-token"], guard.fencing_token()?.to_string().as_str());
 /// # Ok(()) }
 /// ```
 #[derive(Clone, Copy, Debug, Default)]
@@ -125,8 +125,8 @@ where
 }
 
 /// The token of a lock that is held and excludes all others.
-fn token_of(held: &Held) -> Result<WriteToken, BoxError> {
-    let token = held.write_token()?;
+fn token_of(held: &Held) -> Result<FencingToken, BoxError> {
+    let token = held.fencing_token()?;
     // Held for no longer than now: answered without waiting, yes or no.
     let held_now = pin!(held.ensure(Duration::ZERO));
     match held_now.poll(&mut Context::from_waker(Waker::noop())) {

@@ -11,8 +11,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use url::Url;
 
 use super::{
-    Answer, Backend, Capability, Connection, Departure, Enqueued, Events, Fault, News, Place,
-    Released, Renewed, StoreError, Wake,
+    Answer, Backend, Capability, Connection, Departure, Enqueued, EventSink, Fault, News, Released,
+    Renewed, StoreError, TicketInfo, Wake,
 };
 use crate::clock::{Clock, Instant};
 use crate::error::Error;
@@ -59,7 +59,7 @@ struct Names {
     /// Ids whose release came before their enqueue, and until when each is remembered.
     marks: Prehashed<Id, Instant>,
     /// The latest connection of each receiver. Its tickets are woken there.
-    receivers: HashMap<u64, Weak<Events>>,
+    receivers: HashMap<u64, Weak<EventSink>>,
 }
 
 /// The data of a ticket that the rule does not need.
@@ -72,7 +72,7 @@ struct Holder {
 #[derive(Debug)]
 struct MemoryConnection {
     store: Arc<Store>,
-    events: Arc<Events>,
+    events: Arc<EventSink>,
 }
 
 impl Memory {
@@ -88,7 +88,7 @@ impl Backend for Memory {
         Capability::new().cross_process(false).in_flight(u32::MAX)
     }
 
-    fn connect(&self, events: Events) -> Answer<Arc<dyn Connection>> {
+    fn connect(&self, events: EventSink) -> Answer<Arc<dyn Connection>> {
         let events = Arc::new(events);
         self.store.listen(&events);
         answer(Ok(Arc::new(MemoryConnection {
@@ -117,7 +117,7 @@ impl Connection for MemoryConnection {
             .collect()))
     }
 
-    fn inspect(&self, name: Name) -> Answer<Vec<Place>> {
+    fn inspect(&self, name: Name) -> Answer<Vec<TicketInfo>> {
         answer(Ok(self.store.inspect(&name)))
     }
 
@@ -144,7 +144,7 @@ impl Store {
     }
 
     /// From now on, wake-ups for this receiver go to `events`.
-    pub(crate) fn listen(&self, events: &Arc<Events>) {
+    pub(crate) fn listen(&self, events: &Arc<EventSink>) {
         let mut names = self.names();
         names
             .receivers
@@ -283,7 +283,7 @@ impl Store {
         }
     }
 
-    pub(crate) fn inspect(&self, name: &Name) -> Vec<Place> {
+    pub(crate) fn inspect(&self, name: &Name) -> Vec<TicketInfo> {
         let now = self.clock.now();
         let names = self.names();
         let Some(queue) = names.queues.get(name) else {
@@ -297,7 +297,7 @@ impl Store {
         let shares = live.iter().map(|ticket| (ticket.permits, ticket.capacity));
         let granted = queue::granted(shares);
         let places = live.iter().enumerate().map(|(at, ticket)| {
-            Place::new(
+            TicketInfo::new(
                 ticket.number,
                 at < granted,
                 ticket.permits,
@@ -370,7 +370,7 @@ fn first_expiry(queue: &Queue<Holder>, now: Instant) -> Option<Duration> {
 /// Messages that are sent when this is dropped. It is declared before the mutex guard, so it is dropped after the mutex
 /// is unlocked.
 struct Wakes {
-    to: Vec<(Weak<Events>, News)>,
+    to: Vec<(Weak<EventSink>, News)>,
     /// This ticket needs no wake-up: the answer to its own request tells it.
     asker: Id,
 }
@@ -388,7 +388,7 @@ impl Wakes {
         &mut self,
         newly: usize,
         queue: &Queue<Holder>,
-        receivers: &HashMap<u64, Weak<Events>>,
+        receivers: &HashMap<u64, Weak<EventSink>>,
     ) {
         let holders = queue.holders();
         let known = holders.len() - newly;
@@ -410,7 +410,7 @@ impl Wakes {
     fn tell_first(
         &mut self,
         queue: &Queue<Holder>,
-        receivers: &HashMap<u64, Weak<Events>>,
+        receivers: &HashMap<u64, Weak<EventSink>>,
         now: Instant,
     ) {
         if let Some(first) = queue.first_in_line()
@@ -455,7 +455,7 @@ mod tests {
             self.0.capability()
         }
 
-        fn connect(&self, events: Events) -> Answer<Arc<dyn Connection>> {
+        fn connect(&self, events: EventSink) -> Answer<Arc<dyn Connection>> {
             let connecting = self.0.connect(events);
             Box::pin(async { Ok(Arc::new(Twice(connecting.await?)) as Arc<dyn Connection>) })
         }
@@ -475,7 +475,7 @@ mod tests {
             self.0.release(tickets)
         }
 
-        fn inspect(&self, name: Name) -> Answer<Vec<Place>> {
+        fn inspect(&self, name: Name) -> Answer<Vec<TicketInfo>> {
             self.0.inspect(name)
         }
 

@@ -5,14 +5,14 @@ use std::time::Duration;
 
 use redis::{PushInfo, PushKind, Value};
 
-use crate::backend::{Events, Wake};
+use crate::backend::{EventSink, Wake};
 use crate::request::Id;
 
 /// Runs inside the connection's driver, so a wake-up reaches its waiter without a task in between.
 ///
 /// The driver drops it when the connection breaks or its runtime ends, and with it `events`, which
 /// is how the core learns that.
-pub(super) fn sink(events: Events) -> impl Fn(PushInfo) -> Result<(), Infallible> + Send + Sync {
+pub(super) fn sink(events: EventSink) -> impl Fn(PushInfo) -> Result<(), Infallible> + Send + Sync {
     move |push| {
         if push.kind == PushKind::Message
             && let Some(Value::BulkString(message)) = push.data.get(1)

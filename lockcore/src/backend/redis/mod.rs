@@ -17,7 +17,8 @@ use redis::AsyncConnectionConfig;
 use url::Url;
 
 use super::{
-    Answer, Backend, Capability, Connection, Departure, Enqueued, Events, Place, Released, Renewed,
+    Answer, Backend, Capability, Connection, Departure, Enqueued, EventSink, Released, Renewed,
+    TicketInfo,
 };
 use crate::error::Error;
 use crate::name::Name;
@@ -59,7 +60,7 @@ impl Backend for Redis {
         self.server.silence()
     }
 
-    fn connect(&self, events: Events) -> Answer<Arc<dyn Connection>> {
+    fn connect(&self, events: EventSink) -> Answer<Arc<dyn Connection>> {
         let server = Arc::clone(&self.server);
         Box::pin(async move {
             let channel: Arc<str> = format!("{:016x}", events.receiver()).into();
@@ -113,7 +114,7 @@ impl Connection for RedisConnection {
         Box::pin(tickets::release(self.clone(), tickets))
     }
 
-    fn inspect(&self, name: Name) -> Answer<Vec<Place>> {
+    fn inspect(&self, name: Name) -> Answer<Vec<TicketInfo>> {
         Box::pin(tickets::inspect(self.clone(), name))
     }
 

@@ -9,7 +9,7 @@ use super::connection::RedisConnection;
 use super::errors::{GUIDE, failed, is_stopped};
 use super::layout::{self, Script};
 use super::rights;
-use crate::backend::{Departure, Enqueued, Fault, Place, Released, Renewed, StoreError};
+use crate::backend::{Departure, Enqueued, Fault, Released, Renewed, StoreError, TicketInfo};
 use crate::name::{Name, Namespace};
 use crate::request::Request;
 
@@ -149,7 +149,7 @@ pub(super) async fn release(
 pub(super) async fn inspect(
     mut connection: RedisConnection,
     name: Name,
-) -> Result<Vec<Place>, StoreError> {
+) -> Result<Vec<TicketInfo>, StoreError> {
     let write = |call: &mut Cmd| call.write_arg_fmt(layout::key(&name));
     let namespace = name.namespace();
     let reply = run(&mut connection, &layout::INSPECT, namespace, 1, write).await?;
@@ -172,7 +172,7 @@ pub(super) async fn inspect(
     let mut older = 0u64;
     let place = |record: Record<'_>| {
         older += u64::from(record.permits);
-        Place::new(
+        TicketInfo::new(
             record.number,
             older <= u64::from(record.capacity),
             record.permits,

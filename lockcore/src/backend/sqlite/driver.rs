@@ -17,7 +17,9 @@ use tokio::sync::{mpsc, oneshot};
 use super::events::Wakes;
 use super::file::File;
 use super::tickets;
-use crate::backend::{Departure, Enqueued, Events, Fault, Place, Released, Renewed, StoreError};
+use crate::backend::{
+    Departure, Enqueued, EventSink, Fault, Released, Renewed, StoreError, TicketInfo,
+};
 use crate::name::Name;
 use crate::request::Request;
 
@@ -27,12 +29,12 @@ pub(super) type Reply<T> = oneshot::Sender<Result<T, StoreError>>;
 /// A request to the thread.
 #[derive(Debug)]
 pub(super) enum Job {
-    Join(Events, Reply<u64>),
+    Join(EventSink, Reply<u64>),
     Leave(u64, u64),
     Enqueue(Arc<Request>, u64, Reply<Enqueued>),
     Renew(Vec<Arc<Request>>, Reply<Vec<Renewed>>),
     Release(Vec<Departure>, Reply<Vec<Released>>),
-    Inspect(Name, Reply<Vec<Place>>),
+    Inspect(Name, Reply<Vec<TicketInfo>>),
     Forget(Name, Reply<()>),
     Check(Reply<Vec<String>>),
 }

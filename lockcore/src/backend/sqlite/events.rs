@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::backend::{Events, Wake};
+use crate::backend::{EventSink, Wake};
 use crate::request::Id;
 
 /// The shortest pause between two checks, used after a change.
@@ -37,12 +37,12 @@ pub(super) struct Wakes {
 struct Client {
     /// Tells the connections of one receiver apart: one that leaves late must not remove its successor.
     joined: u64,
-    events: Events,
+    events: EventSink,
 }
 
 impl Wakes {
     /// Adds a client, until it [leaves](Self::leave) with the number that this returns.
-    pub(super) fn join(&mut self, events: Events) -> u64 {
+    pub(super) fn join(&mut self, events: EventSink) -> u64 {
         self.joined += 1;
         let joined = self.joined;
         self.clients

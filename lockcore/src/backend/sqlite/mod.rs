@@ -13,7 +13,8 @@ use std::sync::Arc;
 use url::Url;
 
 use super::{
-    Answer, Backend, Capability, Connection, Departure, Enqueued, Events, Place, Released, Renewed,
+    Answer, Backend, Capability, Connection, Departure, Enqueued, EventSink, Released, Renewed,
+    TicketInfo,
 };
 use crate::error::Error;
 use crate::name::Name;
@@ -51,7 +52,7 @@ impl Backend for Sqlite {
             .in_flight(16)
     }
 
-    fn connect(&self, events: Events) -> Answer<Arc<dyn Connection>> {
+    fn connect(&self, events: EventSink) -> Answer<Arc<dyn Connection>> {
         let path = self.path.clone();
         Box::pin(async move {
             let file = config::locate(&path)?;
@@ -94,7 +95,7 @@ impl Connection for SqliteConnection {
         Box::pin(async move { driver.ask(|reply| Job::Release(tickets, reply)).await })
     }
 
-    fn inspect(&self, name: Name) -> Answer<Vec<Place>> {
+    fn inspect(&self, name: Name) -> Answer<Vec<TicketInfo>> {
         let driver = Arc::clone(&self.driver);
         Box::pin(async move { driver.ask(|reply| Job::Inspect(name, reply)).await })
     }

@@ -10,7 +10,7 @@ use sqlx::sqlite::SqliteRow;
 use super::events::Wakes;
 use super::file::{File, column};
 use super::layout;
-use crate::backend::{Departure, Enqueued, Fault, Place, Released, Renewed, StoreError, Wake};
+use crate::backend::{Departure, Enqueued, Fault, Released, Renewed, StoreError, TicketInfo, Wake};
 use crate::name::Name;
 use crate::request::{Id, Request};
 
@@ -243,7 +243,7 @@ pub(super) async fn look(file: &mut File, wakes: &mut Wakes) -> Result<(), Store
     Ok(())
 }
 
-pub(super) async fn inspect(file: &mut File, name: &Name) -> Result<Vec<Place>, StoreError> {
+pub(super) async fn inspect(file: &mut File, name: &Name) -> Result<Vec<TicketInfo>, StoreError> {
     let (key, now) = (layout::key(name), layout::now_millis());
     let rows = file
         .transact(|| sqlx::query(layout::INSPECT).bind(key.clone()).bind(now))
@@ -251,7 +251,7 @@ pub(super) async fn inspect(file: &mut File, name: &Name) -> Result<Vec<Place>, 
     rows.iter()
         .map(|row| {
             let number = |column_name| column::<i64>(row, column_name);
-            Ok(Place::new(
+            Ok(TicketInfo::new(
                 unsigned(number("ticket")?),
                 number("granted")? != 0,
                 u32::try_from(number("permits")?).unwrap_or(u32::MAX),

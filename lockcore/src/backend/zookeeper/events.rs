@@ -25,7 +25,7 @@ use zookeeper_client::{AddWatchMode, Error as ZkError, EventType, Stat};
 use super::layout::{self, Ticket};
 use super::line::By;
 use super::session::{Mine, Session, State};
-use crate::backend::{Events, Wake};
+use crate::backend::{EventSink, Wake};
 use crate::clock::Clock;
 use crate::request::Id;
 
@@ -178,7 +178,7 @@ impl Session {
 
     /// The wake-ups are sent after the mutex is unlocked.
     fn send(&self, state: MutexGuard<'_, State>, wakes: Vec<Wake>, lost: bool) {
-        let events: Option<Arc<Events>> = state.events.clone();
+        let events: Option<Arc<EventSink>> = state.events.clone();
         drop(state);
         let Some(events) = events else {
             return; // every ticket is renewed as soon as there is a connection again

@@ -21,8 +21,8 @@ use std::time::Duration;
 use url::Url;
 
 use super::{
-    Answer, Backend, BoxFuture, Capability, Connection, Departure, Enqueued, Events, Place,
-    Released, Renewed,
+    Answer, Backend, BoxFuture, Capability, Connection, Departure, Enqueued, EventSink, Released,
+    Renewed, TicketInfo,
 };
 use crate::error::Error;
 use crate::name::Name;
@@ -60,7 +60,7 @@ pub(crate) struct ZooKeeper {
 #[derive(Debug)]
 struct Ensemble {
     settings: Settings,
-    /// The session of each client, by [`Events::receiver`]. It outlives connections: when one breaks, the next one
+    /// The session of each client, by [`EventSink::receiver`]. It outlives connections: when one breaks, the next one
     /// continues the session, and with it the tickets.
     sessions: Mutex<HashMap<u64, Weak<Session>>>,
 }
@@ -90,7 +90,7 @@ impl Backend for ZooKeeper {
             .in_flight(IN_FLIGHT)
     }
 
-    fn connect(&self, events: Events) -> Answer<Arc<dyn Connection>> {
+    fn connect(&self, events: EventSink) -> Answer<Arc<dyn Connection>> {
         let ensemble = Arc::clone(&self.ensemble);
         Box::pin(async move {
             let session = ensemble.session(&events).await?;
@@ -104,7 +104,7 @@ impl Backend for ZooKeeper {
 impl Ensemble {
     /// The client's session, or a new one if there is none or it is over. If this is dropped while it opens a session,
     /// the server ends that session; nothing is in it.
-    async fn session(&self, events: &Events) -> Result<Attached, super::StoreError> {
+    async fn session(&self, events: &EventSink) -> Result<Attached, super::StoreError> {
         let known = self
             .sessions()
             .get(&events.receiver())
@@ -144,7 +144,7 @@ impl Connection for ZooKeeperConnection {
         Box::pin(tickets::release(self.session(), tickets))
     }
 
-    fn inspect(&self, name: Name) -> Answer<Vec<Place>> {
+    fn inspect(&self, name: Name) -> Answer<Vec<TicketInfo>> {
         Box::pin(tickets::inspect(self.session(), name))
     }
 

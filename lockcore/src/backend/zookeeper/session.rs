@@ -21,7 +21,7 @@ use super::errors::failed;
 use super::layout::Ticket;
 use super::line::Line;
 use super::proof::Proof;
-use crate::backend::{Events, Fault, StoreError};
+use crate::backend::{EventSink, Fault, StoreError};
 use crate::clock::{Clock, Instant};
 use crate::request::Id;
 
@@ -60,7 +60,7 @@ pub(super) struct Session {
 #[derive(Debug)]
 pub(super) struct State {
     /// `None` while disconnected.
-    pub(super) events: Option<Arc<Events>>,
+    pub(super) events: Option<Arc<EventSink>>,
     pub(super) tickets: HashMap<Id, Mine>,
     /// Released ids whose enqueue may still arrive: a node with such an id is deleted.
     pub(super) gone: HashMap<Id, Gone>,
@@ -276,7 +276,7 @@ impl Session {
 
     /// Makes the session a connection of the core: waits until it is connected and a server answers, and reports to
     /// `events` from then on. If this is dropped half-way, nothing has changed.
-    pub(super) async fn resume(self: &Arc<Self>, events: Events) -> Result<(), StoreError> {
+    pub(super) async fn resume(self: &Arc<Self>, events: EventSink) -> Result<(), StoreError> {
         let mut up = self.up.subscribe();
         loop {
             match &*up.borrow_and_update() {

@@ -24,7 +24,7 @@ use super::errors::failed;
 use super::layout::{self, Parent};
 use super::proof::Proof;
 use super::session::Session;
-use crate::backend::{Fault, Place, StoreError};
+use crate::backend::{Fault, StoreError, TicketInfo};
 use crate::clock::Clock;
 use crate::name::Name;
 use crate::request::Request;
@@ -32,7 +32,10 @@ use crate::request::Request;
 /// How many nodes are read in one request. The path of each has at most two kilobytes.
 const READS: usize = 250;
 
-pub(super) async fn inspect(session: Arc<Session>, name: Name) -> Result<Vec<Place>, StoreError> {
+pub(super) async fn inspect(
+    session: Arc<Session>,
+    name: Name,
+) -> Result<Vec<TicketInfo>, StoreError> {
     session.usable()?;
     let parent = Parent::of(&name);
     let children = match session.client.list_children(&parent.path).await {
@@ -69,7 +72,7 @@ pub(super) async fn inspect(session: Arc<Session>, name: Name) -> Result<Vec<Pla
             return None;
         };
         let (owner, number) = layout::owner_and_number(&data, stat.czxid.unsigned_abs());
-        Some(Place::new(
+        Some(TicketInfo::new(
             number,
             at < holders,
             ticket.permits,

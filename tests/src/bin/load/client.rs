@@ -63,7 +63,7 @@ impl Failures {
     pub(crate) fn note_release(&mut self, outcome: Result<Release, Error>) {
         match outcome {
             Ok(Release::Released) => {}
-            Ok(Release::AlreadyLost) => self.add(&"the lock was lost before its release"),
+            Ok(_) => self.add(&"the lock was lost before its release"),
             Err(error) => self.add(&error),
         }
     }

@@ -7,7 +7,7 @@ use std::sync::mpsc;
 use tempfile::TempDir;
 
 use super::*;
-use crate::backend::{Events, News};
+use crate::backend::{EventSink, News};
 use crate::name::Namespace;
 use crate::queue::{NoTicket, Queue};
 use crate::token::MAX_TICKET;
@@ -26,7 +26,7 @@ impl Process {
         file.process = number;
         let (tell, rechecks) = mpsc::channel();
         let mut wakes = Wakes::default();
-        wakes.join(Events::new(
+        wakes.join(EventSink::new(
             RECEIVER,
             Namespace::new("test").unwrap(),
             move |news| {
@@ -62,7 +62,7 @@ impl Process {
         released.unwrap()[0]
     }
 
-    async fn places(&mut self) -> Vec<Place> {
+    async fn places(&mut self) -> Vec<TicketInfo> {
         inspect(&mut self.file, &name("a")).await.unwrap()
     }
 
@@ -314,7 +314,7 @@ async fn the_first_in_line_is_told_when_the_holders_time_is_over_and_the_others_
         };
         assert_eq!(recheck.is_some(), at == 1, "{answer:?}");
     }
-    processes[0].renew(&line[0]).await;
+    assert_ne!(processes[0].renew(&line[0]).await, Renewed::Lost);
 
     for (at, waits) in line.iter().enumerate().skip(1) {
         let answer = processes[at % 2].renew(waits).await;
@@ -350,7 +350,7 @@ async fn an_enqueue_repeated_neither_makes_a_ticket_larger_again_nor_smaller() {
     assert_eq!(process.places().await[0].permits, 3);
     assert_eq!(process.told(), []);
 
-    process.renew(&with(2)).await;
+    assert_ne!(process.renew(&with(2)).await, Renewed::Lost);
     assert_eq!(process.told(), [waits.id]);
     assert!(holds(process.enqueue(&held).await));
     let permits: Vec<_> = process.places().await.iter().map(|p| p.permits).collect();
@@ -416,7 +416,7 @@ async fn an_enqueue_after_its_release_is_refused_while_the_mark_is_there() {
         .sql("UPDATE marks SET expires_at = 1 WHERE id = ?1", &late)
         .await;
     assert!(marks.is_empty());
-    process.release(&other, true).await;
+    assert_eq!(process.release(&other, true).await, Released::Released);
     let left = process
         .sql("SELECT id FROM marks WHERE id = ?1", &late)
         .await;
@@ -448,7 +448,7 @@ async fn numbers_rise_over_all_that_were_drawn_or_seen_and_end_instead_of_wrappi
             "{ticket}"
         );
         last = ticket;
-        process.release(&new, false).await;
+        assert_eq!(process.release(&new, false).await, Released::Released);
     }
 
     let max = i64::try_from(MAX_TICKET).unwrap();
@@ -542,7 +542,7 @@ async fn a_grant_that_nobody_looks_for_is_over_after_two_seconds_and_one_that_is
     assert!(holds(one.enqueue(&held).await));
     assert!(!holds(other.enqueue(&waits).await));
 
-    one.release(&held, false).await;
+    assert_eq!(one.release(&held, false).await, Released::Released);
     let place = &one.places().await[0];
     assert!(
         place.granted && place.remaining <= Duration::from_secs(2),
@@ -578,8 +578,8 @@ async fn a_renewal_gives_the_ttl_that_it_asks_for_and_a_look_the_one_that_was_as
         let remaining = one.places().await[0].remaining;
         assert!(remaining <= valid_for && remaining > valid_for - Duration::from_secs(10));
     }
-    other.renew(&with(&waits, 500)).await;
-    one.release(&held, false).await;
+    assert_ne!(other.renew(&with(&waits, 500)).await, Renewed::Lost);
+    assert_eq!(one.release(&held, false).await, Released::Released);
     look(&mut other.file, &mut other.wakes).await.unwrap();
 
     assert_eq!(other.told(), [waits.id]);
@@ -603,16 +603,16 @@ async fn a_waiter_that_becomes_the_first_in_line_is_told_when_to_recheck_in_ever
         assert!(!holds(other.enqueue(waits).await));
     }
 
-    one.release(&first, false).await;
+    assert_eq!(one.release(&first, false).await, Released::Released);
     assert_eq!(rechecks(&mut one), [second.id]);
     // It ends by its own deadline this time, and the next request finds that.
     one.end(&second).await;
-    one.enqueue(&request(1, 1)).await.unwrap();
+    assert!(!holds(one.enqueue(&request(1, 1)).await));
     assert_eq!(rechecks(&mut one), []);
     look(&mut other.file, &mut other.wakes).await.unwrap();
     assert_eq!(rechecks(&mut other), [third.id]);
     // No other ticket has become the first.
-    other.release(&last, false).await;
+    assert_eq!(other.release(&last, false).await, Released::Released);
     assert_eq!(rechecks(&mut other), []);
 }
 
