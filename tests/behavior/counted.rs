@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use lockcore::backend::{
-    Answer, Backend, Capability, Connection, Departure, Enqueued, EventSink, Fault, Name, Released,
-    Renewed, Request, StoreError, TicketInfo,
+    Answer, Backend, Connection, Departure, Enqueued, Fault, Released, Renewed, Request, StoreError,
 };
+use lockcore::testing::{Forward, around};
 
 /// How often each verb was called.
 #[derive(Debug, Default)]
@@ -41,43 +41,27 @@ impl Counts {
 
 #[derive(Debug)]
 pub(crate) struct Counted {
-    store: Arc<dyn Backend>,
-    counts: Arc<Counts>,
-}
-
-#[derive(Debug)]
-struct CountedConnection {
     connection: Arc<dyn Connection>,
     counts: Arc<Counts>,
 }
 
 impl Counted {
     pub(crate) fn around(store: Arc<dyn Backend>) -> (Arc<dyn Backend>, Arc<Counts>) {
-        let counts = Arc::new(Counts::default());
-        let counted = Self {
-            store,
-            counts: Arc::clone(&counts),
-        };
-        (Arc::new(counted), counts)
+        let counts = Arc::<Counts>::default();
+        let counter = Arc::clone(&counts);
+        let counted = around(store, move |connection| Self {
+            connection,
+            counts: Arc::clone(&counter),
+        });
+        (counted, counts)
     }
 }
 
-impl Backend for Counted {
-    fn capability(&self) -> Capability {
-        self.store.capability()
+impl Forward for Counted {
+    fn inner(&self) -> &Arc<dyn Connection> {
+        &self.connection
     }
 
-    fn connect(&self, events: EventSink) -> Answer<Arc<dyn Connection>> {
-        let (connecting, counts) = (self.store.connect(events), Arc::clone(&self.counts));
-        Box::pin(async move {
-            let connection = connecting.await?;
-            let counted: Arc<dyn Connection> = Arc::new(CountedConnection { connection, counts });
-            Ok(counted)
-        })
-    }
-}
-
-impl Connection for CountedConnection {
     fn enqueue(&self, request: Arc<Request>) -> Answer<Enqueued> {
         self.counts.enqueued.fetch_add(1, Ordering::SeqCst);
         self.connection.enqueue(request)
@@ -97,17 +81,5 @@ impl Connection for CountedConnection {
             .released
             .fetch_add(tickets.len(), Ordering::SeqCst);
         self.connection.release(tickets)
-    }
-
-    fn inspect(&self, name: Name) -> Answer<Vec<TicketInfo>> {
-        self.connection.inspect(name)
-    }
-
-    fn forget(&self, name: Name) -> Answer<()> {
-        self.connection.forget(name)
-    }
-
-    fn check(&self) -> Answer<Vec<String>> {
-        self.connection.check()
     }
 }

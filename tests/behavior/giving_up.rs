@@ -12,6 +12,8 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
+use lockcore::backend::{Answer, Connection, Enqueued, Request};
+use lockcore::testing::{Forward, around};
 use lockcore::{Error, ErrorKind, Locks};
 use tests::stores::Answers;
 use tests::witness::Witness;
@@ -35,6 +37,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         shutdown_lets_work_finish
         shutdown_stops_what_does_not_finish
         shutdown_under_load_leaves_nothing
+        a_request_that_is_repeated_finds_its_ticket
     ]
 }
 
@@ -405,4 +408,50 @@ async fn shutdown_under_load_leaves_nothing(store: Store) {
     for name in ["hot", "own0", "own4", "own60"] {
         assert_nothing_left(&store, &observer, name).await;
     }
+}
+
+/// A connection that sends every enqueue twice, as after a lost reply.
+#[derive(Debug)]
+struct Twice(Arc<dyn Connection>);
+
+impl Forward for Twice {
+    fn inner(&self) -> &Arc<dyn Connection> {
+        &self.0
+    }
+
+    fn enqueue(&self, request: Arc<Request>) -> Answer<Enqueued> {
+        let (first, second) = (
+            self.0.enqueue(Arc::clone(&request)),
+            self.0.enqueue(request),
+        );
+        Box::pin(async {
+            let first = first.await?;
+            let second = second.await?;
+            assert_eq!(number(&first), number(&second));
+            Ok(second)
+        })
+    }
+}
+
+/// The number of a ticket that was taken.
+fn number(enqueued: &Enqueued) -> Option<u64> {
+    match enqueued {
+        Enqueued::Granted { ticket, .. } | Enqueued::Waiting { ticket, .. } => Some(*ticket),
+        _ => None,
+    }
+}
+
+async fn a_request_that_is_repeated_finds_its_ticket(store: Store) {
+    let builder = Locks::builder()
+        .namespace(&store.namespace)
+        .fair(store.fair);
+    let locks = builder.backend(around(store.backend(), Twice));
+    let locks = locks.build().unwrap();
+    let guard = locks.mutex("a").acquire().await.unwrap();
+    let waiter = begin(locks.mutex("a").wait(SOON));
+    tickets(&locks, "a", 2).await;
+
+    give_back(guard).await;
+    give_back(waiter.await.unwrap().unwrap()).await;
+    assert!(locks.inspect("a").await.unwrap().is_empty());
 }

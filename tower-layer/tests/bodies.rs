@@ -18,11 +18,8 @@ use futures_util::FutureExt;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::{BodyExt, Empty, Full};
-use lockcore::backend::{
-    Answer, Backend, Capability, Connection, Departure, Enqueued, EventSink, Released, Renewed,
-    TicketInfo,
-};
-use lockcore::testing::Store;
+use lockcore::backend::{self, Answer, Connection, Departure, Released};
+use lockcore::testing::{Forward, Store, around};
 use lockcore::{ErrorKind, Locks, LostReason};
 use lockcore_tower::{BoxError, LockBody, LockLayer};
 use tokio::sync::{Notify, mpsc};
@@ -471,77 +468,42 @@ async fn the_body_goes_before_the_lock_at_its_end_too() {
     assert_eq!(witness.saw_tickets(), Some(1));
 }
 
-/// A store that grants everything and keeps its answers to releases back.
-#[derive(Clone, Debug, Default)]
+/// A connection that keeps its answers to releases back.
+#[derive(Debug)]
 struct Slow {
+    connection: Arc<dyn Connection>,
     asked: Arc<Notify>,
     acknowledge: Arc<Notify>,
 }
 
-impl Backend for Slow {
-    fn capability(&self) -> Capability {
-        Capability::new()
-    }
-
-    fn connect(&self, events: EventSink) -> Answer<Arc<dyn Connection>> {
-        let connection: Arc<dyn Connection> = Arc::new(SlowConnection(self.clone(), events));
-        Box::pin(async { Ok(connection) })
-    }
-}
-
-#[derive(Debug)]
-struct SlowConnection(
-    Slow,
-    #[expect(dead_code, reason = "the connection lives as long")] EventSink,
-);
-
-impl Connection for SlowConnection {
-    fn enqueue(&self, request: Arc<lockcore::backend::Request>) -> Answer<Enqueued> {
-        let valid_for = request.ttl;
-        Box::pin(async move {
-            Ok(Enqueued::Granted {
-                ticket: 1,
-                valid_for,
-            })
-        })
-    }
-
-    fn renew(&self, tickets: Vec<Arc<lockcore::backend::Request>>) -> Answer<Vec<Renewed>> {
-        let renewed = tickets
-            .iter()
-            .map(|ticket| Renewed::Granted {
-                valid_for: ticket.ttl,
-            })
-            .collect();
-        Box::pin(async { Ok(renewed) })
+impl Forward for Slow {
+    fn inner(&self) -> &Arc<dyn Connection> {
+        &self.connection
     }
 
     fn release(&self, tickets: Vec<Departure>) -> Answer<Vec<Released>> {
-        let Slow { asked, acknowledge } = self.0.clone();
+        let (asked, acknowledge) = (Arc::clone(&self.asked), Arc::clone(&self.acknowledge));
+        let releasing = self.connection.release(tickets);
         Box::pin(async move {
             asked.notify_one();
             acknowledge.notified().await;
-            Ok(vec![Released::Released; tickets.len()])
+            releasing.await
         })
-    }
-
-    fn inspect(&self, _name: lockcore::backend::Name) -> Answer<Vec<TicketInfo>> {
-        Box::pin(async { Ok(Vec::new()) })
-    }
-
-    fn forget(&self, _name: lockcore::backend::Name) -> Answer<()> {
-        Box::pin(async { Ok(()) })
-    }
-
-    fn check(&self) -> Answer<Vec<String>> {
-        Box::pin(async { Ok(Vec::new()) })
     }
 }
 
 #[tokio::test]
 async fn the_end_waits_for_the_stores_answer_to_the_release() {
-    let store = Slow::default();
-    let locks = Locks::with_backend(Arc::new(store.clone())).unwrap();
+    let (asked, acknowledge) = <(Arc<Notify>, Arc<Notify>)>::default();
+    let store = {
+        let (asked, acknowledge) = (Arc::clone(&asked), Arc::clone(&acknowledge));
+        around(backend::open("memory:").unwrap(), move |connection| Slow {
+            connection,
+            asked: Arc::clone(&asked),
+            acknowledge: Arc::clone(&acknowledge),
+        })
+    };
+    let locks = Locks::with_backend(store).unwrap();
     let (script, body) = Scripted::new();
 
     let mut body = respond(&locks, request(), Response::new(body))
@@ -549,33 +511,49 @@ async fn the_end_waits_for_the_stores_answer_to_the_release() {
         .into_body();
     script.end();
     assert!(body.frame().now_or_never().is_none());
-    in_time(store.asked.notified()).await;
+    in_time(asked.notified()).await;
     assert!(body.frame().now_or_never().is_none());
     assert!(!body.is_end_stream());
 
-    store.acknowledge.notify_one();
+    acknowledge.notify_one();
     assert!(in_time(body.frame()).await.is_none());
 }
 
 #[tokio::test]
 async fn the_head_of_an_empty_response_waits_for_the_stores_answer_to_the_release() {
-    let store = Slow::default();
-    let locks = Locks::with_backend(Arc::new(store.clone())).unwrap();
+    let (asked, acknowledge) = <(Arc<Notify>, Arc<Notify>)>::default();
+    let store = {
+        let (asked, acknowledge) = (Arc::clone(&asked), Arc::clone(&acknowledge));
+        around(backend::open("memory:").unwrap(), move |connection| Slow {
+            connection,
+            asked: Arc::clone(&asked),
+            acknowledge: Arc::clone(&acknowledge),
+        })
+    };
+    let locks = Locks::with_backend(store).unwrap();
 
     let response = tokio::spawn(async move {
         respond(&locks, request(), Response::new(Empty::<Bytes>::new())).await
     });
-    in_time(store.asked.notified()).await;
+    in_time(asked.notified()).await;
     assert!(!response.is_finished());
 
-    store.acknowledge.notify_one();
+    acknowledge.notify_one();
     assert!(in_time(response).await.unwrap().body().is_end_stream());
 }
 
 #[tokio::test]
 async fn a_store_that_does_not_answer_the_release_does_not_spoil_the_response() {
-    let store = Slow::default();
-    let locks = Locks::with_backend(Arc::new(store.clone())).unwrap();
+    let (asked, acknowledge) = <(Arc<Notify>, Arc<Notify>)>::default();
+    let store = {
+        let (asked, acknowledge) = (Arc::clone(&asked), Arc::clone(&acknowledge));
+        around(backend::open("memory:").unwrap(), move |connection| Slow {
+            connection,
+            asked: Arc::clone(&asked),
+            acknowledge: Arc::clone(&acknowledge),
+        })
+    };
+    let locks = Locks::with_backend(store).unwrap();
 
     let response = respond(
         &locks,
@@ -592,7 +570,7 @@ async fn a_store_that_does_not_answer_the_release_does_not_spoil_the_response() 
             .to_bytes(),
         "all"
     );
-    store.acknowledge.notify_one();
+    acknowledge.notify_one();
 }
 
 fn is_lost(error: &BoxError) -> bool {

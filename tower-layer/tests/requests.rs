@@ -17,10 +17,9 @@ use http_body::Frame;
 use http_body_util::{BodyExt, Full, StreamBody};
 use lockcore::Locks;
 use lockcore::backend::{
-    Answer, Backend, Capability, Connection, Departure, Enqueued, EventSink, Fault, Released,
-    Renewed, StoreError, TicketInfo,
+    self, Answer, Connection, Enqueued, Fault, Name, Request, StoreError, TicketInfo,
 };
-use lockcore::testing::{Store, Verb};
+use lockcore::testing::{Forward, Store, Verb, around};
 use lockcore_tower::{Key, LockLayer};
 use tokio::sync::{Barrier, Notify};
 use tower::limit::ConcurrencyLimitLayer;
@@ -141,7 +140,7 @@ async fn requests_for_two_keys_overlap() {
 #[tokio::test]
 async fn a_request_without_a_key_passes_through() {
     // A store that fails every request shows that it was not asked.
-    let locks = Locks::with_backend(Arc::new(Broken(Fault::Refused))).unwrap();
+    let locks = broken(Fault::Refused);
     let service = by_path(&locks).layer(service_fn(|request: In| async move {
         assert!(request.extensions().get::<lockcore::Held>().is_none());
         Ok::<_, Infallible>(ok())
@@ -532,7 +531,7 @@ async fn a_client_that_is_shut_down_is_answered_with_503() {
 
 #[tokio::test]
 async fn a_store_that_refuses_is_answered_with_503_and_its_words_stay_inside() {
-    let locks = Locks::with_backend(Arc::new(Broken(Fault::Refused))).unwrap();
+    let locks = broken(Fault::Refused);
 
     let service = by_path(&locks).layer(service_fn(unreached));
     let response = service.oneshot(get("/order:42")).await.unwrap();
@@ -552,7 +551,7 @@ async fn a_store_that_refuses_is_answered_with_503_and_its_words_stay_inside() {
 
 #[tokio::test]
 async fn a_store_that_does_not_answer_is_answered_with_503() {
-    let locks = Locks::with_backend(Arc::new(Broken(Fault::Unknown))).unwrap();
+    let locks = broken(Fault::Unknown);
 
     let service = by_path(&locks)
         .wait(Duration::from_millis(50))
@@ -567,7 +566,7 @@ async fn a_mistake_in_the_configuration_is_answered_with_500() {
     let locks = memory();
     let bad_ttl = by_path(&locks).ttl(Duration::ZERO);
     let empty_name = LockLayer::new(locks, Key::from_fn(|_| Ok(Some(String::new()))));
-    let bad_store = by_path(&Locks::with_backend(Arc::new(Broken(Fault::Config))).unwrap());
+    let bad_store = by_path(&broken(Fault::Config));
 
     for layer in [bad_ttl, empty_name, bad_store] {
         let response = layer
@@ -603,57 +602,34 @@ async fn a_name_in_use_as_a_semaphore_is_answered_with_500() {
     assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
 }
 
-/// A store that fails every enqueue in one way, with a password in its words.
-#[derive(Clone, Copy, Debug)]
-struct Broken(Fault);
-
-/// Its connection, which keeps the sink. A sink that is dropped says that the connection is of no use, and a request
-/// would get this store's answer only if it came before that is seen.
+/// A connection that fails every request in one way, with a password in its words.
 #[derive(Debug)]
-struct BrokenConnection(
-    Broken,
-    #[expect(dead_code, reason = "the connection lives as long")] EventSink,
-);
+struct Broken(Arc<dyn Connection>, Fault);
 
-impl BrokenConnection {
-    fn fail<T>(&self) -> Answer<T>
-    where
-        T: Send + 'static,
-    {
-        let error = StoreError::new(self.0.0, "no such user: redis://:hunter2@10.0.0.1");
+/// A client of a store that does.
+fn broken(fault: Fault) -> Locks {
+    let memory = backend::open("memory:").expect("it needs nothing");
+    let store = around(memory, move |connection| Broken(connection, fault));
+    Locks::with_backend(store).expect("it needs nothing")
+}
+
+impl Broken {
+    fn fail<T: Send + 'static>(&self) -> Answer<T> {
+        let error = StoreError::new(self.1, "no such user: redis://:hunter2@10.0.0.1");
         Box::pin(async { Err(error) })
     }
 }
 
-impl Backend for Broken {
-    fn capability(&self) -> Capability {
-        Capability::new()
+impl Forward for Broken {
+    fn inner(&self) -> &Arc<dyn Connection> {
+        &self.0
     }
 
-    fn connect(&self, events: EventSink) -> Answer<Arc<dyn Connection>> {
-        let connection: Arc<dyn Connection> = Arc::new(BrokenConnection(*self, events));
-        Box::pin(async { Ok(connection) })
-    }
-}
-
-impl Connection for BrokenConnection {
-    fn enqueue(&self, _request: Arc<lockcore::backend::Request>) -> Answer<Enqueued> {
+    fn enqueue(&self, _request: Arc<Request>) -> Answer<Enqueued> {
         self.fail()
     }
 
-    fn renew(&self, _tickets: Vec<Arc<lockcore::backend::Request>>) -> Answer<Vec<Renewed>> {
-        self.fail()
-    }
-
-    fn release(&self, tickets: Vec<Departure>) -> Answer<Vec<Released>> {
-        Box::pin(async move { Ok(vec![Released::NotFound; tickets.len()]) })
-    }
-
-    fn inspect(&self, _name: lockcore::backend::Name) -> Answer<Vec<TicketInfo>> {
-        self.fail()
-    }
-
-    fn forget(&self, _name: lockcore::backend::Name) -> Answer<()> {
+    fn inspect(&self, _name: Name) -> Answer<Vec<TicketInfo>> {
         self.fail()
     }
 

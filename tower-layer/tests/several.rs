@@ -18,11 +18,8 @@ use futures_util::FutureExt;
 use http::{HeaderValue, Method, Request, Response, StatusCode};
 use http_body::Frame;
 use http_body_util::{BodyExt, Empty, Full, StreamBody};
-use lockcore::backend::{
-    Answer, Backend, Capability, Connection, Departure, Enqueued, EventSink, Released, Renewed,
-    TicketInfo,
-};
-use lockcore::testing::Store;
+use lockcore::backend::{self, Answer, Connection, Renewed};
+use lockcore::testing::{Forward, Store, around};
 use lockcore::{ErrorKind, Locks, LostReason, MultiHeld};
 use lockcore_tower::{
     FenceLayer, HoldUntil, Key, Keys, LockBody, LockLayer, TOKEN_HEADER, TokenLayer,
@@ -594,10 +591,9 @@ async fn a_layer_inside_takes_what_the_outer_one_has_already() {
 
 // ---- losses
 
-/// A store in which a ticket can be deleted, as an operator does it by hand.
-#[derive(Clone, Debug, Default)]
+/// Deletes a ticket at the store, as an operator does it by hand.
+#[derive(Debug, Default)]
 struct Deleting {
-    store: Store,
     /// The tickets of "b" are gone.
     deleted: Arc<AtomicBool>,
 }
@@ -605,27 +601,12 @@ struct Deleting {
 #[derive(Debug)]
 struct DeletingConnection(Arc<dyn Connection>, Arc<AtomicBool>);
 
-impl Backend for Deleting {
-    fn capability(&self) -> Capability {
-        self.store.capability()
+impl Forward for DeletingConnection {
+    fn inner(&self) -> &Arc<dyn Connection> {
+        &self.0
     }
 
-    fn connect(&self, events: EventSink) -> Answer<Arc<dyn Connection>> {
-        let (connection, deleted) = (self.store.connect(events), Arc::clone(&self.deleted));
-        Box::pin(async move {
-            let connection: Arc<dyn Connection> =
-                Arc::new(DeletingConnection(connection.await?, deleted));
-            Ok(connection)
-        })
-    }
-}
-
-impl Connection for DeletingConnection {
-    fn enqueue(&self, request: Arc<lockcore::backend::Request>) -> Answer<Enqueued> {
-        self.0.enqueue(request)
-    }
-
-    fn renew(&self, tickets: Vec<Arc<lockcore::backend::Request>>) -> Answer<Vec<Renewed>> {
+    fn renew(&self, tickets: Vec<Arc<backend::Request>>) -> Answer<Vec<Renewed>> {
         let deleted = self.1.load(Ordering::SeqCst);
         let lost = tickets
             .iter()
@@ -639,25 +620,17 @@ impl Connection for DeletingConnection {
                 .collect())
         })
     }
-
-    fn release(&self, tickets: Vec<Departure>) -> Answer<Vec<Released>> {
-        self.0.release(tickets)
-    }
-
-    fn inspect(&self, name: lockcore::backend::Name) -> Answer<Vec<TicketInfo>> {
-        self.0.inspect(name)
-    }
-
-    fn forget(&self, name: lockcore::backend::Name) -> Answer<()> {
-        self.0.forget(name)
-    }
-
-    fn check(&self) -> Answer<Vec<String>> {
-        self.0.check()
-    }
 }
 
 impl Deleting {
+    fn client(&self) -> Locks {
+        let deleted = Arc::clone(&self.deleted);
+        let store = around(backend::open("memory:").unwrap(), move |connection| {
+            DeletingConnection(connection, Arc::clone(&deleted))
+        });
+        Locks::with_backend(store).unwrap()
+    }
+
     /// Deletes the ticket of "b", and has it renewed: returns when its loss is known.
     async fn lose_b(&self, held: &MultiHeld) {
         self.deleted.store(true, Ordering::SeqCst);
@@ -671,7 +644,7 @@ impl Deleting {
 #[tokio::test]
 async fn a_handler_that_loses_one_of_its_locks_is_stopped_and_the_others_are_free() {
     let store = Deleting::default();
-    let locks = Locks::with_backend(Arc::new(store.clone())).unwrap();
+    let locks = store.client();
     let (held, service) = endless();
     let request = tokio::spawn(by_segments(&locks).layer(service).oneshot(get("/a/b")));
     let held = in_time(held).await.unwrap();
@@ -720,7 +693,7 @@ async fn streaming(
 async fn a_response_that_loses_one_of_its_locks_ends_in_an_error_and_the_others_are_free() {
     for watched in [false, true] {
         let store = Deleting::default();
-        let locks = Locks::with_backend(Arc::new(store.clone())).unwrap();
+        let locks = store.client();
         let mut layer = by_segments(&locks);
         if watched {
             layer = layer.max_hold(SOON * 100);
@@ -741,7 +714,7 @@ async fn a_response_that_loses_one_of_its_locks_ends_in_an_error_and_the_others_
 #[tokio::test]
 async fn a_grpc_stream_that_loses_one_of_its_locks_ends_in_a_status_that_names_it() {
     let store = Deleting::default();
-    let locks = Locks::with_backend(Arc::new(store.clone())).unwrap();
+    let locks = store.client();
     let (held, response) = streaming(by_segments(&locks), "application/grpc").await;
     let reader = tokio::spawn(response.into_body().collect());
 

@@ -74,6 +74,8 @@
 //! # Ok(()) }
 //! ```
 
+#[cfg(feature = "backend")]
+mod forward;
 mod wire;
 
 use std::fmt;
@@ -88,6 +90,8 @@ use crate::builder::Builder;
 use crate::clock;
 use crate::error::Error;
 use crate::locks::Locks;
+#[cfg(feature = "backend")]
+pub use forward::{Forward, around};
 pub use wire::Verb;
 use wire::{Fate, Parcel, Wire};
 

@@ -1,0 +1,165 @@
+//! Stores around other stores.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::backend::{
+    Answer, Backend, BoxFuture, Capability, Connection, Departure, Enqueued, EventSink, Name,
+    Released, Renewed, Request, TicketInfo,
+};
+
+/// A [`Connection`] around another one. It passes every request on, but for the verbs that it writes itself: to count
+/// them, to refuse them, to change their answers. A verb that `Connection` gets later is passed on too.
+///
+/// ```
+/// use std::sync::Arc;
+/// use std::sync::atomic::{AtomicUsize, Ordering};
+///
+/// use lockcore::Locks;
+/// use lockcore::backend::{self, Answer, Connection, Enqueued, Request};
+/// use lockcore::testing::{Forward, around};
+///
+/// #[derive(Debug)]
+/// struct Counted(Arc<dyn Connection>, Arc<AtomicUsize>);
+///
+/// impl Forward for Counted {
+///     fn inner(&self) -> &Arc<dyn Connection> {
+///         &self.0
+///     }
+///
+///     fn enqueue(&self, request: Arc<Request>) -> Answer<Enqueued> {
+///         self.1.fetch_add(1, Ordering::SeqCst);
+///         self.0.enqueue(request)
+///     }
+/// }
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), lockcore::Error> {
+/// let asked = Arc::new(AtomicUsize::new(0));
+/// let counter = Arc::clone(&asked);
+/// let store = around(backend::open("memory:")?, move |connection| {
+///     Counted(connection, Arc::clone(&counter))
+/// });
+/// let guard = Locks::with_backend(store)?.mutex("a").acquire().await?;
+/// assert_eq!(asked.load(Ordering::SeqCst), 1);
+/// # drop(guard);
+/// # Ok(()) }
+/// ```
+pub trait Forward: fmt::Debug + Send + Sync + 'static {
+    /// Where requests are passed on to.
+    fn inner(&self) -> &Arc<dyn Connection>;
+
+    /// See [`Connection::enqueue`].
+    fn enqueue(&self, request: Arc<Request>) -> Answer<Enqueued> {
+        self.inner().enqueue(request)
+    }
+
+    /// See [`Connection::renew`].
+    fn renew(&self, tickets: Vec<Arc<Request>>) -> Answer<Vec<Renewed>> {
+        self.inner().renew(tickets)
+    }
+
+    /// See [`Connection::release`].
+    fn release(&self, tickets: Vec<Departure>) -> Answer<Vec<Released>> {
+        self.inner().release(tickets)
+    }
+
+    /// See [`Connection::inspect`].
+    fn inspect(&self, name: Name) -> Answer<Vec<TicketInfo>> {
+        self.inner().inspect(name)
+    }
+
+    /// See [`Connection::forget`].
+    fn forget(&self, name: Name) -> Answer<()> {
+        self.inner().forget(name)
+    }
+
+    /// See [`Connection::check`].
+    fn check(&self) -> Answer<Vec<String>> {
+        self.inner().check()
+    }
+
+    /// See [`Connection::close`].
+    fn close(&self) -> BoxFuture<()> {
+        Arc::clone(self.inner()).close()
+    }
+}
+
+/// The store in which each connection of `store` is one that `wrap` has made around it.
+pub fn around<C: Forward>(
+    store: Arc<dyn Backend>,
+    wrap: impl Fn(Arc<dyn Connection>) -> C + Send + Sync + 'static,
+) -> Arc<dyn Backend> {
+    Arc::new(Around {
+        store,
+        wrap: Arc::new(wrap),
+    })
+}
+
+struct Around<W> {
+    store: Arc<dyn Backend>,
+    wrap: Arc<W>,
+}
+
+impl<W> fmt::Debug for Around<W> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Around").field(&self.store).finish()
+    }
+}
+
+impl<C, W> Backend for Around<W>
+where
+    C: Forward,
+    W: Fn(Arc<dyn Connection>) -> C + Send + Sync + 'static,
+{
+    fn capability(&self) -> Capability {
+        self.store.capability()
+    }
+
+    fn connect(&self, events: EventSink) -> Answer<Arc<dyn Connection>> {
+        let (connecting, wrap) = (self.store.connect(events), Arc::clone(&self.wrap));
+        Box::pin(async move {
+            let forwarding: Arc<dyn Connection> = Arc::new(Forwarding(wrap(connecting.await?)));
+            Ok(forwarding)
+        })
+    }
+
+    fn silence(&self) -> &'static str {
+        self.store.silence()
+    }
+}
+
+/// What makes a [`Forward`] a [`Connection`]. (Not an implementation for all `Forward`s: then a call of
+/// `connection.enqueue(..)` with both traits in scope would be ambiguous.)
+#[derive(Debug)]
+struct Forwarding<C>(C);
+
+impl<C: Forward> Connection for Forwarding<C> {
+    fn enqueue(&self, request: Arc<Request>) -> Answer<Enqueued> {
+        self.0.enqueue(request)
+    }
+
+    fn renew(&self, tickets: Vec<Arc<Request>>) -> Answer<Vec<Renewed>> {
+        self.0.renew(tickets)
+    }
+
+    fn release(&self, tickets: Vec<Departure>) -> Answer<Vec<Released>> {
+        self.0.release(tickets)
+    }
+
+    fn inspect(&self, name: Name) -> Answer<Vec<TicketInfo>> {
+        self.0.inspect(name)
+    }
+
+    fn forget(&self, name: Name) -> Answer<()> {
+        self.0.forget(name)
+    }
+
+    fn check(&self) -> Answer<Vec<String>> {
+        self.0.check()
+    }
+
+    fn close(self: Arc<Self>) -> BoxFuture<()> {
+        self.0.close()
+    }
+}
