@@ -7,14 +7,12 @@ mod model;
 mod world;
 
 use std::fmt;
-use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
 use lockcore::Locks;
-use lockcore::backend::{Enqueued, FULL, Renewed, Request, TicketInfo};
-use tests::eventually::eventually;
+use lockcore::backend::{Enqueued, FULL};
 use tests::stores::Histories;
 
 use crate::border::{random_id, request, stranger, with};
@@ -57,104 +55,12 @@ pub(crate) fn facts(kind: Kind) -> Vec<Trial> {
         ));
         facts.push(fact("long_histories_keep_to_the_rule", long, 150));
     }
-    facts.extend(crate::store_facts![kind, DEFAULT; tickets_are_made_smaller_in_one_batch]);
-    if !manner.keeps_the_first_ttl {
-        facts.extend(crate::store_facts![kind, DEFAULT;
-            a_ticket_that_is_renewed_with_another_ttl_lasts_for_that_and_keeps_its_place
-        ]);
-    }
     if manner.tells_first {
         facts.extend(crate::store_facts![kind, DEFAULT;
             the_next_in_line_looks_after_a_dead_holder_when_the_first_has_left
         ]);
     }
     facts
-}
-
-/// A longer one, and a shorter one; of a holder and of a waiter.
-async fn a_ticket_that_is_renewed_with_another_ttl_lasts_for_that_and_keeps_its_place(
-    store: Store,
-) {
-    let connection = stranger(&store).await;
-    let [holds, first, second] = [(); 3].map(|()| request(&store, "a", &random_id()));
-    for ticket in [&holds, &first, &second] {
-        let _: Enqueued = connection.enqueue(Arc::clone(ticket)).await.unwrap();
-    }
-    let places = async || connection.inspect(holds.name.clone()).await.unwrap();
-    let numbers =
-        |places: &[TicketInfo]| places.iter().map(|place| place.ticket).collect::<Vec<_>>();
-    let line = numbers(&places().await);
-    let lasts = |ticket: &Request, ttl| vec![with(ticket, |request| request.ttl = ttl)];
-    let (hour, short) = (Duration::from_secs(3600), Duration::from_millis(500));
-
-    for (at, ticket) in [&holds, &first].into_iter().enumerate() {
-        let answer = connection.renew(lasts(ticket, hour)).await.unwrap()[0];
-        let (Renewed::Granted { valid_for } | Renewed::Waiting { valid_for, .. }) = answer else {
-            panic!("{answer:?}");
-        };
-        assert_eq!(valid_for, hour);
-        let places = places().await;
-        assert!(places[at].remaining > hour / 2, "{places:?}");
-        assert_eq!(numbers(&places), line);
-    }
-
-    connection.renew(lasts(&first, short)).await.unwrap();
-    eventually("the first in line has ended", SOON, async || {
-        numbers(&places().await) == [line[0], line[2]]
-    })
-    .await;
-    connection.renew(lasts(&holds, short)).await.unwrap();
-    eventually("the holder has ended", SOON, async || {
-        let renewed = connection.renew(lasts(&second, hour)).await.unwrap();
-        renewed == [Renewed::Granted { valid_for: hour }]
-    })
-    .await;
-    assert_eq!(numbers(&places().await), line[2..]);
-    connection.close().await;
-}
-
-/// Of one name and of another, where each takes part in letting somebody in. Random histories do that to one at a time
-/// where the store does not say between them how each stands.
-async fn tickets_are_made_smaller_in_one_batch(store: Store) {
-    let connection = stranger(&store).await;
-    let ticket = |name: &str, permits: NonZeroU32, capacity: NonZeroU32| {
-        with(&request(&store, name, &random_id()), |request| {
-            request.permits = permits;
-            request.capacity = capacity;
-        })
-    };
-    let [one, two, four] = [1, 2, 4].map(|permits| NonZeroU32::new(permits).unwrap());
-    let holders = [
-        ticket("pool", two, four),
-        ticket("catalog", FULL, FULL),
-        ticket("pool", two, four),
-    ];
-    let waiters = [ticket("pool", two, four), ticket("catalog", one, FULL)];
-    for holder in &holders {
-        let holds = connection.enqueue(Arc::clone(holder)).await.unwrap();
-        assert!(matches!(holds, Enqueued::Granted { .. }), "{holds:?}");
-    }
-    for waiter in &waiters {
-        let waits = connection.enqueue(Arc::clone(waiter)).await.unwrap();
-        assert!(matches!(waits, Enqueued::Waiting { .. }), "{waits:?}");
-    }
-
-    let smaller = holders.map(|holder| with(&holder, |request| request.permits = one));
-    let renewed = connection.renew(smaller.to_vec()).await.unwrap();
-
-    let holds = |answer: &Renewed| matches!(answer, Renewed::Granted { .. });
-    assert!(renewed.iter().all(holds), "{renewed:?}");
-    // Where a client is told by events who has gone, these may be on their way.
-    eventually("the waiters hold", SOON, async || {
-        let asked = connection.renew(waiters.to_vec()).await.unwrap();
-        asked.iter().all(holds)
-    })
-    .await;
-    for full in [ticket("pool", one, four), ticket("catalog", FULL, FULL)] {
-        let waits = connection.enqueue(full).await.unwrap();
-        assert!(matches!(waits, Enqueued::Waiting { .. }), "{waits:?}");
-    }
-    connection.close().await;
 }
 
 /// Its own renewals are twenty seconds apart.

@@ -68,7 +68,8 @@ fn main() {
 
 /// What every store has to pass, as far as its capability goes.
 fn facts_of(store: Kind) -> Vec<Trial> {
-    let mut trials = exclusion::facts(store);
+    let mut trials = store::conformance(store);
+    trials.extend(exclusion::facts(store));
     if store.suite() == Suite::Exclusion {
         return trials;
     }

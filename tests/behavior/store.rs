@@ -9,10 +9,11 @@ use std::time::Duration;
 
 use libtest_mimic::Trial;
 use lockcore::backend::{Backend, Capability};
+use lockcore::testing::conformance::{self, Fact, Subject};
 use lockcore::{Builder, Error, ErrorKind, Fair, Guard, Lock, Locks};
 use tests::eventually::eventually;
 use tests::sqlite_file::SqliteFile;
-use tests::stores::{self, Server, Timings};
+use tests::stores::{self, Server, Suite, Timings};
 use tests::watch::SECRET;
 use tokio::runtime::Runtime;
 use tokio::task::JoinHandle;
@@ -44,13 +45,19 @@ pub(crate) const SLACK: Duration = Duration::from_millis(1500);
 /// No fact takes longer; one that does hangs.
 const LONGEST_FACT: Duration = Duration::from_secs(120);
 
-type Body = fn(Store) -> Pin<Box<dyn Future<Output = ()>>>;
+type Running = Pin<Box<dyn Future<Output = ()>>>;
 
 /// The policies that facts hold under: the default, and one ticket per request.
 pub(crate) const DEFAULT: Fair = Fair::Local(Duration::from_millis(50));
 
 /// A fact for one store, run on a multi-threaded runtime of its own.
-pub(crate) fn fact(kind: Kind, fair: Fair, group: &str, name: &str, body: Body) -> Trial {
+pub(crate) fn fact(
+    kind: Kind,
+    fair: Fair,
+    group: &str,
+    name: &str,
+    body: impl FnOnce(Store) -> Running + Send + 'static,
+) -> Trial {
     let strict = if fair == Fair::Strict { "::strict" } else { "" };
     let name = format!("{}{strict}::{group}::{name}", kind.name());
     tests::fact::fact(name, kind.available(), move || {
@@ -66,6 +73,40 @@ pub(crate) fn fact(kind: Kind, fair: Fair, group: &str, name: &str, body: Body) 
                 .expect("hangs");
         });
     })
+}
+
+/// What every store has to pass, also one outside this workspace, as far as this store is put through it.
+pub(crate) fn conformance(kind: Kind) -> Vec<Trial> {
+    let capability = kind.capability();
+    let mut facts = conformance::facts();
+    facts.retain(|fact| fact.applies_to(&capability).is_ok());
+    if kind.suite() == Suite::Exclusion {
+        facts.retain(|fact| fact.group() == "exclusion");
+    }
+    let under = |fact: Fact, fair: Fair| {
+        self::fact(kind, fair, fact.group(), fact.name(), move |store| {
+            Box::pin(async move { fact.check(Arc::new(Served(store.server)), fair).await })
+        })
+    };
+    let policies = |fact: &Fact| {
+        fact.policies()
+            .iter()
+            .map(|fair| under(*fact, *fair))
+            .collect()
+    };
+    facts.iter().flat_map::<Vec<_>, _>(policies).collect()
+}
+
+struct Served(Arc<dyn Server>);
+
+impl Subject for Served {
+    fn backend(&self) -> Arc<dyn Backend> {
+        self.0.backend()
+    }
+
+    fn client(&self, builder: Builder) -> Result<Locks, Error> {
+        self.0.client(builder)
+    }
 }
 
 /// A runtime whose end waits for none of its threads: one that hangs makes its fact fail, and not the run hang with it.

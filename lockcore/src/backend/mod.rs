@@ -15,6 +15,8 @@
 //! - **Operations are idempotent by id**, and neither loop, retry nor sleep. Deadlines, repetition, renewal, clean-up
 //!   and reconnecting are done in the core, once for all stores.
 //!
+//! `testing::conformance` checks a store against this contract; the example `own_store` is a store that passes it.
+//!
 //! This module needs the feature `backend`. It changes as the stores of this crate need it, so a store outside should
 //! ask for one exact minor version of lockcore: `0.x` releases may change the contract, and the changelog says how.
 //!
@@ -122,7 +124,7 @@ pub trait Connection: fmt::Debug + Send + Sync + 'static {
 /// 365.25 days. Messages call this a year.
 const YEAR: Duration = Duration::from_secs(31_557_600);
 
-/// What a store promises. The behaviour suite runs the tests that apply.
+/// What a store promises. The facts of `testing::conformance` ask which of them apply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Capability {

@@ -75,6 +75,8 @@
 //! ```
 
 #[cfg(feature = "backend")]
+pub mod conformance;
+#[cfg(feature = "backend")]
 mod forward;
 mod wire;
 

@@ -1,0 +1,265 @@
+//! A store outside of lockcore: `cargo run --release --example own_store`.
+//!
+//! It keeps tickets in the memory of this process, with the rule that lockcore offers as plain code, and wakes whoever
+//! gets a lock by a release. Loops, deadlines, renewals, re-entry and clean-up come from lockcore. The example checks
+//! every fact that a store has to keep, and then uses the store as any other.
+
+use std::collections::HashMap;
+use std::error::Error;
+use std::process::ExitCode;
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use lockcore::Locks;
+use lockcore::backend::queue::{NoTicket, Queue};
+use lockcore::backend::{
+    Answer, Backend, Capability, Connection, Departure, Enqueued, EventSink, Fault, Id, Name,
+    Released, Renewed, Request, StoreError, TicketInfo, Wake,
+};
+use lockcore::testing::conformance;
+
+#[tokio::main]
+async fn main() -> Result<ExitCode, Box<dyn Error>> {
+    let board = Arc::new(Board::default());
+    let locks = Locks::with_backend(board.clone())?;
+    Ok(examples::tell([&locks], story(board, locks.clone())).await)
+}
+
+async fn story(board: Arc<dyn Backend>, locks: Locks) -> Result<(), Box<dyn Error + Send + Sync>> {
+    conformance::check_all(move || Arc::clone(&board)).await;
+    let facts = conformance::facts().len();
+    let guard = locks.mutex("order:42").acquire().await?;
+    let token = guard.fencing_token()?;
+    println!("{facts} facts are true of it, and order 42 is ours under token {token}");
+    guard.release().await?;
+    Ok(())
+}
+
+/// For how long a release is remembered that came before its enqueue.
+const REMEMBERED: Duration = Duration::from_secs(60);
+
+/// The store. Clones of the pointer are the same store.
+#[derive(Debug, Default)]
+struct Board(Arc<Mutex<Tickets>>);
+
+#[derive(Debug, Default)]
+struct Tickets {
+    names: HashMap<Name, Queue<Owner>>,
+    /// The highest number that was given, over all names: an empty queue may go, and numbers still rise.
+    last: u64,
+    /// Ids whose release came first, and until when each is remembered.
+    released: HashMap<Id, u64>,
+    /// Wake-ups that are to be sent.
+    wakes: Vec<(Arc<EventSink>, Wake)>,
+}
+
+/// Whom a ticket belongs to.
+#[derive(Clone, Debug)]
+struct Owner {
+    text: Arc<str>,
+    events: Arc<EventSink>,
+}
+
+impl Backend for Board {
+    fn capability(&self) -> Capability {
+        Capability::new().cross_process(false)
+    }
+
+    fn connect(&self, events: EventSink) -> Answer<Arc<dyn Connection>> {
+        answer(Ok(Arc::new(Client {
+            tickets: Arc::clone(&self.0),
+            events: Arc::new(events),
+        })))
+    }
+}
+
+/// A client's connection.
+#[derive(Debug)]
+struct Client {
+    tickets: Arc<Mutex<Tickets>>,
+    events: Arc<EventSink>,
+}
+
+impl Connection for Client {
+    fn enqueue(&self, request: Arc<Request>) -> Answer<Enqueued> {
+        let owner = Owner {
+            text: Arc::clone(&request.owner),
+            events: Arc::clone(&self.events),
+        };
+        answer(self.at_the_store(|tickets| tickets.enqueue(&request, owner)))
+    }
+
+    fn renew(&self, tickets: Vec<Arc<Request>>) -> Answer<Vec<Renewed>> {
+        answer(Ok(self.at_the_store(|all| {
+            tickets.iter().map(|ticket| all.renew(ticket)).collect()
+        })))
+    }
+
+    fn release(&self, tickets: Vec<Departure>) -> Answer<Vec<Released>> {
+        answer(Ok(self.at_the_store(|all| {
+            tickets.iter().map(|ticket| all.release(ticket)).collect()
+        })))
+    }
+
+    fn inspect(&self, name: Name) -> Answer<Vec<TicketInfo>> {
+        answer(Ok(self.at_the_store(|tickets| tickets.inspect(&name))))
+    }
+
+    fn forget(&self, _: Name) -> Answer<()> {
+        answer(Ok(())) // nothing is kept of a name without tickets
+    }
+
+    fn check(&self) -> Answer<Vec<String>> {
+        answer(Ok(Vec::new()))
+    }
+}
+
+impl Client {
+    /// Wake-ups are sent after the mutex is unlocked: whoever gets one may come back at once.
+    fn at_the_store<T>(&self, act: impl FnOnce(&mut Tickets) -> T) -> T {
+        let mut tickets = self.tickets.lock().unwrap_or_else(PoisonError::into_inner);
+        let outcome = act(&mut tickets);
+        let wakes = std::mem::take(&mut tickets.wakes);
+        drop(tickets);
+        for (events, wake) in wakes {
+            events.granted(wake);
+        }
+        outcome
+    }
+}
+
+impl Tickets {
+    fn enqueue(&mut self, request: &Request, owner: Owner) -> Result<Enqueued, StoreError> {
+        let now = now();
+        if self.released.get(&request.id).is_some_and(|end| *end > now) {
+            return Ok(Enqueued::Gone);
+        }
+        let queue = self.names.entry(request.name.clone()).or_default();
+        let newly = queue.expire(now);
+        wake(&mut self.wakes, queue, newly);
+        if queue.find(request.id).is_none() {
+            let (id, floor) = (request.id, self.last + 1);
+            let (permits, capacity) = (request.permits.get(), request.capacity.get());
+            let end = now + nanos(request.ttl);
+            let taken = queue.enqueue(id, permits, capacity, end, floor, request.wait, owner);
+            match taken {
+                Ok((number, _)) => self.last = number,
+                Err(NoTicket::Busy) => {
+                    let retry_in = first_end(queue);
+                    return Ok(Enqueued::Busy { retry_in });
+                }
+                Err(NoTicket::CapacityMismatch(in_use)) => {
+                    return Ok(Enqueued::CapacityMismatch { in_use });
+                }
+                Err(error) => return Err(StoreError::new(Fault::Refused, format!("{error:?}"))),
+            }
+        }
+        let valid_for = request.ttl;
+        let recheck_in = first_end(queue).filter(|_| queue.is_first_in_line(request.id));
+        Ok(match queue.find(request.id) {
+            Some((ticket, holds)) => {
+                ticket.expires_at = now + nanos(valid_for);
+                let ticket = ticket.number;
+                match holds {
+                    true => Enqueued::Granted { ticket, valid_for },
+                    false => Enqueued::Waiting {
+                        ticket,
+                        valid_for,
+                        recheck_in,
+                    },
+                }
+            }
+            None => Enqueued::Gone,
+        })
+    }
+
+    fn renew(&mut self, request: &Request) -> Renewed {
+        let now = now();
+        let Some(queue) = self.names.get_mut(&request.name) else {
+            return Renewed::Lost;
+        };
+        let newly = queue.expire(now) + queue.shrink(request.id, request.permits.get());
+        wake(&mut self.wakes, queue, newly);
+        let valid_for = request.ttl;
+        let recheck_in = first_end(queue).filter(|_| queue.is_first_in_line(request.id));
+        match queue.find(request.id) {
+            Some((ticket, holds)) => {
+                ticket.expires_at = now + nanos(valid_for);
+                match holds {
+                    true => Renewed::Granted { valid_for },
+                    false => Renewed::Waiting {
+                        valid_for,
+                        recheck_in,
+                    },
+                }
+            }
+            None => Renewed::Lost,
+        }
+    }
+
+    fn release(&mut self, departure: &Departure) -> Released {
+        let (now, request) = (now(), &departure.request);
+        if departure.enqueue_may_follow {
+            self.released.retain(|_, end| *end > now);
+            self.released.insert(request.id, now + nanos(REMEMBERED));
+        }
+        let Some(queue) = self.names.get_mut(&request.name) else {
+            return Released::NotFound;
+        };
+        // Those that have expired go first: they must not get what this one frees.
+        let expired = queue.expire(now);
+        let (found, newly) = queue.remove(request.id);
+        wake(&mut self.wakes, queue, expired + newly);
+        if queue.is_empty() {
+            self.names.remove(&request.name);
+        }
+        match found {
+            true => Released::Released,
+            false => Released::NotFound,
+        }
+    }
+
+    fn inspect(&mut self, name: &Name) -> Vec<TicketInfo> {
+        let now = now();
+        let Some(queue) = self.names.get_mut(name) else {
+            return Vec::new();
+        };
+        let newly = queue.expire(now);
+        wake(&mut self.wakes, queue, newly);
+        let line = queue.tickets().map(|(ticket, holds)| {
+            let remaining = Duration::from_nanos(ticket.expires_at - now);
+            let owner = ticket.payload.text.to_string();
+            let (permits, capacity) = (ticket.permits, ticket.capacity);
+            TicketInfo::new(ticket.number, holds, permits, capacity, remaining, owner)
+        });
+        line.collect()
+    }
+}
+
+/// Notes that the last `newly` tickets that hold are to be woken.
+fn wake(wakes: &mut Vec<(Arc<EventSink>, Wake)>, queue: &Queue<Owner>, newly: usize) {
+    for ticket in queue.holders().rev().take(newly) {
+        let wake = Wake::new(ticket.id, ticket.number);
+        wakes.push((Arc::clone(&ticket.payload.events), wake));
+    }
+}
+
+/// The time until the first lease of a holder ends: the first in line asks again then, as nobody else would notice.
+fn first_end(queue: &Queue<Owner>) -> Option<Duration> {
+    let first = queue.holders().map(|ticket| ticket.expires_at).min()?;
+    Some(Duration::from_nanos(first.saturating_sub(now())))
+}
+
+/// Nanoseconds since the first call, by a clock that only runs forward.
+fn now() -> u64 {
+    static BEGAN: LazyLock<Instant> = LazyLock::new(Instant::now);
+    nanos(BEGAN.elapsed())
+}
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX / 2)
+}
+
+fn answer<T: Send + 'static>(answer: Result<T, StoreError>) -> Answer<T> {
+    Box::pin(std::future::ready(answer))
+}

@@ -1,0 +1,68 @@
+//! The facts that every store keeps, for somebody who writes one: run them on a [`Backend`] of your own.
+//!
+//! A fact is a sentence with a test. It checks one part of the [contract](crate::backend) at the connection itself, or
+//! what users get from it through a client. This crate's own stores pass the same facts in its behaviour suite.
+//!
+//! ```
+//! use std::sync::Arc;
+//!
+//! use lockcore::backend;
+//! use lockcore::testing::conformance;
+//!
+//! # #[tokio::main]
+//! # async fn main() -> Result<(), lockcore::Error> {
+//! // In a test of yours: #[tokio::test(flavor = "multi_thread")]
+//! let store = backend::open("memory:")?;
+//! conformance::check_all(move || Arc::clone(&store)).await;
+//! # Ok(()) }
+//! ```
+//!
+//! With a test framework in which tests are values, each fact can be a test of its own: see [`facts`] and
+//! [`Fact::check`].
+//!
+//! What the facts cannot see: what a store does when its server is killed, stopped, cut off or out of memory, and
+//! whether several processes that really are processes exclude each other. Those need the server in the test's hands.
+//!
+//! This module needs the features `testing` and `backend`.
+
+#![allow(clippy::unwrap_used, reason = "a panic is the report")]
+
+mod exclusion;
+mod fact;
+mod histories;
+mod kit;
+mod requests;
+mod subject;
+mod witness;
+
+use std::sync::Arc;
+
+pub use fact::Fact;
+pub use subject::Subject;
+pub use witness::{Seen, Visit, Witness};
+
+/// All facts.
+#[must_use]
+pub fn facts() -> Vec<Fact> {
+    [requests::all(), histories::all(), exclusion::all()].concat()
+}
+
+/// Checks all facts that apply, one after the other, under each policy. Prints the name of each before it begins. Needs a runtime with several threads.
+///
+/// # Panics
+///
+/// At the first fact that is not true of the store: the one that was printed last.
+pub async fn check_all(subject: impl Subject) {
+    let subject: Arc<dyn Subject> = Arc::new(subject);
+    let capability = subject.backend().capability();
+    for fact in facts() {
+        if let Err(reason) = fact.applies_to(&capability) {
+            println!("{}: left out, {reason}", fact.name());
+            continue;
+        }
+        println!("{}", fact.name());
+        for fair in fact.policies() {
+            fact.check(Arc::clone(&subject), *fair).await;
+        }
+    }
+}

@@ -1,0 +1,494 @@
+//! Exclusion and order, as users see it: through clients of the store.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::task::JoinSet;
+
+use super::fact::{Fact, any_store, group_of};
+use super::kit::{SLACK, SOON, STALL, Store, begin, give_back, kind, tickets};
+use super::witness::Witness;
+use crate::error::{Error, ErrorKind};
+use crate::hold::Release;
+
+pub(super) fn all() -> Vec<Fact> {
+    group_of!["exclusion", true, any_store;
+        tasks_of_two_clients_never_overlap
+        a_lock_that_is_held_is_busy_for_try
+        a_waiter_gets_in_when_the_holder_leaves
+        a_wait_of_zero_does_not_wait
+        waiters_are_served_in_the_order_they_came
+        readers_share_and_a_writer_excludes
+        a_waiting_writer_is_not_overtaken_by_later_readers
+        readers_behind_a_writer_come_in_together_and_no_further_than_the_next_writer
+        the_mutex_of_a_name_is_its_write_side
+        a_semaphore_never_gives_more_than_it_has
+        permits_are_taken_all_or_none
+        a_large_request_in_line_is_not_overtaken_by_small_ones
+        a_release_of_permits_that_were_lost_frees_nothing
+        two_who_want_all_permits_never_get_one_each
+        another_capacity_is_refused_while_the_name_is_in_use
+        names_that_look_alike_are_different_locks
+        absurd_requests_get_an_error_and_take_nothing
+        inspect_shows_who_holds_and_who_waits
+        tokens_rise_with_every_exclusive_grant
+    ]
+}
+
+async fn tasks_of_two_clients_never_overlap(store: Store) {
+    let witness = Arc::new(Witness::exclusive());
+    let mut tasks = JoinSet::new();
+    for locks in [store.client(), store.client()] {
+        for _ in 0..8 {
+            let (locks, witness) = (locks.clone(), Arc::clone(&witness));
+            tasks.spawn(async move {
+                for _ in 0..25 {
+                    let guard = locks.mutex("hot").acquire().await.unwrap();
+                    let visit = witness.enter(1);
+                    tokio::task::yield_now().await;
+                    drop(visit);
+                    give_back(guard).await;
+                }
+            });
+        }
+    }
+    while let Some(done) = tasks.join_next().await {
+        done.unwrap();
+    }
+
+    assert_eq!(witness.assert_no_overlap().visits, 2 * 8 * 25);
+}
+
+async fn a_lock_that_is_held_is_busy_for_try(store: Store) {
+    let guard = store.client().mutex("a").acquire().await.unwrap();
+
+    let other = store.client();
+    let error = other.mutex("a").try_acquire().await.unwrap_err();
+
+    assert_eq!(error.kind(), ErrorKind::Busy);
+    assert_eq!(error.name(), Some("a"));
+    assert!(error.retry_after().unwrap() > Duration::from_secs(8));
+    assert!(!error.may_hold());
+    give_back(guard).await;
+    give_back(other.mutex("a").try_acquire().await.unwrap()).await;
+}
+
+async fn a_waiter_gets_in_when_the_holder_leaves(store: Store) {
+    let locks = store.client();
+    let guard = locks.mutex("a").acquire().await.unwrap();
+    let other = store.client();
+    let waiter = begin(other.mutex("a").wait(SOON));
+    tickets(&locks, "a", 2).await;
+
+    let token = guard.fencing_token().unwrap();
+    drop(guard);
+
+    let next = waiter.await.unwrap().unwrap();
+    assert!(next.fencing_token().unwrap() > token);
+    // Handed over directly, it has the lease that it had in line.
+    assert!(next.remaining() > Duration::from_secs(5));
+}
+
+async fn a_wait_of_zero_does_not_wait(store: Store) {
+    let locks = store.client();
+    let lock = locks.mutex("a").wait(Duration::ZERO);
+    let guard = lock.acquire().await.unwrap();
+
+    assert_eq!(kind(lock.acquire().await), ErrorKind::Busy);
+    give_back(guard).await;
+}
+
+async fn waiters_are_served_in_the_order_they_came(store: Store) {
+    let locks = store.client();
+    let guard = locks.mutex("a").acquire().await.unwrap();
+    let (served, mut order) = tokio::sync::mpsc::unbounded_channel();
+    let mut waiters = JoinSet::new();
+    for number in 0..20 {
+        let (lock, served) = (locks.mutex("a").wait(SOON), served.clone());
+        waiters.spawn(async move {
+            let guard = lock.acquire().await.unwrap();
+            served
+                .send((number, guard.fencing_token().unwrap()))
+                .unwrap();
+            give_back(guard).await;
+        });
+        tickets(&locks, "a", number + 2).await;
+    }
+    drop((guard, served));
+
+    let mut last = None;
+    for expected in 0..20 {
+        let (number, token) = order.recv().await.unwrap();
+        assert_eq!(number, expected);
+        assert!(Some(token) > last);
+        last = Some(token);
+    }
+    waiters.join_all().await;
+}
+
+async fn readers_share_and_a_writer_excludes(store: Store) {
+    let catalog = store.client().rwlock("c");
+    let one = catalog.read().acquire().await.unwrap();
+    let other = store.client().rwlock("c").read().acquire().await.unwrap();
+
+    assert_eq!(kind(catalog.write().try_acquire().await), ErrorKind::Busy);
+    give_back(one).await;
+    assert_eq!(kind(catalog.write().try_acquire().await), ErrorKind::Busy);
+    give_back(other).await;
+    let writer = catalog.write().try_acquire().await.unwrap();
+    assert_eq!(kind(catalog.read().try_acquire().await), ErrorKind::Busy);
+    give_back(writer).await;
+}
+
+async fn a_waiting_writer_is_not_overtaken_by_later_readers(store: Store) {
+    let locks = store.client();
+    let catalog = locks.rwlock("c");
+    let reader = catalog.read().acquire().await.unwrap();
+    let writer = begin(catalog.write().wait(SOON));
+    tickets(&locks, "c", 2).await;
+
+    assert_eq!(kind(catalog.read().try_acquire().await), ErrorKind::Busy);
+    let late_reader = begin(catalog.read().wait(SOON));
+    tickets(&locks, "c", 3).await;
+    drop(reader);
+
+    let writer = writer.await.unwrap().unwrap();
+    assert!(!late_reader.is_finished());
+    let token = writer.grant_id().as_u64();
+    give_back(writer).await;
+    assert!(late_reader.await.unwrap().unwrap().grant_id().as_u64() > token);
+}
+
+async fn readers_behind_a_writer_come_in_together_and_no_further_than_the_next_writer(
+    store: Store,
+) {
+    let observer = store.client();
+    let writer = observer.rwlock("c").write().acquire().await.unwrap();
+    let mut line = Vec::new();
+    for place in 0..6 {
+        let catalog = store.client().rwlock("c");
+        let lock = match place {
+            3 => catalog.write(),
+            _ => catalog.read(),
+        };
+        line.push(tokio::spawn(async move {
+            lock.wait(SOON).acquire().await.unwrap()
+        }));
+        tickets(&observer, "c", place + 2).await;
+    }
+    let mut line = line.into_iter();
+
+    drop(writer);
+    let left = Instant::now();
+    let mut readers = Vec::new();
+    for reader in line.by_ref().take(3) {
+        readers.push(reader.await.unwrap());
+    }
+    // Woken, and not by their renewals, which come after three.
+    assert!(
+        left.elapsed() < Duration::from_secs(2),
+        "{:?}",
+        left.elapsed()
+    );
+
+    let places = observer.inspect("c").await.unwrap();
+    let granted: Vec<bool> = places.iter().map(|place| place.granted).collect();
+    assert_eq!(granted, [true, true, true, false, false, false]);
+    drop(readers);
+    give_back(line.next().unwrap().await.unwrap()).await;
+    for reader in line {
+        give_back(reader.await.unwrap()).await;
+    }
+}
+
+async fn the_mutex_of_a_name_is_its_write_side(store: Store) {
+    let locks = store.client();
+    let guard = locks.mutex("c").acquire().await.unwrap();
+    assert_eq!(
+        kind(locks.rwlock("c").read().try_acquire().await),
+        ErrorKind::Busy
+    );
+    give_back(guard).await;
+
+    let reader = locks.rwlock("c").read().acquire().await.unwrap();
+    assert_eq!(kind(locks.mutex("c").try_acquire().await), ErrorKind::Busy);
+    give_back(reader).await;
+}
+
+async fn a_semaphore_never_gives_more_than_it_has(store: Store) {
+    let witness = Arc::new(Witness::of(5));
+    let mut tasks = JoinSet::new();
+    for locks in [store.client(), store.client()] {
+        for task in 0..6 {
+            let (locks, witness) = (locks.clone(), Arc::clone(&witness));
+            let permits = task % 3 + 1;
+            tasks.spawn(async move {
+                for _ in 0..15 {
+                    let lock = locks.semaphore("s", 5).permits(permits);
+                    let guard = lock.acquire().await.unwrap();
+                    let visit = witness.enter(permits);
+                    tokio::task::yield_now().await;
+                    drop(visit);
+                    give_back(guard).await;
+                }
+            });
+        }
+    }
+    while let Some(done) = tasks.join_next().await {
+        done.unwrap();
+    }
+
+    assert_eq!(witness.assert_no_overlap().visits, 2 * 6 * 15);
+}
+
+async fn permits_are_taken_all_or_none(store: Store) {
+    let locks = store.client();
+    let pool = locks.semaphore("s", 10);
+    let five = pool.permits(5).acquire().await.unwrap();
+    let one = pool.permits(1).acquire().await.unwrap();
+
+    let refused = pool.permits(5).wait(SLACK).acquire().await;
+    assert_eq!(kind(refused), ErrorKind::Timeout);
+    tickets(&locks, "s", 2).await;
+    // It holds nothing meanwhile: the four that are free can be had.
+    give_back(pool.permits(4).try_acquire().await.unwrap()).await;
+
+    give_back(one).await;
+    let rest = pool.permits(5).try_acquire().await.unwrap();
+    assert_eq!(kind(pool.permits(1).try_acquire().await), ErrorKind::Busy);
+    give_back(five).await;
+    give_back(rest).await;
+}
+
+/// Else a stream of small requests would keep a large one out for ever.
+async fn a_large_request_in_line_is_not_overtaken_by_small_ones(store: Store) {
+    let locks = store.client();
+    let two = locks.semaphore("s", 3).permits(2).acquire().await.unwrap();
+    let all = store.client().semaphore("s", 3).permits(3).wait(SOON);
+    let large = tokio::spawn(async move { all.acquire().await.unwrap() });
+    tickets(&locks, "s", 2).await;
+
+    // One is free, and is kept for whom it was asked first.
+    let one = locks.semaphore("s", 3).permits(1);
+    assert_eq!(kind(one.try_acquire().await), ErrorKind::Busy);
+    let small = one.wait(SOON);
+    let small = tokio::spawn(async move { small.acquire().await.unwrap() });
+    tickets(&locks, "s", 3).await;
+    give_back(two).await;
+
+    let large = large.await.unwrap();
+    assert!(!small.is_finished());
+    give_back(large).await;
+    give_back(small.await.unwrap()).await;
+}
+
+/// Permits are whose id they have, and are counted by the store's clock.
+async fn a_release_of_permits_that_were_lost_frees_nothing(store: Store) {
+    let (stalled, locks) = (store.client(), store.client());
+    let short = Duration::from_millis(500);
+    let two = stalled.semaphore("s", 3).permits(2).ttl(short).renew(false);
+    let lost = two.acquire().await.unwrap();
+    let all = locks.semaphore("s", 3).permits(3);
+
+    let theirs = all.clone().wait(SOON).acquire().await.unwrap();
+    assert_eq!(lost.release().await.unwrap(), Release::AlreadyLost);
+
+    assert!(theirs.is_valid());
+    assert_eq!(kind(two.try_acquire().await), ErrorKind::Busy);
+    give_back(theirs).await;
+    give_back(all.try_acquire().await.unwrap()).await;
+}
+
+async fn two_who_want_all_permits_never_get_one_each(store: Store) {
+    let witness = Arc::new(Witness::of(2));
+    let mut tasks = JoinSet::new();
+    for locks in [store.client(), store.client()] {
+        let witness = Arc::clone(&witness);
+        tasks.spawn(async move {
+            for _ in 0..50 {
+                let both = locks.semaphore("s", 2).permits(2).wait(SOON);
+                let guard = both.acquire().await.unwrap();
+                let visit = witness.enter(2);
+                tokio::task::yield_now().await;
+                drop(visit);
+                give_back(guard).await;
+            }
+        });
+    }
+    while let Some(done) = tasks.join_next().await {
+        done.unwrap();
+    }
+    assert_eq!(witness.assert_no_overlap().visits, 2 * 50);
+}
+
+async fn another_capacity_is_refused_while_the_name_is_in_use(store: Store) {
+    let locks = store.client();
+    let guard = locks.semaphore("s", 3).permits(1).acquire().await.unwrap();
+
+    let refused = locks.semaphore("s", 4).permits(1).acquire().await;
+    let message = refused.as_ref().unwrap_err().to_string();
+    assert_eq!(kind(refused), ErrorKind::CapacityMismatch);
+    assert!(
+        message.contains("semaphore of 4") && message.contains("semaphore of 3"),
+        "{message}"
+    );
+    assert_eq!(
+        kind(locks.mutex("s").try_acquire().await),
+        ErrorKind::CapacityMismatch
+    );
+
+    give_back(guard).await;
+    give_back(
+        locks
+            .semaphore("s", 4)
+            .permits(1)
+            .try_acquire()
+            .await
+            .unwrap(),
+    )
+    .await;
+}
+
+/// Each is a lock of its own, whatever is in its name.
+async fn names_that_look_alike_are_different_locks(store: Store) {
+    let long = "x".repeat(4000);
+    let names = [
+        "a",
+        "A",
+        "a ",
+        " a",
+        "a:b",
+        "a:b:",
+        "{a}",
+        "a}",
+        "{a",
+        "}{",
+        "a/b",
+        "/a",
+        "%61",
+        "%",
+        "%%",
+        "%25",
+        "\0",
+        "a\0",
+        "\r\n",
+        "a\r\nDEL b",
+        "a\nb",
+        "*",
+        "?",
+        "[a]",
+        "\\",
+        "\"",
+        "'",
+        "$(id)",
+        "ä",
+        "a\u{308}",
+        "😀",
+        "\u{202e}a",
+        "a:line",
+        "a}:line",
+        "a}:ends",
+        "a:gone:00",
+        "wake:",
+        "line",
+        "ends",
+        &long[..3999],
+        &long,
+    ];
+    let locks = store.client();
+    let mut guards = Vec::new();
+    for name in names {
+        guards.push(
+            locks
+                .mutex(name)
+                .try_acquire()
+                .await
+                .unwrap_or_else(|error| {
+                    panic!("{name:?} is not a lock of its own: {error}");
+                }),
+        );
+    }
+    for name in names {
+        assert_eq!(
+            kind(locks.mutex(name).try_acquire().await),
+            ErrorKind::Busy,
+            "{name:?}"
+        );
+    }
+    for guard in guards {
+        give_back(guard).await;
+    }
+}
+
+async fn absurd_requests_get_an_error_and_take_nothing(store: Store) {
+    let locks = store.client();
+    let forever = locks
+        .mutex("a")
+        .wait(Duration::MAX)
+        .acquire()
+        .await
+        .unwrap();
+    give_back(forever).await;
+
+    for lock in [
+        locks.mutex("a").ttl(Duration::ZERO),
+        locks.mutex("a").ttl(Duration::from_nanos(1)),
+        locks.mutex("a").ttl(Duration::MAX),
+        locks.mutex(""),
+        locks.mutex("x".repeat(4097)),
+        locks.semaphore("a", 0).permits(1),
+        locks.semaphore("a", u32::MAX).permits(1),
+        locks.semaphore("a", 3).permits(0),
+        locks.semaphore("a", 3).permits(4),
+    ] {
+        assert_eq!(kind(lock.acquire().await), ErrorKind::Config, "{lock:?}");
+        assert_eq!(
+            kind(lock.try_acquire().await),
+            ErrorKind::Config,
+            "{lock:?}"
+        );
+        let ran: Result<(), Error> = lock.run(async |_| panic!("ran")).await;
+        assert_eq!(kind(ran), ErrorKind::Config, "{lock:?}");
+    }
+    tickets(&locks, "a", 0).await;
+}
+
+async fn inspect_shows_who_holds_and_who_waits(store: Store) {
+    let locks = store.client();
+    let guard = locks.semaphore("s", 3).permits(2).acquire().await.unwrap();
+    let pool = locks.semaphore("s", 3);
+    let waiter = begin(pool.permits(3).wait(SOON));
+    tickets(&locks, "s", 2).await;
+
+    let places = locks.inspect("s").await.unwrap();
+
+    assert!(places[0].granted && !places[1].granted);
+    assert_eq!((places[0].permits, places[1].permits), (2, 3));
+    assert_eq!((places[0].capacity, places[1].capacity), (3, 3));
+    assert!(places[0].ticket < places[1].ticket);
+    for place in &places {
+        assert!(
+            place.remaining > STALL && place.remaining <= 2 * STALL,
+            "{place:?}"
+        );
+        assert!(
+            place.owner.contains(&format!("/{}/", std::process::id())),
+            "{}",
+            place.owner
+        );
+    }
+    drop(guard);
+    give_back(waiter.await.unwrap().unwrap()).await;
+}
+
+async fn tokens_rise_with_every_exclusive_grant(store: Store) {
+    let (one, other) = (store.client(), store.client());
+    let mut last = 0;
+    for locks in [&one, &other, &one, &one, &other] {
+        let guard = locks.mutex("a").acquire().await.unwrap();
+        assert!(guard.grant_id().as_u64() > last);
+        assert!(guard.fencing_token().unwrap().as_i64() > 0);
+        last = guard.grant_id().as_u64();
+        give_back(guard).await;
+    }
+}

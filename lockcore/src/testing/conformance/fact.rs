@@ -1,0 +1,114 @@
+//! A fact: a sentence with a test.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::kit::Store;
+use super::subject::Subject;
+use crate::backend::Capability;
+use crate::options::Fair;
+
+/// No fact takes longer on a working store; one that does hangs.
+const LONGEST: Duration = Duration::from_secs(120);
+
+type Body = fn(Store) -> Pin<Box<dyn Future<Output = ()>>>;
+
+/// What a store has to promise for a fact to apply to it; else the reason why it does not.
+type Needs = fn(&Capability) -> Result<(), &'static str>;
+
+/// A sentence that is true of every store whose [`Capability`] allows it.
+#[derive(Clone, Copy)]
+pub struct Fact {
+    pub(super) group: &'static str,
+    pub(super) name: &'static str,
+    /// It is checked through clients, and not at the connection.
+    pub(super) by_clients: bool,
+    pub(super) needs: Needs,
+    pub(super) body: Body,
+}
+
+impl Fact {
+    /// The sentence, as the name of a function: `a_lock_that_is_held_is_busy_for_try`.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// What the fact is about, in a word.
+    #[must_use]
+    pub fn group(&self) -> &'static str {
+        self.group
+    }
+
+    /// Whether the fact applies to a store that promises this.
+    ///
+    /// # Errors
+    ///
+    /// The reason why it does not.
+    pub fn applies_to(&self, capability: &Capability) -> Result<(), &'static str> {
+        (self.needs)(capability)
+    }
+
+    /// The policies to check it under. What is asked at the connection itself depends on none, so it is one.
+    #[must_use]
+    pub fn policies(&self) -> &'static [Fair] {
+        const BOTH: [Fair; 2] = [Fair::Local(Duration::from_millis(50)), Fair::Strict];
+        match self.by_clients {
+            true => &BOTH,
+            false => &BOTH[..1],
+        }
+    }
+
+    /// Checks the fact in a namespace of its own, so that facts can run at the same time. Needs a runtime with several
+    /// threads.
+    ///
+    /// # Panics
+    ///
+    /// If the fact is not true of the store, or is not known to be after two minutes.
+    pub async fn check(&self, subject: Arc<dyn Subject>, fair: Fair) {
+        let checked = (self.body)(Store::new(subject, fair));
+        let in_time = tokio::time::timeout(LONGEST, checked).await;
+        assert!(in_time.is_ok(), "{} hangs", self.name);
+    }
+}
+
+impl fmt::Debug for Fact {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Fact").field(&self.name).finish()
+    }
+}
+
+/// The facts of a module: `group_of!["group", by_clients, needs; names]`.
+macro_rules! group_of {
+    ($group:literal, $by_clients:literal, $needs:expr; $($name:ident)*) => {
+        vec![$($crate::testing::conformance::fact::Fact {
+            group: $group,
+            name: stringify!($name),
+            by_clients: $by_clients,
+            needs: $needs,
+            body: |store| Box::pin($name(store)),
+        }),*]
+    };
+}
+pub(super) use group_of;
+
+pub(super) fn any_store(_: &Capability) -> Result<(), &'static str> {
+    Ok(())
+}
+
+pub(super) fn without_sessions(capability: &Capability) -> Result<(), &'static str> {
+    match capability.sessions {
+        true => Err("its tickets live as long as their session, and not by their own ttl"),
+        false => Ok(()),
+    }
+}
+
+pub(super) fn that_pushes(capability: &Capability) -> Result<(), &'static str> {
+    match capability.pushes {
+        true => Ok(()),
+        false => Err("it wakes nobody"),
+    }
+}

@@ -1,0 +1,192 @@
+//! Random histories: every answer is compared with [the rule](crate::backend::queue) as plain code.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use fastrand::Rng;
+
+use super::fact::{Fact, any_store, group_of};
+use super::kit::{Asker, Store, eventually, with};
+use crate::backend::{Enqueued, FULL, Id, Released, Renewed, Request, queue};
+
+pub(super) fn all() -> Vec<Fact> {
+    group_of!["histories", false, any_store; every_answer_of_a_random_history_is_that_of_the_rule]
+}
+
+/// Steps of one history. There are few tickets at a time, so most of what can meet does.
+const STEPS: usize = 150;
+
+/// The most tickets of a name at a time.
+const LONGEST: usize = 8;
+
+/// A ticket as the store should have it.
+struct Ticket {
+    request: Arc<Request>,
+    number: u64,
+    /// Which client has taken it.
+    client: usize,
+}
+
+/// What the store should have of one name.
+struct Line {
+    name: &'static str,
+    capacity: u32,
+    /// Oldest first.
+    tickets: Vec<Ticket>,
+    last: u64,
+}
+
+impl Line {
+    fn new(name: &'static str, capacity: u32) -> Self {
+        Self {
+            name,
+            capacity,
+            tickets: Vec::new(),
+            last: 0,
+        }
+    }
+
+    fn granted(&self) -> usize {
+        let permits = self.tickets.iter().map(|ticket| ticket.request.permits);
+        queue::granted(permits.map(|permits| (permits.get(), self.capacity)))
+    }
+}
+
+async fn every_answer_of_a_random_history_is_that_of_the_rule(store: Store) {
+    let seed = Seed(fastrand::u64(..));
+    let mut rng = Rng::with_seed(seed.0);
+    let mut clients = [
+        store.connect().await,
+        store.connect().await,
+        store.connect().await,
+    ];
+    let mut lines = [Line::new("catalog", FULL.get()), Line::new("pool", 3)];
+    // The number of every ticket that was granted at some time.
+    let mut granted = HashMap::new();
+    for _ in 0..STEPS {
+        let line = &mut lines[rng.usize(..2)];
+        let client = rng.usize(..clients.len());
+        let one_of_them = (!line.tickets.is_empty()).then(|| rng.usize(..line.tickets.len()));
+        match (rng.u8(..6), one_of_them) {
+            (0, Some(at)) => repeat(&clients, line, at).await,
+            (1, Some(at)) => shrink(&clients, line, at).await,
+            (2 | 3, Some(at)) => leave(&clients, line, at).await,
+            _ if line.tickets.len() < LONGEST => {
+                let permits = match line.capacity {
+                    3 => rng.u32(1..=3),
+                    all if rng.bool() => all,
+                    _ => 1,
+                };
+                let request = store.permits(line.name, permits, line.capacity);
+                let request = with(&request, |request| request.wait = rng.u8(..4) > 0);
+                enqueue(&clients, line, client, request).await;
+            }
+            _ => continue,
+        }
+        agree(&store, &clients, line, &mut granted).await;
+        for wake in clients.iter_mut().flat_map(Asker::woken_besides) {
+            assert_eq!(granted.get(&wake.id), Some(&wake.ticket), "{wake:?}");
+        }
+    }
+    for client in clients {
+        client.close().await;
+    }
+}
+
+/// Told when the history fails.
+struct Seed(u64);
+
+impl Drop for Seed {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("the seed of the history was {}", self.0);
+        }
+    }
+}
+
+async fn enqueue(clients: &[Asker], line: &mut Line, client: usize, request: Arc<Request>) {
+    let answer = clients[client].enqueue(&request).await;
+    let (number, holds) = match answer {
+        Enqueued::Granted { ticket, .. } => (ticket, true),
+        Enqueued::Waiting { ticket, .. } => (ticket, false),
+        Enqueued::Busy { .. } if !request.wait => (0, false),
+        other => panic!("{other:?}"),
+    };
+    line.tickets.push(Ticket {
+        request,
+        number,
+        client,
+    });
+    // A client that is told of departures by events may learn a moment later that its ticket holds.
+    let may_hold = line.granted() == line.tickets.len();
+    assert!(holds == may_hold || may_hold && number > 0, "{answer:?}");
+    if number == 0 {
+        line.tickets.pop();
+        return;
+    }
+    assert!(number > line.last, "{number} after {}", line.last);
+    line.last = number;
+}
+
+/// The request comes a second time.
+async fn repeat(clients: &[Asker], line: &Line, at: usize) {
+    let ticket = &line.tickets[at];
+    let answer = clients[ticket.client].enqueue(&ticket.request).await;
+    let (Enqueued::Granted { ticket: number, .. } | Enqueued::Waiting { ticket: number, .. }) =
+        answer
+    else {
+        panic!("{answer:?}");
+    };
+    assert_eq!(number, ticket.number);
+}
+
+async fn shrink(clients: &[Asker], line: &mut Line, at: usize) {
+    let ticket = &mut line.tickets[at];
+    let smaller = with(&ticket.request, |request| {
+        request.permits = std::num::NonZeroU32::MIN;
+    });
+    let answer = clients[ticket.client].renew(&smaller).await;
+    assert!(is_there(&answer), "{answer:?}");
+    ticket.request = smaller;
+}
+
+async fn leave(clients: &[Asker], line: &mut Line, at: usize) {
+    let ticket = line.tickets.remove(at);
+    let client = &clients[ticket.client];
+    assert_eq!(client.release(&ticket.request).await, Released::Released);
+    assert_eq!(client.release(&ticket.request).await, Released::NotFound);
+    assert_eq!(client.renew(&ticket.request).await, Renewed::Lost);
+}
+
+/// Each ticket holds or waits as it should. A client may learn a moment later who has left.
+async fn agree(store: &Store, clients: &[Asker], line: &Line, granted: &mut HashMap<Id, u64>) {
+    let holds = line.granted();
+    for (at, ticket) in line.tickets.iter().enumerate() {
+        let client = &clients[ticket.client];
+        if at < holds {
+            granted.insert(ticket.request.id, ticket.number);
+        }
+        eventually("the store agrees with the rule", async || {
+            let answer = client.renew(&ticket.request).await;
+            assert!(is_there(&answer), "{answer:?}");
+            let is_granted = matches!(answer, Renewed::Granted { .. });
+            assert!(at < holds || !is_granted, "one too many holds");
+            is_granted == (at < holds)
+        })
+        .await;
+    }
+    let shown = clients[0].inspect(store.name(line.name)).await;
+    let shown: Vec<_> = shown
+        .iter()
+        .map(|ticket| (ticket.ticket, ticket.granted))
+        .collect();
+    let expected = line.tickets.iter().enumerate();
+    let expected: Vec<_> = expected
+        .map(|(at, ticket)| (ticket.number, at < holds))
+        .collect();
+    assert_eq!(shown, expected);
+}
+
+fn is_there(answer: &Renewed) -> bool {
+    matches!(answer, Renewed::Granted { .. } | Renewed::Waiting { .. })
+}

@@ -1,0 +1,121 @@
+//! The protected resource.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// A resource that sees whether visits overlap, and knows nothing of locks. The permits of all visits at one time may be
+/// at most the capacity.
+///
+/// Enter after the lock was granted, and leave before it is released: then an overlap that it has seen is one.
+#[derive(Debug)]
+pub struct Witness {
+    capacity: u64,
+    seen: Mutex<Seen>,
+}
+
+/// What a witness has seen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Seen {
+    /// Visits that began.
+    pub visits: u64,
+    /// Visits that began although there was no room for them.
+    pub overlaps: u64,
+    /// Most visits at one time.
+    pub most_at_once: u64,
+    /// Most permits at one time.
+    pub most_permits: u64,
+    now: u64,
+    permits_now: u64,
+}
+
+/// Inside the resource until dropped.
+#[derive(Debug)]
+#[must_use = "the visit ends when this is dropped"]
+pub struct Visit<'a> {
+    witness: &'a Witness,
+    permits: u64,
+}
+
+impl Witness {
+    /// One at a time: enter with one permit.
+    pub fn exclusive() -> Self {
+        Self::of(1)
+    }
+
+    /// Many [`readers`](Self::read) or one [`writer`](Self::write).
+    pub fn readers_and_writers() -> Self {
+        Self::of(u32::MAX)
+    }
+
+    /// At most so many permits at one time.
+    pub fn of(capacity: u32) -> Self {
+        Self {
+            capacity: capacity.into(),
+            seen: Mutex::default(),
+        }
+    }
+
+    /// Enters with so many permits. An overlap is recorded and does not panic: in a spawned task a panic might be seen by
+    /// nobody.
+    pub fn enter(&self, permits: u32) -> Visit<'_> {
+        self.begin(permits.into())
+    }
+
+    /// Enter as a reader.
+    pub fn read(&self) -> Visit<'_> {
+        self.begin(1)
+    }
+
+    /// Enter as a writer.
+    pub fn write(&self) -> Visit<'_> {
+        self.begin(self.capacity)
+    }
+
+    /// What it has seen so far.
+    #[must_use]
+    pub fn seen(&self) -> Seen {
+        *self.lock()
+    }
+
+    /// What it has seen.
+    ///
+    /// # Panics
+    ///
+    /// If visits overlapped.
+    pub fn assert_no_overlap(&self) -> Seen {
+        let seen = self.seen();
+        assert_eq!(
+            seen.overlaps, 0,
+            "visits overlapped at capacity {}: {seen:?}",
+            self.capacity
+        );
+        seen
+    }
+
+    fn begin(&self, permits: u64) -> Visit<'_> {
+        let mut seen = self.lock();
+        seen.visits += 1;
+        seen.now += 1;
+        seen.permits_now += permits;
+        seen.most_at_once = seen.most_at_once.max(seen.now);
+        seen.most_permits = seen.most_permits.max(seen.permits_now);
+        if seen.permits_now > self.capacity {
+            seen.overlaps += 1;
+        }
+        Visit {
+            witness: self,
+            permits,
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Seen> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Visit<'_> {
+    fn drop(&mut self) {
+        let mut seen = self.witness.lock();
+        seen.now -= 1;
+        seen.permits_now -= self.permits;
+    }
+}
