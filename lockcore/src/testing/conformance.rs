@@ -1,4 +1,5 @@
-//! The facts that every store keeps, for somebody who writes one: run them on a [`Backend`] of your own.
+//! The facts that every store keeps, for somebody who writes one: run them on a [`Backend`](crate::backend::Backend) of
+//! your own.
 //!
 //! A fact is a sentence with a test. It checks one part of the [contract](crate::backend) at the connection itself, or
 //! what users get from it through a client. This crate's own stores pass the same facts in its behaviour suite.
