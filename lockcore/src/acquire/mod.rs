@@ -169,7 +169,7 @@ async fn at_the_store(
             Progress::Granted => {
                 // `place` is full, because `progress` came from it. The keeper may have recalled the grant: then a new
                 // ticket is taken.
-                if let Some(Ok(lease)) = place.take().map(Pending::into_lease) {
+                if let Some(lease) = place.take().and_then(Pending::into_lease) {
                     return Ok(lease);
                 }
                 enqueue_by = budget.give_up;

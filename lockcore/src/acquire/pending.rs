@@ -19,10 +19,6 @@ use crate::error::{Error, LostReason};
 /// How much longer than its time limit a caller waits if the lock is nearly granted.
 pub(crate) const LAST_MOMENT: Duration = Duration::from_millis(50);
 
-/// The ticket was granted, and its task did not collect it in time.
-#[derive(Debug)]
-pub(crate) struct Recalled;
-
 /// How far a ticket has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Progress {
@@ -279,16 +275,11 @@ impl Pending {
             .is_none_or(|asked| self.shared.is_heard(asked, here))
     }
 
-    /// The caller is responsible for the lease from here on. The keeper still renews it. Fails if the keeper has given
+    /// The caller is responsible for the lease from here on. The keeper still renews it. `None` if the keeper has given
     /// the ticket back because its task was not polled.
-    pub(crate) fn into_lease(mut self) -> Result<Arc<Lease>, Recalled> {
-        match self.shared.entrust_held(&self.lease) {
-            true => {
-                self.handed_over = true;
-                Ok(Arc::clone(&self.lease))
-            }
-            false => Err(Recalled),
-        }
+    pub(crate) fn into_lease(mut self) -> Option<Arc<Lease>> {
+        self.handed_over = self.shared.entrust_held(&self.lease);
+        self.handed_over.then(|| Arc::clone(&self.lease))
     }
 
     /// Turns an error of the store into one for the caller. If any attempt may have been carried out, the outcome is

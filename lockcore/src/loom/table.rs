@@ -255,7 +255,7 @@ fn a_request_during_a_shutdown_is_refused_or_lost_and_leaves_nothing() {
                 };
                 let progress = pending.answered(GRANTED, shared.sent_now());
                 if progress.unwrap() == Progress::Granted
-                    && let Ok(lease) = pending.into_lease()
+                    && let Some(lease) = pending.into_lease()
                 {
                     drop(guard(&client, lease));
                 }
