@@ -172,27 +172,18 @@ async fn at_the_store(
                 if let Some(lease) = place.take().and_then(Pending::into_lease) {
                     return Ok(lease);
                 }
-                enqueue_by = budget.give_up;
-                if shared.clock.now() >= enqueue_by {
-                    return Err(budget.timeout(spec));
-                }
-            }
-            Progress::Waiting if shared.clock.now() >= budget.give_up => {
-                return Err(budget.timeout(spec));
             }
             Progress::Waiting => {
                 if let (Some(number), Some(pending)) = (leader, &place) {
                     spec.client.lanes.in_line(number, &pending.lease);
                 }
             }
-            Progress::Lost => {
-                *place = None;
-                enqueue_by = budget.give_up;
-                if shared.clock.now() >= enqueue_by {
-                    return Err(budget.timeout(spec));
-                }
-            }
+            Progress::Lost => *place = None,
         }
+        if shared.clock.now() >= budget.give_up {
+            return Err(budget.timeout(spec));
+        }
+        enqueue_by = budget.give_up;
     }
 }
 
