@@ -152,11 +152,17 @@ impl<H> Lane<H> {
             let Some(waiter) = self.line.pop_front() else {
                 return; // it was there just now
             };
-            let parcel = Parcel::default();
-            self.forget_collected();
-            self.given.push_back((at.now, Arc::downgrade(&parcel)));
+            let parcel = self.new_parcel(at.now);
             given.push_back(Next::Given(waiter, Gift { of, parcel }));
         }
+    }
+
+    /// An empty parcel for a waiter. It is taken back if the waiter does not collect it in time.
+    pub(super) fn new_parcel(&mut self, now: Instant) -> Parcel<H> {
+        self.forget_collected();
+        let parcel = Parcel::default();
+        self.given.push_back((now, Arc::downgrade(&parcel)));
+        parcel
     }
 
     pub(super) fn begin_leader(&mut self, exclusive: bool, now: Instant, leaders: &mut u64) -> u64 {
@@ -190,7 +196,7 @@ impl<H> Lane<H> {
     }
 
     /// Forgets the oldest parcels as far as they were collected.
-    pub(super) fn forget_collected(&mut self) {
+    fn forget_collected(&mut self) {
         while self
             .given
             .front()

@@ -526,9 +526,7 @@ impl Drop for Leader {
             let Some(heir) = (heir && is_ours).then(|| lane.line.pop_front()).flatten() else {
                 break;
             };
-            let parcel = Parcel::default();
-            lane.forget_collected();
-            lane.given.push_back((now, Arc::downgrade(&parcel)));
+            let parcel = lane.new_parcel(now);
             drop(state);
             let mut leader = Leader::new(&self.lanes, &self.name, self.exclusive, self.number);
             leader.pending = Some(place);
