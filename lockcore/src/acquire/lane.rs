@@ -31,11 +31,11 @@ pub(super) struct Lane<H> {
     pub(super) ttl: Duration,
     /// How long a leader may take to get a ticket at the store. After that another task becomes the leader: a leader that
     /// is polled has an answer, or an error, within one operation timeout.
-    pub(super) lead_within: Duration,
+    lead_within: Duration,
     /// The ticket that the next task may use.
     pub(super) current: Option<Tenure>,
     /// Tickets that no further task may use. Each stays until its last user leaves.
-    pub(super) draining: Vec<Tenure>,
+    draining: Vec<Tenure>,
     /// The task that asks the store for the next ticket.
     pub(super) leader: Option<Leading>,
     pub(super) line: VecDeque<Waiter<H>>,
@@ -45,7 +45,7 @@ pub(super) struct Lane<H> {
     /// dropped together with its waiter.
     pub(super) given: VecDeque<(Instant, Weak<Mutex<Option<H>>>)>,
     /// Rings when the oldest parcel, or the leader, is overdue.
-    pub(super) recall: Option<Alarm>,
+    recall: Option<Alarm>,
 }
 
 /// What a lane knows of its leader.
@@ -78,7 +78,7 @@ pub(super) struct Tenure {
     pub(super) since: Instant,
     pub(super) users: u32,
     /// After so many hand-overs other processes are served, however little time has passed.
-    pub(super) most_hand_overs: u16,
+    most_hand_overs: u16,
     /// Rings at the bound, if a task waits.
     pub(super) alarm: Option<Alarm>,
 }
@@ -207,13 +207,13 @@ impl<H> Lane<H> {
     }
 
     /// When the oldest parcel is overdue.
-    pub(super) fn collect_by(&self) -> Option<Instant> {
+    fn collect_by(&self) -> Option<Instant> {
         let (since, _) = self.given.front()?;
         Some(since.after(self.ttl.mul_f64(COLLECTED_WITHIN)))
     }
 
     /// When a leader that has no ticket yet is late.
-    pub(super) fn leader_by(&self) -> Option<Instant> {
+    fn leader_by(&self) -> Option<Instant> {
         let leader = self
             .leader
             .as_ref()
@@ -378,7 +378,7 @@ impl<H> Lane<H> {
 impl Tenure {
     /// Whether other tasks of this process may still use it: within the bound, and only if the store has confirmed
     /// the ticket since the last gap. Without that another process may hold the lock by now, with higher tokens.
-    pub(super) fn is_within(&self, at: Moment) -> bool {
+    fn is_within(&self, at: Moment) -> bool {
         self.lease.hand_overs() < self.most_hand_overs
             && at.now < self.since.after(at.bound)
             && self.lease.is_confirmed_in(at.epoch)

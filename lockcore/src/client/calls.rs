@@ -107,7 +107,7 @@ impl Shared {
         }
     }
 
-    pub(super) async fn wait_at(
+    async fn wait_at(
         self: &Arc<Self>,
         gate: &Gate,
         tickets: usize,
@@ -147,7 +147,7 @@ impl Shared {
         Ok((runtime.id(), connection))
     }
 
-    pub(super) async fn connected(
+    async fn connected(
         self: &Arc<Self>,
         runtime: &runtime::Handle,
         by: Instant,
@@ -181,7 +181,7 @@ impl Shared {
     /// At a store with sessions the keeper's connection serves all callers, because a session must not end with the
     /// runtime that asked. Outside of any runtime the keeper's connection serves as well. This costs a change of
     /// threads, which is acceptable for a release that is called there.
-    pub(super) fn serving<'a>(&'a self, here: Option<&'a runtime::Handle>) -> &'a runtime::Handle {
+    fn serving<'a>(&'a self, here: Option<&'a runtime::Handle>) -> &'a runtime::Handle {
         let sessions = self.backend.capability().sessions;
         here.filter(|_| !sessions).unwrap_or(&self.keeper)
     }

@@ -131,7 +131,7 @@ impl Shared {
     }
 
     /// The store has acknowledged a renewal. This may be the first acknowledgement of a smaller number of permits.
-    pub(super) fn note_acknowledged(&self, lease: &Lease, renewal: &Request) {
+    fn note_acknowledged(&self, lease: &Lease, renewal: &Request) {
         if lease.acknowledged(renewal) {
             let (lock, grant_id) = (lease.request.name.clone(), lease.grant_id());
             let permits = renewal.permits;

@@ -116,7 +116,7 @@ impl Shared {
     }
 
     /// Warns once, as for an outage.
-    pub(super) fn tell_refusal(&self, error: StoreError) {
+    fn tell_refusal(&self, error: StoreError) {
         // An outage has been reported already.
         let news = !self.teller.is_suspended() && !self.refusing.swap(true, Ordering::SeqCst);
         let (store, owner) = (self.store().to_owned(), Arc::clone(&self.owner));
@@ -128,7 +128,7 @@ impl Shared {
     }
 
     /// A renewal was accepted: logs one line when no other ticket is refused any more.
-    pub(super) fn tell_acceptance(&self) {
+    fn tell_acceptance(&self) {
         if !self.refusing.load(Ordering::SeqCst) {
             return;
         }

@@ -17,7 +17,7 @@ pub(crate) const BATCH: usize = 100;
 /// The most batches of renewals that are under way at the same time. With more, a client of 100,000 leases would send
 /// 1,000 batches at once after a reconnect, and its store would answer the last of them too late. With fewer, a store
 /// that is far away would have pauses between batches.
-pub(crate) const MOST_RENEWALS: usize = 8;
+const MOST_RENEWALS: usize = 8;
 
 /// How many tickets one round checks for the [sweep](Table::sweep). This many take some 100 µs.
 const SWEPT: usize = 1_000;
@@ -501,7 +501,7 @@ impl Table {
     }
 
     /// Whether something is kept whose time ends by then.
-    pub(crate) fn keeps_until(&self, at_the_latest: Instant) -> bool {
+    fn keeps_until(&self, at_the_latest: Instant) -> bool {
         let mut stages = self.leases.values().map(|tracked| tracked.stage);
         self.kept > 0
             && stages.any(|stage| matches!(stage, Stage::Kept { until } if until <= at_the_latest))

@@ -94,7 +94,7 @@ impl Guard {
         outcome.map_err(|error| error.of_name(self.name()))
     }
 
-    pub(super) async fn downgraded(&mut self) -> Result<(), Error> {
+    async fn downgraded(&mut self) -> Result<(), Error> {
         if self.lease().request.capacity != FULL {
             return Err(Error::config(
                 "a semaphore has no read side; give permits back by release_permits instead",
@@ -163,7 +163,7 @@ impl Guard {
         outcome.map_err(|error| error.of_name(self.name()))
     }
 
-    pub(super) async fn permits_released(&self, permits: u32) -> Result<(), Error> {
+    async fn permits_released(&self, permits: u32) -> Result<(), Error> {
         let lease = self.lease();
         if lease.request.capacity == FULL {
             return Err(Error::config(
@@ -243,7 +243,7 @@ impl Guard {
         outcome.map_err(|error| error.of_name(self.name()))
     }
 
-    pub(super) async fn extended(&self, ttl: Duration) -> Result<(), Error> {
+    async fn extended(&self, ttl: Duration) -> Result<(), Error> {
         let (shared, lease) = (self.shared(), &self.held.0.lease);
         let longest = shared.backend.capability().longest_ttl;
         let present = lease.ttl();

@@ -137,7 +137,7 @@ impl Held {
 
     /// Checks that the lease, which was just renewed, lasts for `duration`. The error tells whether the options or the
     /// store are the reason.
-    pub(super) fn lasts(&self, duration: Duration) -> Result<(), Error> {
+    fn lasts(&self, duration: Duration) -> Result<(), Error> {
         let remaining = self.remaining();
         if remaining >= duration {
             return Ok(());

@@ -44,7 +44,7 @@ pub(super) struct Hold {
     pub(super) label: Option<&'static str>,
     pub(super) guards: Guards,
     /// A guard ended when the lock was already lost.
-    pub(super) ended_lost: AtomicBool,
+    ended_lost: AtomicBool,
     /// `None` once it has been given back.
     pub(super) origin: Mutex<Option<Origin>>,
     /// Made by the first inner hold. See [`INNER_PERMITS`].
@@ -238,7 +238,7 @@ impl Guard {
     }
 
     /// The guard of a ticket that the store has just granted and nobody else uses.
-    pub(super) fn of_ticket(lease: Arc<Lease>, spec: &Spec<'_>) -> Self {
+    fn of_ticket(lease: Arc<Lease>, spec: &Spec<'_>) -> Self {
         let grant_id = GrantId::of_ticket(lease.ticket(), 0);
         // Until `begin` is called there is no `min_hold`: a lock that was never used is given back at once.
         let keep_until = Instant::from_nanos(0);
@@ -265,7 +265,7 @@ impl Guard {
     }
 
     /// The guard of a ticket that other tasks of this process may have used before.
-    pub(super) fn of_share(share: Share, spec: &Spec<'_>) -> Self {
+    fn of_share(share: Share, spec: &Spec<'_>) -> Self {
         let lease = Arc::clone(share.lease());
         let grant_id = GrantId::of_ticket(lease.ticket(), share.hand_overs());
         Self::new(lease, grant_id, Origin::Share(share), spec)

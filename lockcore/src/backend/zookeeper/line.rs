@@ -141,7 +141,7 @@ impl Line {
     /// The node is from before the line was read; or it is the new node of a ticket that was made smaller, with the
     /// ticket's old number. Every create takes a number, that one too, although no node has it. If the old node is
     /// still in the copy, the line was read before that create, so it has not been counted yet.
-    pub(super) fn came_anew(&mut self, ticket: Ticket) {
+    fn came_anew(&mut self, ticket: Ticket) {
         let is_there = self.tickets.iter().any(|other| other.node == ticket.node);
         let same = |other: &&mut Ticket| other.sequence == ticket.sequence;
         if !is_there && let Some(old) = self.tickets.iter_mut().find(same) {

@@ -460,7 +460,7 @@ impl State {
         self.parents.contains(path)
     }
 
-    pub(super) fn remember_parent(&mut self, path: &str) {
+    fn remember_parent(&mut self, path: &str) {
         if self.parents.len() >= KNOWN_PARENTS {
             self.parents.clear();
         }
