@@ -13,7 +13,7 @@ use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
 use lockcore::testing::Store;
-use lockcore::{Event, Guard, Locks};
+use lockcore::{ErrorKind, Event, Guard, Locks};
 use tracing::level_filters::LevelFilter;
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Metadata, Subscriber};
@@ -128,8 +128,32 @@ async fn outlast_a_waker(locks: &Locks) {
     }
 }
 
+/// The store is in trouble, and all who wait behind the one that asks it are told so.
+async fn refuse_all_behind_a_waker(store: &Store, locks: &Locks) {
+    store.freeze();
+    let lock = locks.mutex("n0");
+    let asks = tokio::spawn({
+        let lock = lock.clone();
+        async move { lock.acquire().await.unwrap_err().kind() }
+    });
+    tokio::task::yield_now().await;
+    let waker = Waker::from(Arc::new(Panics));
+    let (mut waits, mut next) = (pin!(lock.acquire()), pin!(lock.acquire()));
+    let pending = waits.as_mut().poll(&mut Context::from_waker(&waker));
+    assert!(pending.is_pending());
+    let pending = next.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+    assert!(pending.is_pending());
+
+    store.clock().advance(Duration::from_secs(2)); // more than one operation may take
+
+    assert_eq!(asks.await.unwrap(), ErrorKind::Unknown);
+    assert_eq!(next.await.unwrap_err().kind(), ErrorKind::Unavailable);
+    assert_eq!(waits.await.unwrap_err().kind(), ErrorKind::Unavailable);
+    store.thaw();
+}
+
 #[tokio::test]
-async fn leases_outlast_subscribers_and_wakers_that_block_and_panic() {
+async fn leases_and_waiters_outlast_subscribers_and_wakers_that_block_and_panic() {
     tracing::subscriber::set_global_default(Rude(std::thread::current().id())).unwrap();
     let store = Store::new();
 
@@ -145,6 +169,7 @@ async fn leases_outlast_subscribers_and_wakers_that_block_and_panic() {
     MANNER.store(QUIET, Ordering::SeqCst);
     let locks = store.client().unwrap();
     outlast_a_waker(&locks).await;
+    refuse_all_behind_a_waker(&store, &locks).await;
     let all_works = locks.mutex("n0").acquire().await.unwrap();
     all_works.release().await.unwrap();
 }

@@ -497,7 +497,8 @@ impl Leader {
         });
         for waiter in refused {
             let refusal = Parcel::new(Mutex::new(Some(Handover::Refused(error.clone()))));
-            let _ = waiter.handover.send(refusal);
+            // This runs wakers. If one panics, the waiters behind it get the error all the same.
+            guarded(|| drop(waiter.handover.send(refusal)));
         }
     }
 }
