@@ -11,6 +11,7 @@ use super::layout::{self, Script};
 use super::rights;
 use crate::backend::{Departure, Enqueued, Fault, Released, Renewed, StoreError, TicketInfo};
 use crate::name::{Name, Namespace};
+use crate::queue;
 use crate::request::Request;
 
 /// How long a mark of an early release stays: far longer than a request can sit in a socket's
@@ -169,19 +170,18 @@ pub(super) async fn inspect(
         .filter(|record| record.expires > now)
         .collect();
     lives.sort_unstable_by_key(|record| record.number);
-    let mut older = 0u64;
-    let place = |record: Record<'_>| {
-        older += u64::from(record.permits);
+    let holders = queue::granted(lives.iter().map(|record| (record.permits, record.capacity)));
+    let place = |(at, record): (usize, Record<'_>)| {
         TicketInfo::new(
             record.number,
-            older <= u64::from(record.capacity),
+            at < holders,
             record.permits,
             record.capacity,
             Duration::from_millis(record.expires - now),
             record.owner.to_owned(),
         )
     };
-    Ok(lives.into_iter().map(place).collect())
+    Ok(lives.into_iter().enumerate().map(place).collect())
 }
 
 /// A ticket as `scripts/record.lua` has it, without what only scripts need.
