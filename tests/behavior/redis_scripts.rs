@@ -46,6 +46,8 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         a_mark_that_has_run_out_costs_no_more_calls
         holders_of_a_lost_hash_keep_their_permits_until_the_last_has_expired
         a_replica_says_so_to_whoever_renews_or_releases
+        a_server_that_may_not_write_says_so_to_whoever_asks_whatever_it_holds
+        who_cannot_have_it_at_once_changes_nothing
     ]
 }
 
@@ -1138,5 +1140,105 @@ async fn a_replica_says_so_to_whoever_renews_or_releases(_: Store) {
                 assert_eq!(code, Err(Some("READONLY")), "{id}, {ids:?}");
             }
         }
+    }
+}
+
+/// It may be behind its master, or have no room: "busy" would be an answer that a free lock changes nothing about.
+async fn a_server_that_may_not_write_says_so_to_whoever_asks_whatever_it_holds(_: Store) {
+    let forms: [&[(&str, &str)]; 5] = [
+        &[],
+        &[("holds", "10")],
+        &[("holds", "10"), ("waits", "10")],
+        &[("reads", "1"), ("reads too", "1")],
+        &[("reads", "1"), ("reads too", "1"), ("waits", "10")],
+    ];
+    let refusals: [(&str, [&[&str]; 2]); 3] = [
+        (
+            "READONLY",
+            [
+                &["REPLICAOF", "127.0.0.1", "1"],
+                &["REPLICAOF", "NO", "ONE"],
+            ],
+        ),
+        (
+            "OOM",
+            [
+                &["CONFIG", "SET", "maxmemory", "1"],
+                &["CONFIG", "SET", "maxmemory", "0"],
+            ],
+        ),
+        (
+            "NOREPLICAS",
+            [
+                &["CONFIG", "SET", "min-replicas-to-write", "1"],
+                &["CONFIG", "SET", "min-replicas-to-write", "0"],
+            ],
+        ),
+    ];
+    let server = RedisServer::start();
+    for form in forms {
+        for marked in [false, true] {
+            server.flush();
+            if marked {
+                assert_eq!(release(&server, "gone", "60000"), 0);
+            }
+            for (name, permits) in form {
+                enqueue(&server, name, permits, "60000");
+            }
+            let state: Option<String> = server.command(&["GET", KEY]);
+            for (code, [begins, ends]) in refusals {
+                server.command::<()>(begins);
+                for name in ["new", "gone", "holds", "reads", "waits"] {
+                    for (capacity, waits) in [(10, true), (10, false), (11, true)] {
+                        let case =
+                            format!("{form:?}, {marked}, {code}, {name}, {capacity}, {waits}");
+                        let answer = ask(&server, name, capacity, waits).expect_err(&case);
+                        assert_eq!(answer.code(), Some(code), "{case}: {answer}");
+                    }
+                }
+                server.command::<()>(ends);
+            }
+            assert_eq!(server.command::<Option<String>>(&["GET", KEY]), state);
+        }
+    }
+}
+
+/// All ten permits.
+fn ask(server: &RedisServer, name: &str, capacity: u32, waits: bool) -> redis::RedisResult<Value> {
+    let record = format!("{}:0000000010:{capacity:010}:00:me", id(name));
+    let script = script!("enqueue");
+    let mut call = vec!["EVAL", &*script, "1", KEY, &record, "60000", "0"];
+    call.extend((!waits).then_some("0"));
+    server.try_command(&call)
+}
+
+/// Neither a try nor a capacity that does not fit: nothing of them reaches a replica or the log.
+async fn who_cannot_have_it_at_once_changes_nothing(_: Store) {
+    let forms: [&[(&str, &str)]; 3] = [
+        &[("holds", "10")],
+        &[("holds", "10"), ("waits", "10")],
+        &[("reads", "1"), ("reads too", "1")],
+    ];
+    for form in forms {
+        let server = RedisServer::start();
+        for (name, permits) in form {
+            enqueue(&server, name, permits, "60000");
+        }
+        let changes = || -> u64 {
+            let info: String = server.command(&["INFO", "persistence"]);
+            let line = info
+                .lines()
+                .find_map(|line| line.strip_prefix("rdb_changes_since_last_save:"));
+            line.unwrap().parse().unwrap()
+        };
+        let before = changes();
+
+        for (capacity, waits, status) in [(10, false, 2), (11, true, 3)] {
+            let reply = ask(&server, "new", capacity, waits).unwrap();
+            let reply: Vec<i64> = redis::from_redis_value(reply).unwrap();
+            assert_eq!(reply[0], status, "{form:?}");
+        }
+
+        assert_eq!(changes(), before, "{form:?}");
     }
 }

@@ -112,7 +112,6 @@ end
 local line = read(key, was, now)
 if line.err then return line end
 permits, capacity = tonumber(permits), tonumber(capacity)
-if line.marks > now and redis.call('EXISTS', key .. ':gone:' .. id) == 1 then return {4} end
 
 -- An earlier try left it.
 local function repeated(known, place)
@@ -152,6 +151,7 @@ end
 
 -- Which reply it is to be, and the ticket's number.
 local function take()
+  if line.marks > now and redis.call('EXISTS', key .. ':gone:' .. id) == 1 then return 4 end
   local known, place = find(line, id)
   if known then return repeated(known, place) end
   bury(line)

@@ -63,8 +63,6 @@ end
 -- Before anything is put under the other keys.
 local function begin(line)
   if line.is_line then return end
-  -- Changes nothing. If it is denied, or the server is full, no row has been written that no state would tell of.
-  if line.was then redis.call('SET', line.key, line.was, 'KEEPTTL') end
   if redis.call('EXISTS', line.rows, line.ends) > 0 then redis.call('DEL', line.rows, line.ends) end
   line.is_line, line.raise = true, true
 end
@@ -404,8 +402,10 @@ end
 -- line.denied, as that of the ends is, and the one who was to hear it keeps its whole lease: its next renewal says that it holds.
 -- `asking` has the ids that the reply is about.
 local function settle(line, asking, work)
-  -- Changes nothing. If it is denied, nothing has been done; else the state can be written at the end.
-  if line.is_line then redis.call('SET', line.key, line.was, 'KEEPTTL') end
+  -- Changes nothing, as the key is there. If it is refused or denied, nothing has been done; else the state can be
+  -- written at the end. So a replica and a full server refuse every request for a lock: a replica may be behind, and
+  -- neither will grant what it says to be held.
+  if line.was then redis.call('SET', line.key, '', 'NX') end
   local result, more = put_down(line, work)
   put_down(line, function()
     for _, record in ipairs(line.let_in) do
