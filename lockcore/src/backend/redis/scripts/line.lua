@@ -95,7 +95,7 @@ local function write(line)
   -- again, can.
   if line.raise and line.is_line then
     redis.call('PEXPIRE', line.rows, life)
-    redis.call('PEXPIRE', line.ends, life)
+    if not line.solo then redis.call('PEXPIRE', line.ends, life) end
   end
   line.raise = nil
 end
@@ -298,7 +298,7 @@ local function hold(line, id, record, permits)
   end
   -- It may have been evicted. Asked before the row is written: a question that is denied after it would leave a row that
   -- the sum does not have.
-  if redis.call('EXISTS', line.rows) == 0 then line.raise = true end
+  if not line.raise and redis.call('EXISTS', line.rows) == 0 then line.raise = true end
   redis.call('HSET', line.rows, unpack(rows))
   line.solo, line.out = nil, line.out + permits
   note(line, redis.pcall('ZADD', line.ends, unpack(ends)))

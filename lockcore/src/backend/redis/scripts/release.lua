@@ -66,7 +66,7 @@ end
 
 local function release(key, id, mark_ms)
   redis.call('HDEL', key .. ':line', '') -- changes nothing, and after it the rest passes on a full server
-  local line = read(key, redis.call('GET', key), now)
+  local line = read(key, was or redis.call('GET', key), now)
   if line.err then return 2 end
   local found = settle(line, {}, function()
     bury(line)

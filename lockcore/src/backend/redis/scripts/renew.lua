@@ -34,13 +34,15 @@ local function renew_alone(i, was)
   return not redis.pcall('SET', KEYS[i], value, 'PX', life).err
 end
 
-local times_named = {}
+local times_named, values = {}, {}
 for _, key in ipairs(KEYS) do times_named[key] = (times_named[key] or 0) + 1 end
 for i, key in ipairs(KEYS) do
   -- Of several of one name, none is alone: they are done in order.
-  if times_named[key] == 1 and renew_alone(i, redis.pcall('GET', key)) then
+  local was = times_named[key] == 1 and redis.pcall('GET', key)
+  if renew_alone(i, was) then
     reply[3 * i - 2], reply[3 * i - 1], reply[3 * i] = 0, tonumber(ARGV[3 * i]), -1
   else
+    if type(was) == 'string' then values[key] = was end
     others[#others + 1] = i
   end
 end
@@ -117,7 +119,7 @@ end
 
 local function renew_name(key, tickets)
   redis.call('HDEL', key .. ':line', '')
-  local line, waiting = read(key, redis.call('GET', key), now), {}
+  local line, waiting = read(key, values[key] or redis.call('GET', key), now), {}
   if line.err then return false end
   settle(line, waiting, function()
     for from = 1, #tickets, 128 do
