@@ -81,14 +81,21 @@ fn id(name: &str) -> String {
 }
 
 fn enqueue(server: &RedisServer, name: &str, permits: &str, ttl_millis: &str) -> Vec<i64> {
-    let record = format!("{}:{permits:0>10}:0000000010:00:me", id(name));
-    let call = ["EVAL", &script!("enqueue"), "1", KEY];
-    let call = [&call[..], &[&record, ttl_millis, "0"]].concat();
+    let record = asking(&id(name), permits, "10", ttl_millis);
+    let call = ["EVAL", &script!("enqueue"), "1", KEY, &record, UNSEEN];
     match server.command(&call) {
-        Value::Int(ticket) => vec![0, ticket],
+        ticket @ Value::BulkString(_) => vec![0, redis::from_redis_value(ticket).unwrap()],
         reply => redis::from_redis_value(reply).unwrap(),
     }
 }
+
+/// The record that an enqueue sends.
+fn asking(id: &str, permits: &str, capacity: &str, ttl_millis: &str) -> String {
+    format!("+{ttl_millis:0>12}{id}:{permits:0>10}:{capacity:0>10}:00:me")
+}
+
+/// No number of a ticket.
+const UNSEEN: &str = "0000000000000000";
 
 fn release(server: &RedisServer, name: &str, mark_millis: &str) -> i64 {
     let mark = if mark_millis == "0" { "" } else { mark_millis };
@@ -144,7 +151,13 @@ fn record(server: &RedisServer, name: &str) -> Option<String> {
 }
 
 fn expires(server: &RedisServer, name: &str) -> u64 {
-    record(server, name).unwrap()[16..29].parse().unwrap()
+    let record = record(server, name).unwrap();
+    match record[16..29].strip_prefix('+') {
+        Some(behind) => {
+            record[..16].parse::<u64>().unwrap() / 1000 + behind.parse::<u64>().unwrap()
+        }
+        None => record[16..29].parse().unwrap(),
+    }
 }
 
 fn now(server: &RedisServer) -> u64 {
@@ -233,13 +246,13 @@ async fn what_a_verb_costs_does_not_depend_on_how_many_hold(_: Store) {
         let server = RedisServer::start();
         let ids: Vec<_> = (0..holders).map(|number| id(&number.to_string())).collect();
         for id in &ids {
-            let record = format!("{id}:0000000001:0000100000:00:me");
-            server.command::<i64>(&["EVAL", &script!("enqueue"), "1", KEY, &record, "60000", "0"]);
+            let record = asking(id, "1", "100000", "60000");
+            server.command::<i64>(&["EVAL", &script!("enqueue"), "1", KEY, &record, UNSEEN]);
         }
-        let more = format!("{}:0000000001:0000100000:00:me", id("more"));
+        let more = asking(&id("more"), "1", "100000", "60000");
         let first = &ids[..2];
         calls(&server, || {
-            server.command::<i64>(&["EVAL", &script!("enqueue"), "1", KEY, &more, "60000", "0"]);
+            server.command::<i64>(&["EVAL", &script!("enqueue"), "1", KEY, &more, UNSEEN]);
             assert_eq!(release(&server, "more", "0"), 1);
             let mut call = redis::cmd("EVAL");
             call.arg(script!("renew")).arg(2).arg(&[KEY, KEY]);
@@ -747,6 +760,7 @@ async fn what_is_not_the_state_of_a_lock_is_refused_and_left_as_it_is(_: Store) 
     let line = format!("{:016}L{}", 7, "x".repeat(59));
     let record = format!("{:016}{:013}{}", 7, 9_999_999_999_999u64, "y".repeat(60));
     let numbers = "1".repeat(200);
+    let like_a_number = format!("{}e00000009", &now(&server).to_string()[..7]);
     let foreign = [
         "",
         "x",
@@ -756,6 +770,10 @@ async fn what_is_not_the_state_of_a_lock_is_refused_and_left_as_it_is(_: Store) 
         "0000000000000000L",
         "1795321000.12345",
         "some text of 16.",
+        "0x1234567890abcd",
+        "1e10000000000000",
+        "  12345678901234",
+        &like_a_number,
         "inf             ",
         &line,
         &record,
@@ -763,9 +781,9 @@ async fn what_is_not_the_state_of_a_lock_is_refused_and_left_as_it_is(_: Store) 
     ];
     for value in foreign {
         server.command::<()>(&["SET", KEY, value]);
-        let record = format!("{}:0000000010:0000000010:00:me", id("x"));
+        let record = asking(&id("x"), "10", "10", "60000");
         for (script, arguments) in [
-            (script!("enqueue"), &[&*record, "60000", "0"][..]),
+            (script!("enqueue"), &[&*record, UNSEEN][..]),
             (script!("inspect"), &[]),
             (script!("forget"), &[]),
         ] {
@@ -967,8 +985,8 @@ fn call(verb: &str) -> Vec<String> {
             (script!("renew"), arguments)
         }
         None => {
-            let record = format!("{}:0000000002:0000000010:00:me", id("n"));
-            (script!("enqueue"), vec![record, "60000".into(), "0".into()])
+            let record = asking(&id("n"), "2", "10", "60000");
+            (script!("enqueue"), vec![record, UNSEEN.into()])
         }
     };
     [
@@ -1030,8 +1048,8 @@ async fn no_release_and_no_renewal_shortens_the_life_of_a_number_ahead_of_the_cl
     for cause in ["unknown", "lost", "full"] {
         let server = RedisServer::start();
         let seen = (now(&server) + 23 * 3_600_000) * 1000;
-        let record = format!("{}:0000000010:0000000010:00:me", id("x"));
-        let call = ["EVAL", &script!("enqueue"), "1", KEY, &record, "60000"];
+        let record = asking(&id("x"), "10", "10", "60000");
+        let call = ["EVAL", &script!("enqueue"), "1", KEY, &record];
         let number: u64 = server.command(&[&call[..], &[&seen.to_string()]].concat());
         assert_eq!(number, seen + 1);
 
@@ -1062,9 +1080,9 @@ async fn one_more_than_the_most_who_may_hold_is_answered_busy(_: Store) {
       redis.call('SET', KEYS[1], state .. '00000100000000020000')";
     let ends = (now(&server) + 60_000).to_string();
     server.command::<()>(&["EVAL", holders, "1", KEY, &ends]);
-    let record = format!("{}:0000010001:0000020000:00:me", id("more"));
+    let record = asking(&id("more"), "10001", "20000", "60000");
 
-    let call = ["EVAL", &script!("enqueue"), "1", KEY, &record, "60000", "0"];
+    let call = ["EVAL", &script!("enqueue"), "1", KEY, &record, UNSEEN];
     let reply: Vec<i64> = server.command(&call);
 
     assert_eq!(reply[0], 2, "{reply:?}");
@@ -1238,9 +1256,9 @@ async fn a_server_that_may_not_write_says_so_to_whoever_asks_whatever_it_holds(_
 
 /// All ten permits.
 fn ask(server: &RedisServer, name: &str, capacity: u32, waits: bool) -> redis::RedisResult<Value> {
-    let record = format!("{}:0000000010:{capacity:010}:00:me", id(name));
+    let record = asking(&id(name), "10", &capacity.to_string(), "60000");
     let script = script!("enqueue");
-    let mut call = vec!["EVAL", &*script, "1", KEY, &record, "60000", "0"];
+    let mut call = vec!["EVAL", &*script, "1", KEY, &record, UNSEEN];
     call.extend((!waits).then_some("0"));
     server.try_command(&call)
 }

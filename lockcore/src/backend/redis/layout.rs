@@ -95,6 +95,9 @@ mod tests {
         ("capacity", 10),
     ];
 
+    /// The digits that the numbers of a thousand seconds begin with.
+    const THOUSAND_SECONDS: [usize; 2] = [1, 7];
+
     /// From the first byte of one field to the last of another, counted from 1 as Lua does.
     fn span(fields: &[(&str, usize)], from: &str, to: &str) -> [usize; 2] {
         let place = |name| fields.iter().position(|field| field.0 == name).expect(name);
@@ -109,15 +112,15 @@ mod tests {
         let record = |from, to| span(&RECORD, from, to);
         let head = |from, to| span(&HEAD, from, to);
         let behind_head = head("last", "capacity")[1];
-        let before_id = record("number", "expires")[1];
+        let id = record("id", "id")[1] - record("number", "expires")[1];
         let mut spans = Vec::new();
         for (name, _) in RECORD {
             let [from, to] = record(name, name);
             spans.push([from, to]);
             spans.push([behind_head + from, behind_head + to]);
-            // The argument of an enqueue is a record without what is in front of its id.
-            if from > before_id {
-                spans.push([from - before_id, to - before_id]);
+            // The argument of an enqueue is a record without its number.
+            if from > NUMBER {
+                spans.push([from - NUMBER, to - NUMBER]);
             }
         }
         spans.extend(HEAD.map(|(name, _)| head(name, name)));
@@ -125,21 +128,27 @@ mod tests {
             record("number", ":"),
             head("last", "marks"),
             head("L", "head"),
+            THOUSAND_SECONDS,
+            [1, id], // of what a release names
         ]);
         let tails = [
             record("id", "id")[0],
             record(": behind permits", ": behind permits")[0],
             head("out", "out")[0],
             behind_head + 1,
-            record("id", "id")[1] - before_id + 1, // behind the id that a release names
+            id + 1,
         ];
-        let bytes = [(head("L", "L")[0], "76"), (record(":", ":")[0], "58")];
+        let bytes = [
+            (head("L", "L")[0], "76"),
+            (record(":", ":")[0], "58"),
+            (record("expires", "expires")[0], "43"),
+        ];
 
         for script in scripts() {
             for call in script.source.split("string.sub(").skip(1) {
                 let call = call.split(')').next().unwrap_or_default();
                 let places = call.split(", ").skip(1).map(|place| {
-                    let place = place.trim_start_matches("at + ").parse::<usize>();
+                    let place = place.parse::<usize>();
                     place.unwrap_or_else(|_| panic!("{call} names no places"))
                 });
                 match places.collect::<Vec<_>>()[..] {
@@ -156,9 +165,10 @@ mod tests {
             }
         }
         let enqueue = &ENQUEUE.source;
-        assert!(enqueue.contains(&format!("'%0{NUMBER}d%0{EXPIRES}d")));
+        assert!(enqueue.contains(&format!("#number == {NUMBER}")));
+        assert!(enqueue.contains(&format!("'%0{NUMBER}d'")));
+        assert!(enqueue.contains(&format!("'%0{EXPIRES}d'")));
         assert!(enqueue.contains(&format!("#was == {NUMBER}")));
         assert!(enqueue.contains(&format!("#was > {behind_head}")));
-        assert!(enqueue.contains(&format!("in_line and {behind_head}")));
     }
 }

@@ -26,22 +26,22 @@ pub(super) async fn enqueue(
     let channel = Arc::clone(&connection.channel);
     let write = |call: &mut Cmd| {
         let Request { id, ttl, .. } = *request;
+        let (ttl, seen) = (ttl.as_millis(), request.highest_seen);
         let (permits, capacity) = (request.permits, request.capacity);
         call.write_arg_fmt(layout::key(&request.name));
         let owner = &request.owner;
         call.write_arg_fmt(format_args!(
-            "{id}:{permits:010}:{capacity:010}:{channel}:{owner}"
+            "+{ttl:012}{id}:{permits:010}:{capacity:010}:{channel}:{owner}"
         ));
-        call.write_arg_fmt(ttl.as_millis());
-        call.write_arg_fmt(request.highest_seen);
+        call.write_arg_fmt(format_args!("{seen:016}"));
         if !request.wait {
             call.write_arg_fmt(0);
         }
     };
     let reply = match run(&mut connection, &layout::ENQUEUE, namespace, 1, write).await? {
-        Value::Int(ticket) => {
+        ticket @ Value::BulkString(_) => {
             return Ok(Enqueued::Granted {
-                ticket: ticket.unsigned_abs(),
+                ticket: redis::from_redis_value(ticket).map_err(unreadable)?,
                 valid_for: request.ttl,
             });
         }
@@ -198,13 +198,18 @@ impl<'a> Record<'a> {
         let (number, rest) = record.split_at_checked(layout::NUMBER)?;
         let (expires, rest) = rest.split_at_checked(layout::EXPIRES)?;
         let (_id, rest) = rest.split_once(':')?;
+        let number: u64 = number.parse().ok()?;
+        let expires = match expires.strip_prefix('+') {
+            Some(behind) => number / 1000 + behind.parse::<u64>().ok()?,
+            None => expires.parse().ok()?,
+        };
         let mut fields = rest.splitn(4, ':');
         let mut next = || fields.next();
         let (permits, capacity) = (next()?.parse().ok()?, next()?.parse().ok()?);
         let (_channel, owner) = (next()?, next()?);
         Some(Self {
-            expires: expires.parse().ok()?,
-            number: number.parse().ok()?,
+            expires,
+            number,
             permits,
             capacity,
             owner,

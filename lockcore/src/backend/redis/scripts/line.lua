@@ -43,8 +43,7 @@ local function read(key, was, now)
   if not was or #was == 16 then return line end
   if string.byte(was, 17) ~= 76 then
     line.solo = was
-    local _
-    _, line.out, line.capacity = parse(was)
+    line.out, line.capacity = size(was)
   else
     line.is_line = true
     line.marks, line.head = tonumber(string.sub(was, 18, 30)), tonumber(string.sub(was, 31, 43))
@@ -54,7 +53,7 @@ local function read(key, was, now)
   end
   local record = line.solo
   if not (line.out and line.capacity and line.marks and line.head and line.next)
-    or record and (not (parse(record)) or string.byte(record, 62) ~= 58) then -- ':'
+    or record and (not end_of(record) or string.byte(record, 62) ~= 58) then -- ':'
     return redis.error_reply(foreign)
   end
   return line
@@ -113,6 +112,11 @@ local function find(line, id)
   if record and id_of(record) == id then return record, found end
 end
 
+-- When it expires, as key:ends has it.
+local function score(record)
+  return string.format('%d', end_of(record))
+end
+
 -- After each change of the ends. One that was denied stops nothing, as they are made anew from the rows: see
 -- put_down.
 local function note(line, answer)
@@ -129,7 +133,7 @@ local function change(line, place, id, record)
     line.solo = record
   else
     redis.call('HSET', line.rows, id, record)
-    note(line, redis.pcall('ZADD', line.ends, 'XX', string.sub(record, 17, 29), id))
+    note(line, redis.pcall('ZADD', line.ends, 'XX', score(record), id))
   end
 end
 
@@ -192,7 +196,7 @@ local function first(line)
     local records, dead = redis.call('HMGET', line.rows, unpack(places)), {}
     for i, place in ipairs(places) do
       local record = records[i]
-      if record and parse(record) > line.now then
+      if record and end_of(record) > line.now then
         line.first = record
         break
       end
@@ -216,21 +220,20 @@ local function recount(line)
   for i = 1, #rows, 2 do
     local id, record = rows[i], rows[i + 1]
     if #id == 32 and #record > 13 then
-      local _, permits = parse(record)
-      out = out + permits
+      out = out + size(record)
       held[#held + 1] = record
     end
   end
   line.out, line.raise = out, true
   for _, record in ipairs(held) do
-    note(line, redis.pcall('ZADD', line.ends, string.sub(record, 17, 29), id_of(record)))
+    note(line, redis.pcall('ZADD', line.ends, score(record), id_of(record)))
   end
 end
 
 -- When the first of the holders expires; nil if nobody holds.
 local function soonest(line)
   if line.out == 0 then return nil end
-  if line.solo then return (parse(line.solo)) end
+  if line.solo then return end_of(line.solo) end
   local ends = redis.call('ZRANGE', line.ends, '0', '0', 'WITHSCORES')[2]
   if not ends then
     recount(line) -- it was evicted
@@ -269,8 +272,7 @@ local function bury(line)
     for i, record in ipairs(records) do
       if record then
         line.dead[ids[i]] = true
-        local _, permits = parse(record)
-        line.out = line.out - permits
+        line.out = line.out - size(record)
       else
         all_known = false
       end
@@ -290,10 +292,10 @@ local function hold(line, id, record, permits)
     return
   end
   begin(line)
-  local rows, ends = { id, record }, { string.sub(record, 17, 29), id }
+  local rows, ends = { id, record }, { score(record), id }
   if line.solo then
     rows[3], rows[4] = id_of(line.solo), line.solo
-    ends[3], ends[4] = string.sub(line.solo, 17, 29), rows[3]
+    ends[3], ends[4] = score(line.solo), rows[3]
     line.raise = true
   end
   -- It may have been evicted. Asked before the row is written: a question that is denied after it would leave a row that
@@ -306,13 +308,12 @@ end
 
 -- Takes a holder out.
 local function let_go(line, id, record)
-  local _, permits = parse(record)
   if line.solo then
     line.solo, line.out = nil, 0
     return
   end
   redis.call('HDEL', line.rows, id)
-  line.out = line.out - permits
+  line.out = line.out - size(record)
   note(line, redis.pcall('ZREM', line.ends, id))
 end
 
@@ -321,7 +322,7 @@ local UNHEARD_MS = 2000
 
 -- The record of a grant that nobody has heard: a dead waiter is to cost two seconds and not its whole ttl.
 local function cut_short(line, record)
-  local ends = math.min(parse(record), line.now + UNHEARD_MS)
+  local ends = math.min(end_of(record), line.now + UNHEARD_MS)
   line.unheard = math.max(line.unheard or 0, ends)
   return with_expiry(record, ends)
 end
@@ -331,7 +332,7 @@ local function grant(line, asker)
   while true do
     local record = first(line)
     if not record then return end
-    local _, permits, capacity = parse(record)
+    local permits, capacity = size(record)
     if line.out == 0 then line.capacity = capacity end
     if line.out + permits > line.capacity then return end
     local id, place = id_of(record), string.format('%013d', line.head)
@@ -365,7 +366,7 @@ local function look_again(line, asking)
         line.again, line.again_in_ms = id_of(record), in_ms
         return
       end
-      if parse(record) > line.now then
+      if end_of(record) > line.now then
         local heard, denied = tell(line.key, record, string.format('again %d', in_ms))
         line.denied = line.denied or denied
         if heard ~= 0 then return end

@@ -1,9 +1,12 @@
 -- A ticket as it is written, the clock that it is judged by, and how its client learns that it holds.
 --
--- A record is its number in 16 digits, when it expires in 13 (ms of the server's clock), its id in 32, and then
--- ':permits:capacity:channel:owner', permits and capacity in 10 digits. So each has a fixed place, but the channel's
--- end: number 1 to 16, expiry 17 to 29, id 30 to 61, permits 63 to 72, capacity 74 to 83, channel from 85. A test in
--- layout.rs holds all of the scripts to these places.
+-- A record is its number in 16 digits, when it expires in 13, its id in 32, and then ':permits:capacity:channel:owner',
+-- permits and capacity in 10 digits. So each has a fixed place, but the channel's end: number 1 to 16, expiry 17 to
+-- 29, id 30 to 61, permits 63 to 72, capacity 74 to 83, channel from 85. A test in layout.rs holds all of the scripts
+-- to these places.
+--
+-- It expires at so many ms of the server's clock; or, if that begins with '+', so many ms after its number, which is
+-- the clock of its grant in microseconds then. So a ticket that is new is written as the client has sent it.
 
 -- Server time in milliseconds.
 local function clock()
@@ -11,14 +14,21 @@ local function clock()
   return time[1] * 1000 + math.floor(time[2] / 1000)
 end
 
--- When it expires, permits and capacity, as numbers.
-local function parse(record)
-  local permits, capacity = string.sub(record, 63, 72), string.sub(record, 74, 83)
-  return tonumber(string.sub(record, 17, 29)), tonumber(permits), tonumber(capacity)
+-- When it expires, in ms of the server's clock; nil if this library has not written it.
+local function end_of(record)
+  local ends = tonumber(string.sub(record, 17, 29))
+  if string.byte(record, 17) ~= 43 then return ends end -- '+'
+  local number = tonumber(string.sub(record, 1, 16))
+  return ends and number and math.floor(number / 1000) + ends
 end
 
-local function with_expiry(record, expires)
-  return string.sub(record, 1, 16) .. string.format('%013d', expires) .. string.sub(record, 30)
+-- Its permits and its capacity.
+local function size(record)
+  return tonumber(string.sub(record, 63, 72)), tonumber(string.sub(record, 74, 83))
+end
+
+local function with_expiry(record, ends)
+  return string.sub(record, 1, 16) .. string.format('%013d', ends) .. string.sub(record, 30)
 end
 
 local function id_of(record)

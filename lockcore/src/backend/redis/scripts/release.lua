@@ -14,17 +14,17 @@
 
 local was = not KEYS[2] and redis.call('GET', KEYS[1])
 
--- A full server refuses a SET, unless something was written before that it does not refuse.
-local function put(key, value)
-  if redis.pcall('SET', key, value, 'KEEPTTL').err then
-    redis.call('HDEL', key .. ':line', '')
-    redis.call('SET', key, value, 'KEEPTTL')
-  end
-end
-
 -- The common case: it holds, and nobody waits. If it is dead, it keeps nobody out.
-if was and string.sub(was, 30, 61) == ARGV[1] then
-  put(KEYS[1], string.sub(was, 1, 16))
+local last = was and string.sub(was, 30, 61) == ARGV[1] and string.sub(was, 1, 16)
+if last and not redis.pcall('SET', KEYS[1], last, 'KEEPTTL').err then return 1 end
+
+-- A full server refuses a SET, unless something was written before that it does not refuse.
+local function put(value)
+  redis.call('HDEL', KEYS[1] .. ':line', '')
+  redis.call('SET', KEYS[1], value, 'KEEPTTL')
+end
+if last then
+  put(last)
   return 1
 end
 
@@ -40,13 +40,12 @@ if was and string.byte(was, 17) == 76 and string.sub(was, 106, 137) == ARGV[1]
   local rows, head = KEYS[1] .. ':line', string.sub(was, 31, 43)
   next = redis.call('HGET', rows, head)
   local all = next and string.sub(next, 63, 72)
-  if next and all == string.sub(next, 74, 83) and tonumber(string.sub(next, 17, 29)) > now then
-    local after, last = string.format('%013d', head + 1), string.sub(was, 1, 16)
-    local value = next
-    if after ~= string.sub(was, 44, 56) or string.sub(next, 1, 16) ~= last then
+  if next and all == string.sub(next, 74, 83) and end_of(next) > now then
+    local after, value = string.format('%013d', head + 1), next
+    if after ~= string.sub(was, 44, 56) or string.sub(next, 1, 16) ~= string.sub(was, 1, 16) then
       value = string.sub(was, 1, 30) .. after .. string.sub(was, 44, 56) .. all .. all .. next
     end
-    put(KEYS[1], value)
+    if redis.pcall('SET', KEYS[1], value, 'KEEPTTL').err then put(value) end
     redis.call('HDEL', rows, head, id_of(next))
     local heard = tell_turn(KEYS[1], next)
     if heard ~= 0 then return heard and 1 or 2 end

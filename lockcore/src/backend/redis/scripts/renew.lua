@@ -18,20 +18,19 @@
 -- passes on a full server, and which a replica refuses: it may not have heard of a ticket yet, and is not to say
 -- "lost".
 
+-- include record.lua
+
 local reply, others = {}, {}
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local now = clock()
 
 -- The common case: one that holds, and nobody waits.
 local function renew_alone(i, was)
   if type(was) ~= 'string' or string.sub(was, 30, 61) ~= ARGV[3 * i - 2] then return false end
-  if tonumber(string.sub(was, 17, 29)) <= now or string.sub(was, 63, 72) ~= ARGV[3 * i - 1] then return false end
-  local ends, last = string.format('%013d', now + ARGV[3 * i]), string.sub(was, 1, 16)
-  local life = '86400000'
+  if (end_of(was) or 0) <= now or string.sub(was, 63, 72) ~= ARGV[3 * i - 1] then return false end
+  local life, last = '86400000', string.sub(was, 1, 16)
   if last / 1000 > now then life = string.format('%d', life + last / 1000 - now) end
-  local value = last .. ends .. string.sub(was, 30)
   -- A full server refuses it, and what follows below passes.
-  return not redis.pcall('SET', KEYS[i], value, 'PX', life).err
+  return not redis.pcall('SET', KEYS[i], with_expiry(was, now + ARGV[3 * i]), 'PX', life).err
 end
 
 local times_named, values = {}, {}
@@ -48,7 +47,6 @@ for i, key in ipairs(KEYS) do
 end
 if #others == 0 then return reply end
 
--- include record.lua
 -- include line.lua
 
 local function answer(i, status, ttl, recheck_in)
@@ -60,8 +58,8 @@ local function renew(line, i, id, most, ttl, waiting)
   local record, place = find(line, id)
   if not record then return answer(i, 2, -1, -1) end
   line.raise = true
-  local expires, permits = parse(record)
-  if expires <= now then
+  local permits = size(record)
+  if end_of(record) <= now then
     if place then remove(line, place, id) end
     return answer(i, 2, -1, -1)
   end
@@ -99,13 +97,12 @@ local function renew_page(line, page, waiting)
   for n, i in ipairs(page) do
     local id, record = ids[n], records[n]
     local most, ttl = tonumber(ARGV[3 * i - 1]), tonumber(ARGV[3 * i])
-    local expires, permits
     -- Named twice in a batch, it may have become smaller since it was read.
-    if record and #record > 13 and not apart[id] then expires, permits = parse(record) end
-    if expires and expires > now and permits <= most then
+    local holds = record and #record > 13 and not apart[id]
+    if holds and end_of(record) > now and size(record) <= most then
       record = with_expiry(record, now + ttl)
       rows[#rows + 1], rows[#rows + 2] = id, record
-      ends[#ends + 1], ends[#ends + 2] = string.sub(record, 17, 29), id
+      ends[#ends + 1], ends[#ends + 2] = score(record), id
       line.renewed[id] = true
       answer(i, 0, ttl, -1)
     else
