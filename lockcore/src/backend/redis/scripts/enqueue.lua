@@ -14,8 +14,9 @@
 -- Atomic as every script. On a full server its first write is refused, and so all of it.
 --
 -- If the user is denied a command in the middle: with nobody here, there is but one write. In the short way to
--- wait, the state is written first. Without the row its place is empty, and the line passes it. Without
--- the life of the rows all else is there. The rest is argued at put_down() in line.lua.
+-- wait, the state is written first. Without the row its place is empty, and the line passes it. PEXPIRE is called
+-- before the row is written too, as a row that is given no life would stay for ever. The rest is argued at
+-- put_down() in line.lua.
 --
 -- Text is compared and joined as it is where that can be: to make a number of it and text of that again takes longer.
 -- Numbers go to Redis as text made by '%d': what Redis makes of a Lua number is not exact, and '%.0f' takes longer.
@@ -72,6 +73,7 @@ if is_next and not ARGV[3] and string.sub(holder, 63, 72) == capacity and string
     if redis.call('EXISTS', rows, key .. ':ends') == 0 then
       local head = number .. 'L000000000000000000000000010000000000002' .. capacity .. capacity
       redis.call('SET', key, head .. was, 'PX', DAY_MS)
+      redis.call('PEXPIRE', rows, DAY_MS)
       redis.call('HSET', rows, '0000000000001', record, id, '0000000000001')
       redis.call('PEXPIRE', rows, DAY_MS)
       return {1, number, ttl, recheck_in}
@@ -87,6 +89,7 @@ if is_next and not ARGV[3] and string.sub(holder, 63, 72) == capacity and string
         redis.call('HSET', rows, next, record, id, next)
       else
         redis.call('SET', key, value, 'PX', DAY_MS)
+        redis.call('PEXPIRE', rows, DAY_MS)
         redis.call('HSET', rows, next, record, id, next)
         redis.call('PEXPIRE', rows, DAY_MS)
       end

@@ -62,7 +62,7 @@ end
 -- Before anything is put under the other keys.
 local function begin(line)
   if line.is_line then return end
-  if redis.call('EXISTS', line.rows, line.ends) > 0 then redis.call('DEL', line.rows, line.ends) end
+  redis.call('DEL', line.rows, line.ends)
   line.is_line, line.raise = true, true
 end
 
@@ -145,9 +145,16 @@ local function count(line)
   return holders + rows / 2
 end
 
+-- Before a key is made that is given its life when all is written: if that is denied, the key would stay for ever.
+-- Changes nothing, as no mark has an empty id.
+local function may_live(line)
+  redis.call('PEXPIRE', line.key .. ':gone:', '1')
+end
+
 local function append(line, id, record)
   begin(line)
   if line.head == line.next then line.raise = true end -- nobody else may be in the hash
+  if line.raise then may_live(line) end
   local place = string.format('%013d', line.next)
   redis.call('HSET', line.rows, place, record, id, place)
   line.next = line.next + 1
@@ -215,6 +222,7 @@ end
 
 -- Counts the permits of the holders, and makes their ends, anew from the records.
 local function recount(line)
+  may_live(line)
   redis.call('DEL', line.ends)
   local rows, held, out = redis.call('HGETALL', line.rows), {}, 0
   for i = 1, #rows, 2 do
@@ -301,6 +309,7 @@ local function hold(line, id, record, permits)
   -- It may have been evicted. Asked before the row is written: a question that is denied after it would leave a row that
   -- the sum does not have.
   if not line.raise and redis.call('EXISTS', line.rows) == 0 then line.raise = true end
+  if line.raise then may_live(line) end
   redis.call('HSET', line.rows, unpack(rows))
   line.solo, line.out = nil, line.out + permits
   note(line, redis.pcall('ZADD', line.ends, unpack(ends)))
@@ -385,8 +394,7 @@ end
 --   a change of the ends that is denied stops nothing. They are deleted here, and the next verb makes them and the
 --     sum anew from the rows. If that is denied too, an end that is missing keeps permits until the others have
 --     ended, and one that is too early is the one that its client believes in, whose renewal has failed;
---   a life that is not made longer is that of an earlier request, a day; rows that never got one stay until the next
---     line of this name begins.
+--   a life that is not made longer is that of an earlier request, a day. No key is made if it could be given none.
 -- So nobody holds whom the sum leaves out, no permit is lost for longer than a lease, and a verb that answered with
 -- the error can be repeated. The client gives back what an enqueue may have left.
 local function put_down(line, work)
