@@ -187,12 +187,13 @@ fn end_lease(server: &RedisServer, name: &str) {
     }
 }
 
-/// Calls inside the scripts meanwhile.
+/// Calls inside the scripts meanwhile, not of the scripts.
 fn calls(server: &RedisServer, work: impl FnOnce()) -> Vec<(String, u64)> {
     let before = server.command_stats();
     work();
     let mut calls: Vec<_> = server.command_stats_since(&before).into_iter().collect();
-    calls.retain(|(command, _)| !command.contains("eval"));
+    // Nor of the library that the test asks by, which tells newer servers its name.
+    calls.retain(|(command, _)| !command.contains("eval") && !command.contains("client"));
     calls
 }
 
