@@ -11,20 +11,22 @@ use crate::store::{Kind, SOON, Store, kind};
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT;
         in_a_forked_child_the_parents_lock_is_lost_and_stays_the_parents
+        a_body_that_forks_is_stopped_in_the_child_where_it_awaits
     ]
 }
 
-fn forked(store: &Store) -> Process {
+fn forked(store: &Store, arguments: &[&str]) -> Process {
     let mut command = Command::new(env!("CARGO_BIN_EXE_forked"));
     command
         .arg(store.url())
-        .args(["--namespace", &store.namespace]);
+        .args(["--namespace", &store.namespace])
+        .args(arguments);
     Process::start(&mut command)
 }
 
 async fn in_a_forked_child_the_parents_lock_is_lost_and_stays_the_parents(store: Store) {
     let locks: Locks = store.client();
-    let mut forked = forked(&store);
+    let mut forked = forked(&store, &[]);
 
     assert_eq!(
         forked.expect("CHILD SEES", SOON),
@@ -47,4 +49,18 @@ async fn in_a_forked_child_the_parents_lock_is_lost_and_stays_the_parents(store:
     forked.close_input();
     assert_eq!(forked.expect("PARENT VALID", SOON), "true");
     forked.finish(SOON);
+}
+
+async fn a_body_that_forks_is_stopped_in_the_child_where_it_awaits(store: Store) {
+    let mut forked = forked(&store, &["--body"]);
+
+    assert_eq!(forked.expect("CHILD", SOON), "STOPPED Lost(Forked)");
+    forked.expect("PARENT WENT ON", SOON);
+    forked.finish(SOON);
+
+    let free = store.client().mutex("parent").try_acquire().await;
+    free.expect("the parent has released it")
+        .release()
+        .await
+        .unwrap();
 }

@@ -34,7 +34,7 @@ impl Guard {
     ///
     /// [`Lost`](crate::ErrorKind::Lost).
     pub fn reenter(&self) -> Result<Guard, Error> {
-        if let Some(error) = self.loss_here() {
+        if let Some(error) = self.loss() {
             return Err(error);
         }
         let released = || self.lost_for(LostReason::Released);
@@ -100,7 +100,7 @@ impl Guard {
                 "a semaphore has no read side; give permits back by release_permits instead",
             ));
         }
-        if let Some(error) = self.loss_here() {
+        if let Some(error) = self.loss() {
             return Err(error);
         }
         if self.writes {
@@ -171,7 +171,7 @@ impl Guard {
             ));
         }
         loop {
-            if let Some(error) = self.loss_here() {
+            if let Some(error) = self.loss() {
                 return Err(error);
             }
             let held = lease.permits();
@@ -255,7 +255,7 @@ impl Guard {
                 format_duration(longest)
             )));
         }
-        if let Some(error) = self.loss_here() {
+        if let Some(error) = self.loss() {
             return Err(error);
         }
         if ttl > present {

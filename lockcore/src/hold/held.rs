@@ -47,7 +47,7 @@ impl Held {
     /// instructions. Only a check of the [token](Self::fencing_token) at the resource closes that gap.
     #[must_use]
     pub fn is_valid(&self) -> bool {
-        self.lost_reason_here().is_none()
+        self.lost_reason().is_none()
     }
 
     /// How long the lock is held if no further renewal succeeds. Zero when it is lost.
@@ -167,7 +167,7 @@ impl Held {
             // The lease has taken the answer, and says below whether it is lost.
             let _: Renewed = shared.renew_now(&self.0.lease, by).await?;
         }
-        self.loss_here().map_or(Ok(()), Err)
+        self.loss().map_or(Ok(()), Err)
     }
 }
 

@@ -106,24 +106,15 @@ impl Held {
         self.lost_reason().map(|reason| self.lost_for(reason))
     }
 
-    pub(super) fn loss_here(&self) -> Option<Error> {
-        self.lost_reason_here().map(|reason| self.lost_for(reason))
-    }
-
     pub(crate) fn lost_for(&self, reason: LostReason) -> Error {
         let lease = &self.0.lease;
         Error::lost_lease(reason, lease.renew).of_name(self.name())
     }
 
+    /// Why the lock is not held any more, if it is not. In a forked child everything is lost.
     pub(crate) fn lost_reason(&self) -> Option<LostReason> {
-        self.lost_at(self.shared().clock.now())
-    }
-
-    /// As [`lost_reason`](Self::lost_reason), but in a forked child everything is lost. The check for a fork is a
-    /// system call, which costs too much for every poll of a body.
-    pub(super) fn lost_reason_here(&self) -> Option<LostReason> {
         let forked = self.shared().is_forked().then_some(LostReason::Forked);
-        forked.or_else(|| self.lost_reason())
+        forked.or_else(|| self.lost_at(self.shared().clock.now()))
     }
 
     pub(super) fn lost_at(&self, now: Instant) -> Option<LostReason> {

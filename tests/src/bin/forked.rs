@@ -4,11 +4,14 @@
 //! ```text
 //! forked URL           the parent holds `parent` when it forks
 //! forked URL --idle    the parent has a client when it forks, which has not been asked for anything
+//! forked URL --body    a body that runs under `parent` forks, and awaits in the child
 //!
 //! CHILD SEES <reason> <what its release finds> <kind>   of the parent's lock and of the parent's client, if there is a lock
 //! CHILD HELD <token> | CHILD FAILED <kind> <error>    a client that the child makes asks for `child`
 //! CHILD RELEASED Released | CHILD RELEASED AlreadyLost          when standard input has ended, as the child then does
 //! PARENT VALID true | PARENT VALID false              when the child has ended, if it holds `parent`
+//! CHILD WENT ON | CHILD STOPPED <kind>                what becomes of the body in the child
+//! PARENT WENT ON                                      the body has ended in the parent
 //! ```
 
 use std::io;
@@ -27,6 +30,9 @@ struct Arguments {
     /// Asks for nothing before the fork.
     #[arg(long)]
     idle: bool,
+    /// Forks under the lock.
+    #[arg(long, conflicts_with = "idle")]
+    body: bool,
 }
 
 // The runtimes are made by hand: that of the parent has no threads in the child.
@@ -34,6 +40,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let arguments = Arguments::parse();
     let runtime = runtime()?;
     let locks = client(&arguments)?;
+    if arguments.body {
+        return body(&runtime, &locks);
+    }
     let held = match arguments.idle {
         true => None,
         false => Some(runtime.block_on(locks.mutex("parent").acquire())?),
@@ -52,6 +61,30 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         println!("PARENT VALID {}", held.is_valid());
     }
     Ok(())
+}
+
+fn body(runtime: &Runtime, locks: &Locks) -> Result<(), Box<dyn std::error::Error>> {
+    let lock = locks.mutex("parent");
+    let forks = lock.run(async |_| match fork()? {
+        Fork::Child => {
+            tokio::task::yield_now().await;
+            println!("CHILD WENT ON");
+            Ok(())
+        }
+        Fork::Parent(child) => {
+            waitpid(child)?;
+            println!("PARENT WENT ON");
+            Ok::<_, Box<dyn std::error::Error>>(())
+        }
+    });
+    let outcome = runtime.block_on(forks);
+    if let Err(error) = &outcome
+        && let Some(error) = error.downcast_ref::<lockcore::Error>()
+    {
+        println!("CHILD STOPPED {:?}", error.kind());
+        std::process::exit(0);
+    }
+    outcome
 }
 
 /// What the parent has, as the child sees it. All of it is dropped here.
