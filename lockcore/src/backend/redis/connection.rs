@@ -12,5 +12,5 @@ pub(super) struct RedisConnection {
     pub(super) connection: MultiplexedConnection,
     /// Where wake-ups for tickets of this connection are published, without the prefix.
     pub(super) channel: Arc<str>,
-    pub(super) _driver: Arc<Driver>,
+    pub(super) driver: Arc<Driver>,
 }

@@ -14,6 +14,7 @@ use tokio::net::TcpStream;
 use tokio::task::{AbortHandle, JoinError, JoinSet};
 
 use super::errors::not_connected;
+use super::gathering::{Gathering, InFlight};
 use crate::backend::{Fault, StoreError};
 #[cfg(feature = "redis-tls")]
 use crate::tls::Connector;
@@ -28,11 +29,14 @@ pub(super) struct Server {
 
 /// Ends the task that drives a connection when the last who uses that has gone.
 #[derive(Debug)]
-pub(super) struct Driver(AbortHandle);
+pub(super) struct Driver {
+    task: AbortHandle,
+    pub(super) in_flight: InFlight,
+}
 
 impl Drop for Driver {
     fn drop(&mut self) {
-        self.0.abort();
+        self.task.abort();
     }
 }
 
@@ -42,15 +46,17 @@ impl Server {
         &self,
         config: AsyncConnectionConfig,
     ) -> Result<(MultiplexedConnection, Driver), StoreError> {
+        let in_flight = InFlight::default();
         let opened = async {
-            let stream = self.stream().await?;
+            let stream = Gathering::new(self.stream().await?, in_flight.clone());
             let settings = self.info.redis_settings();
             // With TLS 1.3 the server judges our certificate when our handshake is over; what it
             // found is its answer to the first request.
             MultiplexedConnection::new_with_config(settings, stream, config).await
         };
         let (connection, driver) = opened.await.map_err(|error| self.failed(error))?;
-        Ok((connection, Driver(tokio::spawn(driver).abort_handle())))
+        let task = tokio::spawn(driver).abort_handle();
+        Ok((connection, Driver { task, in_flight }))
     }
 
     async fn stream(&self) -> io::Result<Box<dyn Stream>> {

@@ -5,6 +5,7 @@ mod connection;
 mod dial;
 mod errors;
 mod events;
+mod gathering;
 mod layout;
 mod rights;
 mod tickets;
@@ -94,7 +95,7 @@ impl Backend for Redis {
             let connection: Arc<dyn Connection> = Arc::new(RedisConnection {
                 connection,
                 channel,
-                _driver: Arc::new(driver),
+                driver: Arc::new(driver),
             });
             Ok(connection)
         })

@@ -259,6 +259,7 @@ async fn run(
         write_keys_and_arguments(&mut command);
         command
     };
+    let _under_way = connection.driver.in_flight.begin();
     let by_hash = command("EVALSHA", &script.sha1);
     let outcome = match by_hash.query_async(&mut connection.connection).await {
         Err(error) if error.code() == Some("NOSCRIPT") => {
