@@ -4,6 +4,7 @@
 
 use std::collections::VecDeque;
 
+use crate::hash::Prehashed;
 use crate::request::Id;
 use crate::token::MAX_TICKET;
 
@@ -12,11 +13,16 @@ use crate::token::MAX_TICKET;
 /// ZooKeeper may have. A request that can hold at once is always accepted.
 pub const MOST_TICKETS: usize = 10_000;
 
+/// With more tickets than this, a map finds a ticket faster than a scan. Most lines have one ticket, and need no map.
+const SHORT: usize = 32;
+
 /// The tickets of one name. `T` is data that the caller keeps with a ticket.
 #[derive(Clone, Debug)]
 pub struct Queue<T> {
     /// Ascending ticket numbers. The first `granted` of them hold, the others wait.
     tickets: VecDeque<Ticket<T>>,
+    /// The number of each ticket. There is one from the time that the line was longer than [`SHORT`] until it is empty.
+    numbers: Option<Prehashed<Id, u64>>,
     granted: usize,
     /// The permits of the tickets that hold.
     permits_out: u64,
@@ -74,6 +80,7 @@ impl<T> Default for Queue<T> {
     fn default() -> Self {
         Self {
             tickets: VecDeque::new(),
+            numbers: None,
             granted: 0,
             permits_out: 0,
             last: 0,
@@ -123,6 +130,16 @@ impl<T> Queue<T> {
             expires_at,
             payload,
         });
+        match &mut self.numbers {
+            Some(numbers) => {
+                numbers.insert(id, number);
+            }
+            None if self.tickets.len() > SHORT => {
+                let numbers = self.tickets.iter().map(|ticket| (ticket.id, ticket.number));
+                self.numbers = Some(numbers.collect());
+            }
+            None => {}
+        }
         if holds {
             self.granted += 1;
             self.permits_out += u64::from(permits);
@@ -175,14 +192,24 @@ impl<T> Queue<T> {
 
     /// Removes every ticket that ended before or at `now`. Returns how many tickets now hold because of that.
     pub fn expire(&mut self, now: u64) -> usize {
-        let mut at = 0;
-        while at < self.tickets.len() {
-            if self.tickets[at].expires_at <= now {
-                self.take(at);
-            } else {
-                at += 1;
-            }
+        let ended = |ticket: &Ticket<T>| ticket.expires_at <= now;
+        let (mut holders, mut permits) = (0, 0);
+        for ticket in self.holders().filter(|ticket| ended(ticket)) {
+            holders += 1;
+            permits += u64::from(ticket.permits);
         }
+        self.granted -= holders;
+        self.permits_out -= permits;
+        let numbers = &mut self.numbers;
+        // In one pass: to take out one ticket after the other would move the rest of the line each time.
+        self.tickets.retain(|ticket| {
+            let ended = ended(ticket);
+            if ended && let Some(numbers) = numbers {
+                numbers.remove(&ticket.id);
+            }
+            !ended
+        });
+        self.forget_numbers();
         self.grant()
     }
 
@@ -211,13 +238,30 @@ impl<T> Queue<T> {
     }
 
     fn position(&self, id: Id) -> Option<usize> {
-        self.tickets.iter().position(|ticket| ticket.id == id)
+        match &self.numbers {
+            Some(numbers) => {
+                let number = numbers.get(&id)?;
+                let found = (self.tickets).binary_search_by_key(number, |ticket| ticket.number);
+                found.ok()
+            }
+            None => self.tickets.iter().position(|ticket| ticket.id == id),
+        }
+    }
+
+    fn forget_numbers(&mut self) {
+        if self.tickets.is_empty() {
+            self.numbers = None;
+        }
     }
 
     fn take(&mut self, at: usize) {
         let Some(ticket) = self.tickets.remove(at) else {
             return;
         };
+        if let Some(numbers) = &mut self.numbers {
+            numbers.remove(&ticket.id);
+        }
+        self.forget_numbers();
         if at < self.granted {
             self.granted -= 1;
             self.permits_out -= u64::from(ticket.permits);
@@ -327,6 +371,43 @@ mod tests {
 
         let beyond = queue.enqueue(id(), 1, 1, 10, MAX_TICKET + 1, true, ());
         assert_eq!(beyond, Err(NoTicket::Exhausted));
+    }
+
+    #[test]
+    fn a_long_line_finds_its_tickets_as_a_short_one_does() {
+        for seed in 0..50 {
+            let mut random = fastrand::Rng::with_seed(seed);
+            let mut queue = Queue::default();
+            // All that were ever there, with their ends; `None` once they are gone.
+            let mut all: Vec<(Id, Option<u64>)> = Vec::new();
+            // It grows to some hundred tickets, shrinks to none and grows again.
+            for now in 0..2_000_u64 {
+                let grows = now % 1_000 < 500;
+                if random.u8(0..10) < if grows { 8 } else { 1 } {
+                    let (new, end) = (id(), now + random.u64(1..800));
+                    queue.enqueue(new, 1, 3, end, 0, true, ()).unwrap();
+                    all.push((new, Some(end)));
+                } else if let Some((old, end)) = random.choice(&mut all) {
+                    assert_eq!(queue.remove(*old).0, end.take().is_some(), "seed {seed}");
+                }
+                if random.u8(0..20) == 0 {
+                    queue.expire(now);
+                    for (_, end) in &mut all {
+                        end.take_if(|end| *end <= now);
+                    }
+                }
+                let (some, end) = *random.choice(&all).unwrap_or(&(id(), None));
+                let found = queue.find(some).map(|(ticket, _)| ticket.expires_at);
+                assert_eq!(found, end, "seed {seed}, step {now}");
+            }
+            let left = all.iter().filter(|(_, end)| end.is_some()).count();
+            assert_eq!(queue.tickets().count(), left, "seed {seed}");
+            let list: Vec<_> = queue
+                .tickets()
+                .map(|(t, _)| (t.permits, t.capacity))
+                .collect();
+            assert_eq!(granted(&queue), rule(&list), "seed {seed}");
+        }
     }
 
     #[test]

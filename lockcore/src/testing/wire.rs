@@ -238,7 +238,7 @@ impl Connection for WireConnection {
     fn enqueue(&self, request: Arc<Request>) -> Answer<Enqueued> {
         let receiver = self.receiver;
         self.ask(Some(Verb::Enqueue), move |tickets| {
-            tickets.enqueue(&request, receiver)
+            tickets.enqueue(request, receiver)
         })
     }
 

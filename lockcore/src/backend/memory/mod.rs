@@ -1,8 +1,9 @@
 //! `memory:`, the store inside the process: real exclusion between its tasks, for tests, examples and services of one
 //! process. Each connect makes a new store; clones of its handle share it.
 //!
-//! It is the [pure rule](crate::queue) under a mutex. It measures time with the lease clock. The wall clock only
-//! provides ticket numbers, so that tokens also rise over restarts of the process.
+//! It is the [pure rule](crate::queue) under a mutex. It measures time with the lease clock. Ticket numbers are
+//! microseconds of the wall clock, as it was when the store was made and as the lease clock has gone on since, so that
+//! tokens also rise over restarts of the process.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -47,12 +48,24 @@ pub(crate) struct Memory {
 #[derive(Debug)]
 pub(crate) struct Store {
     clock: Clock,
+    made: Made,
     names: Mutex<Names>,
+}
+
+/// When the store was made.
+#[derive(Debug)]
+struct Made {
+    at: Instant,
+    /// By the wall clock, since 1970.
+    micros: u64,
 }
 
 #[derive(Debug, Default)]
 struct Names {
-    queues: Prehashed<Name, Queue<Holder>>,
+    lines: Prehashed<Name, Line>,
+    /// The line of a name that was used up, empty, with the memory that it had. The next name takes it. So a lock that
+    /// is taken and released again and again allocates nothing here.
+    spare: Line,
     /// The highest number that was ever given, over all names. With it an empty queue may be dropped, and numbers still
     /// rise.
     last: u64,
@@ -62,10 +75,20 @@ struct Names {
     receivers: HashMap<u64, Weak<EventSink>>,
 }
 
+/// The tickets of one name.
+#[derive(Debug, Default)]
+struct Line {
+    queue: Queue<Holder>,
+    /// No ticket ends before this, so that nobody need look for one. Renewals move the end of a ticket, but not this: it
+    /// is found anew when its time has come.
+    first_end: u64,
+}
+
 /// The data of a ticket that the rule does not need.
 #[derive(Clone, Debug)]
 struct Holder {
-    owner: Arc<str>,
+    /// For its owner.
+    request: Arc<Request>,
     receiver: u64,
 }
 
@@ -100,7 +123,7 @@ impl Backend for Memory {
 
 impl Connection for MemoryConnection {
     fn enqueue(&self, request: Arc<Request>) -> Answer<Enqueued> {
-        answer(self.store.enqueue(&request, self.events.receiver()))
+        answer(self.store.enqueue(request, self.events.receiver()))
     }
 
     fn renew(&self, tickets: Vec<Arc<Request>>) -> Answer<Vec<Renewed>> {
@@ -137,8 +160,13 @@ fn answer<T: Send + 'static>(outcome: Result<T, StoreError>) -> Answer<T> {
 
 impl Store {
     pub(crate) fn new(clock: Clock) -> Self {
+        let made = Made {
+            at: clock.now(),
+            micros: wall_clock_micros(),
+        };
         Self {
             clock,
+            made,
             names: Mutex::default(),
         }
     }
@@ -154,7 +182,11 @@ impl Store {
             .insert(events.receiver(), Arc::downgrade(events));
     }
 
-    pub(crate) fn enqueue(&self, request: &Request, receiver: u64) -> Result<Enqueued, StoreError> {
+    pub(crate) fn enqueue(
+        &self,
+        request: Arc<Request>,
+        receiver: u64,
+    ) -> Result<Enqueued, StoreError> {
         let now = self.clock.now();
         let mut wakes = Wakes::but(request.id);
         let mut names = self.names();
@@ -162,47 +194,52 @@ impl Store {
             return Ok(Enqueued::Gone);
         }
         let Names {
-            queues,
+            lines,
+            spare,
             last,
             receivers,
             ..
         } = &mut *names;
-        let queue = queues.entry(request.name.clone()).or_default();
-        wakes.collect(queue.expire(now.as_nanos()), queue, receivers);
-        if queue.find(request.id).is_some() {
-            return Ok(match renew(queue, request, now) {
+        let line = lines
+            .entry(request.name.clone())
+            .or_insert_with(|| std::mem::take(spare));
+        wakes.collect(line.expire(now), &line.queue, receivers);
+        if line.queue.find(request.id).is_some() {
+            return Ok(match line.renew(&request, now) {
                 Renewed::Granted { valid_for } => Enqueued::Granted {
-                    ticket: number(queue, request),
+                    ticket: line.number(&request),
                     valid_for,
                 },
                 Renewed::Waiting {
                     valid_for,
                     recheck_in,
                 } => Enqueued::Waiting {
-                    ticket: number(queue, request),
+                    ticket: line.number(&request),
                     valid_for,
                     recheck_in,
                 },
                 Renewed::Lost | Renewed::Failed => Enqueued::Gone,
             });
         }
-        let micros = wall_clock_micros();
+        let micros = self.made.micros_at(now);
         let seen = Some(request.highest_seen).filter(|seen| *seen <= micros + DAY_MICROS);
         let floor = micros.max(*last + 1).max(seen.map_or(0, |seen| seen + 1));
-        let holder = Holder {
-            owner: Arc::clone(&request.owner),
-            receiver,
+        let (id, valid_for) = (request.id, request.ttl);
+        let end = now.after(valid_for).as_nanos();
+        line.first_end = match line.queue.is_empty() {
+            true => end,
+            false => line.first_end.min(end),
         };
+        let queue = &mut line.queue;
         let outcome = queue.enqueue(
-            request.id,
+            id,
             request.permits.get(),
             request.capacity.get(),
-            now.after(request.ttl).as_nanos(),
+            end,
             floor,
             request.wait,
-            holder,
+            Holder { request, receiver },
         );
-        let valid_for = request.ttl;
         match outcome {
             Ok((ticket, true)) => {
                 *last = ticket;
@@ -213,7 +250,7 @@ impl Store {
                 Ok(Enqueued::Waiting {
                     ticket,
                     valid_for,
-                    recheck_in: recheck_in(queue, request, now),
+                    recheck_in: recheck_in(queue, id, now),
                 })
             }
             Err(NoTicket::Busy) => Ok(Enqueued::Busy {
@@ -232,19 +269,21 @@ impl Store {
         let mut wakes = Wakes::but(request.id);
         let mut names = self.names();
         let Names {
-            queues, receivers, ..
+            lines, receivers, ..
         } = &mut *names;
-        let Some(queue) = queues.get_mut(&request.name) else {
+        let Some(line) = lines.get_mut(&request.name) else {
             return Renewed::Lost;
         };
-        if queue.find(request.id).is_none() {
+        if line.queue.find(request.id).is_none() {
             return Renewed::Lost;
         }
-        wakes.collect(queue.expire(now.as_nanos()), queue, receivers);
-        let newly = queue.shrink(request.id, request.permits.get());
-        wakes.collect(newly, queue, receivers);
-        let renewed = renew(queue, request, now);
-        names.drop_if_empty(&request.name);
+        wakes.collect(line.expire(now), &line.queue, receivers);
+        let newly = line.queue.shrink(request.id, request.permits.get());
+        wakes.collect(newly, &line.queue, receivers);
+        let renewed = line.renew(request, now);
+        if line.queue.is_empty() {
+            names.end_line(&request.name);
+        }
         renewed
     }
 
@@ -255,7 +294,7 @@ impl Store {
         let mut wakes = Wakes::but(request.id);
         let mut names = self.names();
         let Names {
-            queues,
+            lines,
             receivers,
             marks,
             ..
@@ -264,19 +303,23 @@ impl Store {
             marks.retain(|_, end| *end > now);
             marks.insert(request.id, now.after(MARK));
         }
-        let Some(queue) = queues.get_mut(&request.name) else {
+        let Some(line) = lines.get_mut(&request.name) else {
             return Released::NotFound;
         };
-        let found = queue.find(request.id).is_some();
+        // A ticket that has just ended counts as found.
+        let ended = line.is_due(now) && line.queue.find(request.id).is_some();
         // Expired tickets go first: they must not get what this release frees.
-        wakes.collect(queue.expire(now.as_nanos()), queue, receivers);
-        let was_first = queue.is_first_in_line(request.id);
-        wakes.collect(queue.remove(request.id).1, queue, receivers);
+        wakes.collect(line.expire(now), &line.queue, receivers);
+        let was_first = line.queue.is_first_in_line(request.id);
+        let (found, newly) = line.queue.remove(request.id);
+        wakes.collect(newly, &line.queue, receivers);
         if was_first {
-            wakes.tell_first(queue, receivers, now);
+            wakes.tell_first(&line.queue, receivers, now);
         }
-        names.drop_if_empty(&request.name);
-        if found {
+        if line.queue.is_empty() {
+            names.end_line(&request.name);
+        }
+        if found || ended {
             Released::Released
         } else {
             Released::NotFound
@@ -286,11 +329,11 @@ impl Store {
     pub(crate) fn inspect(&self, name: &Name) -> Vec<TicketInfo> {
         let now = self.clock.now();
         let names = self.names();
-        let Some(queue) = names.queues.get(name) else {
+        let Some(line) = names.lines.get(name) else {
             return Vec::new();
         };
         // Expired tickets hold nothing, even if they have not been removed yet.
-        let tickets = queue.tickets().map(|(ticket, _)| ticket);
+        let tickets = line.queue.tickets().map(|(ticket, _)| ticket);
         let live: Vec<_> = tickets
             .filter(|ticket| ticket.expires_at > now.as_nanos())
             .collect();
@@ -303,7 +346,7 @@ impl Store {
                 ticket.permits,
                 ticket.capacity,
                 now.until(Instant::from_nanos(ticket.expires_at)),
-                ticket.payload.owner.to_string(),
+                ticket.payload.request.owner.to_string(),
             )
         });
         places.collect()
@@ -323,41 +366,68 @@ impl Store {
     }
 }
 
+impl Made {
+    fn micros_at(&self, now: Instant) -> u64 {
+        self.micros + (now.as_nanos() - self.at.as_nanos()) / 1_000
+    }
+}
+
 impl Names {
-    fn drop_if_empty(&mut self, name: &Name) {
-        if self.queues.get(name).is_some_and(Queue::is_empty) {
-            self.queues.remove(name);
+    /// The line of this name is empty.
+    fn end_line(&mut self, name: &Name) {
+        if let Some(line) = self.lines.remove(name) {
+            self.spare = line;
         }
     }
 }
 
-fn renew(queue: &mut Queue<Holder>, request: &Request, now: Instant) -> Renewed {
-    let Some((ticket, holds)) = queue.find(request.id) else {
-        return Renewed::Lost;
-    };
-    ticket.expires_at = now.after(request.ttl).as_nanos();
-    let valid_for = request.ttl;
-    if holds {
-        Renewed::Granted { valid_for }
-    } else {
-        Renewed::Waiting {
-            valid_for,
-            recheck_in: recheck_in(queue, request, now),
+impl Line {
+    /// Whether a ticket may have ended.
+    fn is_due(&self, now: Instant) -> bool {
+        self.first_end <= now.as_nanos()
+    }
+
+    /// Removes the tickets that have ended. Returns how many tickets now hold because of that.
+    fn expire(&mut self, now: Instant) -> usize {
+        if !self.is_due(now) {
+            return 0;
+        }
+        let newly = self.queue.expire(now.as_nanos());
+        let ends = self.queue.tickets().map(|(ticket, _)| ticket.expires_at);
+        self.first_end = ends.min().unwrap_or(u64::MAX);
+        newly
+    }
+
+    fn renew(&mut self, request: &Request, now: Instant) -> Renewed {
+        let Some((ticket, holds)) = self.queue.find(request.id) else {
+            return Renewed::Lost;
+        };
+        ticket.expires_at = now.after(request.ttl).as_nanos();
+        // A renewal may also bring the end nearer.
+        self.first_end = self.first_end.min(ticket.expires_at);
+        let valid_for = request.ttl;
+        if holds {
+            Renewed::Granted { valid_for }
+        } else {
+            Renewed::Waiting {
+                valid_for,
+                recheck_in: recheck_in(&self.queue, request.id, now),
+            }
         }
     }
-}
 
-fn number(queue: &mut Queue<Holder>, request: &Request) -> u64 {
-    queue
-        .find(request.id)
-        .map_or(0, |(ticket, _)| ticket.number)
+    fn number(&mut self, request: &Request) -> u64 {
+        self.queue
+            .find(request.id)
+            .map_or(0, |(ticket, _)| ticket.number)
+    }
 }
 
 /// Only the first in line has to notice that a holder's lease is over: its request removes that ticket, and wakes the
 /// others. See also [`Wakes::tell_first`].
-fn recheck_in(queue: &Queue<Holder>, request: &Request, now: Instant) -> Option<Duration> {
+fn recheck_in(queue: &Queue<Holder>, id: Id, now: Instant) -> Option<Duration> {
     queue
-        .is_first_in_line(request.id)
+        .is_first_in_line(id)
         .then(|| first_expiry(queue, now))
         .flatten()
 }
@@ -390,6 +460,9 @@ impl Wakes {
         queue: &Queue<Holder>,
         receivers: &HashMap<u64, Weak<EventSink>>,
     ) {
+        if newly == 0 {
+            return;
+        }
         let holders = queue.holders();
         let known = holders.len() - newly;
         for ticket in holders.skip(known) {
@@ -438,4 +511,74 @@ fn wall_clock_micros() -> u64 {
     SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .map_or(0, |since| u64::try_from(since.as_micros()).unwrap_or(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::name::Namespace;
+    use crate::request::FULL;
+
+    fn request(name: &str, ttl: Duration) -> Request {
+        Request {
+            name: Name::new(Namespace::new("lock").unwrap(), name).unwrap(),
+            id: Id::count(),
+            permits: FULL,
+            capacity: FULL,
+            ttl,
+            wait: true,
+            highest_seen: 0,
+            owner: "".into(),
+        }
+    }
+
+    #[test]
+    fn a_renewal_may_bring_the_end_of_a_ticket_nearer() {
+        let clock = Clock::by_hand();
+        clock.stop();
+        let store = Store::new(clock.clone());
+        let ttl = Duration::from_secs(10);
+        let (mut holder, waiter) = (request("a", ttl), Arc::new(request("a", ttl)));
+        let granted = store.enqueue(Arc::new(holder.clone()), 1).unwrap();
+        assert!(matches!(granted, Enqueued::Granted { .. }));
+        let waits = store.enqueue(Arc::clone(&waiter), 1).unwrap();
+        assert!(matches!(waits, Enqueued::Waiting { .. }));
+
+        holder.ttl = Duration::from_secs(1);
+        store.renew(&holder);
+        clock.advance(Duration::from_secs(2));
+
+        assert!(matches!(store.renew(&waiter), Renewed::Granted { .. }));
+        assert_eq!(store.renew(&holder), Renewed::Lost);
+    }
+
+    #[test]
+    fn a_name_that_takes_the_memory_of_another_takes_nothing_else() {
+        let clock = Clock::by_hand();
+        clock.stop();
+        let store = Store::new(clock.clone());
+        let (first, second) = (
+            Arc::new(request("a", Duration::from_secs(1))),
+            Arc::new(request("b", Duration::from_secs(10))),
+        );
+        let departure = Departure {
+            request: Arc::clone(&first),
+            enqueue_may_follow: false,
+        };
+        let mut last = 0;
+        for _ in 0..2 {
+            store.enqueue(Arc::clone(&first), 1).unwrap();
+            assert_eq!(store.release(&departure), Released::Released);
+            assert_eq!(store.release(&departure), Released::NotFound);
+            let Ok(Enqueued::Granted { ticket, .. }) = store.enqueue(Arc::clone(&second), 1) else {
+                panic!("not granted");
+            };
+            assert!(ticket >= last, "numbers only rise");
+            last = ticket;
+            clock.advance(Duration::from_secs(2));
+        }
+
+        assert!(store.inspect(&first.name).is_empty());
+        assert_eq!(store.inspect(&second.name).len(), 1);
+    }
 }
