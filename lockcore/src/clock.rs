@@ -40,7 +40,8 @@ impl Instant {
     }
 }
 
-fn nanos(duration: Duration) -> u64 {
+/// Saturates: a duration of more than 584 years has no end.
+pub(crate) fn nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 

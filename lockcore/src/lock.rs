@@ -383,7 +383,7 @@ impl Lock {
 
     fn spec(&self) -> Result<Spec<'_>, Error> {
         let what = self.what.as_ref().map_err(Clone::clone)?;
-        let longest = self.client.shared.backend.capability().longest_ttl;
+        let longest = self.client.shared.capability.longest_ttl;
         if self.ttl < SHORTEST_TTL || self.ttl > longest {
             return Err(Error::config(format!(
                 "a ttl of {} is not usable: this store takes {} to {}",

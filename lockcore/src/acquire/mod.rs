@@ -157,12 +157,15 @@ async fn at_the_store(
     let at_least = began.after(if waited { LAST_MOMENT } else { Duration::ZERO });
     let one_operation = began.after(shared.op_timeout);
     let mut enqueue_by = budget.give_up.max(at_least).min(one_operation);
+    let mut fresh = Some(began);
     loop {
+        // Nothing was waited for since this reading of the clock.
+        let now = fresh.take();
         let progress = match place {
             Some(pending) => pending.stand_in_line(budget.give_up).await,
             None => {
                 let pending = place.insert(arm(spec, budget.waits)?);
-                pending.enqueue(enqueue_by, budget.give_up).await?
+                pending.enqueue(now, enqueue_by, budget.give_up).await?
             }
         };
         match progress {

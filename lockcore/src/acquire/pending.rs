@@ -8,7 +8,7 @@ use tokio::runtime;
 
 use crate::backend::{Enqueued, Fault, Renewed, StoreError};
 use crate::client::alarms::jittered;
-use crate::client::calls::Where;
+use crate::client::calls::{Reached, Where};
 use crate::client::gate::{Asking, Replaced};
 use crate::client::lease::Lease;
 use crate::client::shared::{Sent, Shared};
@@ -40,14 +40,20 @@ pub(crate) enum Progress {
 pub(crate) struct Pending {
     shared: Arc<Shared>,
     pub(super) lease: Arc<Lease>,
+    asked: Asked,
+    /// The guard has taken the ticket over.
+    handed_over: bool,
+}
+
+/// What was asked of the store, and answered.
+#[derive(Default)]
+struct Asked {
     /// The runtime where the ticket was asked for, and where its wake-ups arrive.
     runtime: Option<runtime::Id>,
     /// The enqueue that is under way.
     asking: Option<Asking>,
     /// The store has answered with a ticket.
     has_ticket: bool,
-    /// The guard has taken the ticket over.
-    handed_over: bool,
 }
 
 impl Pending {
@@ -57,163 +63,39 @@ impl Pending {
         Ok(Self {
             shared: Arc::clone(shared),
             lease,
-            runtime: None,
-            asking: None,
-            has_ticket: false,
+            asked: Asked::default(),
             handed_over: false,
         })
     }
 
-    /// [Asks](Self::ask) the store. Ends early if the client is shut down, or if the keeper has given up the ticket
+    /// [Asks](Asked::ask) the store. Ends early if the client is shut down, or if the keeper has given up the ticket
     /// because its task was not polled: nothing else loses a lease that has no ticket yet. An enqueue that is under way
     /// then stays in `asking`, for the drop.
     pub(super) async fn enqueue(
         &mut self,
+        now: Option<Instant>,
         by: Instant,
         give_up: Instant,
     ) -> Result<Progress, Error> {
-        let (clock, lease) = (self.shared.clock.clone(), Arc::clone(&self.lease));
+        let Self {
+            shared,
+            lease,
+            asked,
+            ..
+        } = self;
         tokio::select! {
             biased;
-            progress = self.ask(by, give_up) => progress,
-            reason = lease.until_lost(&clock) => match reason {
+            progress = asked.ask(shared, lease, now, by, give_up) => progress,
+            reason = lease.until_lost(&shared.clock) => match reason {
                 LostReason::Shutdown => Err(Error::shut_down()),
                 _ => Ok(Progress::Lost),
             },
         }
     }
 
-    /// Asks until there is an answer, or an error that another attempt cannot correct, or `by` has come. The id stays
-    /// the same: if an earlier attempt was carried out without our knowledge, the store finds it, and does not make a
-    /// second ticket.
-    ///
-    /// Time in front of the gate counts only towards `give_up`, the end of the caller's time: the store is at work
-    /// then, while `by` is the limit for a store that does not answer. `Waiting` means that the time ended in front of
-    /// the gate.
-    async fn ask(&mut self, mut by: Instant, give_up: Instant) -> Result<Progress, Error> {
-        let mut pause = Duration::from_millis(5);
-        loop {
-            let (shared, lease) = (&self.shared, &self.lease);
-            let connected = shared.connection(Where::Here, by).await;
-            let (runtime, connected) = connected.map_err(|error| self.failed(error))?;
-            self.runtime = Some(runtime);
-            // If the future is dropped here, nothing was sent.
-            let pass = match shared.admit(connected.enqueues(), 1, give_up).await {
-                Some(Ok(pass)) => pass,
-                Some(Err(Replaced)) => {
-                    by = by.max(give_up.min(shared.clock.now().after(shared.op_timeout)));
-                    continue;
-                }
-                // An earlier attempt may have been carried out.
-                None if lease.is_ambiguous() => {
-                    let text = "too many requests are in front of this one";
-                    return Err(self.failed(StoreError::new(Fault::Unknown, text)));
-                }
-                None if lease.request.wait => return Ok(Progress::Waiting),
-                None => {
-                    let text = "too many requests of this process are in front of this one";
-                    return Err(self.failed(StoreError::new(Fault::Retry, text)));
-                }
-            };
-            // The lease is counted from here, before the send.
-            let sent = shared.sent_now();
-            connected.asked(sent.at);
-            if pass.has_waited {
-                // At the last moment it gets a little more time, because otherwise the answer would be "unknown".
-                let last = give_up.max(sent.at.after(LAST_MOMENT));
-                by = by.max(last.min(sent.at.after(shared.op_timeout)));
-            }
-            let id = lease.request.id;
-            shared.will_be_answered_by(id, sent.at.after(shared.op_timeout + lease.request.ttl));
-            // Sent at the first poll. From then on, if this future is dropped, the keeper takes the enqueue over. An
-            // earlier attempt without an answer has been marked ambiguous.
-            let asking = self.asking.insert(Asking {
-                answer: connected.verbs().enqueue(Arc::clone(&lease.request)),
-                _pass: pass,
-            });
-            let one_operation = by.min(sent.at.after(shared.op_timeout));
-            let error = match shared.by(one_operation, &mut asking.answer).await {
-                Some(outcome) => {
-                    self.asking = None;
-                    shared.links.ended(&connected, &outcome);
-                    match outcome {
-                        Ok(answer) => return self.answered(answer, sent),
-                        Err(error) => error,
-                    }
-                }
-                None => {
-                    shared.unanswered(&connected);
-                    let text = format!("{} did not answer in time", shared.store());
-                    StoreError::new(Fault::Unknown, text)
-                }
-            };
-            match error.fault() {
-                // If the reply is still to come (`asking` is set), it is not lost yet. If we give up now, the keeper
-                // may still see it, and then no mark at the store is needed.
-                Fault::Unknown if self.asking.is_none() => lease.set_ambiguous(),
-                Fault::Unknown | Fault::Retry => {}
-                Fault::Config | Fault::Refused => {
-                    // The drop gives back whatever may be at the store.
-                    self.has_ticket |= error.is_halfway();
-                    return Err(self.failed(error));
-                }
-            }
-            let again = shared.clock.now().after(jittered(pause));
-            if again >= by {
-                return Err(self.failed(error));
-            }
-            if self.asking.take().is_some() {
-                lease.set_ambiguous();
-            }
-            tracing::debug!(%error, "asking the store again");
-            shared.alarm(again).await;
-            pause = (pause * 2).min(Duration::from_millis(200));
-        }
-    }
-
+    #[cfg(all(test, lockcore_loom))]
     pub(crate) fn answered(&mut self, answer: Enqueued, sent: Sent) -> Result<Progress, Error> {
-        let lease = &self.lease;
-        let (ticket, valid_for, recheck_in) = match answer {
-            Enqueued::Granted { ticket, valid_for } => (ticket, valid_for, None),
-            Enqueued::Waiting {
-                ticket,
-                valid_for,
-                recheck_in,
-            } => (ticket, valid_for, recheck_in),
-            Enqueued::Busy { retry_in } if lease.request.wait => {
-                return Err(Error::crowded(retry_in));
-            }
-            Enqueued::Busy { retry_in } => return Err(Error::busy(retry_in)),
-            Enqueued::CapacityMismatch { in_use } => {
-                return Err(lease.request.mismatch(in_use));
-            }
-            Enqueued::Gone => return Ok(Progress::Lost),
-        };
-        self.has_ticket = true;
-        self.shared.saw_ticket(ticket);
-        lease.confirm(sent.epoch);
-        lease.answered(ticket, sent.at, valid_for);
-        if lease.lost(self.shared.clock.now()).is_some() {
-            // The reply took longer than the lease.
-            return Ok(Progress::Lost);
-        }
-        if let Enqueued::Granted { .. } = answer {
-            lease.is_granted_since(sent.at);
-            return Ok(Progress::Granted);
-        }
-        tracing::debug!(ticket, "in line");
-        let due = Shared::renewal_time(lease, valid_for);
-        let due = recheck_in.map_or(due, |recheck| due.min(sent.at.after(recheck)));
-        // A wake-up may have been lost since the request was sent.
-        let due = match sent.epoch < self.shared.epoch() {
-            true => self.shared.clock.now(),
-            false => due,
-        };
-        let (id, stage) = (lease.request.id, Stage::Waiting);
-        match self.shared.entrust(id, stage, due) {
-            true => Ok(Progress::Waiting),
-            false => Ok(Progress::Lost),
-        }
+        self.asked.answered(&self.shared, &self.lease, answer, sent)
     }
 
     /// Waits for a wake-up, or for a renewal that says "granted". `Waiting` means that the time is over.
@@ -266,12 +148,13 @@ impl Pending {
     /// Whether this is a ticket in the store's line that another task can take over.
     pub(crate) fn is_in_line(&self) -> bool {
         let lost = self.lease.lost(self.shared.clock.now());
-        self.has_ticket && self.asking.is_none() && lost.is_none()
+        self.asked.has_ticket && self.asked.asking.is_none() && lost.is_none()
     }
 
     /// Whether the runtime `here` receives its wake-ups.
     pub(crate) fn is_heard(&self, here: Option<runtime::Id>) -> bool {
-        self.runtime
+        self.asked
+            .runtime
             .is_none_or(|asked| self.shared.is_heard(asked, here))
     }
 
@@ -281,11 +164,165 @@ impl Pending {
         self.handed_over = self.shared.entrust_held(&self.lease);
         self.handed_over.then(|| Arc::clone(&self.lease))
     }
+}
+
+impl Asked {
+    /// Asks until there is an answer, or an error that another attempt cannot correct, or `by` has come. The id stays
+    /// the same: if an earlier attempt was carried out without our knowledge, the store finds it, and does not make a
+    /// second ticket.
+    ///
+    /// Time in front of the gate counts only towards `give_up`, the end of the caller's time: the store is at work
+    /// then, while `by` is the limit for a store that does not answer. `Waiting` means that the time ended in front of
+    /// the gate.
+    ///
+    /// `now` is a reading of the clock since which nothing was waited for, if there is one.
+    async fn ask(
+        &mut self,
+        shared: &Arc<Shared>,
+        lease: &Arc<Lease>,
+        now: Option<Instant>,
+        mut by: Instant,
+        give_up: Instant,
+    ) -> Result<Progress, Error> {
+        let mut pause = Duration::from_millis(5);
+        let mut fresh = now;
+        loop {
+            let reached = shared.connection(Where::Here, by).await;
+            let Reached {
+                connected,
+                runtime,
+                waited,
+            } = reached.map_err(|error| self.failed(lease, error))?;
+            self.runtime = Some(runtime);
+            let now = fresh.take().filter(|_| !waited);
+            // If the future is dropped here, nothing was sent.
+            let pass = match shared.admit(connected.enqueues(), 1, give_up).await {
+                Some(Ok(pass)) => pass,
+                Some(Err(Replaced)) => {
+                    by = by.max(give_up.min(shared.clock.now().after(shared.op_timeout)));
+                    continue;
+                }
+                // An earlier attempt may have been carried out.
+                None if lease.is_ambiguous() => {
+                    let text = "too many requests are in front of this one";
+                    return Err(self.failed(lease, StoreError::new(Fault::Unknown, text)));
+                }
+                None if lease.request.wait => return Ok(Progress::Waiting),
+                None => {
+                    let text = "too many requests of this process are in front of this one";
+                    return Err(self.failed(lease, StoreError::new(Fault::Retry, text)));
+                }
+            };
+            // The lease is counted from here, before the send.
+            let sent = shared.sent_since(now.filter(|_| !pass.has_waited));
+            connected.asked(sent.at);
+            if pass.has_waited {
+                // At the last moment it gets a little more time, because otherwise the answer would be "unknown".
+                let last = give_up.max(sent.at.after(LAST_MOMENT));
+                by = by.max(last.min(sent.at.after(shared.op_timeout)));
+            }
+            let id = lease.request.id;
+            shared.will_be_answered_by(id, sent.at.after(shared.op_timeout + lease.request.ttl));
+            // Sent at the first poll. From then on, if this future is dropped, the keeper takes the enqueue over. An
+            // earlier attempt without an answer has been marked ambiguous.
+            let asking = self.asking.insert(Asking {
+                answer: connected.verbs().enqueue(Arc::clone(&lease.request)),
+                _pass: pass,
+            });
+            let one_operation = by.min(sent.at.after(shared.op_timeout));
+            let error = match shared.by(one_operation, &mut asking.answer).await {
+                Some(outcome) => {
+                    self.asking = None;
+                    shared.links.ended(&connected, &outcome);
+                    match outcome {
+                        Ok(answer) => return self.answered(shared, lease, answer, sent),
+                        Err(error) => error,
+                    }
+                }
+                None => {
+                    shared.unanswered(&connected);
+                    let text = format!("{} did not answer in time", shared.store());
+                    StoreError::new(Fault::Unknown, text)
+                }
+            };
+            match error.fault() {
+                // If the reply is still to come (`asking` is set), it is not lost yet. If we give up now, the keeper
+                // may still see it, and then no mark at the store is needed.
+                Fault::Unknown if self.asking.is_none() => lease.set_ambiguous(),
+                Fault::Unknown | Fault::Retry => {}
+                Fault::Config | Fault::Refused => {
+                    // The drop gives back whatever may be at the store.
+                    self.has_ticket |= error.is_halfway();
+                    return Err(self.failed(lease, error));
+                }
+            }
+            let again = shared.clock.now().after(jittered(pause));
+            if again >= by {
+                return Err(self.failed(lease, error));
+            }
+            if self.asking.take().is_some() {
+                lease.set_ambiguous();
+            }
+            tracing::debug!(%error, "asking the store again");
+            shared.alarm(again).await;
+            pause = (pause * 2).min(Duration::from_millis(200));
+        }
+    }
+
+    fn answered(
+        &mut self,
+        shared: &Arc<Shared>,
+        lease: &Arc<Lease>,
+        answer: Enqueued,
+        sent: Sent,
+    ) -> Result<Progress, Error> {
+        let (ticket, valid_for, recheck_in) = match answer {
+            Enqueued::Granted { ticket, valid_for } => (ticket, valid_for, None),
+            Enqueued::Waiting {
+                ticket,
+                valid_for,
+                recheck_in,
+            } => (ticket, valid_for, recheck_in),
+            Enqueued::Busy { retry_in } if lease.request.wait => {
+                return Err(Error::crowded(retry_in));
+            }
+            Enqueued::Busy { retry_in } => return Err(Error::busy(retry_in)),
+            Enqueued::CapacityMismatch { in_use } => {
+                return Err(lease.request.mismatch(in_use));
+            }
+            Enqueued::Gone => return Ok(Progress::Lost),
+        };
+        self.has_ticket = true;
+        shared.saw_ticket(ticket);
+        lease.confirm(sent.epoch);
+        lease.answered(ticket, sent.at, valid_for);
+        if lease.lost(shared.clock.now()).is_some() {
+            // The reply took longer than the lease.
+            return Ok(Progress::Lost);
+        }
+        if let Enqueued::Granted { .. } = answer {
+            lease.is_granted_since(sent.at);
+            return Ok(Progress::Granted);
+        }
+        tracing::debug!(ticket, "in line");
+        let due = Shared::renewal_time(lease, valid_for);
+        let due = recheck_in.map_or(due, |recheck| due.min(sent.at.after(recheck)));
+        // A wake-up may have been lost since the request was sent.
+        let due = match sent.epoch < shared.epoch() {
+            true => shared.clock.now(),
+            false => due,
+        };
+        let (id, stage) = (lease.request.id, Stage::Waiting);
+        match shared.entrust(id, stage, due) {
+            true => Ok(Progress::Waiting),
+            false => Ok(Progress::Lost),
+        }
+    }
 
     /// Turns an error of the store into one for the caller. If any attempt may have been carried out, the outcome is
     /// unknown, whatever the last error was.
-    fn failed(&self, error: StoreError) -> Error {
-        let perhaps_carried_out = self.lease.is_ambiguous() || self.asking.is_some();
+    fn failed(&self, lease: &Lease, error: StoreError) -> Error {
+        let perhaps_carried_out = lease.is_ambiguous() || self.asking.is_some();
         if perhaps_carried_out {
             Error::unknown(error.to_string())
         } else {
@@ -300,8 +337,8 @@ impl Drop for Pending {
             return;
         }
         let ambiguous = self.lease.is_ambiguous();
-        let after = self.asking.take();
-        if after.is_some() || self.has_ticket || ambiguous {
+        let after = self.asked.asking.take();
+        if after.is_some() || self.asked.has_ticket || ambiguous {
             self.shared.clean_up(Cleanup {
                 request: Arc::clone(&self.lease.request),
                 ambiguous,

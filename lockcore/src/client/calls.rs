@@ -20,6 +20,15 @@ pub(crate) enum Where {
     Keeper,
 }
 
+/// A connection that is up.
+pub(crate) struct Reached {
+    pub(crate) connected: Arc<Connected>,
+    /// The runtime that it belongs to.
+    pub(crate) runtime: runtime::Id,
+    /// It was not up at once, so time has passed.
+    pub(crate) waited: bool,
+}
+
 impl Shared {
     /// One operation that passes no gate. Also returns the moment before it was sent, because a lease is counted from
     /// then. Fails if it has not been answered by `by`; connecting counts.
@@ -32,8 +41,9 @@ impl Shared {
         if self.is_forked() {
             return Err(StoreError::new(Fault::Config, FORKED));
         }
-        let (_, connected) = self.connection(whose, by).await?;
-        self.send(&connected, by, verb).await
+        let reached = self.connection(whose, by).await?;
+        let sent = self.sent_now();
+        self.send(&reached.connected, by, sent, verb).await
     }
 
     /// Releases tickets in one request. `now` is when its time begins. Fails if its turn has not come by `turn_by`, or
@@ -46,8 +56,11 @@ impl Shared {
         departures: Vec<Departure>,
     ) -> Result<Vec<Released>, StoreError> {
         let mut by = now.after(self.op_timeout);
+        let mut at_once = true;
         loop {
-            let (_, connected) = self.connection(whose, by).await?;
+            let Reached {
+                connected, waited, ..
+            } = self.connection(whose, by).await?;
             // The pass is kept until the answer is here. If this future is dropped before that, the store may still be
             // working on the request: then, for a moment, one request more is in flight than the store allows.
             let admitted = self.admit(connected.releases(), departures.len(), turn_by);
@@ -55,6 +68,7 @@ impl Shared {
                 Some(Ok(pass)) => pass,
                 Some(Err(Replaced)) => {
                     by = self.clock.now().after(self.op_timeout).min(turn_by);
+                    at_once = false;
                     continue;
                 }
                 None => {
@@ -62,11 +76,13 @@ impl Shared {
                     return Err(StoreError::new(Fault::Retry, text));
                 }
             };
+            at_once &= !waited && !pass.has_waited;
+            let sent = self.sent_since(at_once.then_some(now));
             if pass.has_waited {
-                by = self.clock.now().after(self.op_timeout);
+                by = sent.at.after(self.op_timeout);
             }
-            let sent = self.send(&connected, by, |verbs| verbs.release(departures));
-            return sent.await.map(|(_, answers)| answers);
+            let answer = self.send(&connected, by, sent, |verbs| verbs.release(departures));
+            return answer.await.map(|(_, answers)| answers);
         }
     }
 
@@ -74,9 +90,9 @@ impl Shared {
         self: &Arc<Self>,
         connected: &Connected,
         by: Instant,
+        sent: Sent,
         verb: impl FnOnce(&dyn Connection) -> Answer<T>,
     ) -> Result<(Sent, T), StoreError> {
-        let sent = self.sent_now();
         connected.asked(sent.at);
         match self.by(by, verb(connected.verbs())).await {
             Some(outcome) => {
@@ -127,24 +143,28 @@ impl Shared {
         }
     }
 
-    /// A connection that is up, and the runtime that it belongs to.
+    /// A connection that is up.
     pub(crate) async fn connection(
         self: &Arc<Self>,
         whose: Where,
         by: Instant,
-    ) -> Result<(runtime::Id, Arc<Connected>), StoreError> {
+    ) -> Result<Reached, StoreError> {
         let here = runtime::Handle::try_current().ok();
         let runtime = match whose {
             Where::Here => self.serving(here.as_ref()),
             Where::Keeper => &self.keeper,
         };
-        let connection = match self.links.up(runtime) {
-            Some(connection) => connection,
+        let (connected, waited) = match self.links.up(runtime) {
+            Some(connected) => (connected, false),
             // On the heap, because it happens seldom, and otherwise every future that asks a store would need the space
             // for it.
-            None => Box::pin(self.connected(runtime, by)).await?,
+            None => (Box::pin(self.connected(runtime, by)).await?, true),
         };
-        Ok((runtime.id(), connection))
+        Ok(Reached {
+            connected,
+            runtime: runtime.id(),
+            waited,
+        })
     }
 
     async fn connected(
@@ -182,14 +202,14 @@ impl Shared {
     /// runtime that asked. Outside of any runtime the keeper's connection serves as well. This costs a change of
     /// threads, which is acceptable for a release that is called there.
     fn serving<'a>(&'a self, here: Option<&'a runtime::Handle>) -> &'a runtime::Handle {
-        let sessions = self.backend.capability().sessions;
+        let sessions = self.capability.sessions;
         here.filter(|_| !sessions).unwrap_or(&self.keeper)
     }
 
     /// Whether the runtime `here` receives the wake-ups of a request that was sent on the connection of the runtime
     /// `asked`.
     pub(crate) fn is_heard(&self, asked: runtime::Id, here: Option<runtime::Id>) -> bool {
-        let sessions = self.backend.capability().sessions;
+        let sessions = self.capability.sessions;
         asked == here.filter(|_| !sessions).unwrap_or(self.keeper.id())
     }
 

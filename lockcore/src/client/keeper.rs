@@ -111,7 +111,7 @@ impl Drop for Keeper {
 }
 
 async fn keep(shared: &Arc<Shared>) {
-    let sessions = shared.backend.capability().sessions;
+    let sessions = shared.capability.sessions;
     loop {
         // Before the clock is read, so that no advance of it is missed.
         let advanced = shared.clock.advanced();
@@ -341,7 +341,7 @@ async fn leave_kept(shared: Arc<Shared>, mut batch: Vec<Cleanup>) {
         if batch.is_empty() {
             return;
         }
-        let longest = shared.backend.capability().longest_ttl;
+        let longest = shared.capability.longest_ttl;
         let renewals = batch.iter().map(|cleanup| {
             Arc::new(Request {
                 ttl: rest(cleanup).min(longest),
@@ -389,7 +389,7 @@ async fn depart(shared: Arc<Shared>, mut batch: Vec<Cleanup>) {
         false => cleanup.request.ttl,
     };
     let longest = batch.iter().map(patience).max().unwrap_or_default();
-    let give_up = match shared.backend.capability().sessions {
+    let give_up = match shared.capability.sessions {
         // The ticket stays as long as this process's session, which may be for ever. If the session has ended while the
         // store was out of reach, the store acknowledges as well, with "not found".
         true => Instant::FAR_FUTURE,

@@ -8,7 +8,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use crate::backend::{Fault, StoreError};
-use crate::clock::{Clock, Instant};
+use crate::clock::{Clock, Instant, nanos};
 use crate::error::LostReason;
 use crate::request::{FULL, Request};
 use crate::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU64, Ordering};
@@ -500,11 +500,6 @@ const fn both(to_have: u32, counted: u32) -> u64 {
     (to_have as u64) << 32 | counted as u64
 }
 
-/// A ttl is at most a year, so it fits.
-fn nanos(ttl: Duration) -> u64 {
-    ttl.as_nanos().try_into().unwrap_or(u64::MAX)
-}
-
 /// The validity is counted from before the send, less the time that two clocks may drift apart over the ttl. A
 /// hundredth is far more than crystals drift (100 ppm). The 5 ms are for rounding and scheduling at the store.
 fn deadline(sent: Instant, valid_for: Duration) -> Instant {
@@ -512,7 +507,7 @@ fn deadline(sent: Instant, valid_for: Duration) -> Instant {
 }
 
 fn drift(ttl: Duration) -> Duration {
-    ttl / 100 + Duration::from_millis(5)
+    Duration::from_nanos(nanos(ttl) / 100) + Duration::from_millis(5)
 }
 
 const fn reason_code(reason: LostReason) -> u8 {

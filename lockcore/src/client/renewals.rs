@@ -12,20 +12,23 @@ use super::lease::{AlreadyLost, Lease, Renewal};
 use super::shared::{Sent, Shared};
 use super::table::{Cleanup, Stage};
 use crate::backend::{Fault, Renewed, StoreError};
-use crate::clock::Instant;
+use crate::clock::{Instant, nanos};
 use crate::request::{Id, Request};
 
 impl Shared {
     /// When to renew a lease: after a third of its ttl, so that two renewals may fail before the lease is at risk. Up
     /// to a tenth of that time is taken off as jitter, so that leases that were taken together do not stay together.
     pub(crate) fn renewal_time(lease: &Lease, valid_for: Duration) -> Instant {
-        let latest = *Self::renewal_times(lease, valid_for).end();
-        latest.before((valid_for / 30).mul_f64(fastrand::f64()))
+        let (earliest, latest) = Self::renewal_times(lease, valid_for).into_inner();
+        Instant::from_nanos(fastrand::u64(earliest.as_nanos()..=latest.as_nanos()))
     }
 
     pub(super) fn renewal_times(lease: &Lease, valid_for: Duration) -> RangeInclusive<Instant> {
-        let latest = lease.deadline().before(valid_for / 3 * 2);
-        latest.before(valid_for / 30)..=latest
+        // In nanoseconds, because a division of a `Duration` takes as long as everything else here.
+        let third = nanos(valid_for) / 3;
+        let latest = lease.deadline().as_nanos().saturating_sub(2 * third);
+        let earliest = latest.saturating_sub(third / 10);
+        Instant::from_nanos(earliest)..=Instant::from_nanos(latest)
     }
 
     /// Applies the answer to a renewal to the lease.

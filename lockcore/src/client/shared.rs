@@ -13,7 +13,7 @@ use super::lease::Lease;
 use super::links::{Link, Links};
 use super::settings::{Defaults, Settings};
 use super::table::Table;
-use crate::backend::Backend;
+use crate::backend::{Backend, Capability};
 use crate::clock::{Clock, Instant};
 use crate::error::Error;
 use crate::log::{Log, guarded};
@@ -28,6 +28,8 @@ pub(super) const FORKED: &str =
 /// The state that handles, guards, connections and the keeper's thread share.
 pub(crate) struct Shared {
     pub(crate) backend: Arc<dyn Backend>,
+    /// What the backend promises. It never changes, and is asked for several times in each acquire.
+    pub(crate) capability: Capability,
     pub(crate) clock: Clock,
     pub(crate) namespace: Namespace,
     /// The time that one operation at the store may take, connecting included.
@@ -90,6 +92,7 @@ impl Shared {
         supervise: fn(Arc<Self>, Arc<Link>),
     ) -> Self {
         Self {
+            capability: backend.capability(),
             backend,
             clock: settings.clock,
             namespace: settings.namespace,
@@ -170,7 +173,7 @@ impl Shared {
 
     /// An identity for a request that is about to be sent.
     pub(crate) fn new_id(&self) -> Result<Id, Error> {
-        match self.backend.capability().cross_process {
+        match self.capability.cross_process {
             true => Id::draw(),
             false => Ok(Id::count()),
         }
@@ -180,6 +183,15 @@ impl Shared {
     pub(crate) fn sent_now(&self) -> Sent {
         Sent {
             at: self.clock.now(),
+            epoch: self.epoch(),
+        }
+    }
+
+    /// As [`sent_now`](Self::sent_now). If nothing was waited for since `at`, the request counts as sent then, and the
+    /// clock need not be read again: a lease that is counted from earlier only ends earlier.
+    pub(crate) fn sent_since(&self, at: Option<Instant>) -> Sent {
+        Sent {
+            at: at.unwrap_or_else(|| self.clock.now()),
             epoch: self.epoch(),
         }
     }

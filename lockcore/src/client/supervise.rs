@@ -185,7 +185,7 @@ async fn attempt(
     let by = shared.clock.now().after(shared.op_timeout);
     match shared.by(by, &mut opening.0).await {
         Some(Ok(Ok(connection))) => {
-            let in_flight = shared.backend.capability().in_flight;
+            let in_flight = shared.capability.in_flight;
             Ok(Connected::new(connection, in_flight))
         }
         Some(Ok(Err(error))) => Err(Attempt::Failed(error)),
@@ -249,12 +249,12 @@ mod tests {
         let memory = Arc::new(Memory::new(Clock::BOOT));
         let (_keeper, shared) = Keeper::start(memory, Settings::of_tests()).unwrap();
         let connection = || shared.connection(Where::Here, Instant::FAR_FUTURE);
-        let (_, first) = connection().await.unwrap();
+        let first = connection().await.unwrap().connected;
 
         let broken: Result<(), _> = Err(StoreError::broken("gone"));
         shared.links.ended(&first, &broken);
 
-        let (_, second) = connection().await.unwrap();
+        let second = connection().await.unwrap().connected;
         assert!(!Arc::ptr_eq(&first, &second));
     }
 }

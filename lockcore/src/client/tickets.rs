@@ -90,7 +90,7 @@ impl Shared {
     /// polled, nobody looks at the reply. So the keeper gives the ticket back at `by`: a task that is polled has its
     /// answer before that. At other stores the ticket runs out by itself.
     pub(crate) fn will_be_answered_by(&self, id: Id, by: Instant) {
-        if self.backend.capability().sessions {
+        if self.capability.sessions {
             let mut table = self.table();
             if let Some(tracked) = table.leases.get_mut(&id) {
                 tracked.answer_by = Some(by);
@@ -126,7 +126,7 @@ impl Shared {
     }
 
     pub(super) fn settle(&self, table: &mut Table) -> bool {
-        !self.backend.capability().sessions && table.settle_kept()
+        !self.capability.sessions && table.settle_kept()
     }
 
     /// A renewal has ended, with or without success. The next check is at `due`.

@@ -245,7 +245,7 @@ impl Guard {
 
     async fn extended(&self, ttl: Duration) -> Result<(), Error> {
         let (shared, lease) = (self.shared(), &self.held.0.lease);
-        let longest = shared.backend.capability().longest_ttl;
+        let longest = shared.capability.longest_ttl;
         let present = lease.ttl();
         if ttl < present || ttl > longest {
             return Err(Error::config(format!(

@@ -545,7 +545,8 @@ mod tests {
         assert!(matches!(waits, Enqueued::Waiting { .. }));
 
         holder.ttl = Duration::from_secs(1);
-        store.renew(&holder);
+        let renewed = store.renew(&holder);
+        assert!(matches!(renewed, Renewed::Granted { .. }));
         clock.advance(Duration::from_secs(2));
 
         assert!(matches!(store.renew(&waiter), Renewed::Granted { .. }));
@@ -567,7 +568,8 @@ mod tests {
         };
         let mut last = 0;
         for _ in 0..2 {
-            store.enqueue(Arc::clone(&first), 1).unwrap();
+            let granted = store.enqueue(Arc::clone(&first), 1).unwrap();
+            assert!(matches!(granted, Enqueued::Granted { .. }));
             assert_eq!(store.release(&departure), Released::Released);
             assert_eq!(store.release(&departure), Released::NotFound);
             let Ok(Enqueued::Granted { ticket, .. }) = store.enqueue(Arc::clone(&second), 1) else {
