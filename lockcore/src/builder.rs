@@ -8,7 +8,7 @@ use std::time::Duration;
 use humantime::format_duration;
 
 use crate::acquire::handle::Client;
-use crate::backend::{Backend, open};
+use crate::backend::{Backend, meant, open};
 use crate::client::settings::{Defaults, Settings};
 use crate::clock::Clock;
 use crate::error::Error;
@@ -125,7 +125,7 @@ impl Builder {
                 continue;
             };
             if !VARIABLES.contains(&variable) {
-                if let Some(meant) = open::nearest(variable, VARIABLES) {
+                if let Some(meant) = meant::nearest(variable, VARIABLES) {
                     return Err(Error::config(format!(
                         "the environment has {variable}, which is not a variable of lockcore; did you mean {meant}?"
                     )));

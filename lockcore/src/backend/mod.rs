@@ -25,6 +25,9 @@
 //! driver.
 
 mod events;
+#[cfg(feature = "zookeeper")]
+mod hosts;
+pub(crate) mod meant;
 pub(crate) mod memory;
 pub(crate) mod open;
 #[cfg(feature = "redis")]

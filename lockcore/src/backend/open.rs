@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use url::{ParseError, Url};
 
+use crate::backend::meant::nearest;
 use crate::backend::{Backend, memory};
 use crate::error::Error;
 use crate::tls::Tls;
@@ -164,21 +165,6 @@ fn no_scheme() -> Error {
          sqlite:locks.db; {}",
         what_this_build_knows()
     ))
-}
-
-/// The word of this list that was probably meant: the nearest one, if it differs by one or two letters.
-pub(crate) fn nearest<'a>(
-    written: &str,
-    ours: impl IntoIterator<Item = &'a str>,
-) -> Option<&'a str> {
-    let distances = ours.into_iter().map(|ours| {
-        let distance = strsim::damerau_levenshtein(ours, written);
-        (distance, ours)
-    });
-    let nearest = distances.min_by_key(|(distance, _)| *distance);
-    nearest
-        .filter(|(distance, _)| *distance <= 2)
-        .map(|(_, ours)| ours)
 }
 
 /// The address of a store, from its URL: the same in every process that uses the store, and without credentials and

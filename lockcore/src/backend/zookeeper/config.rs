@@ -5,7 +5,6 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use percent_encoding::percent_decode_str;
 use url::Url;
 use zookeeper_client::{Acls, Client, Connector, Error as ZkError};
 
@@ -16,7 +15,7 @@ use super::errors::not_connected;
 use super::tunnel::Servers;
 #[cfg(feature = "zookeeper-tls")]
 use crate::backend::Fault;
-use crate::backend::StoreError;
+use crate::backend::{StoreError, hosts};
 use crate::error::Error;
 #[cfg(feature = "zookeeper-tls")]
 use crate::tls::Tls;
@@ -67,29 +66,13 @@ impl Settings {
 
     fn read(url: &Url, port: u16) -> Result<Self, Error> {
         let wrong = |what: &str| Error::config(format!("{FORM}: {what}"));
-        let decoded = |text: &str| {
-            let bytes = percent_decode_str(text).decode_utf8();
-            bytes.map(String::from).map_err(|_| wrong("not UTF-8"))
-        };
+        let decoded = |part: &str| hosts::decoded(part).map_err(wrong);
         if url.fragment().is_some() {
             return Err(wrong("nothing may follow a \"#\""));
         }
-        let hosts = decoded(url.host_str().unwrap_or_default())?;
-        let mut servers = Vec::new();
-        for host in hosts.split(',') {
-            // The port follows an address in brackets, or the only colon.
-            let address = host.rfind(']').map_or(0, |end| end + 1);
-            let has_port = host[address..].contains(':');
-            let name = host.rsplit_once(':').map_or(host, |(name, _)| name);
-            if host.is_empty() || (has_port && name.is_empty()) {
-                return Err(wrong("a host is missing"));
-            }
-            servers.push(match (has_port, url.port()) {
-                (true, _) => host.to_owned(),
-                // If there is one host, the URL's parser has removed its port.
-                (false, own) => format!("{host}:{}", own.unwrap_or(port)),
-            });
-        }
+        let servers = hosts::hosts(url, port).map_err(wrong)?;
+        let servers: Vec<_> =
+            (servers.iter().map(|(host, port)| format!("{host}:{port}"))).collect();
         let hosts = servers.join(",");
         let chroot = decoded(url.path())?;
         let chroot = chroot.trim_end_matches('/');

@@ -1,0 +1,16 @@
+//! What somebody meant that misspelt a word of ours.
+
+/// The word of this list that was probably meant: the nearest one, if it differs by one or two letters.
+pub(crate) fn nearest<'a>(
+    written: &str,
+    ours: impl IntoIterator<Item = &'a str>,
+) -> Option<&'a str> {
+    let distances = ours.into_iter().map(|ours| {
+        let distance = strsim::damerau_levenshtein(ours, written);
+        (distance, ours)
+    });
+    let nearest = distances.min_by_key(|(distance, _)| *distance);
+    nearest
+        .filter(|(distance, _)| *distance <= 2)
+        .map(|(_, ours)| ours)
+}
