@@ -5,6 +5,7 @@
 //! |---|---|
 //! | [`stores`] | the list of stores, and everything that the suite has to know of one in particular |
 //! | [`redis_server`] | a real Redis on a free port, with verbs for every way it can fail |
+//! | [`redis_sentinels`] | a Redis master with its replicas, and the sentinels that watch them |
 //! | [`certificates`] | a CA of our own, and certificates of every quality |
 //! | [`zookeeper_server`] | the same for ZooKeeper, one server or an ensemble of three |
 //! | [`sqlite_file`] | a SQLite file, looked at and broken from outside |
@@ -37,6 +38,7 @@ pub mod measure;
 pub mod ports;
 pub mod process;
 pub mod proxy;
+pub mod redis_sentinels;
 pub mod redis_server;
 pub mod sqlite_file;
 pub mod stalls;

@@ -25,7 +25,7 @@ use crate::ports::free_port;
 const PROGRAM: &str = "redis-server";
 
 /// The harness's own user at the server.
-const USER: &str = "harness";
+pub const USER: &str = "harness";
 
 /// A start takes 10 ms; on two saturated cores, seconds.
 const START: Duration = Duration::from_secs(20);
@@ -43,6 +43,8 @@ pub struct RedisServer {
     extra: Vec<String>,
     /// Whether the port speaks TLS, and nothing else.
     tls: bool,
+    /// A sentinel's own settings, as lines of its file. `None` is a server that keeps data.
+    sentinel: Option<String>,
     clock: Option<FakeClock>,
     /// Before the folder, so that it is killed before the folder is removed.
     child: Mutex<Option<LeashedChild>>,
@@ -57,41 +59,51 @@ impl RedisServer {
 
     /// A server with more arguments, for example `&["--maxmemory", "1mb"]`; they outrank the harness's own.
     pub fn with(extra: &[&str]) -> Self {
-        Self::launch(extra, false, |_| None)
+        Self::launch(extra, false, None, |_| None)
+    }
+
+    /// A sentinel with these settings, as lines of its file, and with more arguments.
+    pub fn sentinel(settings: &str, extra: &[&str]) -> Self {
+        Self::launch(extra, false, Some(settings.into()), |_| None)
     }
 
     /// A server whose port speaks TLS only, with this certificate. It asks clients for one of the authority `clients`
     /// if that is given, and lets nobody in without.
     pub fn with_tls(identity: &Identity, clients: Option<&Authority>, extra: &[&str]) -> Self {
-        // It wants some authority even if it asks no client.
-        let authority = clients.map_or(identity.certificate.as_path(), Authority::file);
-        let asks = if clients.is_some() { "yes" } else { "no" };
-        let mut arguments = vec![
-            "--tls-cert-file",
-            identity.certificate.to_str().unwrap(),
-            "--tls-key-file",
-            identity.key.to_str().unwrap(),
-            "--tls-ca-cert-file",
-            authority.to_str().unwrap(),
-            "--tls-auth-clients",
-            asks,
-        ];
+        let arguments = tls_arguments(identity, clients);
+        let mut arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
         arguments.extend(extra);
-        Self::launch(&arguments, true, |_| None)
+        Self::launch(&arguments, true, None, |_| None)
+    }
+
+    /// A sentinel whose port speaks TLS only, and that speaks TLS with its servers, which are of the same authority.
+    pub fn sentinel_with_tls(identity: &Identity, authority: &Authority, settings: &str) -> Self {
+        let mut arguments = tls_arguments(identity, Some(authority));
+        arguments
+            .extend(["--tls-auth-clients", "no", "--tls-replication", "yes"].map(String::from));
+        let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
+        Self::launch(&arguments, true, Some(settings.into()), |_| None)
     }
 
     /// A server whose wall clock [`set_clock`](Self::set_clock) can make jump.
     pub fn with_clock(extra: &[&str]) -> Self {
-        Self::launch(extra, false, |folder| {
+        Self::launch(extra, false, None, |folder| {
             Some(FakeClock::in_folder(folder.path()).unwrap_or_else(|reason| panic!("{reason}")))
         })
     }
 
     /// A replica of another server, in step with it.
     pub fn replica_of(master: &Self) -> Self {
-        let port = master.port.to_string();
-        let replica = Self::with(&["--replicaof", "127.0.0.1", &port]);
-        master.is_followed_by(&replica);
+        master.replica_with(&[])
+    }
+
+    /// The same, with more arguments.
+    pub fn replica_with(&self, extra: &[&str]) -> Self {
+        let port = self.port.to_string();
+        let mut arguments = vec!["--replicaof", "127.0.0.1", &port];
+        arguments.extend(extra);
+        let replica = Self::with(&arguments);
+        self.is_followed_by(&replica);
         replica
     }
 
@@ -154,6 +166,10 @@ impl RedisServer {
             .as_ref()
             .unwrap_or_else(|| self.panic_not_running())
             .pid()
+    }
+
+    pub fn is_running(&self) -> bool {
+        self.running().is_some()
     }
 
     /// SIGKILL: the server loses what it has not written. Nothing happens when it is down already.
@@ -262,6 +278,7 @@ impl RedisServer {
     fn launch(
         extra: &[&str],
         tls: bool,
+        sentinel: Option<String>,
         clock: impl FnOnce(&TempDir) -> Option<FakeClock>,
     ) -> Self {
         Self::available().unwrap_or_else(|reason| panic!("{reason}"));
@@ -271,6 +288,7 @@ impl RedisServer {
             port: 0,
             extra: extra.iter().map(ToString::to_string).collect(),
             tls,
+            sentinel,
             clock: clock(&folder),
             child: Mutex::new(None),
             folder,
@@ -326,19 +344,12 @@ impl RedisServer {
             .append(true)
             .open(self.log())
             .unwrap();
-        let port = self.port.to_string();
         let mut command = Command::new(PROGRAM);
+        match &self.sentinel {
+            None => command.args(self.settings()),
+            Some(settings) => command.arg(self.sentinel_file(settings)).arg("--sentinel"),
+        };
         command
-            .args([if self.tls { "--tls-port" } else { "--port" }, &port])
-            .args(self.tls.then_some(["--port", "0"]).into_iter().flatten())
-            .args(["--bind", "127.0.0.1"])
-            .args(["--dir".as_ref(), self.folder.path().as_os_str()])
-            .args(["--unixsocket".as_ref(), self.socket().as_os_str()])
-            .args(["--user", USER, "on", "nopass", "~*", "&*", "+@all"])
-            .args(["--save", "", "--appendonly", "no"])
-            // A replica is not kept waiting for others that might come.
-            .args(["--repl-diskless-sync-delay", "0"])
-            .args(&self.extra)
             .stdin(Stdio::null())
             .stdout(log.try_clone().unwrap())
             .stderr(log);
@@ -346,6 +357,39 @@ impl RedisServer {
             clock.preload_into(&mut command);
         }
         command
+    }
+
+    /// As arguments.
+    fn settings(&self) -> Vec<String> {
+        let (port, folder, socket) = (self.port.to_string(), self.folder.path(), self.socket());
+        let (folder, socket) = (folder.to_str().unwrap(), socket.to_str().unwrap());
+        let mut settings = vec![if self.tls { "--tls-port" } else { "--port" }, &port];
+        settings.extend(self.tls.then_some(["--port", "0"]).into_iter().flatten());
+        settings.extend(["--bind", "127.0.0.1", "--dir", folder]);
+        settings.extend(["--unixsocket", socket]);
+        settings.extend(["--user", USER, "on", "nopass", "~*", "&*", "+@all"]);
+        settings.extend(["--save", "", "--appendonly", "no"]);
+        // A replica is not kept waiting for others that might come.
+        settings.extend(["--repl-diskless-sync-delay", "0"]);
+        let settings = settings.into_iter().map(str::to_owned);
+        settings.chain(self.extra.iter().cloned()).collect()
+    }
+
+    /// A sentinel keeps what it has learnt in its file, beside its settings: they are written at the first start.
+    fn sentinel_file(&self, own: &str) -> PathBuf {
+        let file = self.folder.path().join(format!("{}.conf", self.port));
+        if !file.exists() {
+            let mut lines = String::new();
+            for word in self.settings() {
+                match word.strip_prefix("--") {
+                    Some(setting) => lines += &format!("\n{setting}"),
+                    None if word.is_empty() => lines += " \"\"",
+                    None => lines += &format!(" {word}"),
+                }
+            }
+            fs::write(&file, format!("{lines}\n{own}")).unwrap();
+        }
+        file
     }
 
     fn connection(&self) -> RedisResult<redis::Connection> {
@@ -383,6 +427,22 @@ impl RedisServer {
             self.port
         )
     }
+}
+
+fn tls_arguments(identity: &Identity, clients: Option<&Authority>) -> Vec<String> {
+    // It wants some authority even if it asks no client.
+    let authority = clients.map_or(identity.certificate.as_path(), Authority::file);
+    let arguments = [
+        "--tls-cert-file",
+        identity.certificate.to_str().unwrap(),
+        "--tls-key-file",
+        identity.key.to_str().unwrap(),
+        "--tls-ca-cert-file",
+        authority.to_str().unwrap(),
+        "--tls-auth-clients",
+        if clients.is_some() { "yes" } else { "no" },
+    ];
+    arguments.map(String::from).into()
 }
 
 /// Why a start did not succeed.

@@ -6,6 +6,7 @@
 
 pub mod memory;
 pub mod redis;
+pub mod sentinel;
 pub mod sqlite;
 pub mod zookeeper;
 
@@ -24,6 +25,7 @@ use crate::proxy::Proxy;
 pub const ALL: &[&dyn Store] = &[
     &memory::Memory,
     &redis::Redis,
+    &sentinel::Sentinel,
     &sqlite::Sqlite,
     &zookeeper::ZooKeeper,
     &zookeeper::ZooKeeperTls,

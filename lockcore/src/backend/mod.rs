@@ -25,7 +25,7 @@
 //! driver.
 
 mod events;
-#[cfg(feature = "zookeeper")]
+#[cfg(any(feature = "redis", feature = "zookeeper"))]
 mod hosts;
 pub(crate) mod meant;
 pub(crate) mod memory;

@@ -57,6 +57,24 @@ const SCHEMES: &[Scheme] = &[
         open: None,
     },
     Scheme {
+        name: "redis+sentinel",
+        feature: "redis",
+        tls: false,
+        #[cfg(feature = "redis")]
+        open: Some(super::redis::open_by_sentinels),
+        #[cfg(not(feature = "redis"))]
+        open: None,
+    },
+    Scheme {
+        name: "rediss+sentinel",
+        feature: "redis-tls",
+        tls: true,
+        #[cfg(feature = "redis-tls")]
+        open: Some(super::redis::open_encrypted_by_sentinels),
+        #[cfg(not(feature = "redis-tls"))]
+        open: None,
+    },
+    Scheme {
         name: "zookeeper",
         feature: "zookeeper",
         tls: false,
@@ -280,6 +298,8 @@ mod tests {
             ("redsi://h", "redis"),
             ("redi://h", "redis"),
             ("redisss://h", "rediss"),
+            ("redis-sentinel://h/s", "redis+sentinel"),
+            ("rediss+sentinal://h/s", "rediss+sentinel"),
             ("memroy:", "memory"),
             ("sqllite:a.db", "sqlite"),
             ("zookeper://h", "zookeeper"),
@@ -355,6 +375,10 @@ mod tests {
                 "zookeeper://a:hunter2@h1:1,h2,[::1]:3/shop?session_timeout=4s",
                 "zookeeper://h1:1,h2,[::1]:3/shop",
             ),
+            (
+                "redis+sentinel://ann:hunter2@h1:1,h2/shop/3?sentinel_user=ann&sentinel_password=hunter2",
+                "redis+sentinel://h1:1,h2/shop/3",
+            ),
             ("no url", ""),
             ("redis:ann:hunter2@h", ""),
             ("redis:/ann:hunter2@h", ""),
@@ -377,6 +401,11 @@ mod tests {
         for (url, feature, there) in [
             ("rediss://h", "redis-tls", cfg!(feature = "redis-tls")),
             (
+                "rediss+sentinel://h/s",
+                "redis-tls",
+                cfg!(feature = "redis-tls"),
+            ),
+            (
                 "zookeeper+tls://h",
                 "zookeeper-tls",
                 cfg!(feature = "zookeeper-tls"),
@@ -398,7 +427,7 @@ mod tests {
             let message = open_with(url, &tls).expect_err(url).to_string();
             assert!(
                 message.contains("LOCK_CA_FILE")
-                    && message.contains("these do: rediss, zookeeper+tls"),
+                    && message.contains("these do: rediss, rediss+sentinel, zookeeper+tls"),
                 "{message}"
             );
         }
@@ -429,6 +458,12 @@ mod tests {
             "redis://u:hunter2@host/0?protocol=resp2",
             "rediss://u:hunter2@host/zero",
             "rediss://u:hunter2@host/0#insecure",
+            "redis+sentinel://u:hunter2@h1,h2",
+            "redis+sentinel://u:hunter2@h1,h2:notaport/s",
+            "rediss+sentinel://u:hunter2@h1/s?sentinel_pasword=hunter2",
+            "rediss+sentinel://h1,h1/s?sentinel_password=hunter2",
+            "redis+sentinel://h1/s/zero?sentinel_user=hunter2",
+            "redis+sentinel://h1,h2/s?sentinel_password=hunter2@x",
             "zookeeper+tls://u:hunter2@host:notaport",
             "zookeeper+tls://u:hunter2@host,other:notaport",
             "zookeeper+tls://u:hunter2@host?tls=no",

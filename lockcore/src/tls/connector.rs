@@ -67,7 +67,6 @@ impl Connector {
     }
 
     /// The same files, for another host.
-    #[cfg(feature = "zookeeper-tls")]
     pub(crate) fn for_host(&self, host: &str) -> Result<Self, Error> {
         Ok(Self {
             config: Arc::clone(&self.config),

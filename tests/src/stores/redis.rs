@@ -90,28 +90,43 @@ impl Store for Redis {
 
 /// The rights of the store's guide, read from the guide, for namespaces that match a pattern instead of for `lock`.
 pub fn documented(namespaces: &str, password: &str) -> Vec<String> {
+    let namespace = format!("{namespaces}:1:");
+    let words = of_the_page("# Minimum rights", password);
+    let adapted = words.iter().map(|word| word.replace("lock:1:", &namespace));
+    let words: Vec<_> = adapted.collect();
+    let keys = format!("~{namespace}*");
+    assert!(words.contains(&keys), "no {keys} in the page's rights");
+    words
+}
+
+/// Those at a sentinel.
+pub fn documented_at_sentinel(password: &str) -> Vec<String> {
+    of_the_page("## At the sentinels", password)
+}
+
+fn of_the_page(heading: &str, password: &str) -> Vec<String> {
     let page = include_str!("../../../lockcore/src/backend/redis/guide.md");
-    let rights = page.split("# Minimum rights").nth(1).unwrap();
+    let rights = page.split(heading).nth(1).unwrap();
     let rights = rights.split("```").nth(1).unwrap();
-    let (namespace, secret) = (format!("{namespaces}:1:"), format!(">{password}"));
-    let adapted = rights
-        .replace("lock:1:", &namespace)
-        .replace(">secret", &secret);
-    let words: Vec<_> = adapted
-        .split_whitespace()
-        .skip(1)
-        .map(String::from)
-        .collect();
+    let secret = format!(">{password}");
+    let words = rights.replace(">secret", &secret);
+    let words: Vec<_> = (words.split_whitespace().skip(1).map(String::from)).collect();
     assert_eq!(words[..3], ["ACL", "SETUSER", USER]);
-    for word in [&secret, &format!("~{namespace}*")] {
-        assert!(words.contains(word), "no {word} in the page's rights");
-    }
+    assert!(words.contains(&secret), "no password in the page's rights");
     words
 }
 
 /// Makes the guide's user the only one beside the harness.
 pub fn grant(server: &RedisServer, namespaces: &str, password: &str) {
-    let words = documented(namespaces, password);
+    set_alone(server, &documented(namespaces, password));
+}
+
+/// The same at a sentinel.
+pub fn grant_at_sentinel(sentinel: &RedisServer, password: &str) {
+    set_alone(sentinel, &documented_at_sentinel(password));
+}
+
+fn set_alone(server: &RedisServer, words: &[String]) {
     server.command::<()>(&words.iter().map(String::as_str).collect::<Vec<_>>());
     server.command::<()>(&["ACL", "SETUSER", "default", "off"]);
 }

@@ -1,15 +1,13 @@
 //! From the URL to a client, and what an operator should know about the server.
 
 use std::collections::HashMap;
-use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
-use redis::io::tcp::socket2::TcpKeepalive;
-use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, ProtocolVersion, Value};
+use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, Value};
 use url::Url;
 
 use super::connection::RedisConnection;
-use super::dial::Server;
+use super::dial::{Part, Server, prepared};
 use super::errors::failed;
 use crate::backend::{Fault, StoreError};
 use crate::error::Error;
@@ -22,6 +20,7 @@ pub(super) fn server(url: &Url) -> Result<Server, Error> {
         info: connection_info(url)?,
         #[cfg(feature = "redis-tls")]
         tls: None,
+        part: Part::Alone,
     })
 }
 
@@ -38,6 +37,7 @@ pub(super) fn encrypted_server(url: &Url, tls: &Tls) -> Result<Server, Error> {
     Ok(Server {
         info,
         tls: Some(tls),
+        part: Part::Alone,
     })
 }
 
@@ -55,8 +55,9 @@ fn connection_info(url: &Url) -> Result<ConnectionInfo, Error> {
     }
     if host.contains(',') {
         return Err(Error::config(
-            "redis:// and rediss:// take one host, because all locks lie on one server; for several see \"Failover\" in \
-             the guide of the Redis store: name an address that leads to the master",
+            "redis:// and rediss:// take one host, because all locks lie on one server; if these are sentinels, write \
+             redis+sentinel://h1,h2,h3/SERVICE; else see \"Failover\" in the guide of the Redis store: name an address \
+             that leads to the master",
         ));
     }
     // The driver's own messages are not passed on: they may repeat the URL, which has the password.
@@ -65,27 +66,7 @@ fn connection_info(url: &Url) -> Result<ConnectionInfo, Error> {
         .into_connection_info()
         .map_err(|_| Error::config(FORM))?;
     debug_assert!(matches!(info.addr(), ConnectionAddr::Tcp(..)));
-    let settings = info
-        .redis_settings()
-        .clone()
-        // Wake-ups come on the connection that the commands go out on.
-        .set_protocol(ProtocolVersion::RESP3)
-        // One right less to ask for; errors of CLIENT SETINFO would be ignored anyway.
-        .set_skip_set_lib_name();
-    let tcp = info
-        .tcp_settings()
-        .clone()
-        // Off by default in redis 1.x; a request is one small write that must not wait for more.
-        .set_nodelay(true)
-        // A peer that vanished without a word (a pulled cable, a dropped NAT entry) is noticed by
-        // the kernel within about ten seconds, at no cost for the server's command loop.
-        .set_keepalive(
-            TcpKeepalive::new()
-                .with_time(Duration::from_secs(5))
-                .with_interval(Duration::from_secs(2))
-                .with_retries(3),
-        );
-    Ok(info.set_redis_settings(settings).set_tcp_settings(tcp))
+    Ok(prepared(info))
 }
 
 /// The oldest version with RESP3.
@@ -119,20 +100,26 @@ pub(super) async fn keeps_locks(
     }
     if is("mode", "sentinel") {
         return Err(server.mistake(
-            "this is a Redis Sentinel, which keeps no locks; connect to the master that it watches",
+            "this is a Redis Sentinel, which keeps no locks; write redis+sentinel://host:port/SERVICE, and the name of the \
+             master that it watches for SERVICE",
         ));
     }
     if is("role", "replica") {
-        // No mistake: by the next try the address may lead to a master.
-        return Err(server.because(Fault::Retry, REPLICA));
+        // No mistake: by the next try the address may lead to a master, or the sentinels may name another server.
+        let reason = match server.part {
+            Part::Master => "it is a replica, and the sentinels still name it",
+            Part::Alone | Part::Sentinel => REPLICA,
+        };
+        return Err(server.because(Fault::Retry, reason));
     }
     Ok(())
 }
 
 /// Reads `INFO`; what the access list does not permit is passed over.
 pub(super) async fn check(connection: RedisConnection) -> Result<Vec<String>, StoreError> {
+    let watch = connection.watch;
     let mut connection = connection.connection;
-    let mut warnings = Vec::new();
+    let mut warnings = watch.as_ref().map_or(Vec::new(), |watch| watch.warnings());
     let info: Result<String, _> = redis::cmd("INFO").query_async(&mut connection).await;
     let info = match info.map_err(failed) {
         Ok(info) => info,
@@ -158,6 +145,22 @@ pub(super) async fn check(connection: RedisConnection) -> Result<Vec<String>, St
     }
     if field("role") == Some("slave") {
         return Err(StoreError::replace(Fault::Retry, REPLICA));
+    }
+    if let Some(replicas) = field("connected_slaves") {
+        let by_sentinels = watch.is_some();
+        if by_sentinels && replicas == "0" {
+            warnings.push(
+                "no replica is connected to the Redis master, so no failover is possible; start one".to_owned(),
+            );
+        }
+        // This is told only by a server that is to count its replicas.
+        if (by_sentinels || replicas != "0") && field("min_slaves_good_slaves").is_none() {
+            warnings.push(
+                "Redis takes writes when no replica hears it (min-replicas-to-write 0): a master that is cut off goes on \
+                 granting locks that others hold at the one that has replaced it. Set min-replicas-to-write 1"
+                    .to_owned(),
+            );
+        }
     }
     if let Some(policy) = field("maxmemory_policy")
         && policy != "noeviction"

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use redis::aio::MultiplexedConnection;
 
 use super::dial::Driver;
+use super::sentinels::Watch;
 
 /// One multiplexed connection: commands and wake-ups on the same socket (RESP3).
 #[derive(Clone, Debug)]
@@ -13,4 +14,6 @@ pub(super) struct RedisConnection {
     /// Where wake-ups for tickets of this connection are published, without the prefix.
     pub(super) channel: Arc<str>,
     pub(super) driver: Arc<Driver>,
+    /// Of a master that sentinels have named.
+    pub(super) watch: Option<Arc<Watch>>,
 }

@@ -1,14 +1,17 @@
-//! Opening a connection: a socket, TLS over it for `rediss://`, and the driver's protocol over that.
+//! Opening a connection to a server: a socket, TLS over it for `rediss://`, and the driver's protocol over that.
 //!
 //! The driver could do all of it, but its TLS installs a cryptography provider for the whole process
 //! and reads the system's certificates at each connect, also when others are to be trusted.
 
 use std::fmt;
 use std::io;
+use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
-use redis::io::tcp::socket2::SockRef;
-use redis::{AsyncConnectionConfig, ConnectionAddr, ConnectionInfo, ErrorKind, RedisError};
+use redis::io::tcp::socket2::{SockRef, TcpKeepalive};
+use redis::{
+    AsyncConnectionConfig, ConnectionAddr, ConnectionInfo, ErrorKind, ProtocolVersion, RedisError,
+};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::task::{AbortHandle, JoinError, JoinSet};
@@ -25,6 +28,28 @@ pub(super) struct Server {
     /// `None` is `redis://`, which is never encrypted; with it nothing goes out in plain text.
     #[cfg(feature = "redis-tls")]
     pub(super) tls: Option<Connector>,
+    pub(super) part: Part,
+}
+
+/// What a server is to the client. Messages tell what to mend, and where.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Part {
+    /// The URL names it, and it keeps the locks.
+    Alone,
+    /// The URL names it, and it names the master.
+    Sentinel,
+    /// Sentinels have named it, and it keeps the locks.
+    Master,
+}
+
+impl Part {
+    /// The scheme without TLS, and with it.
+    fn schemes(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Alone => ("redis", "rediss"),
+            Self::Sentinel | Self::Master => ("redis+sentinel", "rediss+sentinel"),
+        }
+    }
 }
 
 /// Ends the task that drives a connection when the last who uses that has gone.
@@ -32,6 +57,13 @@ pub(super) struct Server {
 pub(super) struct Driver {
     task: AbortHandle,
     pub(super) in_flight: InFlight,
+}
+
+impl Driver {
+    /// What ends it before that.
+    pub(super) fn end(&self) -> AbortHandle {
+        self.task.clone()
+    }
 }
 
 impl Drop for Driver {
@@ -100,6 +132,12 @@ impl Server {
 
     /// What a failure to get in means. Nothing has been asked yet, so nothing can be unknown.
     pub(super) fn failed(&self, error: RedisError) -> StoreError {
+        if self.part == Part::Sentinel && matches!(error.code(), Some("NOAUTH" | "WRONGPASS")) {
+            return self.mistake(format_args!(
+                "{error} (the sentinels' own user and password follow the service: \
+                 /SERVICE?sentinel_user=USER&sentinel_password=PASSWORD; those in front of the hosts are for the servers)"
+            ));
+        }
         #[cfg(feature = "redis-tls")]
         if let Some(tls) = &self.tls {
             if let Some(mistake) = tls.mistake(&error) {
@@ -108,27 +146,29 @@ impl Server {
             let error = not_connected(error);
             return self.because(error.fault(), error);
         }
+        let (_, encrypted) = self.part.schemes();
         if error.kind() == ErrorKind::Parse {
-            return self.mistake(
-                "what answers is not Redis; if this port speaks TLS, the scheme is rediss",
-            );
+            return self.mistake(format_args!(
+                "what answers is not Redis; if this port speaks TLS, the scheme is {encrypted}"
+            ));
         }
         // How a server that expects TLS ends what is none; a server in trouble does the same.
-        let hint = match error.is_connection_dropped() && !error.is_connection_refusal() {
-            true => " (if this port speaks TLS, the scheme is rediss)",
-            false => "",
-        };
+        if error.is_connection_dropped() && !error.is_connection_refusal() {
+            let error = not_connected(error);
+            return self.because(
+                error.fault(),
+                format_args!("{error} (if this port speaks TLS, the scheme is {encrypted})"),
+            );
+        }
         let error = not_connected(error);
-        self.because(error.fault(), format_args!("{error}{hint}"))
+        self.because(error.fault(), error)
     }
 
-    /// Redis takes the first bytes of TLS for a command that is not complete.
-    pub(super) fn silence(&self) -> &'static str {
+    pub(super) fn is_encrypted(&self) -> bool {
         #[cfg(feature = "redis-tls")]
-        if self.tls.is_some() {
-            return "; a server without TLS is silent too: redis:// is for it";
-        }
-        ""
+        return self.tls.is_some();
+        #[cfg(not(feature = "redis-tls"))]
+        return false;
     }
 
     /// Something that a person must mend.
@@ -138,7 +178,12 @@ impl Server {
 
     pub(super) fn because(&self, fault: Fault, reason: impl fmt::Display) -> StoreError {
         let server = self.info.addr();
-        StoreError::new(fault, format!("cannot connect to {server}: {reason}"))
+        let part = match self.part {
+            Part::Alone => "",
+            Part::Sentinel => "the sentinel ",
+            Part::Master => "the master ",
+        };
+        StoreError::new(fault, format!("cannot connect to {part}{server}: {reason}"))
     }
 }
 
@@ -152,6 +197,31 @@ impl fmt::Debug for Server {
             self.info.redis_settings().db()
         )
     }
+}
+
+/// With what every connection needs, whatever the URL says.
+pub(super) fn prepared(info: ConnectionInfo) -> ConnectionInfo {
+    let settings = info
+        .redis_settings()
+        .clone()
+        // Wake-ups come on the connection that the commands go out on.
+        .set_protocol(ProtocolVersion::RESP3)
+        // One right less to ask for; errors of CLIENT SETINFO would be ignored anyway.
+        .set_skip_set_lib_name();
+    let tcp = info
+        .tcp_settings()
+        .clone()
+        // Off by default in redis 1.x; a request is one small write that must not wait for more.
+        .set_nodelay(true)
+        // A peer that vanished without a word (a pulled cable, a dropped NAT entry) is noticed by
+        // the kernel within about ten seconds, at no cost for the server's command loop.
+        .set_keepalive(
+            TcpKeepalive::new()
+                .with_time(Duration::from_secs(5))
+                .with_interval(Duration::from_secs(2))
+                .with_retries(3),
+        );
+    info.set_redis_settings(settings).set_tcp_settings(tcp)
 }
 
 trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}

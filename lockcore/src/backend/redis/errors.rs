@@ -62,7 +62,9 @@ pub(super) fn failed(error: RedisError) -> StoreError {
         Some("WRONGPASS") => {
             " (check user and password in the URL, where %25 stands for \"%\", %40 for \"@\", %23 for \"#\", %2F for \"/\")"
         }
-        Some("NOAUTH") => " (the server asks for a password: redis://user:password@host)",
+        Some("NOAUTH") => {
+            " (the server asks for a password: write user:password@ in front of the host in the URL)"
+        }
         // It may have written by then.
         _ if is_stopped(&text) => GUIDE,
         _ => "",

@@ -8,6 +8,7 @@ mod events;
 mod gathering;
 mod layout;
 mod rights;
+mod sentinels;
 mod tickets;
 
 use std::sync::Arc;
@@ -19,7 +20,7 @@ use url::Url;
 
 use super::{
     Answer, Backend, Capability, Connection, Departure, Enqueued, EventSink, Released, Renewed,
-    TicketInfo,
+    StoreError, TicketInfo,
 };
 use crate::error::Error;
 use crate::name::Name;
@@ -28,28 +29,45 @@ use crate::tls::Tls;
 
 use connection::RedisConnection;
 use dial::Server;
+use sentinels::Sentinels;
 
 /// Opens `redis://…`.
 pub(crate) fn open(url: &Url, _: &Tls) -> Result<Arc<dyn Backend>, Error> {
-    let server = Arc::new(config::server(url)?);
-    Ok(Arc::new(Redis { server }))
+    let server = config::server(url)?;
+    Ok(Arc::new(Redis::Server(Arc::new(server))))
 }
 
 /// Opens `rediss://…`, the same over TLS.
 #[cfg(feature = "redis-tls")]
 pub(crate) fn open_encrypted(url: &Url, tls: &Tls) -> Result<Arc<dyn Backend>, Error> {
-    let server = Arc::new(config::encrypted_server(url, tls)?);
-    Ok(Arc::new(Redis { server }))
+    let server = config::encrypted_server(url, tls)?;
+    Ok(Arc::new(Redis::Server(Arc::new(server))))
+}
+
+/// Opens `redis+sentinel://…`.
+pub(crate) fn open_by_sentinels(url: &Url, _: &Tls) -> Result<Arc<dyn Backend>, Error> {
+    let sentinels = Sentinels::plain(url)?;
+    Ok(Arc::new(Redis::Sentinels(Arc::new(sentinels))))
+}
+
+/// Opens `rediss+sentinel://…`, the same over TLS.
+#[cfg(feature = "redis-tls")]
+pub(crate) fn open_encrypted_by_sentinels(url: &Url, tls: &Tls) -> Result<Arc<dyn Backend>, Error> {
+    let sentinels = Sentinels::encrypted(url, tls)?;
+    Ok(Arc::new(Redis::Sentinels(Arc::new(sentinels))))
 }
 
 /// Half of the day that keys outlive the clock by: no ticket can outlive its key, even if the
 /// server's clock jumps by hours.
 const LONGEST_TTL: Duration = Duration::from_secs(12 * 60 * 60);
 
-/// A single Redis server, or one that behaves like one.
+/// One Redis server at a time, and how it is found.
 #[derive(Debug)]
-pub(crate) struct Redis {
-    server: Arc<Server>,
+enum Redis {
+    /// A single server, or one that behaves like one.
+    Server(Arc<Server>),
+    /// The master that sentinels name.
+    Sentinels(Arc<Sentinels>),
 }
 
 impl Backend for Redis {
@@ -58,48 +76,75 @@ impl Backend for Redis {
     }
 
     fn silence(&self) -> &'static str {
-        self.server.silence()
+        match self {
+            // Redis takes the first bytes of TLS for a command that is not complete.
+            Self::Server(server) if server.is_encrypted() => {
+                "; a server without TLS is silent too: redis:// is for it"
+            }
+            Self::Server(_) => "",
+            Self::Sentinels(sentinels) => sentinels.silence(),
+        }
     }
 
     fn connect(&self, events: EventSink) -> Answer<Arc<dyn Connection>> {
-        let server = Arc::clone(&self.server);
-        Box::pin(async move {
-            let channel: Arc<str> = format!("{:016x}", events.receiver()).into();
-            let namespace = events.namespace().clone();
-            let channels = layout::wake_channel(&namespace, &channel);
-            let config = AsyncConnectionConfig::new()
-                // The core's deadlines hold, on the lease clock; timers of the user's runtime may
-                // be paused or off.
-                .set_connection_timeout(None)
-                .set_response_timeout(None)
-                // Requests beyond it wait for their turn to be written; the default of 50 is less
-                // than the tasks of one busy process.
-                .set_pipeline_buffer_size(1024)
-                .set_push_sender(events::sink(events));
-            let (mut connection, driver) = server.connect(config).await?;
-            // All three go out together: one round trip.
-            let keeps_locks = config::keeps_locks(connection.clone(), &server);
-            let missing = rights::missing(connection.clone(), &namespace, &channels);
-            // Resolves when the server has confirmed: no wake-up can precede the subscription.
-            let subscribed = connection.subscribe(&channels);
-            let failed = |error| server.failed(error);
-            let (missing, subscribed) = (missing.map_err(failed), subscribed.map_err(failed));
-            let ((), missing, ()) = tokio::try_join!(keeps_locks, missing, subscribed)?;
-            if !missing.is_empty() {
-                let missing = missing.join(", ").to_lowercase();
-                return Err(server.mistake(format_args!(
-                    "the user may not run {missing}{}",
-                    errors::GUIDE
-                )));
+        match self {
+            Self::Server(server) => {
+                let server = Arc::clone(server);
+                Box::pin(async move {
+                    let connection = connected(&server, events).await?;
+                    Ok(Arc::new(connection) as Arc<dyn Connection>)
+                })
             }
-            let connection: Arc<dyn Connection> = Arc::new(RedisConnection {
-                connection,
-                channel,
-                driver: Arc::new(driver),
-            });
-            Ok(connection)
-        })
+            Self::Sentinels(sentinels) => {
+                let sentinels = Arc::clone(sentinels);
+                Box::pin(async move {
+                    let (master, watch) = sentinels.master().await?;
+                    let mut connection = watch.meanwhile(connected(&master, events)).await?;
+                    watch.leave_when_moved(&connection.driver);
+                    connection.watch = Some(Arc::new(watch));
+                    Ok(Arc::new(connection) as Arc<dyn Connection>)
+                })
+            }
+        }
     }
+}
+
+/// A connection to this server that keeps locks.
+async fn connected(server: &Server, events: EventSink) -> Result<RedisConnection, StoreError> {
+    let channel: Arc<str> = format!("{:016x}", events.receiver()).into();
+    let namespace = events.namespace().clone();
+    let channels = layout::wake_channel(&namespace, &channel);
+    let config = AsyncConnectionConfig::new()
+        // The core's deadlines hold, on the lease clock; timers of the user's runtime may
+        // be paused or off.
+        .set_connection_timeout(None)
+        .set_response_timeout(None)
+        // Requests beyond it wait for their turn to be written; the default of 50 is less
+        // than the tasks of one busy process.
+        .set_pipeline_buffer_size(1024)
+        .set_push_sender(events::sink(events));
+    let (mut connection, driver) = server.connect(config).await?;
+    // All three go out together: one round trip.
+    let keeps_locks = config::keeps_locks(connection.clone(), server);
+    let missing = rights::missing(connection.clone(), &namespace, &channels);
+    // Resolves when the server has confirmed: no wake-up can precede the subscription.
+    let subscribed = connection.subscribe(&channels);
+    let failed = |error| server.failed(error);
+    let (missing, subscribed) = (missing.map_err(failed), subscribed.map_err(failed));
+    let ((), missing, ()) = tokio::try_join!(keeps_locks, missing, subscribed)?;
+    if !missing.is_empty() {
+        let missing = missing.join(", ").to_lowercase();
+        return Err(server.mistake(format_args!(
+            "the user may not run {missing}{}",
+            errors::GUIDE
+        )));
+    }
+    Ok(RedisConnection {
+        connection,
+        channel,
+        driver: Arc::new(driver),
+        watch: None,
+    })
 }
 
 impl Connection for RedisConnection {

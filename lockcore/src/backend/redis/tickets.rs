@@ -252,6 +252,9 @@ async fn run(
     keys: usize,
     write_keys_and_arguments: impl Fn(&mut Cmd),
 ) -> Result<Value, StoreError> {
+    if let Some(watch) = &connection.watch {
+        watch.listen_again();
+    }
     let command = |verb: &str, script: &str| {
         // Room for what one ticket takes.
         let mut command = Cmd::with_capacity(16, 512);

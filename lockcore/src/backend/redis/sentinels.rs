@@ -1,0 +1,697 @@
+//! Redis with Sentinel: which server is the master, and when a connection to it is to be left. What is asked of the master
+//! is the same as of a single server.
+//!
+//! The master is the server that a majority of the sentinels of the URL name. Nothing else is believed: a sentinel that is
+//! cut off, or belongs to other servers, leads nobody away. The sentinels are asked when a connection to the master is made,
+//! and are listened to while it is up. When a majority has named another server, the connection ends, and the core makes
+//! another one, as if it had broken.
+
+use std::fmt;
+use std::future::Future;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use redis::aio::MultiplexedConnection;
+use redis::{
+    AsyncConnectionConfig, ConnectionAddr, ConnectionInfo, IntoConnectionInfo as _, PushInfo,
+    PushKind, RedisConnectionInfo, Value,
+};
+use tokio::runtime::Handle;
+use tokio::sync::{oneshot, watch};
+use tokio::task::JoinSet;
+use url::Url;
+
+use super::dial::{Driver, Part, Server, prepared};
+use crate::backend::meant::nearest;
+use crate::backend::{Fault, StoreError, hosts};
+use crate::clock::{Clock, Instant};
+use crate::error::Error;
+#[cfg(feature = "redis-tls")]
+use crate::tls::{Connector, Tls};
+
+const PORT: u16 = 26379;
+
+/// Where a sentinel tells that a master has changed: `<service> <old host> <old port> <new host> <new port>`.
+const SWITCH: &str = "+switch-master";
+
+/// How often a sentinel that is not heard is asked again at most, while there are requests.
+const AGAIN: Duration = Duration::from_secs(1);
+
+const FORM: &str = "the URL is not of the form \
+    redis+sentinel://[user[:password]@]host[:port][,host[:port]…]/service[/database number]\
+    [?sentinel_user=…&sentinel_password=…] (rediss+sentinel:// with TLS)";
+
+/// The sentinels of a URL, and how to get in at the master that they name.
+pub(super) struct Sentinels {
+    servers: Vec<Server>,
+    /// What the sentinels call the master.
+    service: String,
+    /// User, password and database at the master.
+    master: RedisConnectionInfo,
+}
+
+impl Sentinels {
+    /// Reads `redis+sentinel://…`.
+    pub(super) fn plain(url: &Url) -> Result<Self, Error> {
+        let wrong = |what: &str| Error::config(format!("{FORM}: {what}"));
+        let decoded = |part: &str| hosts::decoded(part).map_err(wrong);
+        if url.fragment().is_some() {
+            return Err(wrong("nothing may follow a \"#\""));
+        }
+        let path = url.path();
+        let mut path = path.strip_prefix('/').unwrap_or(path).splitn(2, '/');
+        let service = decoded(path.next().unwrap_or_default())?;
+        if service.is_empty() {
+            return Err(wrong(
+                "the service is missing, which is what the sentinels call the master, as in /mymaster",
+            ));
+        }
+        let database = match path.next() {
+            None | Some("") => 0,
+            Some(number) => number
+                .parse::<u32>()
+                .map_err(|_| wrong("the database is no number"))?,
+        };
+        let mut master = RedisConnectionInfo::default().set_db(database.into());
+        if !url.username().is_empty() {
+            master = master.set_username(decoded(url.username())?);
+        }
+        if let Some(password) = url.password() {
+            master = master.set_password(decoded(password)?);
+        }
+        let mut own = RedisConnectionInfo::default();
+        for (option, value) in url.query_pairs() {
+            own = match &*option {
+                "sentinel_user" => own.set_username(value),
+                "sentinel_password" => own.set_password(value),
+                other => {
+                    let meant = nearest(other, ["sentinel_user", "sentinel_password"]);
+                    let meant = meant.map(|meant| format!(", did you mean {meant}?"));
+                    return Err(wrong(&format!(
+                        "nothing but sentinel_user and sentinel_password may be set{}",
+                        meant.unwrap_or_default()
+                    )));
+                }
+            };
+        }
+        if own.username().is_some() && own.password().is_none() {
+            return Err(wrong("sentinel_user needs sentinel_password"));
+        }
+        let addresses = hosts::hosts(url, PORT).map_err(wrong)?;
+        for (at, (host, port)) in addresses.iter().enumerate() {
+            if addresses[..at].contains(&addresses[at]) {
+                // It would count twice for the majority.
+                return Err(wrong(&format!("{host}:{port} is named twice")));
+            }
+        }
+        let servers = addresses.into_iter().map(|(host, port)| {
+            let address = Address { host, port };
+            Ok(Server {
+                info: address.with(&own)?,
+                #[cfg(feature = "redis-tls")]
+                tls: None,
+                part: Part::Sentinel,
+            })
+        });
+        Ok(Self {
+            servers: servers.collect::<Result<_, Error>>()?,
+            service,
+            master,
+        })
+    }
+
+    /// Reads `rediss+sentinel://…`: the same, with TLS to the sentinels and to the master.
+    #[cfg(feature = "redis-tls")]
+    pub(super) fn encrypted(url: &Url, tls: &Tls) -> Result<Self, Error> {
+        let mut sentinels = Self::plain(url)?;
+        // The files are read once.
+        let connector = Connector::new(tls, "any.host")?;
+        for server in &mut sentinels.servers {
+            if let ConnectionAddr::Tcp(host, _) = server.info.addr() {
+                server.tls = Some(connector.for_host(host)?);
+            }
+        }
+        Ok(sentinels)
+    }
+
+    pub(super) fn silence(&self) -> &'static str {
+        match self.servers.iter().any(Server::is_encrypted) {
+            true => {
+                "; a majority of the sentinels must answer, and the master that they name; servers without TLS are silent: \
+                 redis+sentinel:// is for them"
+            }
+            false => "; a majority of the sentinels must answer, and the master that they name",
+        }
+    }
+
+    /// The master, and what tells when it is another. Runs in the runtime of the connection that is to be made.
+    pub(super) async fn master(self: &Arc<Self>) -> Result<(Server, Watch), StoreError> {
+        let watch = Watch::begin(Arc::clone(self));
+        let master = watch.agreed().await?;
+        let server = self.server_at(&master)?;
+        Ok((server, Watch { master, ..watch }))
+    }
+
+    fn server_at(&self, master: &Address) -> Result<Server, StoreError> {
+        let mistake = |error: Error| StoreError::new(Fault::Config, error.to_string());
+        Ok(Server {
+            info: master.with(&self.master).map_err(mistake)?,
+            #[cfg(feature = "redis-tls")]
+            tls: match &self.servers[0].tls {
+                Some(tls) => Some(tls.for_host(&master.host).map_err(mistake)?),
+                None => None,
+            },
+            part: Part::Master,
+        })
+    }
+
+    /// Asks one sentinel, and notes what it says until its connection ends. Returns why it cannot be heard.
+    async fn hear(&self, at: usize, views: &watch::Sender<Views>) -> StoreError {
+        let server = &self.servers[at];
+        let (open, closed) = oneshot::channel::<()>();
+        let (views_of_sink, service) = (views.clone(), self.service.clone());
+        let sink = move |push: PushInfo| {
+            let _goes_with_the_sink = &open;
+            if let Some(master) = switched_to(&push, &service) {
+                views_of_sink.send_modify(|views| views.0[at] = View::Names(master));
+            }
+            Ok::<_, std::convert::Infallible>(())
+        };
+        let config = AsyncConnectionConfig::new()
+            // As for the connection to the master: the core's deadlines hold.
+            .set_connection_timeout(None)
+            .set_response_timeout(None)
+            .set_push_sender(sink);
+        let asked = async {
+            let (mut connection, driver) = server.connect(config).await?;
+            // First, so that no change can come in between.
+            let subscribed = connection.subscribe(SWITCH).await;
+            subscribed.map_err(|error| self.not_asked(server, error))?;
+            let master = self.ask(server, &mut connection).await?;
+            Ok((master, connection, driver))
+        };
+        let (master, _connection, _driver) = match asked.await {
+            Ok(asked) => asked,
+            Err(error) => return error,
+        };
+        views.send_modify(|views| {
+            let view = &mut views.0[at];
+            // A message that came meanwhile is as new as the answer, or newer.
+            if !matches!(view, View::Names(_)) {
+                *view = View::Names(master);
+            }
+        });
+        let _ = closed.await; // it is never sent to: this is the end of the connection
+        server.because(Fault::Retry, "the connection is lost")
+    }
+
+    async fn ask(
+        &self,
+        server: &Server,
+        connection: &mut MultiplexedConnection,
+    ) -> Result<Address, StoreError> {
+        let mut question = redis::cmd("SENTINEL");
+        question.arg("GET-MASTER-ADDR-BY-NAME").arg(&self.service);
+        let answer: Option<(String, u16)> = (question.query_async(connection).await)
+            .map_err(|error| self.not_asked(server, error))?;
+        match answer {
+            Some((host, port)) => Ok(Address { host, port }),
+            None => Err(self.unknown_service(server, connection).await),
+        }
+    }
+
+    fn not_asked(&self, server: &Server, error: redis::RedisError) -> StoreError {
+        if error.to_string().contains("unknown command") {
+            return server.mistake(
+                "it is not a Redis Sentinel; if it is the server that keeps the locks, the scheme is redis or rediss",
+            );
+        }
+        server.failed(error)
+    }
+
+    async fn unknown_service(
+        &self,
+        server: &Server,
+        connection: &mut MultiplexedConnection,
+    ) -> StoreError {
+        let question = redis::cmd("SENTINEL").arg("MASTERS").take();
+        let known: Vec<std::collections::HashMap<String, String>> =
+            // It is for the message alone, and may need a right that the user does not have.
+            question.query_async(connection).await.unwrap_or_default();
+        let names = || known.iter().filter_map(|master| master.get("name"));
+        let hint = match nearest(&self.service, names().map(String::as_str)) {
+            Some(meant) => format!(", did you mean \"{meant}\"?"),
+            None if known.is_empty() => String::new(),
+            None => format!("; it watches {}", quoted(names())),
+        };
+        server.mistake(format_args!(
+            "it knows no master \"{}\"{hint}",
+            self.service
+        ))
+    }
+
+    fn no_majority(&self, views: &Views) -> StoreError {
+        let all = self.servers.len();
+        let mistakes = views.0.iter().filter(|view| match view {
+            View::Failed(error) => error.fault() == Fault::Config,
+            View::Asked | View::Names(_) => false,
+        });
+        // If all others come to agree, are they a majority?
+        let fault = match is_majority(all - mistakes.count(), all) {
+            true => Fault::Retry,
+            false => Fault::Config,
+        };
+        let said = views.0.iter().zip(&self.servers);
+        let said = said.map(|(view, server)| match view {
+            View::Asked => format!("{} has not answered yet", server.info.addr()),
+            View::Names(master) => format!("{} names {master}", server.info.addr()),
+            View::Failed(error) => error.to_string(),
+        });
+        let said = said.collect::<Vec<_>>().join("; ");
+        StoreError::new(
+            fault,
+            format!(
+                "no master \"{}\": of {all} sentinels, {} must name the same server ({said})",
+                self.service,
+                all / 2 + 1
+            ),
+        )
+    }
+}
+
+/// Neither users nor passwords.
+impl fmt::Debug for Sentinels {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Sentinels")
+            .field("servers", &self.servers)
+            .field("service", &self.service)
+            .field("database", &self.master.db())
+            .finish_non_exhaustive()
+    }
+}
+
+fn quoted<'a>(names: impl Iterator<Item = &'a String>) -> String {
+    let names: Vec<_> = names.map(|name| format!("\"{name}\"")).collect();
+    names.join(", ")
+}
+
+/// A server as sentinels name it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Address {
+    host: String,
+    port: u16,
+}
+
+impl Address {
+    fn with(&self, settings: &RedisConnectionInfo) -> Result<ConnectionInfo, Error> {
+        // Only in a URL is an address of IPv6 in brackets.
+        let host = self.host.trim_start_matches('[').trim_end_matches(']');
+        let address = ConnectionAddr::Tcp(host.to_owned(), self.port);
+        let info = address.into_connection_info();
+        let info = info.map_err(|_| Error::config(FORM))?;
+        Ok(prepared(info.set_redis_settings(settings.clone())))
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.host, self.port)
+    }
+}
+
+/// What one sentinel says.
+#[derive(Clone, Debug)]
+enum View {
+    /// It has not answered yet.
+    Asked,
+    /// This is the master, and it would tell if that changed.
+    Names(Address),
+    /// It could not be asked, or is not heard any more.
+    Failed(StoreError),
+}
+
+/// What each sentinel says, in the order of the URL.
+#[derive(Clone, Debug)]
+struct Views(Vec<View>);
+
+impl Views {
+    /// The server that most name, and how many do.
+    fn best(&self) -> Option<(&Address, usize)> {
+        let named = self.0.iter().filter_map(|view| match view {
+            View::Names(master) => Some(master),
+            View::Asked | View::Failed(_) => None,
+        });
+        let count = |master: &Address| named.clone().filter(|other| *other == master).count();
+        let counted = named.clone().map(|master| (master, count(master)));
+        counted.max_by_key(|(_, count)| *count)
+    }
+
+    /// The server that a majority names.
+    fn master(&self) -> Option<&Address> {
+        let (master, count) = self.best()?;
+        is_majority(count, self.0.len()).then_some(master)
+    }
+
+    /// Whether no answer that is still to come can make a majority.
+    fn cannot_agree(&self) -> bool {
+        let asked = self.0.iter().filter(|view| matches!(view, View::Asked));
+        let best = self.best().map_or(0, |(_, count)| count);
+        !is_majority(best + asked.count(), self.0.len())
+    }
+}
+
+fn is_majority(some: usize, all: usize) -> bool {
+    2 * some > all
+}
+
+/// The new master of the service, if this is a message about it.
+fn switched_to(push: &PushInfo, service: &str) -> Option<Address> {
+    let [Value::BulkString(channel), Value::BulkString(message)] = &push.data[..] else {
+        return None;
+    };
+    if push.kind != PushKind::Message || channel != SWITCH.as_bytes() {
+        return None;
+    }
+    let words: Vec<_> = std::str::from_utf8(message).ok()?.split(' ').collect();
+    match words[..] {
+        [of, _, _, host, port] if of == service => Some(Address {
+            host: host.to_owned(),
+            port: port.parse().ok()?,
+        }),
+        _ => None,
+    }
+}
+
+/// Listens to the sentinels, until it is dropped.
+#[derive(Debug)]
+pub(super) struct Watch {
+    sentinels: Arc<Sentinels>,
+    views: watch::Sender<Views>,
+    /// The one that a connection is made to.
+    master: Address,
+    runtime: Handle,
+    listeners: Mutex<Listeners>,
+}
+
+#[derive(Debug)]
+struct Listeners {
+    /// Each ends when its sentinel is not heard any more. All end with this.
+    tasks: JoinSet<()>,
+    again: Instant,
+}
+
+impl Watch {
+    /// Asks all sentinels at once.
+    fn begin(sentinels: Arc<Sentinels>) -> Self {
+        let all = sentinels.servers.len();
+        let watch = Self {
+            views: watch::Sender::new(Views(vec![View::Asked; all])),
+            sentinels,
+            master: Address::default(),
+            runtime: Handle::current(),
+            listeners: Mutex::new(Listeners {
+                tasks: JoinSet::new(),
+                again: Clock::BOOT.now().after(AGAIN),
+            }),
+        };
+        if let Ok(mut listeners) = watch.listeners.lock() {
+            for at in 0..all {
+                watch.listen_to(at, &mut listeners.tasks);
+            }
+        }
+        watch
+    }
+
+    fn listen_to(&self, at: usize, tasks: &mut JoinSet<()>) {
+        let (sentinels, views) = (Arc::clone(&self.sentinels), self.views.clone());
+        let listener = async move {
+            let failed = sentinels.hear(at, &views).await;
+            views.send_modify(|views| views.0[at] = View::Failed(failed));
+        };
+        tasks.spawn_on(listener, &self.runtime);
+    }
+
+    /// Whom a majority names. Does not wait for sentinels whose answers cannot change that.
+    async fn agreed(&self) -> Result<Address, StoreError> {
+        let mut views = self.views.subscribe();
+        let settled = |views: &Views| views.master().is_some() || views.cannot_agree();
+        // The sender lives in `self`, so this cannot fail.
+        let _ = views.wait_for(settled).await;
+        let views = views.borrow();
+        let master = views.master().cloned();
+        master.ok_or_else(|| self.sentinels.no_majority(&views))
+    }
+
+    /// Resolves when a majority names another server than the one that a connection is made to.
+    fn moved(&self) -> impl Future<Output = ()> + Send + 'static {
+        let (mut views, here) = (self.views.subscribe(), self.master.clone());
+        async move {
+            let elsewhere = |views: &Views| views.master().is_some_and(|master| *master != here);
+            if views.wait_for(elsewhere).await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+
+    /// Makes the connection, unless the master is another before that is done: the old one may be silent.
+    pub(super) async fn meanwhile<T>(
+        &self,
+        connecting: impl Future<Output = Result<T, StoreError>>,
+    ) -> Result<T, StoreError> {
+        tokio::select! {
+            connected = connecting => connected,
+            () = self.moved() => {
+                let reason = "the sentinels name another one by now";
+                Err(self.sentinels.server_at(&self.master)?.because(Fault::Retry, reason))
+            }
+        }
+    }
+
+    /// Ends the connection when the master is another.
+    pub(super) fn leave_when_moved(&self, driver: &Driver) {
+        let (moved, end) = (self.moved(), driver.end());
+        if let Ok(mut listeners) = self.listeners.lock() {
+            let leave = async move {
+                moved.await;
+                end.abort();
+            };
+            listeners.tasks.spawn_on(leave, &self.runtime);
+        }
+    }
+
+    /// For each request: asks sentinels again that are not heard any more. The request does not wait for that.
+    pub(super) fn listen_again(&self) {
+        let is_deaf = |view: &View| matches!(view, View::Failed(_));
+        if !self.views.borrow().0.iter().any(is_deaf) {
+            return;
+        }
+        let now = Clock::BOOT.now();
+        let Ok(mut listeners) = self.listeners.try_lock() else {
+            return;
+        };
+        if now < listeners.again {
+            return;
+        }
+        listeners.again = now.after(AGAIN);
+        let tasks = &mut listeners.tasks;
+        while tasks.try_join_next().is_some() {}
+        let mut deaf = Vec::new();
+        self.views.send_if_modified(|views| {
+            for (at, view) in views.0.iter_mut().enumerate() {
+                if is_deaf(view) {
+                    *view = View::Asked;
+                    deaf.push(at);
+                }
+            }
+            false // nobody waits for this
+        });
+        for at in deaf {
+            self.listen_to(at, tasks);
+        }
+    }
+
+    /// What an operator should know of the sentinels.
+    pub(super) fn warnings(&self) -> Vec<String> {
+        let mut warnings = Vec::new();
+        let all = self.sentinels.servers.len();
+        if all < 3 {
+            warnings.push(format!(
+                "the URL names {all} of the sentinels, and a majority of them has to answer; name all of them, and at least \
+                 three"
+            ));
+        }
+        for (view, server) in self.views.borrow().0.iter().zip(&self.sentinels.servers) {
+            match view {
+                View::Failed(error) => warnings.push(format!("one sentinel is missing: {error}")),
+                View::Names(master) if *master != self.master => warnings.push(format!(
+                    "the sentinels disagree: {} names {master}, and most name {}",
+                    server.info.addr(),
+                    self.master
+                )),
+                View::Asked | View::Names(_) => {}
+            }
+        }
+        warnings
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sentinels(url: &str) -> Result<Sentinels, Error> {
+        Sentinels::plain(&Url::parse(url).unwrap())
+    }
+
+    fn names(server: &str) -> View {
+        View::Names(Address {
+            host: server.into(),
+            port: 1,
+        })
+    }
+
+    fn failed(fault: Fault) -> View {
+        View::Failed(StoreError::new(fault, "said why"))
+    }
+
+    #[test]
+    fn hosts_service_database_and_both_credentials_are_taken_from_the_url() {
+        let url = "redis+sentinel://ann:p%40ss@h1%3A1,h2,%5B%3A%3A1%5D/my%20master/3?sentinel_user=bob&sentinel_password=p%2Bw";
+        let sentinels = sentinels(url).unwrap();
+
+        let shown = |server: &Server| server.info.addr().to_string();
+        let shown: Vec<_> = sentinels.servers.iter().map(shown).collect();
+        assert_eq!(shown, ["h1:1", "h2:26379", "::1:26379"]);
+        let own = sentinels.servers[1].info.redis_settings();
+        assert_eq!((own.username(), own.password()), (Some("bob"), Some("p+w")));
+        assert_eq!(sentinels.service, "my master");
+        let at = Address {
+            host: "h9".into(),
+            port: 9,
+        };
+        let master = sentinels.server_at(&at).unwrap();
+        let settings = master.info.redis_settings();
+        assert_eq!(
+            (settings.username(), settings.password(), settings.db()),
+            (Some("ann"), Some("p@ss"), 3)
+        );
+        assert_eq!(master.info.addr().to_string(), "h9:9");
+        assert!(own.db() == 0 && master.info.tcp_settings().nodelay());
+        let shown = format!("{sentinels:?}");
+        assert!(!shown.contains("p@ss") && !shown.contains("p+w"), "{shown}");
+    }
+
+    #[test]
+    fn without_credentials_nobody_is_told_any() {
+        let sentinels = sentinels("redis+sentinel://ann:secret@h1/s/").unwrap();
+        let own = sentinels.servers[0].info.redis_settings();
+        assert_eq!((own.username(), own.password()), (None, None));
+    }
+
+    #[test]
+    fn a_form_that_would_be_misread_is_refused() {
+        for (url, reason) in [
+            ("redis+sentinel://h1,h2", "the service is missing"),
+            ("redis+sentinel://h1,h2/", "the service is missing"),
+            ("redis+sentinel://h1/s/zero", "the database is no number"),
+            ("redis+sentinel://h1/s/0/1", "the database is no number"),
+            ("redis+sentinel://h1,,h2/s", "a host is missing"),
+            ("redis+sentinel:///s", "a host is missing"),
+            ("redis+sentinel://h1,h2%3Ax/s", "a port is no number"),
+            (
+                "redis+sentinel://h1,h2,h1%3A26379/s",
+                "h1:26379 is named twice",
+            ),
+            ("redis+sentinel://h1/s#secret", "nothing may follow"),
+            ("redis+sentinel://h1/s?db=1", "may be set"),
+            (
+                "redis+sentinel://h1/s?sentinel_pasword=secret",
+                "did you mean sentinel_password?",
+            ),
+            (
+                "redis+sentinel://h1/s?sentinel_user=secret",
+                "needs sentinel_password",
+            ),
+        ] {
+            let error = sentinels(url).expect_err(url).to_string();
+            assert!(
+                error.contains("redis+sentinel://[user") && error.contains(reason),
+                "{error}"
+            );
+            assert!(!error.contains("secret"), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_master_is_whom_a_majority_of_all_sentinels_names() {
+        let (retry, config) = (failed(Fault::Retry), failed(Fault::Config));
+        for (views, master, cannot_agree) in [
+            (vec![names("a"), View::Asked, View::Asked], None, false),
+            (vec![names("a"), names("b"), View::Asked], None, false),
+            (vec![names("a"), names("b"), names("b")], Some("b"), false),
+            (vec![names("a"), names("b"), names("c")], None, true),
+            (vec![names("a"), retry.clone(), View::Asked], None, false),
+            (vec![names("a"), retry.clone(), config.clone()], None, true),
+            (vec![names("a"), names("b")], None, true),
+            (
+                vec![names("a"), names("a"), names("b"), names("b")],
+                None,
+                true,
+            ),
+            (vec![names("a")], Some("a"), false),
+        ] {
+            let views = Views(views);
+            let found = views.master().map(|master| master.host.as_str());
+            assert_eq!(found, master, "{views:?}");
+            let is_hopeless = master.is_none() && views.cannot_agree();
+            assert_eq!(is_hopeless, cannot_agree, "{views:?}");
+        }
+    }
+
+    /// A password that is wrong at one sentinel is no reason to give up, if the others can still agree.
+    #[test]
+    fn without_a_majority_it_is_a_mistake_only_if_nothing_else_is_in_the_way() {
+        let sentinels = sentinels("redis+sentinel://h1,h2,h3/s").unwrap();
+        for (views, fault) in [
+            ([names("a"), names("b"), names("c")], Fault::Retry),
+            (
+                [names("a"), failed(Fault::Retry), failed(Fault::Config)],
+                Fault::Retry,
+            ),
+            (
+                [names("a"), failed(Fault::Config), failed(Fault::Config)],
+                Fault::Config,
+            ),
+        ] {
+            let error = sentinels.no_majority(&Views(views.to_vec()));
+            assert_eq!(error.fault(), fault, "{error}");
+        }
+    }
+
+    #[test]
+    fn only_a_message_about_the_service_names_another_master() {
+        let push = |kind: PushKind, channel: &str, message: &str| PushInfo {
+            kind,
+            data: [channel, message]
+                .map(|text| Value::BulkString(text.as_bytes().to_vec()))
+                .to_vec(),
+        };
+        let about = |message| switched_to(&push(PushKind::Message, SWITCH, message), "s");
+
+        let to = about("s 10.0.0.1 6379 10.0.0.2 6380").unwrap();
+        assert_eq!(to.to_string(), "10.0.0.2:6380");
+        for other in [
+            "t 10.0.0.1 6379 10.0.0.2 6380",
+            "s 10.0.0.1 6379 10.0.0.2",
+            "s 10.0.0.1 6379 10.0.0.2 port",
+            "s",
+            "",
+        ] {
+            assert_eq!(about(other), None, "{other}");
+        }
+        let elsewhere = push(PushKind::Message, "+sdown", "s a 1 b 2");
+        assert_eq!(switched_to(&elsewhere, "s"), None);
+        let answer = push(PushKind::Subscribe, SWITCH, "s a 1 b 2");
+        assert_eq!(switched_to(&answer, "s"), None);
+    }
+}

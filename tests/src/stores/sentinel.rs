@@ -1,0 +1,159 @@
+//! `redis+sentinel:`. The scripts and the clock are those of a single server, so random histories are played on that.
+
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use lockcore::backend::{self, Capability};
+
+use super::redis::{Redis, USER, grant, grant_at_sentinel};
+use super::{Histories, Marks, Server, ServerProcess, Store, Timings};
+use crate::redis_sentinels::{NEVER, Sentinels, settings, url};
+use crate::redis_server::RedisServer;
+use crate::watch::SECRET;
+
+#[derive(Debug)]
+pub struct Sentinel;
+
+impl Store for Sentinel {
+    fn name(&self) -> &'static str {
+        "sentinel"
+    }
+
+    fn available(&self) -> Result<(), String> {
+        Redis.available()
+    }
+
+    fn capability(&self) -> Capability {
+        let url = "redis+sentinel://127.0.0.1/mymaster";
+        backend::open(url).unwrap().capability()
+    }
+
+    fn timings(&self) -> Timings {
+        Redis.timings()
+    }
+
+    fn serves_forked_children(&self) -> bool {
+        true
+    }
+
+    /// One server, and a sentinel that never replaces it: what happens to the server then is what the fact does to it.
+    fn start(&self) -> Box<dyn Server> {
+        let server = RedisServer::start();
+        let sentinel = sentinel_of(server.port());
+        Box::new(Alone {
+            server,
+            sentinel,
+            others: Mutex::default(),
+        })
+    }
+
+    /// With replicas. Clients have the rights of the guide, at the servers and at the sentinels.
+    fn shared(&self) -> Arc<dyn Server> {
+        static SHARED: OnceLock<Arc<Shared>> = OnceLock::new();
+        SHARED
+            .get_or_init(|| {
+                let set = Sentinels::start(NEVER);
+                for server in &set.servers {
+                    grant(server, "fact*", SECRET);
+                }
+                for sentinel in &set.sentinels {
+                    grant_at_sentinel(sentinel, SECRET);
+                }
+                Arc::new(Shared(set))
+            })
+            .clone()
+    }
+
+    fn histories(&self) -> Option<Histories> {
+        None
+    }
+}
+
+fn sentinel_of(port: u16) -> RedisServer {
+    RedisServer::sentinel(
+        &settings(crate::redis_sentinels::SERVICE, port, 1, NEVER),
+        &[],
+    )
+}
+
+#[derive(Debug)]
+struct Shared(Sentinels);
+
+impl Server for Shared {
+    fn url(&self) -> String {
+        let sentinels = self.0.url();
+        let hosts = sentinels.strip_prefix("redis+sentinel://").unwrap();
+        format!(
+            "redis+sentinel://{USER}:{SECRET}@{hosts}?sentinel_user={USER}&sentinel_password={SECRET}"
+        )
+    }
+
+    fn litter(&self, namespace: &str) -> Vec<String> {
+        self.0.master().litter(namespace)
+    }
+
+    /// Nobody may break it.
+    fn process(&self) -> Option<&dyn ServerProcess> {
+        None
+    }
+}
+
+/// The verbs are those of the server that keeps the locks.
+#[derive(Debug)]
+struct Alone {
+    server: RedisServer,
+    sentinel: RedisServer,
+    /// Sentinels that name the same server at another port.
+    others: Mutex<Vec<RedisServer>>,
+}
+
+impl Server for Alone {
+    fn url(&self) -> String {
+        url(std::slice::from_ref(&self.sentinel))
+    }
+
+    fn litter(&self, namespace: &str) -> Vec<String> {
+        self.server.litter(namespace)
+    }
+
+    fn process(&self) -> Option<&dyn ServerProcess> {
+        Some(self)
+    }
+}
+
+impl ServerProcess for Alone {
+    fn port(&self) -> u16 {
+        self.server.port()
+    }
+
+    fn url_at(&self, port: u16) -> String {
+        let sentinel = sentinel_of(port);
+        let url = url(std::slice::from_ref(&sentinel));
+        let mut others = self.others.lock().unwrap_or_else(PoisonError::into_inner);
+        others.push(sentinel);
+        url
+    }
+
+    fn stop(&self) {
+        self.server.stop();
+    }
+
+    fn kill(&self) {
+        self.server.kill();
+    }
+
+    fn restart(&self) {
+        self.server.restart();
+    }
+
+    fn freeze(&self) {
+        self.server.freeze();
+    }
+
+    fn thaw(&self) {
+        self.server.thaw();
+    }
+
+    fn marks(&self) -> Marks {
+        self.server.marks()
+    }
+}
