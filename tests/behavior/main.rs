@@ -30,6 +30,7 @@ mod protocol;
 mod redis_faults;
 mod redis_rights;
 mod redis_scripts;
+mod redis_sentinel;
 mod reentry;
 mod runtimes;
 mod server_faults;
@@ -56,6 +57,7 @@ fn main() {
     trials.extend(facts_of_memory(&stores::memory::Memory));
     trials.extend(facts_of_redis(&stores::redis::Redis));
     trials.extend(facts_of_sqlite(&stores::sqlite::Sqlite));
+    trials.extend(redis_sentinel::facts(&stores::sentinel::Sentinel));
     trials.extend(zookeeper_faults::facts(&stores::zookeeper::ZooKeeper));
     let mut arguments = Arguments::from_args();
     // Facts wait more than they work.

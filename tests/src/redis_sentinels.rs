@@ -4,10 +4,16 @@
 use std::time::Duration;
 
 use crate::eventually::{poll, wait_until};
-use crate::redis_server::{RedisServer, USER};
+use crate::redis_server::RedisServer;
 
 /// What the sentinels call the master.
 pub const SERVICE: &str = "mymaster";
+
+/// Who the sentinels are at the servers, and at each other.
+const SENTINEL: &str = "sentinel";
+
+/// Who a replica is at its master.
+const REPLICA: &str = "replica";
 
 /// For what the servers and the sentinels have to find out about each other: seconds.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -32,14 +38,27 @@ impl Sentinels {
     /// The same, with more arguments for the servers.
     pub fn with(down_after: Duration, extra: &[&str]) -> Self {
         // Each may become the replica of another.
-        let login = ["--masteruser", USER, "--masterauth", USER];
-        let arguments: Vec<_> = login.iter().chain(extra).copied().collect();
+        let mut arguments = vec!["--masteruser", REPLICA, "--masterauth", REPLICA];
+        for user in [SENTINEL, REPLICA] {
+            arguments.extend(["--user", user, "on", "nopass", "~*", "&*", "+@all"]);
+        }
+        arguments.extend(extra);
         let master = RedisServer::with(&arguments);
         let replicas = [(); 2].map(|()| master.replica_with(&arguments));
-        let settings = settings(SERVICE, master.port(), 2, down_after);
+        let mut settings = settings(master.port(), 2, down_after);
+        for login in [
+            "auth-user SERVICE",
+            "auth-pass SERVICE",
+            "sentinel-user",
+            "sentinel-pass",
+        ] {
+            let login = login.replace("SERVICE", SERVICE);
+            settings += &format!("sentinel {login} {SENTINEL}\n");
+        }
+        let user = ["--user", SENTINEL, "on", "nopass", "~*", "&*", "+@all"];
         let set = Self {
             sentinels: (0..3)
-                .map(|_| RedisServer::sentinel(&settings, &[]))
+                .map(|_| RedisServer::sentinel(&settings, &user))
                 .collect(),
             servers: [master].into_iter().chain(replicas).collect(),
         };
@@ -86,6 +105,31 @@ impl Sentinels {
         named.unwrap_or_else(|| panic!("the sentinels name a stranger at port {port}"))
     }
 
+    /// Waits until the replicas have all that was written.
+    pub fn wait_until_replicated(&self) {
+        let replicas = (self.servers.len() - 1).to_string();
+        let reached: u64 = (self.master()).command(&["WAIT", &replicas, "10000"]);
+        assert_eq!(reached.to_string(), replicas, "a replica does not follow");
+    }
+
+    /// From now on, nothing that is written to the master reaches a replica.
+    pub fn stop_replication(&self) {
+        let master = self.master();
+        master.command::<()>(&["ACL", "SETUSER", REPLICA, "off"]);
+        master.command::<()>(&["CLIENT", "KILL", "USER", REPLICA]);
+    }
+
+    /// The sentinels take the master for gone, and cannot demote it. Its clients see nothing of that.
+    pub fn hide_the_master(&self) {
+        let words = ["ACL", "SETUSER", SENTINEL, "-@all"];
+        self.master().command::<()>(&words);
+    }
+
+    /// Ends what [`hide_the_master`](Self::hide_the_master) began, at this server.
+    pub fn show(&self, server: &RedisServer) {
+        server.command::<()>(&["ACL", "SETUSER", SENTINEL, "+@all"]);
+    }
+
     /// Asks for a failover, and waits until all sentinels name another master. Some milliseconds of writes may be lost.
     pub fn fail_over(&self) {
         let old = self.master().port();
@@ -121,17 +165,18 @@ pub fn url(sentinels: &[RedisServer]) -> String {
 }
 
 /// The settings of a sentinel that watches one master, and names it until so many agree that it is gone.
-pub fn settings(service: &str, master: u16, quorum: u32, down_after: Duration) -> String {
+pub fn settings(master: u16, quorum: u32, down_after: Duration) -> String {
     let down_after = down_after.as_millis();
     format!(
-        "sentinel monitor {service} 127.0.0.1 {master} {quorum}\n\
-         sentinel down-after-milliseconds {service} {down_after}\n\
-         sentinel failover-timeout {service} 4000\n\
-         sentinel auth-user {service} {USER}\n\
-         sentinel auth-pass {service} {USER}\n\
-         sentinel sentinel-user {USER}\n\
-         sentinel sentinel-pass {USER}\n"
+        "sentinel monitor {SERVICE} 127.0.0.1 {master} {quorum}\n\
+         sentinel down-after-milliseconds {SERVICE} {down_after}\n\
+         sentinel failover-timeout {SERVICE} 4000\n"
     )
+}
+
+/// A sentinel that names this server, whatever happens.
+pub fn one_that_names(master: u16) -> RedisServer {
+    RedisServer::sentinel(&settings(master, 1, NEVER), &[])
 }
 
 fn says(sentinel: &RedisServer, field: &str) -> String {

@@ -6,7 +6,7 @@ use lockcore::backend::{self, Capability};
 
 use super::redis::{Redis, USER, grant, grant_at_sentinel};
 use super::{Histories, Marks, Server, ServerProcess, Store, Timings};
-use crate::redis_sentinels::{NEVER, Sentinels, settings, url};
+use crate::redis_sentinels::{NEVER, Sentinels, one_that_names, url};
 use crate::redis_server::RedisServer;
 use crate::watch::SECRET;
 
@@ -38,7 +38,7 @@ impl Store for Sentinel {
     /// One server, and a sentinel that never replaces it: what happens to the server then is what the fact does to it.
     fn start(&self) -> Box<dyn Server> {
         let server = RedisServer::start();
-        let sentinel = sentinel_of(server.port());
+        let sentinel = one_that_names(server.port());
         Box::new(Alone {
             server,
             sentinel,
@@ -66,13 +66,6 @@ impl Store for Sentinel {
     fn histories(&self) -> Option<Histories> {
         None
     }
-}
-
-fn sentinel_of(port: u16) -> RedisServer {
-    RedisServer::sentinel(
-        &settings(crate::redis_sentinels::SERVICE, port, 1, NEVER),
-        &[],
-    )
 }
 
 #[derive(Debug)]
@@ -126,7 +119,7 @@ impl ServerProcess for Alone {
     }
 
     fn url_at(&self, port: u16) -> String {
-        let sentinel = sentinel_of(port);
+        let sentinel = one_that_names(port);
         let url = url(std::slice::from_ref(&sentinel));
         let mut others = self.others.lock().unwrap_or_else(PoisonError::into_inner);
         others.push(sentinel);

@@ -119,8 +119,11 @@ pub(super) async fn keeps_locks(
 pub(super) async fn check(connection: RedisConnection) -> Result<Vec<String>, StoreError> {
     let watch = connection.watch;
     let mut connection = connection.connection;
-    let mut warnings = watch.as_ref().map_or(Vec::new(), |watch| watch.warnings());
+    let mut warnings = Vec::new();
     let info: Result<String, _> = redis::cmd("INFO").query_async(&mut connection).await;
+    if let Some(watch) = &watch {
+        warnings.extend(watch.warnings());
+    }
     let info = match info.map_err(failed) {
         Ok(info) => info,
         Err(error) if error.fault() == Fault::Config => {

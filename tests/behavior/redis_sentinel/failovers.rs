@@ -1,0 +1,249 @@
+//! A master that is replaced: because somebody asks for that, because it was killed, because it froze, or because the
+//! sentinels alone do not see it any more. Each fact has servers and sentinels to itself.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use libtest_mimic::Trial;
+use lockcore::{Error, ErrorKind, Guard, LostReason, Release};
+use tests::eventually::eventually;
+use tests::redis_sentinels::Sentinels;
+use tests::witness::{FencedResource, Witness};
+
+use super::{TTL, client};
+use crate::faults::{builder, works_again};
+use crate::store::{Kind, SOON, STALL, Store, begin, give_back, kind, tickets};
+
+pub(super) fn facts(store: Kind) -> Vec<Trial> {
+    crate::store_facts![store, crate::store::DEFAULT, "redis_sentinel";
+        a_failover_that_is_asked_for_costs_nobody_a_lock_or_a_place
+        a_killed_master_is_replaced_and_costs_nobody_a_lock_or_a_place
+        a_frozen_master_is_replaced_and_lets_nobody_in_when_it_wakes
+        a_master_that_only_the_sentinels_have_given_up_is_left
+        what_the_new_master_had_not_is_lost_and_the_late_write_refused
+        a_master_that_counts_its_replicas_grants_nothing_that_could_be_lost
+    ]
+}
+
+/// Of sentinels for masters that fall silent. Much longer than a machine that is busy keeps a server from answering.
+const DOWN_AFTER: Duration = Duration::from_secs(1);
+
+const LONG_WAIT: Duration = Duration::from_secs(60);
+
+/// Nobody is in these names, nor in line. What is left at the server is what keeps tokens rising, and for a minute the marks
+/// of requests that were given up while nobody answered.
+async fn nothing_left(set: &Sentinels, names: &[&str]) {
+    let locks = client(&set.url());
+    for name in names {
+        tickets(&locks, name, 0).await;
+    }
+}
+
+async fn is_renewed(guard: &Guard) {
+    let before = Instant::now() + guard.remaining();
+    eventually("renewed", 2 * TTL, async || {
+        Instant::now() + guard.remaining() > before + TTL / 6
+    })
+    .await;
+}
+
+fn is_about_the_outage(error: &Error) {
+    let kind = error.kind();
+    assert!(
+        matches!(kind, ErrorKind::Unavailable | ErrorKind::Unknown),
+        "{error}"
+    );
+}
+
+/// One holds, two wait in line, one releases into the outage, one asks in it. Afterwards all is as if nothing had been.
+async fn nobody_loses_anything(set: &Sentinels, breaks: impl FnOnce(&Sentinels)) {
+    let url = set.url();
+    let [holds, waits, waits_too, others] = [(); 4].map(|()| client(&url));
+    // Its one operation is longer than the outage.
+    let asks = builder(&url).ttl(TTL).op_timeout(STALL).build().unwrap();
+    let resource = Witness::exclusive();
+    let guard = holds.mutex("a").acquire().await.unwrap();
+    let visit = resource.enter(1);
+    let first = begin(waits.mutex("a").wait(LONG_WAIT));
+    tickets(&holds, "a", 2).await;
+    let second = begin(waits_too.mutex("a").wait(LONG_WAIT));
+    tickets(&holds, "a", 3).await;
+    let released = others.mutex("b").acquire().await.unwrap();
+    set.wait_until_replicated();
+    let old = set.master();
+
+    breaks(set);
+    let began = Instant::now();
+    let release = tokio::spawn(released.release());
+    let asks = begin(asks.mutex("c").wait(LONG_WAIT));
+    if let Err(error) = others.mutex("d").try_acquire().await {
+        is_about_the_outage(&error);
+    }
+    give_back(asks.await.unwrap().unwrap()).await;
+    println!("a lock was granted after {:?}", began.elapsed());
+    let new = set.master();
+    assert_ne!(old.port(), new.port());
+    // Unknown or refused, and repeated by the keeper; or acknowledged by the one or the other master.
+    match release.await.unwrap() {
+        Ok(release) => assert_eq!(release, Release::Released),
+        Err(error) => assert!(
+            matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Unknown),
+            "{error}"
+        ),
+    }
+    is_renewed(&guard).await;
+    tickets(&holds, "a", 3).await;
+    let mut token = guard.grant_id().as_u64();
+    drop(visit);
+    give_back(guard).await;
+    for next in [first, second] {
+        let next = next.await.unwrap().unwrap();
+        let visit = resource.enter(1);
+        assert!(next.grant_id().as_u64() > token);
+        token = next.grant_id().as_u64();
+        drop(visit);
+        give_back(next).await;
+    }
+    resource.assert_no_overlap();
+}
+
+async fn a_failover_that_is_asked_for_costs_nobody_a_lock_or_a_place(_: Store) {
+    let set = Sentinels::start(DOWN_AFTER);
+    nobody_loses_anything(&set, Sentinels::fail_over).await;
+    nothing_left(&set, &["a", "b", "c", "d"]).await;
+}
+
+async fn a_killed_master_is_replaced_and_costs_nobody_a_lock_or_a_place(_: Store) {
+    let set = Sentinels::start(DOWN_AFTER);
+    nobody_loses_anything(&set, |set| set.master().kill()).await;
+    nothing_left(&set, &["a", "b", "c", "d"]).await;
+}
+
+async fn a_frozen_master_is_replaced_and_lets_nobody_in_when_it_wakes(_: Store) {
+    let set = Sentinels::start(DOWN_AFTER);
+    let old = set.master();
+    let locks = client(&set.url());
+    let guard = locks.mutex("held").acquire().await.unwrap();
+    nobody_loses_anything(&set, |set| set.master().freeze()).await;
+
+    old.thaw();
+
+    // Before the sentinels have made it a replica, and after.
+    for _ in 0..20 {
+        let other = client(&set.url()).mutex("held").try_acquire().await;
+        assert_eq!(kind(other), ErrorKind::Busy);
+    }
+    eventually("the old master is a replica", LONG_WAIT, async || {
+        // The sentinel closes all connections of a server that it demotes, also this one.
+        let told = old.try_command::<String>(&["INFO", "replication"]);
+        told.is_ok_and(|told| told.contains("role:slave"))
+    })
+    .await;
+    is_renewed(&guard).await;
+    give_back(guard).await;
+    nothing_left(&set, &["a", "b", "c", "d", "held"]).await;
+}
+
+/// It goes on as a master, answers its clients, and closes no connection. Only the sentinels' message tells them.
+async fn a_master_that_only_the_sentinels_have_given_up_is_left(_: Store) {
+    let set = Sentinels::start(DOWN_AFTER);
+    let locks = client(&set.url());
+    let short = locks.mutex("short").ttl(Duration::from_secs(6));
+    let (guard, short) = (
+        locks.mutex("a").acquire().await.unwrap(),
+        short.acquire().await.unwrap(),
+    );
+    set.wait_until_replicated();
+    let old = set.master();
+    let resource = Witness::exclusive();
+
+    let visit = resource.enter(1);
+    set.hide_the_master();
+    set.wait_for_another_master_than(old.port());
+
+    let channels = || old.command::<Vec<String>>(&["PUBSUB", "CHANNELS", "test:*"]);
+    eventually("nobody listens at the old master", SOON, async || {
+        channels().is_empty()
+    })
+    .await;
+    assert!(
+        old.command::<String>(&["INFO", "replication"])
+            .contains("role:master"),
+        "it was demoted, which closes connections"
+    );
+    // The leases go on at the new master, where others are kept out.
+    let others = client(&set.url());
+    let next = begin(others.mutex("short").wait(LONG_WAIT));
+    tokio::time::timeout(Duration::from_secs(8), short.lost())
+        .await
+        .expect_err("lost, though it was renewed in time");
+    drop(visit);
+    give_back(short).await;
+    let next = next.await.unwrap().unwrap();
+    drop(resource.enter(1));
+    give_back(next).await;
+    resource.assert_no_overlap();
+    give_back(guard).await;
+    nothing_left(&set, &["a", "short"]).await;
+    set.show(old);
+}
+
+/// The shortest way to two holders: the guide tells it.
+async fn what_the_new_master_had_not_is_lost_and_the_late_write_refused(_: Store) {
+    let set = Sentinels::start(DOWN_AFTER);
+    let locks = builder(set.url()).ttl(TTL).build().unwrap();
+    let resource = Arc::new(FencedResource::default());
+    let old = set.master();
+    // Connected before, so that the time of the grant is that of one request.
+    give_back(locks.mutex("warm").acquire().await.unwrap()).await;
+    set.stop_replication();
+    let first = locks.mutex("a").acquire().await.unwrap();
+    resource.write(first.grant_id().as_u64()).unwrap();
+
+    old.kill();
+    set.wait_for_another_master_than(old.port());
+    let next = client(&set.url());
+    let next = next.mutex("a").wait(LONG_WAIT).acquire().await.unwrap();
+    resource.write(next.grant_id().as_u64()).unwrap();
+
+    // It learns so from the first answer of the new master, not at the end of its lease.
+    let told = tokio::time::timeout(TTL / 3 + SOON, first.lost()).await;
+    assert_eq!(told.expect("is not told"), LostReason::Taken);
+    let late = resource.write(first.grant_id().as_u64()).unwrap_err();
+    assert_eq!(late.highest, next.grant_id().as_u64());
+    assert_eq!(first.release().await.unwrap(), Release::AlreadyLost);
+    give_back(next).await;
+    nothing_left(&set, &["a", "warm"]).await;
+}
+
+/// With `min-replicas-to-write`, as `ready` recommends.
+async fn a_master_that_counts_its_replicas_grants_nothing_that_could_be_lost(_: Store) {
+    let counts = [
+        "--min-replicas-to-write",
+        "1",
+        "--min-replicas-max-lag",
+        "2",
+    ];
+    let set = Sentinels::with(DOWN_AFTER, &counts);
+    let locks = client(&set.url());
+    locks.ready(STALL).await.unwrap();
+    give_back(locks.mutex("a").acquire().await.unwrap()).await;
+    set.hide_the_master();
+    set.stop_replication();
+
+    eventually("the old master refuses", SOON, async || {
+        let old = builder(format!("redis://127.0.0.1:{}", set.servers[0].port()));
+        match old.build().unwrap().mutex("a").try_acquire().await {
+            Ok(guard) => {
+                give_back(guard).await;
+                false
+            }
+            Err(error) => {
+                error.kind() == ErrorKind::Unavailable && error.to_string().contains("NOREPLICAS")
+            }
+        }
+    })
+    .await;
+    // Those that have the sentinels go to the new one.
+    works_again(&locks, "a", LONG_WAIT).await;
+}

@@ -1,0 +1,436 @@
+//! Sentinels that are down, silent, wrong, or want a password. Each fact has sentinels of its own; the servers that they
+//! name are never replaced.
+
+use std::time::{Duration, Instant};
+
+use libtest_mimic::Trial;
+use lockcore::backend::{self, EventSink, Namespace};
+use lockcore::{Error, ErrorKind, Locks};
+use tests::certificates::Authority;
+use tests::eventually::eventually;
+use tests::proxy::Proxy;
+use tests::redis_sentinels::{NEVER, SERVICE, Sentinels, one_that_names, settings, url};
+use tests::redis_server::RedisServer;
+use tests::stalls::awake_since;
+use tests::stores::redis::{USER, documented_at_sentinel, grant_at_sentinel};
+use tests::watch::SECRET;
+
+use super::client;
+use crate::faults::builder;
+use crate::store::{Kind, SLACK, SOON, STALL, Store, give_back, kind, shows_no_password};
+use crate::traces::WRONG;
+
+pub(super) fn facts(store: Kind) -> Vec<Trial> {
+    crate::store_facts![store, crate::store::DEFAULT, "redis_sentinel";
+        a_sentinel_that_is_down_or_silent_is_not_missed
+        without_a_majority_of_sentinels_nobody_gets_in_and_nobody_loses_a_lock
+        sentinels_that_come_back_are_listened_to_again
+        one_sentinel_that_is_wrong_leads_nobody_away
+        sentinels_that_disagree_are_not_believed
+        a_service_that_no_sentinel_knows_is_a_mistake
+        a_sentinel_without_its_password_is_a_mistake_that_says_where_to_write_it
+        the_rights_of_the_guide_are_enough_at_a_sentinel_and_each_is_needed
+        a_server_that_is_no_sentinel_is_told_apart_and_so_is_a_sentinel_that_is_no_server
+        a_master_whose_name_leads_nowhere_is_unavailable_until_it_leads_somewhere
+        what_is_risky_is_said_when_the_client_gets_ready
+        everything_is_encrypted_with_tls_and_each_certificate_is_looked_at
+    ]
+}
+
+/// A server, and three sentinels that name it.
+fn watched() -> (RedisServer, Vec<RedisServer>) {
+    let server = RedisServer::start();
+    let sentinels = (0..3).map(|_| one_that_names(server.port()));
+    let sentinels = sentinels.collect();
+    (server, sentinels)
+}
+
+async fn gets_in(locks: &Locks) {
+    give_back(locks.mutex("a").acquire().await.unwrap()).await;
+}
+
+async fn refused(locks: &Locks) -> Error {
+    let error = locks.mutex("a").acquire().await.unwrap_err();
+    shows_no_password(&error);
+    error
+}
+
+fn says(error: &Error, parts: &[&str]) {
+    let text = error.to_string();
+    for part in parts {
+        assert!(text.contains(part), "no {part:?} in: {text}");
+    }
+}
+
+/// How many clients listen to this sentinel, which has no command that says so.
+fn listeners(sentinel: &RedisServer) -> usize {
+    let clients: String = sentinel.command(&["CLIENT", "LIST", "TYPE", "pubsub"]);
+    clients.lines().count()
+}
+
+async fn a_sentinel_that_is_down_or_silent_is_not_missed(_: Store) {
+    let (_server, sentinels) = watched();
+    let url = url(&sentinels);
+    sentinels[0].kill();
+    gets_in(&client(&url)).await;
+    sentinels[0].restart();
+    sentinels[1].freeze();
+    let locks = builder(&url).op_timeout(STALL).build().unwrap();
+
+    let began = Instant::now();
+    gets_in(&locks).await;
+
+    // It is not waited for.
+    let took = awake_since(began);
+    assert!(took < STALL / 2, "{took:?}");
+    sentinels[1].thaw();
+}
+
+async fn without_a_majority_of_sentinels_nobody_gets_in_and_nobody_loses_a_lock(_: Store) {
+    let (server, sentinels) = watched();
+    let url = url(&sentinels);
+    let holds = builder(&url).ttl(Duration::from_secs(2)).build().unwrap();
+    let guard = holds.mutex("held").acquire().await.unwrap();
+    let before = Instant::now() + guard.remaining();
+    eventually("the keeper is connected", SOON, async || {
+        Instant::now() + guard.remaining() > before + SLACK / 5
+    })
+    .await;
+    let hello = |server: &RedisServer| server.command_stats().get("hello").copied();
+    let connected = hello(&server);
+
+    for sentinel in &sentinels[..2] {
+        sentinel.kill();
+    }
+    let others = builder(&url).build().unwrap();
+    let began = Instant::now();
+    let error = refused(&others).await;
+    let took = awake_since(began);
+
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert!(took < others_timeout() + SLACK, "{took:?}: {error}");
+    says(
+        &error,
+        &["of 3 sentinels, 2 must name the same server", "refused"],
+    );
+    for sentinel in &sentinels[..2] {
+        says(&error, &[&sentinel.port().to_string()]);
+    }
+    // Its connections are as they were, and its lease is renewed again and again.
+    tokio::time::timeout(Duration::from_secs(5), guard.lost())
+        .await
+        .expect_err("lost with the sentinels");
+    gets_in(&holds).await;
+    give_back(guard).await;
+    assert_eq!(hello(&server), connected);
+    sentinels[0].restart();
+    gets_in(&others).await;
+}
+
+/// That of an operation, by default.
+fn others_timeout() -> Duration {
+    Duration::from_secs(1)
+}
+
+/// What they said meanwhile is made up for by asking them.
+async fn sentinels_that_come_back_are_listened_to_again(_: Store) {
+    let (server, sentinels) = watched();
+    let locks = client(&url(&sentinels));
+    gets_in(&locks).await;
+    for sentinel in &sentinels {
+        assert!(listeners(sentinel) > 0);
+        sentinel.kill();
+    }
+    // Nobody is there to listen to, and every request finds that out.
+    for _ in 0..20 {
+        gets_in(&locks).await;
+    }
+    let elsewhere = RedisServer::start();
+    for sentinel in &sentinels {
+        sentinel.restart();
+    }
+    eventually("they are listened to", SOON, async || {
+        gets_in(&locks).await;
+        sentinels.iter().all(|sentinel| listeners(sentinel) > 0)
+    })
+    .await;
+
+    // Two of them name another server when they are back: the client goes there.
+    let port = elsewhere.port().to_string();
+    for sentinel in &sentinels[..2] {
+        sentinel.command::<()>(&["SENTINEL", "REMOVE", SERVICE]);
+        sentinel.command::<()>(&["SENTINEL", "MONITOR", SERVICE, "127.0.0.1", &port, "1"]);
+        sentinel.stop();
+        sentinel.restart();
+    }
+    eventually("the client is at the other server", SOON, async || {
+        gets_in(&locks).await;
+        elsewhere.command_stats().contains_key("evalsha")
+    })
+    .await;
+    drop(server);
+}
+
+/// Not even one that answers first, and has seen more failovers than the others: it may watch other servers under the same
+/// name.
+async fn one_sentinel_that_is_wrong_leads_nobody_away(_: Store) {
+    let (server, sentinels) = watched();
+    let elsewhere = RedisServer::start();
+    let newest = settings(elsewhere.port(), 1, NEVER) + "sentinel config-epoch mymaster 100\n";
+    let wrong = RedisServer::sentinel(&newest, &[]);
+    let slow = [&sentinels[0], &sentinels[1]].map(|sentinel| Proxy::to(sentinel.port()));
+    for proxy in &slow {
+        proxy.delay(Duration::from_millis(20), Duration::ZERO);
+    }
+    for at in 0..3 {
+        let mut ports = vec![slow[0].port(), slow[1].port()];
+        ports.insert(at, wrong.port());
+        let hosts: Vec<_> = (ports.iter().map(|port| format!("127.0.0.1:{port}"))).collect();
+        let url = format!("redis+sentinel://{}/{SERVICE}", hosts.join(","));
+        gets_in(&client(&url)).await;
+    }
+
+    assert!(!elsewhere.command_stats().contains_key("evalsha"));
+    assert!(server.command_stats()["evalsha"] >= 6);
+}
+
+async fn sentinels_that_disagree_are_not_believed(_: Store) {
+    let servers = [(); 3].map(|()| RedisServer::start());
+    let sentinels: Vec<_> = (servers.iter().map(|server| one_that_names(server.port()))).collect();
+    let locks = builder(url(&sentinels)).build().unwrap();
+
+    let error = refused(&locks).await;
+
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    for (sentinel, server) in sentinels.iter().zip(&servers) {
+        let names = format!(
+            "127.0.0.1:{} names 127.0.0.1:{}",
+            sentinel.port(),
+            server.port()
+        );
+        says(&error, &[&names]);
+        assert!(!server.command_stats().contains_key("hello"));
+    }
+}
+
+async fn a_service_that_no_sentinel_knows_is_a_mistake(_: Store) {
+    let (_server, sentinels) = watched();
+    for (service, hint) in [
+        ("mymastr", "did you mean \"mymaster\"?"),
+        ("0", "it watches \"mymaster\""),
+    ] {
+        let url = url(&sentinels).replace(SERVICE, service);
+
+        let error = refused(&client(&url)).await;
+
+        assert_eq!(error.kind(), ErrorKind::Config);
+        says(&error, &[&format!("knows no master \"{service}\""), hint]);
+    }
+}
+
+fn set_password(sentinel: &RedisServer, password: &str) {
+    let password = format!(">{password}");
+    sentinel.command::<()>(&["ACL", "SETUSER", "default", "resetpass", &password]);
+}
+
+async fn a_sentinel_without_its_password_is_a_mistake_that_says_where_to_write_it(_: Store) {
+    let (_server, sentinels) = watched();
+    for sentinel in &sentinels {
+        set_password(sentinel, SECRET);
+    }
+    // As the password of the servers, too.
+    let url = url(&sentinels).replace("://", &format!("://:{SECRET}@"));
+    let locks = |options: &str| {
+        let locks = builder(format!("{url}{options}")).build().unwrap();
+        assert!(!format!("{locks:?}").contains(SECRET));
+        locks
+    };
+    for options in ["".to_owned(), format!("?sentinel_password={WRONG}")] {
+        for outcome in [
+            refused(&locks(&options)).await,
+            locks(&options).ready(SOON).await.unwrap_err(),
+        ] {
+            assert_eq!(outcome.kind(), ErrorKind::Config, "{outcome}");
+            says(
+                &outcome,
+                &[
+                    "the sentinel 127.0.0.1",
+                    "?sentinel_user=USER&sentinel_password=PASSWORD",
+                ],
+            );
+            shows_no_password(&outcome);
+        }
+    }
+
+    gets_in(&locks(&format!("?sentinel_password={SECRET}"))).await;
+    // At one of three it is no reason to give up.
+    set_password(&sentinels[1], "another");
+    gets_in(&locks(&format!("?sentinel_password={SECRET}"))).await;
+}
+
+async fn the_rights_of_the_guide_are_enough_at_a_sentinel_and_each_is_needed(_: Store) {
+    let (server, sentinels) = watched();
+    let sentinel = &sentinels[..1];
+    grant_at_sentinel(&sentinel[0], SECRET);
+    let documented = documented_at_sentinel(SECRET);
+    let url = |user: &str| {
+        let url = url(sentinel);
+        format!("{url}?sentinel_user={user}&sentinel_password={SECRET}")
+    };
+    gets_in(&client(&url(USER))).await;
+    let asks_for_another = url(USER).replace(SERVICE, "mymastr");
+    says(
+        &refused(&client(&asks_for_another)).await,
+        &["did you mean"],
+    );
+
+    let rights = documented.iter().cloned();
+    let rights: Vec<String> = (rights.filter(|word| word.starts_with(['+', '&']))).collect();
+    assert_eq!(rights.len(), 4, "{rights:?}");
+    for (number, right) in rights.into_iter().enumerate() {
+        let user = format!("user{number}");
+        let mut words: Vec<_> = documented.iter().map(String::as_str).collect();
+        words[2] = &user;
+        words.retain(|word| word != &right.as_str());
+        sentinel[0].command::<()>(&words);
+        let locks = client(&url(&user));
+        if right.contains("masters") {
+            // For the hint alone.
+            gets_in(&locks).await;
+            let locks = client(&url(&user).replace(SERVICE, "mymastr"));
+            says(&refused(&locks).await, &["knows no master \"mymastr\""]);
+            continue;
+        }
+        let error = refused(&locks).await;
+        assert_eq!(error.kind(), ErrorKind::Config, "without {right}: {error}");
+        says(&error, &["the sentinel", "Minimum rights"]);
+    }
+    drop(server);
+}
+
+async fn a_server_that_is_no_sentinel_is_told_apart_and_so_is_a_sentinel_that_is_no_server(
+    _: Store,
+) {
+    let (server, sentinels) = watched();
+
+    let error = refused(&client(&url(std::slice::from_ref(&server)))).await;
+    assert_eq!(error.kind(), ErrorKind::Config);
+    says(&error, &["is not a Redis Sentinel", "the scheme is redis"]);
+
+    let error = refused(&client(&sentinels[0].url())).await;
+    assert_eq!(error.kind(), ErrorKind::Config);
+    says(&error, &["redis+sentinel://host:port/SERVICE"]);
+}
+
+/// By the sentinels' own choice, with `announce-hostnames`.
+async fn a_master_whose_name_leads_nowhere_is_unavailable_until_it_leads_somewhere(_: Store) {
+    let server = RedisServer::start();
+    let names = |host: &str| {
+        let monitor = settings(server.port(), 1, NEVER).replace("127.0.0.1", host);
+        format!("sentinel resolve-hostnames yes\nsentinel announce-hostnames yes\n{monitor}")
+    };
+    let sentinel = RedisServer::sentinel(&names("gone.invalid"), &[]);
+    let locks = builder(url(std::slice::from_ref(&sentinel)))
+        .build()
+        .unwrap();
+
+    let error = refused(&locks).await;
+
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    says(&error, &["the master gone.invalid:", "lookup"]);
+    let port = server.port().to_string();
+    sentinel.command::<()>(&["SENTINEL", "REMOVE", SERVICE]);
+    sentinel.command::<()>(&["SENTINEL", "MONITOR", SERVICE, "localhost", &port, "1"]);
+    gets_in(&locks).await;
+}
+
+async fn what_is_risky_is_said_when_the_client_gets_ready(_: Store) {
+    let set = Sentinels::start(NEVER);
+    let ready = async |url: String| {
+        client(&url).ready(SOON).await.unwrap(); // it is said, and passed over
+        let events = EventSink::new(1, Namespace::new("test").unwrap(), |_| ());
+        let connection = backend::open(&url).unwrap().connect(events).await.unwrap();
+        connection.check().await.unwrap().join("\n")
+    };
+
+    let told = ready(set.url()).await;
+    assert!(told.contains("Set min-replicas-to-write 1"), "{told}");
+    assert!(
+        !told.contains("noeviction") && !told.contains("sentinel is missing"),
+        "{told}"
+    );
+
+    set.master()
+        .command::<()>(&["CONFIG", "SET", "min-replicas-to-write", "1"]);
+    set.master()
+        .command::<()>(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]);
+    set.sentinels[2].kill();
+    let told = ready(set.url()).await;
+    assert!(!told.contains("min-replicas"), "{told}");
+    assert!(told.contains("Set maxmemory-policy noeviction"), "{told}");
+    let missing = format!(
+        "one sentinel is missing: cannot connect to the sentinel 127.0.0.1:{}",
+        set.sentinels[2].port()
+    );
+    assert!(told.contains(&missing), "{told}");
+
+    let told = ready(url(&set.sentinels[..1])).await;
+    assert!(told.contains("the URL names 1 of the sentinels"), "{told}");
+    let alone = RedisServer::start();
+    let names_it = [one_that_names(alone.port())];
+    let told = ready(url(&names_it)).await;
+    assert!(told.contains("no replica is connected"), "{told}");
+}
+
+async fn everything_is_encrypted_with_tls_and_each_certificate_is_looked_at(_: Store) {
+    let (ca, here) = (Authority::new(), ["127.0.0.1", "localhost"]);
+    let server =
+        |hosts: &[&str]| RedisServer::with_tls(&ca.server(hosts), None, &["--requirepass", SECRET]);
+    let sentinel = |server: &RedisServer, hosts: &[&str]| {
+        let settings = settings(server.port(), 1, NEVER) + &format!("requirepass {SECRET}\n");
+        RedisServer::sentinel_with_tls(&ca.server(hosts), &ca, &settings)
+    };
+    let locks = |port: u16| {
+        let url = format!(
+            "rediss+sentinel://:{SECRET}@127.0.0.1:{port}/{SERVICE}?sentinel_password={SECRET}"
+        );
+        let builder = builder(url).op_timeout(SOON / 2).ca_file(ca.file());
+        builder.build().unwrap()
+    };
+
+    // Nothing of the password goes out as it is, neither to the sentinel nor to the master.
+    let sound = server(&here);
+    let to_master = Proxy::to(sound.port());
+    to_master.lose_replies(SECRET.as_bytes(), 1);
+    let names_proxy = RedisServer::sentinel_with_tls(
+        &ca.server(&here),
+        &ca,
+        &(settings(to_master.port(), 1, NEVER) + &format!("requirepass {SECRET}\n")),
+    );
+    let to_sentinel = Proxy::to(names_proxy.port());
+    to_sentinel.lose_replies(SECRET.as_bytes(), 1);
+    gets_in(&locks(to_sentinel.port())).await;
+    for proxy in [&to_master, &to_sentinel] {
+        assert!(proxy.traffic().bytes_up > 500);
+        assert_eq!(proxy.traffic().recognised, 0, "the password in plain text");
+    }
+
+    let of_another_host = ["elsewhere.example"];
+    let wrong_sentinel = sentinel(&sound, &of_another_host);
+    let error = refused(&locks(wrong_sentinel.port())).await;
+    assert_eq!(error.kind(), ErrorKind::Config);
+    says(&error, &["the sentinel 127.0.0.1", "is for another host"]);
+
+    let wrong_master = server(&of_another_host);
+    let names_it = sentinel(&wrong_master, &here);
+    let error = refused(&locks(names_it.port())).await;
+    assert_eq!(error.kind(), ErrorKind::Config);
+    says(&error, &["the master 127.0.0.1", "is for another host"]);
+
+    let plain = RedisServer::start();
+    let quick = builder(format!("rediss+sentinel://127.0.0.1:{}/s", plain.port()));
+    let quick = quick.ca_file(ca.file()).build().unwrap();
+    let outcome = kind(quick.mutex("a").acquire().await);
+    assert_eq!(outcome, ErrorKind::Unavailable);
+    says(&refused(&quick).await, &["redis+sentinel:// is for them"]);
+}
