@@ -1,0 +1,342 @@
+//! What failovers cost: `failovers [--rounds 20]`.
+//!
+//! Many tasks in several processes take locks over and over, at a Redis master with two replicas and three sentinels. Again
+//! and again the master is replaced: because somebody asks for that, because it was killed, or because it froze. Each holder
+//! enters a resource with its fencing token, at a Redis of its own, writes once more a little later, and leaves. The resource
+//! refuses a token that is lower than one it has seen, and sees who enters while somebody is inside. Some tasks of each
+//! process hold a lock of their own all the time.
+//!
+//! Prints a row for each round, and what all rounds together have come to.
+
+#![allow(
+    clippy::unwrap_used,
+    reason = "a panic is the report, as in the harness"
+)]
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io::BufRead as _;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use clap::{Parser, Subcommand};
+use lockcore::{Error, Guard, Locks, Release};
+use redis::AsyncConnectionConfig;
+use redis::aio::MultiplexedConnection;
+use tests::eventually::wait_until;
+use tests::process::Process;
+use tests::redis_sentinels::Sentinels;
+use tests::redis_server::RedisServer;
+use tests::stores::Server as _;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+const NAMESPACE: &str = "failovers";
+/// The default of the library.
+const TTL: Duration = Duration::from_secs(10);
+const DOWN_AFTER: Duration = Duration::from_secs(1);
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// KEYS: the name, all names together. ARGV: what to do, the token as 20 digits, the task. Returns 1, or 0 if refused.
+const RESOURCE: &str = "
+local name, all, token, task = KEYS[1], KEYS[2], ARGV[2], ARGV[3]
+if ARGV[1] == 'leave' then
+    redis.call('SREM', name .. ':inside', task)
+    return 1
+end
+if token < (redis.call('GET', name) or '') then
+    redis.call('HINCRBY', all, 'refused', 1)
+    return 0
+end
+redis.call('SET', name, token)
+if ARGV[1] == 'write' then
+    return 1
+end
+if redis.call('SCARD', name .. ':inside') > 0 then
+    redis.call('HINCRBY', all, 'overlaps', 1)
+end
+redis.call('SADD', name .. ':inside', task)
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local last = tonumber(redis.call('HGET', all, 'last') or now)
+if now - last > tonumber(redis.call('HGET', all, 'longest') or 0) then
+    redis.call('HSET', all, 'longest', now - last)
+end
+redis.call('HSET', all, 'last', now)
+redis.call('HINCRBY', all, 'grants', 1)
+return 1
+";
+
+#[derive(Parser)]
+#[command(name = "failovers")]
+struct Arguments {
+    #[arg(long, default_value_t = 20)]
+    rounds: u32,
+    #[arg(long, default_value_t = 4)]
+    processes: usize,
+    #[command(subcommand)]
+    part: Option<Part>,
+}
+
+#[derive(Subcommand)]
+enum Part {
+    /// One process: until its input ends.
+    Tasks { url: String, resource: String },
+}
+
+/// Of each process: as many share names with the other processes, and as many hold one of their own.
+const SHARING: usize = 12;
+const HOLDING: usize = 4;
+const NAMES: usize = 6;
+
+fn main() {
+    let arguments = Arguments::parse();
+    match &arguments.part {
+        Some(Part::Tasks { url, resource }) => tasks(url, resource),
+        None => rounds(&arguments),
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum How {
+    Asked,
+    Killed,
+    Frozen,
+}
+
+impl fmt::Display for How {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Asked => "asked for",
+            Self::Killed => "killed",
+            Self::Frozen => "frozen",
+        })
+    }
+}
+
+fn rounds(arguments: &Arguments) {
+    let set = Sentinels::start(DOWN_AFTER);
+    let resource = RedisServer::start();
+    let mut processes: Vec<Process> = (0..arguments.processes)
+        .map(|_| {
+            let mut command = Command::new(std::env::current_exe().unwrap());
+            Process::start(command.args(["tasks", &set.url(), &resource.url()]))
+        })
+        .collect();
+    let seen = |field: &str| -> u64 {
+        let value: Option<u64> = resource.command(&["HGET", "all", field]);
+        value.unwrap_or(0)
+    };
+    let grants_go_on = || {
+        let before = seen("grants");
+        wait_until("grants go on", PATIENCE, || seen("grants") > before + 1_000);
+    };
+    grants_go_on();
+    let mut longest: BTreeMap<How, Vec<u64>> = BTreeMap::new();
+    for round in 0..arguments.rounds {
+        let how = [How::Asked, How::Killed, How::Frozen][round as usize % 3];
+        resource.command::<()>(&["HDEL", "all", "longest"]);
+        let before = (seen("overlaps"), seen("refused"));
+        let old = set.master();
+        let began = Instant::now();
+        match how {
+            How::Asked => set.fail_over(),
+            How::Killed => old.kill(),
+            How::Frozen => old.freeze(),
+        }
+        set.wait_for_another_master_than(old.port());
+        let named = began.elapsed();
+        grants_go_on();
+        match how {
+            How::Asked => {}
+            How::Killed => old.restart(),
+            How::Frozen => old.thaw(),
+        }
+        set.wait_until_complete();
+        grants_go_on();
+        let gap = seen("longest");
+        longest.entry(how).or_default().push(gap);
+        println!(
+            "{round:>2} {how:<9} another master after {named:>6.2?}, longest without a grant {gap:>5} ms, overlaps {}, refused {}",
+            seen("overlaps") - before.0,
+            seen("refused") - before.1,
+        );
+    }
+    println!();
+    for (how, gaps) in &mut longest {
+        gaps.sort_unstable();
+        println!("longest without a grant, {how:<9} {gaps:?} ms");
+    }
+    let mut told: BTreeMap<String, u64> = BTreeMap::new();
+    for mut process in processes.drain(..) {
+        process.say("end");
+        for entry in process.expect("DONE", PATIENCE).split_whitespace() {
+            let (what, count) = entry.rsplit_once('=').unwrap();
+            *told.entry(what.to_owned()).or_default() += count.parse::<u64>().unwrap();
+        }
+        process.finish(PATIENCE);
+    }
+    for (what, count) in told {
+        println!("{what:<40} {count}");
+    }
+    for field in ["grants", "overlaps", "refused"] {
+        println!("{:<40} {}", format!("resource:{field}"), seen(field));
+    }
+    let left = set.master().litter(NAMESPACE);
+    let marks = left.iter().filter(|key| key.contains("}:gone:")).count();
+    println!("{:<40} {}", "left:marks", marks);
+    println!("{:<40} {}", "left:tickets", tickets_left(&set.url()));
+}
+
+#[tokio::main]
+async fn tickets_left(url: &str) -> usize {
+    let locks = client(url);
+    let mut left = 0;
+    for number in 0..NAMES {
+        left += locks
+            .inspect(format!("shared{number}"))
+            .await
+            .unwrap()
+            .len();
+    }
+    left
+}
+
+fn client(url: &str) -> Locks {
+    let builder = Locks::builder().url(url).namespace(NAMESPACE).ttl(TTL);
+    builder.build().unwrap()
+}
+
+type Counts = BTreeMap<String, u64>;
+
+#[tokio::main]
+async fn tasks(url: &str, resource: &str) {
+    let (stop, stopped) = watch::channel(false);
+    std::thread::spawn(move || {
+        let _ = std::io::stdin().lock().lines().next();
+        let _ = stop.send(true);
+    });
+    let locks = client(url);
+    let config = AsyncConnectionConfig::new().set_response_timeout(None);
+    let resource = redis::Client::open(resource).unwrap();
+    let resource = resource.get_multiplexed_async_connection_with_config(&config);
+    let resource = resource.await.unwrap();
+    let mut tasks = JoinSet::new();
+    for number in 0..SHARING + HOLDING {
+        let id = format!("{}-{number}", std::process::id());
+        let name = match number < SHARING {
+            true => format!("shared{}", number % NAMES),
+            false => format!("own-{id}"),
+        };
+        let task = Task {
+            locks: locks.clone(),
+            name,
+            id,
+            resource: resource.clone(),
+            counts: Counts::new(),
+            stopped: stopped.clone(),
+        };
+        tasks.spawn(async move {
+            match number < SHARING {
+                true => task.shares().await,
+                false => task.holds().await,
+            }
+        });
+    }
+    let mut all = Counts::new();
+    while let Some(counts) = tasks.join_next().await {
+        for (what, count) in counts.unwrap() {
+            *all.entry(what).or_default() += count;
+        }
+    }
+    locks.shutdown(Duration::from_secs(10)).await.unwrap();
+    let counts: Vec<_> = (all.iter().map(|(what, count)| format!("{what}={count}"))).collect();
+    println!("DONE {}", counts.join(" "));
+}
+
+struct Task {
+    locks: Locks,
+    name: String,
+    id: String,
+    resource: MultiplexedConnection,
+    counts: Counts,
+    stopped: watch::Receiver<bool>,
+}
+
+impl Task {
+    async fn shares(mut self) -> Counts {
+        while !*self.stopped.borrow() {
+            let Some(guard) = self.acquire("shared").await else {
+                continue;
+            };
+            let token = guard.grant_id().as_u64();
+            if self.ask("enter", token).await {
+                tokio::time::sleep(Duration::from_millis(2)).await; // the work
+                self.ask("write", token).await;
+                self.ask("leave", token).await;
+            }
+            self.release("shared", guard).await;
+        }
+        self.counts
+    }
+
+    /// Holds until the lock is lost, and takes it again.
+    async fn holds(mut self) -> Counts {
+        while !*self.stopped.borrow() {
+            let Some(guard) = self.acquire("own").await else {
+                continue;
+            };
+            let mut stopped = self.stopped.clone();
+            let end = async { drop(stopped.wait_for(|stopped| *stopped).await) };
+            let lost = tokio::select! {
+                reason = guard.lost() => Some(reason),
+                () = end => None,
+            };
+            match lost {
+                Some(reason) => self.count(format!("own:lost:{reason:?}")),
+                None => self.release("own", guard).await,
+            }
+        }
+        self.counts
+    }
+
+    async fn acquire(&mut self, which: &str) -> Option<Guard> {
+        match self.locks.mutex(&self.name).acquire().await {
+            Ok(guard) => {
+                self.count(format!("{which}:acquired"));
+                Some(guard)
+            }
+            Err(error) => {
+                self.failed(which, "acquire", &error);
+                // As a service does that tells its caller to come again.
+                tokio::time::sleep(Duration::from_millis(fastrand::u64(1..20))).await;
+                None
+            }
+        }
+    }
+
+    async fn release(&mut self, which: &str, guard: Guard) {
+        match guard.release().await {
+            Ok(Release::Released) => {}
+            Ok(_) => self.count(format!("{which}:lost:found-by-release")),
+            Err(error) => self.failed(which, "release", &error),
+        }
+    }
+
+    fn failed(&mut self, which: &str, what: &str, error: &Error) {
+        let kind = format!("{:?}", error.kind()).replace(' ', "");
+        self.count(format!("{which}:{what}:{kind}"));
+    }
+
+    fn count(&mut self, what: String) {
+        *self.counts.entry(what).or_default() += 1;
+    }
+
+    async fn ask(&mut self, what: &str, token: u64) -> bool {
+        let mut question = redis::cmd("EVAL");
+        question.arg(RESOURCE).arg(2).arg(&self.name).arg("all");
+        question.arg(what).arg(format!("{token:020}")).arg(&self.id);
+        let granted: u64 = question.query_async(&mut self.resource).await.unwrap();
+        granted == 1
+    }
+}
