@@ -10,7 +10,7 @@ use libtest_mimic::Trial;
 use lockcore::Locks;
 
 use crate::faults::builder;
-use crate::store::Kind;
+use crate::store::{Kind, SOON};
 
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     let groups = [failovers::facts, sentinels::facts];
@@ -18,8 +18,9 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
 }
 
 /// Longer than any failover takes.
-const TTL: Duration = Duration::from_secs(15);
+const TTL: Duration = Duration::from_secs(20);
 
+/// A machine that stalls is not a store that fails.
 fn client(url: &str) -> Locks {
-    builder(url).ttl(TTL).build().unwrap()
+    builder(url).ttl(TTL).op_timeout(SOON).build().unwrap()
 }
