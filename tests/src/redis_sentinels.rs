@@ -112,6 +112,22 @@ impl Sentinels {
         assert_eq!(reached.to_string(), replicas, "a replica does not follow");
     }
 
+    /// Waits until all replicas have what the master has, which takes no writes now.
+    pub fn wait_until_even(&self) {
+        let offset = |server: &RedisServer, field: &str| {
+            let told: String = server.command(&["INFO", "replication"]);
+            let line = told.lines().find_map(|line| line.strip_prefix(field));
+            line.map(str::to_owned)
+        };
+        let master = self.master();
+        wait_until("the replicas have everything", PATIENCE, || {
+            let written = offset(master, "master_repl_offset:");
+            let replicas = (self.servers.iter()).filter(|server| server.port() != master.port());
+            let mut read = replicas.map(|replica| offset(replica, "slave_repl_offset:"));
+            read.all(|read| read == written)
+        });
+    }
+
     /// From now on, nothing that is written to the master reaches a replica.
     pub fn stop_replication(&self) {
         let master = self.master();

@@ -1,7 +1,6 @@
 //! A master that is replaced: because somebody asks for that, because it was killed, because it froze, or because the
 //! sentinels alone do not see it any more. Each fact has servers and sentinels to itself.
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
@@ -21,6 +20,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
         a_frozen_master_is_replaced_and_lets_nobody_in_when_it_wakes
         a_master_that_only_the_sentinels_have_given_up_is_left
         what_the_new_master_had_not_is_lost_and_the_late_write_refused
+        a_release_that_the_new_master_had_not_received_is_repeated_there
         a_master_that_counts_its_replicas_grants_nothing_that_could_be_lost
     ]
 }
@@ -58,9 +58,10 @@ fn is_about_the_outage(error: &Error) {
 /// One holds, two wait in line, one releases into the outage, one asks in it. Afterwards all is as if nothing had been.
 async fn nobody_loses_anything(set: &Sentinels, breaks: impl FnOnce(&Sentinels)) {
     let url = set.url();
-    let [holds, waits, waits_too, others] = [(); 4].map(|()| client(&url));
-    // Its one operation is longer than the outage.
+    let [holds, waits, waits_too] = [(); 3].map(|()| client(&url));
+    // An operation of the one is longer than the outage, and one of the other is shorter.
     let asks = builder(&url).ttl(TTL).op_timeout(STALL).build().unwrap();
+    let others = builder(&url).ttl(TTL).build().unwrap();
     let resource = Witness::exclusive();
     let guard = holds.mutex("a").acquire().await.unwrap();
     let visit = resource.enter(1);
@@ -191,8 +192,8 @@ async fn a_master_that_only_the_sentinels_have_given_up_is_left(_: Store) {
 /// The shortest way to two holders: the guide tells it.
 async fn what_the_new_master_had_not_is_lost_and_the_late_write_refused(_: Store) {
     let set = Sentinels::start(DOWN_AFTER);
-    let locks = builder(set.url()).ttl(TTL).build().unwrap();
-    let resource = Arc::new(FencedResource::default());
+    let locks = client(&set.url());
+    let resource = FencedResource::default();
     let old = set.master();
     // Connected before, so that the time of the grant is that of one request.
     give_back(locks.mutex("warm").acquire().await.unwrap()).await;
@@ -214,6 +215,25 @@ async fn what_the_new_master_had_not_is_lost_and_the_late_write_refused(_: Store
     assert_eq!(first.release().await.unwrap(), Release::AlreadyLost);
     give_back(next).await;
     nothing_left(&set, &["a", "warm"]).await;
+}
+
+/// The ticket is still there, and nobody would renew it or remove it before its lease ends.
+async fn a_release_that_the_new_master_had_not_received_is_repeated_there(_: Store) {
+    let set = Sentinels::start(DOWN_AFTER);
+    let locks = client(&set.url());
+    let long = locks.mutex("a").ttl(4 * LONG_WAIT);
+    let guard = long.acquire().await.unwrap();
+    set.wait_until_replicated();
+    set.stop_replication();
+    give_back(guard).await;
+
+    set.fail_over();
+
+    let others = client(&set.url());
+    let next = begin(others.mutex("a").wait(2 * LONG_WAIT));
+    let next = tokio::time::timeout(LONG_WAIT, next).await;
+    give_back(next.expect("it is still taken").unwrap().unwrap()).await;
+    nothing_left(&set, &["a"]).await;
 }
 
 /// With `min-replicas-to-write`, as `ready` recommends.

@@ -100,6 +100,8 @@ fn main() {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum How {
     Asked,
+    /// Asked for while the old master holds all writes back, so that its replicas have everything.
+    Paused,
     Killed,
     Frozen,
 }
@@ -108,6 +110,7 @@ impl fmt::Display for How {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Self::Asked => "asked for",
+            Self::Paused => "paused",
             Self::Killed => "killed",
             Self::Frozen => "frozen",
         })
@@ -134,13 +137,18 @@ fn rounds(arguments: &Arguments) {
     grants_go_on();
     let mut longest: BTreeMap<How, Vec<u64>> = BTreeMap::new();
     for round in 0..arguments.rounds {
-        let how = [How::Asked, How::Killed, How::Frozen][round as usize % 3];
+        let how = [How::Asked, How::Paused, How::Killed, How::Frozen][round as usize % 4];
         resource.command::<()>(&["HDEL", "all", "longest"]);
         let before = (seen("overlaps"), seen("refused"));
         let old = set.master();
         let began = Instant::now();
         match how {
             How::Asked => set.fail_over(),
+            How::Paused => {
+                old.command::<()>(&["CLIENT", "PAUSE", "5000", "WRITE"]);
+                set.wait_until_even();
+                set.fail_over();
+            }
             How::Killed => old.kill(),
             How::Frozen => old.freeze(),
         }
@@ -148,7 +156,7 @@ fn rounds(arguments: &Arguments) {
         let named = began.elapsed();
         grants_go_on();
         match how {
-            How::Asked => {}
+            How::Asked | How::Paused => {}
             How::Killed => old.restart(),
             How::Frozen => old.thaw(),
         }

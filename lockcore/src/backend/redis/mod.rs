@@ -7,6 +7,7 @@ mod errors;
 mod events;
 mod gathering;
 mod layout;
+mod released;
 mod rights;
 mod sentinels;
 mod tickets;
@@ -61,6 +62,9 @@ pub(crate) fn open_encrypted_by_sentinels(url: &Url, tls: &Tls) -> Result<Arc<dy
 /// server's clock jumps by hours.
 const LONGEST_TTL: Duration = Duration::from_secs(12 * 60 * 60);
 
+/// Tickets in one request, as many as the core sends.
+const BATCH: usize = 100;
+
 /// One Redis server at a time, and how it is found.
 #[derive(Debug)]
 enum Redis {
@@ -101,7 +105,9 @@ impl Backend for Redis {
                     let (master, watch) = sentinels.master().await?;
                     let mut connection = watch.meanwhile(connected(&master, events)).await?;
                     watch.leave_when_moved(&connection.driver);
+                    let again = watch.released_elsewhere();
                     connection.watch = Some(Arc::new(watch));
+                    release_again(&connection, &again);
                     Ok(Arc::new(connection) as Arc<dyn Connection>)
                 })
             }
@@ -147,6 +153,14 @@ async fn connected(server: &Server, events: EventSink) -> Result<RedisConnection
     })
 }
 
+/// Nobody waits for this. What fails here is left to the end of its lease.
+fn release_again(connection: &RedisConnection, departures: &[Departure]) {
+    for batch in departures.chunks(BATCH) {
+        let release = tickets::release(connection.clone(), batch.to_vec());
+        tokio::spawn(async { drop(release.await) });
+    }
+}
+
 impl Connection for RedisConnection {
     fn enqueue(&self, request: Arc<Request>) -> Answer<Enqueued> {
         Box::pin(tickets::enqueue(self.clone(), request))
@@ -157,7 +171,15 @@ impl Connection for RedisConnection {
     }
 
     fn release(&self, tickets: Vec<Departure>) -> Answer<Vec<Released>> {
-        Box::pin(tickets::release(self.clone(), tickets))
+        let connection = self.clone();
+        let Some(watch) = self.watch.clone() else {
+            return Box::pin(tickets::release(connection, tickets));
+        };
+        Box::pin(async move {
+            let answers = tickets::release(connection, tickets.clone()).await?;
+            watch.note_released(tickets);
+            Ok(answers)
+        })
     }
 
     fn inspect(&self, name: Name) -> Answer<Vec<TicketInfo>> {

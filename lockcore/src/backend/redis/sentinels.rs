@@ -22,8 +22,9 @@ use tokio::task::JoinSet;
 use url::Url;
 
 use super::dial::{Driver, Part, Server, prepared};
+use super::released::Released;
 use crate::backend::meant::nearest;
-use crate::backend::{Fault, StoreError, hosts};
+use crate::backend::{Departure, Fault, StoreError, hosts};
 use crate::clock::{Clock, Instant};
 use crate::error::Error;
 #[cfg(feature = "redis-tls")]
@@ -48,6 +49,7 @@ pub(super) struct Sentinels {
     service: String,
     /// User, password and database at the master.
     master: RedisConnectionInfo,
+    released: Released,
 }
 
 impl Sentinels {
@@ -117,6 +119,7 @@ impl Sentinels {
             servers: servers.collect::<Result<_, Error>>()?,
             service,
             master,
+            released: Released::default(),
         })
     }
 
@@ -460,10 +463,10 @@ impl Watch {
     ) -> Result<T, StoreError> {
         tokio::select! {
             connected = connecting => connected,
-            () = self.moved() => {
-                let reason = "the sentinels name another one by now";
-                Err(self.sentinels.server_at(&self.master)?.because(Fault::Retry, reason))
-            }
+            () = self.moved() => Err(StoreError::new(
+                Fault::Retry,
+                format!("cannot connect to the master {}: the sentinels name another one by now", self.master),
+            )),
         }
     }
 
@@ -477,6 +480,17 @@ impl Watch {
             };
             listeners.tasks.spawn_on(leave, &self.runtime);
         }
+    }
+
+    /// Remembers what the master has acknowledged.
+    pub(super) fn note_released(&self, departures: Vec<Departure>) {
+        let released = &self.sentinels.released;
+        released.note(&self.master.to_string(), departures);
+    }
+
+    /// What masters before this one have acknowledged in the last seconds.
+    pub(super) fn released_elsewhere(&self) -> Vec<Departure> {
+        self.sentinels.released.elsewhere(&self.master.to_string())
     }
 
     /// For each request: asks sentinels again that are not heard any more. The request does not wait for that.
