@@ -6,6 +6,7 @@
 mod load;
 mod processes;
 mod proxy;
+mod redis_sentinels;
 mod redis_server;
 mod zookeeper_server;
 
@@ -14,6 +15,7 @@ use libtest_mimic::{Arguments, Trial};
 fn main() {
     let groups = [
         redis_server::facts(),
+        redis_sentinels::facts(),
         zookeeper_server::facts(),
         proxy::facts(),
         processes::facts(),

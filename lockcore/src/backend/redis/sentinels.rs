@@ -6,6 +6,8 @@
 //! and are listened to while it is up. When a majority has named another server, the connection ends, and the core makes
 //! another one, as if it had broken.
 
+use std::collections::HashMap;
+use std::convert::Infallible;
 use std::fmt;
 use std::future::Future;
 use std::sync::{Arc, Mutex};
@@ -127,8 +129,8 @@ impl Sentinels {
     #[cfg(feature = "redis-tls")]
     pub(super) fn encrypted(url: &Url, tls: &Tls) -> Result<Self, Error> {
         let mut sentinels = Self::plain(url)?;
-        // The files are read once.
-        let connector = Connector::new(tls, "any.host")?;
+        // The files are read once, for whichever host.
+        let connector = Connector::new(tls, "localhost")?;
         for server in &mut sentinels.servers {
             if let ConnectionAddr::Tcp(host, _) = server.info.addr() {
                 server.tls = Some(connector.for_host(host)?);
@@ -178,7 +180,7 @@ impl Sentinels {
             if let Some(master) = switched_to(&push, &service) {
                 views_of_sink.send_modify(|views| views.0[at] = View::Names(master));
             }
-            Ok::<_, std::convert::Infallible>(())
+            Ok::<_, Infallible>(())
         };
         let config = AsyncConnectionConfig::new()
             // As for the connection to the master: the core's deadlines hold.
@@ -238,8 +240,8 @@ impl Sentinels {
         connection: &mut MultiplexedConnection,
     ) -> StoreError {
         let question = redis::cmd("SENTINEL").arg("MASTERS").take();
-        let known: Vec<std::collections::HashMap<String, String>> =
-            // It is for the message alone, and may need a right that the user does not have.
+        // For the message alone: the user may not have the right.
+        let known: Vec<HashMap<String, String>> =
             question.query_async(connection).await.unwrap_or_default();
         let names = || known.iter().filter_map(|master| master.get("name"));
         let hint = match nearest(&self.service, names().map(String::as_str)) {
