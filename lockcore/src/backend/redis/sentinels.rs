@@ -84,8 +84,15 @@ impl Sentinels {
             master = master.set_password(decoded(password)?);
         }
         let mut own = RedisConnectionInfo::default();
-        for (option, value) in url.query_pairs() {
-            own = match &*option {
+        // Not as a form does it, where a plus is a blank: it may be a part of a password.
+        let options = url.query().unwrap_or_default().split('&');
+        for option in options.filter(|option| !option.is_empty()) {
+            let (option, value) = option.split_once('=').unwrap_or((option, ""));
+            let value = decoded(value)?;
+            own = match option {
+                "sentinel_user" | "sentinel_password" if value.is_empty() => {
+                    return Err(wrong(&format!("{option} has no value")));
+                }
                 "sentinel_user" => own.set_username(value),
                 "sentinel_password" => own.set_password(value),
                 other => {
@@ -572,14 +579,17 @@ mod tests {
 
     #[test]
     fn hosts_service_database_and_both_credentials_are_taken_from_the_url() {
-        let url = "redis+sentinel://ann:p%40ss@h1%3A1,h2,%5B%3A%3A1%5D/my%20master/3?sentinel_user=bob&sentinel_password=p%2Bw";
+        let url = "redis+sentinel://ann:p%40ss@h1%3A1,h2,%5B%3A%3A1%5D/my%20master/3?sentinel_user=bob&sentinel_password=p+w%26x";
         let sentinels = sentinels(url).unwrap();
 
         let shown = |server: &Server| server.info.addr().to_string();
         let shown: Vec<_> = sentinels.servers.iter().map(shown).collect();
         assert_eq!(shown, ["h1:1", "h2:26379", "::1:26379"]);
         let own = sentinels.servers[1].info.redis_settings();
-        assert_eq!((own.username(), own.password()), (Some("bob"), Some("p+w")));
+        assert_eq!(
+            (own.username(), own.password()),
+            (Some("bob"), Some("p+w&x"))
+        );
         assert_eq!(sentinels.service, "my master");
         let at = Address {
             host: "h9".into(),
@@ -627,6 +637,10 @@ mod tests {
             (
                 "redis+sentinel://h1/s?sentinel_user=secret",
                 "needs sentinel_password",
+            ),
+            (
+                "redis+sentinel://h1/s?sentinel_password",
+                "sentinel_password has no value",
             ),
         ] {
             let error = sentinels(url).expect_err(url).to_string();
