@@ -4,40 +4,35 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::stalls;
+
 /// Short against anything that a test measures, long enough not to keep one of two cores busy.
 const STEP: Duration = Duration::from_millis(2);
 
-/// What one step uses up at most. Far more than one takes while the machine runs: the rest of a longer one is the machine
-/// standing still, in which nothing can come true.
-const LONGEST_STEP: Duration = Duration::from_secs(1);
-
-/// The time that is left, without that in which the machine stood still.
+/// How long to go on asking. The time in which the machine stood still does not count: nothing can come true in it.
 struct Patience {
-    left: Duration,
-    seen: Instant,
+    began: Instant,
+    within: Duration,
 }
 
 impl Patience {
     fn new(within: Duration) -> Self {
+        stalls::watch();
         Self {
-            left: within,
-            seen: Instant::now(),
+            began: Instant::now(),
+            within,
         }
     }
 
-    /// Asked once before each step, so that a slow answer still counts once more.
-    fn is_over(&mut self) -> bool {
-        let now = Instant::now();
-        let step = now - self.seen;
-        self.seen = now;
-        self.left = self.left.saturating_sub(step.min(LONGEST_STEP));
-        self.left.is_zero()
+    /// Asked before each step, so that a slow answer still counts once more.
+    fn is_over(&self) -> bool {
+        stalls::awake_since(self.began) >= self.within
     }
 }
 
 /// Asks until there is an answer; `None` when there was none within the time.
 pub fn poll<T>(within: Duration, mut answer: impl FnMut() -> Option<T>) -> Option<T> {
-    let mut patience = Patience::new(within);
+    let patience = Patience::new(within);
     loop {
         let over = patience.is_over();
         if let Some(answer) = answer() {
@@ -59,7 +54,7 @@ pub fn wait_until(what: &str, within: Duration, mut holds: impl FnMut() -> bool)
 
 /// The same for async code: the runtime's threads stay free.
 pub async fn eventually(what: &str, within: Duration, mut holds: impl AsyncFnMut() -> bool) {
-    let mut patience = Patience::new(within);
+    let patience = Patience::new(within);
     loop {
         let over = patience.is_over();
         if holds().await {
@@ -87,16 +82,32 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_that_stands_still_uses_up_one_step() {
-        let mut patience = Patience::new(3 * LONGEST_STEP);
-        let stand_still = |patience: &mut Patience| patience.seen -= 20 * LONGEST_STEP;
+    fn the_time_in_which_the_machine_stood_still_does_not_count() {
+        let (stall, within) = (Duration::from_millis(200), Duration::from_millis(20));
+        let began = Instant::now();
+        stalls::pretend(began, began + stall);
 
-        stand_still(&mut patience);
-        assert!(!patience.is_over());
-        stand_still(&mut patience);
-        assert!(!patience.is_over());
-        stand_still(&mut patience);
-        assert!(patience.is_over(), "asked for ever");
+        let answer: Option<()> = poll(within, || None);
+
+        assert!(answer.is_none());
+        assert!(began.elapsed() >= stall + within);
+    }
+
+    #[test]
+    fn the_time_that_an_answer_takes_counts_in_full() {
+        let within = Duration::from_millis(1_200);
+        let began = Instant::now();
+        let mut asked = Vec::new();
+
+        let answer: Option<()> = poll(within, || {
+            asked.push(stalls::awake_since(began));
+            thread::sleep(Duration::from_millis(1_500));
+            None
+        });
+
+        assert!(answer.is_none());
+        asked.pop(); // once more after the end
+        assert!(asked.iter().all(|at| *at < within), "{asked:?}");
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Time without that in which the machine stood still. A virtual machine can stop for half a minute, and what took no
 //! longer than allowed otherwise is no fault of the library then.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -40,13 +40,17 @@ impl Seen {
     }
 }
 
-/// Watches from now on, to the end of the process.
+/// Watches from the first call on, to the end of the process.
 pub fn watch() {
-    thread::spawn(|| {
-        loop {
-            seen().tick(Instant::now());
-            thread::sleep(TICK);
-        }
+    static WATCHES: Once = Once::new();
+    WATCHES.call_once(|| {
+        seen().tick(Instant::now()); // so that even a stall that begins before the thread does is seen
+        thread::spawn(|| {
+            loop {
+                thread::sleep(TICK);
+                seen().tick(Instant::now());
+            }
+        });
     });
 }
 
@@ -61,6 +65,12 @@ pub fn awake_since(began: Instant) -> Duration {
         seen.tick(now);
     }
     seen.awake_between(began, now)
+}
+
+/// Notes a stall that there was not, for a test of what does not count such time.
+#[cfg(test)]
+pub(crate) fn pretend(from: Instant, to: Instant) {
+    seen().stalls.push((from, to));
 }
 
 /// For how long the machine has stood still since then, as far as it was [watched](watch).
