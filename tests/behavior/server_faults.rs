@@ -51,9 +51,11 @@ async fn a_server_that_is_down_is_unavailable_within_one_operation(store: Store)
 async fn a_cut_that_heals_before_the_deadline_loses_nothing(store: Store) {
     let server = store.kind.start();
     let (proxy, builder_here) = proxied(&*server);
-    let locks = builder_here.op_timeout(SOON).build().unwrap();
+    let locks = builder_here.op_timeout(STALL).ttl(2 * STALL);
+    let locks = locks.build().unwrap();
     let guard = locks.mutex("a").acquire().await.unwrap();
-    let deadline = Instant::now() + guard.remaining();
+    let remaining = guard.remaining();
+    let deadline = Instant::now() + remaining; // or earlier: that was asked before
     let before = proxy.traffic().connections;
     let mut events = locks.events();
     for _ in 0..3 {
@@ -64,7 +66,9 @@ async fn a_cut_that_heals_before_the_deadline_loses_nothing(store: Store) {
     }
 
     eventually("renewed on a new connection", 2 * SOON, async || {
-        proxy.traffic().connections > before && Instant::now() + guard.remaining() > deadline
+        // Or later: the clock is looked at first.
+        let later = Instant::now() + guard.remaining();
+        proxy.traffic().connections > before && later > deadline
     })
     .await;
     assert!(guard.is_valid());
