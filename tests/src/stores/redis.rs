@@ -189,8 +189,8 @@ impl ServerProcess for RedisServer {
     fn marks(&self) -> Marks {
         Marks {
             enqueue: b"EVALSHA",
-            // A renewal that is no downgrade leaves a writer all permits.
-            downgrade: b"\r\n$1\r\n1\r\n",
+            // The argument of a renewal that says how many permits are left. A writer that stays one is left all.
+            downgrade: b"\r\n$10\r\n0000000001\r\n",
         }
     }
 }
