@@ -31,12 +31,11 @@ impl Seen {
         }
     }
 
-    fn awake_between(&self, began: Instant, now: Instant) -> Duration {
+    fn stalled_between(&self, began: Instant, now: Instant) -> Duration {
         let stalled = |(from, to): &(Instant, Instant)| {
             now.min(*to).saturating_duration_since(began.max(*from))
         };
-        let stalled: Duration = self.stalls.iter().map(stalled).sum();
-        now.saturating_duration_since(began).saturating_sub(stalled)
+        self.stalls.iter().map(stalled).sum()
     }
 }
 
@@ -57,6 +56,17 @@ pub fn watch() {
 /// How long the machine has run since then, as far as it was [watched](watch). For upper bounds: it is never more than
 /// what has elapsed.
 pub fn awake_since(began: Instant) -> Duration {
+    let (elapsed, stalled) = split(began);
+    elapsed.saturating_sub(stalled)
+}
+
+/// For how long the machine has stood still since then, as far as it was [watched](watch).
+pub fn stalled_since(began: Instant) -> Duration {
+    split(began).1
+}
+
+/// How long ago it was, and for how long of that the machine stood still.
+fn split(began: Instant) -> (Duration, Duration) {
     let mut seen = seen();
     let now = Instant::now();
     // After a stall this thread may run before the one that watches, so it notes the stall itself. If none watches, there
@@ -64,19 +74,14 @@ pub fn awake_since(began: Instant) -> Duration {
     if seen.last_tick.is_some() {
         seen.tick(now);
     }
-    seen.awake_between(began, now)
+    let elapsed = now.saturating_duration_since(began);
+    (elapsed, seen.stalled_between(began, now))
 }
 
 /// Notes a stall that there was not, for a test of what does not count such time.
 #[cfg(test)]
 pub(crate) fn pretend(from: Instant, to: Instant) {
     seen().stalls.push((from, to));
-}
-
-/// For how long the machine has stood still since then, as far as it was [watched](watch).
-pub fn stalled_since(began: Instant) -> Duration {
-    let awake = awake_since(began);
-    began.elapsed().saturating_sub(awake)
 }
 
 fn seen() -> MutexGuard<'static, Seen> {
@@ -88,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_passes_while_nothing_runs_does_not_count() {
+    fn a_tick_that_comes_late_is_the_end_of_a_stall() {
         let began = Instant::now();
         let after = |millis| began + Duration::from_millis(millis);
         let mut seen = Seen {
@@ -99,10 +104,14 @@ mod tests {
             seen.tick(after(tick));
         }
 
-        let awake = |from, to| seen.awake_between(after(from), after(to)).as_millis();
+        let stalled = |from, to| seen.stalled_between(after(from), after(to)).as_millis();
 
-        assert_eq!(awake(0, 31_050), 31_050 - 20_000 - 10_500);
-        assert_eq!(awake(10_000, 20_200), 100, "began in the middle of one");
-        assert_eq!(awake(20_150, 20_450), 300, "between two");
+        assert_eq!(stalled(0, 31_050), 20_000 + 10_500);
+        assert_eq!(
+            stalled(10_000, 20_200),
+            10_100,
+            "began in the middle of one"
+        );
+        assert_eq!(stalled(20_150, 20_450), 0, "between two");
     }
 }
