@@ -133,7 +133,7 @@ pub trait Server: Any + fmt::Debug + Send + Sync {
     /// What is stored in a namespace and should not outlive its locks. Whatever keeps tokens rising may stay.
     fn litter(&self, namespace: &str) -> Vec<String>;
 
-    /// The process behind it, to be stopped, frozen and cut off; `None` for an embedded store.
+    /// The process behind it, to be killed and cut off; `None` for an embedded store.
     fn process(&self) -> Option<&dyn ServerProcess>;
 }
 
@@ -151,20 +151,8 @@ pub trait ServerProcess: fmt::Debug + Send + Sync {
     /// The URL of the same store at another port of this machine.
     fn url_at(&self, port: u16) -> String;
 
-    /// SIGTERM. Nothing happens when it is down already.
-    fn stop(&self);
-
     /// SIGKILL. Nothing happens when it is down already.
     fn kill(&self);
-
-    /// Starts it again at the same port, stopping it first when it runs. Returns when it serves.
-    fn restart(&self);
-
-    /// SIGSTOP: connections stay and nothing is answered.
-    fn freeze(&self);
-
-    /// SIGCONT.
-    fn thaw(&self);
 
     /// What tells requests apart on their way to it.
     fn marks(&self) -> Marks;

@@ -166,24 +166,8 @@ impl ServerProcess for RedisServer {
         format!("redis://127.0.0.1:{port}")
     }
 
-    fn stop(&self) {
-        self.stop();
-    }
-
     fn kill(&self) {
         self.kill();
-    }
-
-    fn restart(&self) {
-        self.restart();
-    }
-
-    fn freeze(&self) {
-        self.freeze();
-    }
-
-    fn thaw(&self) {
-        self.thaw();
     }
 
     fn marks(&self) -> Marks {

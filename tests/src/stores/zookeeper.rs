@@ -109,24 +109,8 @@ impl ServerProcess for ZooKeeperServer {
         format!("zookeeper://127.0.0.1:{port}")
     }
 
-    fn stop(&self) {
-        self.stop();
-    }
-
     fn kill(&self) {
         self.kill();
-    }
-
-    fn restart(&self) {
-        self.restart();
-    }
-
-    fn freeze(&self) {
-        self.freeze();
-    }
-
-    fn thaw(&self) {
-        self.thaw();
     }
 
     /// In the names of nodes: how many permits of how many.
