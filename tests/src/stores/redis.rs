@@ -136,10 +136,9 @@ impl Server for RedisServer {
         self.url()
     }
 
-    /// Everything but hashes with the one field `last`, which keeps the tokens of a name rising.
+    /// Everything but the number that each name gave out last, which stays to keep its tokens rising.
     fn litter(&self, namespace: &str) -> Vec<String> {
         let mut keys = self.keys(&format!("{namespace}:*"));
-        // The numbers that were drawn last stay.
         keys.retain(|key| {
             let kind: String = self.command(&["TYPE", key]);
             if kind != "string" {
