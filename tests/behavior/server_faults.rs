@@ -42,7 +42,8 @@ async fn a_server_that_is_down_is_unavailable_within_one_operation(store: Store)
     process.kill();
     let locks = builder(server.url()).build().unwrap();
 
-    is_unavailable_within_one_operation(&locks, &process.port().to_string()).await;
+    let port = process.port().to_string();
+    is_unavailable_within_one_operation(&locks, &[process.says_when_down(), &port]).await;
 
     let ready = locks.ready(Duration::from_millis(200)).await;
     assert_eq!(kind(ready), ErrorKind::Unavailable);

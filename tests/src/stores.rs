@@ -154,6 +154,9 @@ pub trait ServerProcess: fmt::Debug + Send + Sync {
     /// SIGKILL. Nothing happens when it is down already.
     fn kill(&self);
 
+    /// The words for its being down, in an error that names the port too.
+    fn says_when_down(&self) -> &'static str;
+
     /// What tells requests apart on their way to it.
     fn marks(&self) -> Marks;
 

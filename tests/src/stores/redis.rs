@@ -169,6 +169,10 @@ impl ServerProcess for RedisServer {
         self.kill();
     }
 
+    fn says_when_down(&self) -> &'static str {
+        "refused"
+    }
+
     fn marks(&self) -> Marks {
         Marks {
             enqueue: b"EVALSHA",

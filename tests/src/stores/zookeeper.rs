@@ -113,6 +113,10 @@ impl ServerProcess for ZooKeeperServer {
         self.kill();
     }
 
+    fn says_when_down(&self) -> &'static str {
+        "no available hosts"
+    }
+
     /// In the names of nodes: how many permits of how many.
     fn marks(&self) -> Marks {
         Marks {
