@@ -133,6 +133,11 @@ pub trait Server: Any + fmt::Debug + Send + Sync {
     /// What is stored in a namespace and should not outlive its locks. Whatever keeps tokens rising may stay.
     fn litter(&self, namespace: &str) -> Vec<String>;
 
+    /// The same without the marks that stay for a minute after a release, for an enqueue that may still arrive.
+    fn litter_but_marks(&self, namespace: &str) -> Vec<String> {
+        self.litter(namespace)
+    }
+
     /// The process behind it, to be killed and cut off; `None` for an embedded store.
     fn process(&self) -> Option<&dyn ServerProcess>;
 }
