@@ -18,7 +18,9 @@ use http::{HeaderValue, Request, Response, StatusCode};
 use http_body_util::{Empty, Full};
 use lockcore::testing::Store;
 use lockcore::{ErrorKind, FencingToken, Locks, LostReason};
-use lockcore_tower::{FenceLayer, FenceService, Key, ResponseFuture, TOKEN_HEADER, TokenLayer};
+use lockcore_tower::{
+    FenceLayer, FenceService, Key, LockBody, ResponseFuture, TOKEN_HEADER, TokenLayer,
+};
 use tokio::sync::Notify;
 use tower::limit::ConcurrencyLimitLayer;
 use tower::{Layer, Service, ServiceExt, service_fn};
@@ -245,41 +247,16 @@ async fn a_request_that_waits_for_lower_tokens_keeps_no_place_in_the_service() {
     assert_eq!(in_time(waits).await.unwrap().status(), StatusCode::OK);
 }
 
-/// It has begun by then: what comes later with a lower token is late, and one with a higher token waits for its end.
-#[tokio::test]
-async fn the_service_is_made_ready_again_before_a_request_that_has_waited_is_handled() {
-    let (service, mut handle) = mock::pair::<In, Out>();
-    let service = fence().layer(service);
-    handle.allow(2);
-    let first = tokio::spawn(service.clone().oneshot(request("7", "1")));
-    let (_, first_ends) = begun(&mut handle).await;
-    let mut waits = Box::pin(service.clone().oneshot(request("7", "2")));
-    assert!(waits.as_mut().now_or_never().is_none());
-
-    // As busy as it can be.
-    handle.allow(0);
-    first_ends.send_response(ok());
-    assert_eq!(
-        in_time(first).await.unwrap().unwrap().status(),
-        StatusCode::OK
-    );
-    assert!(waits.as_mut().now_or_never().is_none());
-    assert!(handle.next_request().now_or_never().is_none());
-    handle.allow(1);
-    let waits = tokio::spawn(waits);
-    let (request, ends) = begun(&mut handle).await;
-    assert_eq!(request.headers()[TOKEN_HEADER], "2");
-    ends.send_response(ok());
-    assert_eq!(
-        in_time(waits).await.unwrap().unwrap().status(),
-        StatusCode::OK
-    );
-}
-
-/// Else a request that waits for its service could keep out the one that its service waits for.
-#[tokio::test]
-async fn a_request_that_waits_for_its_busy_service_keeps_no_higher_token_out() {
-    let fence = fence();
+/// A request whose turn has come, with token 2, and its service, which is as busy as it can be.
+async fn one_waits_for_its_busy_service(
+    fence: &FenceLayer,
+) -> (
+    impl Future<Output = Result<Response<LockBody<Full<Bytes>>>, tower::BoxError>>
+    + Send
+    + Unpin
+    + use<>,
+    Handle<In, Out>,
+) {
     let (service, mut handle) = mock::pair::<In, Out>();
     let service = fence.layer(service);
     handle.allow(2);
@@ -289,8 +266,33 @@ async fn a_request_that_waits_for_its_busy_service_keeps_no_higher_token_out() {
     assert!(waits.as_mut().now_or_never().is_none());
     handle.allow(0);
     first_ends.send_response(ok());
-    in_time(first).await.unwrap().unwrap();
+    let first = in_time(first).await.unwrap().unwrap();
+    assert_eq!(first.status(), StatusCode::OK);
     assert!(waits.as_mut().now_or_never().is_none());
+    (waits, handle)
+}
+
+/// It gave back its place in the service when it began to wait.
+#[tokio::test]
+async fn the_service_is_made_ready_again_before_a_request_that_has_waited_is_handled() {
+    let (waits, mut handle) = one_waits_for_its_busy_service(&fence()).await;
+    assert!(handle.next_request().now_or_never().is_none());
+
+    handle.allow(1);
+    let waits = tokio::spawn(waits);
+
+    let (request, ends) = begun(&mut handle).await;
+    assert_eq!(request.headers()[TOKEN_HEADER], "2");
+    ends.send_response(ok());
+    let waited = in_time(waits).await.unwrap().unwrap();
+    assert_eq!(waited.status(), StatusCode::OK);
+}
+
+/// Else a request that waits for its service could keep out the one that its service waits for.
+#[tokio::test]
+async fn a_request_that_waits_for_its_busy_service_keeps_no_higher_token_out() {
+    let fence = fence();
+    let (waits, mut handle) = one_waits_for_its_busy_service(&fence).await;
 
     let (other, mut other_handle) = mock::pair::<In, Out>();
     other_handle.allow(1);
