@@ -13,8 +13,7 @@ use bytes::Bytes;
 use common::*;
 use futures_util::FutureExt;
 use http::{Response, StatusCode};
-use http_body::Frame;
-use http_body_util::{BodyExt, Full, StreamBody};
+use http_body_util::{BodyExt, Full};
 use lockcore::Locks;
 use lockcore::backend::{
     self, Answer, Connection, Enqueued, Fault, Name, Request, StoreError, TicketInfo,
@@ -346,28 +345,12 @@ async fn a_client_that_goes_away_takes_the_handler_along_and_then_the_lock() {
     );
 }
 
-/// Handler and body take their time, so that there is a poll for each of their steps.
 #[tokio::test]
 async fn a_request_that_is_dropped_after_any_number_of_polls_leaves_nothing_behind() {
     let locks = memory();
-    locks.ready(SOON).await.unwrap();
-    let service = by_path(&locks).layer(service_fn(async |_: In| {
-        tokio::task::yield_now().await;
-        let parts = futures_util::stream::unfold(0, async |part| {
-            tokio::task::yield_now().await;
-            (part < 2).then_some((
-                Ok::<_, Infallible>(Frame::data(Bytes::from("part"))),
-                part + 1,
-            ))
-        });
-        Ok::<_, Infallible>(Response::new(StreamBody::new(parts)))
-    }));
+    let layer = by_path(&locks);
 
-    let whole = async || {
-        let response = service.clone().oneshot(get("/order:42")).await.unwrap();
-        response.into_body().collect().await.unwrap().to_bytes()
-    };
-    let polls = drop_after_each_poll(&locks, &["order:42"], whole).await;
+    let polls = drop_request_after_each_poll(&locks, &["order:42"], &layer, "/order:42").await;
 
     // Before the handler, in it, and before each of the three answers of the body.
     assert!(polls >= 5, "{polls}");

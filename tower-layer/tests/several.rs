@@ -17,6 +17,7 @@ use common::*;
 use futures_util::FutureExt;
 use http::{HeaderValue, Method, Request, Response, StatusCode};
 use http_body::Frame;
+use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Empty, Full, StreamBody};
 use lockcore::backend::{self, Answer, Connection, Renewed};
 use lockcore::testing::{Forward, Store, around};
@@ -388,6 +389,13 @@ async fn each_name_of_a_request_counts_among_those_of_the_layer() {
     assert!(problem["type"].as_str().unwrap().ends_with("#lock-names"));
 }
 
+/// A request whose body never comes.
+fn never_sent(path: &str) -> Request<UnsyncBoxBody<Bytes, Infallible>> {
+    let never = futures_util::stream::pending::<Result<Frame<Bytes>, Infallible>>();
+    let body = StreamBody::new(never).boxed_unsync();
+    Request::post(path).body(body).unwrap()
+}
+
 #[tokio::test]
 async fn a_name_too_many_or_a_full_line_is_refused_before_the_body_is_read() {
     const HOUR: Duration = Duration::from_secs(3600);
@@ -398,12 +406,6 @@ async fn a_name_too_many_or_a_full_line_is_refused_before_the_body_is_read() {
     let service = layer.layer(service_fn(async |_: Request<_>| {
         Ok::<_, Infallible>(Whole::default())
     }));
-    let request = |path: &str| {
-        let body = StreamBody::new(futures_util::stream::pending::<
-            Result<Frame<Bytes>, Infallible>,
-        >());
-        Request::post(path).body(body.boxed_unsync()).unwrap()
-    };
     let empty = get("/a/b").map(|body| body.boxed_unsync());
     let waits = tokio::spawn(service.clone().oneshot(empty));
     until_tickets(&locks, "b", 2).await;
@@ -412,7 +414,7 @@ async fn a_name_too_many_or_a_full_line_is_refused_before_the_body_is_read() {
         ("/a/b", StatusCode::CONFLICT),
         ("/a/c", StatusCode::SERVICE_UNAVAILABLE),
     ] {
-        let refused = in_time(service.clone().oneshot(request(path))).await;
+        let refused = in_time(service.clone().oneshot(never_sent(path))).await;
         assert_eq!(refused.unwrap().status(), expected, "{path}");
     }
     waits.abort();
@@ -432,9 +434,7 @@ async fn two_new_names_are_refused_before_the_body_is_read_where_there_is_room_f
         StatusCode::OK
     );
 
-    let never = futures_util::stream::pending::<Result<Frame<Bytes>, Infallible>>();
-    let request = Request::post("/a/b").body(StreamBody::new(never).boxed_unsync());
-    let refused = in_time(service.clone().oneshot(request.unwrap())).await;
+    let refused = in_time(service.clone().oneshot(never_sent("/a/b"))).await;
 
     let refused = refused.unwrap();
     assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE);
@@ -446,29 +446,13 @@ async fn two_new_names_are_refused_before_the_body_is_read_where_there_is_room_f
 
 // ---- what stays behind
 
-/// Handler and body take their time, so that there is a poll for each of their steps.
 #[tokio::test]
 async fn a_request_for_several_locks_that_is_dropped_after_any_number_of_polls_leaves_nothing_behind()
  {
     let locks = memory();
-    locks.ready(SOON).await.unwrap();
-    let service = by_segments(&locks).layer(service_fn(async |_: In| {
-        tokio::task::yield_now().await;
-        let parts = futures_util::stream::unfold(0, async |part| {
-            tokio::task::yield_now().await;
-            (part < 2).then_some((
-                Ok::<_, Infallible>(Frame::data(Bytes::from("part"))),
-                part + 1,
-            ))
-        });
-        Ok::<_, Infallible>(Response::new(StreamBody::new(parts)))
-    }));
+    let layer = by_segments(&locks);
 
-    let whole = async || {
-        let response = service.clone().oneshot(get("/a/b")).await.unwrap();
-        response.into_body().collect().await.unwrap().to_bytes()
-    };
-    let polls = drop_after_each_poll(&locks, &["a", "b"], whole).await;
+    let polls = drop_request_after_each_poll(&locks, &["a", "b"], &layer, "/a/b").await;
 
     // Before the handler, in it, and before each of the three answers of the body.
     assert!(polls >= 5, "{polls}");

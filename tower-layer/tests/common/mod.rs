@@ -5,16 +5,18 @@
     reason = "clippy.toml lets tests unwrap, but not their helpers"
 )]
 
+use std::convert::Infallible;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use futures_util::FutureExt;
 use http::{Request, Response};
-use http_body::Body;
-use http_body_util::{BodyExt, Empty};
+use http_body::{Body, Frame};
+use http_body_util::{BodyExt, Empty, StreamBody};
 use lockcore::{ErrorKind, Guard, Locks};
 use lockcore_tower::{Key, LockLayer};
+use tower::{Layer, ServiceExt, service_fn};
 
 /// Longer than anything here takes, shorter than a lease that nobody renews any more.
 pub const SOON: Duration = Duration::from_secs(5);
@@ -93,6 +95,32 @@ pub async fn drop_after_each_poll<F: Future>(
         }
         polls += 1;
     }
+}
+
+/// The same for a request whose handler and body take their time, so that there is a poll for each of their steps.
+pub async fn drop_request_after_each_poll(
+    locks: &Locks,
+    names: &[&str],
+    layer: &LockLayer,
+    path: &str,
+) -> usize {
+    locks.ready(SOON).await.unwrap();
+    let service = layer.layer(service_fn(async |_: In| {
+        tokio::task::yield_now().await;
+        let parts = futures_util::stream::unfold(0, async |part| {
+            tokio::task::yield_now().await;
+            (part < 2).then_some((
+                Ok::<_, Infallible>(Frame::data(Bytes::from("part"))),
+                part + 1,
+            ))
+        });
+        Ok::<_, Infallible>(Response::new(StreamBody::new(parts)))
+    }));
+    let whole = async || {
+        let response = service.clone().oneshot(get(path)).await.unwrap();
+        response.into_body().collect().await.unwrap().to_bytes()
+    };
+    drop_after_each_poll(locks, names, whole).await
 }
 
 /// Waits in line for the lock: what was left behind would stand before us for a whole lease.
