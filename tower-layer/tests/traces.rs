@@ -1,4 +1,4 @@
-//! What the layer adds to the traces.
+//! What the layers add to the traces.
 //!
 //! A program of its own with one test, because `tracing` remembers for each place in the code whether anybody listens: a
 //! test that passes such a place while another begins to listen can leave it deaf for the whole program.
@@ -15,9 +15,10 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use common::*;
-use http::{Response, StatusCode};
+use futures_util::FutureExt;
+use http::{Request, Response, StatusCode};
 use http_body_util::Empty;
-use lockcore_tower::{Key, LockLayer};
+use lockcore_tower::{FenceLayer, Key, LockLayer, TOKEN_HEADER};
 use tower::{Layer, ServiceExt, service_fn};
 use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::fmt::format::FmtSpan;
@@ -43,7 +44,7 @@ impl std::io::Write for Traces {
 }
 
 #[tokio::test]
-async fn the_label_and_the_first_name_too_many_are_in_the_traces() {
+async fn the_label_the_first_name_too_many_and_a_write_that_was_overtaken_are_in_the_traces() {
     let traces = Traces::default();
     let writer = traces.clone();
     tracing_subscriber::fmt()
@@ -72,6 +73,32 @@ async fn the_label_and_the_first_name_too_many_are_in_the_traces() {
     assert_eq!(warnings.len(), 1, "{told}");
     assert!(
         warnings[0].contains("see LockLayer::max_names most=2 per=3600s"),
+        "{told}"
+    );
+
+    // It waits for the first to end, and is late when the third comes.
+    let fence = FenceLayer::new(Key::template("account:7"));
+    let endless = service_fn(async |_: In| {
+        std::future::pending::<()>().await;
+        Ok::<_, Infallible>(Response::new(Empty::<Bytes>::new()))
+    });
+    let write = |token: &str| {
+        let request = Request::post("/").header(TOKEN_HEADER, token);
+        let request = request.body(Empty::new()).unwrap();
+        Box::pin(fence.layer(endless).oneshot(request))
+    };
+    let [mut first, mut overtaken, mut third] = ["1", "2", "3"].map(write);
+    for write in [&mut first, &mut overtaken, &mut third] {
+        assert!(write.now_or_never().is_none());
+    }
+    assert_eq!(traces.take(), "");
+
+    let refused = in_time(overtaken).await.unwrap();
+
+    assert_eq!(refused.status(), StatusCode::PRECONDITION_FAILED);
+    let told = traces.take();
+    assert!(
+        told.contains("DEBUG") && told.contains("request refused") && told.contains("Late"),
         "{told}"
     );
 }

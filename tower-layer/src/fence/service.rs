@@ -82,7 +82,11 @@ async fn behind_the_fence<S, B, RB>(
 where
     S: Service<Request<B>, Response = Response<RB>> + Clone,
 {
-    let late = || Ok(Problem::late().into_response(&answers, protocol));
+    let late = || {
+        let problem = Problem::late();
+        tracing::debug!(?problem, "request refused");
+        Ok(problem.into_response(&answers, protocol))
+    };
     loop {
         if reserved.until(pass.until_first()).await.is_err() {
             return late();
