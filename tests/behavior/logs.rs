@@ -394,7 +394,7 @@ async fn renewals_that_are_refused_are_one_warning_and_their_end_another(store: 
     })
     .await;
     let told = one(Level::WARN, &owner, "refuses renewals").await;
-    assert!(told.contains("set"), "{told}");
+    assert!(told.contains("may not run set any more"), "{told}");
     server.command::<()>(&["ACL", "SETUSER", USER, "+set"]);
     renewed().await;
     one(Level::WARN, &owner, "accepts renewals again").await;
