@@ -297,7 +297,7 @@ async fn a_semaphore_of_two_capacities_is_a_mismatch(store: Store) {
 /// A part of the wait goes by at the first, the rest at the second.
 async fn a_timeout_tells_the_whole_wait(store: Store) {
     let (locks, other) = (store.client(), store.client());
-    let wait = Duration::from_secs(2);
+    let wait = Duration::from_secs(4); // half of it is more than SLACK
     let first = other.mutex("a").acquire().await.unwrap();
     let second = other.mutex("b").acquire().await.unwrap();
     let both = Locks::all([locks.mutex("a"), locks.mutex("b")]).wait(wait);
@@ -309,6 +309,8 @@ async fn a_timeout_tells_the_whole_wait(store: Store) {
 
     let error = waits.await.unwrap().unwrap_err();
 
+    let awake = awake_since(began);
+    assert!(awake < wait + SLACK, "{awake:?}");
     assert_eq!(
         (error.kind(), error.name()),
         (ErrorKind::Timeout, Some("b"))
