@@ -88,28 +88,6 @@ pub(crate) fn of(scheme: &str) -> Terms {
             hand_over: Some(Bar::OfFloor(0.75)),
             ..UNKNOWN
         },
-        "etcd" => Terms {
-            four_processes: ByPolicy {
-                strict: Some(Bar::AtLeast(2_200.0)),
-                default: Some(Bar::AtLeast(50_000.0)),
-            },
-            hand_over: Some(Bar::AtMost(1_000.0)),
-            ..UNKNOWN
-        },
-        "postgres" | "postgresql" => Terms {
-            four_processes: ByPolicy {
-                strict: Some(Bar::AtLeast(5_000.0)),
-                default: Some(Bar::AtLeast(100_000.0)),
-            },
-            ..UNKNOWN
-        },
-        "mariadb" | "mysql" => Terms {
-            four_processes: ByPolicy {
-                strict: None,
-                default: Some(Bar::AtLeast(100_000.0)),
-            },
-            ..UNKNOWN
-        },
         _ => UNKNOWN,
     }
 }
