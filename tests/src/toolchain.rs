@@ -3,43 +3,88 @@
 
 use std::process::Command;
 
-/// Why what this toolchain says is not what is expected.
-pub fn is_ours() -> Result<(), String> {
+/// Whether what this toolchain says can be compared with what is expected.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Verdict {
+    Ours,
+    /// It says the same in other words. Nothing is compared, and this is why.
+    Another(String),
+    /// The same where everything has to be compared, as the CI does, or there is no toolchain. Not to compare is a
+    /// failure then.
+    Fails(String),
+}
+
+pub fn verdict() -> Verdict {
+    let everything = std::env::var("CI").is_ok_and(|value| value == "true");
+    match version() {
+        Ok(version) => judge(&version, env!("CARGO_PKG_RUST_VERSION"), everything),
+        Err(reason) => Verdict::Fails(reason),
+    }
+}
+
+/// Such as `rustc 1.95.0 (59807616e 2026-04-14)`.
+fn version() -> Result<String, String> {
     let output = Command::new("rustc").arg("--version").output();
-    let output = output.map_err(|error| format!("cannot run rustc: {error}"))?;
-    let version = String::from_utf8_lossy(&output.stdout);
-    belongs(version.trim(), env!("CARGO_PKG_RUST_VERSION"))
+    let output =
+        output.map_err(|error| format!("cannot run rustc: {error}; see https://rustup.rs"))?;
+    if !output.status.success() {
+        let told = String::from_utf8_lossy(&output.stderr);
+        return Err(format!("`rustc --version` failed: {}", told.trim()));
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
+
+fn judge(version: &str, ours: &str, everything: bool) -> Verdict {
+    if belongs(version, ours) {
+        return Verdict::Ours;
+    }
+    let reason = format!(
+        "this is {version}, and what is expected was written with {ours}: `rustup toolchain install {ours}`, then set \
+         RUSTUP_TOOLCHAIN={ours}"
+    );
+    match everything {
+        true => Verdict::Fails(reason),
+        false => Verdict::Another(reason),
+    }
 }
 
 /// `rustc 1.95.0 (59807616e 2026-04-14)` belongs to `1.95`, and not to `1.9`.
-fn belongs(version: &str, ours: &str) -> Result<(), String> {
+fn belongs(version: &str, ours: &str) -> bool {
     let number = version.split_whitespace().nth(1).unwrap_or_default();
-    match number.strip_prefix(ours) {
-        Some("") => Ok(()),
-        Some(rest) if rest.starts_with('.') => Ok(()),
-        _ => Err(format!(
-            "this is {version}, and what is expected was written with {ours}: `rustup toolchain install {ours}`, then \
-             set RUSTUP_TOOLCHAIN={ours}"
-        )),
-    }
+    let rest = number.strip_prefix(ours);
+    rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn of(version: &str, everything: bool) -> Verdict {
+        let version = format!("rustc {version} (59807616e 2026-04-14)");
+        judge(&version, "1.9", everything)
+    }
+
     #[test]
     fn a_toolchain_is_known_by_its_whole_minor_version() {
-        let of = |version: &str| belongs(&format!("rustc {version} (59807616e 2026-04-14)"), "1.9");
-
-        assert_eq!(of("1.9.3"), Ok(()));
-        assert_eq!(of("1.9"), Ok(()));
+        assert_eq!(of("1.9.3", true), Verdict::Ours);
+        assert_eq!(of("1.9", true), Verdict::Ours);
         for other in ["1.95.0", "1.10.0", "2.1.9"] {
-            let reason = of(other).unwrap_err();
+            let Verdict::Another(reason) = of(other, false) else {
+                panic!("{other}");
+            };
             assert!(
                 reason.contains(other) && reason.contains("install 1.9`"),
                 "{reason}"
             );
         }
+    }
+
+    #[test]
+    fn another_toolchain_fails_where_everything_has_to_be_compared() {
+        let Verdict::Fails(reason) = of("1.95.0", true) else {
+            panic!("nothing is compared, and nobody is told");
+        };
+
+        assert!(reason.contains("install 1.9`"), "{reason}");
     }
 }

@@ -2,7 +2,7 @@
 //! `cargo run -p tests --bin public-api`, and with `--update` after a change that is meant.
 //!
 //! It reads what rustdoc writes as JSON, whose form changes with the toolchain. So it says with which one it works, and
-//! compares nothing with another.
+//! compares nothing with another. Where `CI` is `true` it fails instead.
 
 #![allow(clippy::unwrap_used, reason = "a panic is the report")]
 
@@ -12,7 +12,7 @@ use std::path::Path;
 use std::process::{Command, ExitCode};
 
 use clap::Parser;
-use tests::toolchain;
+use tests::toolchain::{self, Verdict};
 
 const CRATES: [&str; 3] = ["lockcore", "lockcore_tower", "lockmacro"];
 
@@ -27,10 +27,16 @@ struct Arguments {
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    if let Err(reason) = toolchain::is_ours() {
-        eprintln!("public-api: nothing is compared: {reason}");
-        return ExitCode::SUCCESS;
-    }
+    let (reason, code) = match toolchain::verdict() {
+        Verdict::Ours => return compare(arguments),
+        Verdict::Another(reason) => (reason, ExitCode::SUCCESS),
+        Verdict::Fails(reason) => (reason, ExitCode::FAILURE),
+    };
+    eprintln!("public-api: nothing is compared: {reason}");
+    code
+}
+
+fn compare(arguments: Arguments) -> ExitCode {
     let tests = Path::new(env!("CARGO_MANIFEST_DIR"));
     let output = std::env::var_os("CARGO_TARGET_DIR");
     let output = output.map_or_else(
