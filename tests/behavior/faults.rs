@@ -12,13 +12,19 @@ use tests::stalls::awake_since;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-use crate::store::{SOON, kind};
+use crate::store::{SOON, STALL, kind};
 
 /// Each fact has a store to itself, so that one is enough.
 const NAMESPACE: &str = "test";
 
+/// With all defaults: a second for an operation, and ten for a lease.
 pub(crate) fn builder(url: impl Into<String>) -> Builder {
     Locks::builder().url(url).namespace(NAMESPACE)
+}
+
+/// With more time than that, for what is to work: a machine that stalls is not a store that fails.
+pub(crate) fn patient(url: impl Into<String>) -> Builder {
+    builder(url).op_timeout(STALL).ttl(2 * STALL)
 }
 
 /// A process with a mutex.

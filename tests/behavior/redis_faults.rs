@@ -18,8 +18,8 @@ use tests::proxy::Proxy;
 use tests::redis_server::RedisServer;
 use tests::stores::Server as _;
 
-use crate::faults::builder;
-use crate::store::{Kind, SOON};
+use crate::faults::{builder, patient};
+use crate::store::Kind;
 
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     let groups = [
@@ -35,11 +35,16 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
 }
 
 fn client(server: &RedisServer) -> Locks {
+    patient(server.url()).build().unwrap()
+}
+
+/// For what is to fail, within a second.
+fn hasty(server: &RedisServer) -> Locks {
     builder(server.url()).build().unwrap()
 }
 
 fn through(proxy: &Proxy) -> Locks {
-    builder(proxy.url()).op_timeout(SOON).build().unwrap()
+    patient(proxy.url()).build().unwrap()
 }
 
 async fn nothing_left(server: &RedisServer) {

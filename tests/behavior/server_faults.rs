@@ -10,7 +10,7 @@ use tests::proxy::Proxy;
 use tests::stalls::awake_since;
 use tests::stores::Server;
 
-use crate::faults::{Work, builder, is_unavailable_within_one_operation};
+use crate::faults::{Work, builder, is_unavailable_within_one_operation, patient};
 use crate::store::{DEFAULT, Kind, SLACK, SOON, STALL, Store, begin, give_back, kind, tickets};
 
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
@@ -36,7 +36,7 @@ const RECONNECTED: Duration = Duration::from_secs(2).saturating_add(SLACK);
 /// A client of its own, and a way to the server that can be cut.
 fn proxied(server: &dyn Server) -> (Proxy, Builder) {
     let (proxy, url) = server.process().unwrap().through_a_proxy();
-    (proxy, builder(url))
+    (proxy, patient(url))
 }
 
 async fn a_server_that_is_down_is_unavailable_within_one_operation(store: Store) {
@@ -55,8 +55,7 @@ async fn a_server_that_is_down_is_unavailable_within_one_operation(store: Store)
 async fn a_cut_that_heals_before_the_deadline_loses_nothing(store: Store) {
     let server = store.kind.start();
     let (proxy, builder_here) = proxied(&*server);
-    let locks = builder_here.op_timeout(STALL).ttl(2 * STALL);
-    let locks = locks.build().unwrap();
+    let locks = builder_here.build().unwrap();
     let guard = locks.mutex("a").acquire().await.unwrap();
     let remaining = guard.remaining();
     let deadline = Instant::now() + remaining; // or earlier: that was asked before
@@ -76,7 +75,7 @@ async fn a_cut_that_heals_before_the_deadline_loses_nothing(store: Store) {
     })
     .await;
     assert!(guard.is_valid());
-    let elsewhere = builder(server.url()).build().unwrap();
+    let elsewhere = patient(server.url()).build().unwrap();
     assert_eq!(elsewhere.inspect("a").await.unwrap().len(), 1);
     give_back(guard).await;
 }
@@ -86,14 +85,19 @@ async fn a_cut_that_outlasts_the_lease_stops_the_work(store: Store) {
     let server = store.kind.start();
     let (proxy, builder_here) = proxied(&*server);
     let ttl = Duration::from_secs(2);
-    let locks = builder_here.op_timeout(SOON).ttl(ttl).build().unwrap();
+    let locks = builder_here.ttl(ttl).build().unwrap();
     let mut events = locks.events();
     let work = Work::begin(locks.mutex("a")).await;
     proxy.cut();
 
     // The next holder waits at the store, past the cut.
-    let elsewhere = builder(server.url()).build().unwrap();
-    let next = elsewhere.mutex("a").wait(2 * SOON).acquire().await.unwrap();
+    let elsewhere = patient(server.url()).build().unwrap();
+    let next = elsewhere
+        .mutex("a")
+        .wait(2 * STALL)
+        .acquire()
+        .await
+        .unwrap();
     work.assert_stopped().await;
     assert_eq!(events.recv().await, Some(Event::Suspended));
     let lost = events.recv().await;
@@ -107,7 +111,7 @@ async fn a_cut_that_outlasts_the_lease_stops_the_work(store: Store) {
 async fn a_lost_release_is_repeated(store: Store) {
     let server = store.kind.start();
     let (proxy, builder_here) = proxied(&*server);
-    let elsewhere = builder(server.url()).build().unwrap();
+    let elsewhere = patient(server.url()).build().unwrap();
     // For one operation that fails, and for others that must not on a machine that is busy.
     let locks = builder_here.op_timeout(SOON / 3).build().unwrap();
     let guard = locks.mutex("a").acquire().await.unwrap();
@@ -131,8 +135,8 @@ async fn a_lost_release_is_repeated(store: Store) {
 async fn wake_ups_that_were_cut_off_are_caught_up_on(store: Store) {
     let server = store.kind.start();
     let (proxy, builder_here) = proxied(&*server);
-    let locks = builder(server.url()).build().unwrap();
-    let cut_off = builder_here.op_timeout(STALL).ttl(LONG).build().unwrap();
+    let locks = patient(server.url()).build().unwrap();
+    let cut_off = builder_here.ttl(LONG).build().unwrap();
     for _ in 0..5 {
         let guard = locks.mutex("a").acquire().await.unwrap();
         let waiter = begin(cut_off.mutex("a").wait(2 * STALL));
@@ -151,8 +155,8 @@ async fn wake_ups_that_were_cut_off_are_caught_up_on(store: Store) {
 async fn a_lost_reply_is_asked_for_again_and_granted_once(store: Store) {
     let server = store.kind.start();
     let (proxy, builder_here) = proxied(&*server);
-    let elsewhere = builder(server.url()).build().unwrap();
-    let locks = builder_here.op_timeout(STALL).ttl(LONG).build().unwrap();
+    let elsewhere = patient(server.url()).build().unwrap();
+    let locks = builder_here.ttl(LONG).build().unwrap();
     give_back(locks.mutex("warm").acquire().await.unwrap()).await;
     let marks = server.process().unwrap().marks();
     for round in 0..10 {
@@ -182,14 +186,14 @@ async fn a_lost_reply_is_asked_for_again_and_granted_once(store: Store) {
 async fn a_downgrade_whose_reply_is_lost_has_let_readers_in_and_no_writer(store: Store) {
     let server = store.kind.start();
     let process = server.process().unwrap();
-    let other = builder(server.url()).build().unwrap();
+    let other = patient(server.url()).build().unwrap();
     for acknowledged in [true, false, true, false] {
         // Anew each time: after a reset its keeper asks for the smaller ticket too, and may be late with that.
         let (proxy, builder_here) = proxied(&*server);
-        let locks = builder_here.op_timeout(SOON).build().unwrap();
+        let locks = builder_here.build().unwrap();
         let mut guard = locks.mutex("a").acquire().await.unwrap();
         let grant = guard.grant_id();
-        let reader = begin(other.rwlock("a").read().wait(SOON));
+        let reader = begin(other.rwlock("a").read().wait(2 * STALL));
         tickets(&other, "a", 2).await;
         proxy.lose_replies(process.marks().downgrade, 1);
 
@@ -222,7 +226,7 @@ async fn a_lease_ends_on_time_while_its_renewal_hangs(store: Store) {
     let server = store.kind.start();
     let (proxy, builder_here) = proxied(&*server);
     let ttl = Duration::from_secs(2);
-    let locks = builder_here.op_timeout(SOON).ttl(ttl).build().unwrap();
+    let locks = builder_here.ttl(ttl).build().unwrap();
     let guard = locks.mutex("a").acquire().await.unwrap();
     proxy.freeze();
     let frozen = Instant::now();
@@ -237,7 +241,7 @@ async fn a_lease_ends_on_time_while_its_renewal_hangs(store: Store) {
     );
     // The acknowledgement that comes now revives nothing.
     proxy.thaw();
-    tickets(&builder(server.url()).build().unwrap(), "a", 0).await;
+    tickets(&patient(server.url()).build().unwrap(), "a", 0).await;
     assert!(!guard.is_valid());
     assert_eq!(guard.release().await.unwrap(), Release::AlreadyLost);
 }

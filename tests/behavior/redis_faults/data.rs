@@ -8,8 +8,8 @@ use lockcore::{ErrorKind, Locks, LostReason, Release};
 use tests::faketime::Clock;
 use tests::redis_server::RedisServer;
 
-use super::{client, nothing_left};
-use crate::store::{Kind, SOON, Store, begin, give_back, kind, tickets};
+use super::{client, hasty, nothing_left};
+use crate::store::{Kind, SOON, STALL, Store, begin, give_back, kind, tickets};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT;
@@ -55,7 +55,8 @@ async fn a_line_of_thousands_that_died_at_once_is_cleared(_: Store) {
         redis.call('SET', KEYS[1], string.format('%016dL%013d%013d%013d%010d%010d', 20000, 0, 1, 20001, 0, 0))";
     server.command::<()>(&["EVAL", dead, "1", "test:1:{a}"]);
 
-    let guard = client(&server).mutex("a").acquire().await.unwrap();
+    // Within one operation.
+    let guard = hasty(&server).mutex("a").acquire().await.unwrap();
 
     assert_eq!(server.keys("*"), ["test:1:{a}"]);
     give_back(guard).await;
@@ -121,7 +122,7 @@ async fn an_evicted_ticket_costs_the_lock_and_the_holder_learns_it(_: Store) {
 async fn evicted_ends_cost_nobody_the_lock_or_the_place(_: Store) {
     let server = RedisServer::start();
     let locks = client(&server);
-    let lock = |locks: &Locks| locks.semaphore("a", 2).permits(1).wait(SOON);
+    let lock = |locks: &Locks| locks.semaphore("a", 2).permits(1).wait(2 * STALL);
     let first = lock(&locks).acquire().await.unwrap();
     let second = lock(&locks).acquire().await.unwrap();
     let mut waiters = Vec::new();
@@ -150,7 +151,12 @@ async fn evicted_ends_cost_nobody_the_lock_or_the_place(_: Store) {
 /// They learn it at their next renewal and line up again.
 async fn an_evicted_line_costs_those_who_wait_their_place_and_nobody_the_lock(_: Store) {
     let server = RedisServer::start();
-    let lock = |locks: &Locks| locks.mutex("a").ttl(Duration::from_millis(900)).wait(SOON);
+    let lock = |locks: &Locks| {
+        locks
+            .mutex("a")
+            .ttl(Duration::from_millis(900))
+            .wait(2 * STALL)
+    };
     let locks = client(&server);
     let guard = lock(&locks).acquire().await.unwrap();
     let waiter = begin(lock(&client(&server)));
@@ -292,7 +298,7 @@ async fn no_request_shortens_the_life_of_a_key(_: Store) {
         client(&server)
             .mutex("a")
             .ttl(Duration::from_secs(9))
-            .wait(SOON),
+            .wait(2 * STALL),
     );
     tickets(&locks, "a", 2).await;
     lives();

@@ -8,12 +8,14 @@ use lockcore::{ErrorKind, Fair, FencingToken, Locks, LostReason};
 use tests::eventually::eventually;
 use tests::proxy::Proxy;
 use tests::redis_server::RedisServer;
+use tests::stalls::awake_since;
+use tests::stores::Server as _;
 use tests::witness::Witness;
 use tokio::sync::mpsc;
 
-use super::{client, nothing_left};
-use crate::faults::builder;
-use crate::store::{Kind, SOON, Store, begin, give_back, kind, tickets};
+use super::{client, hasty, nothing_left, through};
+use crate::faults::{builder, patient};
+use crate::store::{Kind, SOON, STALL, Store, begin, give_back, kind, tickets};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT;
@@ -30,7 +32,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
 async fn the_wait_bounds_connecting_and_asking_too(_: Store) {
     let server = RedisServer::start();
     let proxy = Proxy::to(server.port());
-    let locks = builder(proxy.url()).op_timeout(SOON).build().unwrap();
+    let locks = through(&proxy);
     let wait = Duration::from_millis(150);
     for (connected, expected) in [(false, ErrorKind::Unavailable), (true, ErrorKind::Unknown)] {
         if connected {
@@ -40,11 +42,11 @@ async fn the_wait_bounds_connecting_and_asking_too(_: Store) {
         let started = Instant::now();
 
         let outcome = locks.mutex("a").wait(wait).acquire().await;
-        let waited = started.elapsed();
+        let (waited, awake) = (started.elapsed(), awake_since(started));
 
         assert_eq!(kind(outcome), expected);
         assert!(
-            waited >= wait && waited < wait + Duration::from_millis(500),
+            waited >= wait && awake < wait + Duration::from_millis(500),
             "{waited:?}"
         );
         proxy.thaw();
@@ -54,7 +56,7 @@ async fn the_wait_bounds_connecting_and_asking_too(_: Store) {
 
 async fn a_client_that_was_idle_through_an_outage_works_again(_: Store) {
     let server = RedisServer::start();
-    let locks = client(&server);
+    let locks = hasty(&server);
     give_back(locks.mutex("a").acquire().await.unwrap()).await;
     server.kill();
     // A request into a connection whose end has not been noticed yet has an unknown outcome, rightly.
@@ -70,7 +72,7 @@ async fn a_client_that_was_idle_through_an_outage_works_again(_: Store) {
 
 async fn shutdown_gives_up_waiters_while_the_server_is_down(_: Store) {
     let server = RedisServer::start();
-    let locks = client(&server);
+    let locks = hasty(&server);
     let guard = client(&server).mutex("a").acquire().await.unwrap();
     let waiter = begin(
         locks
@@ -113,7 +115,7 @@ async fn tasks_in_line_behind_one_another_learn_together_that_the_store_is_down(
         assert_eq!(error, ErrorKind::Unavailable);
     }
     // One after the other would be 15 s.
-    assert!(started.elapsed() < Duration::from_secs(5));
+    assert!(awake_since(started) < Duration::from_secs(5));
 }
 
 /// A hundred, of ten clients, each with a place at the store. Each enters the resource and tells its number and token.
@@ -123,7 +125,7 @@ async fn hundred_waiters(
     resource: &Arc<Witness>,
 ) -> mpsc::UnboundedReceiver<(usize, FencingToken)> {
     let (served, order) = mpsc::unbounded_channel();
-    let strict = || builder(server.url()).fair(Fair::Strict).build().unwrap();
+    let strict = || patient(server.url()).fair(Fair::Strict).build().unwrap();
     let clients: Vec<Locks> = (0..10).map(|_| strict()).collect();
     for number in 0..100 {
         let lock = clients[number % 10].mutex("a").ttl(ttl).wait(6 * SOON);
@@ -146,7 +148,7 @@ async fn hundred_waiters(
 async fn waiters_survive_a_server_that_restarts_empty(_: Store) {
     let server = RedisServer::start();
     let resource = Arc::new(Witness::exclusive());
-    let ttl = Duration::from_secs(2);
+    let ttl = 2 * STALL;
     let lock = client(&server).mutex("a").ttl(ttl);
     let guard = lock.acquire().await.unwrap();
     let mut served = hundred_waiters(&server, ttl, &resource).await;
@@ -162,14 +164,18 @@ async fn waiters_survive_a_server_that_restarts_empty(_: Store) {
         last = token;
     }
     assert_eq!(resource.assert_no_overlap().visits, 100);
-    nothing_left(&server).await;
+    // A request that the restart cut off may have been asked again, and then its release leaves a mark.
+    eventually("nothing else is left", Duration::from_secs(3), async || {
+        server.litter_but_marks("test").is_empty()
+    })
+    .await;
 }
 
 /// And come to their turns in the old order.
 async fn waiters_keep_their_places_over_restarts_of_a_server_with_its_data(_: Store) {
     let server = RedisServer::with(&["--appendonly", "yes", "--appendfsync", "always"]);
     let resource = Arc::new(Witness::exclusive());
-    let ttl = Duration::from_secs(30);
+    let ttl = 2 * STALL;
     let guard = client(&server).mutex("a").ttl(ttl).acquire().await.unwrap();
     let mut last = guard.fencing_token().unwrap();
     let mut served = hundred_waiters(&server, ttl, &resource).await;
@@ -203,7 +209,7 @@ async fn a_server_that_reads_its_data_is_unavailable_and_comes_back(_: Store) {
         "1024",
     ];
     let server = Arc::new(RedisServer::with(&slowly));
-    let locks = client(&server);
+    let locks = hasty(&server);
     let ttl = Duration::from_secs(60);
     let guard = locks.mutex("a").ttl(ttl).acquire().await.unwrap();
     let much = "for i = 1, 6000 do redis.call('SET', 'key' .. i, string.rep('x', 100)) end";

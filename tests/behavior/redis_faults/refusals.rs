@@ -8,7 +8,7 @@ use tests::eventually::eventually;
 use tests::proxy::Proxy;
 use tests::redis_server::RedisServer;
 
-use super::{client, nothing_left, through};
+use super::{hasty, nothing_left, through};
 use crate::faults::builder;
 use crate::store::{Kind, SOON, Store, begin, give_back, tickets};
 
@@ -32,7 +32,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
 /// OOM.
 async fn a_full_server_refuses_locks_but_renews_and_releases(_: Store) {
     let server = RedisServer::start();
-    let locks = client(&server);
+    let locks = hasty(&server);
     let ttl = Duration::from_secs(2);
     let guard = locks.mutex("a").ttl(ttl).acquire().await.unwrap();
     server.command::<()>(&["CONFIG", "SET", "maxmemory", "1"]);
@@ -66,7 +66,7 @@ async fn a_full_server_takes_back_a_lock_and_keeps_its_mark(_: Store) {
 
 async fn a_full_server_lets_readers_in(_: Store) {
     let server = RedisServer::start();
-    let (locks, other) = (client(&server), client(&server));
+    let (locks, other) = (hasty(&server), hasty(&server));
     let mut guard = locks.mutex("a").acquire().await.unwrap();
     let reader = begin(other.rwlock("a").read().wait(SOON));
     tickets(&locks, "a", 2).await;
@@ -82,7 +82,7 @@ async fn a_full_server_lets_readers_in(_: Store) {
 /// READONLY: a connection to a server that became a replica is replaced.
 async fn a_read_only_server_is_unavailable(_: Store) {
     let server = RedisServer::start();
-    let locks = client(&server);
+    let locks = hasty(&server);
     give_back(locks.mutex("a").acquire().await.unwrap()).await;
     server.command::<()>(&["REPLICAOF", "127.0.0.1", "1"]);
 
@@ -96,7 +96,7 @@ async fn a_read_only_server_is_unavailable(_: Store) {
 /// Some commands of the script have been carried out by then.
 async fn a_full_server_refuses_a_further_reader(_: Store) {
     let server = RedisServer::start();
-    let (locks, other) = (client(&server), client(&server));
+    let (locks, other) = (hasty(&server), hasty(&server));
     let reader = locks.rwlock("a").read().acquire().await.unwrap();
     server.command::<()>(&["CONFIG", "SET", "maxmemory", "1"]);
 
@@ -110,7 +110,7 @@ async fn a_full_server_refuses_a_further_reader(_: Store) {
 
 async fn a_read_only_server_is_unavailable_to_a_further_reader(_: Store) {
     let server = RedisServer::start();
-    let (locks, other) = (client(&server), client(&server));
+    let (locks, other) = (hasty(&server), hasty(&server));
     let reader = locks.rwlock("a").read().acquire().await.unwrap();
     server.command::<()>(&["REPLICAOF", "127.0.0.1", "1"]);
 
@@ -126,7 +126,7 @@ async fn a_read_only_server_is_unavailable_to_a_further_reader(_: Store) {
 /// MISCONF. A background save that cannot write its file.
 async fn a_server_that_cannot_save_is_unavailable(_: Store) {
     let server = RedisServer::with(&["--dbfilename", "taken.rdb"]);
-    let locks = client(&server);
+    let locks = hasty(&server);
     give_back(locks.mutex("a").acquire().await.unwrap()).await;
     server.command::<()>(&["CONFIG", "SET", "save", "3600 1"]);
     let folder: Vec<String> = server.command(&["CONFIG", "GET", "dir"]);
@@ -148,7 +148,7 @@ async fn a_server_that_cannot_save_is_unavailable(_: Store) {
 /// BUSY.
 async fn a_server_busy_with_a_script_is_unavailable_and_comes_back(_: Store) {
     let server = RedisServer::with(&["--busy-reply-threshold", "50"]);
-    let locks = client(&server);
+    let locks = hasty(&server);
     give_back(locks.mutex("a").acquire().await.unwrap()).await;
     let url = server.url();
     let busy = std::thread::spawn(move || {
@@ -185,7 +185,7 @@ async fn a_server_busy_with_a_script_is_unavailable_and_comes_back(_: Store) {
 /// NOSCRIPT.
 async fn forgotten_scripts_are_loaded_again(_: Store) {
     let server = RedisServer::start();
-    let locks = client(&server);
+    let locks = hasty(&server);
     for _ in 0..3 {
         let guard = locks.mutex("a").acquire().await.unwrap();
         server.command::<()>(&["SCRIPT", "FLUSH"]);
@@ -217,11 +217,11 @@ async fn the_database_of_the_url_is_used(_: Store) {
 /// Also if it was none when the client connected. It may be a master again.
 async fn ready_reports_a_replica(_: Store) {
     let server = RedisServer::start();
-    let locks = client(&server);
+    let locks = hasty(&server);
     locks.ready(SOON).await.unwrap();
     server.command::<()>(&["REPLICAOF", "127.0.0.1", "1"]);
 
-    for locks in [&locks, &client(&server)] {
+    for locks in [&locks, &hasty(&server)] {
         let error = locks.ready(Duration::from_millis(300)).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unavailable);
         let text = error.to_string();
@@ -244,7 +244,7 @@ async fn a_server_of_a_cluster_is_refused_before_it_costs_a_lock(_: Store) {
         info.contains("cluster_state:ok")
     })
     .await;
-    let locks = client(&server);
+    let locks = hasty(&server);
 
     let refused = [
         locks.mutex("a").acquire().await.map(drop).unwrap_err(),

@@ -68,7 +68,7 @@ async fn a_release_that_overtakes_its_enqueue_is_obeyed(_: Store) {
 
         // What was on its way has arrived when this, sent after it, has come back …
         works_again(&locks, "after", SOON).await;
-        // … and is gone long before its lease of 10 s is over.
+        // … and is gone long before its lease is over.
         eventually("nothing is left", Duration::from_secs(3), async || {
             client(&server).inspect(&name).await.unwrap().is_empty()
         })
@@ -134,7 +134,7 @@ async fn an_enqueue_that_arrives_after_its_release_takes_nothing(_: Store) {
 async fn a_slow_reply_counts_against_the_lease(_: Store) {
     let server = RedisServer::start();
     let proxy = Proxy::to(server.port());
-    let locks = builder(proxy.url()).op_timeout(SOON).build().unwrap();
+    let locks = through(&proxy);
     give_back(locks.mutex("warm").acquire().await.unwrap()).await;
     let late = Duration::from_millis(500);
     proxy.delay(Duration::ZERO, late);
@@ -156,7 +156,7 @@ async fn a_slow_reply_counts_against_the_lease(_: Store) {
 async fn a_budget_shorter_than_a_round_trip_does_not_cost_the_connection(_: Store) {
     let server = RedisServer::start();
     let proxy = Proxy::to(server.port());
-    let locks = builder(proxy.url()).op_timeout(SOON).build().unwrap();
+    let locks = through(&proxy);
     give_back(locks.mutex("warm").acquire().await.unwrap()).await;
     proxy.delay(Duration::ZERO, Duration::from_millis(50));
     let before = proxy.traffic().connections;
@@ -201,7 +201,7 @@ async fn a_handle_dropped_in_mid_acquire_leaves_no_lock_on_a_runtime_of_one_thre
 async fn shutdown_waits_for_a_release_that_is_under_way(_: Store) {
     let server = RedisServer::start();
     let proxy = Proxy::to(server.port());
-    let locks = builder(proxy.url()).op_timeout(SOON).build().unwrap();
+    let locks = through(&proxy);
     let guard = locks.mutex("a").acquire().await.unwrap();
     proxy.freeze();
     let mut release = Box::pin(guard.release());
