@@ -80,6 +80,12 @@ fn id(name: &str) -> String {
     format!("{name:.>32}")
 }
 
+/// As a client is connected, beside the harness.
+fn connect(server: &RedisServer) -> redis::Connection {
+    let client = redis::Client::open(server.url()).unwrap();
+    client.get_connection().unwrap()
+}
+
 fn enqueue(server: &RedisServer, name: &str, permits: &str, ttl_millis: &str) -> Vec<i64> {
     let record = asking(&id(name), permits, "10", ttl_millis);
     let call = ["EVAL", &script!("enqueue"), "1", KEY, &record, UNSEEN];
@@ -114,6 +120,16 @@ fn renew_with(server: &RedisServer, name: &str, permits: &str) -> Vec<i64> {
     let (id, permits) = (id(name), format!("{permits:0>10}"));
     let call = ["EVAL", &script!("renew"), "1", KEY, &id, &permits, "60000"];
     server.command(&call)
+}
+
+/// A batch: of each ticket its name, its permits and its ttl.
+fn renew_all(server: &RedisServer, keys: &[&str], tickets: &[[&str; 3]]) -> Vec<i64> {
+    let mut call = redis::cmd("EVAL");
+    call.arg(script!("renew")).arg(keys.len()).arg(keys);
+    for [name, permits, ttl] in tickets {
+        call.arg(id(name)).arg(format!("{permits:0>10}")).arg(ttl);
+    }
+    call.query(&mut connect(server)).unwrap()
 }
 
 /// The ids of all tickets, in the order of their numbers.
@@ -214,8 +230,7 @@ async fn a_pair_of_one_and_a_hand_over_are_so_many_calls(_: Store) {
     assert_eq!(alone, count(&[("get", 2), ("set", 2), ("time", 1)]));
 
     // Some connection hears it.
-    let client = redis::Client::open(server.url()).unwrap();
-    let mut connection = client.get_connection().unwrap();
+    let mut connection = connect(&server);
     let mut hears = connection.as_pubsub();
     hears.subscribe("t:1:wake:00").unwrap();
     for id in ["holds", "next", "last"] {
@@ -260,8 +275,7 @@ async fn what_a_verb_costs_does_not_depend_on_how_many_hold(_: Store) {
             for id in first {
                 call.arg(&[id, "0000000001", "60000"]);
             }
-            let client = redis::Client::open(server.url()).unwrap();
-            let reply: Vec<i64> = call.query(&mut client.get_connection().unwrap()).unwrap();
+            let reply: Vec<i64> = call.query(&mut connect(&server)).unwrap();
             assert_eq!(reply, [0, 60000, -1].repeat(2));
         })
     };
@@ -641,25 +655,13 @@ async fn a_holder_that_is_named_twice_in_a_batch_stays_small(_: Store) {
     for (name, permits) in [("x", "5"), ("y", "5"), ("w", "4")] {
         enqueue(&server, name, permits, "60000");
     }
-    let x = id("x");
-    let batch = [&*x, "0000000001", "60000", &x, "0000000005", "60000"];
-    let call = ["EVAL", &script!("renew"), "2", KEY, KEY];
 
-    let reply: Vec<i64> = server.command(&[&call[..], &batch].concat());
+    let batch = [["x", "1", "60000"], ["x", "5", "60000"]];
+    let reply = renew_all(&server, &[KEY, KEY], &batch);
 
     assert_eq!(reply, [0, 60000, -1].repeat(2));
     assert_eq!(renew(&server, "w")[0], 0, "it was let in");
     assert_eq!(&record(&server, "x").unwrap()[62..72], "0000000001");
-}
-
-fn renew_all(server: &RedisServer, keys: &[&str], tickets: &[[&str; 3]]) -> Vec<i64> {
-    let mut call = redis::cmd("EVAL");
-    call.arg(script!("renew")).arg(keys.len()).arg(keys);
-    for [name, permits, ttl] in tickets {
-        call.arg(id(name)).arg(format!("{permits:0>10}")).arg(ttl);
-    }
-    let client = redis::Client::open(server.url()).unwrap();
-    call.query(&mut client.get_connection().unwrap()).unwrap()
 }
 
 async fn a_waiter_that_is_named_twice_in_a_batch_is_told_twice_when_to_look(_: Store) {
@@ -696,8 +698,7 @@ async fn tickets_of_a_batch_that_name_one_twice_are_renewed_in_their_order(_: St
 /// It hears of its turn once.
 async fn one_that_a_batch_lets_in_and_renews_is_told_by_the_reply_alone(_: Store) {
     let server = RedisServer::start();
-    let client = redis::Client::open(server.url()).unwrap();
-    let mut connection = client.get_connection().unwrap();
+    let mut connection = connect(&server);
     let mut hears = connection.as_pubsub();
     hears.subscribe("t:1:wake:00").unwrap();
     for name in ["holds", "next", "last"] {
@@ -790,8 +791,7 @@ async fn what_is_not_the_state_of_a_lock_is_refused_and_left_as_it_is(_: Store) 
         ] {
             let mut call = redis::cmd("EVAL");
             call.arg(script).arg(1).arg(KEY).arg(arguments);
-            let client = redis::Client::open(server.url()).unwrap();
-            let answer = call.query::<Value>(&mut client.get_connection().unwrap());
+            let answer = call.query::<Value>(&mut connect(&server));
             let error = answer.expect_err(value);
             assert_eq!(error.code(), Some("WRONGTYPE"), "{value:?}");
             assert!(error.to_string().contains(KEY), "{error}");
@@ -918,8 +918,7 @@ async fn a_verb_that_is_denied_a_command_costs_neither_permits_nor_turns(_: Stor
     ];
     let verbs = ["enqueue", "release a", "release w", "smaller a", "renew w"];
     let server = RedisServer::start();
-    let client = redis::Client::open(server.url()).unwrap();
-    let mut connection = client.get_connection().unwrap();
+    let mut connection = connect(&server);
     let mut hears = connection.as_pubsub();
     hears.subscribe("t:1:wake:00").unwrap();
     for (line, verb) in lines.iter().flat_map(|line| verbs.map(|verb| (line, verb))) {
@@ -1116,8 +1115,7 @@ async fn a_name_with_a_mark_is_not_forgotten(_: Store) {
 /// Though the line is never empty, and so its state never shorter.
 async fn a_mark_that_has_run_out_costs_no_more_calls(_: Store) {
     let server = RedisServer::start();
-    let client = redis::Client::open(server.url()).unwrap();
-    let mut connection = client.get_connection().unwrap();
+    let mut connection = connect(&server);
     let mut hears = connection.as_pubsub();
     hears.subscribe("t:1:wake:00").unwrap();
     for id in ["holds", "next", "last"] {
@@ -1150,20 +1148,9 @@ async fn a_lease_that_a_batch_lets_in_and_renews_is_as_long_as_it_says(_: Store)
     let server = RedisServer::start();
     assert_eq!(enqueue(&server, "holds", "10", "60000")[0], 0);
     assert_eq!(enqueue(&server, "next", "5", "60000")[0], 1);
-    let (holds, next) = (id("holds"), id("next"));
 
-    let five = ["0000000005", "60000"];
-    let call = [
-        "EVAL",
-        &script!("renew"),
-        "2",
-        KEY,
-        KEY,
-        &holds,
-        five[0],
-        five[1],
-    ];
-    let reply: Vec<i64> = server.command(&[&call[..], &[&next], &five].concat());
+    let batch = [["holds", "5", "60000"], ["next", "5", "60000"]];
+    let reply = renew_all(&server, &[KEY, KEY], &batch);
 
     assert_eq!(reply, [0, 60000, -1].repeat(2));
     assert!(expires(&server, "next") > now(&server) + 30_000);
@@ -1187,8 +1174,7 @@ async fn a_replica_says_so_to_whoever_renews_or_releases(_: Store) {
                 renew.arg(self::id(name)).arg(&["0000000010", "60000"]);
             }
             for call in [renew, release] {
-                let client = redis::Client::open(replica.url()).unwrap();
-                let answer = call.query::<Vec<i64>>(&mut client.get_connection().unwrap());
+                let answer = call.query::<Vec<i64>>(&mut connect(&replica));
                 let code = answer.as_ref().map_err(|error| error.code());
                 assert_eq!(code, Err(Some("READONLY")), "{id}, {ids:?}");
             }
