@@ -12,7 +12,7 @@ use tests::stalls::awake_since;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-use crate::store::{SOON, STALL, kind};
+use crate::store::{LEASE, SOON, STALL, kind};
 
 /// Each fact has a store to itself, so that one is enough.
 const NAMESPACE: &str = "test";
@@ -24,7 +24,7 @@ pub(crate) fn builder(url: impl Into<String>) -> Builder {
 
 /// With more time than that, for what is to work: a machine that stalls is not a store that fails.
 pub(crate) fn patient(url: impl Into<String>) -> Builder {
-    builder(url).op_timeout(STALL).ttl(2 * STALL)
+    builder(url).op_timeout(STALL).ttl(LEASE)
 }
 
 /// A process with a mutex.

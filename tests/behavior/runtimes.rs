@@ -5,8 +5,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
+use tests::stalls::awake_since;
 
-use crate::store::{Kind, SOON, Store, assert_nothing_left, give_back, tickets};
+use crate::store::{Kind, LEASE, SOON, Store, assert_nothing_left, give_back, tickets};
 
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store;
@@ -75,10 +76,10 @@ async fn a_place_in_line_is_not_left_to_a_runtime_that_would_not_hear_of_it(stor
     let (locks, theirs) = (store.client(), store.client());
     let guard = theirs.mutex("a").acquire().await.unwrap();
     let (first, second) = (runtime(), runtime());
-    let lock = locks.mutex("a").wait(SOON);
+    let lock = locks.mutex("a").wait(LEASE);
     first.spawn(async move { lock.acquire().await.map(drop) });
     tickets(&locks, "a", 2).await;
-    let lock = locks.mutex("a").wait(SOON);
+    let lock = locks.mutex("a").wait(LEASE);
     let heir = second.spawn(async move { lock.acquire().await });
     tickets(&locks, "a", 3).await;
 
@@ -86,10 +87,11 @@ async fn a_place_in_line_is_not_left_to_a_runtime_that_would_not_hear_of_it(stor
     tickets(&locks, "a", 2).await;
     give_back(guard).await;
 
-    // By a wake-up: the heir's first renewal is three seconds away.
+    // By a wake-up: the heir's first renewal is 20 s away.
     let started = Instant::now();
     give_back(heir.await.unwrap().unwrap()).await;
-    assert!(started.elapsed() < Duration::from_millis(1500));
+    let awake = awake_since(started);
+    assert!(awake < Duration::from_millis(1500), "{awake:?}");
     outside(move || drop(second)).await;
 }
 

@@ -11,7 +11,7 @@ use tests::stalls::awake_since;
 use tests::stores::Server;
 
 use crate::faults::{Work, builder, is_unavailable_within_one_operation, patient};
-use crate::store::{DEFAULT, Kind, SLACK, SOON, STALL, Store, begin, give_back, kind, tickets};
+use crate::store::{DEFAULT, Kind, LEASE, SLACK, SOON, Store, begin, give_back, kind, tickets};
 
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, DEFAULT, &format!("{}_faults", store.name());
@@ -92,12 +92,7 @@ async fn a_cut_that_outlasts_the_lease_stops_the_work(store: Store) {
 
     // The next holder waits at the store, past the cut.
     let elsewhere = patient(server.url()).build().unwrap();
-    let next = elsewhere
-        .mutex("a")
-        .wait(2 * STALL)
-        .acquire()
-        .await
-        .unwrap();
+    let next = elsewhere.mutex("a").wait(LEASE).acquire().await.unwrap();
     work.assert_stopped().await;
     assert_eq!(events.recv().await, Some(Event::Suspended));
     let lost = events.recv().await;
@@ -139,7 +134,7 @@ async fn wake_ups_that_were_cut_off_are_caught_up_on(store: Store) {
     let cut_off = builder_here.ttl(LONG).build().unwrap();
     for _ in 0..5 {
         let guard = locks.mutex("a").acquire().await.unwrap();
-        let waiter = begin(cut_off.mutex("a").wait(2 * STALL));
+        let waiter = begin(cut_off.mutex("a").wait(LEASE));
         tickets(&locks, "a", 2).await;
         proxy.cut();
         give_back(guard).await; // its message reaches nobody
@@ -164,7 +159,7 @@ async fn a_lost_reply_is_asked_for_again_and_granted_once(store: Store) {
 
         let name = format!("n{round}");
         let asked = Instant::now();
-        let guard = locks.mutex(&name).wait(2 * STALL).acquire().await.unwrap();
+        let guard = locks.mutex(&name).wait(LEASE).acquire().await.unwrap();
 
         // By the repetition itself; a ticket that was taken twice is granted by its first renewal.
         let after = awake_since(asked);
@@ -193,7 +188,7 @@ async fn a_downgrade_whose_reply_is_lost_has_let_readers_in_and_no_writer(store:
         let locks = builder_here.build().unwrap();
         let mut guard = locks.mutex("a").acquire().await.unwrap();
         let grant = guard.grant_id();
-        let reader = begin(other.rwlock("a").read().wait(2 * STALL));
+        let reader = begin(other.rwlock("a").read().wait(LEASE));
         tickets(&other, "a", 2).await;
         proxy.lose_replies(process.marks().downgrade, 1);
 

@@ -5,7 +5,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
 use lockcore::backend::{Backend, Capability};
@@ -13,6 +13,7 @@ use lockcore::testing::conformance::{self, Fact, Subject};
 use lockcore::{Builder, Error, ErrorKind, Fair, Guard, Lock, Locks};
 use tests::eventually::eventually;
 use tests::sqlite_file::SqliteFile;
+use tests::stalls::awake_since;
 use tests::stores::{self, Server, Suite, Timings};
 use tests::watch::SECRET;
 use tokio::runtime::Runtime;
@@ -38,6 +39,13 @@ pub(crate) const SOON: Duration = Duration::from_secs(10);
 
 /// For how long a busy machine may stop altogether without making a fact fail that is not about time.
 pub(crate) const STALL: Duration = Duration::from_secs(30);
+
+/// The ttl of a [client](Store::client), which outlasts that. Its renewals are 20 s apart. It is as long as others wait in
+/// facts that bound the wait by [`soon`], or not at all.
+pub(crate) const LEASE: Duration = STALL.saturating_mul(2);
+
+/// Stores count milliseconds, and round as they like.
+pub(crate) const A_FEW_MILLIS: Duration = Duration::from_millis(20);
 
 /// What a bound allows beyond what it is for: this machine runs other tests too.
 pub(crate) const SLACK: Duration = Duration::from_millis(1500);
@@ -154,7 +162,7 @@ impl Store {
     /// A client; another one each time. It has more time than the default: a machine that stalls is not a store that fails,
     /// nor a holder that is gone.
     pub(crate) fn client(&self) -> Locks {
-        self.client_with(Locks::builder().op_timeout(STALL).ttl(2 * STALL))
+        self.client_with(Locks::builder().op_timeout(STALL).ttl(LEASE))
     }
 
     pub(crate) fn client_with(&self, builder: Builder) -> Locks {
@@ -237,6 +245,15 @@ pub(crate) async fn tickets(locks: &Locks, name: &str, count: usize) {
         places.len() + local as usize == count
     })
     .await;
+}
+
+/// What comes of this, which has to come [soon](SOON). The time in which the machine stands still does not count.
+pub(crate) async fn soon<T>(coming: impl Future<Output = T>) -> T {
+    let began = Instant::now();
+    let came = coming.await;
+    let awake = awake_since(began);
+    assert!(awake < SOON, "{awake:?}");
+    came
 }
 
 /// A task that asks.

@@ -29,6 +29,8 @@
     reason = "all of this is test code, where a panic is the report"
 )]
 
+pub use lockcore::testing::conformance::stalls;
+
 pub mod certificates;
 pub mod child;
 pub mod eventually;
@@ -41,7 +43,7 @@ pub mod proxy;
 pub mod redis_sentinels;
 pub mod redis_server;
 pub mod sqlite_file;
-pub mod stalls;
+
 pub mod stores;
 pub mod toolchain;
 pub mod turns;

@@ -9,7 +9,7 @@ use tests::redis_server::RedisServer;
 use tests::stalls::awake_since;
 
 use super::{client, through};
-use crate::store::{Kind, SOON, STALL, Store, begin, give_back, tickets};
+use crate::store::{Kind, LEASE, SOON, Store, begin, give_back, tickets};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT;
@@ -25,12 +25,7 @@ async fn a_waiter_of_before_a_reconnect_is_woken_after_it(_: Store) {
     let locks = through(&proxy);
     let guard = client(&server).mutex("a").acquire().await.unwrap();
     // No renewal but those of the reconnect comes into it: the ordinary ones are 40 s apart.
-    let waiter = begin(
-        locks
-            .mutex("a")
-            .ttl(Duration::from_secs(120))
-            .wait(2 * STALL),
-    );
+    let waiter = begin(locks.mutex("a").ttl(Duration::from_secs(120)).wait(LEASE));
     tickets(&client(&server), "a", 2).await;
     let before = server.command_stats();
     proxy.cut();
@@ -59,7 +54,7 @@ async fn a_forged_wake_up_grants_nothing(_: Store) {
     let server = RedisServer::start();
     let (locks, waiting) = (client(&server), client(&server));
     let guard = locks.mutex("a").acquire().await.unwrap();
-    let waiter = begin(waiting.mutex("a").wait(2 * STALL));
+    let waiter = begin(waiting.mutex("a").wait(LEASE));
     tickets(&locks, "a", 2).await;
     let channels: Vec<String> = server.command(&["PUBSUB", "CHANNELS", "test:1:wake:*"]);
     assert!(channels.len() >= 2);

@@ -9,7 +9,7 @@ use tests::faketime::Clock;
 use tests::redis_server::RedisServer;
 
 use super::{client, hasty, nothing_left};
-use crate::store::{Kind, SOON, STALL, Store, begin, give_back, kind, tickets};
+use crate::store::{Kind, LEASE, SOON, Store, begin, give_back, kind, tickets};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT;
@@ -122,7 +122,7 @@ async fn an_evicted_ticket_costs_the_lock_and_the_holder_learns_it(_: Store) {
 async fn evicted_ends_cost_nobody_the_lock_or_the_place(_: Store) {
     let server = RedisServer::start();
     let locks = client(&server);
-    let lock = |locks: &Locks| locks.semaphore("a", 2).permits(1).wait(2 * STALL);
+    let lock = |locks: &Locks| locks.semaphore("a", 2).permits(1).wait(LEASE);
     let first = lock(&locks).acquire().await.unwrap();
     let second = lock(&locks).acquire().await.unwrap();
     let mut waiters = Vec::new();
@@ -151,12 +151,7 @@ async fn evicted_ends_cost_nobody_the_lock_or_the_place(_: Store) {
 /// They learn it at their next renewal and line up again.
 async fn an_evicted_line_costs_those_who_wait_their_place_and_nobody_the_lock(_: Store) {
     let server = RedisServer::start();
-    let lock = |locks: &Locks| {
-        locks
-            .mutex("a")
-            .ttl(Duration::from_millis(900))
-            .wait(2 * STALL)
-    };
+    let lock = |locks: &Locks| locks.mutex("a").ttl(Duration::from_millis(900)).wait(LEASE);
     let locks = client(&server);
     let guard = lock(&locks).acquire().await.unwrap();
     let waiter = begin(lock(&client(&server)));
@@ -298,7 +293,7 @@ async fn no_request_shortens_the_life_of_a_key(_: Store) {
         client(&server)
             .mutex("a")
             .ttl(Duration::from_secs(9))
-            .wait(2 * STALL),
+            .wait(LEASE),
     );
     tickets(&locks, "a", 2).await;
     lives();

@@ -15,7 +15,7 @@ use tokio::sync::mpsc;
 
 use super::{client, hasty, nothing_left, through};
 use crate::faults::{builder, patient};
-use crate::store::{Kind, SOON, STALL, Store, begin, give_back, kind, tickets};
+use crate::store::{Kind, LEASE, SOON, Store, begin, give_back, kind, tickets};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT;
@@ -148,7 +148,7 @@ async fn hundred_waiters(
 async fn waiters_survive_a_server_that_restarts_empty(_: Store) {
     let server = RedisServer::start();
     let resource = Arc::new(Witness::exclusive());
-    let ttl = 2 * STALL;
+    let ttl = LEASE;
     let lock = client(&server).mutex("a").ttl(ttl);
     let guard = lock.acquire().await.unwrap();
     let mut served = hundred_waiters(&server, ttl, &resource).await;
@@ -175,7 +175,7 @@ async fn waiters_survive_a_server_that_restarts_empty(_: Store) {
 async fn waiters_keep_their_places_over_restarts_of_a_server_with_its_data(_: Store) {
     let server = RedisServer::with(&["--appendonly", "yes", "--appendfsync", "always"]);
     let resource = Arc::new(Witness::exclusive());
-    let ttl = 2 * STALL;
+    let ttl = LEASE;
     let guard = client(&server).mutex("a").ttl(ttl).acquire().await.unwrap();
     let mut last = guard.fencing_token().unwrap();
     let mut served = hundred_waiters(&server, ttl, &resource).await;

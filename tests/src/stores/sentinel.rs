@@ -126,24 +126,12 @@ impl ServerProcess for Alone {
         url
     }
 
-    fn stop(&self) {
-        self.server.stop();
-    }
-
     fn kill(&self) {
         self.server.kill();
     }
 
-    fn restart(&self) {
-        self.server.restart();
-    }
-
-    fn freeze(&self) {
-        self.server.freeze();
-    }
-
-    fn thaw(&self) {
-        self.server.thaw();
+    fn says_when_down(&self) -> &'static str {
+        "refused"
     }
 
     fn marks(&self) -> Marks {

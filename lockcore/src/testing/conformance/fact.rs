@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::kit::Store;
+use super::stalls;
 use super::subject::Subject;
 use crate::backend::Capability;
 use crate::options::Fair;
@@ -69,6 +70,7 @@ impl Fact {
     ///
     /// If the fact is not true of the store, or is not known to be after two minutes.
     pub async fn check(&self, subject: Arc<dyn Subject>, fair: Fair) {
+        stalls::watch();
         let checked = (self.body)(Store::new(subject, fair));
         let in_time = tokio::time::timeout(LONGEST, checked).await;
         assert!(in_time.is_ok(), "{} hangs", self.name);

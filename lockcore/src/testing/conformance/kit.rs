@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
+use super::stalls::awake_since;
 use super::subject::Subject;
 use crate::backend::{
     Connection, Departure, Enqueued, EventSink, FULL, Id, Name, Namespace, News, Released, Renewed,
@@ -25,6 +26,13 @@ pub(super) const SOON: Duration = Duration::from_secs(10);
 
 /// For how long a busy machine may stop altogether without making a fact fail that is not about time.
 pub(super) const STALL: Duration = Duration::from_secs(30);
+
+/// The ttl of a [client](Store::client), which outlasts that. Its renewals are 20 s apart. It is as long as others wait in
+/// facts that bound the wait by [`soon`], or not at all.
+pub(super) const LEASE: Duration = STALL.saturating_mul(2);
+
+/// Stores count milliseconds, and round as they like.
+pub(super) const A_FEW_MILLIS: Duration = Duration::from_millis(20);
 
 /// For how long a wait that is to end without a lock lasts.
 pub(super) const SLACK: Duration = Duration::from_millis(1500);
@@ -48,7 +56,7 @@ impl Store {
     /// A client; another one each time. It has more time than the default: a machine that stalls is not a store that
     /// fails, nor a holder that is gone.
     pub(super) fn client(&self) -> Locks {
-        let builder = Locks::builder().op_timeout(STALL).ttl(2 * STALL);
+        let builder = Locks::builder().op_timeout(STALL).ttl(LEASE);
         let builder: Builder = builder.namespace(&self.namespace).fair(self.fair);
         self.subject.client(builder).unwrap()
     }
@@ -67,7 +75,7 @@ impl Store {
     pub(super) fn request(&self, name: &str) -> Request {
         let name = Name::new(self.names(), name).unwrap();
         let id = Id::draw().unwrap();
-        let mut request = Request::new(name, id, FULL, FULL, 2 * STALL);
+        let mut request = Request::new(name, id, FULL, FULL, LEASE);
         request.wait = true;
         request.owner = "host/1/client".into();
         request
@@ -175,16 +183,23 @@ impl Asker {
     }
 }
 
-/// Waits until it holds; panics with `what` when it does not within the time.
+/// Waits until it holds; panics with `what` when it does not within the time. The time in which the machine stands still
+/// does not count.
 pub(super) async fn eventually(what: &str, mut holds: impl AsyncFnMut() -> bool) {
     let began = Instant::now();
     while !holds().await {
-        assert!(
-            began.elapsed() < SOON + STALL,
-            "not within {SOON:?}: {what}"
-        );
+        assert!(awake_since(began) < SOON, "not within {SOON:?}: {what}");
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
+}
+
+/// What comes of this, which has to come [soon](SOON). The time in which the machine stands still does not count.
+pub(super) async fn soon<T>(coming: impl Future<Output = T>) -> T {
+    let began = Instant::now();
+    let came = coming.await;
+    let awake = awake_since(began);
+    assert!(awake < SOON, "{awake:?}");
+    came
 }
 
 /// The kind of an expected error.
