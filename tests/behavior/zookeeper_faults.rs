@@ -36,7 +36,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
 
 /// What is looked at here is what goes over the wire, so every request has a ticket of its own.
 fn builder(url: String) -> Builder {
-    faults::builder(url).fair(Fair::Strict)
+    faults::patient(url).fair(Fair::Strict)
 }
 
 fn client(server: &ZooKeeperServer) -> Locks {
@@ -44,7 +44,7 @@ fn client(server: &ZooKeeperServer) -> Locks {
 }
 
 fn through(proxy: &Proxy) -> Locks {
-    builder(proxied(proxy)).op_timeout(SOON).build().unwrap()
+    builder(proxied(proxy)).build().unwrap()
 }
 
 fn proxied(proxy: &Proxy) -> String {

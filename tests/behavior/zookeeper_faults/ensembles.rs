@@ -5,15 +5,14 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use libtest_mimic::Trial;
-use lockcore::Held;
+use lockcore::{Builder, Fair, Held};
 use tests::eventually::eventually;
 use tests::process::Process;
 use tests::witness::FileWitness;
 use tests::zookeeper_server::{Ensemble, ZooKeeperServer};
 use zookeeper_client::Client;
 
-use super::builder;
-use crate::faults::Work;
+use crate::faults::{self, Work};
 use crate::store::{Kind, SOON, Store, begin, give_back, tickets};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
@@ -30,6 +29,12 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
         ]);
     }
     facts
+}
+
+/// With all defaults: time is the subject here. An operation that hangs on a server that is cut off must be over before that
+/// server notices.
+fn builder(url: String) -> Builder {
+    faults::builder(url).fair(Fair::Strict)
 }
 
 /// It lives by a later proof than the first, which is the session's creation.

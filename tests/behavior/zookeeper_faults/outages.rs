@@ -13,7 +13,7 @@ use tests::zookeeper_server::ZooKeeperServer;
 
 use super::{builder, client, operator};
 use crate::faults::{holder, works_again};
-use crate::store::{Kind, SLACK, SOON, Store, begin, give_back, tickets};
+use crate::store::{Kind, LEASE, SLACK, SOON, Store, begin, give_back, tickets};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT;
@@ -50,7 +50,7 @@ async fn a_silent_server_among_others_delays_no_first_acquisition(_: Store) {
             let locks = builder.build().unwrap();
             let began = Instant::now();
             let guard = locks.mutex("a").acquire().await.unwrap();
-            slowest = slowest.max(began.elapsed());
+            slowest = slowest.max(awake_since(began));
             give_back(guard).await;
         }
         println!("the slowest of 30 with {url}: {slowest:?}");
@@ -67,7 +67,6 @@ async fn an_attempt_that_came_second_leaves_no_session(_: Store) {
     }
     let [one, other] = [0, 1].map(|number| format!("127.0.0.1:{}", proxies[number].port()));
     let locks = builder(format!("zookeeper://{one},{other}?session_timeout=60s"))
-        .op_timeout(SOON)
         .build()
         .unwrap();
     let guard = locks.mutex("a").acquire().await.unwrap();
@@ -100,7 +99,7 @@ async fn a_server_that_restarts_keeps_locks_and_line(_: Store) {
     let server = ZooKeeperServer::start();
     let (locks, waiting) = (client(&server), client(&server));
     let guard = locks.mutex("a").acquire().await.unwrap();
-    let waiter = begin(waiting.mutex("a").wait(2 * SOON));
+    let waiter = begin(waiting.mutex("a").wait(LEASE));
     tickets(&locks, "a", 2).await;
     let places = locks.inspect("a").await.unwrap();
 
@@ -123,7 +122,9 @@ async fn a_server_that_restarts_keeps_locks_and_line(_: Store) {
 
 async fn a_server_that_lost_its_data_takes_the_lock(_: Store) {
     let server = ZooKeeperServer::start();
-    let locks = client(&server);
+    // A session is given up when it may have ended.
+    let session = Duration::from_secs(10);
+    let locks = builder(server.url()).ttl(session).build().unwrap();
     let guard = locks.mutex("a").acquire().await.unwrap();
     server.restart_empty();
     let lost = Instant::now();
@@ -131,9 +132,9 @@ async fn a_server_that_lost_its_data_takes_the_lock(_: Store) {
     let reason = guard.lost().await;
 
     println!("lost {:?} after the restart: {reason:?}", lost.elapsed());
-    assert!(lost.elapsed() < SOON);
-    // A server that is behind what the client has seen refuses the session; it is given up when it may have ended.
-    works_again(&locks, "a", 2 * SOON).await;
+    assert!(awake_since(lost) < session);
+    // A server that is behind what the client has seen refuses the session until then.
+    works_again(&locks, "a", 2 * session).await;
     println!("works again {:?} after the restart", lost.elapsed());
     assert_eq!(guard.release().await.unwrap(), Release::AlreadyLost);
 }
@@ -145,7 +146,7 @@ async fn a_node_that_somebody_deleted_costs_the_lock_and_the_holder_learns_it(_:
     for contended in [false, true] {
         let ttl = Duration::from_secs(3);
         let guard = locks.mutex("a").ttl(ttl).acquire().await.unwrap();
-        let waiter = contended.then(|| begin(locks.mutex("a").wait(SOON)));
+        let waiter = contended.then(|| begin(locks.mutex("a").wait(LEASE)));
         tickets(&locks, "a", 1 + usize::from(contended)).await;
         let node = server.ephemerals("/test:1/{a}/").remove(0);
         let node = if contended {

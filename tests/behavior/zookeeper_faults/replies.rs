@@ -21,6 +21,9 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
+/// The library probes and gives up connections by fractions of it.
+const SESSION: Duration = Duration::from_secs(10);
+
 async fn giving_up_on_a_lost_reply_leaves_nothing(_: Store) {
     let server = ZooKeeperServer::start();
     let proxy = Proxy::to(server.port());
@@ -51,6 +54,7 @@ async fn what_was_sent_to_a_stopped_server_is_found_and_deleted(_: Store) {
     let server = ZooKeeperServer::start();
     let locks = builder(server.url())
         .op_timeout(Duration::from_millis(200))
+        .ttl(SESSION)
         .build()
         .unwrap();
     locks.ready(SOON).await.unwrap();
@@ -60,7 +64,7 @@ async fn what_was_sent_to_a_stopped_server_is_found_and_deleted(_: Store) {
         let lock = locks.mutex("a").wait(Duration::from_millis(100));
         assert_eq!(kind(lock.acquire().await), ErrorKind::Unknown);
         // How long it is stopped is what is tried. The longer one is more than the library waits before it gives the
-        // connection up (2/5 of 10 s).
+        // connection up (2/5 of its session).
         tokio::time::sleep(stopped).await;
         server.thaw();
 
@@ -77,6 +81,7 @@ async fn a_node_that_appears_after_its_release_is_deleted(_: Store) {
     // Shorter than the time between two probes of the session: what is sent next is the release.
     let locks = builder(proxied(&proxy))
         .op_timeout(Duration::from_millis(200))
+        .ttl(SESSION)
         .build()
         .unwrap();
     locks.ready(SOON).await.unwrap();
