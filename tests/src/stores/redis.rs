@@ -156,8 +156,8 @@ impl Server for RedisServer {
         keys.retain(|key| {
             let kind: String = self.command(&["TYPE", key]);
             let state = || self.command::<Option<String>>(&["GET", key]);
-            !key.contains("}:gone:")
-                && !(kind == "string" && state().is_some_and(only_tells_of_marks))
+            let is_mark = key.contains("}:gone:");
+            !is_mark && (kind != "string" || !state().is_some_and(only_tells_of_marks))
         });
         keys
     }
