@@ -148,7 +148,7 @@ mod tests {
             for call in script.source.split("string.sub(").skip(1) {
                 let call = call.split(')').next().unwrap_or_default();
                 let places = call.split(", ").skip(1).map(|place| {
-                    let place = place.parse::<usize>();
+                    let place = place.trim_start_matches("at + ").parse::<usize>();
                     place.unwrap_or_else(|_| panic!("{call} names no places"))
                 });
                 match places.collect::<Vec<_>>()[..] {
@@ -158,6 +158,7 @@ mod tests {
                 }
             }
             for call in script.source.split("string.byte(").skip(1) {
+                let call = call.replacen("at + ", "", 1);
                 let known = bytes
                     .map(|(at, byte)| [format!(", {at}) == {byte}"), format!(", {at}) ~= {byte}")]);
                 let is_known = |known: &String| call[..call.len().min(20)].contains(known);
@@ -170,5 +171,6 @@ mod tests {
         assert!(enqueue.contains(&format!("'%0{EXPIRES}d'")));
         assert!(enqueue.contains(&format!("#was == {NUMBER}")));
         assert!(enqueue.contains(&format!("#was > {behind_head}")));
+        assert!(enqueue.contains(&format!("in_line and {behind_head}")));
     }
 }

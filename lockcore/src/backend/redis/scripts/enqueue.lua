@@ -60,15 +60,16 @@ end
 local micros = time[1] * 1000000 + time[2]
 local now = math.floor(micros / 1000)
 local ttl, id = tonumber(string.sub(ARGV[1], 1, 13)), string.sub(ARGV[1], 14, 45)
-local permits, capacity = string.sub(ARGV[1], 47, 56), string.sub(ARGV[1], 58, 67)
+local capacity = string.sub(ARGV[1], 58, 67)
 local MOST_TICKETS = 10000
 
 -- The next most common: somebody holds all permits and this one has to wait, behind nobody who is dead.
 local in_line = was and string.byte(was, 17) == 76 -- 'L'
-local holder = in_line and string.sub(was, 77) or was
-if is_next and not ARGV[3] and string.sub(holder, 63, 72) == capacity and string.sub(holder, 74, 83) == capacity
-  and id_of(holder) ~= id and (end_of(holder) or 0) > now then
-  local rows, record, recheck_in = key .. ':line', number .. ARGV[1], end_of(holder) - now
+local at = in_line and 76 or 0
+local ends = is_next and not ARGV[3] and string.sub(was, at + 63, at + 72) == capacity
+  and string.sub(was, at + 74, at + 83) == capacity and string.sub(was, at + 30, at + 61) ~= id and end_of(was, at)
+if ends and ends > now then
+  local rows, record, recheck_in = key .. ':line', number .. ARGV[1], ends - now
   if not in_line then
     if redis.call('EXISTS', rows, key .. ':ends') == 0 then
       local head = number .. 'L000000000000000000000000010000000000002' .. capacity .. capacity
@@ -107,7 +108,8 @@ if seen >= drawn and seen <= micros + 86400000000 then drawn = seen + 1 end
 
 local line = read(key, was, now)
 if line.err then return line end
-permits, capacity = tonumber(permits), tonumber(capacity)
+local permits = tonumber(string.sub(ARGV[1], 47, 56))
+capacity = tonumber(capacity)
 
 -- An earlier try left it.
 local function repeated(known, place)

@@ -14,12 +14,14 @@ local function clock()
   return time[1] * 1000 + math.floor(time[2] / 1000)
 end
 
--- When it expires, in ms of the server's clock; nil if this library has not written it.
-local function end_of(record)
-  local ends = tonumber(string.sub(record, 17, 29))
-  if string.byte(record, 17) ~= 43 then return ends end -- '+'
-  local number = tonumber(string.sub(record, 1, 16))
-  return ends and number and math.floor(number / 1000) + ends
+-- When it expires, in ms of the server's clock; nil if this library has not written it. `at` is for a record that is
+-- behind so many bytes.
+local function end_of(record, at)
+  at = at or 0
+  local ends = tonumber(string.sub(record, at + 17, at + 29))
+  if string.byte(record, at + 17) ~= 43 then return ends end -- '+'
+  local number = tonumber(string.sub(record, at + 1, at + 16))
+  return ends and number and (number - number % 1000) / 1000 + ends
 end
 
 -- Its permits and its capacity.
