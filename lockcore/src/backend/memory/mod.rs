@@ -1,9 +1,8 @@
 //! `memory:`, the store inside the process: real exclusion between its tasks, for tests, examples and services of one
 //! process. Each connect makes a new store; clones of its handle share it.
 //!
-//! It is the [pure rule](crate::queue) under a mutex. It measures time with the lease clock. Ticket numbers are
-//! microseconds of the wall clock, as it was when the store was made and as the lease clock has gone on since, so that
-//! tokens also rise over restarts of the process.
+//! It is the [pure rule](crate::queue) under a mutex. It measures time with the lease clock. The wall clock only
+//! provides ticket numbers, so that tokens also rise over restarts of the process.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -48,16 +47,7 @@ pub(crate) struct Memory {
 #[derive(Debug)]
 pub(crate) struct Store {
     clock: Clock,
-    made: Made,
     names: Mutex<Names>,
-}
-
-/// When the store was made.
-#[derive(Debug)]
-struct Made {
-    at: Instant,
-    /// By the wall clock, since 1970.
-    micros: u64,
 }
 
 #[derive(Debug, Default)]
@@ -160,13 +150,8 @@ fn answer<T: Send + 'static>(outcome: Result<T, StoreError>) -> Answer<T> {
 
 impl Store {
     pub(crate) fn new(clock: Clock) -> Self {
-        let made = Made {
-            at: clock.now(),
-            micros: wall_clock_micros(),
-        };
         Self {
             clock,
-            made,
             names: Mutex::default(),
         }
     }
@@ -221,7 +206,7 @@ impl Store {
                 Renewed::Lost | Renewed::Failed => Enqueued::Gone,
             });
         }
-        let micros = self.made.micros_at(now);
+        let micros = wall_clock_micros();
         let seen = Some(request.highest_seen).filter(|seen| *seen <= micros + DAY_MICROS);
         let floor = micros.max(*last + 1).max(seen.map_or(0, |seen| seen + 1));
         let (id, valid_for) = (request.id, request.ttl);
@@ -363,12 +348,6 @@ impl Store {
 
     fn names(&self) -> MutexGuard<'_, Names> {
         self.names.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Made {
-    fn micros_at(&self, now: Instant) -> u64 {
-        self.micros + (now.as_nanos() - self.at.as_nanos()) / 1_000
     }
 }
 
