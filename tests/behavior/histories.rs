@@ -15,7 +15,7 @@ use lockcore::Locks;
 use lockcore::backend::{Enqueued, FULL};
 use tests::stores::Histories;
 
-use crate::border::{random_id, request, stranger, with};
+use crate::hostile::{random_id, request, stranger, with};
 use crate::store::{DEFAULT, Kind, SOON, Store, begin, give_back, tickets};
 use world::World;
 

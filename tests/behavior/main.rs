@@ -5,9 +5,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a panic is the report")]
 
-mod border;
 mod counted;
-mod crowd;
 mod downgrade;
 mod exclusion;
 mod extend;
@@ -16,6 +14,7 @@ mod fencing;
 mod forks;
 mod giving_up;
 mod histories;
+mod hostile;
 mod inversions;
 mod kit;
 mod leases;
@@ -37,6 +36,7 @@ mod server_faults;
 mod sqlite_faults;
 mod starved;
 mod store;
+mod stress;
 mod tls;
 mod traces;
 mod views;
@@ -91,8 +91,8 @@ fn facts_of(store: Kind) -> Vec<Trial> {
     trials.extend(extend::facts(store));
     trials.extend(owners::facts(store));
     trials.extend(fencing::facts(store));
-    trials.extend(crowd::facts(store));
-    trials.extend(border::facts(store));
+    trials.extend(stress::facts(store));
+    trials.extend(hostile::facts(store));
     trials.extend(histories::facts(store));
     if store.capability().cross_process {
         trials.extend(downgrade::facts_of_processes(store));
@@ -112,7 +112,7 @@ fn facts_of(store: Kind) -> Vec<Trial> {
 fn facts_of_memory(store: Kind) -> Vec<Trial> {
     let groups = [
         kit::facts,
-        crowd::facts_of_the_kit,
+        stress::facts_of_the_kit,
         protocol::facts,
         inversions::facts,
         downgrade::facts_of_the_kit,
@@ -132,7 +132,7 @@ fn facts_of_redis(store: Kind) -> Vec<Trial> {
         redis_faults::facts,
         redis_scripts::facts,
         fencing::facts_of_redis,
-        border::facts_of_redis,
+        hostile::facts_of_redis,
         redis_rights::facts,
         messages::facts_of_redis,
         logs::facts_of_redis,

@@ -225,7 +225,7 @@ mod tests {
     }
 
     // `flock` belongs to the open file, so that two values in one process behave as two processes do; a process that is
-    // killed inside is tried in tests/harness.
+    // killed inside is tried in tests/selftest.
 
     #[test]
     fn file_visits_one_after_the_other_do_not_overlap() {

@@ -77,13 +77,13 @@ struct Hold {
 /// while the client reads nothing. A task waits for the end, and takes both away then.
 struct Watched<B> {
     /// The task refers to it weakly, so that dropping this drops the inner body and the lock at once.
-    place: Arc<Mutex<Place<B>>>,
+    slot: Arc<Mutex<Slot<B>>>,
     task: AbortHandle,
 }
 
 /// Where a watched body is while nobody polls it. The mutex is held for taking it and for putting it
 /// back; the body is polled and dropped outside, so that nobody waits for it.
-struct Place<B> {
+struct Slot<B> {
     /// `None` while it is polled, and after its end.
     holding: Option<Pin<Box<Holding<B>>>>,
     /// The last part, once the task has seen the end of the lock. A body that is being polled then is
@@ -349,14 +349,14 @@ where
 impl<B: Send + 'static> Watched<B> {
     fn new(holding: Holding<B>, deadline: Option<Deadline>) -> Self {
         let (held, at_loss) = (holding.hold.held.clone(), holding.hold.at_loss);
-        let place = Arc::new(Mutex::new(Place {
+        let slot = Arc::new(Mutex::new(Slot {
             holding: Some(Box::pin(holding)),
             end: None,
             waker: None,
         }));
-        let task = end_on_time(Arc::downgrade(&place), held, deadline, at_loss);
+        let task = end_on_time(Arc::downgrade(&slot), held, deadline, at_loss);
         Self {
-            place,
+            slot,
             task: tokio::spawn(task).abort_handle(),
         }
     }
@@ -368,9 +368,9 @@ where
     B::Error: Into<BoxError>,
 {
     fn poll_part(&self, cx: &mut Context<'_>) -> Poll<Result<Polled, Part>> {
-        let taken = locked(&self.place).holding.take();
+        let taken = locked(&self.slot).holding.take();
         let Some(mut holding) = taken else {
-            let end = locked(&self.place).end.take();
+            let end = locked(&self.slot).end.take();
             // Without an end, its last poll has panicked: that must not look like a complete response.
             return Poll::Ready(Err(end.unwrap_or_else(|| Err("the body panicked".into()))));
         };
@@ -381,15 +381,15 @@ where
             Poll::Ready(Err(_)) => false,
         };
         let waker = polled.is_pending().then(|| cx.waker().clone());
-        let mut place = locked(&self.place);
-        let ended = place.end.is_some();
+        let mut slot = locked(&self.slot);
+        let ended = slot.end.is_some();
         if goes_on && !ended {
-            place.holding = Some(holding);
-            place.waker = waker;
+            slot.holding = Some(holding);
+            slot.waker = waker;
             return polled;
         }
-        let end = polled.is_pending().then(|| place.end.take()).flatten();
-        drop(place);
+        let end = polled.is_pending().then(|| slot.end.take()).flatten();
+        drop(slot);
         drop(holding);
         match end {
             Some(end) => Poll::Ready(Err(end)),
@@ -399,8 +399,8 @@ where
     }
 
     fn size_hint(&self) -> SizeHint {
-        let place = locked(&self.place);
-        let holding = place.holding.as_ref();
+        let slot = locked(&self.slot);
+        let holding = slot.holding.as_ref();
         holding.map_or_else(SizeHint::new, |holding| holding.inner.size_hint())
     }
 }
@@ -412,7 +412,7 @@ impl<B> Drop for Watched<B> {
 }
 
 async fn end_on_time<B>(
-    place: Weak<Mutex<Place<B>>>,
+    slot: Weak<Mutex<Slot<B>>>,
     held: AnyHeld,
     deadline: Option<Deadline>,
     at_loss: AtLoss,
@@ -421,14 +421,14 @@ async fn end_on_time<B>(
         Ok(error) => End::Lost(error),
         Err(Overdue) => End::Overdue,
     };
-    let Some(place) = place.upgrade() else {
+    let Some(slot) = slot.upgrade() else {
         return;
     };
     tracing::debug!(%end, "response stopped");
     let (holding, waker) = {
-        let mut place = locked(&place);
-        place.end = Some(at_loss.end(end));
-        (place.holding.take(), place.waker.take())
+        let mut slot = locked(&slot);
+        slot.end = Some(at_loss.end(end));
+        (slot.holding.take(), slot.waker.take())
     };
     // The inner body, and then the lock.
     drop(holding);
@@ -437,9 +437,9 @@ async fn end_on_time<B>(
     }
 }
 
-fn locked<B>(place: &Mutex<Place<B>>) -> MutexGuard<'_, Place<B>> {
+fn locked<B>(slot: &Mutex<Slot<B>>) -> MutexGuard<'_, Slot<B>> {
     // Nothing panics under the mutex that would leave it half done.
-    place.lock().unwrap_or_else(PoisonError::into_inner)
+    slot.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Hold {

@@ -1,4 +1,4 @@
-//! Against a server that answers each line with `you said: ` and the line. What Redis makes of it is in tests/harness.
+//! Against a server that answers each line with `you said: ` and the line. What Redis makes of it is in tests/selftest.
 
 use std::io::{BufRead as _, BufReader, ErrorKind, Read as _, Write as _};
 use std::net::{Shutdown, TcpListener, TcpStream};

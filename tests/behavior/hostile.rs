@@ -1,4 +1,4 @@
-//! At the border: what strangers, forgers and those who ask without end can do to a lock. Passwords, rights and encryption
+//! Hostile clients: what strangers, forgers and callers that ask without end can do to a lock. Passwords, rights and encryption
 //! are in `redis_rights` and `tls`.
 
 use std::pin::Pin;

@@ -1,4 +1,4 @@
-//! Crowds of tasks that want the same locks in every mode, give up at random moments, and are watched by the resource itself.
+//! Stress: many tasks want the same locks in every mode and give up at random moments, and the resource itself watches them.
 //! One kind of giving up at a time is in `giving_up`, each verb of the store in `histories`.
 
 use std::cell::Cell;
