@@ -1,0 +1,190 @@
+//! Keys of a name that are lost, or are somebody else's.
+
+use libtest_mimic::Trial;
+use redis::Value;
+use tests::redis_server::RedisServer;
+
+use super::{
+    ENDS, KEY, LINE, UNSEEN, asking, connect, enqueue, expires, id, line, now, record, release,
+    renew, renew_with, script,
+};
+use crate::store::{Kind, Store};
+
+pub(super) fn facts(store: Kind) -> Vec<Trial> {
+    crate::store_facts![store, crate::store::DEFAULT;
+        ends_that_are_lost_are_made_anew
+        who_held_by_a_hash_that_is_lost_is_told_and_keeps_nobody_out_for_longer_than_its_lease
+        a_renewal_that_cannot_see_the_line_makes_nothing_smaller
+        what_is_left_of_a_line_without_its_state_keeps_nobody_out
+        what_is_not_the_state_of_a_lock_is_refused_and_left_as_it_is
+        holders_of_a_lost_hash_keep_their_permits_until_the_last_has_expired
+    ]
+}
+
+/// By whichever verb finds it gone.
+async fn ends_that_are_lost_are_made_anew(_: Store) {
+    for verb in [
+        "enqueue",
+        "renew",
+        "renew another",
+        "release",
+        "release another",
+    ] {
+        let server = RedisServer::start();
+        for id in ["a", "b", "c"] {
+            assert_eq!(enqueue(&server, id, "3", "60000")[0], 0);
+        }
+        assert_eq!(enqueue(&server, "waits", "3", "60000")[0], 1);
+        assert_eq!(server.command::<i64>(&["DEL", ENDS]), 1);
+
+        match verb {
+            "enqueue" => assert_eq!(enqueue(&server, "d", "1", "60000")[0], 1),
+            "renew" => assert_eq!(renew(&server, "a")[0], 0),
+            "renew another" => assert_eq!(renew(&server, "waits")[0], 1),
+            "release" => assert_eq!(release(&server, "c", "0"), 1),
+            _ => assert_eq!(release(&server, "waits", "0"), 1),
+        }
+
+        let holders = ["a", "b", if verb == "release" { "waits" } else { "c" }];
+        for holder in holders {
+            let ends: Option<f64> = server.command(&["ZSCORE", ENDS, &id(holder)]);
+            assert_eq!(
+                ends,
+                Some(expires(&server, holder) as f64),
+                "{verb}: {holder}"
+            );
+            assert_eq!(renew(&server, holder)[0], 0);
+        }
+        let left: i64 = server.command(&["PTTL", ENDS]);
+        assert!(left > 86_400_000 - 60_000, "lives for {left} ms");
+    }
+}
+
+/// Of several holders, the hash has what each of them holds.
+async fn who_held_by_a_hash_that_is_lost_is_told_and_keeps_nobody_out_for_longer_than_its_lease(
+    _: Store,
+) {
+    let server = RedisServer::start();
+    for id in ["a", "b"] {
+        assert_eq!(enqueue(&server, id, "5", "60000")[0], 0);
+    }
+    assert_eq!(server.command::<i64>(&["DEL", LINE]), 1);
+
+    assert_eq!(enqueue(&server, "c", "1", "60000")[0], 1);
+    assert_eq!(renew(&server, "a")[0], 2);
+    assert_eq!(release(&server, "b", "0"), 0);
+    assert_eq!(enqueue(&server, "c", "1", "60000")[0], 1);
+    server.command::<()>(&["ZADD", ENDS, "1", &id("a"), "1", &id("b")]);
+
+    assert_eq!(enqueue(&server, "c", "1", "60000")[0], 0);
+    assert_eq!(line(&server), ["c"]);
+}
+
+/// A later one could not tell any more who is let in by it.
+async fn a_renewal_that_cannot_see_the_line_makes_nothing_smaller(_: Store) {
+    let server = RedisServer::start();
+    enqueue(&server, "x", "10", "60000");
+    enqueue(&server, "w", "1", "60000");
+    server.command::<()>(&["RENAME", LINE, "aside"]);
+    server.command::<()>(&["SET", LINE, "foreign"]);
+
+    assert_eq!(renew_with(&server, "x", "1"), [3, -1, -1]);
+    server.command::<()>(&["RENAME", "aside", LINE]);
+
+    let record = record(&server, "x").unwrap();
+    assert_eq!(record.split(':').nth(1), Some("0000000010"));
+    assert_eq!(renew_with(&server, "x", "1")[0], 0);
+    assert_eq!(renew_with(&server, "w", "1")[0], 0);
+}
+
+/// By every verb, and the message says which key it is.
+async fn what_is_not_the_state_of_a_lock_is_refused_and_left_as_it_is(_: Store) {
+    let server = RedisServer::start();
+    let line = format!("{:016}L{}", 7, "x".repeat(59));
+    let record = format!("{:016}{:013}{}", 7, 9_999_999_999_999u64, "y".repeat(60));
+    let numbers = "1".repeat(200);
+    let like_a_number = format!("{}e00000009", &now(&server).to_string()[..7]);
+    let foreign = [
+        "",
+        "x",
+        "12345",
+        "-1",
+        "0000000000000000x",
+        "0000000000000000L",
+        "1795321000.12345",
+        "some text of 16.",
+        "0x1234567890abcd",
+        "1e10000000000000",
+        "  12345678901234",
+        &like_a_number,
+        "inf             ",
+        &line,
+        &record,
+        &numbers,
+    ];
+    for value in foreign {
+        server.command::<()>(&["SET", KEY, value]);
+        let record = asking(&id("x"), "10", "10", "60000");
+        for (script, arguments) in [
+            (script("enqueue"), &[&*record, UNSEEN][..]),
+            (script("inspect"), &[]),
+            (script("forget"), &[]),
+        ] {
+            let mut call = redis::cmd("EVAL");
+            call.arg(script).arg(1).arg(KEY).arg(arguments);
+            let answer = call.query::<Value>(&mut connect(&server));
+            let error = answer.expect_err(value);
+            assert_eq!(error.code(), Some("WRONGTYPE"), "{value:?}");
+            assert!(error.to_string().contains(KEY), "{error}");
+        }
+        assert_eq!(renew(&server, "x"), [3, -1, -1], "{value:?}");
+        assert_eq!(release(&server, "x", "0"), 2, "{value:?}");
+        assert_eq!(release(&server, "x", "60000"), 2, "{value:?}");
+        assert_eq!(server.command::<String>(&["GET", KEY]), value);
+        assert_eq!(server.keys("*"), [KEY]);
+    }
+}
+
+/// Neither a line nor several holders.
+async fn what_is_left_of_a_line_without_its_state_keeps_nobody_out(_: Store) {
+    for permits in ["10", "5"] {
+        let server = RedisServer::start();
+        enqueue(&server, "x", permits, "60000");
+        enqueue(&server, "y", permits, "60000");
+        enqueue(&server, "w", "10", "60000");
+        server.command::<i64>(&["DEL", KEY]);
+
+        for lost in ["x", "y", "w"] {
+            assert_eq!(renew(&server, lost)[0], 2, "{lost} is lost");
+        }
+        assert_eq!(enqueue(&server, "new", permits, "60000")[0], 0);
+        assert_eq!(line(&server), ["new"]);
+        assert_eq!(release(&server, "x", "0"), 0);
+        assert_eq!(renew(&server, "y")[0], 2);
+        let second = enqueue(&server, "second", permits, "60000");
+        assert_eq!(second[0], i64::from(permits == "10"));
+        assert_eq!(line(&server), ["new", "second"]);
+        for lost in ["x", "y", "w"] {
+            assert_eq!(renew(&server, lost)[0], 2, "{lost} is lost");
+        }
+        for id in ["new", "second"] {
+            assert_eq!(renew(&server, id)[0], 0);
+            assert_eq!(release(&server, id, "0"), 1);
+        }
+        assert_eq!(server.keys("*"), [KEY]);
+    }
+}
+
+async fn holders_of_a_lost_hash_keep_their_permits_until_the_last_has_expired(_: Store) {
+    let server = RedisServer::start();
+    for name in ["a", "b"] {
+        assert_eq!(enqueue(&server, name, "5", "60000")[0], 0);
+    }
+    server.command::<()>(&["DEL", LINE]);
+    server.command::<()>(&["ZADD", ENDS, "XX", "1", &id("b")]);
+
+    assert_eq!(enqueue(&server, "all", "10", "60000")[0], 1);
+
+    server.command::<()>(&["ZADD", ENDS, "XX", "1", &id("a")]);
+    assert_eq!(renew(&server, "all"), [0, 60000, -1]);
+}

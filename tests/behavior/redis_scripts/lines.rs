@@ -1,0 +1,262 @@
+//! Who holds, who waits, who has died in line, and how many there may be.
+
+use libtest_mimic::Trial;
+use tests::eventually::eventually;
+use tests::redis_server::RedisServer;
+
+use super::{
+    KEY, LINE, UNSEEN, asking, end_lease, enqueue, expires, fill, id, line, now, release, renew,
+    script,
+};
+use crate::store::{Kind, SOON, Store};
+
+pub(super) fn facts(store: Kind) -> Vec<Trial> {
+    crate::store_facts![store, crate::store::DEFAULT;
+        a_line_longer_than_a_page_is_walked_to_its_end
+        who_waits_behind_an_unheard_grant_looks_again_when_it_ends
+        one_ticket_alone_is_one_key_and_none_is_a_number
+        a_crowd_that_has_died_keeps_nobody_out
+        who_comes_behind_waiters_that_died_is_told_when_to_look_again
+        a_ticket_that_is_dead_is_released_alike_in_each_form_of_the_state
+        the_next_in_line_is_woken_past_those_who_died
+        no_release_and_no_renewal_shortens_the_life_of_a_number_ahead_of_the_clock
+        one_more_than_the_most_who_may_hold_is_answered_busy
+        an_exhausted_name_keeps_those_it_has_let_in
+    ]
+}
+
+/// Readers of 1 of 10, more than one page of the walk, then one who wants all: who leaves, wakes just whom it lets in.
+async fn a_line_longer_than_a_page_is_walked_to_its_end(_: Store) {
+    let server = RedisServer::start();
+    for number in 0..10 {
+        assert_eq!(enqueue(&server, &format!("r{number}"), "1", "60000")[0], 0);
+    }
+    assert_eq!(enqueue(&server, "all", "10", "60000")[0], 1);
+    for number in 10..40 {
+        assert_eq!(enqueue(&server, &format!("r{number}"), "1", "60000")[0], 1);
+    }
+    for number in 0..9 {
+        assert_eq!(release(&server, &format!("r{number}"), "0"), 1);
+        assert_eq!(
+            enqueue(&server, "all", "10", "60000")[0],
+            1,
+            "let in too early"
+        );
+    }
+    assert_eq!(release(&server, "r9", "0"), 1);
+    assert_eq!(enqueue(&server, "all", "10", "60000")[0], 0);
+    assert_eq!(enqueue(&server, "r10", "1", "60000")[0], 1);
+    assert_eq!(release(&server, "all", "0"), 1);
+    // Ten of the thirty, in their order.
+    for number in 10..40 {
+        let status = enqueue(&server, &format!("r{number}"), "1", "60000")[0];
+        assert_eq!(status, i64::from(number >= 20), "r{number}");
+    }
+}
+
+/// A waiter that is dead when its turn comes costs two seconds, also those who find that out by coming later.
+async fn who_waits_behind_an_unheard_grant_looks_again_when_it_ends(_: Store) {
+    let server = RedisServer::start();
+    assert_eq!(enqueue(&server, "holds", "10", "60000")[0], 0);
+    assert_eq!(enqueue(&server, "dead", "10", "60000")[0], 1);
+    end_lease(&server, "holds");
+
+    let waits = enqueue(&server, "late", "10", "60000");
+
+    let [1, _, _, recheck] = waits[..] else {
+        panic!("{waits:?}");
+    };
+    assert!((1..=2000).contains(&recheck), "{recheck} ms");
+}
+
+async fn one_ticket_alone_is_one_key_and_none_is_a_number(_: Store) {
+    let server = RedisServer::start();
+    for turn in 0..2 {
+        assert_eq!(enqueue(&server, "x", "10", "60000")[0], 0);
+        assert_eq!(server.keys("*"), [KEY], "turn {turn}");
+        assert_eq!(enqueue(&server, "w", "10", "60000")[0], 1);
+        assert_eq!(line(&server), ["x", "w"]);
+        assert_eq!(release(&server, "x", "0"), 1);
+        assert_eq!(server.keys("*"), [KEY], "turn {turn}");
+        assert_eq!(release(&server, "w", "0"), 1);
+        assert_eq!(server.keys("*"), [KEY], "turn {turn}");
+    }
+    let last: String = server.command(&["GET", KEY]);
+    assert_eq!((last.len(), last.parse::<u64>().is_ok()), (16, true));
+    let encoding: String = server.command(&["OBJECT", "ENCODING", KEY]);
+    assert_eq!(encoding, "int");
+}
+
+/// Whether somebody who lives waits before it, behind whom nobody is looked at, or it comes next; and whether or not
+/// others live behind the crowd.
+async fn a_crowd_that_has_died_keeps_nobody_out(_: Store) {
+    for (before, behind) in [(1, 0), (2, 0), (2, 130)] {
+        let server = RedisServer::start();
+        fill(&server, before, 10_000 - before - behind);
+        assert_eq!(renew(&server, "t1")[0], 0);
+        for number in 0..behind {
+            let (id, place) = (
+                id(&format!("behind{number}")),
+                before + (10_000 - before - behind) + number + 1,
+            );
+            let place = format!("{place:013}");
+            let record = format!(
+                "{:016}9999999999999{id}:0000000010:0000000010:00:me",
+                10_001 + number
+            );
+            server.command::<()>(&["HSET", LINE, &place, &record, &id, &place]);
+        }
+        if behind > 0 {
+            let state: String = server.command(&["GET", KEY]);
+            let state = format!("{}{:013}{}", &state[..43], 10_001, &state[56..]);
+            server.command::<()>(&["SET", KEY, &state]);
+        }
+
+        let mut tries = 0;
+        eventually("there is room", SOON, async || {
+            tries += 1;
+            enqueue(&server, "x", "10", "60000")[0] == 1
+        })
+        .await;
+
+        // Which part of the line is looked at for dead ones, the clock says.
+        assert!(tries == 1 || behind > 0, "{tries} tries");
+
+        assert_eq!(line(&server).last().unwrap(), "x");
+    }
+    let server = RedisServer::start();
+    fill(&server, 10_000, 0);
+    for _ in 0..10 {
+        assert_eq!(enqueue(&server, "x", "10", "60000")[0], 2);
+    }
+}
+
+/// Its reply is the place for it: a message would be there before the reply.
+async fn who_comes_behind_waiters_that_died_is_told_when_to_look_again(_: Store) {
+    let server = RedisServer::start();
+    for id in ["holds", "dead", "dead too"] {
+        enqueue(&server, id, "10", "60000");
+    }
+    end_lease(&server, "holds");
+
+    let waits = enqueue(&server, "late", "10", "60000");
+
+    let [1, _, _, recheck] = waits[..] else {
+        panic!("{waits:?}");
+    };
+    assert!((1..=2010).contains(&recheck), "{recheck} ms");
+}
+
+/// It was there, and nobody had got in instead.
+async fn a_ticket_that_is_dead_is_released_alike_in_each_form_of_the_state(_: Store) {
+    let forms: [&[(&str, &str)]; 4] = [
+        &[("dead", "10")],
+        &[("dead", "10"), ("waits", "10")],
+        &[("dead", "10"), ("reads", "1"), ("reads too", "1")],
+        &[("dead", "5"), ("holds too", "5"), ("waits", "10")],
+    ];
+    for form in forms {
+        for mark in ["0", "60000"] {
+            let server = RedisServer::start();
+            for (name, permits) in form {
+                enqueue(&server, name, permits, "60000");
+            }
+            end_lease(&server, "dead");
+
+            assert_eq!(release(&server, "dead", mark), 1, "{form:?}, {mark}");
+            assert_eq!(release(&server, "dead", mark), 0, "{form:?}, {mark}");
+        }
+    }
+    for waiters in [
+        &["dead"][..],
+        &["dead", "w"],
+        &["w", "dead"],
+        &["w", "dead", "last"],
+    ] {
+        let server = RedisServer::start();
+        enqueue(&server, "holds", "10", "60000");
+        for waiter in waiters {
+            enqueue(&server, waiter, "10", "60000");
+        }
+        end_lease(&server, "dead");
+
+        assert_eq!(release(&server, "dead", "0"), 1, "{waiters:?}");
+        assert_eq!(release(&server, "dead", "0"), 0, "{waiters:?}");
+    }
+}
+
+/// The short way from the holder to the next in line is for one who lives.
+async fn the_next_in_line_is_woken_past_those_who_died(_: Store) {
+    let server = RedisServer::start();
+    enqueue(&server, "holds", "10", "60000");
+    enqueue(&server, "dead", "10", "60000");
+    enqueue(&server, "reads", "1", "60000");
+    enqueue(&server, "reads too", "1", "60000");
+    end_lease(&server, "dead");
+
+    assert_eq!(release(&server, "holds", "0"), 1);
+
+    assert_eq!(line(&server), ["reads", "reads too"]);
+    for id in ["reads", "reads too"] {
+        // Nobody listens to the channel: woken all the same, and cut short for it.
+        assert!(expires(&server, id) <= now(&server) + 2000, "{id}");
+    }
+}
+
+/// The key lives until a day after the clock has passed the number: else a clock that was put back gives it out again.
+async fn no_release_and_no_renewal_shortens_the_life_of_a_number_ahead_of_the_clock(_: Store) {
+    for cause in ["unknown", "lost", "full"] {
+        let server = RedisServer::start();
+        let seen = (now(&server) + 23 * 3_600_000) * 1000;
+        let record = asking(&id("x"), "10", "10", "60000");
+        let call = ["EVAL", &script("enqueue"), "1", KEY, &record];
+        let number: u64 = server.command(&[&call[..], &[&seen.to_string()]].concat());
+        assert_eq!(number, seen + 1);
+
+        match cause {
+            "unknown" => assert_eq!(release(&server, "other", "0"), 0),
+            "lost" => assert_eq!(renew(&server, "other"), [2, -1, -1]),
+            _ => {
+                server.command::<()>(&["CONFIG", "SET", "maxmemory", "1"]);
+                assert_eq!(release(&server, "x", "0"), 1);
+            }
+        }
+
+        let life: u64 = server.command(&["PTTL", KEY]);
+        assert!(life > 46 * 3_600_000, "{cause}: {life} ms");
+    }
+}
+
+/// With nobody in line, among whom the dead could be looked for.
+async fn one_more_than_the_most_who_may_hold_is_answered_busy(_: Store) {
+    let server = RedisServer::start();
+    let holders = "for i = 1, 10000 do
+        local id = string.format('%032d', i)
+        local record = string.format('%016d%013d%s:0000000001:0000020000:00:me', i, ARGV[1], id)
+        redis.call('HSET', KEYS[1] .. ':line', id, record)
+        redis.call('ZADD', KEYS[1] .. ':ends', ARGV[1], id)
+      end
+      local state = '0000000000010000L000000000000000000000000010000000000001'
+      redis.call('SET', KEYS[1], state .. '00000100000000020000')";
+    let ends = (now(&server) + 60_000).to_string();
+    server.command::<()>(&["EVAL", holders, "1", KEY, &ends]);
+    let record = asking(&id("more"), "10001", "20000", "60000");
+
+    let call = ["EVAL", &script("enqueue"), "1", KEY, &record, UNSEEN];
+    let reply: Vec<i64> = server.command(&call);
+
+    assert_eq!(reply[0], 2, "{reply:?}");
+}
+
+async fn an_exhausted_name_keeps_those_it_has_let_in(_: Store) {
+    let server = RedisServer::start();
+    assert_eq!(enqueue(&server, "holds", "10", "60000")[0], 0);
+    assert_eq!(enqueue(&server, "next", "10", "60000")[0], 1);
+    end_lease(&server, "holds");
+    let state: String = server.command(&["GET", KEY]);
+    server.command::<()>(&["SET", KEY, &format!("{}{}", (1u64 << 53) - 1, &state[16..])]);
+
+    assert_eq!(enqueue(&server, "late", "10", "60000"), [5]);
+
+    assert_eq!(renew(&server, "next"), [0, 60000, -1]);
+}
