@@ -32,6 +32,7 @@ pub struct Queue<T> {
 
 /// A ticket in line, or one that holds.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Ticket<T> {
     /// Its number.
     pub number: u64,
@@ -49,6 +50,7 @@ pub struct Ticket<T> {
 
 /// Why [`Queue::enqueue`] took no ticket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum NoTicket {
     /// The permits are not free, and the request does not wait, or would wait behind [`MOST_TICKETS`].
     Busy,

@@ -101,7 +101,7 @@ impl AnyHeld {
         }
     }
 
-    /// The number of the only lock's token. Several have no common one.
+    /// The grant of the only lock, as a number. Several locks have no common one.
     pub(crate) fn grant_id(&self) -> Option<u64> {
         match self {
             Self::One(held) => Some(held.grant_id().as_u64()),

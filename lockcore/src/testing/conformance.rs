@@ -33,6 +33,7 @@ mod fact;
 mod histories;
 mod kit;
 mod requests;
+#[doc(hidden)]
 pub mod stalls;
 mod subject;
 mod witness;

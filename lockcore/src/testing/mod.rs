@@ -6,7 +6,8 @@
 //! as annotated functions do.
 //!
 //! This module needs the feature `testing`, which belongs into `[dev-dependencies]`:
-//! `lockcore = { version = "0.1", features = ["testing"] }`. It is as stable as the rest of the crate.
+//! `lockcore = { version = "0.1", features = ["testing"] }`. It is as stable as the rest of the crate;
+//! what needs the feature `backend` too is as stable as [`backend`](crate::backend).
 //!
 //! ```
 //! use std::time::Duration;
@@ -86,8 +87,9 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 
+pub use crate::backend::Fault;
 use crate::backend::memory;
-use crate::backend::{Answer, Backend, Capability, Connection, EventSink, Fault};
+use crate::backend::{Answer, Backend, Capability, Connection, EventSink};
 use crate::builder::Builder;
 use crate::clock;
 use crate::error::Error;

@@ -86,6 +86,14 @@ pub(super) fn not_connected(error: RedisError) -> StoreError {
             "Redis: the server does not speak RESP3; Redis 6 or Valkey is needed",
         );
     }
+    // The server repeats what it does not know, and the first command carries the password.
+    if error.to_string().contains("unknown command") {
+        return StoreError::new(
+            Fault::Config,
+            "Redis: the server, or a proxy in front of it, does not know HELLO, AUTH or SELECT; Redis 6 or Valkey is needed, and \
+             these commands must not be renamed",
+        );
+    }
     let failed = failed(error);
     let text = failed.to_string();
     // The driver keeps the code of this one to itself.
@@ -113,6 +121,19 @@ mod tests {
             panic!("{reply:?} is not an error");
         };
         failed(error.into())
+    }
+
+    #[test]
+    fn a_server_that_repeats_the_first_command_does_not_make_the_password_known() {
+        let reply = "-ERR unknown command 'HELLO', with args beginning with: '3' 'AUTH' 'default' 'hunter2' \r\n";
+        let Ok(Value::ServerError(error)) = redis::parse_redis_value(reply.as_bytes()) else {
+            panic!("not an error");
+        };
+
+        let told = not_connected(error.into());
+
+        assert_eq!(told.fault(), Fault::Config);
+        assert!(!format!("{told} {told:?}").contains("hunter2"), "{told}");
     }
 
     /// One that a replica refuses was not carried out, and a connection to it is of no use.

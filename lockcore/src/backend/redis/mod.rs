@@ -30,6 +30,7 @@ use crate::tls::Tls;
 
 use connection::RedisConnection;
 use dial::Server;
+use released::Recent;
 use sentinels::Sentinels;
 
 /// Opens `redis://…`.
@@ -105,9 +106,11 @@ impl Backend for Redis {
                     let (master, watch) = sentinels.master().await?;
                     let mut connection = watch.meanwhile(connected(&master, events)).await?;
                     watch.leave_when_moved(&connection.driver);
-                    let again = watch.released_elsewhere();
-                    connection.watch = Some(Arc::new(watch));
-                    release_again(&connection, &again);
+                    // Without the watch: what repeats releases keeps no sentinel connected.
+                    let repeats = connection.clone();
+                    let watch = Arc::new(watch);
+                    release_again(repeats, Arc::clone(&sentinels), watch.released_elsewhere());
+                    connection.watch = Some(watch);
                     Ok(Arc::new(connection) as Arc<dyn Connection>)
                 })
             }
@@ -153,12 +156,22 @@ async fn connected(server: &Server, events: EventSink) -> Result<RedisConnection
     })
 }
 
-/// Nobody waits for this. What fails here is left to the end of its lease.
-fn release_again(connection: &RedisConnection, departures: &[Departure]) {
-    for batch in departures.chunks(BATCH) {
-        let release = tickets::release(connection.clone(), batch.to_vec());
-        tokio::spawn(async { drop(release.await) });
+/// Nobody waits for this. One batch at a time, so that renewals need not wait for it. What does not get through is repeated
+/// on the next connection.
+fn release_again(connection: RedisConnection, sentinels: Arc<Sentinels>, again: Vec<Recent>) {
+    if again.is_empty() {
+        return;
     }
+    tokio::spawn(async move {
+        for (at, batch) in again.chunks(BATCH).enumerate() {
+            let departures = batch.iter().map(|recent| recent.departure.clone());
+            let repeated = tickets::release(connection.clone(), departures.collect()).await;
+            if repeated.is_err() {
+                sentinels.released.put_back(&again[at * BATCH..]);
+                return;
+            }
+        }
+    });
 }
 
 impl Connection for RedisConnection {

@@ -24,7 +24,7 @@ use tokio::task::JoinSet;
 use url::Url;
 
 use super::dial::{Driver, Part, Server, prepared};
-use super::released::Released;
+use super::released::{Recent, Released};
 use crate::backend::meant::nearest;
 use crate::backend::{Departure, Fault, StoreError, hosts};
 use crate::clock::{Clock, Instant};
@@ -51,7 +51,7 @@ pub(super) struct Sentinels {
     service: String,
     /// User, password and database at the master.
     master: RedisConnectionInfo,
-    released: Released,
+    pub(super) released: Released,
 }
 
 impl Sentinels {
@@ -161,7 +161,13 @@ impl Sentinels {
         let watch = Watch::begin(Arc::clone(self));
         let master = watch.agreed().await?;
         let server = self.server_at(&master)?;
-        Ok((server, Watch { master, ..watch }))
+        let address = master.to_string().into();
+        let watch = Watch {
+            master,
+            address,
+            ..watch
+        };
+        Ok((server, watch))
     }
 
     fn server_at(&self, master: &Address) -> Result<Server, StoreError> {
@@ -401,6 +407,8 @@ pub(super) struct Watch {
     views: watch::Sender<Views>,
     /// The one that a connection is made to.
     master: Address,
+    /// The same as text.
+    address: Arc<str>,
     runtime: Handle,
     listeners: Mutex<Listeners>,
 }
@@ -420,6 +428,7 @@ impl Watch {
             views: watch::Sender::new(Views(vec![View::Asked; all])),
             sentinels,
             master: Address::default(),
+            address: Arc::default(),
             runtime: Handle::current(),
             listeners: Mutex::new(Listeners {
                 tasks: JoinSet::new(),
@@ -493,13 +502,12 @@ impl Watch {
 
     /// Remembers what the master has acknowledged.
     pub(super) fn note_released(&self, departures: Vec<Departure>) {
-        let released = &self.sentinels.released;
-        released.note(&self.master.to_string(), departures);
+        self.sentinels.released.note(&self.address, departures);
     }
 
-    /// What masters before this one have acknowledged in the last seconds.
-    pub(super) fn released_elsewhere(&self) -> Vec<Departure> {
-        self.sentinels.released.elsewhere(&self.master.to_string())
+    /// What masters before this one have acknowledged last.
+    pub(super) fn released_elsewhere(&self) -> Vec<Recent> {
+        self.sentinels.released.elsewhere(&self.address)
     }
 
     /// For each request: asks sentinels again that are not heard any more. The request does not wait for that.

@@ -5,35 +5,39 @@ use std::time::{Duration, Instant};
 
 use tokio::task::JoinSet;
 
-use super::fact::{Fact, any_store, group_of};
+use super::fact::{Fact, any_store, group_of, that_pushes};
 use super::kit::{A_FEW_MILLIS, LEASE, SLACK, STALL, Store, begin, give_back, kind, soon, tickets};
-use super::stalls::awake_since;
+use super::stalls::{awake_since, stalled_since};
 use super::witness::Witness;
 use crate::error::{Error, ErrorKind};
 use crate::hold::Release;
 
 pub(super) fn all() -> Vec<Fact> {
-    group_of!["exclusion", true, any_store;
-        tasks_of_two_clients_never_overlap
+    let any = group_of!["exclusion", true, any_store;
         a_lock_that_is_held_is_busy_for_try
-        a_waiter_gets_in_when_the_holder_leaves
         a_wait_of_zero_does_not_wait
-        waiters_are_served_in_the_order_they_came
         readers_share_and_a_writer_excludes
-        a_waiting_writer_is_not_overtaken_by_later_readers
-        readers_behind_a_writer_come_in_together_and_no_further_than_the_next_writer
         the_mutex_of_a_name_is_its_write_side
-        a_semaphore_never_gives_more_than_it_has
         permits_are_taken_all_or_none
-        a_large_request_in_line_is_not_overtaken_by_small_ones
         a_release_of_permits_that_were_lost_frees_nothing
-        two_who_want_all_permits_never_get_one_each
         another_capacity_is_refused_while_the_name_is_in_use
         names_that_look_alike_are_different_locks
         absurd_requests_get_an_error_and_take_nothing
-        inspect_shows_who_holds_and_who_waits
         tokens_rise_with_every_exclusive_grant
-    ]
+    ];
+    // Their waiters would find out by their renewals, which take a third of a minute each.
+    let pushing = group_of!["exclusion", true, that_pushes;
+        tasks_of_two_clients_never_overlap
+        a_waiter_gets_in_when_the_holder_leaves
+        waiters_are_served_in_the_order_they_came
+        a_waiting_writer_is_not_overtaken_by_later_readers
+        readers_behind_a_writer_come_in_together_and_no_further_than_the_next_writer
+        a_semaphore_never_gives_more_than_it_has
+        a_large_request_in_line_is_not_overtaken_by_small_ones
+        two_who_want_all_permits_never_get_one_each
+        inspect_shows_who_holds_and_who_waits
+    ];
+    [any, pushing].concat()
 }
 
 async fn tasks_of_two_clients_never_overlap(store: Store) {
@@ -69,8 +73,10 @@ async fn a_lock_that_is_held_is_busy_for_try(store: Store) {
 
     assert_eq!(error.kind(), ErrorKind::Busy);
     assert_eq!(error.name(), Some("a"));
-    let whole = error.retry_after().unwrap() + asked.elapsed();
-    assert!(whole >= LEASE - A_FEW_MILLIS, "{whole:?}");
+    if let Some(retry_after) = error.retry_after() {
+        let whole = retry_after + asked.elapsed();
+        assert!(whole >= LEASE - A_FEW_MILLIS, "{whole:?}");
+    }
     assert!(!error.may_hold());
     give_back(guard).await;
     give_back(other.mutex("a").try_acquire().await.unwrap()).await;
@@ -260,8 +266,14 @@ async fn permits_are_taken_all_or_none(store: Store) {
     let five = pool.permits(5).acquire().await.unwrap();
     let one = pool.permits(1).acquire().await.unwrap();
 
-    let refused = pool.permits(5).wait(SLACK).acquire().await;
-    assert_eq!(kind(refused), ErrorKind::Timeout);
+    loop {
+        let began = Instant::now();
+        match kind(pool.permits(5).wait(SLACK).acquire().await) {
+            ErrorKind::Timeout => break,
+            // The machine stood still while the store was asked: nobody knows what came of it.
+            other => assert!(!stalled_since(began).is_zero(), "{other:?}"),
+        }
+    }
     tickets(&locks, "s", 2).await;
     // It holds nothing meanwhile: the four that are free can be had.
     give_back(pool.permits(4).try_acquire().await.unwrap()).await;
@@ -281,7 +293,7 @@ async fn a_large_request_in_line_is_not_overtaken_by_small_ones(store: Store) {
     let large = tokio::spawn(async move { all.acquire().await.unwrap() });
     tickets(&locks, "s", 2).await;
 
-    // One is free, and is kept for whom it was asked first.
+    // One permit is free, and is kept for the older request.
     let one = locks.semaphore("s", 3).permits(1);
     assert_eq!(kind(one.try_acquire().await), ErrorKind::Busy);
     let small = one.wait(LEASE);
@@ -295,7 +307,7 @@ async fn a_large_request_in_line_is_not_overtaken_by_small_ones(store: Store) {
     give_back(soon(small).await.unwrap()).await;
 }
 
-/// Permits are whose id they have, and are counted by the store's clock.
+/// A ticket's id says whose its permits are, and the store's clock says when they are free again.
 async fn a_release_of_permits_that_were_lost_frees_nothing(store: Store) {
     let (stalled, locks) = (store.client(), store.client());
     let short = Duration::from_millis(500);
@@ -496,12 +508,12 @@ async fn inspect_shows_who_holds_and_who_waits(store: Store) {
 
 async fn tokens_rise_with_every_exclusive_grant(store: Store) {
     let (one, other) = (store.client(), store.client());
-    let mut last = 0;
+    let mut last = None;
     for locks in [&one, &other, &one, &one, &other] {
         let guard = locks.mutex("a").acquire().await.unwrap();
-        assert!(guard.grant_id().as_u64() > last);
-        assert!(guard.fencing_token().unwrap().as_i64() > 0);
-        last = guard.grant_id().as_u64();
+        let token = guard.fencing_token().unwrap();
+        assert!(token.as_i64() > 0 && Some(token) > last);
+        last = Some(token);
         give_back(guard).await;
     }
 }

@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::kit::Store;
+use super::kit::{LEASE, Store};
 use super::stalls;
 use super::subject::Subject;
 use crate::backend::Capability;
@@ -50,6 +50,9 @@ impl Fact {
     ///
     /// The reason why it does not.
     pub fn applies_to(&self, capability: &Capability) -> Result<(), &'static str> {
+        if capability.longest_ttl < 2 * LEASE {
+            return Err("the facts need tickets that live for two minutes");
+        }
         (self.needs)(capability)
     }
 
