@@ -84,6 +84,10 @@ impl Server for Shared {
         self.0.master().litter(namespace)
     }
 
+    fn litter_but_marks(&self, namespace: &str) -> Vec<String> {
+        self.0.master().litter_but_marks(namespace)
+    }
+
     /// Nobody may break it.
     fn process(&self) -> Option<&dyn ServerProcess> {
         None
@@ -106,6 +110,10 @@ impl Server for Alone {
 
     fn litter(&self, namespace: &str) -> Vec<String> {
         self.server.litter(namespace)
+    }
+
+    fn litter_but_marks(&self, namespace: &str) -> Vec<String> {
+        self.server.litter_but_marks(namespace)
     }
 
     fn process(&self) -> Option<&dyn ServerProcess> {
