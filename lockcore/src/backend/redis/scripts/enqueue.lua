@@ -1,51 +1,50 @@
--- Takes a ticket, or finds the one that an earlier try with the same id left and renews it.
+-- Takes a ticket, or renews the ticket that an earlier try with the same id has left.
 --
--- KEYS  1 the name's key; the others of a name are made from it, see line.lua
--- ARGV  1 its record without the number, with '+' and its ttl in ms for the expiry: see record.lua
---       2 highest ticket number that the client has seen, in 16 digits
---       3 '0' to leave nothing behind if the permits are not free; not there to wait
+-- KEYS  1 the name's key; the name's other keys are made from it, see line.lua
+-- ARGV  1 the record without its number, with '+' and the ttl in ms as the expiry: see record.lua
+--       2 the highest ticket number that the client has seen, in 16 digits
+--       3 '0' for a request that does not wait; absent for one that waits
 -- Reply number of the ticket, as text            granted, for the ttl
 --       {1, ticket, ttl in ms, recheck in ms}     waiting; -1: no recheck
---       {2, ms until the first holder expires}    busy, or too many wait; -1: unknown
+--       {2, ms until the first holder expires}    busy, or too many waiters; -1: unknown
 --       {3, capacity in use}                      another capacity is in use
 --       {4}                                       this id was released before, or has expired
 --       {5}                                       ticket numbers are exhausted
 --
--- Atomic as every script. On a full server its first write is refused, and so all of it.
+-- The script is atomic, as every script is. A full server refuses its first write, and so all of it.
 --
--- If the user is denied a command in the middle: with nobody here, there is but one write. In the short way to
--- wait, the state is written first. Without the row its place is empty, and the line passes it. PEXPIRE is called
--- before the row is written too, as a row that is given no life would stay for ever. The rest is argued at
--- put_down() in line.lua.
+-- If the user is denied a command in the middle: for a name without tickets there is only one write. In the fast path
+-- for a waiter, the state is written first. Without its row, the new place is empty, and the line passes it. PEXPIRE is
+-- also called before the row is written: if it were denied only afterwards, the row would stay for ever. The other
+-- cases are explained at put_down() in line.lua.
 --
--- Text is compared and joined as it is where that can be: to make a number of it and text of that again takes longer.
--- Numbers go to Redis as text made by '%d': what Redis makes of a Lua number is not exact, and '%.0f' takes longer.
--- A 32-bit server, where it ends at 31 bits, is refused when connecting (rights.lua).
+-- Text is compared and joined without conversion where possible, because conversion to a number and back takes longer.
+-- Numbers go to Redis as text made with '%d'. Redis itself does not convert Lua numbers exactly, and '%.0f' takes
+-- longer. On a 32-bit server '%d' ends at 31 bits, so rights.lua refuses such a server when a client connects.
 
 local key = KEYS[1]
 local was = redis.call('GET', key)
 local time = redis.call('TIME')
 
--- Numbers only rise: over the last one drawn, over the server's clock, and over what the client has
--- seen. The last drawn begins the value in each of its forms, and whatever is written in its place
--- begins with it again: no grant, release, expiry or clock that steps back makes the next number
--- smaller. If the value is lost, or is an older one because the server lost what came after, the clock is
--- beyond every number that was drawn from it before; if the clock was put back as well, only the client
--- can know better.
+-- Numbers only rise. Each is greater than the last one drawn, than the server's clock, and than what the client has
+-- seen. The value begins with the last number in each of its forms, and so does every value that replaces it. So no
+-- grant, release or expiry makes the next number smaller, and no clock that steps back.
+-- If the value is lost, or the server lost its newest data and the value is an older one, the clock is greater than
+-- every number that was drawn before. If the clock was put back as well, only the client can know a greater number.
 --
--- So the next is the clock in microseconds, nearly always. All of these have 16 digits, and a value that is longer
--- than the number it begins with is greater than it.
+-- So nearly always the next number is the clock in microseconds. All of these numbers have 16 digits. A value is
+-- compared as text: one that is longer than the number at its beginning is greater than that number.
 local number = time[1] .. time[2]
 if #time[2] < 6 then number = time[1] .. string.format('%06d', time[2]) end
 local END_OF_NUMBERS = '9007199254740992'
 local is_next = #number == 16 and number > ARGV[2] and number < END_OF_NUMBERS and (not was or number > was)
 
--- How long keys live: until a day after the clock has passed the last number, which is later than now if the
--- clock was put back. Made longer with the first number of a thousand seconds only, as these have their first 7
--- digits in common: no ticket lives for longer than 12 hours.
+-- Keys live until a day after the clock has passed the last number. If the clock was put back, that is later than a day
+-- from now. The lifetime is prolonged only once in a thousand seconds: the numbers of a thousand seconds have the same
+-- first 7 digits. That is enough, because no ticket lives longer than 12 hours.
 local DAY_MS = '86400000'
 
--- The common case: the name has no tickets. A value that this library has not written is refused by read() below.
+-- The most frequent case: the name has no tickets. A value that is not from this library is refused by read() below.
 if is_next and (not was or #was == 16 and string.find(was, '^%d+$')) then
   if was and string.sub(was, 1, 7) == string.sub(number, 1, 7) then
     redis.call('SET', key, number .. ARGV[1], 'KEEPTTL')
@@ -63,7 +62,8 @@ local ttl, id = tonumber(string.sub(ARGV[1], 1, 13)), string.sub(ARGV[1], 14, 45
 local capacity = string.sub(ARGV[1], 58, 67)
 local MOST_TICKETS = 10000
 
--- The next most common: somebody holds all permits and this one has to wait, behind nobody who is dead.
+-- The next most frequent case: one ticket holds all permits and this one has to wait. No expired waiter is in front of
+-- it.
 local in_line = was and string.byte(was, 17) == 76 -- 'L'
 local at = in_line and 76 or 0
 local ends = is_next and not ARGV[3] and string.sub(was, at + 63, at + 72) == capacity
@@ -101,7 +101,8 @@ end
 
 -- include line.lua
 
--- What the client has seen is believed up to a day beyond the clock, or one wrong clock would poison all.
+-- A number that the client has seen is believed if it is at most a day ahead of the clock. Without this limit one wrong
+-- clock would make the numbers of all clients too great.
 local last, seen = was and tonumber(string.sub(was, 1, 16)) or 0, tonumber(ARGV[2])
 local drawn = math.max(last + 1, micros)
 if seen >= drawn and seen <= micros + 86400000000 then drawn = seen + 1 end
@@ -111,9 +112,9 @@ if line.err then return line end
 local permits = tonumber(string.sub(ARGV[1], 47, 56))
 capacity = tonumber(capacity)
 
--- An earlier try left it.
+-- For a ticket that an earlier try has left.
 local function repeated(known, place)
-  -- A repetition that comes after the lease is over must not be taken anew.
+  -- A try that is repeated after the lease has expired must not take a new ticket.
   local lives = end_of(known) > now
   if lives then
     line.raise = true
@@ -127,8 +128,8 @@ local function repeated(known, place)
   return (not place or line.asker_holds) and 0 or 1, string.sub(known, 1, 16)
 end
 
--- Whether as many wait as may. Nobody behind the first who waits has been looked at, so that some are
--- now, anywhere in the line: a crowd that has died must not keep everybody out until its turn comes.
+-- Whether the name has as many tickets as it may have. Until now only the first waiter was looked at. So this looks at
+-- a page of waiters at a random place: many waiters that have expired must not keep others out until their turn comes.
 local function is_full()
   if line.next - line.head + line.out < MOST_TICKETS or count(line) < MOST_TICKETS then return false end
   if line.head == line.next then return true end
@@ -147,7 +148,7 @@ local function is_full()
   return count(line) >= MOST_TICKETS
 end
 
--- Which reply it is to be, and the ticket's number.
+-- The kind of reply, and the ticket's number.
 local function take()
   if line.marks > now and redis.call('EXISTS', key .. ':gone:' .. id) == 1 then return 4 end
   local known, place = find(line, id)

@@ -1,9 +1,9 @@
--- Forgets what remains of a name that nobody uses.
+-- Deletes the data of a name that is not in use.
 --
 -- KEYS  1 the name's key
 -- Reply 1 forgotten, 0 in use
 --
--- One write: if it is denied, nothing has been done.
+-- There is only one write. If it is denied, nothing has been done.
 
 -- include record.lua
 -- include line.lua

@@ -1,7 +1,7 @@
--- Lists a name's tickets, in no order.
+-- Lists a name's tickets, in no particular order.
 --
 -- KEYS  1 the name's key
--- Reply {now in ms, record, record, …}; reads only
+-- Reply {now in ms, record, record, …}. The script only reads.
 
 -- include record.lua
 -- include line.lua
@@ -12,7 +12,7 @@ local reply = { line.now, line.solo }
 if line.is_line then
   local rows = redis.call('HGETALL', line.rows)
   for i = 1, #rows, 2 do
-    -- Not at a place that the line has passed.
+    -- A row at a place that the line has passed is not a ticket.
     local is_place = #rows[i] == 13
     if #rows[i + 1] > 13 and not (is_place and tonumber(rows[i]) < line.head) then
       reply[#reply + 1] = rows[i + 1]

@@ -1,29 +1,29 @@
--- What the verbs share: the line of one name, where it is more than one ticket. It needs record.lua.
+-- The functions that the verbs share: the line of one name, if it has more than one ticket. It needs record.lua.
 --
 -- A name has up to three keys:
---   key        string   the state, which begins with the number drawn last, in 16 digits:
---                         '<last>'                           nobody is here
---                         '<record>'                         one holder, nobody waits; it has the last number
+--   key        string   the state. It begins with the number drawn last, in 16 digits:
+--                         '<last>'                           no ticket
+--                         '<record>'                         one holder, no waiter; the holder has the last number
 --                         '<last>L<marks:13><head:13><next:13><out:10><capacity:10><record>'
 --                                                            one holder, with a line behind it
---                         the same without the record        several hold, or nobody
---                       marks: until when (ms) an id may have been released before it came; head, next: the
---                       place of the first who waits, and of the next to come; out: permits that are held
---   key:line   hash     place (13 digits) -> record, and id -> place, of those who wait;
---                       id -> record, of those who hold if they are several
---   key:ends   sorted   id by when it expires, of those who hold if they are several
--- and key:gone:<id>, the mark that an id was released before its enqueue came.
+--                         the same without the record        several holders, or none
+--                       marks: until when (ms) a mark may be there; head: the place of the first waiter;
+--                       next: the place of the next waiter to come; out: permits that are held
+--   key:line   hash     of each waiter: place (13 digits) -> record, and id -> place;
+--                       of each holder, if there are several: id -> record
+--   key:ends   sorted   of each holder, if there are several: its id, scored by when it expires
+-- and key:gone:<id>, the mark. It says that the id was released before its enqueue came.
 --
--- So no verb looks at more tickets than it lets in or finds dead. Places in line are given in order of the
--- numbers. A place whose ticket has gone stays empty.
+-- With these keys, a verb looks at no more tickets than it grants or finds expired. Places are given in order of the
+-- numbers. The place of a ticket that has left stays empty.
 --
--- The state is the truth about who holds: without it nobody does, whatever lies under the other keys, and a
--- new line begins without them. A holder is renewed only if its grant is found in the state, or in the hash
--- that the state refers to. key:ends is made anew from the hash.
+-- The state decides who holds. Without it nobody holds, whatever the other keys have in them, and a new line begins
+-- without their data. A holder is renewed only if its grant is found in the state, or in the hash that the state
+-- refers to. A lost key:ends is made again from the hash.
 
 local DAY_MS = 86400000
 
--- Reads the state of a name from the value of its key. An error reply if this library has not written it.
+-- Reads the state of a name from the value of its key. Returns an error reply if the value is not from this library.
 local function read(key, was, now)
   local foreign = 'WRONGTYPE ' .. key .. ' holds something else than the state of a lock'
   if was and (#was < 16 or string.find(string.sub(was, 1, 16), '%D')) then return redis.error_reply(foreign) end
@@ -31,13 +31,13 @@ local function read(key, was, now)
     key = key, rows = key .. ':line', ends = key .. ':ends', now = now, was = was,
     last = was and string.sub(was, 1, 16) or '0000000000000000',
     marks = 0, head = 1, next = 1, out = 0, capacity = 0,
-    -- Whether what lies under the other keys is of this line.
+    -- Whether the data in the other keys belongs to this line.
     is_line = false,
-    -- Records of those who were let in and have not been told.
+    -- Records of the waiters that were granted and have no wake-up yet.
     let_in = {},
-    -- Ids whose reply says that they hold, and for how long.
+    -- Ids of the tickets whose reply says that they hold, and for how long.
     renewed = {},
-    -- Ids of those who were taken out because their time is over.
+    -- Ids of the tickets that were removed because they had expired.
     dead = {},
   }
   if not was or #was == 16 then return line end
@@ -59,17 +59,17 @@ local function read(key, was, now)
   return line
 end
 
--- Before anything is put under the other keys.
+-- Called before anything is written to the other keys.
 local function begin(line)
   if line.is_line then return end
   redis.call('DEL', line.rows, line.ends)
   line.is_line, line.raise = true, true
 end
 
--- Puts down what read() has read, with what has become of it since.
+-- Writes the state that read() has read, with all changes since then.
 local function write(line)
   local nobody, waits = line.out == 0, line.head < line.next
-  -- None, so that the short ways of enqueue.lua and release.lua are open again.
+  -- All marks have ended. With 0 here, the fast paths of enqueue.lua and release.lua can be taken again.
   if line.marks <= line.now then line.marks = 0 end
   if nobody and not line.was and line.marks == 0 then return end
   local value
@@ -84,14 +84,14 @@ local function write(line)
   end
   if value == line.was and not line.raise then return end
   local life = DAY_MS + math.max(0, tonumber(line.last) / 1000 - line.now)
-  -- No number has been drawn, and there is nothing but a mark.
+  -- No number was drawn: there is nothing but a mark.
   if nobody and not line.was then life = line.marks - line.now end
   life = string.format('%d', life)
   redis.call('SET', line.key, value, 'PX', life)
   line.was = value
-  -- A key's life ends a day after the last request that was here to stay, so that no short ttl can end it
-  -- under a ticket with a long one. Only a clock that is put back by 12 hours or more, and then forward
-  -- again, can.
+  -- A key expires a day after the last request that took or renewed a ticket. So a short ttl cannot end the key while a
+  -- ticket with a long ttl still needs it. The only exception is a clock that is put back by 12 hours or more and then
+  -- forward again.
   if line.raise and line.is_line then
     redis.call('PEXPIRE', line.rows, life)
     if not line.solo then redis.call('PEXPIRE', line.ends, life) end
@@ -99,32 +99,33 @@ local function write(line)
   line.raise = nil
 end
 
--- The record of a ticket, and its place in line if it waits.
+-- The record of a ticket, and its place if it waits.
 local function find(line, id)
   if line.solo and id_of(line.solo) == id then return line.solo end
   local found = line.is_line and redis.call('HGET', line.rows, id)
   if not found then return nil end
-  -- A record under an id is of one of several holders; of nobody, if the state knows of no such.
+  -- A record under an id belongs to one of several holders. If the state has no such holders, it belongs to nobody.
   if #found > 13 then return not line.solo and line.out > 0 and found or nil end
-  -- A place that others have passed is nobody's, whatever a denied HDEL has left there; nor is one that is empty.
+  -- A place in front of `head` belongs to nobody, even if a denied HDEL has left something there. An empty place
+  -- belongs to nobody, either.
   local place = tonumber(found)
   local record = place >= line.head and place < line.next and redis.call('HGET', line.rows, found)
   if record and id_of(record) == id then return record, found end
 end
 
--- When it expires, as key:ends has it.
+-- When the ticket expires, in the form that key:ends has.
 local function score(record)
   return string.format('%d', end_of(record))
 end
 
--- After each change of the ends. One that was denied stops nothing, as they are made anew from the rows: see
--- put_down.
+-- Takes the result of a change of key:ends. A denied change stops nothing, because the ends are made again from the
+-- rows: see put_down().
 local function note(line, answer)
   if type(answer) ~= 'table' then return end
   line.torn, line.denied = true, line.denied or answer
 end
 
--- Writes the record of a ticket that is there.
+-- Overwrites the record of a ticket that is in the line.
 local function change(line, place, id, record)
   if place then
     redis.call('HSET', line.rows, place, record)
@@ -137,7 +138,7 @@ local function change(line, place, id, record)
   end
 end
 
--- How many tickets there are.
+-- The number of tickets, holders and waiters.
 local function count(line)
   local holders = line.solo and 1 or 0
   local rows = redis.call('HLEN', line.rows)
@@ -145,25 +146,24 @@ local function count(line)
   return holders + rows / 2
 end
 
--- Before a key is made that is given its life when all is written: if that is denied, the key would stay for ever.
--- Changes nothing, as no mark has an empty id.
+-- Called before a key is created whose lifetime is set only when all is written. If that PEXPIRE were denied, the key
+-- would stay for ever, so this one fails first. It changes nothing, because no mark has an empty id.
 local function may_live(line)
   redis.call('PEXPIRE', line.key .. ':gone:', '1')
 end
 
 local function append(line, id, record)
   begin(line)
-  if line.head == line.next then line.raise = true end -- nobody else may be in the hash
+  if line.head == line.next then line.raise = true end -- the hash may be new
   if line.raise then may_live(line) end
   local place = string.format('%013d', line.next)
   redis.call('HSET', line.rows, place, record, id, place)
   line.next = line.next + 1
 end
 
--- Closes the gaps of a line, if there are many.
+-- Moves the waiters together if many places between them are empty.
 local function compact(line)
-  -- Places that are empty have to be passed over when their turn comes, so they are not to become many more than
-  -- those who wait.
+  -- Each empty place costs work when its turn comes, so there must not be many more empty places than waiters.
   local places = line.next - line.head
   if places < 256 then return end
   local waiting = count(line)
@@ -173,7 +173,7 @@ local function compact(line)
     if #rows[i] == 13 and tonumber(rows[i]) >= line.head then taken[#taken + 1] = { rows[i], rows[i + 1] } end
   end
   table.sort(taken, function(a, b) return a[1] < b[1] end)
-  -- Nobody's new place is beyond its old one.
+  -- No ticket moves to a later place than it had.
   for i, old in ipairs(taken) do
     local new = string.format('%013d', line.head + i - 1)
     if new ~= old[1] then
@@ -184,14 +184,14 @@ local function compact(line)
   line.next = line.head + #taken
 end
 
--- Takes one who waits out of the line.
+-- Removes a waiter from the line.
 local function remove(line, place, id)
   redis.call('HDEL', line.rows, place, id)
   line.first = nil
   compact(line)
 end
 
--- The record of the first who waits and lives. Those who died before it are removed.
+-- The record of the first waiter that has not expired. Expired waiters in front of it are removed.
 local function first(line)
   if line.first then return line.first end
   local page = 1
@@ -220,7 +220,7 @@ local function first(line)
   end
 end
 
--- Counts the permits of the holders, and makes their ends, anew from the records.
+-- Counts the permits of the holders again, and makes key:ends again, both from the records.
 local function recount(line)
   may_live(line)
   redis.call('DEL', line.ends)
@@ -238,19 +238,19 @@ local function recount(line)
   end
 end
 
--- When the first of the holders expires; nil if nobody holds.
+-- When the first of the holders expires. nil if there is no holder.
 local function soonest(line)
   if line.out == 0 then return nil end
   if line.solo then return end_of(line.solo) end
   local ends = redis.call('ZRANGE', line.ends, '0', '0', 'WITHSCORES')[2]
   if not ends then
-    recount(line) -- it was evicted
+    recount(line) -- key:ends was evicted
     ends = redis.call('ZRANGE', line.ends, '0', '0', 'WITHSCORES')[2]
   end
   return tonumber(ends)
 end
 
--- Whether one of those who hold by key:ends has lost its record.
+-- Whether there is a holder in key:ends that has no record any more.
 local function some_unknown(line)
   local ids = redis.call('ZRANGE', line.ends, '0', '-1')
   for from = 1, #ids, 128 do
@@ -262,7 +262,7 @@ local function some_unknown(line)
   return false
 end
 
--- Removes the holders whose time is over.
+-- Removes the holders that have expired.
 local function bury(line)
   local ends = soonest(line)
   if not ends or ends > line.now then return end
@@ -288,8 +288,8 @@ local function bury(line)
     note(line, redis.pcall('ZREM', line.ends, unpack(ids)))
     if line.torn then return end
   end
-  -- The hash was evicted, and with it who held how much. Until the last of them has expired, all that they held
-  -- stays out: they may believe in their leases still.
+  -- The hash was evicted, and with it how many permits each holder has. All of these permits stay out until the last of
+  -- these holders has expired, because they may still believe in their leases.
   if not all_known and not some_unknown(line) then recount(line) end
 end
 
@@ -306,8 +306,8 @@ local function hold(line, id, record, permits)
     ends[3], ends[4] = score(line.solo), rows[3]
     line.raise = true
   end
-  -- It may have been evicted. Asked before the row is written: a question that is denied after it would leave a row that
-  -- the sum does not have.
+  -- The hash may have been evicted. This is asked before the row is written. If the question were denied after it,
+  -- there would be a row whose permits are not in the sum.
   if not line.raise and redis.call('EXISTS', line.rows) == 0 then line.raise = true end
   if line.raise then may_live(line) end
   redis.call('HSET', line.rows, unpack(rows))
@@ -315,7 +315,7 @@ local function hold(line, id, record, permits)
   note(line, redis.pcall('ZADD', line.ends, unpack(ends)))
 end
 
--- Takes a holder out.
+-- Removes a holder.
 local function let_go(line, id, record)
   if line.solo then
     line.solo, line.out = nil, 0
@@ -326,17 +326,19 @@ local function let_go(line, id, record)
   note(line, redis.pcall('ZREM', line.ends, id))
 end
 
--- A waiter that no connection listens for is given this long to come back and renew.
+-- How long the grant of a waiter lasts if no connection receives its wake-up. In this time it can come back and renew.
 local UNHEARD_MS = 2000
 
--- The record of a grant that nobody has heard: a dead waiter is to cost two seconds and not its whole ttl.
+-- The record of a grant whose wake-up no connection has received. The waiter may be dead, and then it costs the others
+-- two seconds and not its whole ttl.
 local function cut_short(line, record)
   local ends = math.min(end_of(record), line.now + UNHEARD_MS)
   line.unheard = math.max(line.unheard or 0, ends)
   return with_expiry(record, ends)
 end
 
--- Lets those in whose turn it is. All but the asker, whose reply says it, are to be told.
+-- Grants the lock to the waiters whose turn it is. All of them need a wake-up, except the asker: its reply says that it
+-- holds.
 local function grant(line, asker)
   while true do
     local record = first(line)
@@ -352,14 +354,16 @@ local function grant(line, asker)
     else
       line.let_in[#line.let_in + 1] = record
     end
-    -- One of several has its record under its id by now.
+    -- If there are several holders, the record is under its id now.
     if line.solo then redis.call('HDEL', line.rows, place, id) else redis.call('HDEL', line.rows, place) end
   end
 end
 
--- A holder's time ends, and nobody will tell those who wait behind it; the first in line knows when, but not
--- if it is the first only now, or the grant one that nobody heard. So the first of them that lives and hears
--- it, of the next few, is told now to look again then. One who asks is not, as its reply says it: see recheck.
+-- When a holder expires, no wake-up is sent. The first waiter has to know when to recheck. Its own replies have told
+-- it, except in two cases: it has become the first only now, or the wake-up of the newest holder was not received and
+-- the grant was cut short. In these cases a message goes to a waiter in one of the next 16 places, the first that lives
+-- and receives it: it says when to recheck. A waiter that the reply is about needs no message: the reply tells it (see
+-- recheck()).
 local function look_again(line, asking)
   local ends = line.first_left and soonest(line) or line.unheard
   line.first_left, line.unheard = nil, nil
@@ -384,19 +388,21 @@ local function look_again(line, asking)
   end
 end
 
--- Does some work on a line, and puts down what has become of it: all of it, or what was done before a call was
--- denied, whose error this raises then. A right can be taken away between any two verbs, so a command may be
--- denied in the middle of one. What it leaves is safe, for these reasons:
---   the state can be written, as settle() has just done so. It says what the rows say, as a change is entered in
---     `line` only when its row is written;
---   one who is let in has its record among the holders before its place is emptied. If that is denied, the row
---     stays at a place that the line has passed, where nobody looks for it;
---   a change of the ends that is denied stops nothing. They are deleted here, and the next verb makes them and the
---     sum anew from the rows. If that is denied too, an end that is missing keeps permits until the others have
---     ended, and one that is too early is the one that its client believes in, whose renewal has failed;
---   a life that is not made longer is that of an earlier request, a day. No key is made if it could be given none.
--- So nobody holds whom the sum leaves out, no permit is lost for longer than a lease, and a verb that answered with
--- the error can be repeated. The client gives back what an enqueue may have left.
+-- Does some work on a line, and then writes the state. If a call is denied, the state has what was done before it, and
+-- the error of that call is raised. A right can be taken away between any two verbs, so a command can be denied in the
+-- middle of one. What the verb leaves is safe, for these reasons:
+--   The state can be written, because settle() has just sent a write for it. It agrees with the rows, because a change
+--     is entered in `line` only when its row is written.
+--   A waiter that is granted gets its record among the holders before its place is emptied. If emptying the place is
+--     denied, the row stays at a place that the line has passed, where no verb looks for it.
+--   A denied change of the ends stops nothing. The ends are deleted here, and the next verb makes them and the sum of
+--     permits again from the rows. If the deletion is denied too, there are two cases. An end that is missing keeps
+--     permits out until the other holders have ended. An end that is too early is the one that its client believes in,
+--     because the renewal has failed.
+--   If the lifetime of a key is not prolonged, it is that of an earlier request, a day. No key is created that could
+--     not be given a lifetime.
+-- So every holder is in the sum, no permit is lost for longer than a lease, and a verb that answered with the error can
+-- be repeated. The client releases what an enqueue may have left.
 local function put_down(line, work)
   local done, result, more = pcall(work)
   if line.torn then redis.pcall('DEL', line.ends) end
@@ -406,20 +412,20 @@ local function put_down(line, work)
   return result, more
 end
 
--- Does the work of a verb on a line, and tells those whom it concerns when all of it is written. One who was let
--- in is told by one message, to the channel of its client. If a message is denied, the first error is in
--- line.denied, as that of the ends is, and the one who was to hear it keeps its whole lease: its next renewal says that it holds.
+-- Does the work of a verb on a line, and sends the messages when all of it is written. A waiter that was granted gets
+-- one message, on the channel of its client. If a message is denied, line.denied has the first error, as it has an
+-- error of the ends. The waiter that misses the message keeps its whole lease, and its next renewal says that it holds.
 -- `asking` has the ids that the reply is about.
 local function settle(line, asking, work)
-  -- Changes nothing, as the key is there. If it is refused or denied, nothing has been done; else the state can be
-  -- written at the end. So a replica and a full server refuse every request for a lock: a replica may be behind, and
-  -- neither will grant what it says to be held.
+  -- This changes nothing, because the key is there. If it is refused or denied, nothing has been done. If it passes,
+  -- the state can be written at the end. So a replica and a full server refuse every request for a lock. A replica may
+  -- be behind its master, and neither of the two could grant the lock that it says is held.
   if line.was then redis.call('SET', line.key, '', 'NX') end
   local result, more = put_down(line, work)
   put_down(line, function()
     for _, record in ipairs(line.let_in) do
       local id = id_of(record)
-      -- One that was let in and then renewed by the same batch is told by the reply.
+      -- A waiter that was granted and then renewed in the same batch learns it from the reply.
       if not line.renewed[id] then
         local heard, denied = tell_turn(line.key, record)
         line.denied = line.denied or denied
@@ -431,8 +437,8 @@ local function settle(line, asking, work)
   return result, more
 end
 
--- How long until a ticket that waits may have moved up without a wake-up: -1 but for the first in line, and
--- for one that is to look again.
+-- How long until a waiter may have moved up without a wake-up. -1, except for the first in line and for a waiter that
+-- look_again() has chosen.
 local function recheck(line, id)
   local record = first(line)
   if record and id_of(record) == id then
@@ -442,11 +448,11 @@ local function recheck(line, id)
   return line.again == id and line.again_in_ms or -1
 end
 
--- The answer of a batch on a replica, in place of one for each ticket. Every write is refused there, also the
--- first for each name, so that nothing has been written and nobody been told.
+-- The answer to a whole batch on a replica, in place of one answer for each ticket. A replica refuses every write, also
+-- the first write for each name. So nothing was written and no message was sent.
 local REPLICA = 'READONLY this server is a replica'
 
--- Whether that is why one of a batch failed.
+-- Whether a ticket of a batch failed because this server is a replica.
 local function is_replica(reason)
   return string.find(type(reason) == 'table' and reason.err or tostring(reason), 'READONLY', 1, true)
 end

@@ -1,12 +1,13 @@
--- A ticket as it is written, the clock that it is judged by, and how its client learns that it holds.
+-- How a ticket is written, which clock decides when it expires, and how its client learns that it holds.
 --
--- A record is its number in 16 digits, when it expires in 13, its id in 32, and then ':permits:capacity:channel:owner',
--- permits and capacity in 10 digits. So each has a fixed place, but the channel's end: number 1 to 16, expiry 17 to
--- 29, id 30 to 61, permits 63 to 72, capacity 74 to 83, channel from 85. A test in layout.rs holds all of the scripts
--- to these places.
+-- A record is: the ticket's number in 16 digits, its expiry in 13, its id in 32, then
+-- ':permits:capacity:channel:owner', with permits and capacity in 10 digits. So each field has a fixed place, except
+-- the end of the channel: number 1 to 16, expiry 17 to 29, id 30 to 61, permits 63 to 72, capacity 74 to 83, channel
+-- from 85. A test in layout.rs checks that all scripts use these places.
 --
--- It expires at so many ms of the server's clock; or, if that begins with '+', so many ms after its number, which is
--- the clock of its grant in microseconds then. So a ticket that is new is written as the client has sent it.
+-- The expiry is a time of the server's clock in ms. If it begins with '+', it is a number of ms after the ticket's
+-- number: in this form the number is the time of the grant, in microseconds of the server's clock. So a new ticket can
+-- be written in the form in which the client has sent it.
 
 -- Server time in milliseconds.
 local function clock()
@@ -14,8 +15,8 @@ local function clock()
   return time[1] * 1000 + math.floor(time[2] / 1000)
 end
 
--- When it expires, in ms of the server's clock; nil if this library has not written it. `at` is for a record that is
--- behind so many bytes.
+-- When the ticket expires, in ms of the server's clock. nil if the record is not from this library. The record begins
+-- after `at` bytes.
 local function end_of(record, at)
   at = at or 0
   local ends = tonumber(string.sub(record, at + 17, at + 29))
@@ -24,7 +25,7 @@ local function end_of(record, at)
   return ends and number and (number - number % 1000) / 1000 + ends
 end
 
--- Its permits and its capacity.
+-- The ticket's permits and its capacity.
 local function size(record)
   return tonumber(string.sub(record, 63, 72)), tonumber(string.sub(record, 74, 83))
 end
@@ -37,12 +38,12 @@ local function id_of(record)
   return string.sub(record, 30, 61)
 end
 
--- Tells a ticket's client, and returns how many connections hear it, or nil and the error: it raises none, as
--- whoever is told of has to be written down by then. Only connections of this server are to hear it: a
--- script's PUBLISH is replicated, also one that reaches nobody here. A waiter whose connection stayed at a
--- master that was demoted would hear there of a grant that is cut short here, and believe in it for its whole
--- ttl, beside the next. A message that is not replicated is heard by the connections that are counted, and by
--- no other.
+-- Sends a message to the client of a ticket. Returns how many connections have received it, or nil and the error. It
+-- raises no error, because what the message says is written by then.
+-- The message is not replicated, so only connections of this server receive it. Otherwise a script's PUBLISH is
+-- replicated, even if no connection receives it here. Consider a waiter whose connection has stayed at a master that
+-- was demoted. It would hear there of a grant that is cut short here, and would believe in it for its whole ttl, while
+-- the next waiter holds too. A message that is not replicated reaches exactly the connections that are counted.
 local function tell(key, record, message)
   local channel = string.match(key, '^[^{]*') .. 'wake:' .. string.match(record, '^%x+', 85)
   redis.set_repl(redis.REPL_NONE)
@@ -52,7 +53,7 @@ local function tell(key, record, message)
   return heard
 end
 
--- Tells it that the ticket holds.
+-- Tells the client that the ticket holds.
 local function tell_turn(key, record)
   return tell(key, record, string.format('%d', string.sub(record, 1, 16)))
 end

@@ -1,24 +1,27 @@
--- Removes tickets and wakes whoever holds because of it.
+-- Removes tickets, and sends wake-ups to the waiters that hold because of it.
 --
--- KEYS  per ticket: the name's key; the others of a name are made from it, see line.lua
--- ARGV  per ticket: its id, and right behind it for how many ms to keep a mark, if one is to be left
--- Reply per ticket: 1 it was there, dead or not; 0 it was not; 2 failed for this ticket, it may be half done; 1 alone
---       for one ticket in the common cases; on a replica READONLY instead, and nothing is done
+-- KEYS  per ticket: the name's key; the name's other keys are made from it, see line.lua
+-- ARGV  per ticket: its id; if a mark is needed, directly behind it how many ms to keep the mark
+-- Reply per ticket: 1 it was there, expired or not; 0 it was not there; 2 failed for this ticket, it may be half done.
+--       In the fast paths for one ticket, the reply is this number alone and no list.
+--       On a replica the reply is the error READONLY, and nothing is done.
 --
--- The mark makes an enqueue that arrives later answer "released before".
+-- Because of the mark, an enqueue that arrives later answers "released before".
 --
--- If the user is denied a command in the middle: alone, there is but one write. In the short way to the next in
--- line, the state is written first. From then on the next holds, and its renewal says so, though its row is not
--- removed, at a place that the line has passed, or the message not sent. The rest is argued at put_down() in
--- line.lua. A mark is written before the state that tells of it, and a release that failed is repeated.
+-- If the user is denied a command in the middle: for a holder without waiters there is only one write. In the fast path
+-- to the next waiter, the state is written first. From then on the next waiter holds, and its renewal says so, even if
+-- its row is not removed or the message is not sent. (That row is at a place that the line has passed.) The other cases
+-- are explained at put_down() in line.lua. A mark is written before the state that refers to it. The client repeats a
+-- release that failed.
 
 local was = not KEYS[2] and redis.call('GET', KEYS[1])
 
--- The common case: it holds, and nobody waits. If it is dead, it keeps nobody out.
+-- The most frequent case: a holder without waiters. If it has expired, it keeps nobody out, so its expiry is not
+-- checked.
 local last = was and string.sub(was, 30, 61) == ARGV[1] and string.sub(was, 1, 16)
 if last and not redis.pcall('SET', KEYS[1], last, 'KEEPTTL').err then return 1 end
 
--- A full server refuses a SET, unless something was written before that it does not refuse.
+-- A full server refuses a SET, unless the script has begun with a write that a full server accepts, such as this HDEL.
 local function put(value)
   redis.call('HDEL', KEYS[1] .. ':line', '')
   redis.call('SET', KEYS[1], value, 'KEEPTTL')
@@ -32,8 +35,8 @@ end
 
 local now = clock()
 
--- The next most common: it is the one holder, and the next, who lives, has to have the lock to itself. That
--- one did not hold, and does when this one has gone, whatever this one had.
+-- The next most frequent case: the ticket is the only holder, and the next waiter has not expired and asks for all
+-- permits. That waiter did not hold until now. It holds when this ticket is gone, however many permits this ticket had.
 local next
 if was and string.byte(was, 17) == 76 and string.sub(was, 106, 137) == ARGV[1]
   and string.sub(was, 18, 30) == '0000000000000' then
@@ -64,7 +67,7 @@ if next then
 end
 
 local function release(key, id, mark_ms)
-  redis.call('HDEL', key .. ':line', '') -- changes nothing, and after it the rest passes on a full server
+  redis.call('HDEL', key .. ':line', '') -- changes nothing; after it, a full server accepts the rest
   local line = read(key, was or redis.call('GET', key), now)
   if line.err then return 2 end
   local found = settle(line, {}, function()
@@ -91,7 +94,7 @@ end
 local reply = {}
 for i, key in ipairs(KEYS) do
   local id, mark_ms = string.sub(ARGV[i], 1, 32), #ARGV[i] > 32 and string.sub(ARGV[i], 33)
-  -- Whatever is wrong with one name must not keep the others locked.
+  -- An error for one name must not keep other names locked.
   local done, found = pcall(release, key, id, mark_ms)
   if not done then
     if is_replica(found) then return redis.error_reply(REPLICA) end

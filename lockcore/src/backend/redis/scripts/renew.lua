@@ -1,42 +1,42 @@
--- Prolongs tickets to a ttl from now, and lets none keep more permits than it is renewed with, which
--- wakes whoever holds because of it. Never creates one: a ticket that has expired, or been evicted, is
+-- Prolongs tickets to a ttl from now. A ticket keeps at most as many permits as it is renewed with, and waiters that
+-- can hold because of that get a wake-up. A renewal never creates a ticket: one that has expired, or was evicted, is
 -- lost.
 --
--- KEYS  per ticket: the name's key; the others of a name are made from it, see line.lua
+-- KEYS  per ticket: the name's key; the name's other keys are made from it, see line.lua
 -- ARGV  per ticket: id, permits in 10 digits, ttl in ms
 -- Reply per ticket three numbers in a row:
 --       0, ttl in ms, -1              holds
 --       1, ttl in ms, recheck in ms   waits; -1: no recheck
 --       2, -1, -1                     lost
 --       3, -1, -1                     failed for this ticket, it may be half done
---       On a replica READONLY instead, and nothing is done.
+--       On a replica the reply is the error READONLY, and nothing is done.
 --
--- If the user is denied a command in the middle: one that holds alone is one write. The rest is argued at put_down()
--- in line.lua. A renewal that failed may have been carried out.
+-- If the user is denied a command in the middle: for a holder without waiters there is only one write. The other cases
+-- are explained at put_down() in line.lua. A renewal that failed may have been carried out.
 --
--- Each name where it is less simple begins with an HDEL that changes nothing, after which the rest of the script
--- passes on a full server, and which a replica refuses: it may not have heard of a ticket yet, and is not to say
--- "lost".
+-- In all other cases the work on a name begins with an HDEL that changes nothing. On a full server, the rest of the
+-- script passes after it. A replica refuses it. That matters because a replica may not have received a ticket yet, and
+-- must not answer "lost".
 
 -- include record.lua
 
 local reply, others = {}, {}
 local now = clock()
 
--- The common case: one that holds, and nobody waits.
+-- The most frequent case: a holder without waiters.
 local function renew_alone(i, was)
   if type(was) ~= 'string' or string.sub(was, 30, 61) ~= ARGV[3 * i - 2] then return false end
   if (end_of(was) or 0) <= now or string.sub(was, 63, 72) ~= ARGV[3 * i - 1] then return false end
   local life, last = '86400000', string.sub(was, 1, 16)
   if last / 1000 > now then life = string.format('%d', life + last / 1000 - now) end
-  -- A full server refuses it, and what follows below passes.
+  -- A full server refuses this SET. The code below then renews the ticket.
   return not redis.pcall('SET', KEYS[i], with_expiry(was, now + ARGV[3 * i]), 'PX', life).err
 end
 
 local times_named, values = {}, {}
 for _, key in ipairs(KEYS) do times_named[key] = (times_named[key] or 0) + 1 end
 for i, key in ipairs(KEYS) do
-  -- Of several of one name, none is alone: they are done in order.
+  -- If a batch has several tickets of one name, this fast path is not taken: they are renewed in order.
   local was = times_named[key] == 1 and redis.pcall('GET', key)
   if renew_alone(i, was) then
     reply[3 * i - 2], reply[3 * i - 1], reply[3 * i] = 0, tonumber(ARGV[3 * i]), -1
@@ -53,7 +53,8 @@ local function answer(i, status, ttl, recheck_in)
   reply[3 * i - 2], reply[3 * i - 1], reply[3 * i] = status, ttl, recheck_in
 end
 
--- One ticket, which may be any. If it waits, its answer is begun only: it says more when others have been told.
+-- Renews one ticket of any kind. For a waiter, the answer is incomplete until all messages are sent: then its recheck
+-- is added.
 local function renew(line, i, id, most, ttl, waiting)
   local record, place = find(line, id)
   if not record then return answer(i, 2, -1, -1) end
@@ -81,7 +82,8 @@ local function renew(line, i, id, most, ttl, waiting)
   table.insert(waiting[id], i)
 end
 
--- In order, but one after the other of several holders, which keep all that they have, together.
+-- Renews tickets in order. Holders that follow each other and keep all their permits are written together, if the name
+-- has several holders.
 local function renew_page(line, page, waiting)
   local ids, records = {}, {}
   for n, i in ipairs(page) do ids[n] = ARGV[3 * i - 2] end
@@ -97,7 +99,7 @@ local function renew_page(line, page, waiting)
   for n, i in ipairs(page) do
     local id, record = ids[n], records[n]
     local most, ttl = tonumber(ARGV[3 * i - 1]), tonumber(ARGV[3 * i])
-    -- Named twice in a batch, it may have become smaller since it was read.
+    -- A ticket that is in the batch twice may have become smaller since its record was read.
     local holds = record and #record > 13 and not apart[id]
     if holds and end_of(record) > now and size(record) <= most then
       record = with_expiry(record, now + ttl)
@@ -142,7 +144,7 @@ for _, i in ipairs(others) do
   table.insert(tickets[key], i)
 end
 for _, key in ipairs(names) do
-  -- Whatever is wrong with one name must not cost the others their leases.
+  -- An error for one name must not cost the tickets of other names their leases.
   local done, all_told = pcall(renew_name, key, tickets[key])
   if not done and is_replica(all_told) then return redis.error_reply(REPLICA) end
   if not (done and all_told) then

@@ -1,17 +1,16 @@
--- Which commands of the other scripts the user may not run, and whether those could count at all.
+-- Which commands of the other scripts the user may not run, and whether the server can run these scripts at all.
 --
--- ARGV  1 a key and 2 a channel of the namespace; neither is touched
--- Reply the names of the commands that are denied. Nothing before Redis 7, which cannot tell, and
---       nothing about keys if this one is not the user's: others of the namespace may be.
---       An error on a server that the other scripts cannot run on.
+-- ARGV  1 a key and 2 a channel of the namespace; the script touches neither
+-- Reply the names of the denied commands. Empty before Redis 7, which cannot tell. Says nothing about
+--       commands with a key if the user may use none on this key: it may have rights on others of the namespace.
+--       An error on a server that cannot run the other scripts.
 --
--- Each call is written out as it would be made: Redis 7.0 crashes when it is asked about a SET that
--- lacks its arguments.
+-- Each call is written out with all its arguments: Redis 7.0 crashes when it is asked about a SET without them.
 
 if string.format('%d', 2^52) ~= '4503599627370496' then
   return redis.error_reply('UNFIT this server counts to 31 bits; a 64-bit Redis or Valkey is needed')
 end
--- Redis has it since 3.2; a server that only speaks its protocol may not.
+-- Redis has had it since 3.2. A server that only speaks the protocol of Redis may not have it.
 if not redis.set_repl then
   return redis.error_reply('UNFIT this server has no redis.set_repl for scripts; Redis 6 or Valkey is needed')
 end
