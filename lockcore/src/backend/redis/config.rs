@@ -1,4 +1,4 @@
-//! From the URL to a client, and what an operator should know about the server.
+//! Reads the URL, and checks the settings of the server that an operator should know about.
 
 use std::collections::HashMap;
 
@@ -27,7 +27,7 @@ pub(super) fn server(url: &Url) -> Result<Server, Error> {
 /// The server of `rediss://…`.
 #[cfg(feature = "redis-tls")]
 pub(super) fn encrypted_server(url: &Url, tls: &Tls) -> Result<Server, Error> {
-    // The driver is not told of the TLS: what it gets is encrypted already.
+    // The driver does not need to know about TLS: the stream that it gets does the encryption.
     let mut address = url.clone();
     address
         .set_scheme("redis")
@@ -60,7 +60,7 @@ fn connection_info(url: &Url) -> Result<ConnectionInfo, Error> {
              that leads to the master",
         ));
     }
-    // The driver's own messages are not passed on: they may repeat the URL, which has the password.
+    // The driver's own messages are not shown: they may repeat the URL, which contains the password.
     let info = url
         .clone()
         .into_connection_info()
@@ -74,14 +74,14 @@ const OLDEST: u32 = 6;
 
 const REPLICA: &str = "this Redis server is a replica and takes no locks; connect to its master";
 
-/// Whether the server keeps locks at all. Asked by each connection anew: the address of a master may lead
-/// to a replica after a failover, and some time later to a master again. `HELLO` needs no right, and is
-/// passed over where its answer does not say.
+/// Checks that the server accepts locks. Each connection asks again: after a failover the address of a master may lead
+/// to a replica, and later to a master again. `HELLO` needs no right. If its answer does not say what the server is,
+/// the server is accepted.
 pub(super) async fn keeps_locks(
     mut connection: MultiplexedConnection,
     server: &Server,
 ) -> Result<(), StoreError> {
-    // Redis 6.0 wants to be told the version of the protocol, which is the one that is spoken already.
+    // Redis 6.0 needs the version of the protocol as an argument. The connection already uses this version.
     let question = redis::cmd("HELLO").arg(3).take();
     let answer: HashMap<String, Value> = question
         .query_async(&mut connection)
@@ -105,7 +105,8 @@ pub(super) async fn keeps_locks(
         ));
     }
     if is("role", "replica") {
-        // No mistake: by the next try the address may lead to a master, or the sentinels may name another server.
+        // Not a `Config` error: at the next try the address may lead to a master, or the sentinels may name another
+        // server.
         let reason = match server.part {
             Part::Master => "it is a replica, and the sentinels still name it",
             Part::Alone | Part::Sentinel => REPLICA,
@@ -115,7 +116,7 @@ pub(super) async fn keeps_locks(
     Ok(())
 }
 
-/// Reads `INFO`; what the access list does not permit is passed over.
+/// Reads `INFO`. If the user has no right to it, the settings stay unchecked.
 pub(super) async fn check(connection: RedisConnection) -> Result<Vec<String>, StoreError> {
     let watch = connection.watch;
     let mut connection = connection.connection;
@@ -156,7 +157,7 @@ pub(super) async fn check(connection: RedisConnection) -> Result<Vec<String>, St
                 "no replica is connected to the Redis master, so no failover is possible; start one".to_owned(),
             );
         }
-        // This is told only by a server that is to count its replicas.
+        // Only a server with min-replicas-to-write has this field.
         if (by_sentinels || replicas != "0") && field("min_slaves_good_slaves").is_none() {
             warnings.push(
                 "Redis takes writes when no replica hears it (min-replicas-to-write 0): a master that is cut off goes on \
@@ -195,7 +196,7 @@ mod tests {
         assert_eq!(info.addr().to_string(), "example.com:6400");
     }
 
-    /// What the driver would do by itself.
+    /// The driver's default for nodelay is off.
     #[test]
     fn a_request_does_not_wait_in_the_socket_for_the_next() {
         assert!(info("redis://localhost").unwrap().tcp_settings().nodelay());
@@ -210,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn a_form_that_would_be_misread_is_refused() {
+    fn a_url_that_could_be_misread_is_refused() {
         for url in [
             "redis:///0",
             "redis://host/zero",

@@ -11,9 +11,9 @@ use super::sentinels::Watch;
 #[derive(Clone, Debug)]
 pub(super) struct RedisConnection {
     pub(super) connection: MultiplexedConnection,
-    /// Where wake-ups for tickets of this connection are published, without the prefix.
+    /// The channel of wake-ups for tickets of this connection, without the prefix.
     pub(super) channel: Arc<str>,
     pub(super) driver: Arc<Driver>,
-    /// Of a master that sentinels have named.
+    /// `Some` if sentinels have named the server.
     pub(super) watch: Option<Arc<Watch>>,
 }

@@ -1,7 +1,7 @@
-//! Opening a connection to a server: a socket, TLS over it for `rediss://`, and the driver's protocol over that.
+//! Opens a connection to a server: a socket, TLS over it for `rediss://`, and the driver's protocol over that.
 //!
-//! The driver could do all of it, but its TLS installs a cryptography provider for the whole process
-//! and reads the system's certificates at each connect, also when others are to be trusted.
+//! The driver could do all of it. But its TLS installs a cryptography provider for the whole process. It also reads the
+//! system's certificates at each connect, even if other certificates are to be trusted.
 
 use std::fmt;
 use std::io;
@@ -22,23 +22,23 @@ use crate::backend::{Fault, StoreError};
 #[cfg(feature = "redis-tls")]
 use crate::tls::Connector;
 
-/// Where the server is and how to get in.
+/// The address of a server, and how to log in.
 pub(super) struct Server {
     pub(super) info: ConnectionInfo,
-    /// `None` is `redis://`, which is never encrypted; with it nothing goes out in plain text.
+    /// `None` for `redis://`, which is never encrypted. With `Some`, nothing is sent in plain text.
     #[cfg(feature = "redis-tls")]
     pub(super) tls: Option<Connector>,
     pub(super) part: Part,
 }
 
-/// What a server is to the client. Messages tell what to mend, and where.
+/// The part that a server has. Error messages depend on it, because they say where to correct something.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Part {
-    /// The URL names it, and it keeps the locks.
+    /// The URL names it, and it has the locks.
     Alone,
     /// The URL names it, and it names the master.
     Sentinel,
-    /// Sentinels have named it, and it keeps the locks.
+    /// Sentinels have named it, and it has the locks.
     Master,
 }
 
@@ -52,7 +52,7 @@ impl Part {
     }
 }
 
-/// Ends the task that drives a connection when the last who uses that has gone.
+/// Ends the task that drives a connection when the last user of the connection is gone.
 #[derive(Debug)]
 pub(super) struct Driver {
     task: AbortHandle,
@@ -60,7 +60,7 @@ pub(super) struct Driver {
 }
 
 impl Driver {
-    /// What ends it before that.
+    /// A handle that ends the task earlier.
     pub(super) fn end(&self) -> AbortHandle {
         self.task.clone()
     }
@@ -73,7 +73,7 @@ impl Drop for Driver {
 }
 
 impl Server {
-    /// Connects, or says what is in the way and whether somebody must remove it.
+    /// Connects. The error says what the problem is, and whether a person must correct it.
     pub(super) async fn connect(
         &self,
         config: AsyncConnectionConfig,
@@ -82,8 +82,8 @@ impl Server {
         let opened = async {
             let stream = Gathering::new(self.stream().await?, in_flight.clone());
             let settings = self.info.redis_settings();
-            // With TLS 1.3 the server judges our certificate when our handshake is over; what it
-            // found is its answer to the first request.
+            // With TLS 1.3 the server checks our certificate only after our handshake is over. The result is its answer
+            // to the first request.
             MultiplexedConnection::new_with_config(settings, stream, config).await
         };
         let (connection, driver) = opened.await.map_err(|error| self.failed(error))?;
@@ -100,7 +100,7 @@ impl Server {
         Ok(Box::new(socket))
     }
 
-    /// To whichever address of the host answers first.
+    /// Connects to the address of the host that answers first.
     async fn socket(&self) -> io::Result<TcpStream> {
         let ConnectionAddr::Tcp(host, port) = self.info.addr() else {
             return Err(io::Error::other("not an address of TCP"));
@@ -113,7 +113,7 @@ impl Server {
         while let Some(tried) = tries.join_next().await {
             outcome = match tried.map_err(JoinError::try_into_panic) {
                 Ok(outcome) => outcome,
-                // A runtime without its I/O driver, say: the core has a word for that.
+                // For example a runtime without its I/O driver. The core turns this panic into an error.
                 Err(Ok(panic)) => std::panic::resume_unwind(panic),
                 Err(Err(ended)) => Err(io::Error::other(ended)),
             };
@@ -130,7 +130,7 @@ impl Server {
         Ok(socket)
     }
 
-    /// What a failure to get in means. Nothing has been asked yet, so nothing can be unknown.
+    /// Turns an error while connecting into what it means. No request has been sent yet, so no outcome can be unknown.
     pub(super) fn failed(&self, error: RedisError) -> StoreError {
         if self.part == Part::Sentinel && matches!(error.code(), Some("NOAUTH" | "WRONGPASS")) {
             return self.mistake(format_args!(
@@ -152,7 +152,7 @@ impl Server {
                 "what answers is not Redis; if this port speaks TLS, the scheme is {encrypted}"
             ));
         }
-        // How a server that expects TLS ends what is none; a server in trouble does the same.
+        // A server that expects TLS drops a connection without TLS in this way. A server in trouble does the same.
         if error.is_connection_dropped() && !error.is_connection_refusal() {
             let error = not_connected(error);
             return self.because(
@@ -171,7 +171,7 @@ impl Server {
         return false;
     }
 
-    /// Something that a person must mend.
+    /// An error that a person must correct.
     pub(super) fn mistake(&self, reason: impl fmt::Display) -> StoreError {
         self.because(Fault::Config, reason)
     }
@@ -187,7 +187,7 @@ impl Server {
     }
 }
 
-/// Neither user nor password.
+/// Shows neither the user nor the password.
 impl fmt::Debug for Server {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
@@ -199,22 +199,22 @@ impl fmt::Debug for Server {
     }
 }
 
-/// With what every connection needs, whatever the URL says.
+/// Adds the settings that every connection needs, whatever the URL says.
 pub(super) fn prepared(info: ConnectionInfo) -> ConnectionInfo {
     let settings = info
         .redis_settings()
         .clone()
-        // Wake-ups come on the connection that the commands go out on.
+        // Wake-ups come on the same connection as the answers.
         .set_protocol(ProtocolVersion::RESP3)
-        // One right less to ask for; errors of CLIENT SETINFO would be ignored anyway.
+        // So the user needs one right less. Errors of CLIENT SETINFO would be ignored anyway.
         .set_skip_set_lib_name();
     let tcp = info
         .tcp_settings()
         .clone()
-        // Off by default in redis 1.x; a request is one small write that must not wait for more.
+        // Off by default in redis 1.x. A request is one small write that must not wait for more data.
         .set_nodelay(true)
-        // A peer that vanished without a word (a pulled cable, a dropped NAT entry) is noticed by
-        // the kernel within about ten seconds, at no cost for the server's command loop.
+        // If the peer is gone without notice (a cable is pulled, a NAT entry is dropped), the kernel finds out within
+        // about ten seconds. That costs the server's command loop nothing.
         .set_keepalive(
             TcpKeepalive::new()
                 .with_time(Duration::from_secs(5))

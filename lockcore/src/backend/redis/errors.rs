@@ -4,21 +4,22 @@ use redis::{ErrorKind, RedisError};
 
 use crate::backend::{Fault, StoreError};
 
-/// Ends a message about them.
+/// The end of a message about missing rights.
 pub(super) const GUIDE: &str = " (see \"Minimum rights\" in the guide of the Redis store)";
 
-/// How a script reports what it was denied: Redis 6 and 7.0, and 7.2 and Valkey.
+/// Whether an error says that a command of a script was denied. The first text is from Redis 6 and 7.0, the second from
+/// Redis 7.2 and Valkey.
 pub(super) fn is_stopped(text: &str) -> bool {
     ["user executing the script", "ACL failure in script"]
         .iter()
         .any(|sign| text.contains(sign))
 }
 
-/// What an error says about the request.
+/// Turns an error into what it means for the request.
 pub(super) fn failed(error: RedisError) -> StoreError {
     let text = error.to_string();
-    // What stopped a command of a script: Redis 6 reports it as "ERR … -OOM …", and later ones as "ERR OOM …" if the script
-    // has passed the error on.
+    // The error that stopped a command of a script. Redis 6 reports it as "ERR … -OOM …". Later versions report it as
+    // "ERR OOM …" if the script has passed the error on.
     let code = error.code().filter(|code| *code != "ERR").or_else(|| {
         let detail = error.detail().unwrap_or_default();
         let stopped = |code: &&str| {
@@ -32,11 +33,11 @@ pub(super) fn failed(error: RedisError) -> StoreError {
     }
     let fault = match (error.kind(), code) {
         (ErrorKind::AuthenticationFailed | ErrorKind::InvalidClientConfig, _) => Fault::Config,
-        // Refused before anything was written; over in a moment, or on another connection.
+        // Refused before anything was written. The request can be sent again soon, or on another connection.
         (_, Some("BUSY" | "LOADING" | "TRYAGAIN" | "CLUSTERDOWN" | "MASTERDOWN" | "READONLY")) => {
             Fault::Retry
         }
-        // Refused before anything was written; needs an operator.
+        // Refused before anything was written. An operator must act.
         (_, Some("OOM" | "MISCONF" | "NOREPLICAS")) => Fault::Refused,
         // These need another URL, password or access list.
         (
@@ -46,7 +47,7 @@ pub(super) fn failed(error: RedisError) -> StoreError {
                 | "UNFIT",
             ),
         ) => Fault::Config,
-        // A reply that makes no sense, a script that failed half-way.
+        // A reply that makes no sense, or a script that failed half-way.
         _ => Fault::Unknown,
     };
     let hint = match code {
@@ -65,20 +66,20 @@ pub(super) fn failed(error: RedisError) -> StoreError {
         Some("NOAUTH") => {
             " (the server asks for a password: write user:password@ in front of the host in the URL)"
         }
-        // It may have written by then.
+        // The script may have written something before this.
         _ if is_stopped(&text) => GUIDE,
         _ => "",
     };
     let text = format!("Redis: {text}{hint}");
     match code {
-        // A master that has become a replica refuses every write on this connection from now on, and the
-        // address may lead to the new master already.
+        // A master that has become a replica refuses every write on this connection from now on. The address may
+        // already lead to the new master.
         Some("READONLY" | "MASTERDOWN") => StoreError::replace(fault, text),
         _ => StoreError::new(fault, text),
     }
 }
 
-/// As [`failed`], while connecting: nothing has been asked yet, so nothing can be unknown.
+/// Like [`failed`], for an error while connecting. No request has been sent yet, so no outcome can be unknown.
 pub(super) fn not_connected(error: RedisError) -> StoreError {
     if error.kind() == ErrorKind::RESP3NotSupported {
         return StoreError::new(
@@ -96,7 +97,7 @@ pub(super) fn not_connected(error: RedisError) -> StoreError {
     }
     let failed = failed(error);
     let text = failed.to_string();
-    // The driver keeps the code of this one to itself.
+    // The driver does not show the code of this error.
     if text.contains("refused to switch database") {
         let denied = text.contains("permissions");
         let hint = if denied { GUIDE } else { "" };
@@ -136,7 +137,7 @@ mod tests {
         assert!(!format!("{told} {told:?}").contains("hunter2"), "{told}");
     }
 
-    /// One that a replica refuses was not carried out, and a connection to it is of no use.
+    /// A request that a replica refuses was not carried out, and a connection to a replica is of no use.
     #[test]
     fn each_error_says_whether_the_request_was_carried_out_and_the_connection_broke() {
         let (goes_on, replaced) = (false, true);
@@ -146,7 +147,8 @@ mod tests {
                 goes_on,
                 &["BUSY", "LOADING", "TRYAGAIN", "CLUSTERDOWN"],
             ),
-            // The second is how Redis 6 reports it from within a script, the third what a script passes on.
+            // The second is from Redis 6, when a script is refused. The third is from a script that passes the error
+            // on.
             (
                 Fault::Retry,
                 replaced,

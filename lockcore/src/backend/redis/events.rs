@@ -1,4 +1,4 @@
-//! Wake-ups: what the server pushes on the connection, turned into the core's words.
+//! Turns the messages that the server pushes on the connection into the wake-ups and rechecks of the core.
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -8,10 +8,10 @@ use redis::{PushInfo, PushKind, Value};
 use crate::backend::{EventSink, Wake};
 use crate::request::Id;
 
-/// Runs inside the connection's driver, so a wake-up reaches its waiter without a task in between.
+/// Runs inside the connection's driver, so no other task has to run before a wake-up reaches its waiter.
 ///
-/// The driver drops it when the connection breaks or its runtime ends, and with it `events`, which
-/// is how the core learns that.
+/// The driver drops this sink, and with it `events`, when the connection breaks or its runtime ends. The core learns of
+/// the end by that.
 pub(super) fn sink(events: EventSink) -> impl Fn(PushInfo) -> Result<(), Infallible> + Send + Sync {
     move |push| {
         if push.kind == PushKind::Message
@@ -35,7 +35,7 @@ enum Message {
     Again(Id, Duration),
 }
 
-/// Anything else is somebody else's message and is ignored.
+/// A message of any other form does not come from our scripts, and is ignored.
 fn parse(message: &[u8]) -> Option<Message> {
     let (id, what) = std::str::from_utf8(message).ok()?.split_once(' ')?;
     let id = Id::parse(id)?;
@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_a_script_sends_is_a_message() {
+    fn a_message_that_no_script_sends_is_ignored() {
         let id = Id::draw().unwrap();
         let wake = parse(format!("{id} 17").as_bytes());
         assert_eq!(wake, Some(Message::Granted(Wake { id, ticket: 17 })));

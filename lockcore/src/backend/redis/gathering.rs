@@ -15,11 +15,11 @@ use std::task::{Context, Poll};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// How many requests are under way on a connection.
+/// The number of requests that are under way on a connection.
 #[derive(Clone, Debug, Default)]
 pub(super) struct InFlight(Arc<AtomicUsize>);
 
-/// A request is under way for as long as this lives.
+/// Counts a request as under way until it is dropped.
 #[derive(Debug)]
 pub(super) struct UnderWay(InFlight);
 
@@ -41,7 +41,7 @@ impl Drop for UnderWay {
 pub(super) struct Gathering<S> {
     stream: S,
     in_flight: InFlight,
-    /// It has stood back since the last write.
+    /// Whether it has stood back since the last write.
     has_stood_back: bool,
 }
 
@@ -54,10 +54,11 @@ impl<S> Gathering<S> {
         }
     }
 
-    /// Whether the driver is to let the tasks that are ready run first. It is scheduled again, behind them.
+    /// Whether the driver must let the tasks that are ready run first. If so, it is scheduled again, behind them.
     ///
-    /// It stands back once for each write, so it waits for the tasks that are ready now, and for no others. It is not
-    /// left to the scheduler's list of tasks that yielded: another thread can take it if one of those tasks blocks.
+    /// It stands back once for each write. So it waits for the tasks that are ready now, and for no others. It does not
+    /// yield to the scheduler's list of tasks that yielded: another thread can take it from there if one of those tasks
+    /// blocks.
     fn stands_back(&mut self, cx: &Context<'_>) -> bool {
         let stands_back = !self.has_stood_back && self.in_flight.0.load(Ordering::Relaxed) > 1;
         if stands_back {
@@ -133,7 +134,7 @@ mod tests {
         }
     }
 
-    /// Writes once. Returns whether it was done, and whether the driver was woken to try again.
+    /// Tries to write once. Returns whether the write was done, and whether the driver was woken to try again.
     fn write(stream: &mut Gathering<DuplexStream>) -> (bool, bool) {
         let woken = Arc::new(Woken::default());
         let waker = Waker::from(Arc::clone(&woken));
@@ -165,12 +166,12 @@ mod tests {
         let _both = [in_flight.begin(), in_flight.begin()];
 
         for _ in 0..3 {
-            assert_eq!(write(&mut stream), (false, true), "it stands back");
-            assert_eq!(write(&mut stream), (true, false), "and then writes");
+            assert_eq!(write(&mut stream), (false, true), "not delayed");
+            assert_eq!(write(&mut stream), (true, false), "delayed twice");
         }
     }
 
-    /// Each of them sends a command, as after an answer that has woken them all. The worker of this runtime runs a task
+    /// Each task sends a command, as after an answer that has woken all of them. The worker of this runtime runs a task
     /// that was just woken before all others.
     #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
     async fn the_commands_of_tasks_that_are_ready_are_in_one_write() {
@@ -181,7 +182,7 @@ mod tests {
         const TASKS: usize = 50;
         let (mut stream, in_flight, mut far) = stream();
         let (send, mut commands) = mpsc::unbounded_channel::<[u8; 4]>();
-        // As the driver of a connection does: it takes what there is, and writes it.
+        // Works as the driver of a connection: it takes all commands that there are, and writes them.
         tokio::spawn(async move {
             let mut buffer = Vec::new();
             while let Some(command) = commands.recv().await {

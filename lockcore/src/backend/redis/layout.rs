@@ -1,44 +1,44 @@
-//! How tickets are written: keys, channels and scripts. All of it is wire format.
+//! How tickets are written at the server: keys, channels and scripts. All of it is wire format.
 
 use std::sync::LazyLock;
 
 use crate::name::{Name, Namespace};
 
-/// In every key and channel. Versions of the library that write differently have another number
-/// here, and so do not see each other; a change of it is a breaking release. 1 is the first that is released.
+/// The version of the format. It is part of every key and channel, so versions of the library with another format have
+/// another number and do not see each other. A change of it is a breaking release. 1 is the first that is released.
 const VERSION: u32 = 1;
 
-/// Bytes of a name that stay readable in a key.
+/// How many bytes of a name stay readable in a key.
 const READABLE: usize = 512;
 
-/// Digits of a ticket's number, and of when it expires, with which a record begins: see `scripts/record.lua`.
+/// The digits of a ticket's number, and of its expiry. A record begins with the two: see `scripts/record.lua`.
 pub(super) const NUMBER: usize = 16;
 pub(super) const EXPIRES: usize = 13;
 
-/// The key of one name. Scripts make the others of the name from it: see `scripts/line.lua`.
+/// The first key of one name. Scripts make the name's other keys from it: see `scripts/line.lua`.
 pub(super) fn key(name: &Name) -> String {
     name.key(VERSION, READABLE)
 }
 
-/// A key as names have them, and none of them.
+/// A key in the form of the keys of names. No name has this key.
 pub(super) fn some_key(namespace: &Namespace) -> String {
     format!("{}:{VERSION}:{{}}", namespace.as_str())
 }
 
-/// The channel of one receiver. Scripts make it of what is in front of the brace in a key.
+/// The channel of one receiver. Scripts make its name from the part of a key in front of the brace.
 pub(super) fn wake_channel(namespace: &Namespace, receiver: &str) -> String {
     format!("{}:{VERSION}:wake:{receiver}", namespace.as_str())
 }
 
-/// A script and the hash that the server knows it by.
+/// A script, and the hash by which the server knows it.
 pub(super) struct Script {
     pub(super) source: String,
     pub(super) sha1: String,
 }
 
 impl Script {
-    /// `-- include line.lua` stands for that file, and so for `record.lua`: what comes before it needs none
-    /// of it, and is spared the making of its functions.
+    /// Puts in the text of `line.lua` for `-- include line.lua`, and of `record.lua` in the same way. A fast path in
+    /// front of an include does not use its functions, and so does not pay for creating them.
     fn new(source: &str) -> Self {
         let line = include_str!("scripts/line.lua");
         let record = include_str!("scripts/record.lua");
@@ -72,7 +72,7 @@ pub(super) fn scripts() -> impl Iterator<Item = &'static Script> {
 mod tests {
     use super::*;
 
-    /// Bytes of the fields of a record, up to those without a fixed end.
+    /// The fields of a record and their length in bytes, up to the fields without a fixed end.
     const RECORD: [(&str, usize); 8] = [
         ("number", NUMBER),
         ("expires", EXPIRES),
@@ -84,7 +84,7 @@ mod tests {
         (": behind capacity", 1),
     ];
 
-    /// Those of a state with a line, up to the record of its one holder.
+    /// The fields of a state with a line, up to the record of the only holder.
     const HEAD: [(&str, usize); 7] = [
         ("last", NUMBER),
         ("L", 1),
@@ -95,10 +95,10 @@ mod tests {
         ("capacity", 10),
     ];
 
-    /// The digits that the numbers of a thousand seconds begin with.
+    /// The digits that all numbers of the same thousand seconds have in common.
     const THOUSAND_SECONDS: [usize; 2] = [1, 7];
 
-    /// From the first byte of one field to the last of another, counted from 1 as Lua does.
+    /// The place from the first byte of one field to the last byte of another. The first byte is 1, as in Lua.
     fn span(fields: &[(&str, usize)], from: &str, to: &str) -> [usize; 2] {
         let place = |name| fields.iter().position(|field| field.0 == name).expect(name);
         let bytes = |fields: &[(&str, usize)]| fields.iter().map(|field| field.1).sum::<usize>();
@@ -106,9 +106,10 @@ mod tests {
         [bytes(&fields[..from]) + 1, bytes(&fields[..=to])]
     }
 
-    /// The scripts say them as numbers, as a call for each would take longer than what it asks for.
+    /// The scripts have the places as plain numbers, because a function call for each would take longer than the work
+    /// itself.
     #[test]
-    fn each_place_in_a_value_that_a_script_names_is_that_of_a_field() {
+    fn scripts_read_and_write_values_only_at_the_places_of_fields() {
         let record = |from, to| span(&RECORD, from, to);
         let head = |from, to| span(&HEAD, from, to);
         let behind_head = head("last", "capacity")[1];
@@ -129,7 +130,7 @@ mod tests {
             head("last", "marks"),
             head("L", "head"),
             THOUSAND_SECONDS,
-            [1, id], // of what a release names
+            [1, id], // the id in the argument of a release
         ]);
         let tails = [
             record("id", "id")[0],

@@ -59,19 +59,19 @@ pub(crate) fn open_encrypted_by_sentinels(url: &Url, tls: &Tls) -> Result<Arc<dy
     Ok(Arc::new(Redis::Sentinels(Arc::new(sentinels))))
 }
 
-/// Half of the day that keys outlive the clock by: no ticket can outlive its key, even if the
-/// server's clock jumps by hours.
+/// Half of the day for which a key stays after the last request. So no ticket can outlive its key, even if the server's
+/// clock jumps by hours.
 const LONGEST_TTL: Duration = Duration::from_secs(12 * 60 * 60);
 
-/// Tickets in one request, as many as the core sends.
+/// The most tickets in one request. The core sends as many.
 const BATCH: usize = 100;
 
-/// One Redis server at a time, and how it is found.
+/// How to find the server that has the locks.
 #[derive(Debug)]
 enum Redis {
     /// A single server, or one that behaves like one.
     Server(Arc<Server>),
-    /// The master that sentinels name.
+    /// The master that the sentinels name.
     Sentinels(Arc<Sentinels>),
 }
 
@@ -82,7 +82,7 @@ impl Backend for Redis {
 
     fn silence(&self) -> &'static str {
         match self {
-            // Redis takes the first bytes of TLS for a command that is not complete.
+            // A server without TLS takes the first bytes of TLS for an incomplete command, and waits for the rest.
             Self::Server(server) if server.is_encrypted() => {
                 "; a server without TLS is silent too: redis:// is for it"
             }
@@ -118,25 +118,24 @@ impl Backend for Redis {
     }
 }
 
-/// A connection to this server that keeps locks.
+/// Connects to a server, and checks that it accepts locks and that the user has the rights.
 async fn connected(server: &Server, events: EventSink) -> Result<RedisConnection, StoreError> {
     let channel: Arc<str> = format!("{:016x}", events.receiver()).into();
     let namespace = events.namespace().clone();
     let channels = layout::wake_channel(&namespace, &channel);
     let config = AsyncConnectionConfig::new()
-        // The core's deadlines hold, on the lease clock; timers of the user's runtime may
-        // be paused or off.
+        // The core has its own deadlines, on the lease clock. The timers of the user's runtime may be paused or off.
         .set_connection_timeout(None)
         .set_response_timeout(None)
-        // Requests beyond it wait for their turn to be written; the default of 50 is less
-        // than the tasks of one busy process.
+        // More requests than this wait until they can be written. The default of 50 is less than the number of tasks in
+        // one busy process.
         .set_pipeline_buffer_size(1024)
         .set_push_sender(events::sink(events));
     let (mut connection, driver) = server.connect(config).await?;
-    // All three go out together: one round trip.
+    // All three requests are sent together, in one round trip.
     let keeps_locks = config::keeps_locks(connection.clone(), server);
     let missing = rights::missing(connection.clone(), &namespace, &channels);
-    // Resolves when the server has confirmed: no wake-up can precede the subscription.
+    // Resolves when the server has confirmed the subscription, so no wake-up can come before it.
     let subscribed = connection.subscribe(&channels);
     let failed = |error| server.failed(error);
     let (missing, subscribed) = (missing.map_err(failed), subscribed.map_err(failed));

@@ -1,5 +1,5 @@
-//! What was released at a master shortly before another server has replaced it. The new master may not have received that,
-//! and would keep the name taken until the lease ends. So the release is repeated there.
+//! The releases that a master has acknowledged shortly before another server replaced it. The new master may not have
+//! received them, and would keep the names taken until the leases end. So the releases are repeated there.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -1,5 +1,5 @@
-//! What the user may do at the server. Seen to when connecting, because a script that is denied a
-//! command half-way has written by then.
+//! The rights of the user at the server. They are checked when connecting, because a script that is denied a command
+//! half-way has already written something.
 
 use redis::aio::MultiplexedConnection;
 use redis::{RedisError, RedisResult};
@@ -11,7 +11,7 @@ use crate::name::Namespace;
 
 const CHECK: &str = include_str!("scripts/rights.lua");
 
-/// The commands that are missing, as far as the server can tell.
+/// The commands that the user may not run, as far as the server can tell.
 pub(super) async fn missing(
     mut connection: MultiplexedConnection,
     namespace: &Namespace,
@@ -29,7 +29,8 @@ pub(super) async fn missing(
     }
 }
 
-/// A server that is full, or busy, or knows no such thing, may be of use all the same.
+/// Whether the error makes the server useless. A server that is full or busy, or that does not know the question, may
+/// still be of use.
 fn matters(error: &RedisError) -> bool {
     let error = failed(error.clone());
     error.fault() == Fault::Config || error.is_broken()
@@ -42,10 +43,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_commands_that_are_asked_about_are_those_that_the_scripts_call() {
+    fn the_rights_check_asks_about_exactly_the_commands_that_the_scripts_call() {
         let (mut called, mut calls) = (BTreeSet::new(), 0);
         for script in layout::scripts() {
-            // Not hidden behind a variable or a `pcall`.
+            // Every call must have the name of its command in it, and not in a variable or behind a `pcall`.
             calls += script.source.matches("redis.call").count();
             calls += script.source.matches("redis.pcall").count();
             let source = script.source.replace("redis.pcall('", "redis.call('");

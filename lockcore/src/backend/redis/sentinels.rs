@@ -1,10 +1,10 @@
-//! Redis with Sentinel: which server is the master, and when a connection to it is to be left. What is asked of the master
-//! is the same as of a single server.
+//! Redis with Sentinel: finds the master, and ends a connection when its server is not the master any more. The
+//! requests to the master are the same as to a single server.
 //!
-//! The master is the server that a majority of the sentinels of the URL name. Nothing else is believed: a sentinel that is
-//! cut off, or belongs to other servers, leads nobody away. The sentinels are asked when a connection to the master is made,
-//! and are listened to while it is up. When a majority has named another server, the connection ends, and the core makes
-//! another one, as if it had broken.
+//! The master is the server that a majority of the sentinels in the URL name. Nothing else is believed. So a sentinel
+//! that is cut off, or belongs to other servers, cannot lead a client to another server. The sentinels are asked when a
+//! connection to the master is made, and are listened to while it is up. When a majority has named another server, the
+//! connection ends, and the core makes a new one, as after a break.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -34,22 +34,24 @@ use crate::tls::{Connector, Tls};
 
 const PORT: u16 = 26379;
 
-/// Where a sentinel tells that a master has changed: `<service> <old host> <old port> <new host> <new port>`.
+/// The channel on which a sentinel says that a master has changed: `<service> <old host> <old port> <new host> <new
+/// port>`.
 const SWITCH: &str = "+switch-master";
 
-/// How often a sentinel that is not heard is asked again at most, while there are requests.
+/// The shortest time between two tries to reach a sentinel that has failed. There are tries only while there are
+/// requests.
 const AGAIN: Duration = Duration::from_secs(1);
 
 const FORM: &str = "the URL is not of the form \
     redis+sentinel://[user[:password]@]host[:port][,host[:port]…]/service[/database number]\
     [?sentinel_user=…&sentinel_password=…] (rediss+sentinel:// with TLS)";
 
-/// The sentinels of a URL, and how to get in at the master that they name.
+/// The sentinels of a URL, and how to log in at the master that they name.
 pub(super) struct Sentinels {
     servers: Vec<Server>,
-    /// What the sentinels call the master.
+    /// The name that the sentinels have for the master.
     service: String,
-    /// User, password and database at the master.
+    /// The user, password and database at the master.
     master: RedisConnectionInfo,
     pub(super) released: Released,
 }
@@ -84,7 +86,7 @@ impl Sentinels {
             master = master.set_password(decoded(password)?);
         }
         let mut own = RedisConnectionInfo::default();
-        // Not as a form does it, where a plus is a blank: it may be a part of a password.
+        // Not decoded as an HTML form, where a plus means a space: a password may contain a plus.
         let options = url.query().unwrap_or_default().split('&');
         for option in options.filter(|option| !option.is_empty()) {
             let (option, value) = option.split_once('=').unwrap_or((option, ""));
@@ -111,7 +113,7 @@ impl Sentinels {
         let addresses = hosts::hosts(url, PORT).map_err(wrong)?;
         for (at, (host, port)) in addresses.iter().enumerate() {
             if addresses[..at].contains(&addresses[at]) {
-                // It would count twice for the majority.
+                // A sentinel that is named twice would count twice for the majority.
                 return Err(wrong(&format!("{host}:{port} is named twice")));
             }
         }
@@ -136,7 +138,7 @@ impl Sentinels {
     #[cfg(feature = "redis-tls")]
     pub(super) fn encrypted(url: &Url, tls: &Tls) -> Result<Self, Error> {
         let mut sentinels = Self::plain(url)?;
-        // The files are read once, for whichever host.
+        // The certificate files are read once, for all hosts.
         let connector = Connector::new(tls, "localhost")?;
         for server in &mut sentinels.servers {
             if let ConnectionAddr::Tcp(host, _) = server.info.addr() {
@@ -156,7 +158,7 @@ impl Sentinels {
         }
     }
 
-    /// The master, and what tells when it is another. Runs in the runtime of the connection that is to be made.
+    /// The master, and a watch that says when it changes. Must run in the runtime of the connection that will be made.
     pub(super) async fn master(self: &Arc<Self>) -> Result<(Server, Watch), StoreError> {
         let watch = Watch::begin(Arc::clone(self));
         let master = watch.agreed().await?;
@@ -183,7 +185,7 @@ impl Sentinels {
         })
     }
 
-    /// Asks one sentinel, and notes what it says until its connection ends. Returns why it cannot be heard.
+    /// Asks one sentinel, and stores what it says in `views` until its connection ends. Returns why it cannot be heard.
     async fn hear(&self, at: usize, views: &watch::Sender<Views>) -> StoreError {
         let server = &self.servers[at];
         let (open, closed) = oneshot::channel::<()>();
@@ -196,13 +198,13 @@ impl Sentinels {
             Ok::<_, Infallible>(())
         };
         let config = AsyncConnectionConfig::new()
-            // As for the connection to the master: the core's deadlines hold.
+            // As for the connection to the master, the core has its own deadlines.
             .set_connection_timeout(None)
             .set_response_timeout(None)
             .set_push_sender(sink);
         let asked = async {
             let (mut connection, driver) = server.connect(config).await?;
-            // First, so that no change can come in between.
+            // The subscription comes before the question, so that no change is missed in between.
             let subscribed = connection.subscribe(SWITCH).await;
             subscribed.map_err(|error| self.not_asked(server, error))?;
             let master = self.ask(server, &mut connection).await?;
@@ -214,12 +216,12 @@ impl Sentinels {
         };
         views.send_modify(|views| {
             let view = &mut views.0[at];
-            // A message that came meanwhile is as new as the answer, or newer.
+            // A message that came before the answer is as new as the answer, or newer.
             if !matches!(view, View::Names(_)) {
                 *view = View::Names(master);
             }
         });
-        let _ = closed.await; // it is never sent to: this is the end of the connection
+        let _ = closed.await; // nothing is ever sent, so this resolves at the end of the connection
         server.because(Fault::Retry, "the connection is lost")
     }
 
@@ -253,7 +255,7 @@ impl Sentinels {
         connection: &mut MultiplexedConnection,
     ) -> StoreError {
         let question = redis::cmd("SENTINEL").arg("MASTERS").take();
-        // For the message alone: the user may not have the right.
+        // Only for the message. The user may not have the right to ask.
         let known: Vec<HashMap<String, String>> =
             question.query_async(connection).await.unwrap_or_default();
         let names = || known.iter().filter_map(|master| master.get("name"));
@@ -274,7 +276,7 @@ impl Sentinels {
             View::Failed(error) => error.fault() == Fault::Config,
             View::Asked | View::Names(_) => false,
         });
-        // If all others come to agree, are they a majority?
+        // Would all other sentinels be a majority if they agreed?
         let fault = match is_majority(all - mistakes.count(), all) {
             true => Fault::Retry,
             false => Fault::Config,
@@ -297,7 +299,7 @@ impl Sentinels {
     }
 }
 
-/// Neither users nor passwords.
+/// Shows neither users nor passwords.
 impl fmt::Debug for Sentinels {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Sentinels")
@@ -322,7 +324,7 @@ struct Address {
 
 impl Address {
     fn with(&self, settings: &RedisConnectionInfo) -> Result<ConnectionInfo, Error> {
-        // Only in a URL is an address of IPv6 in brackets.
+        // An IPv6 address has brackets only in a URL.
         let host = self.host.trim_start_matches('[').trim_end_matches(']');
         let address = ConnectionAddr::Tcp(host.to_owned(), self.port);
         let info = address.into_connection_info();
@@ -342,9 +344,9 @@ impl fmt::Display for Address {
 enum View {
     /// It has not answered yet.
     Asked,
-    /// This is the master, and it would tell if that changed.
+    /// It names this master, and would send a message if the master changed.
     Names(Address),
-    /// It could not be asked, or is not heard any more.
+    /// It could not be asked, or its connection has ended.
     Failed(StoreError),
 }
 
@@ -353,7 +355,7 @@ enum View {
 struct Views(Vec<View>);
 
 impl Views {
-    /// The server that most name, and how many do.
+    /// The server that is named most often, and by how many sentinels.
     fn best(&self) -> Option<(&Address, usize)> {
         let named = self.0.iter().filter_map(|view| match view {
             View::Names(master) => Some(master),
@@ -370,7 +372,7 @@ impl Views {
         is_majority(count, self.0.len()).then_some(master)
     }
 
-    /// Whether no answer that is still to come can make a majority.
+    /// Whether a majority is impossible, whatever the missing answers are.
     fn cannot_agree(&self) -> bool {
         let asked = self.0.iter().filter(|view| matches!(view, View::Asked));
         let best = self.best().map_or(0, |(_, count)| count);
@@ -382,7 +384,7 @@ fn is_majority(some: usize, all: usize) -> bool {
     2 * some > all
 }
 
-/// The new master of the service, if this is a message about it.
+/// The new master of the service, if the message is about this service.
 fn switched_to(push: &PushInfo, service: &str) -> Option<Address> {
     let [Value::BulkString(channel), Value::BulkString(message)] = &push.data[..] else {
         return None;
@@ -405,7 +407,7 @@ fn switched_to(push: &PushInfo, service: &str) -> Option<Address> {
 pub(super) struct Watch {
     sentinels: Arc<Sentinels>,
     views: watch::Sender<Views>,
-    /// The one that a connection is made to.
+    /// The master to which the connection is made.
     master: Address,
     /// The same as text.
     address: Arc<str>,
@@ -415,7 +417,7 @@ pub(super) struct Watch {
 
 #[derive(Debug)]
 struct Listeners {
-    /// Each ends when its sentinel is not heard any more. All end with this.
+    /// Each task ends when its sentinel is not heard any more. All tasks end when this is dropped.
     tasks: JoinSet<()>,
     again: Instant,
 }
@@ -452,7 +454,7 @@ impl Watch {
         tasks.spawn_on(listener, &self.runtime);
     }
 
-    /// Whom a majority names. Does not wait for sentinels whose answers cannot change that.
+    /// The master that a majority names. Does not wait for sentinels whose answers cannot change the result.
     async fn agreed(&self) -> Result<Address, StoreError> {
         let mut views = self.views.subscribe();
         let settled = |views: &Views| views.master().is_some() || views.cannot_agree();
@@ -463,7 +465,7 @@ impl Watch {
         master.ok_or_else(|| self.sentinels.no_majority(&views))
     }
 
-    /// Resolves when a majority names another server than the one that a connection is made to.
+    /// Resolves when a majority names another server than the one of this connection.
     fn moved(&self) -> impl Future<Output = ()> + Send + 'static {
         let (mut views, here) = (self.views.subscribe(), self.master.clone());
         async move {
@@ -474,7 +476,8 @@ impl Watch {
         }
     }
 
-    /// Makes the connection, unless the master is another before that is done: the old one may be silent.
+    /// Makes the connection, unless a majority names another master before it is done. Without this check the client
+    /// could wait for an old master that is silent.
     pub(super) async fn meanwhile<T>(
         &self,
         connecting: impl Future<Output = Result<T, StoreError>>,
@@ -488,7 +491,7 @@ impl Watch {
         }
     }
 
-    /// Ends the connection when the master is another.
+    /// Ends the connection when a majority names another master.
     pub(super) fn leave_when_moved(&self, driver: &Driver) {
         let (moved, end) = (self.moved(), driver.end());
         if let Ok(mut listeners) = self.listeners.lock() {
@@ -500,17 +503,18 @@ impl Watch {
         }
     }
 
-    /// Remembers what the master has acknowledged.
+    /// Remembers releases that the master has acknowledged.
     pub(super) fn note_released(&self, departures: Vec<Departure>) {
         self.sentinels.released.note(&self.address, departures);
     }
 
-    /// What masters before this one have acknowledged last.
+    /// The latest releases that earlier masters have acknowledged.
     pub(super) fn released_elsewhere(&self) -> Vec<Recent> {
         self.sentinels.released.elsewhere(&self.address)
     }
 
-    /// For each request: asks sentinels again that are not heard any more. The request does not wait for that.
+    /// Called for each request: asks the sentinels again that are not heard any more. The request does not wait for
+    /// that.
     pub(super) fn listen_again(&self) {
         let is_deaf = |view: &View| matches!(view, View::Failed(_));
         if !self.views.borrow().0.iter().any(is_deaf) {
@@ -534,14 +538,14 @@ impl Watch {
                     deaf.push(at);
                 }
             }
-            false // nobody waits for this
+            false // no task waits for this change
         });
         for at in deaf {
             self.listen_to(at, tasks);
         }
     }
 
-    /// What an operator should know of the sentinels.
+    /// Warnings about the sentinels for an operator.
     pub(super) fn warnings(&self) -> Vec<String> {
         let mut warnings = Vec::new();
         let all = self.sentinels.servers.len();
@@ -616,14 +620,14 @@ mod tests {
     }
 
     #[test]
-    fn without_credentials_nobody_is_told_any() {
+    fn sentinels_get_no_credentials_if_the_url_has_none_for_them() {
         let sentinels = sentinels("redis+sentinel://ann:secret@h1/s/").unwrap();
         let own = sentinels.servers[0].info.redis_settings();
         assert_eq!((own.username(), own.password()), (None, None));
     }
 
     #[test]
-    fn a_form_that_would_be_misread_is_refused() {
+    fn a_url_that_could_be_misread_is_refused() {
         for (url, reason) in [
             ("redis+sentinel://h1,h2", "the service is missing"),
             ("redis+sentinel://h1,h2/", "the service is missing"),
@@ -661,7 +665,7 @@ mod tests {
     }
 
     #[test]
-    fn the_master_is_whom_a_majority_of_all_sentinels_names() {
+    fn the_master_is_the_server_that_a_majority_of_all_sentinels_names() {
         let (retry, config) = (failed(Fault::Retry), failed(Fault::Config));
         for (views, master, cannot_agree) in [
             (vec![names("a"), View::Asked, View::Asked], None, false),
@@ -686,9 +690,9 @@ mod tests {
         }
     }
 
-    /// A password that is wrong at one sentinel is no reason to give up, if the others can still agree.
+    /// A wrong password at one sentinel is no reason to give up, if the others can still agree.
     #[test]
-    fn without_a_majority_it_is_a_mistake_only_if_nothing_else_is_in_the_way() {
+    fn without_a_majority_the_fault_is_config_only_if_the_rest_cannot_form_one() {
         let sentinels = sentinels("redis+sentinel://h1,h2,h3/s").unwrap();
         for (views, fault) in [
             ([names("a"), names("b"), names("c")], Fault::Retry),

@@ -14,8 +14,8 @@ use crate::name::{Name, Namespace};
 use crate::queue;
 use crate::request::Request;
 
-/// How long a mark of an early release stays: far longer than a request can sit in a socket's
-/// buffer before the server reads it or the connection is reset.
+/// How long the mark of a release stays that came before its enqueue. It is far longer than a request can stay in a
+/// socket's buffer before the server reads it or the connection is reset.
 const MARK: Duration = Duration::from_secs(60);
 
 pub(super) async fn enqueue(
@@ -184,7 +184,7 @@ pub(super) async fn inspect(
     Ok(lives.into_iter().enumerate().map(place).collect())
 }
 
-/// A ticket as `scripts/record.lua` has it, without what only scripts need.
+/// A ticket in the form of `scripts/record.lua`, without the fields that only scripts need.
 struct Record<'a> {
     expires: u64,
     number: u64,
@@ -224,10 +224,11 @@ pub(super) async fn forget(mut connection: RedisConnection, name: Name) -> Resul
     outcome.map(drop)
 }
 
-/// Why a script was stopped half-way, if that is for a right that was taken away since the connection was made.
-/// The server's own words do not always name the command.
+/// The reason why a script was stopped half-way, if the reason is a right that was taken away after the connection was
+/// made. The server's own message does not always name the command.
 ///
-/// The rights are read after the fact, and may have changed again: what the script had done by then stays unknown.
+/// The rights are read afterwards, and may have changed again. It stays unknown what the script had done before it was
+/// stopped.
 async fn denied(connection: &RedisConnection, namespace: &Namespace) -> Option<StoreError> {
     let channel = layout::wake_channel(namespace, &connection.channel);
     let missing = rights::missing(connection.connection.clone(), namespace, &channel);
@@ -237,14 +238,14 @@ async fn denied(connection: &RedisConnection, namespace: &Namespace) -> Option<S
     Some(StoreError::halfway(text))
 }
 
-/// No ticket of a batch fared well: there may be one reason for all. If only some did not, the others'
-/// answers count.
+/// Called when all tickets of a batch have failed: a missing right may be the reason for all. If only some have failed,
+/// the answers for the other tickets are used.
 async fn all_failed(connection: &RedisConnection, namespace: &Namespace) -> Result<(), StoreError> {
     denied(connection, namespace).await.map_or(Ok(()), Err)
 }
 
-/// Runs a script by its hash. A server that does not know it, because it is new or has restarted, gets
-/// its text; that it does not know it is certain, so nothing is done twice.
+/// Runs a script by its hash. A server that is new or has restarted does not know the script, and then gets its text.
+/// Such a server has certainly not run the script, so nothing is done twice.
 async fn run(
     connection: &mut RedisConnection,
     script: &Script,
@@ -256,7 +257,7 @@ async fn run(
         watch.listen_again();
     }
     let command = |verb: &str, script: &str| {
-        // Room for what one ticket takes.
+        // Space for one ticket.
         let mut command = Cmd::with_capacity(16, 512);
         command.arg(verb).arg(script).arg(keys);
         write_keys_and_arguments(&mut command);
@@ -296,7 +297,7 @@ fn duration(millis: i64) -> Duration {
     Duration::from_millis(u64::try_from(millis).unwrap_or(0))
 }
 
-/// Negative says "unknown".
+/// A negative number means "unknown".
 fn known(millis: i64) -> Option<Duration> {
     u64::try_from(millis).ok().map(Duration::from_millis)
 }
