@@ -24,8 +24,8 @@ use crate::tls::Tls;
 
 const DAY_MICROS: u64 = 86_400_000_000;
 
-/// How long a release that came before its enqueue is remembered. On a server a request may wait in a socket for that
-/// long. Here no request is late, unless a test makes it late.
+/// How long the mark of a release stays that came before its enqueue. On a server, a request may wait in a socket for
+/// as long. Here a request is late only if a test makes it late.
 const MARK: Duration = Duration::from_secs(60);
 
 /// Opens `memory:`.
@@ -43,7 +43,7 @@ pub(crate) struct Memory {
     store: Arc<Store>,
 }
 
-/// The tickets, and the receivers of wake-ups. Answers at once.
+/// The tickets, and the connections that receive wake-ups. Answers at once.
 #[derive(Debug)]
 pub(crate) struct Store {
     clock: Clock,
@@ -53,13 +53,13 @@ pub(crate) struct Store {
 #[derive(Debug, Default)]
 struct Names {
     lines: Prehashed<Name, Line>,
-    /// The line of a name that was used up, empty, with the memory that it had. The next name takes it. So a lock that
-    /// is taken and released again and again allocates nothing here.
+    /// An empty line with allocated memory, from a name that is not in use any more. The next name takes it. So a lock
+    /// that is taken and released again and again allocates nothing here.
     spare: Line,
-    /// The highest number that was ever given, over all names. With it an empty queue may be dropped, and numbers still
-    /// rise.
+    /// The highest number that was given to any ticket, over all names. Because of it an empty queue can be dropped,
+    /// and numbers still rise.
     last: u64,
-    /// Ids whose release came before their enqueue, and until when each is remembered.
+    /// The marks: ids whose release came before their enqueue, and when each mark ends.
     marks: Prehashed<Id, Instant>,
     /// The latest connection of each receiver. Its tickets are woken there.
     receivers: HashMap<u64, Weak<EventSink>>,
@@ -69,15 +69,15 @@ struct Names {
 #[derive(Debug, Default)]
 struct Line {
     queue: Queue<Holder>,
-    /// No ticket ends before this, so that nobody need look for one. Renewals move the end of a ticket, but not this: it
-    /// is found anew when its time has come.
+    /// No ticket expires before this time, so there is no need to look for an expired one. A renewal that moves the end
+    /// of a ticket to a later time does not change this. When this time has come, it is computed again.
     first_end: u64,
 }
 
-/// The data of a ticket that the rule does not need.
+/// The data of a ticket that the [queue](crate::queue) does not need.
 #[derive(Clone, Debug)]
 struct Holder {
-    /// For its owner.
+    /// Has the owner's text.
     request: Arc<Request>,
     receiver: u64,
 }
@@ -291,7 +291,7 @@ impl Store {
         let Some(line) = lines.get_mut(&request.name) else {
             return Released::NotFound;
         };
-        // A ticket that has just ended counts as found.
+        // A ticket that has expired but was still in the line counts as found.
         let ended = line.is_due(now) && line.queue.find(request.id).is_some();
         // Expired tickets go first: they must not get what this release frees.
         wakes.collect(line.expire(now), &line.queue, receivers);
@@ -352,7 +352,7 @@ impl Store {
 }
 
 impl Names {
-    /// The line of this name is empty.
+    /// Removes the line of this name, which is empty.
     fn end_line(&mut self, name: &Name) {
         if let Some(line) = self.lines.remove(name) {
             self.spare = line;
@@ -361,12 +361,12 @@ impl Names {
 }
 
 impl Line {
-    /// Whether a ticket may have ended.
+    /// Whether a ticket may have expired.
     fn is_due(&self, now: Instant) -> bool {
         self.first_end <= now.as_nanos()
     }
 
-    /// Removes the tickets that have ended. Returns how many tickets now hold because of that.
+    /// Removes the expired tickets. Returns how many tickets now hold because of that.
     fn expire(&mut self, now: Instant) -> usize {
         if !self.is_due(now) {
             return 0;
@@ -402,8 +402,8 @@ impl Line {
     }
 }
 
-/// Only the first in line has to notice that a holder's lease is over: its request removes that ticket, and wakes the
-/// others. See also [`Wakes::tell_first`].
+/// How long until a waiter must recheck. Only the first in line has to notice that a holder's lease has expired: its
+/// request removes that ticket, and wakes the others. See also [`Wakes::tell_first`].
 fn recheck_in(queue: &Queue<Holder>, id: Id, now: Instant) -> Option<Duration> {
     queue
         .is_first_in_line(id)
@@ -416,11 +416,11 @@ fn first_expiry(queue: &Queue<Holder>, now: Instant) -> Option<Duration> {
     Some(now.until(Instant::from_nanos(first)))
 }
 
-/// Messages that are sent when this is dropped. It is declared before the mutex guard, so it is dropped after the mutex
-/// is unlocked.
+/// The wake-ups and rechecks of one request. They are sent when this is dropped. It is declared before the mutex guard,
+/// so it is dropped after the mutex is unlocked.
 struct Wakes {
     to: Vec<(Weak<EventSink>, News)>,
-    /// This ticket needs no wake-up: the answer to its own request tells it.
+    /// This ticket needs no wake-up: the answer to its own request says that it holds.
     asker: Id,
 }
 
@@ -432,7 +432,7 @@ impl Wakes {
         }
     }
 
-    /// Notes wake-ups for the last `newly` holders.
+    /// Adds wake-ups for the last `newly` holders.
     fn collect(
         &mut self,
         newly: usize,
@@ -457,8 +457,8 @@ impl Wakes {
         }
     }
 
-    /// Notes a message for the ticket that has become the first in line, because another has left. It does not know yet
-    /// when a holder's lease ends.
+    /// Adds a recheck for the waiter that is now the first in line because another waiter has left. It does not know
+    /// yet when a holder's lease ends.
     fn tell_first(
         &mut self,
         queue: &Queue<Holder>,
@@ -486,7 +486,7 @@ impl Drop for Wakes {
 }
 
 fn wall_clock_micros() -> u64 {
-    // Before 1970 the numbers only count up.
+    // Before 1970 this is 0, and ticket numbers only count up.
     SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .map_or(0, |since| u64::try_from(since.as_micros()).unwrap_or(0))
@@ -533,7 +533,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_takes_the_memory_of_another_takes_nothing_else() {
+    fn a_name_that_reuses_the_memory_of_another_sees_none_of_its_tickets() {
         let clock = Clock::by_hand();
         clock.stop();
         let store = Store::new(clock.clone());
