@@ -1,8 +1,9 @@
-//! The facts that every store keeps, for somebody who writes one: run them on a [`Backend`](crate::backend::Backend) of
-//! your own.
+//! Checks of a store: facts that are true of every store that keeps the contract. If you write a store, run them on
+//! your [`Backend`](crate::backend::Backend).
 //!
 //! A fact is a sentence with a test. It checks one part of the [contract](crate::backend) at the connection itself, or
-//! what users get from it through a client. This crate's own stores pass the same facts in its behaviour suite.
+//! it checks through a client what users get from the store. This crate's behaviour suite runs the same facts on its
+//! own stores.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -21,8 +22,9 @@
 //! With a test framework in which tests are values, each fact can be a test of its own: see [`facts`] and
 //! [`Fact::check`].
 //!
-//! What the facts cannot see: what a store does when its server is killed, stopped, cut off or out of memory, and
-//! whether several processes that really are processes exclude each other. Those need the server in the test's hands.
+//! The facts do not test what a store does when its server is killed, stopped, cut off or out of memory. They also do
+//! not test whether clients in different processes exclude each other. For such tests, the test must control the server
+//! and start processes.
 //!
 //! This module needs the features `testing` and `backend`.
 
@@ -50,11 +52,12 @@ pub fn facts() -> Vec<Fact> {
     [requests::all(), histories::all(), exclusion::all()].concat()
 }
 
-/// Checks all facts that apply, one after the other, under each policy. Prints the name of each before it begins. Needs a runtime with several threads.
+/// Checks all facts that apply, one after the other, under each policy. Prints the name of each fact before it begins.
+/// Needs a runtime with several threads.
 ///
 /// # Panics
 ///
-/// At the first fact that is not true of the store: the one that was printed last.
+/// At the first fact that is not true of the store. Its name was printed last.
 pub async fn check_all(subject: impl Subject) {
     let subject: Arc<dyn Subject> = Arc::new(subject);
     let capability = subject.backend().capability();

@@ -1,4 +1,4 @@
-//! Stores around other stores.
+//! Stores that wrap other stores.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,8 +8,9 @@ use crate::backend::{
     Released, Renewed, Request, TicketInfo,
 };
 
-/// A [`Connection`] around another one. It passes every request on, but for the verbs that it writes itself: to count
-/// them, to refuse them, to change their answers. A verb that `Connection` gets later is passed on too.
+/// A [`Connection`] that wraps another one. It passes on every request, except those of the verbs that it implements
+/// itself: to count them, to refuse them, or to change their answers. If `Connection` gets a verb in a later version,
+/// it is passed on too.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -46,7 +47,7 @@ use crate::backend::{
 /// # Ok(()) }
 /// ```
 pub trait Forward: fmt::Debug + Send + Sync + 'static {
-    /// Where requests are passed on to.
+    /// The connection to which requests are passed on.
     fn inner(&self) -> &Arc<dyn Connection>;
 
     /// See [`Connection::enqueue`].
@@ -85,7 +86,7 @@ pub trait Forward: fmt::Debug + Send + Sync + 'static {
     }
 }
 
-/// The store in which each connection of `store` is one that `wrap` has made around it.
+/// Returns a store that wraps each connection of `store` with `wrap`.
 pub fn around<C: Forward>(
     store: Arc<dyn Backend>,
     wrap: impl Fn(Arc<dyn Connection>) -> C + Send + Sync + 'static,
@@ -129,8 +130,8 @@ where
     }
 }
 
-/// What makes a [`Forward`] a [`Connection`]. (Not an implementation for all `Forward`s: then a call of
-/// `connection.enqueue(..)` with both traits in scope would be ambiguous.)
+/// Turns a [`Forward`] into a [`Connection`]. (There is no implementation for all `Forward`s: with both traits in
+/// scope, a call of `connection.enqueue(..)` would then be ambiguous.)
 #[derive(Debug)]
 struct Forwarding<C>(C);
 

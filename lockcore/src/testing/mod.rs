@@ -172,8 +172,8 @@ impl Store {
         self.wire.next(verb, Fate::Fail(fault));
     }
 
-    /// The next request stays on its way until the test lets it go. Its sender may have given up by then; the request
-    /// is carried out all the same.
+    /// The next request stays on its way until the test lets it go. It is carried out then, even if its sender has
+    /// given up.
     #[must_use = "the request is let go when this is dropped"]
     pub fn hold_next(&self, verb: Verb) -> Hold {
         let (gate, request) = oneshot::channel();
@@ -185,18 +185,18 @@ impl Store {
         }
     }
 
-    /// The next wake-up does not arrive. Its waiter finds out by its renewal that it has the lock.
+    /// The next wake-up does not arrive. The waiter learns from its renewal that it has the lock.
     pub fn lose_next_wake_up(&self) {
         self.wire.lose_next_wake_up();
     }
 
-    /// From now on nothing is answered, and no wake-up is sent. Requests that are sent meanwhile are kept.
+    /// From now on no request is answered, and no wake-up is sent. Requests that are sent during the freeze are kept.
     pub fn freeze(&self) {
         self.wire.freeze();
     }
 
-    /// Ends a [`freeze`](Self::freeze). Requests that were sent meanwhile are carried out, in order, even if nobody
-    /// waits for their answers any more.
+    /// Ends a [`freeze`](Self::freeze). The requests that were kept are carried out in order, even if no caller waits
+    /// for their answers any more.
     pub fn thaw(&self) {
         self.wire.thaw();
     }
@@ -207,9 +207,9 @@ impl Store {
         self.wire.break_connections();
     }
 
-    /// Forgets all tickets, of every process. A holder finds out at its next renewal. Together with
-    /// [`break_connections`](Self::break_connections) it finds out at once: this is how a restart of a server without
-    /// its data looks.
+    /// Forgets all tickets of all processes. A holder finds out at its next renewal. Call
+    /// [`break_connections`](Self::break_connections) as well, and it finds out at once, as after a restart of a server
+    /// without its data.
     pub fn lose_data(&self) {
         self.tickets.lose_data();
     }
@@ -221,8 +221,8 @@ impl Default for Store {
     }
 }
 
-/// For talking to the store directly, or for using it inside a store of your own. A client from [`Locks::with_backend`]
-/// has a clock of its own, and is not affected by [`Clock::advance`].
+/// Used to talk to the store directly, or inside a store of your own. A client from [`Locks::with_backend`] has a clock
+/// of its own, and [`Clock::advance`] does not affect it.
 impl Backend for Store {
     fn capability(&self) -> Capability {
         Capability::new()
@@ -244,16 +244,16 @@ impl fmt::Debug for Store {
 pub struct Clock(clock::Clock);
 
 impl Clock {
-    /// Moves the clock ahead at once, as a suspend of the machine does. Work that became due in between is done
-    /// afterwards, and a lease whose end lies in between is lost, with or without renewals. If a test advances by at
-    /// most a third of a ttl at a time, the renewals keep up.
+    /// Moves the clock ahead at once, as a suspend of the machine does. Work that became due in that time is done
+    /// afterwards. A lease that ends in that time is lost, with or without renewals. If a test advances by at most a
+    /// third of a ttl at a time, the renewals are in time.
     pub fn advance(&self, by: Duration) {
         self.0.advance(by);
     }
 
-    /// From now on the clock moves only by [`advance`](Self::advance), for tests that depend on exact times. Then
-    /// everything that waits for time to pass waits for the test, including operation timeouts, and the pauses before a
-    /// client asks or connects again.
+    /// From now on the clock moves only by [`advance`](Self::advance). This is for tests that depend on exact times.
+    /// All waits for time then wait for the test: also operation timeouts, and the pauses before a client asks or
+    /// connects again.
     pub fn stop(&self) {
         self.0.stop();
     }
@@ -279,13 +279,13 @@ impl Hold {
         }
     }
 
-    /// Lets the request go. If none has come yet, the next request of this kind passes.
+    /// Lets the request go. If none has come yet, the next request of this kind is not held.
     pub fn let_go(self) {}
 }
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        // A request that comes from now on finds the channel closed, and passes.
+        // A request that comes from now on finds the channel closed, and is not held.
         self.request.close();
         if let Some(request) = self.arrived.take().or_else(|| self.request.try_recv().ok()) {
             self.wire.deliver(request);

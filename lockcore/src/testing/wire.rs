@@ -1,5 +1,5 @@
 //! The way from the clients of one process to the store. A request arrives at once, unless the test has asked for
-//! another fate. The memory store does the work on arrival.
+//! another fate. The memory store handles it on arrival.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -49,7 +49,7 @@ pub(super) struct Wire {
 struct State {
     fates: Vec<(Verb, Fate)>,
     wake_ups_to_lose: usize,
-    /// The messages that were sent since the freeze, in order.
+    /// The messages that were sent after the freeze, in order.
     frozen: Option<VecDeque<Parcel>>,
     connections: Vec<Weak<WireConnection>>,
 }
@@ -87,7 +87,7 @@ impl Wire {
             let mut state = self.state();
             let next = state.frozen.as_mut().and_then(VecDeque::pop_front);
             let Some(parcel) = next else {
-                // Only now, so that nothing overtakes the messages from before.
+                // Cleared only now, so that no new message overtakes the kept ones.
                 state.frozen = None;
                 return;
             };
@@ -141,8 +141,8 @@ impl Wire {
         }
     }
 
-    /// A request is sent; `arrive` is its work at the store. If there will be no reply, the sender of the reply is
-    /// dropped.
+    /// Sends a request. `arrive` is the work that it does at the store. If there will be no reply, the sender of the
+    /// reply is dropped.
     fn send<T: Send + 'static>(
         &self,
         verb: Option<Verb>,
@@ -170,7 +170,7 @@ impl Wire {
                 return answer;
             }
             Some(Fate::Hold(gate)) => {
-                // The hold was dropped meanwhile, so the request passes.
+                // The test has dropped the hold, so the request is sent on.
                 if let Err(request) = gate.send(Box::new(carry_out)) {
                     self.deliver(request);
                 }

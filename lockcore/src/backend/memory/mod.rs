@@ -77,7 +77,7 @@ struct Line {
 /// The data of a ticket that the [queue](crate::queue) does not need.
 #[derive(Clone, Debug)]
 struct Holder {
-    /// Has the owner's text.
+    /// For the text of its owner.
     request: Arc<Request>,
     receiver: u64,
 }

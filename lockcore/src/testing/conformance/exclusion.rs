@@ -22,7 +22,7 @@ pub(super) fn all() -> Vec<Fact> {
         a_release_of_permits_that_were_lost_frees_nothing
         another_capacity_is_refused_while_the_name_is_in_use
         names_that_look_alike_are_different_locks
-        absurd_requests_get_an_error_and_take_nothing
+        invalid_requests_get_an_error_and_take_nothing
         tokens_rise_with_every_exclusive_grant
     ];
     // Their waiters would find out by their renewals, which take a third of a minute each.
@@ -31,11 +31,11 @@ pub(super) fn all() -> Vec<Fact> {
         a_waiter_gets_in_when_the_holder_leaves
         waiters_are_served_in_the_order_they_came
         a_waiting_writer_is_not_overtaken_by_later_readers
-        readers_behind_a_writer_come_in_together_and_no_further_than_the_next_writer
+        readers_behind_a_writer_hold_together_up_to_the_next_writer
         a_semaphore_never_gives_more_than_it_has
         a_large_request_in_line_is_not_overtaken_by_small_ones
-        two_who_want_all_permits_never_get_one_each
-        inspect_shows_who_holds_and_who_waits
+        two_tasks_that_want_all_permits_never_get_one_each
+        inspect_shows_holders_and_waiters
     ];
     [any, pushing].concat()
 }
@@ -95,7 +95,8 @@ async fn a_waiter_gets_in_when_the_holder_leaves(store: Store) {
 
     let next = soon(waiter).await.unwrap().unwrap();
     assert!(next.fencing_token().unwrap() > token);
-    // Handed over directly, it has the lease that it had in line. A session was proved up to a quarter of it before.
+    // The lock was handed over directly, so its lease is the one that it had in line. A session was last confirmed up
+    // to a quarter of the lease earlier.
     let whole = next.remaining() + asked.elapsed();
     assert!(whole > LEASE / 4 * 3 - SLACK, "{whole:?}");
 }
@@ -181,9 +182,7 @@ async fn a_waiting_writer_is_not_overtaken_by_later_readers(store: Store) {
     );
 }
 
-async fn readers_behind_a_writer_come_in_together_and_no_further_than_the_next_writer(
-    store: Store,
-) {
+async fn readers_behind_a_writer_hold_together_up_to_the_next_writer(store: Store) {
     let observer = store.client();
     let writer = observer.rwlock("c").write().acquire().await.unwrap();
     let mut line = Vec::new();
@@ -206,7 +205,7 @@ async fn readers_behind_a_writer_come_in_together_and_no_further_than_the_next_w
     for reader in line.by_ref().take(3) {
         readers.push(reader.await.unwrap());
     }
-    // Woken, and not by their renewals, which come after twenty.
+    // The readers were woken, and did not learn it from their renewals, which are 20 s apart.
     let awake = awake_since(left);
     assert!(awake < Duration::from_secs(2), "{awake:?}");
 
@@ -275,7 +274,7 @@ async fn permits_are_taken_all_or_none(store: Store) {
         }
     }
     tickets(&locks, "s", 2).await;
-    // It holds nothing meanwhile: the four that are free can be had.
+    // It holds nothing while it waits: the four free permits can be taken.
     give_back(pool.permits(4).try_acquire().await.unwrap()).await;
 
     give_back(one).await;
@@ -285,7 +284,7 @@ async fn permits_are_taken_all_or_none(store: Store) {
     give_back(rest).await;
 }
 
-/// Else a stream of small requests would keep a large one out for ever.
+/// Otherwise a stream of small requests would keep a large one out for ever.
 async fn a_large_request_in_line_is_not_overtaken_by_small_ones(store: Store) {
     let locks = store.client();
     let two = locks.semaphore("s", 3).permits(2).acquire().await.unwrap();
@@ -293,7 +292,7 @@ async fn a_large_request_in_line_is_not_overtaken_by_small_ones(store: Store) {
     let large = tokio::spawn(async move { all.acquire().await.unwrap() });
     tickets(&locks, "s", 2).await;
 
-    // One permit is free, and is kept for the older request.
+    // One permit is free. It is kept for the request that came first.
     let one = locks.semaphore("s", 3).permits(1);
     assert_eq!(kind(one.try_acquire().await), ErrorKind::Busy);
     let small = one.wait(LEASE);
@@ -307,7 +306,7 @@ async fn a_large_request_in_line_is_not_overtaken_by_small_ones(store: Store) {
     give_back(soon(small).await.unwrap()).await;
 }
 
-/// A ticket's id says whose its permits are, and the store's clock says when they are free again.
+/// A permit belongs to the id that took it, and the store's clock decides when it is free.
 async fn a_release_of_permits_that_were_lost_frees_nothing(store: Store) {
     let (stalled, locks) = (store.client(), store.client());
     let short = Duration::from_millis(500);
@@ -324,7 +323,7 @@ async fn a_release_of_permits_that_were_lost_frees_nothing(store: Store) {
     give_back(all.try_acquire().await.unwrap()).await;
 }
 
-async fn two_who_want_all_permits_never_get_one_each(store: Store) {
+async fn two_tasks_that_want_all_permits_never_get_one_each(store: Store) {
     let witness = Arc::new(Witness::of(2));
     let mut tasks = JoinSet::new();
     for locks in [store.client(), store.client()] {
@@ -374,7 +373,7 @@ async fn another_capacity_is_refused_while_the_name_is_in_use(store: Store) {
     .await;
 }
 
-/// Each is a lock of its own, whatever is in its name.
+/// Each name is a lock of its own, whatever characters it has.
 async fn names_that_look_alike_are_different_locks(store: Store) {
     let long = "x".repeat(4000);
     let names = [
@@ -445,7 +444,7 @@ async fn names_that_look_alike_are_different_locks(store: Store) {
     }
 }
 
-async fn absurd_requests_get_an_error_and_take_nothing(store: Store) {
+async fn invalid_requests_get_an_error_and_take_nothing(store: Store) {
     let locks = store.client();
     let forever = locks
         .mutex("a")
@@ -478,7 +477,7 @@ async fn absurd_requests_get_an_error_and_take_nothing(store: Store) {
     tickets(&locks, "a", 0).await;
 }
 
-async fn inspect_shows_who_holds_and_who_waits(store: Store) {
+async fn inspect_shows_holders_and_waiters(store: Store) {
     let locks = store.client();
     let guard = locks.semaphore("s", 3).permits(2).acquire().await.unwrap();
     let pool = locks.semaphore("s", 3);

@@ -12,12 +12,12 @@ use super::subject::Subject;
 use crate::backend::Capability;
 use crate::options::Fair;
 
-/// No fact takes longer on a working store; one that does hangs.
+/// On a working store no fact takes longer. A fact that does is taken to hang.
 const LONGEST: Duration = Duration::from_secs(120);
 
 type Body = fn(Store) -> Pin<Box<dyn Future<Output = ()>>>;
 
-/// What a store has to promise for a fact to apply to it; else the reason why it does not.
+/// Whether a fact applies to a store with this capability. The error is the reason why it does not.
 type Needs = fn(&Capability) -> Result<(), &'static str>;
 
 /// A sentence that is true of every store whose [`Capability`] allows it.
@@ -25,7 +25,7 @@ type Needs = fn(&Capability) -> Result<(), &'static str>;
 pub struct Fact {
     pub(super) group: &'static str,
     pub(super) name: &'static str,
-    /// It is checked through clients, and not at the connection.
+    /// Whether it is checked through clients, and not at the connection.
     pub(super) by_clients: bool,
     pub(super) needs: Needs,
     pub(super) body: Body,
@@ -56,7 +56,8 @@ impl Fact {
         (self.needs)(capability)
     }
 
-    /// The policies to check it under. What is asked at the connection itself depends on none, so it is one.
+    /// The policies under which to check the fact. There is only one for a fact that is checked at the connection,
+    /// because no policy changes its result.
     #[must_use]
     pub fn policies(&self) -> &'static [Fair] {
         const BOTH: [Fair; 2] = [Fair::Local(Duration::from_millis(50)), Fair::Strict];
@@ -71,7 +72,7 @@ impl Fact {
     ///
     /// # Panics
     ///
-    /// If the fact is not true of the store, or is not known to be after two minutes.
+    /// If the fact is not true of the store, or if the check takes more than two minutes.
     pub async fn check(&self, subject: Arc<dyn Subject>, fair: Fair) {
         stalls::watch();
         let checked = (self.body)(Store::new(subject, fair));

@@ -1,4 +1,4 @@
-//! Random histories: every answer is compared with [the rule](crate::backend::queue) as plain code.
+//! Random histories: each answer of the store is compared with [the rule](crate::backend::queue) in plain code.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -10,24 +10,24 @@ use super::kit::{Asker, Store, eventually, with};
 use crate::backend::{Enqueued, FULL, Id, Released, Renewed, Request, queue};
 
 pub(super) fn all() -> Vec<Fact> {
-    group_of!["histories", false, any_store; every_answer_of_a_random_history_is_that_of_the_rule]
+    group_of!["histories", false, any_store; every_answer_of_a_random_history_follows_the_rule]
 }
 
-/// Steps of one history. There are few tickets at a time, so most of what can meet does.
+/// The number of steps of one history. There are few tickets at a time, so most combinations of tickets occur.
 const STEPS: usize = 150;
 
 /// The most tickets of a name at a time.
 const LONGEST: usize = 8;
 
-/// A ticket as the store should have it.
+/// A ticket that the store should have.
 struct Ticket {
     request: Arc<Request>,
     number: u64,
-    /// Which client has taken it.
+    /// The client that has taken it.
     client: usize,
 }
 
-/// What the store should have of one name.
+/// The tickets that the store should have of one name.
 struct Line {
     name: &'static str,
     capacity: u32,
@@ -52,7 +52,7 @@ impl Line {
     }
 }
 
-async fn every_answer_of_a_random_history_is_that_of_the_rule(store: Store) {
+async fn every_answer_of_a_random_history_follows_the_rule(store: Store) {
     let seed = Seed(fastrand::u64(..));
     let mut rng = Rng::with_seed(seed.0);
     let mut clients = [
@@ -61,7 +61,7 @@ async fn every_answer_of_a_random_history_is_that_of_the_rule(store: Store) {
         store.connect().await,
     ];
     let mut lines = [Line::new("catalog", FULL.get()), Line::new("pool", 3)];
-    // The number of every ticket that was granted at some time.
+    // The number of each ticket that was granted at some time.
     let mut granted = HashMap::new();
     for _ in 0..STEPS {
         let line = &mut lines[rng.usize(..2)];
@@ -93,7 +93,7 @@ async fn every_answer_of_a_random_history_is_that_of_the_rule(store: Store) {
     }
 }
 
-/// Told when the history fails.
+/// Printed when the history fails.
 struct Seed(u64);
 
 impl Drop for Seed {
@@ -117,7 +117,7 @@ async fn enqueue(clients: &[Asker], line: &mut Line, client: usize, request: Arc
         number,
         client,
     });
-    // A client that is told of departures by events may learn a moment later that its ticket holds.
+    // A client that learns of releases from events may see a moment later that its ticket holds.
     let may_hold = line.granted() == line.tickets.len();
     assert!(holds == may_hold || may_hold && number > 0, "{answer:?}");
     if number == 0 {
@@ -158,7 +158,7 @@ async fn leave(clients: &[Asker], line: &mut Line, at: usize) {
     assert_eq!(client.renew(&ticket.request).await, Renewed::Lost);
 }
 
-/// Each ticket holds or waits as it should. A client may learn a moment later who has left.
+/// Checks that each ticket holds or waits as it should. A client may learn of a release a moment later.
 async fn agree(store: &Store, clients: &[Asker], line: &Line, granted: &mut HashMap<Id, u64>) {
     let holds = line.granted();
     for (at, ticket) in line.tickets.iter().enumerate() {
@@ -170,7 +170,7 @@ async fn agree(store: &Store, clients: &[Asker], line: &Line, granted: &mut Hash
             let answer = client.renew(&ticket.request).await;
             assert!(is_there(&answer), "{answer:?}");
             let is_granted = matches!(answer, Renewed::Granted { .. });
-            assert!(at < holds || !is_granted, "one too many holds");
+            assert!(at < holds || !is_granted, "a waiter holds too early");
             is_granted == (at < holds)
         })
         .await;

@@ -1,4 +1,4 @@
-//! What a fact gets: a store to itself, as far as it can tell.
+//! The tools of a fact: a store that looks as if no other fact used it.
 
 use std::fmt::Debug;
 use std::num::NonZeroU32;
@@ -24,17 +24,17 @@ use crate::options::Fair;
 /// Long enough for a slow machine, short enough to notice a hang.
 pub(super) const SOON: Duration = Duration::from_secs(10);
 
-/// For how long a busy machine may stop altogether without making a fact fail that is not about time.
+/// How long a busy machine may stand still without making a fact fail. (Facts about time are the exception.)
 pub(super) const STALL: Duration = Duration::from_secs(30);
 
-/// The ttl of a [client](Store::client), which outlasts that. Its renewals are 20 s apart. It is as long as others wait in
-/// facts that bound the wait by [`soon`], or not at all.
+/// The ttl of a [client](Store::client). It is longer than such a stall. Renewals are 20 s apart. It is also the wait
+/// in facts that bound the wait by [`soon`] or do not bound it.
 pub(super) const LEASE: Duration = STALL.saturating_mul(2);
 
-/// Stores count milliseconds, and round as they like.
+/// Stores count in milliseconds, and may round in any direction.
 pub(super) const A_FEW_MILLIS: Duration = Duration::from_millis(20);
 
-/// For how long a wait that is to end without a lock lasts.
+/// The length of a wait that is expected to end without a lock.
 pub(super) const SLACK: Duration = Duration::from_millis(1500);
 
 /// A store in a namespace that no other fact uses.
@@ -53,25 +53,25 @@ impl Store {
         }
     }
 
-    /// A client; another one each time. It has more time than the default: a machine that stalls is not a store that
-    /// fails, nor a holder that is gone.
+    /// A new client at each call. It has longer timeouts than the default: a machine that stalls is neither a store
+    /// that fails nor a holder that is gone.
     pub(super) fn client(&self) -> Locks {
         let builder = Locks::builder().op_timeout(STALL).ttl(LEASE);
         let builder: Builder = builder.namespace(&self.namespace).fair(self.fair);
         self.subject.client(builder).unwrap()
     }
 
-    /// A connection, as the client of another process opens it.
+    /// Opens a connection, as a client in another process does.
     pub(super) async fn connect(&self) -> Asker {
         let (tell, told) = mpsc::unbounded_channel();
         let events = EventSink::new(fastrand::u64(..), self.names(), move |news| {
-            let _ = tell.send(news); // it is no error if nobody listens any more
+            let _ = tell.send(news); // it is no error if the receiver is gone
         });
         let connection = self.subject.backend().connect(events).await.unwrap();
         Asker { connection, told }
     }
 
-    /// A request that waits, for the whole of a mutex.
+    /// A request for all permits, as of a mutex. It waits.
     pub(super) fn request(&self, name: &str) -> Request {
         let name = Name::new(self.names(), name).unwrap();
         let id = Id::draw().unwrap();
@@ -81,7 +81,7 @@ impl Store {
         request
     }
 
-    /// A request that waits, for so many permits of so many.
+    /// A request for `permits` of `capacity`. It waits.
     pub(super) fn permits(&self, name: &str, permits: u32, capacity: u32) -> Arc<Request> {
         let mut request = self.request(name);
         request.permits = NonZeroU32::new(permits).unwrap();
@@ -106,14 +106,14 @@ impl Store {
     }
 }
 
-/// The request for the same ticket, with other wishes.
+/// The request for the same ticket, with a change.
 pub(super) fn with(request: &Request, change: impl FnOnce(&mut Request)) -> Arc<Request> {
     let mut request = request.clone();
     change(&mut request);
     Arc::new(request)
 }
 
-/// A client that speaks with the store directly.
+/// A client that sends its requests to the store directly.
 pub(super) struct Asker {
     pub(super) connection: Arc<dyn Connection>,
     told: mpsc::UnboundedReceiver<News>,
@@ -124,7 +124,7 @@ impl Asker {
         self.connection.enqueue(Arc::clone(request)).await.unwrap()
     }
 
-    /// Takes a ticket that holds at once. Its number.
+    /// Takes a ticket that must hold at once. Returns its number.
     pub(super) async fn holds(&self, request: &Arc<Request>) -> u64 {
         match self.enqueue(request).await {
             Enqueued::Granted { ticket, .. } => ticket,
@@ -132,7 +132,7 @@ impl Asker {
         }
     }
 
-    /// Takes a ticket that waits. Its number.
+    /// Takes a ticket that must wait. Returns its number.
     pub(super) async fn waits(&self, request: &Arc<Request>) -> u64 {
         match self.enqueue(request).await {
             Enqueued::Waiting { ticket, .. } => ticket,
@@ -154,7 +154,7 @@ impl Asker {
         self.connection.inspect(name).await.unwrap()
     }
 
-    /// The next wake-up.
+    /// Waits for the next wake-up.
     pub(super) async fn is_woken(&mut self) -> Wake {
         let next = async {
             loop {
@@ -167,7 +167,7 @@ impl Asker {
         woken.expect("it is not woken")
     }
 
-    /// The wake-ups that have come and were not asked for.
+    /// The wake-ups that have come in the meantime.
     pub(super) fn woken_besides(&mut self) -> Vec<Wake> {
         let news = std::iter::from_fn(|| self.told.try_recv().ok());
         news.filter_map(|news| match news {
@@ -177,13 +177,13 @@ impl Asker {
         .collect()
     }
 
-    /// Ends what the store keeps for this client.
+    /// Closes the connection, and with it what the store keeps for this client.
     pub(super) async fn close(self) {
         self.connection.close().await;
     }
 }
 
-/// Waits until it holds; panics with `what` when it does not within the time. The time in which the machine stands still
+/// Waits until `holds` returns true. Panics with `what` if that takes too long. Time in which the machine stands still
 /// does not count.
 pub(super) async fn eventually(what: &str, mut holds: impl AsyncFnMut() -> bool) {
     let began = Instant::now();
@@ -193,7 +193,7 @@ pub(super) async fn eventually(what: &str, mut holds: impl AsyncFnMut() -> bool)
     }
 }
 
-/// What comes of this, which has to come [soon](SOON). The time in which the machine stands still does not count.
+/// Waits for the result, which has to come [soon](SOON). Time in which the machine stands still does not count.
 pub(super) async fn soon<T>(coming: impl Future<Output = T>) -> T {
     let began = Instant::now();
     let came = coming.await;
@@ -207,8 +207,8 @@ pub(super) fn kind<T: Debug>(outcome: Result<T, Error>) -> ErrorKind {
     outcome.expect_err("should have failed").kind()
 }
 
-/// Waits until so many, holders and waiters together, are at a name: tickets at the store, and callers that wait inside
-/// this client.
+/// Waits until a name has `count` holders and waiters together: tickets at the store, and callers that wait inside this
+/// client.
 pub(super) async fn tickets(locks: &Locks, name: &str, count: usize) {
     eventually("the line has formed", async || {
         let places = locks.inspect(name).await.unwrap();
@@ -218,12 +218,12 @@ pub(super) async fn tickets(locks: &Locks, name: &str, count: usize) {
     .await;
 }
 
-/// A task that asks.
+/// Starts a task that acquires the lock.
 pub(super) fn begin(lock: Lock) -> JoinHandle<Result<Guard, Error>> {
     tokio::spawn(async move { lock.acquire().await })
 }
 
-/// Releases and sees that it was held to the end.
+/// Releases the lock, and checks that it was held to the end.
 pub(super) async fn give_back(guard: Guard) {
     assert_eq!(guard.release().await.unwrap(), Release::Released);
 }

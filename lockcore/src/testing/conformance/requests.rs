@@ -1,4 +1,4 @@
-//! The contract at the connection: what each request answers, leaves behind, and tells others.
+//! The contract at the connection: what each request answers, what it leaves in the store, and which wake-ups it sends.
 
 use std::num::NonZeroU32;
 use std::pin::pin;
@@ -14,7 +14,7 @@ pub(super) fn all() -> Vec<Fact> {
     let any = group_of!["requests", false, any_store;
         an_enqueue_takes_one_ticket_however_often_it_is_sent
         a_request_that_does_not_wait_is_busy_and_leaves_nothing
-        a_line_is_listed_oldest_first_with_what_each_has_asked_for
+        a_line_is_listed_oldest_first_with_the_permits_of_each_ticket
         only_its_own_id_renews_and_releases_a_ticket
         a_renewal_creates_no_ticket
         an_enqueue_that_comes_after_its_release_takes_nothing
@@ -24,16 +24,16 @@ pub(super) fn all() -> Vec<Fact> {
         numbers_rise_after_the_last_ticket_has_left_and_after_the_name_is_forgotten
         a_name_that_is_in_use_is_not_forgotten
         an_enqueue_that_is_dropped_at_any_poll_may_be_repeated
-        a_waiter_that_leaves_lets_in_those_whom_it_kept_out
+        a_waiter_that_leaves_lets_in_the_waiters_behind_it
         tickets_are_made_smaller_in_one_batch
     ];
     let pushing = group_of!["requests", false, that_pushes;
-        a_release_wakes_those_whom_it_grants_and_nobody_else
-        a_ticket_that_becomes_smaller_wakes_those_whom_it_grants
+        a_release_wakes_the_waiters_that_it_grants_and_no_others
+        a_ticket_that_becomes_smaller_wakes_the_waiters_that_now_hold
     ];
     let by_ttl = group_of!["requests", false, without_sessions;
         a_ticket_ends_after_its_ttl_and_the_next_holds
-        a_renewal_sets_the_time_that_a_ticket_lives
+        a_renewal_sets_when_a_ticket_expires
     ];
     let own_numbers = |capability: &Capability| match capability.sessions {
         true => Err("its numbers are those of its server, which no client has seen ahead of it"),
@@ -46,7 +46,7 @@ pub(super) fn all() -> Vec<Fact> {
         without_sessions(capability).and_then(|()| that_pushes(capability))
     };
     let pushing_by_ttl = group_of!["requests", false, both;
-        a_release_wakes_past_a_waiter_that_has_ended
+        a_release_skips_an_expired_waiter_and_wakes_the_next
     ];
     [any, pushing, by_ttl, by_numbers, pushing_by_ttl].concat()
 }
@@ -56,7 +56,7 @@ async fn an_enqueue_takes_one_ticket_however_often_it_is_sent(store: Store) {
     let (holds, waits) = (store.writer("a"), store.writer("a"));
 
     let Enqueued::Granted { ticket, valid_for } = client.enqueue(&holds).await else {
-        panic!("nobody else is there");
+        panic!("it does not hold, and no other ticket is there");
     };
     let waiting = client.waits(&waits).await;
 
@@ -84,7 +84,7 @@ async fn a_request_that_does_not_wait_is_busy_and_leaves_nothing(store: Store) {
     client.close().await;
 }
 
-async fn a_line_is_listed_oldest_first_with_what_each_has_asked_for(store: Store) {
+async fn a_line_is_listed_oldest_first_with_the_permits_of_each_ticket(store: Store) {
     let client = store.connect().await;
     let mut numbers = Vec::new();
     for permits in [2, 1, 3] {
@@ -148,7 +148,7 @@ async fn a_renewal_creates_no_ticket(store: Store) {
     client.close().await;
 }
 
-/// The release of a caller that has gone may overtake the request that it gave up.
+/// The release of a caller that has given up may overtake its enqueue.
 async fn an_enqueue_that_comes_after_its_release_takes_nothing(store: Store) {
     let client = store.connect().await;
     let given_up = store.writer("a");
@@ -228,7 +228,7 @@ async fn connections_of_two_openings_see_the_same_tickets(store: Store) {
         assert_eq!(numbers, [first, second]);
     }
     assert_eq!(one.release(&holds).await, Released::Released);
-    eventually("the other one holds", async || {
+    eventually("the other client's ticket holds", async || {
         matches!(other.renew(&waits).await, Renewed::Granted { .. })
     })
     .await;
@@ -267,7 +267,7 @@ async fn a_name_that_is_in_use_is_not_forgotten(store: Store) {
     client.close().await;
 }
 
-/// As after a reply that was lost, or that came too late for its caller.
+/// This happens after a reply that was lost, or that came too late for its caller.
 async fn an_enqueue_that_is_dropped_at_any_poll_may_be_repeated(store: Store) {
     let client = store.connect().await;
     for polls in 0..4 {
@@ -292,7 +292,7 @@ async fn an_enqueue_that_is_dropped_at_any_poll_may_be_repeated(store: Store) {
     client.close().await;
 }
 
-async fn a_waiter_that_leaves_lets_in_those_whom_it_kept_out(store: Store) {
+async fn a_waiter_that_leaves_lets_in_the_waiters_behind_it(store: Store) {
     let client = store.connect().await;
     let [one, all, another] = [1, 3, 2].map(|permits| store.permits("pool", permits, 3));
     client.holds(&one).await;
@@ -301,14 +301,14 @@ async fn a_waiter_that_leaves_lets_in_those_whom_it_kept_out(store: Store) {
 
     assert_eq!(client.release(&all).await, Released::Released);
 
-    eventually("the one behind holds", async || {
+    eventually("the waiter behind it holds", async || {
         matches!(client.renew(&another).await, Renewed::Granted { .. })
     })
     .await;
     client.close().await;
 }
 
-async fn a_release_wakes_those_whom_it_grants_and_nobody_else(store: Store) {
+async fn a_release_wakes_the_waiters_that_it_grants_and_no_others(store: Store) {
     let (leaving, mut next, mut last) = (
         store.connect().await,
         store.connect().await,
@@ -340,7 +340,7 @@ async fn a_release_wakes_those_whom_it_grants_and_nobody_else(store: Store) {
     }
 }
 
-async fn a_ticket_that_becomes_smaller_wakes_those_whom_it_grants(store: Store) {
+async fn a_ticket_that_becomes_smaller_wakes_the_waiters_that_now_hold(store: Store) {
     let (holding, mut waiting) = (store.connect().await, store.connect().await);
     let writer = store.writer("c");
     let number = holding.holds(&writer).await;
@@ -361,7 +361,7 @@ async fn a_ticket_that_becomes_smaller_wakes_those_whom_it_grants(store: Store) 
         .map(|ticket| (ticket.ticket, ticket.permits))
         .collect();
     assert_eq!(shown, [(number, 1), (behind, 1)]);
-    // It does not grow again.
+    // A renewal cannot make a ticket larger again.
     assert!(matches!(
         holding.renew(&writer).await,
         Renewed::Granted { .. }
@@ -413,8 +413,8 @@ async fn a_number_is_greater_than_any_that_the_client_has_seen(store: Store) {
     client.close().await;
 }
 
-/// Nobody asks the store between the end of the waiter and the release.
-async fn a_release_wakes_past_a_waiter_that_has_ended(store: Store) {
+/// No request reaches the store between the expiry of the waiter and the release.
+async fn a_release_skips_an_expired_waiter_and_wakes_the_next(store: Store) {
     let (leaving, mut waiting) = (store.connect().await, store.connect().await);
     let (holds, next) = (store.writer("a"), store.writer("a"));
     let short = Duration::from_millis(200);
@@ -426,7 +426,7 @@ async fn a_release_wakes_past_a_waiter_that_has_ended(store: Store) {
         .renew(&with(&dies, |request| request.ttl = short))
         .await;
     assert!(matches!(renewed, Renewed::Waiting { .. }), "{renewed:?}");
-    tokio::time::sleep(2 * short).await; // time is what ends a ticket
+    tokio::time::sleep(2 * short).await; // only time makes a ticket expire
 
     assert_eq!(leaving.release(&holds).await, Released::Released);
 
@@ -437,8 +437,8 @@ async fn a_release_wakes_past_a_waiter_that_has_ended(store: Store) {
     waiting.close().await;
 }
 
-/// A longer one, and a shorter one; of a holder and of a waiter.
-async fn a_renewal_sets_the_time_that_a_ticket_lives(store: Store) {
+/// A longer time and a shorter one, for a holder and for a waiter.
+async fn a_renewal_sets_when_a_ticket_expires(store: Store) {
     let client = store.connect().await;
     let [holds, first, second] = [(); 3].map(|()| store.writer("a"));
     let line = [
@@ -480,7 +480,7 @@ async fn a_renewal_sets_the_time_that_a_ticket_lives(store: Store) {
     client.close().await;
 }
 
-/// Of one name and of another, where each takes part in letting somebody in.
+/// The batch has tickets of two names. For each name, all of its tickets must become smaller before the waiter fits.
 async fn tickets_are_made_smaller_in_one_batch(store: Store) {
     let client = store.connect().await;
     let pool = |permits| store.permits("pool", permits, 4);

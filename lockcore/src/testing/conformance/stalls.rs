@@ -1,5 +1,5 @@
-//! Time without that in which the machine stood still. A virtual machine can stop for half a minute, and what took no
-//! longer than allowed otherwise is no fault of the library then.
+//! Measures time without the time in which the machine stood still. A virtual machine can stop for half a minute. Work
+//! that takes too long only because of that is not a fault of the library.
 
 use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 use std::thread;
@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 const TICK: Duration = Duration::from_millis(50);
 
-/// A tick that comes later than this was kept from coming. On two saturated cores it comes later by tens of milliseconds.
+/// A tick that is later than this means that the machine stood still. On two saturated cores a tick is late by tens of
+/// milliseconds only.
 const STALL: Duration = Duration::from_millis(500);
 
 static SEEN: Mutex<Seen> = Mutex::new(Seen {
@@ -17,12 +18,12 @@ static SEEN: Mutex<Seen> = Mutex::new(Seen {
 
 struct Seen {
     last_tick: Option<Instant>,
-    /// When each began, and ended.
+    /// The begin and the end of each stall.
     stalls: Vec<(Instant, Instant)>,
 }
 
 impl Seen {
-    /// The stall that goes on, or has just ended and was not seen yet.
+    /// Records a tick. If it is late, there was a stall.
     fn tick(&mut self, now: Instant) {
         if let Some(last) = self.last_tick.replace(now)
             && now.saturating_duration_since(last) > STALL
@@ -39,7 +40,7 @@ impl Seen {
     }
 }
 
-/// Watches from the first call on, to the end of the process.
+/// Starts a thread that watches for stalls, at the first call. It runs to the end of the process.
 pub fn watch() {
     static WATCHES: Once = Once::new();
     WATCHES.call_once(|| {
@@ -53,24 +54,24 @@ pub fn watch() {
     });
 }
 
-/// How long the machine has run since then, as far as it was [watched](watch). For upper bounds: it is never more than
-/// what has elapsed.
+/// How long the machine has run since `began`, as far as it was [watched](watch). The result is never more than the
+/// elapsed time. It is meant for upper bounds.
 pub fn awake_since(began: Instant) -> Duration {
     let (elapsed, stalled) = split(began);
     elapsed.saturating_sub(stalled)
 }
 
-/// For how long the machine has stood still since then, as far as it was [watched](watch).
+/// How long the machine has stood still since `began`, as far as it was [watched](watch).
 pub fn stalled_since(began: Instant) -> Duration {
     split(began).1
 }
 
-/// How long ago it was, and for how long of that the machine stood still.
+/// The time that has elapsed since `began`, and the part of it in which the machine stood still.
 fn split(began: Instant) -> (Duration, Duration) {
     let mut seen = seen();
     let now = Instant::now();
-    // After a stall this thread may run before the one that watches, so it notes the stall itself. If none watches, there
-    // are no ticks to compare with.
+    // After a stall, this thread may run before the thread that watches, so it records the stall itself. If no thread
+    // watches, there is no tick to compare with.
     if seen.last_tick.is_some() {
         seen.tick(now);
     }
@@ -78,7 +79,7 @@ fn split(began: Instant) -> (Duration, Duration) {
     (elapsed, seen.stalled_between(began, now))
 }
 
-/// Notes a stall that there was not, for a test of what does not count such time.
+/// Records a stall that did not happen, for tests of code that leaves out such time.
 #[doc(hidden)]
 pub fn pretend(from: Instant, to: Instant) {
     seen().stalls.push((from, to));
@@ -107,11 +108,7 @@ mod tests {
         let stalled = |from, to| seen.stalled_between(after(from), after(to)).as_millis();
 
         assert_eq!(stalled(0, 31_050), 20_000 + 10_500);
-        assert_eq!(
-            stalled(10_000, 20_200),
-            10_100,
-            "began in the middle of one"
-        );
-        assert_eq!(stalled(20_150, 20_450), 0, "between two");
+        assert_eq!(stalled(10_000, 20_200), 10_100, "the begin is in a stall");
+        assert_eq!(stalled(20_150, 20_450), 0, "no stall in that time");
     }
 }

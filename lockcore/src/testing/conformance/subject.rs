@@ -7,13 +7,13 @@ use crate::builder::Builder;
 use crate::error::Error;
 use crate::locks::Locks;
 
-/// The store that the facts are checked on. A function that opens the store is one.
+/// The store that the facts are checked on. Every function that opens a store is a `Subject`.
 pub trait Subject: Send + Sync + 'static {
-    /// The store, as another process would open it: each call opens it again. A store that is in one process only
-    /// returns the same store.
+    /// Opens the store, as another process would. Each call opens it again. A store that exists only inside one process
+    /// returns the same store at each call.
     fn backend(&self) -> Arc<dyn Backend>;
 
-    /// A client of the store. The default puts [`backend`](Self::backend) into the builder.
+    /// Makes a client of the store. The default puts [`backend`](Self::backend) into the builder.
     ///
     /// # Errors
     ///

@@ -1,11 +1,11 @@
-//! The protected resource.
+//! A resource for tests, to be protected by a lock.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// A resource that sees whether visits overlap, and knows nothing of locks. The permits of all visits at one time may be
-/// at most the capacity.
+/// A resource that records whether visits overlap. It does not know about locks. The permits of all visits at the same
+/// time must be at most the capacity.
 ///
-/// Enter after the lock was granted, and leave before it is released: then an overlap that it has seen is one.
+/// Enter after the lock was granted, and leave before it is released. Then each recorded overlap is a real one.
 #[derive(Debug)]
 pub struct Witness {
     capacity: u64,
@@ -17,17 +17,17 @@ pub struct Witness {
 pub struct Seen {
     /// Visits that began.
     pub visits: u64,
-    /// Visits that began although there was no room for them.
+    /// Visits that began without enough free permits.
     pub overlaps: u64,
-    /// Most visits at one time.
+    /// The most visits at the same time.
     pub most_at_once: u64,
-    /// Most permits at one time.
+    /// The most permits at the same time.
     pub most_permits: u64,
     now: u64,
     permits_now: u64,
 }
 
-/// Inside the resource until dropped.
+/// A visit to the resource. It ends when this is dropped.
 #[derive(Debug)]
 #[must_use = "the visit ends when this is dropped"]
 pub struct Visit<'a> {
@@ -36,7 +36,7 @@ pub struct Visit<'a> {
 }
 
 impl Witness {
-    /// One at a time: enter with one permit.
+    /// One visit at a time. Enter with one permit.
     pub fn exclusive() -> Self {
         Self::of(1)
     }
@@ -46,7 +46,7 @@ impl Witness {
         Self::of(u32::MAX)
     }
 
-    /// At most so many permits at one time.
+    /// At most `capacity` permits at the same time.
     pub fn of(capacity: u32) -> Self {
         Self {
             capacity: capacity.into(),
@@ -54,18 +54,18 @@ impl Witness {
         }
     }
 
-    /// Enters with so many permits. An overlap is recorded and does not panic: in a spawned task a panic might be seen by
-    /// nobody.
+    /// Enters with this many permits. An overlap is recorded and does not panic, because a panic in a spawned task can
+    /// stay unseen.
     pub fn enter(&self, permits: u32) -> Visit<'_> {
         self.begin(permits.into())
     }
 
-    /// Enter as a reader.
+    /// Enters as a reader.
     pub fn read(&self) -> Visit<'_> {
         self.begin(1)
     }
 
-    /// Enter as a writer.
+    /// Enters as a writer.
     pub fn write(&self) -> Visit<'_> {
         self.begin(self.capacity)
     }
@@ -76,7 +76,7 @@ impl Witness {
         *self.lock()
     }
 
-    /// What it has seen.
+    /// Returns what it has seen.
     ///
     /// # Panics
     ///
