@@ -14,6 +14,6 @@ pub(super) struct RedisConnection {
     /// The channel of wake-ups for tickets of this connection, without the prefix.
     pub(super) channel: Arc<str>,
     pub(super) driver: Arc<Driver>,
-    /// `Some` if sentinels have named the server.
+    /// The watch over the sentinels, if they have named this server.
     pub(super) watch: Option<Arc<Watch>>,
 }

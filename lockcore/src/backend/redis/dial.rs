@@ -31,7 +31,7 @@ pub(super) struct Server {
     pub(super) part: Part,
 }
 
-/// The part that a server has. Error messages depend on it, because they say where to correct something.
+/// The role of a server for the client. Error messages depend on it, because they say where to correct something.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Part {
     /// The URL names it, and it has the locks.

@@ -46,7 +46,7 @@ mod tests {
     fn the_rights_check_asks_about_exactly_the_commands_that_the_scripts_call() {
         let (mut called, mut calls) = (BTreeSet::new(), 0);
         for script in layout::scripts() {
-            // Every call must have the name of its command in it, and not in a variable or behind a `pcall`.
+            // Every call must name its command: it must not be in a variable, and not in `pcall(redis.call, …)`.
             calls += script.source.matches("redis.call").count();
             calls += script.source.matches("redis.pcall").count();
             let source = script.source.replace("redis.pcall('", "redis.call('");

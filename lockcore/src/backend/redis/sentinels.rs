@@ -38,7 +38,7 @@ const PORT: u16 = 26379;
 /// port>`.
 const SWITCH: &str = "+switch-master";
 
-/// The shortest time between two tries to reach a sentinel that has failed. There are tries only while there are
+/// The shortest time between two tries to reach the sentinels that have failed. There are tries only while there are
 /// requests.
 const AGAIN: Duration = Duration::from_secs(1);
 

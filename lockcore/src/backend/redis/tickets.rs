@@ -14,7 +14,7 @@ use crate::name::{Name, Namespace};
 use crate::queue;
 use crate::request::Request;
 
-/// How long the mark of a release stays that came before its enqueue. It is far longer than a request can stay in a
+/// How long the mark stays when a release comes before its enqueue. It is far longer than a request can stay in a
 /// socket's buffer before the server reads it or the connection is reset.
 const MARK: Duration = Duration::from_secs(60);
 
