@@ -24,8 +24,8 @@ use crate::tls::Tls;
 
 const DAY_MICROS: u64 = 86_400_000_000;
 
-/// How long the mark of a release stays that came before its enqueue. On a server, a request may wait in a socket for
-/// as long. Here a request is late only if a test makes it late.
+/// How long the mark stays when a release comes before its enqueue. On a server, a request may wait in a socket for as
+/// long. Here a request is late only if a test makes it late.
 const MARK: Duration = Duration::from_secs(60);
 
 /// Opens `memory:`.
