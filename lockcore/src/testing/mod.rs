@@ -5,7 +5,7 @@
 //! of a server. Together with [`with_default`](crate::with_default) it serves code that uses the process-wide default,
 //! as annotated functions do.
 //!
-//! This module needs the feature `testing`, which belongs into `[dev-dependencies]`:
+//! This module needs the feature `testing`, which belongs in `[dev-dependencies]`:
 //! `lockcore = { version = "0.1", features = ["testing"] }`. It is as stable as the rest of the crate;
 //! what needs the feature `backend` too is as stable as [`backend`](crate::backend).
 //!

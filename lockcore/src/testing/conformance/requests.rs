@@ -75,7 +75,7 @@ async fn a_request_that_does_not_wait_is_busy_and_leaves_nothing(store: Store) {
 
     let tries = with(&store.request("a"), |request| request.wait = false);
     let Enqueued::Busy { retry_in } = client.enqueue(&tries).await else {
-        panic!("it holds beside another");
+        panic!("it holds, although another ticket holds all permits");
     };
 
     assert!(retry_in.is_none_or(|retry_in| retry_in <= holds.ttl));

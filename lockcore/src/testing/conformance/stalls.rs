@@ -108,7 +108,11 @@ mod tests {
         let stalled = |from, to| seen.stalled_between(after(from), after(to)).as_millis();
 
         assert_eq!(stalled(0, 31_050), 20_000 + 10_500);
-        assert_eq!(stalled(10_000, 20_200), 10_100, "the begin is in a stall");
+        assert_eq!(
+            stalled(10_000, 20_200),
+            10_100,
+            "the time begins in a stall"
+        );
         assert_eq!(stalled(20_150, 20_450), 0, "no stall in that time");
     }
 }
