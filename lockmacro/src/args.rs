@@ -1,5 +1,5 @@
-//! Reads the options between the parentheses of the attribute. Which options there are and how each
-//! is written is decided here; what they mean together is in `model`.
+//! Reads the options between the parentheses of the attribute. This module knows which options exist and how each is
+//! written. `model` checks how they fit together.
 
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
 use syn::ext::IdentExt;
@@ -9,8 +9,8 @@ use syn::{BinOp, Error, Expr, ExprLit, Ident, Lit, LitStr, Path, Token};
 
 use crate::mistakes::Mistakes;
 
-/// Every option, as the messages show it. A new one needs a line here, one in `parse_option` and a
-/// field in [`Args`].
+/// Every option, with the example that error messages show. A new option needs a line here, a line in `parse_option`
+/// and a field in [`Args`].
 const OPTIONS: [(&str, &str); 18] = [
     ("key", "key = \"order:{order.id}\""),
     (
@@ -35,7 +35,8 @@ const OPTIONS: [(&str, &str); 18] = [
     ("crate", "crate = path::to::lockcore"),
 ];
 
-/// What other libraries call an option. Not accepted: one thing has one name.
+/// Names that other libraries use for our options. They are not accepted, because each option has only one name. The
+/// error message suggests the option.
 const OTHER_NAMES: [(&str, &str); 23] = [
     ("acquire_timeout", "wait"),
     ("capacity", "of"),
@@ -62,7 +63,8 @@ const OTHER_NAMES: [(&str, &str); 23] = [
     ("wait_timeout", "wait"),
 ];
 
-/// Words of other libraries for what is no option here, or more than one.
+/// Words of other libraries that match none of our options, or more than one, with the advice that the error message
+/// gives.
 const ADVICE: [(&str, &str); 4] = [
     (
         "exclusive",
@@ -104,15 +106,15 @@ pub(crate) struct Args {
     pub(crate) locks: Option<Given>,
     pub(crate) held: Option<Ident>,
     pub(crate) crate_path: Option<Path>,
-    /// The options met so far, also those whose value could not be read.
+    /// The options read so far, including those whose value could not be parsed.
     names: Vec<Ident>,
-    /// The options that unknown words probably stand for.
+    /// The options that the unknown words probably stand for.
     meant: Vec<&'static str>,
-    /// Whether arguments stand behind the template of a key, as `format!` takes them.
+    /// Whether arguments follow the template of a key, as they do in `format!`.
     pub(crate) has_arguments: bool,
 }
 
-/// `name = value`. Where the name stands is where the compiler says what type the value should have.
+/// `name = value`. If the value has the wrong type, the compiler points at the name and says which type it expects.
 #[derive(Clone)]
 pub(crate) struct Given {
     pub(crate) name: Ident,
@@ -126,7 +128,7 @@ pub(crate) enum OnLost {
 }
 
 impl Args {
-    /// Reads all that can be read: after a mistake it goes on behind the next comma.
+    /// Reads as much as possible: after a mistake, it continues after the next comma.
     pub(crate) fn parse(tokens: TokenStream, mistakes: &mut Mistakes) -> Args {
         let mut args = Args::default();
         let read_all = |input: ParseStream| {
@@ -144,12 +146,13 @@ impl Args {
         args
     }
 
-    /// Where the option is named, its value readable or not.
+    /// The name of the option where the user wrote it, even if its value could not be parsed.
     pub(crate) fn name(&self, option: &str) -> Option<&Ident> {
         self.names.iter().find(|name| *name == option)
     }
 
-    /// Whether the option is there, if under another name: then nothing more is said about it.
+    /// Whether the user gave this option, under its own name or under another one. If so, no message says that it is
+    /// missing.
     pub(crate) fn means(&self, option: &str) -> bool {
         self.name(option).is_some() || self.meant.contains(&option)
     }
@@ -201,7 +204,7 @@ impl Args {
         Ok(())
     }
 
-    /// `key = "order:{}", order.id`: the mistake of an argument that stands where an option would.
+    /// `key = "order:{}", order.id`: the mistake when an argument of a template stands in the place of an option.
     fn argument_of_the_template(&self, input: ParseStream) -> Option<Error> {
         let Some(Expr::Lit(ExprLit {
             lit: Lit::Str(template),
@@ -218,7 +221,7 @@ impl Args {
                     .iter()
                     .any(|hole| template.value().contains(hole))
             };
-            // `timeout: "2s"` and `timeout("2s")`, but neither `Order::ID` nor `text(id)`.
+            // This accepts `timeout: "2s"` and `timeout("2s")`, but neither `Order::ID` nor `text(id)`.
             let is_call_of_a_word = || {
                 let word = in_snake_case(&name.to_string());
                 ahead.peek(Paren)
@@ -241,8 +244,8 @@ impl Args {
         Some(Error::new_spanned(argument, message))
     }
 
-    /// `#[distributed_lock("order:{id}")]`: says what is missing, and takes the text as the key all
-    /// the same, so that what is wrong inside it is told too.
+    /// `#[distributed_lock("order:{id}")]`: reports that the name is missing, and still uses the text as the key, so
+    /// that mistakes inside the text are reported too.
     fn parse_nameless_key(&mut self, input: ParseStream) -> syn::Result<()> {
         let literal: LitStr = input.parse()?;
         let mistake = Error::new_spanned(&literal, "a key needs its name: write `key = \"…\"`");
@@ -259,7 +262,7 @@ impl Args {
     }
 }
 
-/// What stands up to the next comma.
+/// The tokens before the next comma.
 fn up_to_comma(input: ParseStream) -> syn::Result<TokenStream> {
     let mut tokens = TokenStream::new();
     while !at_end(input) {
@@ -268,7 +271,7 @@ fn up_to_comma(input: ParseStream) -> syn::Result<TokenStream> {
     Ok(tokens)
 }
 
-/// The tokens as text without spaces, which is what somebody meant who forgot the quotes.
+/// The tokens as text without spaces. This is probably the text of a user who forgot the quotes.
 fn without_spaces(tokens: &TokenStream) -> String {
     tokens.to_string().replace(' ', "")
 }
@@ -309,7 +312,8 @@ fn given(name: &Ident, input: ParseStream) -> syn::Result<Given> {
     })
 }
 
-/// `order:{id}`, `order-{id}` or `order_{id}`: braces in what is no expression of a text.
+/// Whether this is a template without its quotes: `order:{id}`, `order-{id}` or `order_{id}`. It has braces, but is no
+/// expression that gives a text.
 fn is_bare_template(written: &TokenStream, value: Option<&Expr>, is_whole: bool) -> bool {
     let has_braces = written
         .clone()
@@ -317,7 +321,7 @@ fn is_bare_template(written: &TokenStream, value: Option<&Expr>, is_whole: bool)
         .any(|token| matches!(token, TokenTree::Group(it) if it.delimiter() == Delimiter::Brace));
     let is_text = match value {
         Some(Expr::Binary(it)) => matches!(it.op, BinOp::Add(_)),
-        // `Order { id }`, but not `order_{id}`.
+        // `Order { id }` is an expression, `order_{id}` is a template without quotes.
         Some(Expr::Struct(it)) => {
             let name = it.path.segments.last();
             name.is_none_or(|name| !name.ident.to_string().starts_with(char::is_lowercase))
@@ -400,7 +404,7 @@ fn unknown_option(unknown: &str) -> String {
     }
 }
 
-/// `waitTime` as `wait_time`.
+/// Turns `waitTime` into `wait_time`.
 fn in_snake_case(word: &str) -> String {
     let mut snake = String::new();
     for char in word.chars() {
@@ -421,12 +425,12 @@ fn meant(unknown: &str) -> Option<&'static str> {
         .iter()
         .map(|(option, _)| (strsim::damerau_levenshtein(unknown, option), *option))
         .min_by_key(|(edits, _)| *edits);
-    // Two letters, and less than half of the word: more would turn any short word into `key` or `try`.
+    // Two letters may differ, and fewer than half of the word. With more, any short word would match `key` or `try`.
     let (_, option) = nearest.filter(|(edits, _)| *edits <= 2 && *edits * 2 < unknown.len())?;
     Some(option)
 }
 
-/// How an option is written.
+/// The example of an option.
 fn example(option: &str) -> Option<&'static str> {
     let (_, written) = OPTIONS.iter().find(|(name, _)| *name == option)?;
     Some(written)
@@ -461,7 +465,7 @@ mod tests {
     }
 
     #[test]
-    fn reading_goes_on_after_each_mistake() {
+    fn reading_continues_after_each_mistake() {
         let (args, mistakes) =
             mistakes_in(quote!(kye = "a", held = "lock", try = true, ttl, wait = "2s"));
 
@@ -471,7 +475,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_option_at_all_is_passed_over() {
+    fn text_that_is_no_option_is_skipped() {
         let (args, mistakes) = mistakes_in(quote!(, 7, key = "a", (b, c)));
 
         assert_eq!(mistakes.len(), 3, "{mistakes:?}");
@@ -479,7 +483,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_comma_is_told() {
+    fn a_missing_comma_is_reported() {
         for options in [quote!(key = "a" wait = "2s"), quote!(try key = "a")] {
             let (_, mistakes) = mistakes_in(options);
 
@@ -488,7 +492,7 @@ mod tests {
     }
 
     #[test]
-    fn a_word_that_resembles_no_option_gets_the_whole_list() {
+    fn an_unknown_word_gets_the_nearest_option_or_the_whole_list() {
         assert!(unknown_option("colour").ends_with("`locks`, `held`, `crate`"));
         assert!(unknown_option("kye").ends_with("did you mean `key = \"order:{order.id}\"`?"));
         assert!(unknown_option("lock").contains("did you mean `locks = "));
@@ -499,7 +503,7 @@ mod tests {
     }
 
     #[test]
-    fn the_word_of_another_library_gets_ours() {
+    fn a_name_from_another_library_gets_our_name() {
         assert!(unknown_option("timeout").ends_with("did you mean `wait = \"2s\"`?"));
         assert!(unknown_option("waitTime").ends_with("did you mean `wait = \"2s\"`?"));
         assert!(unknown_option("write").contains("the write side"));

@@ -1,5 +1,5 @@
-//! Writes the locked function. All names in it are hygienic: the user's body and options see none of
-//! them but `error`, and no variable of the user's is in their way.
+//! Writes the locked function. All names in it are hygienic: the user's body and options can use none of them except
+//! `error`, and they do not clash with the user's variables.
 
 use proc_macro2::{Ident, Literal, Span, TokenStream};
 use quote::{ToTokens, quote, quote_spanned};
@@ -13,7 +13,7 @@ use crate::mistakes::Mistakes;
 use crate::model::{Key, Keys, Length, Model, OnBusy, Patience, Side, without_groups};
 use crate::template::Format;
 
-/// The whole attribute: the locked function, or every mistake and the function as it was.
+/// Expands the attribute: returns the locked function, or all mistakes together with the function without a lock.
 pub(crate) fn distributed_lock(args: TokenStream, item: TokenStream) -> TokenStream {
     let mut mistakes = Mistakes::default();
     let args = Args::parse(args, &mut mistakes);
@@ -54,11 +54,11 @@ pub(crate) fn distributed_lock(args: TokenStream, item: TokenStream) -> TokenStr
 /// }
 /// ```
 ///
-/// Every lock error ends in the one call of `refused`: what the user's return type lacks is said
-/// once. To `run` the body cannot fail, so `run` asks nothing of that type. The body takes its
-/// arguments with it, so that they are gone when the lock is released.
+/// Every lock error reaches the one call of `refused`, so the compiler reports an unsuitable return type only once.
+/// `infallible` wraps the body, so `run` has no requirements on the return type. The body owns the arguments that it
+/// uses, so they are dropped before the lock is released.
 ///
-/// With `when` there is `Some(guard)` or `None`, and the body is one all the same.
+/// With `when`, the guard is `Some(guard)` or `None`, and there is still only one copy of the body.
 fn locked(model: &Model, function: &Function) -> TokenStream {
     let site = Span::mixed_site();
     let acquire = match model.patience {
@@ -115,7 +115,7 @@ fn locked(model: &Model, function: &Function) -> TokenStream {
         Some(on_error) => instead(function, on_error),
         None => refused(model, function),
     };
-    // Where the compiler says that the body takes an argument with it.
+    // The span where the compiler reports that the body moves an argument.
     let body = quote_spanned! {site.located_at(function.name_span())=>
         async move { #body }
     };
@@ -138,8 +138,8 @@ fn locked(model: &Model, function: &Function) -> TokenStream {
     })
 }
 
-/// Evaluates the options and builds a `Result` of a `Lock` or `MultiLock` from them. A block, so that
-/// nothing of it is alive while the lock is waited for: what an option borrows need not be `Send`.
+/// Evaluates the options, and builds a `Result` of a `Lock` or `MultiLock` from them. The code is a block, so that no
+/// temporary value lives during the wait for the lock. So the values that an option borrows need not be `Send`.
 fn lock(model: &Model, names_of_arguments: &[Ident]) -> TokenStream {
     let site = Span::mixed_site();
     let crate_path = model.crate_path.as_ref();
@@ -149,14 +149,14 @@ fn lock(model: &Model, names_of_arguments: &[Ident]) -> TokenStream {
         Some(Given { name, value }) => {
             let ty = in_lockcore(crate_path, name.span(), "Locks");
             let ty = quote_spanned!(name.span()=> &#ty);
-            // The span puts a wrong type's error at the expression.
+            // With this span, the compiler reports a wrong type at the expression.
             let value = quote_spanned!(value.span()=> &(#value));
             quote_spanned!(site=> let locks: #ty = #value;)
         }
         None => quote_spanned!(site=> let locks = #lockcore::default_locks();),
     };
 
-    // What belongs to each lock, and how it is used there.
+    // `bindings` evaluates the options of each lock, `setters` passes them to the lock.
     let mut bindings = TokenStream::new();
     let mut setters = TokenStream::new();
     let side = match &model.side {
@@ -255,7 +255,7 @@ fn lock(model: &Model, names_of_arguments: &[Ident]) -> TokenStream {
     }
 }
 
-/// Binds `key` to the name, or to an iterator of the names, and gives what labels them.
+/// Binds `key` to the name, or to an iterator over the names. Also returns the label.
 fn keys(model: &Model, names_of_arguments: &[Ident]) -> (TokenStream, TokenStream) {
     let site = Span::mixed_site();
     let crate_path = model.crate_path.as_ref();
@@ -272,7 +272,7 @@ fn keys(model: &Model, names_of_arguments: &[Ident]) -> (TokenStream, TokenStrea
                 }
             });
             let key = quote_spanned!(site=> ::std::format!(#format #(, #arguments)*));
-            // Ours, so that clippy does not take it for a `format!` that was forgotten.
+            // The literal gets a span of the macro, because clippy would otherwise suggest a `format!` around it.
             let mut label = template.literal.clone();
             label.set_span(site.located_at(label.span()));
             (key, label.into_token_stream())
@@ -308,10 +308,11 @@ fn keys(model: &Model, names_of_arguments: &[Ident]) -> (TokenStream, TokenStrea
     }
 }
 
-/// A copy of a variable or of a part of one: it stays where it is, for the body. If its type is not `Clone`, it is moved.
+/// A clone of a variable, or of a part of one, so that the body can still use it. If its type is not `Clone`, it is
+/// moved.
 ///
-/// Which of the two is decided by the type of `copy`'s error. For `Clone` there is no such error, so the call of
-/// `identity` does not return, and the compiler sees no move behind it.
+/// The error type of `copy` decides between the two. For a type that is `Clone`, this error type has no values, so the
+/// call of `identity` never returns, and the compiler sees no move after it.
 fn without_moving(lockcore: &TokenStream, expr: &Expr) -> TokenStream {
     if !is_place(expr) {
         return expr.to_token_stream();
@@ -333,7 +334,8 @@ fn without_moving(lockcore: &TokenStream, expr: &Expr) -> TokenStream {
     quote_spanned!(expr.span()=> { #copy })
 }
 
-/// A variable or a part of one. No part of what a call returns: `without_moving` writes the place twice.
+/// Whether this is a variable or a part of one. A part of a returned value is not, because `without_moving` writes the
+/// place twice and would call the function twice.
 fn is_place(expr: &Expr) -> bool {
     match without_groups(expr) {
         Expr::Path(_) => true,
@@ -344,13 +346,13 @@ fn is_place(expr: &Expr) -> bool {
     }
 }
 
-/// A text, and not what `stringify!` would make of it later: `#[async_trait]` calls `self` otherwise.
+/// The expression as a literal. `stringify!` would give another text later, because `#[async_trait]` renames `self`.
 fn as_written(expr: &Expr) -> TokenStream {
     Literal::string(&expr.to_token_stream().to_string()).into_token_stream()
 }
 
-/// `let variable: Type = value;`. The type stands where the option is named: there the compiler says
-/// that it expects it.
+/// `let variable: Type = value;`. The type has the span of the option's name, so the compiler points there to say which
+/// type it expects.
 fn binding(variable: &str, given: &Given, ty: impl FnOnce(Span) -> TokenStream) -> TokenStream {
     let site = Span::mixed_site();
     let variable = Ident::new(variable, site);
@@ -363,7 +365,7 @@ fn duration(length: std::time::Duration) -> TokenStream {
     quote_spanned!(Span::mixed_site()=> ::core::time::Duration::new(#secs, #nanos))
 }
 
-/// The arm for a lock that another holds.
+/// The match arm for the case that another holds the lock.
 fn busy(model: &Model, function: &Function, on_busy: &OnBusy) -> TokenStream {
     let site = Span::mixed_site();
     let crate_path = model.crate_path.as_ref();
@@ -383,7 +385,7 @@ fn busy(model: &Model, function: &Function, on_busy: &OnBusy) -> TokenStream {
     }
 }
 
-/// What the function returns with a lock error and without `on_error`.
+/// What the function returns for a lock error if there is no `on_error`.
 fn refused(model: &Model, function: &Function) -> TokenStream {
     let span = function.failure_span();
     let error = Ident::new("error", Span::mixed_site().located_at(span));
@@ -391,7 +393,7 @@ fn refused(model: &Model, function: &Function) -> TokenStream {
         let path = format!("__private::{path}");
         in_lockcore(model.crate_path.as_ref(), span, &path)
     };
-    // Traits that do the same, each with words of its own for what cannot be made from a lock error.
+    // These traits do the same. Each has its own error message for a type that cannot be made from a lock error.
     let from = match function.foreign_failure() {
         None => {
             let refused = in_private("Refused::refused");
@@ -407,8 +409,8 @@ fn refused(model: &Model, function: &Function) -> TokenStream {
     quote_spanned!(span=> ::core::result::Result::Err(#from(#error)))
 }
 
-/// What an option says that the function returns instead of what its body would. The type makes it
-/// wrong where it is written. `error` is the one name that we give to the user's tokens.
+/// The value of an option that the function returns instead of the value of its body. The `let` states the type, so
+/// that the compiler reports a wrong type at the option. `error` is the only name that the user's tokens can use.
 fn instead(function: &Function, expr: &Expr) -> TokenStream {
     let site = Span::mixed_site();
     let ty = match output(function) {
@@ -428,10 +430,10 @@ fn instead(function: &Function, expr: &Expr) -> TokenStream {
     }
 }
 
-/// The body, with a `return` before it that never happens and tells the compiler the type of the `async` block, so
-/// that a body of another type is reported where the user wrote it (as `tracing-attributes` does).
+/// The body, after a `return` that is never reached. The `return` tells the compiler the type of the `async` block, so
+/// that a body of another type is reported where the user wrote it (as in `tracing-attributes`).
 ///
-/// What stands in the body is in a block of its own, so that clippy does not take its items to come too late.
+/// The body is in its own block, because clippy would otherwise report that its items come after statements.
 fn typed_body(function: &Function) -> TokenStream {
     let site = Span::mixed_site();
     let body = as_an_arm(function);
@@ -460,8 +462,8 @@ fn typed_body(function: &Function) -> TokenStream {
     }
 }
 
-/// The body as the arm of a `match`. There its braces are needed, however short it is: elsewhere the compiler warns of
-/// them.
+/// The body as the arm of a `match`. Braces are never superfluous there. In other places the compiler warns about
+/// braces around a short body.
 fn as_an_arm(function: &Function) -> TokenStream {
     let block = function.block();
     quote_spanned! {Span::mixed_site()=>
@@ -478,7 +480,7 @@ fn output(function: &Function) -> Option<Type> {
     Some(output)
 }
 
-/// `impl Trait` may not stand in the type of a variable; `_` may.
+/// Replaces `impl Trait` with `_`, because `impl Trait` is not allowed in the type of a variable.
 struct EraseImplTrait;
 
 impl VisitMut for EraseImplTrait {
@@ -490,7 +492,7 @@ impl VisitMut for EraseImplTrait {
     }
 }
 
-/// The path to the crate.
+/// The path to the `lockcore` crate.
 fn lockcore(crate_path: Option<&Path>) -> TokenStream {
     match crate_path {
         Some(path) => path.to_token_stream(),
@@ -498,7 +500,7 @@ fn lockcore(crate_path: Option<&Path>) -> TokenStream {
     }
 }
 
-/// A path inside of the crate, standing where the compiler should point when a type does not fit it.
+/// A path inside of the `lockcore` crate, with the span that the compiler should point at if a type does not fit.
 fn in_lockcore(crate_path: Option<&Path>, span: Span, path: &str) -> TokenStream {
     let lockcore = lockcore(crate_path).into_iter().map(|mut token| {
         token.set_span(match crate_path {
@@ -511,9 +513,8 @@ fn in_lockcore(crate_path: Option<&Path>, span: Span, path: &str) -> TokenStream
     quote_spanned!(span=> #(#lockcore)* #(::#segments)*)
 }
 
-/// The function as the user means it, so that callers and body do not add errors of their own: it is async, the
-/// body knows the variable that `held` would have bound, and no argument is blamed for being unused
-/// when only the key uses it.
+/// The function without a lock, changed so that its callers and its body cause no further errors. It is async, and the
+/// body has the variable that `held` would bind. An argument that only the key uses is not reported as unused.
 fn unlocked(args: &Args, mut function: Function) -> TokenStream {
     function.make_async();
     let site = Span::mixed_site();

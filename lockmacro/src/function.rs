@@ -1,4 +1,4 @@
-//! The function under the attribute: its head is parsed, its body stays as the user wrote it.
+//! The function under the attribute. Its signature is parsed; its body is kept as the user wrote it.
 
 use std::mem;
 
@@ -24,22 +24,23 @@ pub(crate) struct Function {
     brace: Brace,
     inner_attrs: Vec<Attribute>,
     body: Body,
-    /// What a call comes to, once it is awaited; `None` where nothing is written.
+    /// The type that a call returns after `.await`; `None` if no return type is written.
     output: Option<Type>,
 }
 
 enum Body {
-    /// Of an `async fn`, without its braces.
+    /// The body of an `async fn`, without its braces.
     Own(TokenStream),
-    /// In what `#[async_trait]` has made of an `async fn`; it comes before the attributes inside of
-    /// its trait or impl: `Box::pin(async move { let __self = self; let __ret: T = { … }; __ret })`.
+    /// The body inside of the code that `#[async_trait]` has generated from an `async fn`:
+    /// `Box::pin(async move { let __self = self; let __ret: T = { … }; __ret })`.
+    /// `#[async_trait]` stands on the trait or impl, so it is expanded before the attributes inside.
     InAsyncTrait { around: Block, own: TokenStream },
-    /// `#[async_trait]` has been here, but what it left is not as above.
+    /// `#[async_trait]` has been expanded, but its code does not have the form above.
     Unknown(TokenStream),
 }
 
 impl Function {
-    /// Tells everything that keeps this function from being locked.
+    /// Reports every reason why this function cannot be locked.
     pub(crate) fn check(&self, args: &Args, mistakes: &mut Mistakes) {
         let signature = &self.signature;
         if let Body::Unknown(_) = self.body {
@@ -79,7 +80,7 @@ impl Function {
                 "a locked function waits for its lock, so it has to be async: write `async fn`",
             ));
         }
-        // What else is no `Result`, the compiler tells: aliases look like anything.
+        // Other types that are not a `Result` are left to the compiler, because an alias of `Result` can have any name.
         if self.output.is_none() && args.name("on_error").is_none() {
             mistakes.push(Error::new_spanned(
                 &signature.ident,
@@ -89,8 +90,8 @@ impl Function {
         }
     }
 
-    /// Whether `async` is all that is missing: a function without it may return a future or a stream, of which
-    /// that has been told.
+    /// Whether the only mistake is a missing `async`. A function without `async` that returns a future or a stream gets
+    /// another message.
     fn lacks_async(&self) -> bool {
         let later = self.output.as_ref().and_then(Later::find);
         let returns_future =
@@ -102,8 +103,8 @@ impl Function {
         self.signature.asyncness.is_some() || matches!(self.body, Body::InAsyncTrait { .. })
     }
 
-    /// The attribute of tokio that stands above and has been expanded already: a sync function is left, which
-    /// runs the body.
+    /// The attribute of tokio, if one stands above and has already been expanded. It has left a sync function that runs
+    /// the body.
     fn runtime_above(&self) -> Option<&'static str> {
         fn has(tokens: &TokenStream, text: &str) -> bool {
             tokens.clone().into_iter().any(|token| match token {
@@ -115,7 +116,7 @@ impl Function {
         let Body::Own(statements) = &self.body else {
             return None;
         };
-        // What its `expect` says.
+        // The text of the `expect` in tokio's code.
         if self.is_async() || !has(statements, "\"Failed building the Runtime\"") {
             return None;
         }
@@ -126,7 +127,7 @@ impl Function {
         })
     }
 
-    /// The same attribute further down, with the same key, the same client and the same condition.
+    /// The same attribute below this one, with the same key, client and condition.
     fn same_lock_below(&self, args: &Args) -> Option<&Attribute> {
         let lock = |args: &Args| {
             [&args.key, &args.keys, &args.locks, &args.when].map(|given: &Option<Given>| {
@@ -146,11 +147,11 @@ impl Function {
         })
     }
 
-    /// So that what awaits a call is not told that it cannot: a function that has been refused because it is not
-    /// async. A `const fn` may be called where nothing can be awaited.
+    /// Makes a refused function async if it lacks `async`. Otherwise the compiler would also report every caller that
+    /// awaits it. A `const fn` stays as it is, because its callers may be unable to await.
     ///
-    /// A private method that awaits nothing may be one of a trait, whose signature it would no longer have. It stays as
-    /// it is, and if it is none of a trait, those that await it are told that they cannot.
+    /// A private method whose body awaits nothing stays as it is too: it may belong to a trait, and `async` would
+    /// change its signature. If it belongs to none, the compiler also reports its callers.
     pub(crate) fn make_async(&mut self) {
         let is_const = self.signature.constness.is_some();
         let may_be_of_a_trait = self.signature.receiver().is_some()
@@ -162,7 +163,7 @@ impl Function {
         }
     }
 
-    /// The variables that the arguments bind, without `self`.
+    /// The variables that the arguments bind, except `self`.
     pub(crate) fn names_of_arguments(&self) -> Vec<Ident> {
         struct Names(Vec<Ident>);
         impl VisitMut for Names {
@@ -176,7 +177,7 @@ impl Function {
         names.0
     }
 
-    /// What a call comes to, once it is awaited; `None` where nothing is written.
+    /// The type that a call returns after `.await`; `None` if no return type is written.
     pub(crate) fn output(&self) -> Option<&Type> {
         self.output.as_ref()
     }
@@ -185,8 +186,8 @@ impl Function {
         self.signature.ident.span()
     }
 
-    /// Where a compiler error about the function's error type belongs: at `E` where the output is
-    /// written `Result<T, E>`, else at the name of what is probably an alias.
+    /// Where the compiler should report an error about the function's error type: at `E` if the output is written as
+    /// `Result<T, E>`, else at the name of the output, which is probably an alias.
     pub(crate) fn failure_span(&self) -> Span {
         match &self.output {
             Some(output) => type_name_span(failure(output).unwrap_or(output)),
@@ -194,12 +195,12 @@ impl Function {
         }
     }
 
-    /// The error type, if its name is that of one that is no type of the user's.
+    /// The error type, if its name is the name of a well-known type of another crate.
     pub(crate) fn foreign_failure(&self) -> Option<Foreign> {
         Foreign::of(self.output.as_ref()?)
     }
 
-    /// `{ … }`: the body, without its inner attributes.
+    /// The body in its braces `{ … }`, without its inner attributes.
     pub(crate) fn block(&self) -> TokenStream {
         match &self.body {
             Body::Own(statements) | Body::Unknown(statements) => {
@@ -212,7 +213,7 @@ impl Function {
         }
     }
 
-    /// This function with another body.
+    /// This function, with `body` instead of its own.
     pub(crate) fn with_body(&self, body: &TokenStream) -> TokenStream {
         let mut tokens = TokenStream::new();
         for attr in &self.attrs {
@@ -237,7 +238,7 @@ impl Function {
         tokens
     }
 
-    /// An option's tokens where they see what the body sees: `#[async_trait]` has moved `self`.
+    /// The tokens of an option, changed so that they mean the same as in the body: `#[async_trait]` has renamed `self`.
     pub(crate) fn as_in_the_body(&self, option: TokenStream) -> TokenStream {
         match self.body {
             Body::InAsyncTrait { .. } => rename_self(option),
@@ -286,13 +287,13 @@ impl Parse for Function {
     }
 }
 
-/// `#[async_trait]` leaves a lifetime of this name.
+/// `#[async_trait]` adds a lifetime with this name.
 fn is_rewritten_by_async_trait(signature: &Signature) -> bool {
     let mut lifetimes = signature.generics.lifetimes();
     lifetimes.any(|it| it.lifetime.ident == "async_trait")
 }
 
-/// The body, and what it comes to; `None` if `#[async_trait]` has left something else.
+/// The body and its type; `None` if the code of `#[async_trait]` has another form.
 fn in_async_trait(statements: &TokenStream, future: &Type) -> Option<(Body, Option<Type>)> {
     let stmts = Block::parse_within.parse2(statements.clone()).ok()?;
     let mut around = Block {
@@ -311,8 +312,8 @@ fn in_async_trait(statements: &TokenStream, future: &Type) -> Option<(Body, Opti
     Some((Body::InAsyncTrait { around, own }, output))
 }
 
-/// Exchanges what `#[async_trait]` binds to a variable of its own, which is the user's block. It is the
-/// first such variable, also where `#[instrument]` has been there in between.
+/// Replaces the user's block in the code of `#[async_trait]`. The block is the value of the first variable that has one
+/// of the forms of [`Variable`]. This is also true if `#[instrument]` has been expanded in between.
 struct Exchange {
     expr: Expr,
     done: Option<Variable>,
@@ -322,7 +323,7 @@ struct Exchange {
 enum Variable {
     /// `__ret: T`
     Ret,
-    /// `_: ()`, where no output is written.
+    /// `_: ()`, if no output is written.
     Unit,
 }
 
@@ -362,7 +363,7 @@ impl Variable {
     }
 }
 
-/// `T` of `Pin<Box<dyn Future<Output = T> + 'async_trait>>`.
+/// The `T` in `Pin<Box<dyn Future<Output = T> + 'async_trait>>`.
 fn output_of(future: &Type) -> Option<Type> {
     struct Output(Option<Type>);
     impl VisitMut for Output {
@@ -377,7 +378,7 @@ fn output_of(future: &Type) -> Option<Type> {
     output.0
 }
 
-/// `self` as `#[async_trait]` calls it; the `self` of a path stays.
+/// Renames `self` to the name that `#[async_trait]` gives it. The `self` of a path stays as it is.
 fn rename_self(tokens: TokenStream) -> TokenStream {
     let mut tokens = tokens.into_iter().peekable();
     let mut renamed = TokenStream::new();
@@ -411,10 +412,10 @@ fn is_called(attr: &Attribute, name: &str) -> bool {
     last.is_some_and(|last| last.ident == name)
 }
 
-/// Something in the output that is used when the lock is released already. Names are all that can be seen of it.
+/// A type in the output that is used after the lock has been released. The macro only sees its name.
 struct Later {
     kind: LaterKind,
-    /// The part of the output, to point at.
+    /// The part of the output that the error message points at.
     tokens: TokenStream,
 }
 
@@ -422,16 +423,16 @@ struct Later {
 enum LaterKind {
     Future,
     Stream,
-    /// Of HTTP: its body is read when the function has returned.
+    /// An HTTP response: its body is read after the function has returned.
     Response,
-    /// Spawned.
+    /// A spawned task.
     Task,
-    /// Spawned, of the standard library.
+    /// A spawned thread of the standard library.
     Thread,
 }
 
-/// The crates of the types that are known by their names, and the modules by which `task::JoinHandle` and
-/// `thread::JoinHandle` go. In a path that begins otherwise such a name is that of another type.
+/// The crates whose types the macro knows by name, and the modules in `task::JoinHandle` and `thread::JoinHandle`. If a
+/// path begins with another name, its type is a different one.
 const KNOWN: [&str; 22] = [
     "async_stream",
     "axum",
@@ -494,19 +495,20 @@ impl Later {
         let segments = &ty.path.segments;
         let (first, last) = (segments.first()?, segments.last()?);
         let name = last.ident.to_string();
-        // The associated type of a service, as tonic generates it.
+        // An associated type of a service, as in the code that tonic generates.
         let is_associated = ty.qself.is_some() || segments.len() > 1 && first.ident == "Self";
         if is_associated {
             return name.ends_with("Stream").then_some(LaterKind::Stream);
         }
-        // A type of the user's may have any name.
+        // The user's own types may have the same names.
         let is_other = segments.len() > 1 && !KNOWN.iter().any(|it| first.ident == it);
         let is_of_a_thread = segments.iter().any(|it| it.ident == "thread");
         match name.as_str() {
             "BoxFuture" | "LocalBoxFuture" => Some(LaterKind::Future),
             "BoxStream" | "LocalBoxStream" => Some(LaterKind::Stream),
             _ if is_other => None,
-            // With a type of its body, that is looked at: tonic's has none.
+            // If the type of the body is given, the search looks at that type. The `Response` of tonic has no type of a
+            // body.
             "Response" if last.arguments.is_empty() => Some(LaterKind::Response),
             "Body" | "BoxBody" | "Incoming" | "StreamBody" | "UnsyncBoxBody" => {
                 Some(LaterKind::Response)
@@ -563,8 +565,8 @@ impl LaterKind {
     }
 }
 
-/// An error type of another crate, by its name: `impl From<lockcore::Error>` cannot be written for it. If the user has
-/// a type of that name with that `impl`, it is as good as any other.
+/// An error type of another crate, recognized by its name. The user cannot write `impl From<lockcore::Error>` for it.
+/// If a type of the user's own crate has this name and that `impl`, it works as any other type.
 #[derive(Clone, Copy)]
 pub(crate) enum Foreign {
     /// `std::io::Error`
@@ -578,7 +580,7 @@ pub(crate) enum Foreign {
 }
 
 impl Foreign {
-    /// That of `Result<_, Foreign>`, or of the alias `io::Result<_>` or `tonic::Result<_>`.
+    /// The error type of `Result<_, Foreign>`, or of the alias `io::Result<_>` or `tonic::Result<_>`.
     fn of(output: &Type) -> Option<Foreign> {
         let Type::Path(result) = output else {
             return None;
@@ -626,12 +628,12 @@ impl VisitMut for Search {
         }
     }
 
-    /// `impl Fn() -> BoxFuture<…>` makes futures, and is none.
+    /// `impl Fn() -> BoxFuture<…>` is a function that makes futures, not a future.
     fn visit_parenthesized_generic_arguments_mut(&mut self, _: &mut ParenthesizedGenericArguments) {
     }
 }
 
-/// `E` of `Result<T, E>`.
+/// The `E` in `Result<T, E>`.
 fn failure(output: &Type) -> Option<&Type> {
     let Type::Path(path) = output else {
         return None;
@@ -645,7 +647,7 @@ fn failure(output: &Type) -> Option<&Type> {
     }
 }
 
-/// The last name of a path: a span that covers `app::Error` whole cannot be had on stable.
+/// The span of the last name in a path: stable Rust gives no span for the whole of `app::Error`.
 fn type_name_span(ty: &Type) -> Span {
     match ty {
         Type::Path(path) => match path.path.segments.last() {

@@ -80,7 +80,7 @@ use proc_macro::TokenStream;
 ///
 /// ## `key`
 ///
-/// A template is a text in quotes. Between its braces stands an argument, `self`, a constant, or a field, an index, a
+/// A template is a text in quotes. Between its braces, write an argument, `self`, a constant, or a field, an index, a
 /// function call or a method call on one of these: `"order:{id}"`, `"cart:{self.user_id()}"`,
 /// `"{order.region}:{order.lines[0]}"`. A format spec of [`std::fmt`] may follow after a `:`, as in
 /// `{order.id:08}`. A brace in the name is written twice, `{{` or `}}`. A name that is a keyword is written as it is:
@@ -88,8 +88,8 @@ use proc_macro::TokenStream;
 ///
 /// An `Option` has no text of its own, so the template says which key `None` has: `{order.id.unwrap_or(0)}`.
 ///
-/// A key has 1 to 4,096 bytes. A template that is empty, or whose text alone is longer, does not compile. A key that
-/// turns out so when the function is called is an error of the kind `Config`.
+/// A key has 1 to 4,096 bytes. A template that is empty, or whose text alone is longer, does not compile. If a key
+/// is empty or too long when the function is called, the call fails with an error of the kind `Config`.
 ///
 /// The key can also be an expression of any type that turns into a `String`:
 ///
@@ -121,7 +121,7 @@ use proc_macro::TokenStream;
 /// ## `keys`
 ///
 /// Several locks, for work on several things at once. The call holds all of them, or none. It takes them in the order
-/// of their names, so that two calls never wait for each other in a circle. A name that is there twice is
+/// of their names, so that two calls never wait for each other in a circle. A name that is given twice is
 /// one lock, and takes its `permits` once. `wait` is for all of them together; the other options are for
 /// each.
 ///
@@ -144,14 +144,14 @@ use proc_macro::TokenStream;
 ///
 /// ## `wait`, `try` and `ttl`
 ///
-/// A text has the format of [`humantime`]: `"500ms"`, `"2s"`, `"1m 30s"`. It is read by the compiler. An
+/// A text has the format of [`humantime`]: `"500ms"`, `"2s"`, `"1m 30s"`. It is checked at compile time. An
 /// expression is a `Duration`, or, for `wait`, a `lockcore::Wait`.
 ///
 /// The lease is renewed as long as the body runs. If the process dies, the others wait for one `ttl`.
 ///
 /// The text of a `ttl` is `"50ms"` to `"12h"`. A shorter lease would be over when the answer of the store arrives, and
-/// Redis refuses a longer one. For a store that takes longer ones, write an expression. The text of a `wait` is
-/// not zero: write `try` instead.
+/// Redis refuses a longer one. For a store that takes longer ones, write an expression. The text of a `wait` must
+/// not be zero: write `try` instead.
 ///
 /// ```
 /// # use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Collects what is wrong with one attribute, so that the compiler shows all of it at once.
+//! Collects all mistakes in one attribute, so that the compiler shows them together.
 
 use proc_macro2::TokenStream;
 use syn::Error;
@@ -14,12 +14,12 @@ impl Mistakes {
         }
     }
 
-    /// The value, or nothing and one more mistake.
+    /// The value; or `None`, after the mistake has been added.
     pub(crate) fn keep<T>(&mut self, result: syn::Result<T>) -> Option<T> {
         result.map_err(|mistake| self.push(mistake)).ok()
     }
 
-    /// One `compile_error!` per mistake; `None` when there is none.
+    /// One `compile_error!` per mistake; `None` if there are no mistakes.
     pub(crate) fn compile_errors(&self) -> Option<TokenStream> {
         self.0.as_ref().map(Error::to_compile_error)
     }

@@ -1,4 +1,4 @@
-//! The checked attribute: what it asks for, with everything that can be known while compiling known.
+//! The options after they have been checked. Values that can be computed at compile time are computed here.
 
 use std::time::Duration;
 
@@ -21,18 +21,18 @@ pub(crate) struct Model {
     pub(crate) on_error: Option<Expr>,
     pub(crate) on_lost: Option<OnLost>,
     pub(crate) when: Option<Given>,
-    /// `None` stands for the process-wide default.
+    /// `None` means the process-wide default client.
     pub(crate) locks: Option<Given>,
     pub(crate) held: Option<Ident>,
-    /// `None` stands for `::lockcore`.
+    /// `None` means `::lockcore`.
     pub(crate) crate_path: Option<Path>,
 }
 
 pub(crate) enum Keys {
     One(Key),
-    /// Of several locks, written one by one.
+    /// Several locks, each written out in a list.
     List(Vec<Key>),
-    /// Of as many locks as an expression says.
+    /// Several locks, from one expression.
     Expr(Expr),
 }
 
@@ -41,16 +41,16 @@ pub(crate) enum Key {
     Expr(Expr),
 }
 
-/// Which side of the read/write lock, the write side being the mutex; or how much of a semaphore.
+/// Which side of a read/write lock (a mutex is the write side), or how many permits of a semaphore.
 pub(crate) enum Side {
     Exclusive,
     Shared,
     Permits { permits: Box<Given>, of: Box<Given> },
 }
 
-/// How long to stand in line.
+/// How long to wait for the lock.
 pub(crate) enum Patience {
-    /// As long as the client is set to.
+    /// As long as the client's setting says.
     Default,
     Try,
     For(Length),
@@ -62,7 +62,7 @@ pub(crate) enum Length {
     Expr(Given),
 }
 
-/// What a call comes to that finds the lock held by another.
+/// What a call returns when another holds the lock.
 pub(crate) enum OnBusy {
     /// The word `skip`.
     Skip(Span),
@@ -70,7 +70,7 @@ pub(crate) enum OnBusy {
 }
 
 impl Model {
-    /// `None` only with a mistake.
+    /// Returns `None` only after it has reported a mistake.
     pub(crate) fn check(args: &Args, mistakes: &mut Mistakes) -> Option<Model> {
         let keys = Keys::check(args, mistakes);
         let side = Side::check(args, mistakes);
@@ -196,19 +196,19 @@ impl Side {
                 permits: Box::new(permits.clone()),
                 of: Box::new(of.clone()),
             }),
-            // A mistake if one of them is named.
+            // If only one of `permits` and `of` is given, a mistake has been reported above.
             _ if args.shared.is_some() => Some(Side::Shared),
             _ => Some(Side::Exclusive),
         }
     }
 }
 
-/// The value of a literal. That of any other expression is checked when the lock is asked for.
+/// The value, if it is a literal. The value of any other expression is checked at run time, when the lock is asked for.
 fn known_number<'a>(
     number: Option<&'a Given>,
     mistakes: &mut Mistakes,
 ) -> Option<(u32, &'a LitInt)> {
-    // `lockcore::Semaphore::MAX_PERMITS`, which this crate cannot name.
+    // The value of `lockcore::Semaphore::MAX_PERMITS`, because this crate cannot depend on `lockcore`.
     const MOST: u32 = (1 << 30) - 1;
     let literal = match literal(&number?.value)? {
         Lit::Int(literal) => literal,
@@ -262,9 +262,10 @@ impl Patience {
 }
 
 fn check_ttl(ttl: Option<&Given>, mistakes: &mut Mistakes) -> Option<Option<Length>> {
-    /// As in `lockcore`, which refuses it when the lock is asked for.
+    /// The same limit as in `lockcore`, which checks it when the lock is asked for.
     const SHORTEST: Duration = Duration::from_millis(50);
-    /// Of the stores that many machines share Redis takes the least. Others take more: an expression may say so.
+    /// The limit of Redis, which is the lowest among the stores that several machines can share. An expression is not
+    /// checked here, because other stores accept longer leases.
     const LONGEST: Duration = Duration::from_hours(12);
     let Some(ttl) = ttl else {
         return Some(None);
@@ -297,7 +298,7 @@ fn check_ttl(ttl: Option<&Given>, mistakes: &mut Mistakes) -> Option<Option<Leng
     Some(Some(length))
 }
 
-/// `min_hold` and `max_hold`.
+/// Checks `min_hold` and `max_hold`.
 fn check_holds(args: &Args, mistakes: &mut Mistakes) -> Option<(Option<Length>, Option<Length>)> {
     let mut check = |given: &Option<Given>, when_zero| {
         let length = given.as_ref().map(|given| Length::check(given, when_zero));
@@ -366,7 +367,7 @@ impl OnBusy {
     }
 }
 
-/// The literal that the expression is.
+/// The literal, if the expression is one.
 fn literal(expr: &Expr) -> Option<&Lit> {
     match without_groups(expr) {
         Expr::Lit(expr) => Some(&expr.lit),
@@ -374,7 +375,7 @@ fn literal(expr: &Expr) -> Option<&Lit> {
     }
 }
 
-/// A `macro_rules!` wraps what it was given as `$key:expr`; parentheses may be there as well.
+/// Removes parentheses, and the invisible group that a `macro_rules!` puts around `$key:expr`.
 pub(crate) fn without_groups(expr: &Expr) -> &Expr {
     match expr {
         Expr::Group(group) => without_groups(&group.expr),

@@ -1,5 +1,5 @@
-//! The key template: takes `"order:{order.id}:{region}"` apart into what `format!` understands.
-//! `format!` itself checks that the names exist, that they can be displayed, and the format specs.
+//! The key template: splits `"order:{order.id}:{region}"` into a format string and arguments for `format!`. `format!`
+//! itself checks that the names exist, that they can be displayed, and the format specs.
 
 use proc_macro2::{Group, Span, TokenStream, TokenTree};
 use syn::ext::IdentExt;
@@ -15,9 +15,9 @@ pub(crate) struct Template {
 }
 
 enum Piece {
-    /// As it stands in the template, braces doubled.
+    /// Text as in the template, with doubled braces.
     Text(String),
-    /// What `format!` can capture itself, with its format spec.
+    /// A name that `format!` can capture itself, with its format spec.
     Name {
         name: Ident,
         spec: String,
@@ -30,28 +30,28 @@ enum Piece {
 
 /// A call `format!(format, arguments…)` that builds the key.
 pub(crate) struct Format {
-    /// The user's own literal where `format!` takes it as it is, because the compiler then points
-    /// into it when a name is unknown.
+    /// If `format!` accepts the user's own literal, this is that literal, because the compiler then points into it at
+    /// an unknown name.
     pub(crate) format: LitStr,
-    /// What stands for the `{}` in `format`, in order.
+    /// The arguments for the `{}` in `format`, in order.
     pub(crate) arguments: Vec<Argument>,
 }
 
 pub(crate) struct Argument {
     pub(crate) expr: Expr,
-    /// By `Display`, and not by `Debug` or as a number of another base.
+    /// Formatted with `Display`, not with `Debug` and not as a number in another base.
     pub(crate) is_displayed: bool,
 }
 
 impl Template {
-    /// Goes on after a mistake; what it returns is of use only when there was none.
-    /// If there are arguments behind the template, nothing is said of a `{}`: what to write there has been said.
+    /// Continues after a mistake. The returned template is useful only if there was no mistake. If arguments follow the
+    /// template, a `{}` is not reported, because another message already says what to write there.
     pub(crate) fn parse(
         literal: LitStr,
         has_arguments_behind: bool,
         mistakes: &mut Mistakes,
     ) -> Template {
-        /// As in `lockcore`, which refuses the name when the lock is asked for.
+        /// The same limit as in `lockcore`, which checks the name when the lock is asked for.
         const LONGEST: usize = 4096;
         let mut pieces = Vec::new();
         let mut length = 0;
@@ -125,8 +125,9 @@ impl Template {
         Template { literal, pieces }
     }
 
-    /// What builds the key. The names of arguments are taken out of the literal, so that the message about one that
-    /// cannot be part of a key is ours. Other names stay there: the compiler points at one that it does not find.
+    /// Returns the parts that build the key. The names of arguments become arguments of `format!`, so that our message
+    /// appears for an argument that cannot be part of a key. Other names stay in the literal: if one is unknown, the
+    /// compiler points at it.
     pub(crate) fn format(&self, names_of_arguments: &[Ident]) -> Format {
         let mut format = String::new();
         let mut arguments = Vec::new();
@@ -155,8 +156,8 @@ impl Template {
     }
 }
 
-/// `id:05` → `id` and `:05`. The format spec begins at the first `:` that is neither inside
-/// brackets nor half of a `::`.
+/// Splits `id:05` into `id` and `:05`. The format spec begins at the first `:` that is not inside brackets and not part
+/// of a `::`.
 fn split_spec(placeholder: &str) -> (&str, &str) {
     let mut depth = 0_i32;
     let mut chars = placeholder.char_indices().peekable();
@@ -172,15 +173,15 @@ fn split_spec(placeholder: &str) -> (&str, &str) {
     (placeholder, "")
 }
 
-/// A name that `format!` captures itself; `type` means `r#type`. `self` it would capture too, but that
-/// may go by another name, see [`Function::as_in_the_body`](crate::function::Function::as_in_the_body).
+/// A name that `format!` can capture itself; `type` means `r#type`. `format!` could also capture `self`, but `self` may
+/// have been renamed, see [`Function::as_in_the_body`](crate::function::Function::as_in_the_body).
 fn plain_name(expr: &str, literal: &LitStr) -> Option<Ident> {
     let name = Ident::parse_any.parse_str(expr).ok()?;
     let is_plain = name != "self" && name != "_";
     is_plain.then(|| as_a_name(&name.unraw(), literal.span()))
 }
 
-/// The tokens get the literal's span, so that errors in them point at it.
+/// Parses an argument. The tokens get the literal's span, so that the compiler reports errors at the literal.
 fn parse_argument(expr: &str, literal: &LitStr) -> Option<Expr> {
     let tokens: TokenStream = LitStr::new(expr, literal.span()).parse().ok()?;
     match syn::parse2(with_names_of_keywords(tokens, true)).ok()? {
@@ -193,13 +194,13 @@ fn parse_argument(expr: &str, literal: &LitStr) -> Option<Expr> {
     }
 }
 
-/// `order.type` as `order.r#type`, and `type.id` as `r#type.id`: as `format!` takes `{type}`.
+/// Turns `order.type` into `order.r#type`, and `type.id` into `r#type.id`, as `format!` does with `{type}`.
 fn with_names_of_keywords(tokens: TokenStream, mut is_name: bool) -> TokenStream {
     let with_names = tokens.into_iter().map(|token| {
         let token = match token {
             TokenTree::Ident(name) if is_name => as_a_name(&name, name.span()).into(),
             TokenTree::Group(group) => {
-                // `f(true)`
+                // An argument such as the `true` in `f(true)` is not a name.
                 let stream = with_names_of_keywords(group.stream(), false);
                 let mut inside = Group::new(group.delimiter(), stream);
                 inside.set_span(group.span());
@@ -216,7 +217,7 @@ fn with_names_of_keywords(tokens: TokenStream, mut is_name: bool) -> TokenStream
 fn as_a_name(name: &Ident, span: Span) -> Ident {
     let text = name.to_string();
     let is_keyword = syn::parse_str::<Ident>(&text).is_err();
-    // These have no raw form; `.await` is no field.
+    // These words have no raw form, and `.await` is not a field.
     let is_more = ["self", "Self", "super", "crate", "_", "await"].contains(&text.as_str());
     match is_keyword && !is_more {
         true => Ident::new_raw(&text, span),
@@ -242,8 +243,7 @@ mod tests {
         (template, mistakes.messages())
     }
 
-    /// What `format!` gets in a function with the arguments `id` and `type`: its literal's text and the
-    /// arguments' tokens.
+    /// Checks the format string and the arguments that `format!` gets in a function with the arguments `id` and `type`.
     #[track_caller]
     fn assert_parts(text: &str, format: &str, arguments: &[&str]) {
         let (template, mistakes) = parse(text);
@@ -278,14 +278,14 @@ mod tests {
     }
 
     #[test]
-    fn the_name_of_an_argument_becomes_one_of_format() {
+    fn an_argument_name_becomes_an_argument_of_format() {
         assert_parts("order:{id}", "order:{}", &["id"]);
         assert_parts("{{{id}}}:{id:05}:{A}", "{{{}}}:{:05}:{A}", &["id", "id"]);
         assert_parts("{type}:{r#type}", "{}:{}", &["r#type", "r#type"]);
     }
 
     #[test]
-    fn the_name_of_a_keyword_needs_no_mark() {
+    fn a_keyword_needs_no_raw_prefix() {
         assert_parts("{o.type}", "{}", &["o.r#type"]);
         assert_parts("{o.type.id:?}", "{:?}", &["o.r#type.id"]);
         assert_parts("{type.match()}", "{}", &["r#type.r#match()"]);
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_displayed_is_a_part_of_the_key_as_it_is() {
+    fn only_specs_of_display_count_as_displayed() {
         let is_displayed = |text: &str| {
             let template = parse(text).0;
             template
@@ -363,14 +363,14 @@ mod tests {
     }
 
     #[test]
-    fn a_placeholder_names_something() {
+    fn an_empty_placeholder_is_a_mistake() {
         assert_mistakes("order:{}", &["`{}` in the key names nothing"]);
         assert_mistakes("order:{ }", &["names nothing"]);
         assert_mistakes("order:{:05}", &["`{:05}` in the key names nothing"]);
     }
 
     #[test]
-    fn a_placeholder_holds_no_other_expression() {
+    fn other_expressions_in_a_placeholder_are_mistakes() {
         for text in [
             "{0}",
             "{a + b}",
@@ -385,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn all_mistakes_of_a_template_are_told() {
+    fn all_mistakes_of_a_template_are_reported() {
         assert_mistakes(
             "{a{}b}{1}{c",
             &[
