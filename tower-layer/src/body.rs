@@ -20,22 +20,22 @@ use crate::refusal::Problem;
 pin_project! {
     /// A response body that keeps the lock until it ends.
     ///
-    /// The lock is released, and the release awaited, *before* the client can see the end: its next
-    /// request must not find the key taken by its last one. So whatever the client takes for the
-    /// end is held back until then: the last frame, if the inner body knows that it is the last
-    /// ([`is_end_stream`](Body::is_end_stream)); the frame that completes the `Content-Length`;
-    /// trailers; the end itself; an error. The inner body is gone before the lock is.
+    /// The lock is released, and the release is awaited, *before* the client can see the end, so that the client's next
+    /// request does not find the key taken by its last one. So this body holds back whatever the client would take for
+    /// the end, until the lock is released: the last frame, if the inner body knows that it is the last
+    /// ([`is_end_stream`](Body::is_end_stream)); the frame that completes the `Content-Length`; trailers; the end
+    /// itself; an error. The inner body is dropped before the lock is released.
     ///
-    /// When the lock is lost, the inner body is dropped and this one ends in the
-    /// [`lockcore::Error`]; in gRPC, in trailers that say so.
+    /// When the lock is lost, the inner body is dropped, and this body ends in the [`lockcore::Error`]; in gRPC, in
+    /// trailers that say so.
     ///
     /// # Cancel safety
     ///
-    /// Dropping it drops the inner body, then hands the release to the client's keeper.
+    /// Dropping this body drops the inner body first. Then the client's keeper releases the lock.
     pub struct LockBody<B> {
         #[pin]
         state: State<B>,
-        // How many bytes the client still waits for, if it was told; at zero it has seen the end.
+        // How many bytes the client still expects, if it was told a length. At zero, the client has seen the end.
         owed: Option<u64>,
         next: Option<Part>,
         then: Option<Part>,
@@ -48,14 +48,14 @@ pin_project! {
         Holding { #[pin] holding: Holding<B> },
         Watched { watched: Watched<B> },
         Releasing { release: Pin<Box<dyn Future<Output = ()> + Send>> },
-        // With the size that a server asks for, although it sends nothing: the answer to HEAD.
+        // `size` is the size that the server asks for, although it sends nothing: for the answer to a HEAD request.
         Ended { size: SizeHint },
         PassThrough { #[pin] inner: B },
     }
 }
 
 pin_project! {
-    // The inner body and its lock. Fields are dropped in this order: the body goes before the lock.
+    // The inner body and its lock. Fields are dropped in this order, so the body is dropped before the lock.
     struct Holding<B> {
         #[pin]
         inner: B,
@@ -63,65 +63,65 @@ pin_project! {
     }
 }
 
-/// The lock as long as the inner body lives.
+/// The lock, for as long as the inner body lives.
 struct Hold {
-    /// `None` once the last part has come.
+    /// `None` after the last part.
     guard: Option<AnyGuard>,
     held: AnyHeld,
-    /// Made when the inner body makes us wait for the first time: many bodies never do.
+    /// Created when the inner body is pending for the first time, because many bodies never are.
     lost: Option<Pin<Box<dyn Future<Output = lockcore::Error> + Send>>>,
     at_loss: AtLoss,
 }
 
-/// An inner body and its lock that end on time although nobody polls the body, as a server does not
-/// while the client reads nothing. A task waits for the end, and takes both away then.
+/// An inner body and its lock that end on time even if nobody polls the body. A server does not poll while the client
+/// reads nothing. A task waits for the end, and then drops both.
 struct Watched<B> {
-    /// The task refers to it weakly, so that dropping this drops the inner body and the lock at once.
+    /// The task holds a weak reference to the slot, so that dropping this drops the inner body and the lock at once.
     slot: Arc<Mutex<Slot<B>>>,
     task: AbortHandle,
 }
 
-/// Where a watched body is while nobody polls it. The mutex is held for taking it and for putting it
-/// back; the body is polled and dropped outside, so that nobody waits for it.
+/// Holds a watched body while nobody polls it. The mutex is locked only to take the body out and to put it back. The
+/// body is polled and dropped without the mutex, so that nobody waits for that.
 struct Slot<B> {
-    /// `None` while it is polled, and after its end.
+    /// `None` while the body is polled, and after its end.
     holding: Option<Pin<Box<Holding<B>>>>,
-    /// The last part, once the task has seen the end of the lock. A body that is being polled then is
-    /// dropped by the one that polls it.
+    /// The last part, after the task has seen the end of the lock. If the body is being polled at that moment, the
+    /// polling task drops it.
     end: Option<Part>,
-    /// Of the one that polls, once the body has made it wait.
+    /// The waker of the last poll that was pending.
     waker: Option<Waker>,
 }
 
-/// What a poll has made of an inner body.
+/// The result of one poll of an inner body.
 struct Polled {
     part: Option<Part>,
-    /// The lock, if that was the last part.
+    /// The lock, if `part` is the last one.
     to_release: Option<AnyGuard>,
 }
 
-/// What becomes of a body whose lock is lost.
+/// What happens to a body whose lock is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AtLoss {
-    /// It ends in an error, which breaks off the connection or the stream.
+    /// It ends in an error, which closes the connection or resets the stream.
     Break,
-    /// It ends in the status of gRPC.
+    /// It ends in trailers with a gRPC status.
     Trailers { names_key: bool },
-    /// It goes on.
+    /// It continues.
     GoOn,
 }
 
-/// What ends the hold of a body besides its own end.
+/// What can end a body earlier than its own end.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
     pub(crate) at_loss: AtLoss,
-    /// It ends then too.
+    /// The body also ends at this time.
     pub(crate) deadline: Option<Deadline>,
-    /// The end comes on time also while nobody polls the body.
+    /// The body ends on time even if nobody polls it.
     pub(crate) watched: bool,
 }
 
-/// Why a request, or its response, is stopped.
+/// Why a request or its response is stopped.
 #[derive(Debug)]
 pub(crate) enum End {
     Lost(lockcore::Error),
@@ -147,7 +147,7 @@ impl fmt::Display for End {
 }
 
 impl AtLoss {
-    /// The last part.
+    /// Makes the last part of a body that is stopped.
     pub(crate) fn end(self, end: End) -> Part {
         match (self, end) {
             (Self::Trailers { names_key }, end) => {
@@ -161,7 +161,7 @@ impl AtLoss {
 }
 
 impl<B> LockBody<B> {
-    /// `owed` is how many bytes the client is told to expect; not zero.
+    /// `owed` is the number of bytes that the client is told to expect. It is not zero.
     pub(crate) fn holding(inner: B, guard: AnyGuard, owed: Option<u64>, limits: Limits) -> Self
     where
         B: Send + 'static,
@@ -185,7 +185,7 @@ impl<B> LockBody<B> {
         }
     }
 
-    /// A body whose lock is gone, with what is left to hand out.
+    /// A body whose lock has been released, with the parts that are still to be sent.
     pub(crate) fn ended(size: SizeHint, rest: Option<Part>) -> Self {
         Self::new(State::Ended { size }, rest)
     }
@@ -198,7 +198,7 @@ impl<B> LockBody<B> {
         Self::new(State::ended(), None)
     }
 
-    /// A body of ours.
+    /// A body that the layer makes itself.
     pub(crate) fn full(data: Bytes) -> Self {
         Self::ended(SizeHint::with_exact(0), Some(Ok(Frame::data(data))))
     }
@@ -260,27 +260,27 @@ where
             let Polled { part, to_release } = match polled {
                 Ok(polled) => polled,
                 Err(end) => {
-                    // What was held back would pass for a complete response.
+                    // Discard the held-back parts. With them, the response would look complete.
                     *this.next = Some(end);
                     *this.then = None;
-                    // Nothing to wait for, as in `Guard::run`: the store may be what is gone.
+                    // Do not wait for a release, as in `Guard::run`: the lock may be lost because the store is gone.
                     this.state.set(State::ended());
                     continue;
                 }
             };
             if let Some(Ok(frame)) = &part {
                 let length = frame.data_ref().map_or(0, |data| data.len() as u64);
-                // More than was declared: the declaration is worth nothing, and nothing is held
-                // back for it any more, which also bounds what is.
+                // If there are more bytes than declared, ignore the declaration: nothing more is held back because of
+                // it. This also bounds the memory for held-back parts.
                 *this.owed = this.owed.and_then(|owed| owed.checked_sub(length));
             }
             match &this.next {
                 None => *this.next = part,
-                // All that this can overwrite is an empty frame: after data, nothing is held back.
+                // This can only overwrite an empty frame, because nothing is held back after data.
                 Some(_) => *this.then = part,
             }
             if let Some(guard) = to_release {
-                // The inner body goes with the state.
+                // The new state drops the inner body.
                 this.state.set(State::Releasing {
                     release: Box::pin(guard.release()),
                 });
@@ -326,7 +326,7 @@ where
     B: Body,
     B::Error: Into<BoxError>,
 {
-    /// The error is the last part of a body that was stopped.
+    /// An `Err` contains the last part of a body that was stopped.
     fn poll_part(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<Polled, Part>> {
         let mut this = self.project();
         let part = match ready!(this.hold.poll_part(this.inner.as_mut(), cx)) {
@@ -337,7 +337,7 @@ where
             }
         };
         let ends = match &part {
-            // Servers send trailers and do not ask again.
+            // Servers send trailers and do not poll again.
             Some(Ok(frame)) => frame.is_trailers() || this.inner.is_end_stream(),
             Some(Err(_)) | None => true,
         };
@@ -371,7 +371,7 @@ where
         let taken = locked(&self.slot).holding.take();
         let Some(mut holding) = taken else {
             let end = locked(&self.slot).end.take();
-            // Without an end, its last poll has panicked: that must not look like a complete response.
+            // If there is no last part, the last poll has panicked. The response must not look complete.
             return Poll::Ready(Err(end.unwrap_or_else(|| Err("the body panicked".into()))));
         };
         let polled = holding.as_mut().poll_part(cx);
@@ -393,7 +393,7 @@ where
         drop(holding);
         match end {
             Some(end) => Poll::Ready(Err(end)),
-            // A part that was made is handed out, as it was begun under the lock; the end comes next.
+            // If the poll has made a part, that part is sent, because its poll began under the lock. The end follows.
             None => polled,
         }
     }
@@ -430,7 +430,7 @@ async fn end_on_time<B>(
         slot.end = Some(at_loss.end(end));
         (slot.holding.take(), slot.waker.take())
     };
-    // The inner body, and then the lock.
+    // The inner body is dropped before the lock.
     drop(holding);
     if let Some(waker) = waker {
         waker.wake();
@@ -438,13 +438,13 @@ async fn end_on_time<B>(
 }
 
 fn locked<B>(slot: &Mutex<Slot<B>>) -> MutexGuard<'_, Slot<B>> {
-    // Nothing panics under the mutex that would leave it half done.
+    // No code that runs under the mutex can panic and leave the slot inconsistent.
     slot.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Hold {
-    /// Polls the inner body while the lock is held: the deadline is looked at before each poll. Or
-    /// without looking, if it is to go on.
+    /// Polls the inner body while the lock is held: the deadline of the lease is checked before each poll. If the body
+    /// may continue after a loss, nothing is checked.
     fn poll_part<B>(
         &mut self,
         inner: Pin<&mut B>,
@@ -456,7 +456,7 @@ impl Hold {
     {
         let goes_on = self.at_loss == AtLoss::GoOn;
         if (goes_on || self.held.is_valid())
-            // What the body asks for while it is sent is asked for under the lock.
+            // Locks that the body asks for while it is sent are asked for inside the scope of this lock.
             && let Poll::Ready(part) = self.held.enter(|| inner.poll_frame(cx))
         {
             return Poll::Ready(Ok(of_ours(part)));
@@ -467,8 +467,8 @@ impl Hold {
         self.poll_lost(cx).map(Err)
     }
 
-    /// Ready when the lock is lost, and for certain when it is already; otherwise wakes the task
-    /// when it happens.
+    /// Ready if the lock is lost. If the lock is already lost, the first poll returns ready. Otherwise the task is
+    /// woken when the lock is lost.
     fn poll_lost(&mut self, cx: &mut Context<'_>) -> Poll<lockcore::Error> {
         self.lost
             .get_or_insert_with(|| Box::pin(lost(self.held.clone())))

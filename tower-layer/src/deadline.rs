@@ -1,4 +1,4 @@
-//! How long the client itself will wait for the answer, if it says so.
+//! The deadline of the client: how long it waits for the answer, if it says so.
 
 use std::future::Future;
 use std::time::Duration;
@@ -6,11 +6,11 @@ use std::time::Duration;
 use http::{HeaderMap, HeaderName};
 use tokio::time::{Instant, timeout_at};
 
-/// Until when the client waits.
+/// The time at which the client stops waiting.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Deadline {
     at: Instant,
-    /// It is for the whole response, as in gRPC, and not for its beginning.
+    /// The deadline applies to the whole response, as in gRPC, and not only to its beginning.
     pub(crate) ends_the_hold: bool,
 }
 
@@ -19,16 +19,17 @@ pub(crate) struct Deadline {
 pub(crate) struct Overdue;
 
 impl Deadline {
-    /// `None` if it lies beyond all clocks.
+    /// `None` if the clock cannot represent the time.
     pub(crate) fn after(time: Duration, ends_the_hold: bool) -> Option<Self> {
         let at = Instant::now().checked_add(time)?;
         Some(Self { at, ends_the_hold })
     }
 
-    /// How long to wait so that the answer reaches a client before its deadline: a lock that comes in
-    /// the last moment is of no use to it, and a server's own timer would answer in our place.
+    /// How long the request may wait for the lock, so that the answer reaches the client before its deadline. A lock
+    /// that is granted at the last moment would not help the client, and the server's own timer would answer instead of
+    /// us.
     pub(crate) fn wait(self) -> Duration {
-        // As long as a way around the world takes.
+        // About the time of a round trip around the world.
         const MOST: Duration = Duration::from_millis(50);
         let left = self.at.saturating_duration_since(Instant::now());
         left - (left / 10).min(MOST)
@@ -38,7 +39,7 @@ impl Deadline {
         self.at <= Instant::now()
     }
 
-    /// What `future` gives until then.
+    /// The result of `future`, if it is ready before the deadline.
     pub(crate) async fn end<T>(
         this: Option<Self>,
         future: impl Future<Output = T>,
@@ -50,8 +51,8 @@ impl Deadline {
     }
 }
 
-/// `grpc-timeout`: at most eight digits and a unit. Anything else is no deadline, as it is for tonic
-/// and for gRPC's own C core.
+/// Parses `grpc-timeout`: at most eight digits and a unit. Any other value is ignored, as in tonic and in gRPC's C
+/// core.
 ///
 /// <https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md#requests>
 pub(crate) fn of_grpc(headers: &HeaderMap) -> Option<Duration> {
@@ -72,13 +73,13 @@ pub(crate) fn of_grpc(headers: &HeaderMap) -> Option<Duration> {
     })
 }
 
-/// A number of milliseconds. Anything else is no deadline.
+/// Parses a number of milliseconds. Any other value is ignored.
 pub(crate) fn of_header(headers: &HeaderMap, name: &HeaderName) -> Option<Duration> {
     let value = headers.get(name)?.to_str().ok()?;
     number(value).map(Duration::from_millis)
 }
 
-/// `u64::from_str` takes a sign too.
+/// Accepts only digits. `u64::from_str` would also accept a sign.
 fn number(digits: &str) -> Option<u64> {
     let all_digits = digits.bytes().all(|byte| byte.is_ascii_digit());
     all_digits.then(|| digits.parse().ok())?
@@ -130,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn a_header_says_milliseconds_and_nothing_else() {
+    fn only_digits_are_a_deadline_in_milliseconds() {
         let name = HeaderName::from_static("x-deadline");
         let of = |value: &str| {
             let headers = HeaderMap::from_iter([(name.clone(), value.parse().unwrap())]);

@@ -1,5 +1,5 @@
-//! Fencing between services: the layer of the one that is written to. What it remembers is in
-//! `seen`, which requests pass in `gate`; the layer of the one that writes is in `token`.
+//! Fencing between services: the layer of the service that is written to. `seen` remembers the tokens, `gate` decides
+//! which requests pass. The layer of the service that writes is in `token`.
 
 mod gate;
 mod seen;
@@ -20,9 +20,9 @@ use seen::Seen;
 pub use service::FenceService;
 pub use token::{TokenFuture, TokenLayer, TokenService};
 
-/// As many resources as fit into some 20 MB, if their names are as long as names of locks usually are.
+/// The number of resources that fit into about 20 MB, if their names have the usual length of lock names.
 const MOST: usize = 100_000;
-/// Much longer than a process is stopped without somebody's noticing.
+/// Much longer than a process is usually stopped before somebody notices.
 const AT_LEAST: Duration = Duration::from_secs(3600);
 
 /// Refuses requests that come late: those with a fencing token that is lower than the highest one
@@ -60,9 +60,9 @@ const AT_LEAST: Duration = Duration::from_secs(3600);
 /// keeps the next holder out for as long as that one's client waits; put a timeout inside.
 ///
 /// A request that waits gives back what the inner service has reserved for it, such as the permit of a
-/// `ConcurrencyLimit`, and asks for it again when the requests with lower tokens have ended: so requests that wait for
-/// one resource do not keep out those for others. It begins when it has that again; if a request with a higher token has
-/// come until then, it is late.
+/// `ConcurrencyLimit`, and asks for it again when the requests with lower tokens have ended. So requests that wait for
+/// one resource do not keep out requests for others. A request begins when it has its permit again. If a request with a
+/// higher token has come by then, it is late.
 ///
 /// This protects everything that the handler itself awaits, in this process, for as long as the process runs. It
 /// does not protect against

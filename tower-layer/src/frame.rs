@@ -1,9 +1,9 @@
-//! The frames of bodies, as all bodies of this crate have them: in `Bytes`, with boxed errors.
+//! The frames of all bodies in this crate: data in `Bytes`, errors boxed.
 
 use bytes::{Buf, Bytes};
 use http_body::Frame;
 
-/// What a body's error becomes, so that a lost lock ([`lockcore::Error`]) can be one too.
+/// The error type of bodies: boxed, so that it can also be a lost lock ([`lockcore::Error`]).
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 pub(crate) type Part = Result<Frame<Bytes>, BoxError>;
@@ -14,7 +14,7 @@ pub(crate) fn of_ours<D: Buf, E: Into<BoxError>>(
     part.map(|part| part.map(in_bytes).map_err(Into::into))
 }
 
-/// The same frame in the one kind of buffer that all servers take. Free of charge for [`Bytes`].
+/// Converts the data of a frame to [`Bytes`], the one kind of buffer that all servers take. [`Bytes`] are not copied.
 pub(crate) fn in_bytes<D: Buf>(frame: Frame<D>) -> Frame<Bytes> {
     frame.map_data(|mut data| data.copy_to_bytes(data.remaining()))
 }

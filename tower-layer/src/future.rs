@@ -1,5 +1,5 @@
-//! A request under its lock: wait for it, run the handler while it is held, and see that it lasts
-//! until the body ends. How a body that is sent later keeps the lock is in `body`.
+//! The way of a request under its lock: waits for the lock, runs the handler while the lock is held, and keeps the lock
+//! until the body ends. `body` keeps the lock of a body that is sent later.
 
 use std::fmt;
 use std::future::{Future, Ready, poll_fn, ready};
@@ -51,8 +51,8 @@ pin_project! {
     }
 }
 
-/// Boxed, because the futures of the core have no name; this is the one allocation for it; the others are counted in
-/// tests/cost.rs.
+/// Boxed, because the futures of lockcore have no name. This is one allocation for each locked request; tests/cost.rs
+/// counts the others.
 type Work<B, E> = Pin<Box<dyn Future<Output = Result<Response<LockBody<B>>, E>> + Send>>;
 
 impl<F, B, E> ResponseFuture<F, B, E> {
@@ -119,10 +119,10 @@ pub(crate) struct Want {
     pub(crate) settings: Arc<Settings>,
 }
 
-/// Reads the body if that is to come first, takes the lock and calls the service.
+/// Reads the body, if it is to be read first, takes the lock and calls the service.
 ///
-/// Dropped at any point, this drops the inner future before the guard: the inner future lives
-/// inside [`while_held`](lockcore::Held::while_held), and the guard was there first.
+/// Dropping the future at any point drops the inner future before the guard: the inner future lives inside of
+/// [`while_held`](lockcore::Held::while_held), and the guard was created before it.
 pub(crate) async fn under_lock<S, R, B, RB>(
     want: Want,
     reading: R,
@@ -141,7 +141,7 @@ where
         protocol,
         settings,
     } = want;
-    // One whose lock may be lost without its being stopped is not stopped by its deadline either.
+    // If a lost lock does not stop the request, the deadline does not stop it either.
     let end_by = deadline.filter(|it| it.ends_the_hold && settings.on_lost == OnLost::Cancel);
     let refuse = |problem: Problem, protocol| {
         tracing::debug!(?problem, "request refused");
@@ -209,7 +209,7 @@ where
         }
         Err(end) => {
             match &end {
-                // Nothing to wait for, as in `Guard::run`: the store may be what is gone.
+                // Do not wait for a release, as in `Guard::run`: the lock may be lost because the store is gone.
                 End::Lost(_) => drop(guard),
                 End::Overdue => guard.release().await,
             }
@@ -219,7 +219,7 @@ where
     };
     if response.status() == StatusCode::SWITCHING_PROTOCOLS && settings.upgrades == Upgrades::Refuse
     {
-        // It was not asked for; the connection would go on without its lock.
+        // The request did not ask for this upgrade, and the connection would continue without its lock.
         let problem = Problem::upgrade(held.names());
         drop(response);
         guard.release().await;
@@ -257,8 +257,8 @@ where
     Ok(Response::from_parts(parts, body))
 }
 
-/// Binds the lock to the body, or releases it here and now if the client will have seen the end of
-/// the response before, or without, the server's asking the body for it.
+/// Lets the body keep the lock. If the client will see the end of the response without a poll of the body, or before
+/// one, the lock is released here.
 async fn hold_until_end<B>(
     guard: AnyGuard,
     method: &Method,
@@ -283,8 +283,8 @@ where
         .and_then(|length| length.to_str().ok()?.parse().ok());
     let owed = declared.or(size.exact());
     if owed == Some(0) {
-        // Over HTTP/1 the headers are the end, and the body is dropped without a look; over HTTP/2
-        // there may be trailers. So its end is awaited here.
+        // Over HTTP/1 the headers are the whole response, and the server drops the body without polling it. Over HTTP/2
+        // trailers may follow. So the end of the body is awaited here.
         let held = guard.held();
         let rest = held.while_held(after_the_data(body));
         let end = match Deadline::end(limits.deadline, rest).await {
@@ -300,7 +300,7 @@ where
     LockBody::holding(body, guard, owed, limits)
 }
 
-/// The head is all there is of such a response (RFC 9110, section 6.4.1), whatever its body says.
+/// Whether such a response consists only of its head (RFC 9110, section 6.4.1), even if it has a body.
 fn is_never_sent(method: &Method, status: StatusCode) -> bool {
     method == Method::HEAD
         || method == Method::CONNECT && status.is_success()
@@ -309,7 +309,7 @@ fn is_never_sent(method: &Method, status: StatusCode) -> bool {
         || status == StatusCode::NOT_MODIFIED
 }
 
-/// Waits for the end of a body that has no data to send: its trailers or its error, if any.
+/// Waits for the end of a body that has no data to send. The result is its trailers or its error, if any.
 async fn after_the_data<B>(body: B) -> Option<Result<Frame<Bytes>, BoxError>>
 where
     B: Body,
@@ -319,7 +319,7 @@ where
     loop {
         match poll_fn(|cx| body.as_mut().poll_frame(cx)).await? {
             Ok(frame) if frame.is_trailers() => return Some(Ok(in_bytes(frame))),
-            // Beyond the declared length: the server would cut it off.
+            // This data is beyond the declared length, so the server would not send it.
             Ok(_) if body.is_end_stream() => return None,
             Ok(_) => {}
             Err(error) => return Some(Err(error.into())),

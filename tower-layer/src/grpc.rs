@@ -1,11 +1,11 @@
-//! For handlers of tonic's that take locks themselves.
+//! For handlers of tonic that take locks themselves.
 
 use lockcore::Error;
 use tonic::{Code, Status};
 
 use crate::refusal::Problem;
 
-/// What the [layer](crate::LockLayer) answers a gRPC request that meets this error: for handlers that
+/// The gRPC status that the [layer](crate::LockLayer) answers with for this error: for handlers that
 /// take a lock themselves. The message **names the lock**; that of [`status_without_key`] does not.
 ///
 /// ```

@@ -1,5 +1,5 @@
-//! One lock or several, as one thing: only this file tells them apart. The names of a request, the lock that
-//! is asked for, the guard that it becomes, and the view of what is held.
+//! One lock or several, behind the same types. Only this file distinguishes the two: the names of a request, the lock
+//! that it asks for, the guard that it gets, and the view of the held lock.
 
 use std::future::Future;
 use std::slice;
@@ -12,7 +12,7 @@ use lockcore::{Error, Guard, Held, Lock, MultiGuard, MultiHeld, MultiLock};
 #[derive(Debug)]
 pub(crate) enum LockNames {
     One(String),
-    /// At least one, none twice, in order.
+    /// At least one name, sorted, without duplicates.
     All(Vec<String>),
 }
 
@@ -21,7 +21,7 @@ pub(crate) enum AnyLock {
     All(MultiLock),
 }
 
-/// Dropping it releases in the background, as with each of the two.
+/// Dropping it releases in the background, for one lock and for several.
 #[must_use = "the locks are released as soon as the guard is dropped"]
 pub(crate) enum AnyGuard {
     One(Guard),
@@ -35,7 +35,7 @@ pub(crate) enum AnyHeld {
 }
 
 impl LockNames {
-    /// Each name once. `None` if there are none, which means no lock.
+    /// Sorts the names and removes duplicates. Returns `None` if there are no names, which means no lock.
     pub(crate) fn all(mut names: Vec<String>) -> Option<Self> {
         names.sort_unstable();
         names.dedup();
@@ -53,7 +53,7 @@ impl LockNames {
 impl AnyLock {
     /// # Cancel safety
     ///
-    /// Dropping the future leaves nothing behind, with one lock and with several.
+    /// Dropping the future leaves nothing behind, for one lock and for several.
     pub(crate) async fn acquire(&self) -> Result<AnyGuard, Error> {
         Ok(match self {
             Self::One(lock) => AnyGuard::One(lock.acquire().await?),
@@ -70,8 +70,8 @@ impl AnyGuard {
         }
     }
 
-    /// Releases and waits for it, so that a client's next request finds the key free. A store that does
-    /// not answer does not spoil the response: the keeper goes on trying.
+    /// Releases, and waits for the release, so that the client's next request finds the key free. If the store does not
+    /// answer, the response is sent all the same, and the keeper continues to try.
     pub(crate) async fn release(self) {
         let released = match self {
             Self::One(guard) => guard.release().await,
@@ -93,7 +93,7 @@ impl AnyHeld {
         }
     }
 
-    /// Whether all are held at this moment.
+    /// Whether all locks are held now.
     pub(crate) fn is_valid(&self) -> bool {
         match self {
             Self::One(held) => held.is_valid(),
@@ -109,7 +109,7 @@ impl AnyHeld {
         }
     }
 
-    /// For the handler, instead of what a layer around this one has put there.
+    /// Adds the view for the handler, and removes the view that an outer layer has added.
     pub(crate) fn insert_into(&self, extensions: &mut Extensions) {
         extensions.remove::<Held>();
         extensions.remove::<MultiHeld>();
@@ -126,7 +126,7 @@ impl AnyHeld {
         }
     }
 
-    /// Not an `async fn`, which would keep the body twice.
+    /// This is not an `async fn`, because the future would then contain the body twice.
     pub(crate) fn while_held<T>(
         &self,
         body: impl Future<Output = T>,

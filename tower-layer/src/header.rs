@@ -1,4 +1,4 @@
-//! Headers: that of the fencing token, and names that users give.
+//! Headers: the header of the fencing token, and header names that users give.
 
 use std::fmt;
 
@@ -10,7 +10,7 @@ pub const TOKEN_HEADER: HeaderName = HeaderName::from_static("lock-fencing-token
 
 /// # Errors
 ///
-/// If `name` cannot be the name of a header: a sentence that says so.
+/// Returns a sentence if `name` cannot be the name of a header.
 pub(crate) fn named<N>(name: N) -> Result<HeaderName, String>
 where
     N: TryInto<HeaderName, Error: fmt::Display>,
@@ -21,7 +21,8 @@ where
 
 /// # Errors
 ///
-/// Also for a binary one: base64 has several texts for one value, which would be several locks.
+/// As [`named`], and also if the key is the key of binary metadata: one value has several texts in base64, which would
+/// be several locks.
 pub(crate) fn metadata<N>(key: N) -> Result<HeaderName, String>
 where
     N: TryInto<HeaderName, Error: fmt::Display>,

@@ -1,5 +1,5 @@
-//! The key: how the name of the lock is made from a request, and what happens to a request that does
-//! not say it. Where each piece of it is found is in `source`.
+//! The key: how the name of the lock is built from a request, and what happens if the request lacks a part of it.
+//! `source` finds each part.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -94,7 +94,8 @@ impl Key {
     pub fn template(template: &str) -> Self {
         match Template::parse(template) {
             Ok(template) => Self::new(template),
-            // As axum does for a bad route: a mistake in the source, seen when the service starts.
+            // Panics as axum does for a bad route: the mistake is in the source code, and shows when the service
+            // starts.
             Err(mistake) => panic!("the key template \"{template}\": {mistake}"),
         }
     }
@@ -420,7 +421,7 @@ impl Key {
         }
     }
 
-    /// The name to lock, `None` to lock nothing.
+    /// The name to lock; `None` if the request needs no lock.
     pub(crate) fn find(&self, parts: &mut Parts) -> Result<Option<String>, Problem> {
         if self.when.as_ref().is_some_and(|when| !when(parts)) {
             return Ok(None);
@@ -471,7 +472,7 @@ mod tests {
 
     use super::*;
 
-    /// Every pair of values of up to three characters that have a meaning somewhere.
+    /// Tries every pair of values of up to three characters. The characters are those with a special meaning.
     #[test]
     fn no_two_requests_share_a_name_unless_their_values_agree() {
         let characters = ["%", ":", "3", "A", "-"];
@@ -494,7 +495,7 @@ mod tests {
         ] {
             let key = Key::template(template);
             let mut names = HashMap::new();
-            // An empty value is refused.
+            // The empty value is left out, because it is refused.
             for a in &values[1..] {
                 for b in &values[1..] {
                     let request = Request::builder().header("a", a).header("b", b);
@@ -509,7 +510,7 @@ mod tests {
     }
 
     #[test]
-    fn a_single_value_stays_as_it_is_so_that_others_find_the_name() {
+    fn a_single_value_is_not_escaped() {
         let key = Key::template("order:{header.id}:open");
         let request = Request::builder().header("id", "a:b%c");
         let (mut parts, ()) = request.body(()).unwrap().into_parts();

@@ -1,4 +1,4 @@
-//! Which names a request locks: one, by a `Key`, or several together.
+//! The names that a request locks: one name, from a `Key`, or several.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -39,8 +39,8 @@ enum Which {
 type Find = dyn Fn(&Parts) -> Result<Vec<String>, Cow<'static, str>> + Send + Sync;
 
 impl Keys {
-    /// The names are what `find` makes of the request's head; an empty list lets the request pass without a lock. A
-    /// name that is there several times is locked once. An error is answered with 400, and **the client is shown its
+    /// `find` makes the names from the head of the request. An empty list lets the request pass without a lock. A
+    /// name that is there several times is locked once. An error is answered with 400, and **the client sees its
     /// text**, up to 1,000 bytes of it.
     ///
     /// A request that names more than `most` different locks is answered with 400. Each lock costs the request a round
@@ -82,12 +82,12 @@ impl Keys {
         Self(Which::One(key))
     }
 
-    /// Whether no request can be locked.
+    /// Whether the list is empty, so that no request can be locked.
     pub(crate) fn are_none(&self) -> bool {
         matches!(&self.0, Which::Each(keys) if keys.is_empty())
     }
 
-    /// The names to lock, `None` to lock nothing.
+    /// The names to lock; `None` if the request needs no lock.
     pub(crate) fn find(&self, parts: &mut Parts) -> Result<Option<LockNames>, Problem> {
         match &self.0 {
             Which::One(key) => Ok(key.find(parts)?.map(LockNames::One)),

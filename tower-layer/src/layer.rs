@@ -1,4 +1,4 @@
-//! The layer: what users tell it. What that means for a request is in `settings`, what happens to one in `service`.
+//! The layer and its options. `settings` applies them to a request, `service` handles a request.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -59,9 +59,8 @@ impl LockLayer {
     /// and the [shortest](Self::min_hold) hold count from when the last was granted. When one lock is lost, the request
     /// is stopped, and the others are given back in the background. [`permits`](Self::permits) are taken of each. A
     /// request counts as [waiting](Self::max_waiting) for each of its names, and each counts among the
-    /// [names](Self::max_names). Of a request with a name too many, the names before it stay counted. The answers of the
-    /// layer have all names as `keys`, and as `key` the one that was not
-    /// free, or was lost.
+    /// [names](Self::max_names). If there is no room for one of the names, the names before it stay counted. The
+    /// answers of the layer have all names as `keys`, and as `key` the one that was not free, or was lost.
     ///
     /// See [`Locks::all`].
     ///

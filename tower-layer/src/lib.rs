@@ -334,10 +334,10 @@
 //! Beside `lockcore`, the crate depends on the small crates that tower and hyper are made of, and on a Bloom
 //! filter.
 
-// The floors of this crate, from the top. A file uses files of its own floor and of lower ones, never of a higher
-// one, and there is no circle.
+// The floors of this crate, from the top. A file uses only files on its own floor or on lower floors, and never in a
+// circle.
 
-// What users add to a service, and what their handlers take.
+// Types that users add to a service, and types that their handlers take.
 #[cfg(feature = "axum")]
 mod extract;
 mod fence;
@@ -348,14 +348,14 @@ mod layer;
 mod problem;
 pub mod work;
 
-// What happens to a request, and to its response.
+// How a request and its response are handled.
 mod body;
 mod future;
 mod reserved;
 mod response;
 mod service;
 
-// What is asked for a request: its names, the options, the reasons to refuse it.
+// The parts of a locked request: its names, its options, and the reasons to refuse it.
 mod key;
 mod keys;
 mod refusal;
@@ -363,7 +363,7 @@ mod settings;
 mod source;
 mod template;
 
-// What stands on its own.
+// Files that do not depend on the other files of this crate.
 mod deadline;
 mod frame;
 mod guard;

@@ -1,8 +1,9 @@
-//! How many different names a layer locks in a time, so that clients who choose them cannot fill the store.
+//! Counts how many different names a layer locks in a period, so that clients who choose the names cannot fill the
+//! store.
 //!
-//! A Bloom filter instead of a set: it needs 4 bytes for a name of any length, and is read and written without a mutex.
-//! A request whose name was seen before only reads. A name that was not is taken for one that was in one case of a
-//! million, and then not counted.
+//! The names are in a Bloom filter and not in a set, because it needs only 4 bytes for a name of any length, and no
+//! mutex. A request only reads it if its name is already known. One new name in a million is taken for a known one, and
+//! is not counted.
 
 use std::fmt;
 use std::hash::RandomState;
@@ -11,27 +12,28 @@ use std::time::{Duration, Instant};
 
 use fastbloom::AtomicBloomFilter;
 
-/// Were it one of a hundred, as is usual, clients could get one of a hundred names past the bound.
+/// The probability that a new name is taken for a known one. With the usual one percent, clients could get one percent
+/// of their names past the bound.
 const TAKEN_FOR_KNOWN: f64 = 1e-6;
 
-/// They take 400 MB.
+/// With this number the filter takes 400 MB.
 const MOST: usize = 100_000_000;
 
-/// The names that a layer and its clones have met in the present window of time.
+/// The names that a layer and its clones have met in the current period, the window.
 pub(crate) struct Names {
     most: usize,
     per: Duration,
     began: Instant,
-    /// The number of the window that the rest is about, or [`CHANGING`].
+    /// The number of the window that the following fields belong to, or [`CHANGING`].
     window: AtomicU64,
     count: AtomicUsize,
-    /// Its hasher has a key of its own: nobody can choose names that it takes for each other.
+    /// The hasher has a random key, so nobody can choose names that collide.
     seen: AtomicBloomFilter<RandomState>,
-    /// The operator was told that this window is full.
+    /// Whether the operator has been told that this window is full.
     told: AtomicBool,
 }
 
-/// Somebody empties the filter for the next window.
+/// A thread is emptying the filter for the next window.
 const CHANGING: u64 = u64::MAX;
 
 impl Names {
@@ -56,16 +58,16 @@ impl Names {
         }
     }
 
-    /// Lets a name in that was seen in this window, or counts it.
+    /// Lets a name pass if it is known in this window, or counts it as a new name.
     ///
     /// # Errors
     ///
-    /// When the next window begins, if there is no room for another name in this one.
+    /// If there is no room for another name in this window: the time until the next one begins.
     pub(crate) fn admit(&self, name: &str) -> Result<(), Duration> {
         self.admit_at(name, self.began.elapsed())
     }
 
-    /// The same for the names of one request, without counting them.
+    /// Checks whether the names of one request would pass, without counting them.
     pub(crate) fn look(&self, names: &[String]) -> Result<(), Duration> {
         let now = self.began.elapsed();
         let new = names
@@ -96,15 +98,15 @@ impl Names {
             self.tell();
             return Err(self.per - in_window(now, self.per));
         }
-        // Another request with this name was faster, and has counted it. Two that write its bits at the same
-        // moment may both count it.
+        // `insert_hash` is true if another request has inserted and counted this name in the meantime. If two requests
+        // insert it at the same moment, both may count it.
         if self.seen.insert_hash(hash) {
             self.uncount();
         }
         Ok(())
     }
 
-    /// Not below zero: the next window may have begun since this was counted.
+    /// Does not go below zero: a new window may have begun since this was counted.
     fn uncount(&self) {
         let one_less = |count: usize| count.checked_sub(1);
         let _ = self
@@ -112,12 +114,12 @@ impl Names {
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less);
     }
 
-    /// Goes over to the window of `now`, if it is a new one. False while another thread does so: that takes less than
-    /// a millisecond for a million names, in which requests come in uncounted.
+    /// Begins the window of `now`, if it is a new one. Returns false while another thread does this. That takes less
+    /// than a millisecond for a million names, and requests in that time pass without being counted.
     fn is_current(&self, now: Duration) -> bool {
         let current = number(now, self.per);
         let window = self.window.load(Ordering::Acquire);
-        // One that was read before another thread went over counts in the window after its own.
+        // A request that read the clock before another thread began a new window counts in the new window.
         if window == CHANGING || window >= current {
             return window != CHANGING;
         }
@@ -134,7 +136,7 @@ impl Names {
         true
     }
 
-    /// Once in a window, and not for each request that is refused.
+    /// Logs the first refusal of a window, not every one.
     fn tell(&self) {
         if !self.told.swap(true, Ordering::Relaxed) {
             tracing::warn!(
@@ -147,13 +149,13 @@ impl Names {
     }
 }
 
-/// How many windows of `per` are over.
+/// How many windows of `per` have ended.
 fn number(now: Duration, per: Duration) -> u64 {
     let number = now.as_nanos() / per.as_nanos();
     u64::try_from(number).map_or(CHANGING - 1, |number| number.min(CHANGING - 1))
 }
 
-/// How much of its window is over: less than `per`.
+/// How much of the current window has passed: less than `per`.
 fn in_window(now: Duration, per: Duration) -> Duration {
     Duration::from_nanos_u128(now.as_nanos() % per.as_nanos())
 }
@@ -174,7 +176,7 @@ mod tests {
     const HOUR: Duration = Duration::from_secs(3600);
 
     #[test]
-    fn known_names_pass_and_new_ones_do_not_once_there_are_as_many_as_may_be() {
+    fn known_names_pass_and_new_ones_are_refused_when_the_window_is_full() {
         let names = Names::at_most(3, HOUR);
         let at = |seconds| Duration::from_secs(seconds);
         for _ in 0..2 {
@@ -194,22 +196,22 @@ mod tests {
         assert_eq!(names.admit_at("a", HOUR / 2), Ok(()));
         assert_eq!(names.admit_at("b", HOUR / 2), Err(HOUR / 2));
 
-        // Some windows later, as nobody came meanwhile.
+        // Several windows later, with no request in between.
         assert_eq!(names.admit_at("b", HOUR * 9), Ok(()));
         assert_eq!(names.admit_at("a", HOUR * 9), Err(HOUR));
-        // It looked at the clock before the one that began the window.
+        // This request read the clock before the one that began the window.
         assert_eq!(names.admit_at("b", HOUR * 8), Ok(()));
     }
 
-    /// As many threads as may meet, in several windows: never more than may be, and no name twice.
+    /// Many threads in several windows: no more names pass than the bound allows, and no name is counted twice.
     #[test]
-    fn from_many_threads_as_many_names_get_in_as_may() {
+    fn from_many_threads_as_many_names_pass_as_the_bound_allows() {
         const MOST: usize = 1_000;
         const THREADS: usize = 4;
         let names = Names::at_most(MOST, HOUR);
         for window in 0..20 {
             let now = HOUR * window;
-            // One goes over: what comes in meanwhile is not counted.
+            // One thread begins the window. Names that arrive in the meantime would not be counted.
             assert_eq!(names.admit_at("first", now), Ok(()));
             let admitted: usize = std::thread::scope(|scope| {
                 let threads: Vec<_> = (0..THREADS)
@@ -226,13 +228,13 @@ mod tests {
             });
 
             assert!(admitted + 1 >= MOST, "{admitted}");
-            // One of a million that are refused is not counted.
+            // One in a million refused names is not counted.
             assert!(admitted < MOST + 10, "{admitted}");
         }
     }
 
-    /// Of two requests with one new name the slower takes back what it has counted, and a third has begun the next
-    /// window meanwhile.
+    /// Two requests have the same new name. The slower one takes its count back, but a third request has begun the next
+    /// window in the meantime.
     #[test]
     fn a_count_that_is_taken_back_after_its_window_does_not_fill_the_next() {
         let names = Names::at_most(2, HOUR);
@@ -249,7 +251,7 @@ mod tests {
 
     /// Clients cannot get past the bound by trying many names.
     #[test]
-    fn of_a_hundred_thousand_names_beyond_the_bound_at_most_a_few_pass() {
+    fn at_most_a_few_names_beyond_the_bound_pass() {
         let names = Names::at_most(1_000, HOUR);
         let admitted = (0..100_000).filter(|it| names.admit_at(&format!("{it}"), HOUR / 2).is_ok());
 

@@ -1,4 +1,4 @@
-//! For handlers of axum's that take locks themselves.
+//! For handlers of axum that take locks themselves.
 
 use std::fmt;
 
@@ -9,8 +9,8 @@ use lockcore::Error;
 use crate::body::LockBody;
 use crate::refusal::{self, Answers, Protocol};
 
-/// An error of a lock as the [layer](crate::LockLayer) answers it: for handlers, and functions that they call,
-/// that take a lock themselves. `?` makes one of a [`lockcore::Error`].
+/// The answer that the [layer](crate::LockLayer) gives for an error of a lock: for handlers, and functions that they
+/// call, that take a lock themselves. `?` converts a [`lockcore::Error`] into it.
 ///
 /// The answer is one of [these](crate#answers), such as 409 with `Retry-After` when another holds the lock. It
 /// **names the lock**, and nothing that the store said; [`ProblemWithoutKey`] does not name it.

@@ -27,7 +27,7 @@ pub trait Reading<B>: Clone + Send + Sync + 'static {
     /// The body that the inner service gets.
     type Body: Send + 'static;
 
-    /// Of a request that passes without a lock.
+    /// The body of a request that passes without a lock.
     #[doc(hidden)]
     fn pass(body: B) -> Self::Body;
 
@@ -35,7 +35,7 @@ pub trait Reading<B>: Clone + Send + Sync + 'static {
     #[doc(hidden)]
     const COMES_FIRST: bool;
 
-    /// Of a request that will ask for its lock then.
+    /// The body of a request that will ask for its lock after this.
     #[doc(hidden)]
     fn read(self, body: B) -> impl Future<Output = Result<Self::Body, Unread>> + Send;
 }
@@ -91,7 +91,7 @@ where
     }
 
     async fn read(self, body: B) -> Result<RequestBody<B>, Unread> {
-        // Nothing is read of a body that says so itself.
+        // If the body declares a larger size, none of it is read.
         if body.size_hint().lower() > self.limit as u64 {
             return Err(Unread::TooLarge);
         }
@@ -112,7 +112,7 @@ where
     }
 }
 
-/// Of ours or of one further out, which may come wrapped.
+/// Whether the error comes from a limit on the body: ours or one of an outer layer. The error may be wrapped.
 fn is_of_a_limit(error: &(dyn Error + 'static)) -> bool {
     let mut causes = iter::successors(Some(error), |error| Error::source(*error));
     causes.any(|error| error.is::<LengthLimitError>())

@@ -1,5 +1,5 @@
-//! Requests that the layer answers itself: why, and what is said about it in problem details (RFC 9457) and in gRPC.
-//! The responses are made in `response`.
+//! Requests that the layer answers itself: the reasons, and their texts in problem details (RFC 9457) and in gRPC.
+//! `response` makes the responses.
 
 use std::borrow::Cow;
 use std::fmt::{self, Write};
@@ -17,14 +17,14 @@ use crate::guard::LockNames;
 use crate::header::TOKEN_HEADER;
 use crate::read::Unread;
 
-/// What the layer was told about its answers.
+/// The options for the layer's answers.
 #[derive(Clone)]
 pub(crate) struct Answers {
     pub(crate) busy_status: StatusCode,
     pub(crate) retry_after: Duration,
-    /// Whether the client is told the name of the lock.
+    /// Whether the answers contain the name of the lock.
     pub(crate) name_key: bool,
-    /// What makes the response to HTTP instead.
+    /// Makes the HTTP response instead of the layer.
     pub(crate) own: Option<Arc<Own>>,
 }
 
@@ -132,35 +132,35 @@ impl<'a> Refusal<'a> {
     }
 }
 
-/// How the client speaks, and so how it is answered.
+/// The protocol of the client, which decides the form of the answer.
 #[derive(Clone, Debug)]
 pub(crate) enum Protocol {
     Http,
-    /// With the content type of its request, which is that of the answer.
+    /// Contains the content type of the request, which is also the content type of the answer.
     Grpc(HeaderValue),
 }
 
 /// Why a request has no ordinary response.
 ///
-/// No text is the store's: that may name hosts, and is for the logs. Those of [`Kind::Key`] may quote the client, or be
-/// of the service's own.
+/// The texts contain nothing that the store said, because that may name hosts; it goes to the logs. The texts of
+/// [`Kind::Key`] may quote the client, or come from a function of the service.
 #[derive(Debug)]
 pub(crate) struct Problem {
     kind: Kind,
     detail: Cow<'static, str>,
-    /// The lock that it is about.
+    /// The lock that the problem is about.
     key: Option<String>,
     /// All locks of the request, if it takes several.
     keys: Vec<String>,
-    /// When the lock is free if nobody renews it, if that is known.
+    /// When the lock is free if it is not renewed, if that is known.
     free_in: Option<Duration>,
 }
 
-/// The sections of the crate's page that explain it.
+/// The kinds of problems. A section of the crate's page explains each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Held,
-    /// Held, and it was the client that would not wait for longer.
+    /// The lock is held, and the client's deadline ended the wait.
     Deadline,
     Unavailable,
     Lost,
@@ -172,7 +172,7 @@ enum Kind {
     Upgrade,
     Body(Unread),
     Misconfigured,
-    /// Of a fence: a higher token was here.
+    /// From a fence: a higher token has been seen.
     Late,
     Token,
     Full,
@@ -203,8 +203,8 @@ impl Protocol {
     }
 }
 
-/// A content type of gRPC or gRPC-Web, with the format of its messages and parameters or without. Not
-/// one that merely begins like it: its sender would take the refusal, which is a 200, for a success.
+/// Whether this is a content type of gRPC or gRPC-Web, with or without a message format and parameters. A type that
+/// only begins like one must not match: its sender would take the refusal, which has status 200, for a success.
 fn is_grpc(content: &HeaderValue) -> bool {
     let content = content.as_bytes();
     let end = content.iter().position(|byte| b"+; \t".contains(byte));
@@ -218,14 +218,15 @@ fn is_grpc(content: &HeaderValue) -> bool {
     .any(|grpc| kind.eq_ignore_ascii_case(grpc.as_bytes()))
 }
 
-/// Whether a response can say how it went in its trailers. In gRPC-Web these are part of the body.
+/// Whether a response can carry its status in trailers. In gRPC-Web, trailers are part of the body.
 pub(crate) fn has_grpc_trailers(headers: &HeaderMap) -> bool {
     let content = headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes);
     let behind = content.and_then(|content| content.strip_prefix(b"application/grpc"));
     behind.is_some_and(|behind| matches!(behind.first(), None | Some(b'+' | b';')))
 }
 
-/// Of the text that a function refuses with, in bytes. It goes into a header of gRPC, and may quote the client.
+/// The longest text, in bytes, that a function can refuse a request with. The text goes into a gRPC header, and may
+/// quote the client.
 const LONGEST_REFUSAL: usize = 1_000;
 
 /// The detail of [`Kind::Held`] and [`Kind::Deadline`].
@@ -233,7 +234,7 @@ const HELD: &str =
     "Another request for the same key is being handled. This one was not; try again.";
 
 impl Problem {
-    /// The lock was not taken, and the handler not called.
+    /// The lock was not taken, and the handler was not called.
     pub(crate) fn not_taken(error: &Error, deadline_was_the_bound: bool) -> Self {
         let (kind, detail) = match error.kind() {
             ErrorKind::Busy | ErrorKind::Timeout => (
@@ -243,7 +244,7 @@ impl Problem {
                 },
                 HELD,
             ),
-            // Lost before it was used: this process is shutting down.
+            // A lost lock means here that it was lost before it was used, because this process is shutting down.
             ErrorKind::Unavailable | ErrorKind::Unknown | ErrorKind::Lost(_) => (
                 Kind::Unavailable,
                 "The lock could not be taken. The request was not handled; try again.",
@@ -252,7 +253,7 @@ impl Problem {
                 Kind::Misconfigured,
                 "What handles this request holds the key already, and would wait for itself.",
             ),
-            // Config, CapacityMismatch, and what may come: not the client's doing.
+            // Config, CapacityMismatch, and kinds that may be added: the client is not the cause.
             _ => (
                 Kind::Misconfigured,
                 "The lock is not usable as it is configured.",
@@ -263,20 +264,20 @@ impl Problem {
         problem
     }
 
-    /// As many wait for the lock as may.
+    /// As many requests as allowed are already waiting for the lock.
     pub(crate) fn crowded(key: String) -> Self {
         let mut problem = Self::new(Kind::Held, HELD);
         problem.key = Some(key);
         problem
     }
 
-    /// What has to be there to handle the request, besides the lock, was not to be had.
+    /// The inner service was not ready in time, although the lock was granted.
     pub(crate) fn not_ready() -> Self {
         let detail = "The service was not ready in time. The request was not handled; try again.";
         Self::new(Kind::Unavailable, detail)
     }
 
-    /// A handler has met this error and answers with it.
+    /// A handler answers with this error of a lock that it took itself.
     #[cfg(any(feature = "axum", feature = "tonic"))]
     pub(crate) fn met_by_a_handler(error: &Error) -> Self {
         match error.was_held() {
@@ -285,24 +286,24 @@ impl Problem {
         }
     }
 
-    /// The lock was lost and the handler stopped.
+    /// The lock was lost, and the handler was stopped.
     pub(crate) fn lost(error: &Error) -> Self {
         let detail = "The lock was lost while the request was being handled. The request was stopped; part of it may be done.";
         Self::new(Kind::Lost, detail).of(error)
     }
 
-    /// The client has stopped waiting, by its own word, and the handler was stopped.
+    /// The client's own deadline has passed, and the handler was stopped.
     pub(crate) fn overdue() -> Self {
         let detail = "The client's deadline passed while the request was being handled. The request was stopped; part of it may be done.";
         Self::new(Kind::Overdue, detail)
     }
 
-    /// The client did not say what to lock, or not so that it can be locked.
+    /// The request does not say what to lock, or its value cannot be used.
     pub(crate) fn bad_key(detail: impl Into<Cow<'static, str>>) -> Self {
         Self::new(Kind::Key, detail)
     }
 
-    /// A function of the service's that finds names has refused with this text.
+    /// A function of the service that finds names has refused the request with this text.
     pub(crate) fn refused_by_a_function(mut text: Cow<'static, str>) -> Self {
         if text.len() > LONGEST_REFUSAL {
             let end = text.floor_char_boundary(LONGEST_REFUSAL);
@@ -311,7 +312,7 @@ impl Problem {
         Self::bad_key(text)
     }
 
-    /// The layer has met as many names as it may.
+    /// The layer has met as many names as allowed.
     pub(crate) fn too_many_names(room_in: Duration) -> Self {
         let detail = "Requests have named too many different locks, and this one names another. It was not handled; try again later.";
         let mut problem = Self::new(Kind::Names, detail);
@@ -319,13 +320,13 @@ impl Problem {
         problem
     }
 
-    /// The connection would go on without its lock.
+    /// The connection would continue without its lock.
     pub(crate) fn upgrade(names: LockNames) -> Self {
         let detail = "This request is handled under a lock, which cannot be kept over an upgraded connection.";
         Self::new(Kind::Upgrade, detail).about(names)
     }
 
-    /// The body was to be read first, and could not be.
+    /// The body could not be read before the lock was asked for.
     pub(crate) fn unread(unread: Unread, names: LockNames) -> Self {
         let detail = match unread {
             Unread::TooLarge => {
@@ -350,7 +351,7 @@ impl Problem {
         Self::new(Kind::Late, detail)
     }
 
-    /// `how` for a sentence: "the header … is missing".
+    /// `how` completes the sentence "the header … is missing".
     pub(crate) fn no_token(how: &str) -> Self {
         let detail = format!(
             "The header \"{TOKEN_HEADER}\" {how}; it carries the token of the lock that the request is made under."
@@ -358,7 +359,7 @@ impl Problem {
         Self::new(Kind::Token, detail)
     }
 
-    /// A fence can remember no more.
+    /// A fence cannot remember another resource.
     pub(crate) fn fence_full(room_in: Duration) -> Self {
         let detail = "The service cannot remember the fencing token of another resource now. The request was not handled; try again.";
         let mut problem = Self::new(Kind::Full, detail);
@@ -389,7 +390,7 @@ impl Problem {
         self
     }
 
-    /// Of a request for these locks. The key of one that stands in the way stays.
+    /// Adds the names of the request's locks. With several locks, the key that was not free stays in `key`.
     pub(crate) fn with_names(mut self, names: &LockNames) -> Self {
         match names {
             LockNames::One(name) => self.key = Some(name.clone()),
@@ -398,7 +399,7 @@ impl Problem {
         self
     }
 
-    /// Of a request that takes these locks, if it takes several.
+    /// Adds the names of the request's locks, if it takes several.
     pub(crate) fn with_several(mut self, keys: Vec<String>) -> Self {
         self.keys = keys;
         self
@@ -412,9 +413,9 @@ impl Problem {
         self
     }
 
-    /// What gRPC says at the end of a response.
+    /// The gRPC status at the end of a response.
     pub(crate) fn grpc_status(&self) -> HeaderMap {
-        // `Percent-Encoded` in gRPC over HTTP/2: all but printable ASCII, and the percent sign.
+        // `Percent-Encoded` in gRPC over HTTP/2: all characters except printable ASCII, and the percent sign.
         const ENCODED: &AsciiSet = &CONTROLS.add(b'%');
         let (code, message) = self.grpc();
         let message = utf8_percent_encode(&message, ENCODED).to_string();
@@ -426,8 +427,8 @@ impl Problem {
         trailers
     }
 
-    /// The status code, and the message to it. It is a header, so it does not name all locks of a request that takes
-    /// several.
+    /// The status code and its message. The message becomes a header, so it does not name all locks of a request that
+    /// takes several.
     pub(crate) fn grpc(&self) -> (u16, String) {
         let message = match &self.key {
             Some(key) => format!("{}: {} (key: {key})", self.kind.title(), self.detail),
@@ -449,7 +450,7 @@ impl Problem {
             Kind::Body(Unread::TooLarge) => StatusCode::PAYLOAD_TOO_LARGE,
             Kind::Body(Unread::TooSlow) => StatusCode::REQUEST_TIMEOUT,
             Kind::Body(Unread::Broken) => StatusCode::BAD_REQUEST,
-            // Only gRPC has it.
+            // Only gRPC has this kind.
             Kind::Overdue => StatusCode::GATEWAY_TIMEOUT,
         }
     }
@@ -458,7 +459,7 @@ impl Problem {
         match self.kind {
             Kind::Held | Kind::Deadline | Kind::Unavailable => true,
             Kind::Names | Kind::Full => true,
-            // Part of it may be done: whether to do it again is for the client to say.
+            // A part of the work may be done, so only the client can decide whether to try again.
             Kind::Lost | Kind::Overdue => false,
             Kind::Key
             | Kind::Upgrade
@@ -469,11 +470,10 @@ impl Problem {
         }
     }
 
-    /// In whole seconds, which is all that the header can say; rounded up, so that nobody comes too
-    /// early.
+    /// In whole seconds, because the header has no fractions. Rounded up, so that no client comes back too early.
     pub(crate) fn retry_after(&self, answers: &Answers) -> u64 {
         let wait = match (self.kind, self.free_in) {
-            // Not sooner, while a lock may be given back any time.
+            // Room comes only at this time, but a lock may be released at any time.
             (Kind::Names | Kind::Full, Some(room_in)) => room_in.max(answers.retry_after),
             (_, Some(free_in)) => free_in.min(answers.retry_after),
             (_, None) => answers.retry_after,
@@ -482,8 +482,7 @@ impl Problem {
             .saturating_add(u64::from(wait.subsec_nanos() > 0))
     }
 
-    /// Written by hand: six members, of which three need escaping, are not worth a JSON library in
-    /// every service that uses this crate.
+    /// Written by hand: for six members, three of which need escaping, a service should not need a JSON library.
     pub(crate) fn json(&self, status: StatusCode) -> String {
         let mut json =
             String::from("{\"type\":\"https://docs.rs/lockcore-tower/latest/lockcore_tower/#");
@@ -553,7 +552,7 @@ impl Kind {
             Self::Deadline | Self::Overdue => GrpcCode::DeadlineExceeded,
             Self::Unavailable | Self::Lost | Self::Full => GrpcCode::Unavailable,
             Self::Key | Self::Token => GrpcCode::InvalidArgument,
-            // Not UNAVAILABLE, after which clients repeat a call by themselves, and at once.
+            // Not UNAVAILABLE, because clients repeat such a call by themselves and at once.
             Self::Names => GrpcCode::ResourceExhausted,
             Self::Late => GrpcCode::FailedPrecondition,
             Self::Upgrade => GrpcCode::Unimplemented,
@@ -565,7 +564,7 @@ impl Kind {
     }
 }
 
-/// RFC 8259, section 7: quotation mark, reverse solidus and control characters are escaped.
+/// Escapes a string as RFC 8259, section 7, requires: quotation mark, reverse solidus and control characters.
 fn push_string(json: &mut String, text: &str) {
     json.push('"');
     for c in text.chars() {
@@ -596,7 +595,7 @@ mod tests {
     ];
 
     #[test]
-    fn any_key_comes_back_from_the_json() {
+    fn any_key_can_be_read_back_from_the_json() {
         for key in KEYS {
             let mut problem = Problem::bad_key("a \"detail\"");
             problem.key = Some(key.into());
@@ -616,7 +615,7 @@ mod tests {
     }
 
     #[test]
-    fn any_key_comes_back_from_the_status_of_grpc() {
+    fn any_key_can_be_read_back_from_the_grpc_status() {
         for key in KEYS {
             let mut problem = Problem::bad_key("a detail");
             problem.key = Some(key.into());
@@ -634,7 +633,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_asked_to_come_back_before_or_long_after_the_lock_is_free() {
+    fn retry_after_is_the_shorter_time_in_whole_seconds() {
         let seconds = |configured, free_in| {
             let mut problem = Problem::new(Kind::Held, "");
             problem.free_in = free_in;
@@ -662,7 +661,7 @@ mod tests {
         let page = include_str!("lib.rs");
         let (_, answers) = page.split_once("//! # Answers\n").unwrap();
         let (answers, _) = answers.split_once("//! # ").unwrap();
-        // As rustdoc makes an anchor from a heading.
+        // The same conversion as in rustdoc, from a heading to an anchor.
         let headings = answers
             .lines()
             .filter_map(|line| line.strip_prefix("//! ### "));

@@ -1,4 +1,4 @@
-//! A service that was made ready for a request, and what becomes of that while the request waits.
+//! A service that is ready for a request, and what it has reserved while the request waits.
 
 use std::future::{Future, poll_fn};
 use std::mem;
@@ -9,9 +9,8 @@ use lockcore::Wait;
 use tokio::time::timeout;
 use tower_service::Service;
 
-/// A service that was made ready. What that has reserved, as the permit of a limit, is kept only as
-/// long as nothing has to be waited for: requests that wait for one key must not use up what those for
-/// others need.
+/// A service that is ready. What readiness has reserved, such as the permit of a limit, is kept only while nothing has
+/// to be waited for. Otherwise requests that wait for one key would use up what requests for other keys need.
 pub(crate) struct Reserved<S> {
     service: S,
     is_ready: bool,
@@ -21,8 +20,7 @@ pub(crate) struct Reserved<S> {
 pub(crate) struct NotReady<Q>(pub(crate) Q);
 
 impl<S: Clone> Reserved<S> {
-    /// The service that was made ready: it goes along with its request. What is left is a clone, which may
-    /// not be ready.
+    /// Takes the ready service, for this request. A clone, which may not be ready, stays in its place.
     pub(crate) fn take(ready: &mut S) -> Self {
         let clone = ready.clone();
         Self {
@@ -31,17 +29,17 @@ impl<S: Clone> Reserved<S> {
         }
     }
 
-    /// Gives back what readiness has reserved for a request that is answered without the service.
+    /// Gives back what readiness has reserved, for a request that is answered without the service.
     pub(crate) fn give_back(ready: &mut S) {
         drop(Self::take(ready));
     }
 
-    /// Waits for something, and if that takes any time gives back what is reserved.
+    /// Waits for `event`. If it is not ready at once, gives back what is reserved.
     pub(crate) async fn until<T>(&mut self, event: impl Future<Output = T>) -> T {
         let mut event = pin!(event);
         match poll_fn(|cx| Poll::Ready(event.as_mut().poll(cx))).await {
             Poll::Ready(value) => return value,
-            // A clone has reserved nothing, and the one that had is dropped.
+            // The clone has reserved nothing. The service that had reserved something is dropped.
             Poll::Pending => self.service = self.service.clone(),
         }
         self.is_ready = false;
@@ -66,13 +64,13 @@ impl<S: Clone> Reserved<S> {
     {
         self.ready().await?;
         let answer = self.service.call(request);
-        // Whatever it still holds is let go before the lock is.
+        // Drop what the service still holds before the lock is released.
         drop(self);
         answer.await
     }
 
-    /// The same, unless it has to be waited longer for the service than `wait`: then the request comes back. What
-    /// keeps the service busy may be waiting for the lock.
+    /// As `call`, but returns the request if the service is not ready after `wait`. The service may be busy with a
+    /// request that waits for this lock.
     pub(crate) async fn call_within<Q>(
         mut self,
         wait: Wait,

@@ -1,4 +1,4 @@
-//! The responses to requests that the layer answers itself. Why it does so, and what they say, is in `refusal`.
+//! The responses to requests that the layer answers itself. `refusal` has the reasons and the texts.
 
 use http::header::{CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderValue, Response};
@@ -39,7 +39,7 @@ impl Problem {
         response
     }
 
-    /// A response of trailers only: they are its head.
+    /// A response that has only trailers, which are sent as its headers.
     fn in_grpc<B>(&self, content_type: HeaderValue) -> Response<LockBody<B>> {
         let mut response = Response::new(LockBody::empty());
         *response.headers_mut() = self.grpc_status();

@@ -1,5 +1,4 @@
-//! The service: finds the key and decides whether there is anything to lock. The way of a request
-//! under its lock is in `future`.
+//! The service: finds the key and decides whether the request needs a lock. `future` runs a request under its lock.
 
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -96,21 +95,22 @@ impl<S: Clone, R> LockService<S, R> {
     }
 }
 
-/// It asks what could be asked for, and is not part of any work: a browser sends it ahead. With a content it may be
-/// anything: a server of gRPC, say, does not look at the method. A content has a type (RFC 9110, section 9.3.7).
+/// Whether this is an OPTIONS request without content. It only asks which methods are possible, as browsers do before a
+/// request, and does no work. With content it could do anything: a gRPC server, for example, ignores the method. A
+/// request with content has a content type (RFC 9110, section 9.3.7).
 fn asks_for_options<B>(request: &Request<B>) -> bool {
     request.method() == Method::OPTIONS && !request.headers().contains_key(CONTENT_TYPE)
 }
 
-/// Whether the connection, or the stream, may go on as something else after the response. By the
-/// header `Upgrade` alone: that is what servers go by, whatever `Connection` says of it.
+/// Whether the connection or the stream may be used for another protocol after the response. Only the header `Upgrade`
+/// counts, as in servers; `Connection` is ignored.
 fn is_upgrade(request: &Parts) -> bool {
     let mut to = request.headers.get_all(UPGRADE).iter();
-    // Over HTTP/2 a web socket is a CONNECT too (RFC 8441).
+    // Over HTTP/2, a web socket is also a CONNECT (RFC 8441).
     request.method == Method::CONNECT || to.any(offers_a_web_socket)
 }
 
-/// The header is a list of protocols, some with a version.
+/// Whether the header offers a web socket. It is a list of protocols, some of them with a version.
 fn offers_a_web_socket(upgrade: &HeaderValue) -> bool {
     let mut protocols = upgrade.as_bytes().split(|byte| *byte == b',');
     protocols.any(|protocol| {

@@ -1,4 +1,4 @@
-//! What a layer was told, and what follows from it for a request: whether it may ask for its lock, and how.
+//! The options of a layer, and what they mean for a request: whether it may ask for its lock, and how.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -36,7 +36,7 @@ pub enum Upgrades {
     HandshakeOnly,
 }
 
-/// What the layer was told, shared by the services that it makes.
+/// The options of a layer, shared by the services that it makes.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
     locks: Locks,
@@ -67,17 +67,17 @@ pub(crate) enum Side {
     Permits(u32, u32),
 }
 
-/// One request's lock, or locks.
+/// The lock, or the locks, of one request.
 pub(crate) struct Order {
     pub(crate) lock: AnyLock,
-    /// Their names, if it takes several.
+    /// The names of the locks, if the request takes several.
     pub(crate) keys: Vec<String>,
-    /// Nobody else can hold it meanwhile, so that its token fences.
+    /// Whether the lock is exclusive, so that its token fences.
     pub(crate) exclusive: bool,
-    /// It is for the client's sake that it waits no longer.
+    /// Whether the client's deadline, and not the layer's wait, ends the wait for the lock.
     pub(crate) deadline_is_the_bound: bool,
     pub(crate) wait: Wait,
-    /// Count until the lock is taken.
+    /// They count as waiting requests until the lock is taken.
     pub(crate) waiters: Vec<Waiter>,
 }
 
@@ -104,14 +104,14 @@ impl Settings {
         }
     }
 
-    /// Whether a request would be refused by what this process knows of its name, before its body is read. Nothing is
-    /// counted: what is still to be read may never come.
+    /// Checks whether this process already knows that it will refuse the request, before the body is read. Counts
+    /// nothing, because the body may never arrive.
     pub(crate) fn foresee(&self, names: &LockNames, method: &Method) -> Result<(), Problem> {
         let names = names.as_slice();
         if let Some(met) = &self.names {
             met.look(names).map_err(Problem::too_many_names)?;
         }
-        // Those who share may get the lock at once, however many others are asking for it.
+        // A shared lock may be granted at once, even if many requests are waiting.
         let waiters = self.waiters.as_ref().filter(|_| self.is_exclusive(method));
         match waiters.and_then(|waiters| names.iter().find(|name| waiters.is_full(name))) {
             Some(name) => Err(Problem::crowded(name.clone())),
@@ -127,7 +127,7 @@ impl Settings {
         }
     }
 
-    /// Counts the names, if there is room for them. Of several, those before the first for which there is none stay
+    /// Counts the names, if there is room for them. If there is no room for one of them, the names before it stay
     /// counted.
     pub(crate) fn admit(&self, names: &LockNames) -> Result<(), Problem> {
         let Some(met) = &self.names else {
@@ -137,7 +137,7 @@ impl Settings {
         admitted.map_err(Problem::too_many_names)
     }
 
-    /// What a request asks for.
+    /// Makes the lock that a request asks for.
     pub(crate) fn order(
         &self,
         names: LockNames,
@@ -198,7 +198,7 @@ impl Settings {
             .reentrant(self.reentrant)
     }
 
-    /// What the client says of its deadline, counted from now.
+    /// The client's deadline, counted from now.
     pub(crate) fn deadline(&self, request: &Parts, protocol: &Protocol) -> Option<Deadline> {
         match (protocol, &self.deadline_header) {
             (Protocol::Grpc(_), _) => Deadline::after(deadline::of_grpc(&request.headers)?, true),

@@ -1,5 +1,5 @@
-//! The pieces of a request that names are made of: where each is found, and what is wrong when it is
-//! not. How pieces make a name is in `key`, how they are written in a template in `template`.
+//! The parts of a request that a name is built from: where each is found, and which error is returned if it is missing.
+//! `key` builds the name, `template` parses the template.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -11,11 +11,11 @@ use http::{Extensions, HeaderName};
 
 use crate::refusal::Problem;
 
-/// What [`lockcore::backend::Name`] takes. A client that sends more is told so with 400; it is not our
-/// configuration that is wrong then.
+/// The longest name that [`lockcore::backend::Name`] accepts. A client that sends a longer one gets 400, because our
+/// configuration is not wrong in this case.
 const LONGEST_NAME: usize = 4096;
 
-/// One piece of a request.
+/// One part of a request.
 #[derive(Clone)]
 pub(crate) enum Source {
     Fn(Arc<Find>),
@@ -32,15 +32,15 @@ pub(crate) enum Source {
 
 pub(crate) type Find = dyn Fn(&Parts) -> Result<Option<String>, Cow<'static, str>> + Send + Sync;
 
-/// Writes an extension; `None` if there is none of its type.
+/// Writes an extension into the name; `None` if the request has no extension of this type.
 pub(crate) type FindExtension =
     dyn Fn(&Extensions, &mut String) -> Option<fmt::Result> + Send + Sync;
 
-/// What a value is read as before it is written into the name, so that all spellings of it are one.
+/// The type that a value is parsed as before it is written into the name, so that all its spellings give one name.
 #[derive(Clone, Copy)]
 pub(crate) struct Type {
     name: &'static str,
-    /// Reads a text as this type, and writes what it has read. Otherwise tells why it is none.
+    /// Parses a text as this type, and writes the parsed value. The error says why the text is not valid.
     rewrite: fn(&str, &mut dyn fmt::Write) -> Result<(), String>,
 }
 
@@ -61,32 +61,33 @@ impl Type {
 
 /// Why there is no name.
 pub(crate) enum Missing<'a> {
-    /// No lock is wanted.
+    /// The request needs no lock.
     Unwanted,
-    /// This piece is not there: an error, unless the key is optional.
+    /// This part is missing. It is an error unless the key is optional.
     Absent(&'a Source),
-    /// It is there, and cannot be used.
+    /// The part is there, but cannot be used.
     Unusable(Problem),
 }
 
-/// A name in the making.
+/// A name that is being built.
 pub(crate) struct Writer<'a> {
     pub(crate) name: String,
-    /// What is escaped in values, because it tells them apart: see `template`.
+    /// The characters that are escaped in values, because they separate the values: see `template`.
     pub(crate) delimiters: &'a str,
-    /// What the next value is read as; as it is, if nothing.
+    /// The type that the next value is parsed as; `None` takes the value as it is.
     pub(crate) read_as: Option<Type>,
 }
 
 impl Source {
-    /// Finds the piece and appends it to the name.
+    /// Finds the part and appends it to the name.
     pub(crate) fn write(
         &self,
         parts: &mut Parts,
         writer: &mut Writer<'_>,
     ) -> Result<(), Missing<'_>> {
         match self {
-            // What code of ours makes is not a client's mistake: neither measured nor escaped here.
+            // This text comes from code of the service and not from the client, so its length is not checked, and it is
+            // not escaped.
             Self::Fn(find) => {
                 let refused = |text| Missing::Unusable(Problem::refused_by_a_function(text));
                 let found = find(parts).map_err(refused)?;
@@ -125,8 +126,8 @@ impl Source {
                 let parameters = path_parameters(parts).map_err(|NotUtf8| {
                     Missing::Unusable(Problem::bad_key("The path is not UTF-8."))
                 })?;
-                // The last one, as for a handler that extracts a map: a nested route comes after
-                // its outer.
+                // Take the last one, as a handler that extracts a map does: the parameters of a nested route come after
+                // those of the outer route.
                 let found = parameters.as_ref().and_then(|parameters| {
                     let ours = parameters.iter().filter(|(name, _)| *name == &**parameter);
                     ours.last()
@@ -143,7 +144,7 @@ impl Source {
         }
     }
 
-    /// Two values would be a lock on one of them, and a handler that acts on the other.
+    /// Refuses a second value: the lock could be for one value, and the handler could use the other.
     fn is_alone<T>(&self, second: Option<T>) -> Result<(), Missing<'_>> {
         match second {
             None => Ok(()),
@@ -151,8 +152,8 @@ impl Source {
         }
     }
 
-    /// Bytes that are not UTF-8 have been decoded to the replacement character, which would make
-    /// different values one.
+    /// Refuses the replacement character: bytes that are not UTF-8 have been decoded to it, so different values would
+    /// become one.
     fn write_decoded(&self, value: &str, writer: &mut Writer<'_>) -> Result<(), Missing<'_>> {
         match value.contains(char::REPLACEMENT_CHARACTER) {
             true => Err(self.unusable("is not UTF-8")),
@@ -160,12 +161,13 @@ impl Source {
         }
     }
 
-    /// Appends a value that a client chose.
+    /// Appends a value that the client chose.
     fn write_value(&self, value: &str, writer: &mut Writer<'_>) -> Result<(), Missing<'_>> {
         if value.is_empty() {
             return Err(self.unusable("is empty"));
         }
-        // Before and after: neither the name nor what is written for it has a size of the client's.
+        // The length is checked before and after the value is written, so that the client cannot make either text
+        // longer than allowed.
         if value.len() > LONGEST_NAME {
             return Err(self.unusable("is too long to be locked"));
         }
@@ -184,10 +186,10 @@ impl Source {
         Ok(())
     }
 
-    /// The answer to a request that lacks it.
+    /// The answer to a request that lacks this part.
     pub(crate) fn absent(&self) -> Problem {
         match self {
-            // What should have been there is the server's to put there.
+            // The server should have added this part, so the client is not to blame.
             Self::Extension(..) => Problem::misconfigured(format!(
                 "The {self}, which says what to lock, is not in the request; what puts it there must come before this layer."
             )),
@@ -215,8 +217,8 @@ impl Source {
 }
 
 impl Writer<'_> {
-    /// So that no value contains what stands between two: `%`, and those characters, are
-    /// percent-encoded. Where nothing stands between two, nothing is encoded.
+    /// Appends a value, and percent-encodes `%` and the delimiters in it, so that no value contains a delimiter.
+    /// Without delimiters, nothing is encoded.
     fn push_escaped(&mut self, value: &str) {
         if self.delimiters.is_empty() {
             return self.name.push_str(value);
@@ -226,7 +228,7 @@ impl Writer<'_> {
         while let Some(at) = rest.find(is_escaped) {
             let (before, from) = rest.split_at(at);
             self.name.push_str(before);
-            // Delimiters are ASCII: the character is one byte.
+            // Delimiters are ASCII, so the character is one byte.
             self.name
                 .push_str(percent_encoding::percent_encode_byte(from.as_bytes()[0]));
             rest = &from[1..];
@@ -235,7 +237,7 @@ impl Writer<'_> {
     }
 }
 
-/// Escapes as it writes.
+/// Escapes all text that is written.
 impl fmt::Write for Writer<'_> {
     fn write_str(&mut self, text: &str) -> fmt::Result {
         self.push_escaped(text);
@@ -243,8 +245,8 @@ impl fmt::Write for Writer<'_> {
     }
 }
 
-/// `/package.Service/Method` without its first slash. `GrpcMethod`, the extension of tonic's, is
-/// there in clients only.
+/// The path `/package.Service/Method` without its first slash. The extension `GrpcMethod` of tonic exists only in
+/// clients.
 fn grpc_method(path: &str) -> Option<&str> {
     let path = path.strip_prefix('/')?;
     let (service, method) = path.split_once('/')?;
@@ -255,9 +257,9 @@ fn grpc_method(path: &str) -> Option<&str> {
 #[cfg(feature = "axum")]
 struct NotUtf8;
 
-/// The extractor is an `async fn` that awaits nothing; polled once, it costs no allocation, and a
-/// request that passes through keeps its future unboxed. Were it ever to wait, the request would be
-/// refused, never let through.
+/// The extractor is an `async fn` that awaits nothing. It is polled once, so it needs no allocation, and a request that
+/// passes through keeps its unboxed future. If the extractor were ever pending, the request would be refused, never let
+/// through.
 #[cfg(feature = "axum")]
 fn path_parameters(parts: &mut Parts) -> Result<Option<axum::extract::RawPathParams>, NotUtf8> {
     use std::future::Future;
@@ -281,7 +283,7 @@ impl fmt::Display for Type {
     }
 }
 
-/// For a sentence: "the … is missing".
+/// Completes the sentence "the … is missing".
 impl fmt::Display for Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -1,21 +1,20 @@
-//! The template of a key: takes `"order:{path.id}:{header.x-tenant}"` apart, and sees to it that two
-//! requests make one name only if all their values agree.
+//! The template of a key: parses `"order:{path.id}:{header.x-tenant}"`, and makes sure that two requests have the same
+//! name only if all their values agree.
 //!
-//! Between two placeholders stands a delimiter, a character of ASCII punctuation, and values are
-//! written with every delimiter of their template, and `%`, percent-encoded. So the first delimiter
-//! behind the beginning of a value is the one that follows it, which says how long the value is, and
-//! percent-encoding can be undone: a name can be read back in one way only.
+//! Between two placeholders there is a delimiter, a character of ASCII punctuation. In the values, every delimiter of
+//! the template, and `%`, is percent-encoded. So the first delimiter after the beginning of a value is the one that
+//! ends it. Percent-encoding is reversible. So there is only one way to read the values back from a name.
 
 use std::fmt;
 
 use crate::header;
 use crate::source::{Source, Type};
 
-/// What a name is made of, in order.
+/// The pieces of a name, in order.
 #[derive(Clone)]
 pub(crate) struct Template {
     pub(crate) pieces: Vec<Piece>,
-    /// What is escaped in values; nothing if there is only one.
+    /// The characters that are escaped in values; none if there is only one value.
     pub(crate) delimiters: String,
 }
 
@@ -26,7 +25,7 @@ pub(crate) enum Piece {
 }
 
 impl Template {
-    /// Of one value, as it is.
+    /// A template of one value, taken as it is.
     pub(crate) fn of(source: Source) -> Self {
         Self {
             pieces: vec![Piece::Value(source, None)],
@@ -36,7 +35,7 @@ impl Template {
 
     /// # Errors
     ///
-    /// What is wrong with the text, for who wrote it.
+    /// A message for the author of the text, which says what is wrong.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
         let pieces = pieces(text)?;
         if pieces.is_empty() {
@@ -46,11 +45,11 @@ impl Template {
         Ok(Self { pieces, delimiters })
     }
 
-    /// Reads the values of `placeholder` as a type.
+    /// Parses the values of `placeholder` as a type.
     ///
     /// # Errors
     ///
-    /// What is wrong with the placeholder, for who wrote it.
+    /// A message for the author of the placeholder, which says what is wrong.
     pub(crate) fn read_as(&mut self, placeholder: &str, wanted: Type) -> Result<(), String> {
         let wanted_source = source(placeholder)?.to_string();
         let mut found = false;
@@ -134,7 +133,7 @@ fn source(placeholder: &str) -> Result<Source, String> {
     }
 }
 
-/// The types that a template has names for.
+/// The types that have a name in templates.
 fn integer(name: &str) -> Result<Type, String> {
     Ok(match name {
         "u8" => Type::of::<u8>(),
@@ -182,7 +181,7 @@ fn delimiters(pieces: &[Piece]) -> Result<String, String> {
     }
 }
 
-/// Not `%`, which begins an escape; and nothing that occurs in one.
+/// Delimiters are punctuation except `%`, because `%` begins an escape. No delimiter occurs inside of an escape.
 fn is_delimiter(char: char) -> bool {
     char.is_ascii_punctuation() && char != '%'
 }
@@ -228,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mistake_in_a_template_says_how_to_mend_it() {
+    fn a_mistake_in_a_template_says_how_to_fix_it() {
         assert_mistake("", "empty");
         assert_mistake("a:{query.id", "unclosed `{query.id`");
         assert_mistake("a:id}", "`}` without `{`");

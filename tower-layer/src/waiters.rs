@@ -1,4 +1,4 @@
-//! How many requests wait per key, so that a hot one cannot collect all that there are.
+//! Counts the waiting requests per key, so that one hot key cannot use up all requests of the service.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -7,14 +7,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// The waiting requests of a layer and its clones.
 pub(crate) struct Waiters {
     most: usize,
-    /// A key is in here as long as a [`Waiter`] of it lives: each puts one in, and takes one out when
-    /// it is dropped, which is when its request has the lock or an answer, and also when the request's
-    /// future is dropped or panics. So there are never more entries than requests that wait, and
-    /// nothing has to be swept.
+    /// The map has a key as long as a [`Waiter`] of it lives. Each waiter adds one, and subtracts one when it is
+    /// dropped. It is dropped when its request has the lock or an answer, and also when the request's future is dropped
+    /// or panics. So there are never more entries than waiting requests, and no clean-up is needed.
     counts: Mutex<HashMap<Arc<str>, usize>>,
 }
 
-/// A request that waits, until this is dropped.
+/// A waiting request. It counts until this is dropped.
 pub(crate) struct Waiter {
     waiters: Arc<Waiters>,
     key: Arc<str>,
@@ -28,12 +27,12 @@ impl Waiters {
         }
     }
 
-    /// One more for each key, or `None` for all of them if as many wait for one of them as may.
+    /// Adds one to each key. Returns `None`, and adds to none of them, if one of them has as many waiters as allowed.
     pub(crate) fn join_all(self: &Arc<Self>, keys: &[String]) -> Option<Vec<Waiter>> {
         keys.iter().map(|key| self.join(key)).collect()
     }
 
-    /// One more, or `None` if there are as many as may wait.
+    /// Adds one, or returns `None` if there are as many as allowed.
     fn join(self: &Arc<Self>, key: &str) -> Option<Waiter> {
         let mut counts = self.counts();
         let known = counts.get_key_value(key);
@@ -52,14 +51,14 @@ impl Waiters {
         })
     }
 
-    /// Whether as many wait as may. A key for which nobody waits has no line that could be full.
+    /// Whether as many requests wait as allowed. A key without waiters is never full.
     pub(crate) fn is_full(&self, key: &str) -> bool {
         let waiting = self.counts().get(key).copied();
         waiting.is_some_and(|count| count >= self.most)
     }
 
     fn counts(&self) -> MutexGuard<'_, HashMap<Arc<str>, usize>> {
-        // Nothing panics under the mutex that would leave a count wrong.
+        // No code that runs under the mutex can panic and leave a count wrong.
         self.counts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -3,7 +3,8 @@
 //! [`WorkLayer`] locks the requests of a queue's worker, of a client, or of any other service. The other types are not
 //! made by hand: [`WorkLayer::on_busy`] and [`WorkLayer::on_error`] turn [`AsError`], the default, into [`By`].
 
-// The layer for HTTP, which keeps the lock until the body ends, is in `layer`; both take it in `future`.
+// The layer for HTTP, which keeps the lock until the body ends, is in `layer`. It takes the lock in `future`, and this
+// layer takes it here.
 
 use std::fmt;
 use std::future::{Future, Ready, ready};
@@ -21,7 +22,7 @@ use crate::guard::AnyGuard;
 use crate::names::Names;
 use crate::reserved::{NotReady, Reserved};
 
-/// As long as a client waits for a lock, by default.
+/// The default time that a client waits for a lock.
 const READY_WITHIN: Duration = Duration::from_secs(15);
 
 /// Takes a lock for every request of any service: the worker of a job queue, or a client of another service.
@@ -31,10 +32,10 @@ const READY_WITHIN: Duration = Duration::from_secs(15);
 /// where it stands. A request that has to wait gives back what the inner service had reserved for it. It asks
 /// for that again under the lock, and waits for it no longer than [`ready_within`](Self::ready_within).
 ///
-/// What the service knows of locks is up to two closures. [`on_busy`](Self::on_busy) makes the answer to a request
-/// that has not reached the service and may do so later, as others have its lock.
-/// [`on_error`](Self::on_error) makes the answer to one whose lock cannot be taken or is lost. Without
-/// them both are the service's own error, made `From<lockcore::Error>`; a `Box<dyn Error + Send + Sync>` is.
+/// Two closures make the answers. [`on_busy`](Self::on_busy) makes the answer to a request that has not reached the
+/// service and may do so later, because others have its lock. [`on_error`](Self::on_error) makes the answer to a
+/// request whose lock cannot be taken or is lost. Without them, both answers are the service's own error, which must
+/// be `From<lockcore::Error>`, as `Box<dyn Error + Send + Sync>` is.
 ///
 /// For HTTP, use [`LockLayer`](crate::LockLayer): it makes the answers, and keeps the lock until the body of the
 /// response has ended. This layer releases the lock before the body is sent.
@@ -311,8 +312,8 @@ where
 }
 
 impl<K, B, F> WorkLayer<K, B, F> {
-    /// Counts the name, if there is room for it. One that cannot be that of a lock is not counted: the attempt to take
-    /// it fails.
+    /// Counts the name, if there is room for it. A name that cannot be the name of a lock is not counted: the attempt
+    /// to take the lock fails.
     fn admit(&self, lock: &Lock) -> Result<(), Error> {
         let (Some(names), Some(name)) = (&self.names, lock.name()) else {
             return Ok(());
@@ -326,7 +327,7 @@ impl<K, B, F> WorkLayer<K, B, F> {
     }
 }
 
-/// Dropped at any point, this drops the inner future before the guard, which was there first.
+/// Dropping the future at any point drops the inner future before the guard, because the guard was created first.
 async fn under_lock<S, Q, B, F>(
     lock: Lock,
     mut reserved: Reserved<S>,
@@ -350,7 +351,7 @@ where
     let result = match guard.while_held(work).await {
         Ok(result) => result,
         Err(lost) => {
-            // Nothing to wait for, as in `Guard::run`: the store may be what is gone.
+            // Do not wait for a release, as in `Guard::run`: the lock may be lost because the store is gone.
             drop(guard);
             return on_error.error(lost);
         }

@@ -1,4 +1,5 @@
-//! Which requests pass a fence: finds resource and token, and compares the token with those that were seen.
+//! Decides which requests pass a fence: finds the resource and the token, and compares the token with the highest one
+//! seen.
 
 use std::sync::Arc;
 
@@ -10,7 +11,7 @@ use crate::header::TOKEN_HEADER;
 use crate::key::Key;
 use crate::refusal::{Answers, Problem};
 
-/// What a fence was told, and what it remembers.
+/// The options of a fence, and its memory.
 #[derive(Clone, Debug)]
 pub(super) struct Gate {
     pub(super) key: Key,
@@ -20,7 +21,7 @@ pub(super) struct Gate {
 }
 
 impl Gate {
-    /// `None`: there is nothing to check.
+    /// Returns `None` if there is nothing to check.
     pub(super) fn pass(&self, parts: &mut Parts) -> Result<Option<Pass>, Problem> {
         let Some(resource) = self.key.find(parts)? else {
             return Ok(None);

@@ -1,4 +1,4 @@
-//! The highest token that was seen of each resource, and who is inside. Nothing here knows of HTTP.
+//! The highest token seen for each resource, and the requests that run or wait. Nothing here depends on HTTP.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use lockcore::FencingToken;
 use tokio::sync::Notify;
 
-/// The memory of a fence. Its mutex is held for a few map operations, never across an await.
+/// The memory of a fence. Its mutex is locked for a few map operations, never across an await.
 pub(crate) struct Seen {
     most: usize,
     at_least: Duration,
@@ -18,35 +18,35 @@ pub(crate) struct Seen {
 #[derive(Default)]
 struct State {
     fences: HashMap<Arc<str>, Fence>,
-    /// Those that nobody is inside of, the one that has been so for longest first.
+    /// The resources that no request uses. The one that has been unused for longest comes first.
     idle: BTreeMap<u64, (Instant, Arc<str>)>,
     next: u64,
-    /// The last that was new found no room.
+    /// The last request for a new resource found no room.
     full: bool,
 }
 
 /// One resource. All requests that run have the same token, `running_under`. A request with a higher token begins when
-/// they have ended; one with a lower token does not begin any more.
+/// they have ended. A request with a lower token is refused.
 struct Fence {
     highest: FencingToken,
     running: usize,
     running_under: FencingToken,
-    /// Who runs or waits.
+    /// The number of requests that run or wait.
     inside: usize,
-    /// Its place among the idle; `None` while anybody is inside.
+    /// The key in `idle`; `None` while a request runs or waits.
     idle_as: Option<u64>,
-    /// Fires when the last that runs has ended, and when the fence is raised. Made by the first who
-    /// waits.
+    /// Notifies when the last running request has ended, and when `highest` rises. The first request that waits creates
+    /// it.
     changed: Option<Arc<Notify>>,
 }
 
-/// Why a request does not pass.
+/// Why a request is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Shut {
-    /// A higher token was seen.
+    /// A higher token has been seen.
     Late,
-    /// There is no room to remember another resource before this time has passed; more if the one that
-    /// would make room is in use by then.
+    /// There is no room to remember another resource before this time has passed. It takes longer if the resource that
+    /// would be forgotten is in use by then.
     Full { room_in: Duration },
 }
 
@@ -59,8 +59,8 @@ impl Seen {
         }
     }
 
-    /// Compares a token with the highest, and raises that to it, in one step. From here on no lower
-    /// one begins.
+    /// Compares a token with the highest one, and raises the highest one to it if it is higher, in one step. After
+    /// that, no request with a lower token begins.
     pub(crate) fn enter(self: &Arc<Self>, key: &str, token: FencingToken) -> Result<Pass, Shut> {
         let mut state = self.state();
         let known = state.fences.get_key_value(key);
@@ -93,8 +93,8 @@ impl Seen {
         })
     }
 
-    /// Forgets the resource that has not been asked for for longest, if none other fits in and that
-    /// is long enough ago.
+    /// Makes room for a new resource, if there is none: forgets the resource that has been unused for longest, if it
+    /// has been unused for long enough.
     fn make_room(&self, state: &mut State) -> Result<(), Shut> {
         if state.fences.len() < self.most {
             return Ok(());
@@ -103,7 +103,7 @@ impl Seen {
         let idle_for = oldest.as_ref().map(|oldest| oldest.get().0.elapsed());
         let room_in = self.at_least.saturating_sub(idle_for.unwrap_or_default());
         let (Some(oldest), true) = (oldest, room_in.is_zero()) else {
-            // Once, and not for each of those that come now.
+            // Log only the first refusal, not every one.
             if !std::mem::replace(&mut state.full, true) {
                 let most = self.most;
                 tracing::warn!(
@@ -120,7 +120,7 @@ impl Seen {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // No code that can panic runs under the mutex; should that change, the maps are still whole.
+        // No code that can panic runs under the mutex. Even if that changes, the maps stay consistent.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -149,7 +149,7 @@ impl Fence {
     }
 }
 
-/// A request that has passed. Dropping it lets those in who wait for its end.
+/// A request that has been admitted. Dropping it lets the requests begin that wait for its end.
 pub(crate) struct Pass {
     seen: Arc<Seen>,
     key: Arc<str>,
@@ -158,11 +158,12 @@ pub(crate) struct Pass {
 }
 
 impl Pass {
-    /// Waits until no request with a lower token runs any more. Late, if a higher one came meanwhile.
+    /// Waits until no request with a lower token runs. Fails with `Late` if a higher token has been seen in the
+    /// meantime.
     ///
     /// # Cancel safety
     ///
-    /// Dropped, nothing has begun.
+    /// If it is dropped, the request has not begun.
     pub(crate) async fn until_first(&mut self) -> Result<(), Shut> {
         loop {
             let changed = {
@@ -172,14 +173,15 @@ impl Pass {
                     return Ok(());
                 }
                 let changed = fence.changed.get_or_insert_default();
-                // Under the mutex: a change after this wakes it, polled or not.
+                // Created under the mutex, so that it sees every later change, even before it is polled.
                 Arc::clone(changed).notified_owned()
             };
             changed.await;
         }
     }
 
-    /// Begins, if no request with a lower token runs: returns whether it has. Late, if a higher one came.
+    /// Begins if no request with a lower token runs. Returns whether it has begun. Fails with `Late` if a higher token
+    /// has been seen.
     pub(crate) fn begin(&mut self) -> Result<bool, Shut> {
         let mut state = self.seen.state();
         let fence = self.fence(&mut state)?;
@@ -193,7 +195,7 @@ impl Pass {
         Ok(begins)
     }
 
-    /// The fence in front of the resource, which is there as long as anybody is inside.
+    /// The fence of this resource. It exists as long as a request runs or waits.
     fn fence<'a>(&self, state: &'a mut State) -> Result<&'a mut Fence, Shut> {
         let fence = state.fences.get_mut(&self.key).ok_or(Shut::Late)?;
         match self.token < fence.highest {
@@ -296,7 +298,8 @@ mod tests {
         assert!(seen.enter("b", token(5)).is_ok());
     }
 
-    /// Judged at what is protected: a variable that each reads, and writes after a pause.
+    /// Checks the protected resource itself: each request writes its token to a variable, pauses, and reads the
+    /// variable again.
     #[test]
     fn from_many_threads_no_two_tokens_overlap_and_none_comes_late() {
         const TOKENS: i64 = 400;
@@ -310,7 +313,7 @@ mod tests {
         let (resource, refused) = (Arc::new(resource), Arc::new(refused));
         let requests: Vec<_> = (0..3 * TOKENS)
             .map(|number| {
-                // Three of each, every third of them later than it should be.
+                // Each token has three requests: one in time, and two that come 7 and 14 tokens later.
                 let token = token((number / 3 + 1 - (number % 3) * 7).max(1));
                 let (seen, resource) = (Arc::clone(&seen), Arc::clone(&resource));
                 let refused = Arc::clone(&refused);

@@ -1,4 +1,4 @@
-//! The service of a fence: has a request wait until it may begin.
+//! The service of a fence: lets a request wait until it may begin.
 
 use std::task::{Context, Poll};
 
@@ -43,8 +43,8 @@ where
     type Error = S::Error;
     type Future = ResponseFuture<S::Future, RB, S::Error>;
 
-    /// What readiness reserves in the inner service, as the permit of a limit, is given back when a request has to
-    /// wait for those with lower tokens, and asked for again when these have ended.
+    /// If a request has to wait for requests with lower tokens, it gives back what readiness has reserved in the inner
+    /// service, such as the permit of a limit. When those requests have ended, it asks for it again.
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
         self.inner.poll_ready(cx)
     }
@@ -71,7 +71,7 @@ where
     }
 }
 
-/// Dropped at any point, this drops the inner future before the pass, which came first.
+/// Dropping the future at any point drops the inner future before the pass, because the pass was created first.
 async fn behind_the_fence<S, B, RB>(
     mut pass: Pass,
     protocol: Protocol,
@@ -91,7 +91,8 @@ where
         if reserved.until(pass.until_first()).await.is_err() {
             return late();
         }
-        // It has not begun yet: while the service is busy, it must not keep out the next holder.
+        // The request has not begun yet: while the inner service is busy, this request must not keep out the next
+        // holder.
         reserved.ready().await?;
         match pass.begin() {
             Ok(true) => break,

@@ -1,4 +1,4 @@
-//! The layer of a client that writes under a lock: sends the lock's token along.
+//! The layer of a client that writes under a lock: sends the lock's fencing token with each request.
 
 use std::fmt;
 use std::future::Future;
@@ -31,8 +31,8 @@ use crate::header::TOKEN_HEADER;
 /// | several locks, and no single one | fails, and is not sent |
 /// | no lock | is sent as it is, also with a header that it has |
 ///
-/// The failures of a single lock are a [`lockcore::Error`]. A lock that is held when the request is sent may be lost before the request
-/// arrives: the receiver compares the token for that case.
+/// The failures of a single lock are a [`lockcore::Error`]. A lock that is held when the request is sent may be lost
+/// before the request arrives: the receiver compares the token for that case.
 ///
 /// A service that passes on requests from outside must remove the header first: a stranger that sends the largest
 /// possible token shuts out all others behind the fence.
@@ -100,7 +100,7 @@ where
         let way = match request.extensions().get().map(token_of) {
             Some(Err(error)) => Way::Refused { error: Some(error) },
             Some(Ok(token)) => {
-                // Decimal digits.
+                // The value contains only decimal digits.
                 if let Ok(value) = HeaderValue::try_from(token.to_string()) {
                     request.headers_mut().insert(TOKEN_HEADER, value);
                 }
@@ -108,7 +108,7 @@ where
                     inner: self.inner.call(request),
                 }
             }
-            // It does not say which of their tokens is meant, and without one a fence would let a late write pass.
+            // The locks do not say which token is meant. Without a token, a fence could let a late write pass.
             None if request.extensions().get::<MultiHeld>().is_some() => Way::Refused {
                 error: Some(
                     "the request is under several locks: put the Held of the one whose resource it writes to into its \
@@ -124,10 +124,10 @@ where
     }
 }
 
-/// The token of a lock that is held and excludes all others.
+/// The fencing token of a lock that is held and exclusive.
 fn token_of(held: &Held) -> Result<FencingToken, BoxError> {
     let token = held.fencing_token()?;
-    // Held for no longer than now: answered without waiting, yes or no.
+    // With a time of zero, `ensure` is ready on the first poll.
     let held_now = pin!(held.ensure(Duration::ZERO));
     match held_now.poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(held) => held.map(|()| token).map_err(Into::into),
@@ -168,7 +168,7 @@ where
             WayProj::Sent { inner } => inner.poll(cx).map_err(Into::into),
             WayProj::Refused { error } => match error.take() {
                 Some(error) => Poll::Ready(Err(error)),
-                // Polled after its end.
+                // The future was polled after it had ended.
                 None => Poll::Pending,
             },
         }
