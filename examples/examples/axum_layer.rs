@@ -1,4 +1,4 @@
-//! An axum service whose requests for the same order wait for each other, and for no other.
+//! An axum service: requests for the same order wait for each other, requests for different orders do not.
 //!
 //! ```text
 //! cargo run --release --example axum_layer                              # tells a story
@@ -6,7 +6,8 @@
 //! ```
 //!
 //! The locks are in the memory of this process. With `LOCK_URL=redis://127.0.0.1/` before the command they are in that
-//! Redis, and hold for all processes of the service: serve on two ports, and ask both for one order.
+//! Redis, and all processes of the service share them. To try that, serve on two ports and send requests for one order
+//! to both.
 
 use std::error::Error;
 use std::net::SocketAddr;
@@ -28,9 +29,9 @@ use tokio::net::TcpListener;
 
 type Failure = Box<dyn Error + Send + Sync>;
 
-/// What a step of the work takes in the story. Long enough that two requests at once meet.
+/// How long a step of the work takes in the story. Long enough that two concurrent requests meet.
 const STEP: Duration = Duration::from_millis(100);
-/// The same for people with two terminals.
+/// The same when a person tries it with two terminals.
 const SLOW_STEP: Duration = Duration::from_secs(1);
 
 #[derive(Clone)]
@@ -40,18 +41,19 @@ struct Work {
 }
 
 fn router(locks: Locks, work: Work) -> Router {
-    // `order:7` for the path /orders/7 and those below it, and for /orders/007, which is the same order to the handlers.
-    // Whoever else locks that name, as an annotated function with `key = "order:{id}"`, is kept out too. GET takes the
-    // read side.
+    // The key is `order:7` for the path /orders/7 and the paths below it. It is the same for /orders/007, because the
+    // handlers read both as order 7. Everything else that locks this name is kept out too, such as an annotated
+    // function with `key = "order:{id}"`. GET takes the read side.
     let by_order = LockLayer::new(locks.clone(), Key::path_as::<u64>("id").prefix("order:"))
         .read_on_get()
         .wait(Duration::from_secs(2))
         .token_header();
-    // The same lock, for those who would rather not wait.
+    // The same lock, for clients that do not want to wait.
     let at_once = LockLayer::new(locks, Key::path_as::<u64>("id").prefix("order:"))
         .try_only()
         .busy_status(StatusCode::LOCKED);
-    // Around what has a handler: a method that has none is refused without standing in line.
+    // `route_layer` covers only the methods that have a handler: a request with another method is refused without
+    // waiting for the lock.
     Router::new()
         .route("/orders/{id}", get(look).route_layer(by_order.clone()))
         .route(
@@ -69,14 +71,14 @@ async fn look(State(work): State<Work>, Path(id): Path<u64>) -> String {
     format!("order {id}\n")
 }
 
-/// `Held` says under which token; pass it on with every write.
+/// `Held` has the fencing token; pass it on with every write.
 async fn settle(State(work): State<Work>, Path(id): Path<u64>, held: Held) -> String {
     let _visit = work.orders.visit("settle", id);
     tokio::time::sleep(work.step).await;
     format!("order {id} settled by grant {}\n", held.grant_id())
 }
 
-/// The lock is kept until the body has ended.
+/// The lock is kept until the response body has ended.
 async fn export(State(work): State<Work>, Path(id): Path<u64>) -> Body {
     let visit = work.orders.visit("export", id);
     Body::from_stream(stream::unfold(
@@ -140,7 +142,7 @@ async fn serve(address: SocketAddr, locks: Locks) -> Result<(), Box<dyn Error>> 
             let _ = tokio::signal::ctrl_c().await;
         })
         .await?;
-    // Those that are still asked for have been answered; nothing stays behind at the store.
+    // Requests that were being handled have been answered. This leaves no lock behind at the store.
     locks.shutdown(Duration::from_secs(5)).await?;
     println!("stopped");
     Ok(())
@@ -209,7 +211,7 @@ impl Shop {
         self.ask(Method::GET, &format!("/orders/{id}")).await
     }
 
-    /// The answer as a line.
+    /// The answer as one line of text.
     async fn ask(self, method: Method, path: &str) -> Result<String, Failure> {
         let began = Instant::now();
         let request = Request::builder()

@@ -1,13 +1,14 @@
-//! Two workers of a job queue (apalis) that settle orders, one job at a time for each order.
+//! Two workers of a job queue (apalis) settle orders. For each order, one job runs at a time.
 //!
 //! ```text
 //! cargo run --release --example job_queue                                # locks in a file: nothing to set up
 //! LOCK_URL=redis://127.0.0.1/ cargo run --release --example job_queue
 //! ```
 //!
-//! The workers share their locks in a store, as two processes would. A job whose order another job is at does not wait in
-//! the worker, and has not failed: it comes later, which the queue is told in its own words. The locks know nothing of the
-//! queue, and the queue nothing of locks: [`WorkLayer`] stands between any two services of tower.
+//! The workers share their locks in a store, as two processes would. If another job holds the lock of an order, the job
+//! does not wait in the worker, and it does not fail: the queue runs it again later. The locks know nothing of the
+//! queue, and the queue knows nothing of the locks. [`WorkLayer`] connects them; it can stand between any two tower
+//! services.
 
 use std::error::Error;
 use std::process::ExitCode;
@@ -34,10 +35,10 @@ const ORDERS: u64 = 3;
 const JOBS_PER_ORDER: usize = 4;
 const JOBS: usize = ORDERS as usize * JOBS_PER_ORDER;
 
-/// What a job takes. Long enough that all jobs for an order meet.
+/// How long a job takes. Long enough that all jobs for one order meet.
 const WORK: Duration = Duration::from_millis(50);
 
-/// When a job that found its order taken comes again, at first and at last.
+/// The shortest and the longest delay of a job whose order was locked.
 const LATER: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(200));
 
 #[derive(Clone, Debug)]
@@ -55,7 +56,7 @@ struct Story {
 }
 
 impl Story {
-    /// One job less is to come, which is counted as done or as failed.
+    /// Counts one job as done or as failed.
     fn count(&self, ended: &AtomicUsize) {
         ended.fetch_add(1, Ordering::SeqCst);
         if self.done.load(Ordering::SeqCst) + self.failed.load(Ordering::SeqCst) == JOBS {
@@ -76,7 +77,7 @@ async fn work(number: usize, locks: Locks, story: Story) -> Result<(), Failure> 
         Ok::<_, BoxDynError>(Some(lock.wait(Duration::ZERO)))
     };
     let came_later = Arc::clone(&story.came_later);
-    // An error that is made from a boxed one only, and that the queue does not take for a failure.
+    // The queue repeats a job after this error (see `retry_if`), so the job is not counted as failed.
     let one_at_a_time = WorkLayer::with_lock(lock).on_busy(move |job: Task<Settle>, error| {
         println!("worker {number}  order {}  later", job.args.order);
         came_later.fetch_add(1, Ordering::Relaxed);
@@ -87,7 +88,7 @@ async fn work(number: usize, locks: Locks, story: Story) -> Result<(), Failure> 
         .with_backoff(backoff.make_backoff())
         .retry_if(|error: &BoxDynError| error.is::<RetryAfterError>());
 
-    // Further out than what repeats: an error that gets here is the job's last.
+    // This layer is outside of the one that repeats jobs, so an error here is the last one of its job.
     let failing = story.clone();
     let tell_failure = MapErrLayer::new(move |error: BoxDynError| {
         println!("worker {number}  a job failed: {error}");

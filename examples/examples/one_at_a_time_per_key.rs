@@ -1,14 +1,14 @@
-//! Payments that clients send more than once, one at a time for each `Idempotency-Key`.
+//! Clients send the same payment more than once. For each `Idempotency-Key`, one request runs at a time.
 //!
 //! ```text
 //! cargo run --release --example one_at_a_time_per_key                                # locks in a file
 //! LOCK_URL=redis://127.0.0.1/ cargo run --release --example one_at_a_time_per_key
 //! ```
 //!
-//! Two instances of the service share their locks in a store, as two processes would. A client that got no answer in time
-//! sends its payment again, perhaps to the other instance, while the first is still at it. With the layer the second waits
-//! for the first, and then finds in the books that there is nothing left to do. The layer does not look there for it: it
-//! keeps requests apart, it does not know what they did.
+//! Two instances of the service share their locks in a store, as two processes would. A client that got no answer in
+//! time sends its payment again, perhaps to the other instance, while the first request is still being handled. With
+//! the layer, the second request waits for the first. Then it finds in the books that the payment is done. The layer
+//! does not look into the books: it only keeps requests apart, and does not know what they did.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -29,15 +29,15 @@ use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 
 const KEY: &str = "idempotency-key";
-/// What a bank takes to make a payment. Long enough that all copies of a payment meet.
+/// How long the bank takes for a payment. Long enough that all copies of a payment meet.
 const BANK: Duration = Duration::from_millis(60);
 
-/// What both instances keep their books in; think of a database.
+/// The books of both instances. In a real service this is a database.
 #[derive(Debug, Default)]
 struct Books {
-    /// What has been paid, by key.
+    /// How often each key has been paid.
     paid: BTreeMap<String, u32>,
-    /// How many are at it, by key.
+    /// How many requests are handling each key.
     at_it: BTreeMap<String, u32>,
     most_at_once: u32,
 }
@@ -60,8 +60,8 @@ impl Instance {
     }
 
     fn router(self, locks: Locks) -> Router {
-        // As it is, because `pay` too tells apart what is spelt differently. Clients choose it, and a store remembers
-        // each for a while: an hour's are bounded.
+        // The header's text is the name as it is, because `pay` also compares the text. Clients choose the names, and a
+        // store remembers each for a while. So the number of names in an hour is limited.
         let one_at_a_time = LockLayer::new(locks, Key::header(KEY).prefix("payment:"))
             .max_names(10_000, Duration::from_secs(3600));
         Router::new()
@@ -71,7 +71,8 @@ impl Instance {
     }
 }
 
-/// Looks whether it is paid, pays, and writes it down: three steps that a second one must not come between.
+/// Checks whether the payment is done, pays, and writes it down. No second request for this key may come between these
+/// steps.
 async fn pay(State(instance): State<Instance>, headers: HeaderMap) -> &'static str {
     let key = headers.get(KEY).and_then(|key| key.to_str().ok());
     let key = key.unwrap_or_default().to_owned();

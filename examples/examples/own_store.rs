@@ -1,8 +1,8 @@
-//! A store outside of lockcore: `cargo run --release --example own_store`.
+//! A store that is implemented outside of lockcore: `cargo run --release --example own_store`.
 //!
-//! It keeps tickets in the memory of this process, with the rule that lockcore offers as plain code, and wakes whoever
-//! gets a lock by a release. Loops, deadlines, renewals, re-entry and clean-up come from lockcore. The example checks
-//! every fact that a store has to keep, and then uses the store as any other.
+//! It keeps tickets in the memory of this process. It uses the queue rule that lockcore provides as plain code, and
+//! wakes every waiter that gets a lock by a release. Loops, deadlines, renewals, re-entry and clean-up are part of
+//! lockcore. The example checks every fact that a store has to keep, and then uses the store like any other.
 
 use std::collections::HashMap;
 use std::error::Error;
@@ -35,25 +35,26 @@ async fn story(board: Arc<dyn Backend>, locks: Locks) -> Result<(), Box<dyn Erro
     Ok(())
 }
 
-/// For how long a release is remembered that came before its enqueue.
+/// How long the store remembers a release that came before its enqueue.
 const REMEMBERED: Duration = Duration::from_secs(60);
 
-/// The store. Clones of the pointer are the same store.
+/// The store. Clones of the `Arc` are the same store.
 #[derive(Debug, Default)]
 struct Board(Arc<Mutex<Tickets>>);
 
 #[derive(Debug, Default)]
 struct Tickets {
     names: HashMap<Name, Queue<Owner>>,
-    /// The highest number that was given, over all names: an empty queue may go, and numbers still rise.
+    /// The highest ticket number given so far, for all names together, so that numbers rise even after an empty queue
+    /// is removed.
     last: u64,
-    /// Ids whose release came first, and until when each is remembered.
+    /// Ids whose release came before their enqueue, and until when each is remembered.
     released: HashMap<Id, u64>,
-    /// Wake-ups that are to be sent.
+    /// Wake-ups that are still to be sent.
     wakes: Vec<(Arc<EventSink>, Wake)>,
 }
 
-/// Whom a ticket belongs to.
+/// The owner of a ticket.
 #[derive(Clone, Debug)]
 struct Owner {
     text: Arc<str>,
@@ -73,7 +74,7 @@ impl Backend for Board {
     }
 }
 
-/// A client's connection.
+/// The connection of a client.
 #[derive(Debug)]
 struct Client {
     tickets: Arc<Mutex<Tickets>>,
@@ -106,7 +107,7 @@ impl Connection for Client {
     }
 
     fn forget(&self, _: Name) -> Answer<()> {
-        answer(Ok(())) // nothing is kept of a name without tickets
+        answer(Ok(())) // the store keeps nothing for a name without tickets
     }
 
     fn check(&self) -> Answer<Vec<String>> {
@@ -115,7 +116,7 @@ impl Connection for Client {
 }
 
 impl Client {
-    /// Wake-ups are sent after the mutex is unlocked: whoever gets one may come back at once.
+    /// Sends wake-ups after the mutex is unlocked, because a client that gets one may call the store at once.
     fn at_the_store<T>(&self, act: impl FnOnce(&mut Tickets) -> T) -> T {
         let mut tickets = self.tickets.lock().unwrap_or_else(PoisonError::into_inner);
         let outcome = act(&mut tickets);
@@ -206,7 +207,7 @@ impl Tickets {
         let Some(queue) = self.names.get_mut(&request.name) else {
             return Released::NotFound;
         };
-        // Those that have expired go first: they must not get what this one frees.
+        // Remove expired tickets first: they must not get the permits that this release frees.
         let expired = queue.expire(now);
         let (found, newly) = queue.remove(request.id);
         wake(&mut self.wakes, queue, expired + newly);
@@ -236,7 +237,7 @@ impl Tickets {
     }
 }
 
-/// Notes that the last `newly` tickets that hold are to be woken.
+/// Notes wake-ups for the last `newly` tickets that hold.
 fn wake(wakes: &mut Vec<(Arc<EventSink>, Wake)>, queue: &Queue<Owner>, newly: usize) {
     for ticket in queue.holders().rev().take(newly) {
         let wake = Wake::new(ticket.id, ticket.number);
@@ -244,13 +245,13 @@ fn wake(wakes: &mut Vec<(Arc<EventSink>, Wake)>, queue: &Queue<Owner>, newly: us
     }
 }
 
-/// The time until the first lease of a holder ends: the first in line asks again then, as nobody else would notice.
+/// The time until the first lease of a holder ends. The first waiter asks again then, because no wake-up will be sent.
 fn first_end(queue: &Queue<Owner>) -> Option<Duration> {
     let first = queue.holders().map(|ticket| ticket.expires_at).min()?;
     Some(Duration::from_nanos(first.saturating_sub(now())))
 }
 
-/// Nanoseconds since the first call, by a clock that only runs forward.
+/// Nanoseconds since the first call, by a monotonic clock.
 fn now() -> u64 {
     static BEGAN: LazyLock<Instant> = LazyLock::new(Instant::now);
     nanos(BEGAN.elapsed())

@@ -1,13 +1,14 @@
-//! A job that every process of a service has in its schedule, and that one of them does each time.
+//! Every process of a service has a job in its schedule, and one process runs it each time.
 //!
 //! ```text
 //! cargo run --release --example scheduled_job                                # locks in a file: nothing to set up
 //! LOCK_URL=redis://127.0.0.1/ cargo run --release --example scheduled_job
 //! ```
 //!
-//! Three processes wake up for the same report every second, their clocks a little apart. Who comes second while it is
-//! written skips it. But a report takes less time than their clocks differ by, and then the next finds the lock free and
-//! writes it again: `min_hold` keeps the lock until all of them must have looked.
+//! Three processes start the same report every second, and their clocks differ a little. A process that comes while the
+//! report is being written skips it. But a report takes less time than the difference between the clocks. So the next
+//! process can find the lock free and write the report again. `min_hold` keeps the lock until all processes must have
+//! tried.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -25,21 +26,22 @@ use tokio::process::{Child, Command};
 type Failure = Box<dyn Error + Send + Sync>;
 
 const PROCESSES: u32 = 3;
-/// The job is due so often, once a …
+/// How often the job is due: once a `NIGHT`.
 const NIGHT: Duration = Duration::from_secs(1);
 const NIGHTS: u32 = 3;
-/// The clock of each process is so much behind that of the one before.
+/// The clock of each process is behind the clock of the one before by this time.
 const CLOCKS_DIFFER: Duration = Duration::from_millis(60);
-/// What a report takes.
+/// How long a report takes.
 const WORK: Duration = Duration::from_millis(5);
 
-/// `try` does not wait, `skip` makes "somebody else does it" no error, and for more than half a night nobody does it again.
+/// `try` does not wait. With `skip` it is not an error if another process does the work. `min_hold` keeps the lock for
+/// more than half of the period, so that no other process does the work again.
 #[distributed_lock(key = "report", try, on_busy = skip, min_hold = "600ms")]
 async fn report(job: &Job, night: u32) -> Result<(), Failure> {
     job.write(night).await
 }
 
-/// The same, but whoever comes after the report was written finds the lock free.
+/// The same without `min_hold`: a process that comes after the report was written finds the lock free.
 #[distributed_lock(key = "hasty-report", try, on_busy = skip)]
 async fn hasty_report(job: &Job, night: u32) -> Result<(), Failure> {
     job.write(night).await
@@ -47,7 +49,7 @@ async fn hasty_report(job: &Job, night: u32) -> Result<(), Failure> {
 
 #[derive(Debug, Parser)]
 struct Args {
-    // How the program starts itself.
+    // The program uses these options to start itself.
     #[arg(long, hide = true, requires = "folder")]
     process: Option<u32>,
     #[arg(long, hide = true)]
@@ -64,7 +66,7 @@ async fn main() -> Result<ExitCode, Failure> {
         return Ok(examples::tell([], story(folder.path())).await);
     };
     let locks = examples::locks_in(&shared)?;
-    // From here on the annotated functions find it.
+    // From here on the annotated functions find the client by themselves.
     lockcore::set_default(locks.clone())?;
     locks.ready(Duration::from_secs(10)).await?;
     let job = Job {
@@ -74,7 +76,7 @@ async fn main() -> Result<ExitCode, Failure> {
     Ok(examples::tell([&locks], schedule(&job, args.hasty)).await)
 }
 
-/// One of the processes.
+/// The job, in one of the processes.
 #[derive(Debug)]
 struct Job {
     process: u32,
@@ -97,7 +99,7 @@ impl Job {
     }
 }
 
-/// What every process has in its schedule.
+/// The schedule that every process has.
 async fn schedule(job: &Job, hasty: bool) -> Result<(), Failure> {
     println!("ready");
     let mut first = String::new();
@@ -114,7 +116,7 @@ async fn schedule(job: &Job, hasty: bool) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The parent's part: twice the same nights.
+/// The part of the parent process: runs the same nights twice.
 async fn story(folder: &Path) -> Result<(), Failure> {
     println!("with the lock given back when the report is written:");
     let hasty = nights(&folder.join("hasty"), &["--hasty"]).await?;
@@ -131,7 +133,7 @@ async fn story(folder: &Path) -> Result<(), Failure> {
     expect("one report each night", held == once_each)
 }
 
-/// How many reports each night had.
+/// Counts the reports of each night.
 async fn nights(folder: &Path, mode: &[&str]) -> Result<BTreeMap<String, u32>, Failure> {
     std::fs::create_dir(folder)?;
     let mut processes = Vec::new();

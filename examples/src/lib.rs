@@ -1,5 +1,5 @@
-//! One story per file, in `examples/`. Here is what they share: where their locks are, how they end, and a resource that
-//! counts its visitors; and the README's code is compiled.
+//! What the examples in `examples/` share: where their locks are, how a story ends, and a resource that counts its
+//! visitors. This crate also compiles the code of the README.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -11,13 +11,13 @@ use std::time::Duration;
 use lockcore::Locks;
 use tokio::sync::Notify;
 
-/// How long what holds a lock may go on after Ctrl-C or SIGTERM.
+/// After Ctrl-C or SIGTERM, a holder may continue for this long.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// Far longer than any story takes: whoever waits for what does not come is to be told.
+/// Far longer than any story takes: a story that waits for something that never happens fails after this time.
 const LONGEST: Duration = Duration::from_secs(60);
 
-/// A client of the store that LOCK_URL names; without it, of the memory of this process.
+/// A client of the store in LOCK_URL; without LOCK_URL, a client with locks in the memory of this process.
 pub fn locks_in_memory() -> Result<Locks, lockcore::Error> {
     match std::env::var_os("LOCK_URL") {
         Some(_) => Locks::from_env(),
@@ -25,7 +25,8 @@ pub fn locks_in_memory() -> Result<Locks, lockcore::Error> {
     }
 }
 
-/// A client of the store that LOCK_URL names; without it, of a file in `folder`. For several processes.
+/// A client of the store in LOCK_URL; without LOCK_URL, a client with locks in a file in `folder`. For several
+/// processes.
 pub fn locks_in(folder: &Path) -> Result<Locks, Box<dyn Error + Send + Sync>> {
     match std::env::var_os("LOCK_URL") {
         Some(url) if url.as_encoded_bytes().starts_with(b"memory:") => Err(
@@ -36,8 +37,8 @@ pub fn locks_in(folder: &Path) -> Result<Locks, Box<dyn Error + Send + Sync>> {
     }
 }
 
-/// Tells a story to its end, or until Ctrl-C or SIGTERM. Either way the clients leave no lock behind: who waits is
-/// refused, who holds may finish, and what is held after that is released.
+/// Runs a story to its end, or until Ctrl-C or SIGTERM. In both cases the clients leave no lock behind: waiters are
+/// refused, holders may finish, and locks that are still held after that are released.
 pub async fn tell<'a>(
     clients: impl IntoIterator<Item = &'a Locks>,
     story: impl Future<Output = Result<(), Box<dyn Error + Send + Sync>>>,
@@ -45,7 +46,7 @@ pub async fn tell<'a>(
     let told = tokio::select! {
         told = story => told.map(|()| ExitCode::SUCCESS),
         () = tokio::time::sleep(LONGEST) => Err(format!("it did not end within {LONGEST:?}").into()),
-        // As shells have it after Ctrl-C.
+        // The exit code that shells show after Ctrl-C.
         () = lockcore::stop_signal() => Ok(ExitCode::from(130)),
     };
     for locks in clients {
@@ -66,20 +67,20 @@ pub fn expect(what: &str, so: bool) -> Result<(), Box<dyn Error + Send + Sync>> 
     }
 }
 
-/// What the locks of a story protect. It only counts who is where.
+/// The resource that the locks of a story protect. It only counts the visitors of each order.
 #[derive(Clone, Debug, Default)]
 pub struct Orders(Arc<(Mutex<Counts>, Notify)>);
 
 #[derive(Debug, Default)]
 struct Counts {
     inside: BTreeMap<u64, usize>,
-    /// Since it was asked last.
+    /// The most visitors at once, since the last call of `most`.
     most: BTreeMap<u64, usize>,
     most_at_all: usize,
     visits: BTreeMap<&'static str, usize>,
 }
 
-/// Somebody is at an order until this is dropped.
+/// A visitor of an order. The visit ends when this is dropped.
 #[derive(Debug)]
 #[must_use = "the visit ends when this is dropped"]
 pub struct Visit(Orders, u64);
@@ -102,7 +103,7 @@ impl Orders {
         Visit(self.clone(), id)
     }
 
-    /// How many were at an order at once.
+    /// How many visitors were at an order at once.
     pub fn most(&self, id: u64) -> usize {
         self.counts(|counts| counts.most.remove(&id).unwrap_or_default())
     }
@@ -115,7 +116,7 @@ impl Orders {
         self.counts(|counts| counts.visits.get(what).copied().unwrap_or_default())
     }
 
-    /// Resolves when the next visit of a kind begins, counted from the call.
+    /// Resolves when the next visit of this kind begins after this call.
     pub fn next_visit(&self, what: &str) -> impl Future<Output = ()> {
         let before = self.visits(what);
         async move {

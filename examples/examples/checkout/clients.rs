@@ -1,4 +1,4 @@
-//! The customers: each buys again and again until the shop is sold out, and tries again when it is refused.
+//! The customers: each buys again and again until the shop is sold out, and tries again after a refusal.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -15,19 +15,19 @@ use crate::print;
 use crate::shop::{self, BuyError, ITEM, Shop};
 use crate::stock::Buyer;
 
-/// A client tries again after this, if it was not told when.
+/// A client that was not told when to try again tries again after this time.
 const PAUSE: Duration = Duration::from_millis(500);
-/// And after this at the latest, whatever it was told: the example shall not seem to hang.
+/// A client never waits longer than this, whatever it was told, so that the example does not seem to hang.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
-/// How a client gets at its tickets.
+/// How a client buys its tickets.
 #[derive(Clone, Debug)]
 pub enum Way {
     /// Real requests to the shop's server, over connections that stay open.
     Http(Arc<Http>),
     /// Calls of the annotated function.
     Call(Arc<Shop>),
-    /// Calls of the same without the annotation.
+    /// Calls of the same function without the annotation.
     UnlockedCall(Arc<Shop>),
 }
 
@@ -46,14 +46,14 @@ pub async fn buy_until_sold_out(
     closing: CancellationToken,
 ) {
     loop {
-        // A purchase is never dropped half-way: when the shop closes it is refused, or comes to its end.
+        // A purchase is never dropped half-way: when the shop closes, the purchase is refused or completed.
         let pause = match way.buy(buyer.client).await {
             Ok(Some(_ticket)) => time_to_think(),
             Ok(None) => return,
             Err(_) if closing.is_cancelled() => return,
             Err(refusal) => {
                 print::refusal(buyer, &refusal.why);
-                // Counted by those who judge the run; that the count itself fails is beyond help.
+                // The failures are counted for the verdict. If writing the count fails, nothing can be done.
                 let _ = shop.stock.note_failure(&refusal.why);
                 refusal.retry_in
             }
@@ -68,7 +68,7 @@ pub async fn buy_until_sold_out(
     }
 }
 
-/// Long enough that a shop without a lock sells most tickets once or twice, not once to each client.
+/// Long enough that without a lock the shop sells most tickets once or twice, and not once to each client.
 fn time_to_think() -> Duration {
     Duration::from_millis(fastrand::u64(0..60))
 }
@@ -110,7 +110,7 @@ impl Http {
         match status {
             StatusCode::OK => Ok(Some(body.parse().map_err(Refusal::of)?)),
             StatusCode::GONE => Ok(None),
-            // 409: somebody else held the lock for too long. 503: the store of the locks is not there.
+            // 409: another request held the lock for too long. 503: the store of the locks cannot be reached.
             _ => Err(Refusal {
                 why: format!("{status}: {}", detail(&body)),
                 retry_in,
@@ -127,7 +127,7 @@ fn retry_after<B>(response: &Response<B>) -> Duration {
         .min(LONGEST_PAUSE)
 }
 
-/// What a problem of `application/problem+json` says in words; any other body as it is.
+/// The `detail` of an `application/problem+json`; any other body as it is.
 fn detail(body: &str) -> String {
     let problem: Option<serde_json::Value> = serde_json::from_str(body).ok();
     let detail = problem

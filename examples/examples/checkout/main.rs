@@ -1,4 +1,4 @@
-//! A shop that sells each ticket once, because it locks; and the same shop without the lock.
+//! A shop that sells each ticket once, because it uses a lock; and the same shop without the lock.
 //!
 //! ```text
 //! cargo run --release --example checkout                    # one process, locks in its memory
@@ -42,7 +42,7 @@ use verdict::Run;
 
 /// How long a store may take to answer for the first time.
 const PATIENCE: Duration = Duration::from_secs(3);
-/// How long what holds a lock may go on after Ctrl-C. A sale takes milliseconds.
+/// After Ctrl-C, a holder may continue for this long. A sale takes milliseconds.
 const GRACE: Duration = Duration::from_secs(2);
 
 /// Sells a stock of tickets to many clients at once: first with a lock, then without.
@@ -56,7 +56,7 @@ struct Args {
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     stock: u32,
 
-    // Half of them have two sockets here, and 1,024 open files are the usual limit.
+    // Half of the clients have two sockets in this process, and 1,024 open files are the usual limit.
     /// How many clients buy: half through the layer, half through the annotated function
     #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..=500))]
     clients: u32,
@@ -65,7 +65,7 @@ struct Args {
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     processes: u32,
 
-    // The rest is how the program starts itself: see `ShopProcess::start`.
+    // The program uses the other options to start itself: see `ShopProcess::start`.
     #[arg(long, hide = true, requires = "folder")]
     process: Option<u32>,
     #[arg(long, hide = true, requires = "process")]
@@ -77,7 +77,7 @@ struct Args {
     locks: Option<PathBuf>,
 }
 
-/// Why there is no good end.
+/// Why the program does not end well.
 #[derive(Debug, thiserror::Error)]
 enum Failure {
     #[error(
@@ -100,7 +100,7 @@ enum Failure {
     NotExact(String),
     #[error("{0}")]
     Stopped(Stop),
-    /// The shop closed before all was sold.
+    /// The shop closed before all tickets were sold.
     #[error("closed early")]
     Closed,
 }
@@ -117,7 +117,7 @@ async fn main() -> ExitCode {
                 .from_env_lossy(),
         )
         .init();
-    // Gone at the end, with what is in it.
+    // The folder and its contents are removed at the end.
     let outcome = match args.locks_to_share() {
         Ok(_folder) => checkout(&args).await,
         Err(error) => Err(error.into()),
@@ -126,7 +126,7 @@ async fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     };
     match (args.process, &failure) {
-        // The parent says it once for all.
+        // The parent process prints this once for all processes.
         (Some(_), Failure::Stopped(_)) => {}
         (Some(process), _) => eprintln!("checkout: process {process}: {failure}"),
         (None, _) => eprintln!("checkout: {failure}"),
@@ -134,11 +134,11 @@ async fn main() -> ExitCode {
     failure.exit_code()
 }
 
-/// The frame of a service: connect, work, and give the locks back, whatever ends the work.
+/// The structure of a service: connect, work, and release the locks, however the work ends.
 async fn checkout(args: &Args) -> Result<(), Failure> {
-    // Caught from here on.
+    // Signals are caught from here on.
     let signal = lockcore::stop_signal();
-    // From here on the annotated function finds it, without being given it.
+    // From here on the annotated function finds the client by itself.
     lockcore::set_default(connect(args)?)?;
 
     let closing = CancellationToken::new();
@@ -150,9 +150,9 @@ async fn checkout(args: &Args) -> Result<(), Failure> {
         }
         reason = stop::asked(signal, args) => reason,
     };
-    // The server takes no new requests, and the clients buy no more …
+    // The server takes no new requests, and the clients stop buying.
     closing.cancel();
-    // … who waits for a lock is refused at once, and who holds one may finish.
+    // Requests that wait for a lock are refused at once. Holders may finish.
     let (outcome, released) = tokio::join!(work, lockcore::shutdown(GRACE));
     released?;
     match outcome {
@@ -168,13 +168,13 @@ fn connect(args: &Args) -> Result<Locks, Failure> {
     }
     Ok(match (store, &args.locks) {
         (Some(_), _) => Locks::from_env()?,
-        // These need nothing: a file that all processes open, and the memory of this one.
+        // These two need no setup: a file that all processes open, or the memory of this process.
         (None, Some(file)) => Locks::connect(&format!("sqlite:{}", file.display()))?,
         (None, None) => Locks::connect("memory:")?,
     })
 }
 
-/// What kind of store LOCK_URL names, if it is set. Not the rest of it: that may contain a password.
+/// The kind of store in LOCK_URL, if it is set. The rest of the URL is not returned, because it may contain a password.
 fn store() -> Option<String> {
     let url = std::env::var_os("LOCK_URL")?;
     let scheme = url
@@ -193,7 +193,8 @@ async fn work(args: &Args, closing: &CancellationToken) -> Result<(), Failure> {
             run_shop(&share, closing).await
         }
         _ => {
-            // Not needed, but better than finding out at the first sale; it also warns of settings that cost locks.
+            // This is not necessary, but it finds problems before the first sale. It also warns of settings of the
+            // store that can lose locks.
             let locks = lockcore::default_locks()?;
             let ready = closing.run_until_cancelled(locks.ready(PATIENCE)).await;
             ready.ok_or(Failure::Closed)??;
@@ -202,7 +203,7 @@ async fn work(args: &Args, closing: &CancellationToken) -> Result<(), Failure> {
     }
 }
 
-/// Both runs, and the verdict.
+/// Runs the sale with and without the lock, and prints the verdict.
 async fn compare(args: &Args, closing: &CancellationToken) -> Result<(), Failure> {
     print::line(args.headline());
     print::line("\nwith the lock, in the order in which it was granted:");
@@ -223,7 +224,7 @@ async fn compare(args: &Args, closing: &CancellationToken) -> Result<(), Failure
 }
 
 impl Args {
-    /// What clap cannot check by itself.
+    /// Checks what clap cannot check by itself.
     fn check(&self) {
         if self.processes > self.clients {
             let (processes, clients) = (self.processes, self.clients);
@@ -236,7 +237,7 @@ impl Args {
         }
     }
 
-    /// Where LOCK_URL names no store, several processes share a file. Returns the folder that was made for it.
+    /// If LOCK_URL names no store, several processes share a file. Returns the folder that was created for it.
     fn locks_to_share(&mut self) -> io::Result<Option<TempDir>> {
         if self.processes == 1 || self.process.is_some() || store().is_some() {
             return Ok(None);

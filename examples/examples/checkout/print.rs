@@ -1,4 +1,4 @@
-//! The lines of the example. Whole lines in one write each, so that several processes can share a terminal.
+//! Prints the lines of the example. Each line is one write, so that several processes can share a terminal.
 
 use std::fmt;
 use std::io::{self, Write as _};
@@ -15,7 +15,8 @@ pub fn heading() {
     ));
 }
 
-/// Who got the lock. Printed while it is held, so the lines of all processes come in the order of the grants.
+/// Prints who got the lock. It is printed while the lock is held, so the lines of all processes are in the order of the
+/// grants.
 pub fn sale(buyer: Buyer, ticket: u32, token: FencingToken, waited: Duration) {
     let Buyer {
         process,
@@ -40,7 +41,7 @@ pub fn refusal(buyer: Buyer, why: &str) {
     ));
 }
 
-/// Unlike `println!` it goes on without a word when nobody reads, as in `checkout | head`.
+/// Unlike `println!`, this does not panic when nobody reads the output, as in `checkout | head`.
 pub fn line(text: impl fmt::Display) {
     let _ = io::stdout().write_all(format!("{text}\n").as_bytes());
 }

@@ -17,22 +17,22 @@ use crate::stock::{Buyer, Stock, Through};
 use crate::stop::Stop;
 use crate::{Args, Failure};
 
-/// How long a process has to close its shop before it is killed: longer than it gives its locks.
+/// How long a process may take to close its shop before it is killed. Longer than the time that its locks get.
 const CLOSING: Duration = Duration::from_secs(5);
 
-/// One process's share of a run.
+/// The share of one process in a run.
 #[derive(Debug)]
 pub struct Share {
     pub locked: bool,
     pub folder: PathBuf,
-    /// From 1.
+    /// Counted from 1.
     pub process: u32,
     pub processes: u32,
-    /// Of all processes together.
+    /// The clients of all processes together.
     pub clients: u32,
 }
 
-/// Opens a shop with its server, and sends this process's clients into it until all is sold or `closing`.
+/// Opens a shop with its server, and sends the clients of this process into it until everything is sold or `closing`.
 pub async fn run_shop(share: &Share, closing: &CancellationToken) -> Result<(), Failure> {
     let shop = Arc::new(Shop {
         stock: Stock::open(&share.folder),
@@ -68,7 +68,7 @@ pub async fn run_shop(share: &Share, closing: &CancellationToken) -> Result<(), 
 }
 
 impl Share {
-    /// The clients are dealt out to the processes in turn, and in each process to the two ways in turn.
+    /// Clients are assigned to the processes in turn, and in each process to the two ways in turn.
     fn buyers(&self) -> impl Iterator<Item = Buyer> {
         let (process, processes) = (self.process, self.processes);
         (1..=self.clients)
@@ -84,7 +84,7 @@ impl Share {
     }
 }
 
-/// Runs a shop in each of several processes, all on one folder, until all is sold or `closing`.
+/// Runs a shop in each of several processes, all with the same folder, until everything is sold or `closing`.
 pub async fn run_shops(
     args: &Args,
     folder: &Path,
@@ -104,7 +104,7 @@ pub async fn run_shops(
     }
     for mut child in children {
         outcome = match (outcome, child.closed().await) {
-            // A child that failed to close says more than one that was stopped.
+            // The failure of a child that could not close tells more than that of a stopped one.
             (Ok(()) | Err(Failure::Stopped(_)), Err(failure)) => Err(failure),
             (outcome, _) => outcome,
         };
@@ -116,12 +116,12 @@ pub async fn run_shops(
 struct ShopProcess {
     process: u32,
     child: Child,
-    /// The child's standard input, on which nothing is ever written: its end tells the child to close.
+    /// The child's standard input. Nothing is ever written to it: when it is closed, the child closes its shop.
     leash: Option<ChildStdin>,
 }
 
 impl ShopProcess {
-    /// Starts this program once more, with the hidden arguments that make it one shop of several.
+    /// Starts this program again, with the hidden arguments that make it one of several shops.
     fn start(args: &Args, folder: &Path, locked: bool, process: u32) -> io::Result<Self> {
         let locks = args
             .locks
@@ -151,11 +151,11 @@ impl ShopProcess {
         if status.success() {
             return Ok(());
         }
-        // Ctrl-C goes to all processes of a terminal, and the child may be faster than we are.
+        // Ctrl-C goes to all processes of a terminal, and the child may react before this process does.
         Err(Stop::of_child(status).map_or(Failure::Failed(self.process, status), Failure::Stopped))
     }
 
-    /// Waits for a child whose leash is gone, but not for ever.
+    /// Waits for a child that has been told to close, but not forever.
     async fn closed(&mut self) -> Result<(), Failure> {
         match tokio::time::timeout(CLOSING, self.ended()).await {
             Ok(ended) => ended,

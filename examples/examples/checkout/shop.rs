@@ -1,5 +1,5 @@
-//! The shop: two ways to buy, and the lock that both take. This is the file to read first; the rest of the example is
-//! the crowd around it.
+//! The shop: two ways to buy, and the lock that both take. Read this file first. The rest of the example simulates the
+//! customers and checks the result.
 
 use std::io;
 use std::net::SocketAddr;
@@ -20,33 +20,32 @@ use tokio_util::sync::CancellationToken;
 use crate::print;
 use crate::stock::{Buyer, Stock, Through};
 
-/// What is for sale. Both ways to buy lock `stock:concert`, and so exclude each other.
+/// The item for sale. Both ways to buy lock `stock:concert`, so they exclude each other.
 pub const ITEM: &str = "concert";
-/// How long the layer lets a request stand in line before it answers 409. The function says the same where it is
-/// annotated.
+/// How long the layer lets a request wait before it answers 409. The annotation of the function has the same time.
 const WAIT: Duration = Duration::from_secs(30);
 
 #[derive(Debug)]
 pub struct Shop {
     pub stock: Stock,
-    /// Which of the processes this is, for the printed lines.
+    /// The number of this process, for the printed lines.
     pub process: u32,
 }
 
-/// Why nothing could be bought.
+/// Why a purchase failed.
 #[derive(Debug, thiserror::Error)]
 pub enum BuyError {
-    /// An annotated function returns the lock's errors as its own: it needs this `From`.
+    /// An annotated function returns errors of the lock as its own errors. So its error type needs this `From`.
     #[error(transparent)]
     Lock(#[from] lockcore::Error),
     #[error("the stock: {0}")]
     Stock(#[from] io::Error),
 }
 
-/// One way to buy: a function that is locked by its annotation. `None` means sold out.
+/// One way to buy: a function with the annotation. `None` means sold out.
 ///
-/// The lock is taken before the body and released after it, whichever way the body is left; if the lock is lost, the
-/// body is stopped at its next `.await`.
+/// The lock is taken before the body, and released after it, however the body ends. If the lock is lost, the body is
+/// stopped at its next `.await`.
 #[distributed_lock(key = "stock:{item}", wait = "30s", held = held)]
 pub async fn buy(
     shop: &Shop,
@@ -63,10 +62,10 @@ pub async fn buy(
     Ok(ticket)
 }
 
-/// The other way: a route that is locked by a layer. Its handler runs while the lock is held, and the lock is kept until
-/// the response has been sent.
+/// The other way to buy: a route with a layer. Its handler runs while the lock is held, and the lock is kept until the
+/// response has been sent.
 pub fn locked_service(shop: Arc<Shop>) -> Result<Router, lockcore::Error> {
-    let locks = lockcore::default_locks()?; // what `main` gave to `lockcore::set_default`
+    let locks = lockcore::default_locks()?; // the client that `main` passed to `lockcore::set_default`
     let one_at_a_time = LockLayer::new(locks, Key::path("item").prefix("stock:")).wait(WAIT);
     Ok(Router::new()
         .route("/buy/{item}/{client}", post(sell_locked))
@@ -93,7 +92,7 @@ async fn sell_locked(
     Ok(answer(ticket))
 }
 
-/// The same two ways without a lock, to see what it is good for.
+/// The same two ways without a lock, to show what the lock prevents.
 pub async fn buy_unlocked(shop: &Shop, client: u32) -> Result<Option<u32>, BuyError> {
     let buyer = shop.buyer(client, Through::Function);
     Ok(shop.stock.sell(buyer, Duration::ZERO).await?)
@@ -131,7 +130,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Serves on a free port of this machine until `closing`, then finishes what it has begun.
+    /// Serves on a free port of this machine until `closing`, and then completes the requests that have begun.
     pub async fn start(service: Router, closing: CancellationToken) -> io::Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let address = listener.local_addr()?;
@@ -148,7 +147,7 @@ impl Server {
     }
 }
 
-/// When a request came in, before it stood in line for the lock.
+/// The time when a request arrived, before it waited for the lock.
 #[derive(Clone, Copy)]
 struct Arrived(Instant);
 

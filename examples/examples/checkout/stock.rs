@@ -1,5 +1,5 @@
-//! The stock: a count in a plain file, as careless as a real one, and beside it a log of what was sold. The log is what
-//! a run is judged by, so that the lock does not vouch for itself.
+//! The stock: a count in a plain file, with no protection of its own, and a log of the sales. The verdict uses only the
+//! log, so it does not depend on the lock.
 
 use std::fmt;
 use std::fs::{self, OpenOptions};
@@ -9,14 +9,15 @@ use std::str::FromStr;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-/// The files are read and written with `std`: a few bytes on a local disk. Where that can block, use `tokio::fs`.
+/// The files are read and written with `std`, because they are a few bytes on a local disk. Where this can block, use
+/// `tokio::fs`.
 #[derive(Debug)]
 pub struct Stock {
     folder: PathBuf,
     writes: AtomicU32,
 }
 
-/// A customer, and the way he came.
+/// A customer, and the way in which it buys.
 #[derive(Clone, Copy, Debug)]
 pub struct Buyer {
     pub process: u32,
@@ -33,7 +34,7 @@ pub enum Through {
 }
 
 impl Stock {
-    /// The stock in a folder that all processes of a run share.
+    /// Opens the stock in a folder that all processes of a run share.
     pub fn open(folder: &Path) -> Self {
         Self {
             folder: folder.to_owned(),
@@ -45,19 +46,19 @@ impl Stock {
         self.write_count(tickets)
     }
 
-    /// Sells one ticket, and says which; `None` when nothing is left.
+    /// Sells one ticket, and returns its number; `None` if nothing is left.
     ///
-    /// A buyer that comes between the first line and the last reads the same count, and sells the same ticket. Nothing in
-    /// here prevents that: being alone is the caller's business.
+    /// A buyer that comes between the first and the last line reads the same count, and sells the same ticket. Nothing
+    /// in this function prevents that. The caller must make sure that only one sale runs at a time.
     pub async fn sell(&self, buyer: Buyer, waited: Duration) -> io::Result<Option<u32>> {
         let ticket = fs::read_to_string(self.count())?;
         let ticket: u32 = ticket.trim().parse().map_err(io::Error::other)?;
         if ticket == 0 {
             return Ok(None);
         }
-        // The moment that a real shop spends on the payment.
+        // The time that a real shop needs for the payment.
         tokio::time::sleep(Duration::from_micros(fastrand::u64(1_000..2_000))).await;
-        // No `.await` from here on: a purchase that is cancelled has either happened or not.
+        // There is no `.await` from here on, so a cancelled purchase has either happened completely or not at all.
         self.write_count(ticket - 1)?;
         self.append(
             "sold",
@@ -71,12 +72,12 @@ impl Stock {
         Ok(Some(ticket))
     }
 
-    /// Notes a purchase that failed and is tried again.
+    /// Logs a purchase that failed and will be tried again.
     pub fn note_failure(&self, why: &str) -> io::Result<()> {
         self.append("failed", &why.replace('\n', " "))
     }
 
-    /// Everything that was sold, by all processes, in the order of the sales.
+    /// All sales of all processes, in their order.
     pub fn sales(&self) -> io::Result<Vec<Sale>> {
         self.lines("sold")?
             .iter()
@@ -87,7 +88,7 @@ impl Stock {
             .collect()
     }
 
-    /// Why purchases failed, one line each.
+    /// Why purchases failed, one line for each failure.
     pub fn failures(&self) -> io::Result<Vec<String>> {
         self.lines("failed")
     }
@@ -96,7 +97,7 @@ impl Stock {
         self.folder.join("stock")
     }
 
-    /// Written beside the file and moved into place: without the lock tickets shall be sold twice, not files torn.
+    /// Writes to another file and renames it. So a missing lock can cause double sales, but no damaged files.
     fn write_count(&self, tickets: u32) -> io::Result<()> {
         let write = self.writes.fetch_add(1, Ordering::Relaxed);
         let draft = self
@@ -106,7 +107,7 @@ impl Stock {
         fs::rename(draft, self.count())
     }
 
-    /// One write in append mode per line: lines of several processes do not mix.
+    /// Each line is one write in append mode, so lines of several processes do not mix.
     fn append(&self, log: &str, line: &str) -> io::Result<()> {
         let mut log = OpenOptions::new()
             .create(true)
@@ -124,10 +125,10 @@ impl Stock {
     }
 }
 
-/// A line of the log.
+/// One line of the log of sales.
 #[derive(Clone, Copy, Debug)]
 pub struct Sale {
-    /// The count that the buyer saw.
+    /// The count that the buyer read.
     pub ticket: u32,
     pub buyer: Buyer,
     pub waited: Duration,

@@ -12,11 +12,11 @@ use crate::Args;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stop {
-    /// Ctrl-C, or SIGTERM: how service managers and container runtimes stop a process.
+    /// Ctrl-C or SIGTERM. Service managers and container runtimes stop processes with SIGTERM.
     Signal,
-    /// The process that started this one wants it to end, or is gone.
+    /// The process that started this one asked it to stop, or has died.
     Parent,
-    /// It takes so long that something must be wrong.
+    /// The run takes so long that something must be wrong.
     TimeIsUp,
 }
 
@@ -31,11 +31,11 @@ pub async fn asked(signal: impl Future<Output = ()>, args: &Args) -> Stop {
     }
 }
 
-/// Resolves when standard input ends. For a child that is a pipe which the parent closes to stop it, and which the
-/// kernel closes when the parent is killed.
+/// Resolves when standard input ends. In a child process it is a pipe. The parent closes the pipe to stop the child,
+/// and the kernel closes it when the parent is killed.
 async fn parent_gone() {
     let (ended, end) = oneshot::channel();
-    // A plain thread, because `tokio::io::stdin` keeps the runtime from shutting down while it reads.
+    // This uses a plain thread, because `tokio::io::stdin` keeps the runtime from shutting down while it reads.
     std::thread::spawn(move || {
         let _ = io::copy(&mut io::stdin(), &mut io::sink());
         let _ = ended.send(());
@@ -44,20 +44,21 @@ async fn parent_gone() {
 }
 
 impl Stop {
-    /// As shells have it after Ctrl-C.
+    /// The exit code that shells show after Ctrl-C.
     const SIGNALLED: u8 = 130;
 
     pub fn exit_code(self) -> ExitCode {
         match self {
             Self::Signal => ExitCode::from(Self::SIGNALLED),
-            Self::Parent => ExitCode::SUCCESS, // it did as it was told
+            Self::Parent => ExitCode::SUCCESS, // it stopped because it was asked to
             Self::TimeIsUp => ExitCode::FAILURE,
         }
     }
 
-    /// What stopped a child that has ended, if it was stopped.
+    /// The reason why a child stopped, if it was stopped.
     pub fn of_child(status: ExitStatus) -> Option<Self> {
-        // By the signal itself, SIGINT or SIGTERM, when it came before the child listened: it had no locks then.
+        // SIGINT or SIGTERM ends a child directly if it arrives before the child listens for it. The child had no locks
+        // then.
         let signalled = matches!(status.signal(), Some(2 | 15));
         let stopped = signalled || status.code() == Some(Self::SIGNALLED.into());
         stopped.then_some(Self::Signal)

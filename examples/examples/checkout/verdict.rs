@@ -1,4 +1,4 @@
-//! A run and what came of it, judged by the log of the sales alone.
+//! The result of a run. It is read only from the log of the sales.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -20,7 +20,7 @@ pub struct Run {
 }
 
 impl Run {
-    /// Sells a full stock in a folder of its own, which is gone afterwards.
+    /// Sells a full stock, in a new folder that is removed afterwards.
     pub async fn of(
         args: &Args,
         locked: bool,
@@ -45,7 +45,7 @@ impl Run {
         })
     }
 
-    /// With a lock that works the log says 100, 99, … 1: each ticket once, and in this order.
+    /// If the lock works, the log contains 100, 99, … 1: each ticket once, in this order.
     pub fn check(&self) -> Result<(), Failure> {
         let sold = self.sales.iter().map(|sale| sale.ticket);
         if sold.eq((1..=self.stock).rev()) {
@@ -57,7 +57,7 @@ impl Run {
         Err(Failure::NotExact(what))
     }
 
-    /// Who sold how much, and how it went.
+    /// How many tickets each way sold, and how the run went.
     pub fn summary(&self) -> String {
         let layer = self
             .sales
@@ -92,7 +92,7 @@ impl Run {
         text
     }
 
-    /// The ticket that was sold most often, if any was sold twice.
+    /// Describes the ticket that was sold most often, if any ticket was sold twice.
     fn worst(&self) -> Option<String> {
         let by_ticket = counts(self.sales.iter().map(|sale| sale.ticket));
         let twice = by_ticket.values().filter(|times| **times > 1).count();

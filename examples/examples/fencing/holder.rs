@@ -1,5 +1,5 @@
-//! The two who want to set the price. Each says on standard output what happened to it, and does some things only when it
-//! is told to.
+//! The two processes that want to set the price. Each prints what happens to it, and waits for commands before some of
+//! its steps.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use crate::{Failure, LEASE, PATIENCE};
 
 const LOCK: &str = "price:7";
 
-/// Takes the lock, is stopped from outside, and goes on too late.
+/// Takes the lock, is stopped from outside, and continues too late.
 pub async fn a(folder: &Path) -> Result<(), Failure> {
     let (locks, prices) = (examples::locks_in(folder)?, Prices::open(folder).await?);
     let mut careless = None;
@@ -22,8 +22,9 @@ pub async fn a(folder: &Path) -> Result<(), Failure> {
         .ttl(LEASE)
         .run(async |held| {
             let token = held.fencing_token()?;
-            assert!(held.is_valid()); // which it is; and then the process is stopped
-            // Nobody stops what is spawned. `held.scope(…)` around it would; left out on purpose.
+            assert!(held.is_valid()); // true at this point; after that the process is stopped
+            // Nothing stops a spawned task. `held.scope(…)` around its work would; the example leaves it out to show
+            // what happens.
             careless = Some(tokio::spawn(write_when_told(prices.clone(), token)));
             println!("has the lock: {token}");
             work(&held).await
@@ -42,7 +43,7 @@ pub async fn a(folder: &Path) -> Result<(), Failure> {
     Ok(locks.shutdown(PATIENCE).await?)
 }
 
-/// Gets the lock when A's lease has ended, and writes while it holds it.
+/// Gets the lock when A's lease has ended, and writes while it holds the lock.
 pub async fn b(folder: &Path) -> Result<(), Failure> {
     let (locks, prices) = (examples::locks_in(folder)?, Prices::open(folder).await?);
 
@@ -56,7 +57,8 @@ pub async fn b(folder: &Path) -> Result<(), Failure> {
     Ok(locks.shutdown(PATIENCE).await?)
 }
 
-/// Works until it is stopped. One step takes 10 ms; a longer one had the freeze in it, and came after the lock was lost.
+/// Works until it is stopped. A step takes 10 ms. A longer step contains the freeze, and it ended after the lock was
+/// lost.
 async fn work(held: &Held) -> Result<(), Error> {
     loop {
         let step = Instant::now();

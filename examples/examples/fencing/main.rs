@@ -1,17 +1,17 @@
-//! A holder that is frozen and writes late, and a resource that refuses it.
+//! A holder is frozen and writes too late, and a resource refuses its write.
 //!
 //! ```text
 //! cargo run --release --example fencing                                 # locks in a file: nothing to set up
 //! LOCK_URL=redis://127.0.0.1/ cargo run --release --example fencing
 //! ```
 //!
-//! Process A takes the lock and is stopped, as a machine can stop any process at any time. Its lease ends, B gets the
-//! lock and sets the price. Then A goes on. What A runs *under* the lock is stopped by `run`. But a task that A has
-//! spawned had looked at the lock before, and writes: no lock can prevent that. The resource can.
+//! Process A takes the lock and is stopped, as can happen to any process at any time. Its lease ends, and B gets the
+//! lock and sets the price. Then A continues. `run` stops the work that A does *under* the lock. But A has also spawned
+//! a task. That task checked the lock before the stop, and writes now. No lock can prevent this. The resource can.
 //!
 //! | file | |
 //! |---|---|
-//! | `main.rs` | the story, told by who stops A and lets it go on, and the verdict |
+//! | `main.rs` | the story: stops A, lets it continue, and checks the result |
 //! | `holder.rs` | A and B |
 //! | `prices.rs` | the resource: one price with a fence, and one without |
 
@@ -30,16 +30,16 @@ use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 
 use prices::Prices;
 
-/// Of A: how long B has to wait for a holder that does not answer.
+/// The ttl of A's lock: how long B has to wait if A does not answer.
 const LEASE: Duration = Duration::from_secs(1);
-/// Nothing here takes longer, but a broken promise might.
+/// Nothing in this example should take longer.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Shows that a write that comes late is refused by a resource that checks fencing tokens.
 #[derive(Debug, Parser)]
 #[command(name = "fencing")]
 struct Args {
-    // How the program starts itself.
+    // The program uses these options to start itself.
     #[arg(long, hide = true, requires = "folder")]
     holder: Option<Who>,
     #[arg(long, hide = true)]
@@ -60,7 +60,7 @@ async fn main() -> ExitCode {
     let outcome = match (args.holder, &args.folder) {
         (Some(Who::A), Some(folder)) => holder::a(folder).await,
         (Some(Who::B), Some(folder)) => holder::b(folder).await,
-        // Its locks are those of A and B, which go with it.
+        // The parent has no locks. Those of A and B end with their processes.
         _ => return examples::tell([], tell()).await,
     };
     match outcome {
@@ -72,7 +72,7 @@ async fn main() -> ExitCode {
     }
 }
 
-/// The story.
+/// Tells the story.
 async fn tell() -> Result<(), Failure> {
     let folder = tempfile::Builder::new().prefix("fencing-").tempdir()?;
     let prices = Prices::create(folder.path()).await?;
@@ -139,7 +139,7 @@ fn promise(kept: bool, what: &str) -> Result<(), Failure> {
     }
 }
 
-/// Prints what happens, with the time since its beginning.
+/// Prints each step, with the time since the beginning.
 struct Story(Instant);
 
 impl Story {
@@ -148,7 +148,7 @@ impl Story {
     }
 }
 
-/// One of the two processes. What it has to say are lines on its standard output.
+/// One of the two processes. It reports to the parent with lines on its standard output.
 struct Holder {
     who: Who,
     child: Child,
@@ -164,7 +164,7 @@ impl Holder {
             .arg(folder)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            // Also of one that is stopped.
+            // This also kills a process that is stopped.
             .kill_on_drop(true)
             .spawn()?;
         let (input, output) = (child.stdin.take(), child.stdout.take());
@@ -176,7 +176,7 @@ impl Holder {
         })
     }
 
-    /// Waits for the line `what: …`, which must be the next, and returns its rest.
+    /// Waits for the next line, which must be `what: …`, and returns its rest.
     async fn says(&mut self, what: &str) -> Result<String, Failure> {
         let who = self.who;
         let line = tokio::time::timeout(PATIENCE, self.output.next_line()).await;
@@ -192,7 +192,7 @@ impl Holder {
         Ok(self.input.write_all(format!("{what}\n").as_bytes()).await?)
     }
 
-    /// Returns when every thread of it has stopped.
+    /// Stops the process, and returns when all its threads have stopped.
     fn freeze(&self) -> Result<(), Failure> {
         self.signal(Signal::STOP)?;
         waitid(WaitId::Pid(self.pid()?), WaitIdOptions::STOPPED)?;

@@ -1,4 +1,4 @@
-//! The resource: a database with the price twice, once with a fence beside it and once without.
+//! The resource: a database with two prices, one with a fence and one without.
 
 use std::path::Path;
 
@@ -29,7 +29,7 @@ impl Prices {
         Ok(Self(SqlitePool::connect_with(file).await?))
     }
 
-    /// Sets both prices. Says which write was done.
+    /// Sets both prices. Returns which of the writes were done.
     pub async fn set(&self, who: &'static str, token: FencingToken) -> sqlx::Result<&'static str> {
         let fenced =
             sqlx::query("UPDATE fenced SET set_by = $1, lock_token = $2 WHERE lock_token <= $2")
@@ -41,7 +41,7 @@ impl Prices {
             .bind(who)
             .execute(&self.0)
             .await?;
-        // No error: that no row was changed is how the refusal shows.
+        // A refused write is not an error: no row was changed.
         Ok(match fenced.rows_affected() {
             0 => "the one without a fence",
             _ => "both",
@@ -55,7 +55,7 @@ impl Prices {
             .await
     }
 
-    /// Who has set the other.
+    /// Who has set the price without the fence.
     pub async fn unfenced(&self) -> sqlx::Result<String> {
         sqlx::query_scalar("SELECT set_by FROM unfenced")
             .fetch_one(&self.0)

@@ -1,11 +1,11 @@
-//! A gRPC service whose calls for the same order wait for each other, streams included.
+//! A gRPC service: calls for the same order wait for each other, including streams.
 //!
 //! ```text
 //! cargo run --release --example tonic_layer                                # locks in the memory of this process
 //! LOCK_URL=redis://127.0.0.1/ cargo run --release --example tonic_layer   # for all processes of the service
 //! ```
 //!
-//! A layer sees the head of a call and not its message, so the client says in its metadata which order it is about.
+//! A layer sees the metadata of a call and not its message. So the client sends the order id in the metadata.
 
 #[rustfmt::skip]
 #[allow(clippy::pedantic, missing_debug_implementations, reason = "generated")]
@@ -30,9 +30,9 @@ use tonic::{Code, Request, Response, Status};
 
 type Failure = Box<dyn Error + Send + Sync>;
 
-/// What a step of the work takes. Long enough that two calls at once meet.
+/// How long a step of the work takes. Long enough that two concurrent calls meet.
 const STEP: Duration = Duration::from_millis(100);
-/// The key of the metadata.
+/// The metadata key of the order id.
 const ORDER: &str = "order-id";
 
 struct Shop(Visitors);
@@ -67,7 +67,7 @@ impl Orders for Shop {
     }
 }
 
-/// Pass it on with every write.
+/// Returns the fencing token; pass it on with every write.
 fn token(request: &Request<Order>) -> Result<lockcore::FencingToken, Status> {
     let held = request.extensions().get::<Held>();
     let held = held.ok_or_else(|| Status::internal("there is no LockLayer around this service"))?;
@@ -124,7 +124,7 @@ async fn story(locks: Locks) -> Result<(), Failure> {
     Ok(())
 }
 
-/// By the layer, which leaves the line in time to say so; or by the client itself.
+/// The layer ends the wait in time to answer so; or the client ends the call itself.
 fn is_deadline(code: Code) -> bool {
     matches!(code, Code::DeadlineExceeded | Code::Cancelled)
 }

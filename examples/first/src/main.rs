@@ -1,12 +1,12 @@
-//! Eight orders at once for one item: with the lock each is served after the other, without it they overwrite each
-//! other's work.
+//! Eight orders arrive at once for one item. With the lock they are served one after the other. Without it they
+//! overwrite each other's work.
 //!
 //! ```text
 //! cargo run -p first
 //! ```
 //!
-//! The locks are in the memory of this process, whatever LOCK_URL says: the example is built without any other store, so
-//! that it is built soon. The examples beside it show locks that several processes share.
+//! The locks are in the memory of this process, whatever LOCK_URL says. The example is built without the other stores,
+//! so it builds quickly. The other examples show locks that several processes share.
 
 use std::error::Error;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -17,7 +17,8 @@ use tokio::task::JoinSet;
 
 const ORDERS: u32 = 8;
 
-/// How many are left. Whoever sells one reads that, takes their time, and writes one less, as with a file or a row.
+/// How many items are left. A sale reads this number, takes some time, and writes one less, as with a file or a
+/// database row.
 static LEFT: AtomicU32 = AtomicU32::new(0);
 
 async fn sell() -> u32 {
@@ -27,7 +28,7 @@ async fn sell() -> u32 {
     left - 1
 }
 
-/// The same, one at a time for each item.
+/// The same, but only one sale at a time for each item.
 #[distributed_lock(key = "stock:{item}", held = held)]
 async fn sell_locked(item: &str, order: u32) -> Result<(), lockcore::Error> {
     let left = sell().await;
@@ -41,7 +42,7 @@ async fn sell_locked(item: &str, order: u32) -> Result<(), lockcore::Error> {
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
     let locks = Locks::connect("memory:")?;
-    lockcore::set_default(locks.clone())?; // for annotated functions; without it they read LOCK_URL
+    lockcore::set_default(locks.clone())?; // for annotated functions; without this line they read LOCK_URL
 
     LEFT.store(ORDERS, Ordering::SeqCst);
     let mut orders = JoinSet::new();
