@@ -1,5 +1,5 @@
-//! What the options of `#[distributed_lock]` do: with a store whose locks can be lost on purpose, and
-//! which other clients use as other processes would.
+//! Tests of the options of `#[distributed_lock]`. They use a store that can lose locks on purpose, and a second client
+//! that acts as another process.
 
 #![allow(clippy::unwrap_used, reason = "a panic is the report")]
 
@@ -17,21 +17,21 @@ use lockcore::{Error, ErrorKind, Held, Locks, LostReason, distributed_lock, with
 
 const LOST: ErrorKind = ErrorKind::Lost(LostReason::Expired);
 
-/// A store, a client of it, and a client of another process.
+/// A store, a client of it, and a second client that acts as another process.
 fn store() -> (Store, Locks, Locks) {
     let store = Store::new();
     let (ours, theirs) = (store.client().unwrap(), store.client().unwrap());
     (store, ours, theirs)
 }
 
-/// Ends the lease of everything that is held: the store does not answer, and time goes by.
+/// Lets the leases of all held locks end: the store does not answer, and time passes.
 async fn lose_all(store: &Store) {
     store.freeze();
     store.clock().advance(Duration::from_secs(60));
     tokio::task::yield_now().await;
 }
 
-/// Whether a stranger gets the lock, be it after the time that a release in the background takes.
+/// Whether another client gets the lock. Waits for a release that is still going on in the background.
 async fn is_released(theirs: &Locks, name: &str) -> bool {
     let lock = theirs.mutex(name).wait(Duration::from_secs(5));
     lock.acquire().await.is_ok()
@@ -56,7 +56,7 @@ async fn skips_after_a_while(runs: &Cell<u32>) -> Result<(), Error> {
 }
 
 #[tokio::test]
-async fn skip_leaves_the_work_to_who_holds_the_lock() {
+async fn skip_leaves_the_work_to_the_holder() {
     let (_, ours, theirs) = store();
     let runs = Cell::new(0);
     let guard = theirs.mutex("a").acquire().await.unwrap();
@@ -71,7 +71,7 @@ async fn skip_leaves_the_work_to_who_holds_the_lock() {
 
     guard.release().await.unwrap();
     with_default(ours, async {
-        // First, because the place of who gave up is cleared up behind its back.
+        // Call this first: the waiter that gave up above is still being removed from the queue in the background.
         skips_after_a_while(&runs).await.unwrap();
         skips(&runs).await;
         assert_eq!(skips_to_none().await, Some(1));
@@ -103,7 +103,7 @@ async fn instead(
 }
 
 #[tokio::test]
-async fn on_busy_is_evaluated_when_the_lock_is_not_to_be_had_and_only_then() {
+async fn on_busy_is_evaluated_only_when_another_holds_the_lock() {
     let (_, ours, theirs) = store();
     let seen = Cell::new(None);
     let briefly = Duration::from_millis(500); // long enough for an answer, also on a busy machine
@@ -122,7 +122,7 @@ async fn on_busy_is_evaluated_when_the_lock_is_not_to_be_had_and_only_then() {
 }
 
 #[tokio::test]
-async fn on_busy_is_not_for_a_store_that_refuses() {
+async fn on_busy_is_not_evaluated_when_the_store_refuses() {
     let (store, ours, _) = store();
     let seen = Cell::new(None);
     store.fail_next(Verb::Enqueue, Fault::Refused);
@@ -139,7 +139,7 @@ async fn fails_at_an_inner_lock(locks: &Locks) -> Result<(), Error> {
 }
 
 #[tokio::test]
-async fn on_busy_is_not_for_what_the_body_meets() {
+async fn on_busy_is_not_evaluated_for_errors_of_the_body() {
     let (_, ours, theirs) = store();
     let _guard = theirs.mutex("inner").acquire().await.unwrap();
 
@@ -178,7 +178,7 @@ async fn on_error_sees_every_error_of_the_lock() {
 }
 
 #[tokio::test]
-async fn on_error_sees_what_on_busy_leaves() {
+async fn on_error_sees_the_errors_that_on_busy_does_not() {
     let (store, ours, theirs) = store();
     let _guard = theirs.mutex("a").acquire().await.unwrap();
 
@@ -203,14 +203,14 @@ async fn is_stopped(locks: &Locks, store: &Store, went_on: &Cell<bool>) -> Resul
 }
 
 #[tokio::test]
-async fn with_signal_the_body_goes_on_without_its_lock_and_is_told() {
+async fn with_signal_the_body_continues_and_sees_the_loss() {
     let (store, ours, _) = store();
 
     assert_eq!(goes_on(&ours, &store).await.unwrap(), LostReason::Expired);
 }
 
 #[tokio::test]
-async fn with_cancel_the_body_is_stopped_where_it_stands() {
+async fn with_cancel_the_body_is_stopped_at_its_await() {
     let (store, ours, _) = store();
     let went_on = Cell::new(false);
 
@@ -228,7 +228,7 @@ async fn once_in_a_while(locks: &Locks) -> Result<(), Error> {
 }
 
 #[tokio::test]
-async fn with_min_hold_the_lock_stays_taken_when_the_work_is_done() {
+async fn with_min_hold_the_lock_stays_taken_after_the_work() {
     let (store, ours, theirs) = store();
 
     once_in_a_while(&ours).await.unwrap();
@@ -241,13 +241,13 @@ async fn with_min_hold_the_lock_stays_taken_when_the_work_is_done() {
 
 #[distributed_lock(key = "a", locks = locks, max_hold = limit)]
 async fn not_for_ever(locks: &Locks, store: &Store, limit: Duration) -> Result<(), Error> {
-    store.clock().advance(Duration::from_secs(3)); // the lease goes on for longer
+    store.clock().advance(Duration::from_secs(3)); // the lease lasts longer
     tokio::task::yield_now().await;
     Ok(())
 }
 
 #[tokio::test]
-async fn with_max_hold_the_lock_is_lost_when_that_is_over() {
+async fn with_max_hold_the_lock_is_lost_after_that_time() {
     let (store, ours, _) = store();
     not_for_ever(&ours, &store, Duration::from_secs(60))
         .await
@@ -290,7 +290,7 @@ async fn perhaps_locked(locks: &Locks, locked: bool) -> Result<bool, Error> {
 }
 
 #[tokio::test]
-async fn when_false_the_body_runs_beside_who_holds_the_lock() {
+async fn with_when_false_the_body_runs_without_the_lock() {
     let (_, ours, theirs) = store();
     assert!(perhaps_locked(&ours, true).await.unwrap());
 
@@ -314,7 +314,7 @@ async fn with_permits<F: Future<Output = ()>>(
 }
 
 #[tokio::test]
-async fn permits_are_taken_out_of_so_many() {
+async fn no_more_permits_are_taken_than_of_allows() {
     let (_, ours, theirs) = store();
 
     with_permits(&ours, 2, async {
@@ -365,7 +365,7 @@ async fn read_all(locks: &Locks, names: &[&str]) -> Result<usize, Error> {
 }
 
 #[tokio::test]
-async fn of_several_keys_all_are_held_or_none() {
+async fn several_keys_are_held_all_together_or_not_at_all() {
     let (_, ours, theirs) = store();
     let (one, two) = (&Account { id: 1 }, &Account { id: 2 });
 
@@ -387,7 +387,7 @@ async fn of_several_keys_all_are_held_or_none() {
 }
 
 #[tokio::test]
-async fn keys_are_as_many_as_an_expression_gives() {
+async fn an_expression_for_keys_gives_any_number_of_them() {
     let (_, ours, theirs) = store();
     let _reader = theirs.rwlock("b").read().acquire().await.unwrap();
 
@@ -413,7 +413,7 @@ async fn a_key_that_is_given_twice_is_one_lock_and_takes_its_permits_once() {
 
 // ---- the end of a call
 
-/// Looks at its lock when it is dropped.
+/// Records whether its lock is still held when it is dropped.
 struct Witness<'a> {
     lock: Held,
     held: &'a Mutex<Vec<bool>>,
@@ -436,7 +436,7 @@ async fn watched(
     Ok(())
 }
 
-/// Polls as often as said, whenever it is woken.
+/// Polls the call `times` times, each time when it is woken.
 async fn poll_times(mut call: Pin<&mut (impl Future<Output: Debug> + ?Sized)>, mut times: usize) {
     poll_fn(|cx| {
         if times == 0 {
@@ -456,9 +456,9 @@ async fn for_ever() {
     }
 }
 
-/// Dropped at the k-th await, for every k.
+/// The call is dropped at every await in turn.
 #[tokio::test]
-async fn a_call_that_is_dropped_has_dropped_its_body_before_it_releases() {
+async fn a_dropped_call_drops_its_body_before_it_releases() {
     let mut in_the_body = 0;
     for polls in 0..20 {
         let (_, ours, theirs) = store();

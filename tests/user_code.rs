@@ -1,7 +1,7 @@
-//! Users' code that runs where the library calls it: subscribers and wakers, which block and panic.
+//! Subscribers and wakers are code of the user that the library calls. These block and panic.
 //!
-//! A program of its own, because a subscriber is of the whole process; and one test, because the subscriber is told what to
-//! do.
+//! This is a separate test program, because a subscriber applies to the whole process. It has one test only, because
+//! the test changes what the subscriber does.
 
 #![allow(clippy::unwrap_used, reason = "a panic is the report")]
 
@@ -20,7 +20,7 @@ use tracing::{Metadata, Subscriber};
 
 const TTL: Duration = Duration::from_secs(2);
 
-/// What the subscriber does when the library logs something on another thread than the test's.
+/// How the subscriber behaves when the library logs on another thread than the test's.
 static MANNER: AtomicU8 = AtomicU8::new(QUIET);
 const QUIET: u8 = 0;
 const BLOCKS: u8 = 1;
@@ -70,7 +70,7 @@ async fn hold(locks: &Locks, count: usize) -> Vec<Guard> {
     held
 }
 
-/// Over all of their leases twice, with breaks of the connections that are logged.
+/// Lasts for two ttls of all leases. Meanwhile the connections break again and again, and the breaks are logged.
 async fn outlast_breaks(store: &Store, locks: &Locks) {
     let held = hold(locks, 20).await;
     let mut events = locks.events();
@@ -81,14 +81,14 @@ async fn outlast_breaks(store: &Store, locks: &Locks) {
         store.break_connections();
         loop {
             let told = tokio::time::timeout(TTL, events.recv()).await;
-            match told.expect("nobody reconnects") {
+            match told.expect("the client does not reconnect") {
                 Some(Event::Restored) => break,
                 Some(Event::Suspended) => {}
                 other => panic!("{other:?}"),
             }
         }
         restored += 1;
-        tokio::time::sleep(Duration::from_millis(100)).await; // it is in use for a while
+        tokio::time::sleep(Duration::from_millis(100)).await; // the connection is used for a while
     }
     assert!(held.iter().all(|guard| guard.is_valid()));
     assert!(
@@ -108,7 +108,7 @@ impl Wake for Panics {
     }
 }
 
-/// Woken by the keeper when its wait is over, and when the lock is passed on.
+/// The keeper wakes the waker when its wait ends, and when the lock is released.
 async fn outlast_a_waker(locks: &Locks) {
     let held = hold(locks, 20).await;
     let waker = Waker::from(Arc::new(Panics));
@@ -120,7 +120,7 @@ async fn outlast_a_waker(locks: &Locks) {
     let mut in_line = pin!(other.acquire());
     assert!(in_line.as_mut().poll(&mut context).is_pending());
 
-    tokio::time::sleep(2 * TTL).await; // the leases would be over
+    tokio::time::sleep(2 * TTL).await; // without renewals, the leases would end in this time
 
     assert!(held.iter().all(|guard| guard.is_valid()));
     for guard in held {
@@ -128,7 +128,7 @@ async fn outlast_a_waker(locks: &Locks) {
     }
 }
 
-/// The store is in trouble, and all who wait behind the one that asks it are told so.
+/// The store does not answer. The leader gets an error, and so do all tasks that wait behind it in its lane.
 async fn refuse_all_behind_a_waker(store: &Store, locks: &Locks) {
     store.freeze();
     let lock = locks.mutex("n0");
@@ -144,7 +144,7 @@ async fn refuse_all_behind_a_waker(store: &Store, locks: &Locks) {
     let pending = next.as_mut().poll(&mut Context::from_waker(Waker::noop()));
     assert!(pending.is_pending());
 
-    store.clock().advance(Duration::from_secs(2)); // more than one operation may take
+    store.clock().advance(Duration::from_secs(2)); // longer than one operation may take
 
     assert_eq!(asks.await.unwrap(), ErrorKind::Unknown);
     assert_eq!(next.await.unwrap_err().kind(), ErrorKind::Unavailable);
@@ -153,7 +153,7 @@ async fn refuse_all_behind_a_waker(store: &Store, locks: &Locks) {
 }
 
 #[tokio::test]
-async fn leases_and_waiters_outlast_subscribers_and_wakers_that_block_and_panic() {
+async fn leases_and_waiters_survive_blocking_and_panicking_user_code() {
     tracing::subscriber::set_global_default(Rude(std::thread::current().id())).unwrap();
     let store = Store::new();
 
@@ -161,7 +161,7 @@ async fn leases_and_waiters_outlast_subscribers_and_wakers_that_block_and_panic(
         let locks = store.client().unwrap();
         MANNER.store(manner, Ordering::SeqCst);
         outlast_breaks(&store, &locks).await;
-        // The end of the client does not wait for the subscriber.
+        // Dropping the client does not wait for the subscriber.
         let began = Instant::now();
         drop(locks);
         assert!(began.elapsed() < TTL, "{:?}", began.elapsed());

@@ -1,5 +1,5 @@
-//! Where a plain `async fn` has no warning, a locked one has none. Many bodies are on one line, which rustfmt would not
-//! leave so: in such a line the compiler looks for braces that are not needed.
+//! A locked function has no warnings that a plain `async fn` would not have. Many bodies are on one line, which rustfmt
+//! would change: in such lines the compiler warns about unnecessary braces.
 
 #![allow(dead_code, reason = "most are only compiled")]
 
@@ -168,7 +168,7 @@ mod bodies_of_several_lines {
         Ok(max(twice(id), ONE))
     }
 
-    /// Larger than clippy lets a future be that is awaited, of which there are several in a locked function.
+    /// The future is larger than clippy allows for awaited futures. A locked function contains several futures.
     #[distributed_lock(key = "a")]
     async fn large() -> Outcome<u8> {
         let large = ([0_u8; 15_000], [0_u8; 15_000]);
@@ -176,7 +176,7 @@ mod bodies_of_several_lines {
         Ok(large.0[0] + large.1[0])
     }
 
-    /// As many lines as clippy lets a function have.
+    /// This function has the largest number of lines that clippy allows.
     #[distributed_lock(key = "a")]
     async fn long(mut sum: u64) -> Outcome<u64> {
         sum += 1;
@@ -284,7 +284,7 @@ mod bodies_of_several_lines {
     impl Shop {
         /// # Errors
         ///
-        /// Those of the lock.
+        /// The errors of the lock.
         #[distributed_lock(key = "a:{self.0}")]
         pub async fn documented(&mut self, other: &Self) -> Outcome<Self> {
             self.0 += other.0;

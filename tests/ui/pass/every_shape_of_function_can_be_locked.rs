@@ -48,7 +48,7 @@ async fn patterns(
     Ok(format!("{region}{a}"))
 }
 
-/// Inner attributes and documentation stay.
+/// Inner attributes and documentation are kept.
 #[distributed_lock(key = "order")]
 pub(crate) async unsafe fn attributes(#[allow(unused)] id: u64) -> Result<(), Error> {
     #![allow(unused_variables)]
@@ -56,7 +56,7 @@ pub(crate) async unsafe fn attributes(#[allow(unused)] id: u64) -> Result<(), Er
     Ok(())
 }
 
-/// Of two functions one is there.
+/// Only one of these two functions is compiled.
 #[cfg(not(any()))]
 #[allow(improper_ctypes_definitions)]
 #[distributed_lock(key = "order")]

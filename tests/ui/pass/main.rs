@@ -1,7 +1,7 @@
-//! What `#[distributed_lock]` accepts: compiled without a warning, of rustc or of clippy, and run.
+//! Code that `#[distributed_lock]` accepts. It is compiled without warnings of rustc or clippy, and run.
 //!
-//! One program for all, so that what it depends on is built and linked once. `cargo clippy` checks it as it does every
-//! other target.
+//! This is one program, so that its dependencies are built and linked once. `cargo clippy` checks it like any other
+//! target.
 
 #![deny(warnings, clippy::pedantic)]
 
@@ -19,9 +19,9 @@ mod tracing_instrument_stands_above_and_below;
 mod waiting_ends_when_it_should;
 mod what_only_looks_like_a_mistake_is_accepted;
 
-/// One after the other: they share the process-wide default client.
+/// The parts run one after the other, because they share the process-wide default client.
 #[test]
-fn what_the_macro_accepts_does_what_it_says() -> Result<(), lockcore::Error> {
+fn accepted_code_compiles_and_works_as_documented() -> Result<(), lockcore::Error> {
     lockcore::set_default(lockcore::Locks::connect("memory:")?)?;
 
     a_locked_function_warns_of_nothing::main()?;

@@ -2,7 +2,7 @@
 
 use lockcore::distributed_lock;
 
-// None of these is what the macro means by the name.
+// The macro uses these names too, and must not find these items.
 enum Result {}
 enum Option {}
 struct String;
@@ -38,7 +38,7 @@ async fn expressions(key: u8, lock: &lockcore::Locks) -> Answer {
     Answer::Ok(key)
 }
 
-/// `error` is the one name that the macro gives away, and only to these two options.
+/// `error` is the only name that the macro gives to the user's code, and only in these two options.
 #[distributed_lock(
     key = "{when}",
     when = when > 0,

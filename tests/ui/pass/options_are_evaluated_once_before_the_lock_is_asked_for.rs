@@ -52,7 +52,7 @@ pub(crate) async fn main() -> Result<(), Error> {
     assert!(noted(&log, locks, true).await?);
     assert_eq!(log.0.take(), [&ALL[..], &["body"]].concat());
 
-    // What is not needed is not looked at.
+    // Options that are not needed are not evaluated.
     assert!(noted(&log, locks, false).await?);
     assert_eq!(log.0.take(), ["when", "body"]);
 
@@ -61,7 +61,7 @@ pub(crate) async fn main() -> Result<(), Error> {
     assert_eq!(log.0.take(), [&ALL[..], &["on_busy"]].concat());
     guard.release().await?;
 
-    // Another store: in this one the place in line is still being given up.
+    // Use another store, because the waiter above is still being removed from this one.
     let locks = &Locks::connect("memory:")?;
     let guard = locks.mutex("1").acquire().await?;
     let error = noted(&log, locks, true).await.unwrap_err();

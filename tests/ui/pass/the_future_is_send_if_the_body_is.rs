@@ -8,7 +8,7 @@ struct Shop {
 }
 
 impl Shop {
-    /// `Rc` and the borrow of `locks` end before the lock is waited for.
+    /// The `Rc` and the borrow of `locks` are dropped before the wait for the lock.
     #[distributed_lock(key = Rc::new("order").to_string(), ttl = *Rc::new(Duration::from_secs(5)), locks = self.locks)]
     async fn settle(&mut self, order: String) -> Result<usize, Error> {
         tokio::task::yield_now().await;

@@ -54,7 +54,8 @@ pub(crate) async fn main() -> Result<(), Error> {
         ErrorKind::Timeout
     );
     let waited = tokio::time::timeout(BRIEFLY * 5, forever(locks)).await;
-    // A process that stood still for longer than its lease has lost the lock, and then this says nothing of the wait.
+    // A process that stood still for longer than its lease has lost the lock. Then this assertion says nothing about
+    // the wait.
     assert!(
         waited.is_err(),
         "taken, while another held it: {}",
@@ -62,7 +63,7 @@ pub(crate) async fn main() -> Result<(), Error> {
     );
 
     held.release().await?;
-    // First of all, because the place of the one that was dropped is cleared up behind its back.
+    // Call this first: the waiter that was dropped above is still being removed from the queue in the background.
     forever(locks).await?;
     not_at_all(locks).await
 }

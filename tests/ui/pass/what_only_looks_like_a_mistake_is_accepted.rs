@@ -1,8 +1,8 @@
-//! Types that have the names of others, and further neighbours of what is refused.
+//! Types with the names of refused types, and other code that looks similar to refused code.
 
 use lockcore::{Error, ErrorKind, Locks, distributed_lock};
 
-/// A type of ours with the name of one whose body is read later.
+/// A type of our own, with the name of a type whose body is read later.
 struct Response {
     id: u64,
 }
@@ -22,7 +22,7 @@ mod orders {
 
 use orders::model;
 
-/// A path that begins with no crate of those that read a body later.
+/// The path begins with none of the crates whose types have a body that is read later.
 #[distributed_lock(key = "order:{id}")]
 async fn response_of_ours_by_its_path(id: u64) -> Result<orders::model::Response, Error> {
     Ok(model::Response(id))
@@ -37,7 +37,7 @@ mod tonic {
     pub struct Response<T>(pub T);
 }
 
-/// As a unary method of a gRPC service returns it.
+/// The return type of a unary method of a gRPC service.
 #[distributed_lock(key = "order:{id}")]
 async fn response_with_its_message(id: u64) -> Result<tonic::Response<u64>, Error> {
     Ok(tonic::Response(id))
@@ -57,7 +57,7 @@ impl Shop for u64 {
     }
 }
 
-/// A type of ours with the name of one for which we could write no `impl`.
+/// A type of our own, with the name of a type of another crate for which we could not write the `impl`.
 enum Status {
     Locked(Error),
     Odd,
@@ -86,27 +86,27 @@ struct Order {
     r#type: Option<&'static str>,
 }
 
-/// `type` needs no mark, wherever it stands; nor does text in a template that looks like an option.
+/// `type` needs no `r#` anywhere in a template, and text that looks like an option is accepted.
 #[distributed_lock(key = "try, {order.type:?}:{type}:{order.type.is_some()}", held = lock)]
 async fn keywords(order: &Order, r#type: u8) -> Result<String, Error> {
     Ok(lock.name().to_owned())
 }
 
-/// Another lock for each attribute.
+/// Each attribute takes another lock.
 #[distributed_lock(key = "order:{id}")]
 #[distributed_lock(key = "shop:{id}", held = lock)]
 async fn twice_with_two_keys(id: u64) -> Result<String, Error> {
     Ok(lock.name().to_owned())
 }
 
-/// One of the two takes the lock.
+/// Exactly one of the two attributes takes the lock.
 #[distributed_lock(key = "order:{id}", when = id < 9, wait = "2s")]
 #[distributed_lock(key = "order:{id}", when = id >= 9, wait = "1m", held = lock)]
 async fn twice_with_two_conditions(id: u64) -> Result<bool, Error> {
     Ok(lock.is_some())
 }
 
-/// The longest that every store takes that many machines share.
+/// The longest ttl that is accepted by all stores that several machines can share.
 #[distributed_lock(key = "order", ttl = "12h", wait = "forever")]
 async fn long_lease() -> Result<(), Error> {
     Ok(())
