@@ -221,7 +221,7 @@ impl Args {
                     .iter()
                     .any(|hole| template.value().contains(hole))
             };
-            // This accepts `timeout: "2s"` and `timeout("2s")`, but neither `Order::ID` nor `text(id)`.
+            // `timeout: "2s"` and `timeout("2s")` look like options; `Order::ID` and `text(id)` do not.
             let is_call_of_a_word = || {
                 let word = in_snake_case(&name.to_string());
                 ahead.peek(Paren)

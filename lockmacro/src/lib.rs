@@ -382,8 +382,8 @@ use proc_macro::TokenStream;
 ///
 /// ## What a function must not return
 ///
-/// The lock is released when the function returns. So a function must not return what goes on working after that, or
-/// what is read after that. The macro knows these types by their names, and refuses them anywhere in
+/// The lock is released when the function returns. So a function must not return a value that continues to work, or is
+/// read, after that. The macro knows these types by their names, and refuses them anywhere in
 /// the return type:
 ///
 /// - futures and streams: `impl Future`, `dyn Stream`, `BoxFuture`, `ReceiverStream`, `Streaming`, `Sse` and others,
