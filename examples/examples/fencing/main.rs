@@ -32,7 +32,7 @@ use prices::Prices;
 
 /// The ttl of A's lock: how long B has to wait if A does not answer.
 const LEASE: Duration = Duration::from_secs(1);
-/// Nothing in this example should take longer.
+/// No step of this example takes longer, unless a promise is broken.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Shows that a write that comes late is refused by a resource that checks fencing tokens.
