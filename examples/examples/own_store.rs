@@ -7,13 +7,13 @@
 use std::collections::HashMap;
 use std::error::Error;
 use std::process::ExitCode;
-use std::sync::{Arc, LazyLock, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use lockcore::Locks;
 use lockcore::backend::queue::{NoTicket, Queue};
 use lockcore::backend::{
-    Answer, Backend, Capability, Connection, Departure, Enqueued, EventSink, Fault, Id, Name,
+    Answer, Backend, Capability, Connection, Departure, Enqueued, EventSink, Fault, Id, Name, News,
     Released, Renewed, Request, StoreError, TicketInfo, Wake,
 };
 use lockcore::testing::conformance;
@@ -38,6 +38,8 @@ async fn story(board: Arc<dyn Backend>, locks: Locks) -> Result<(), Box<dyn Erro
 /// How long the store remembers a release that came before its enqueue.
 const REMEMBERED: Duration = Duration::from_secs(60);
 
+const A_DAY_OF_MICROS: u64 = 86_400_000_000;
+
 /// The store. Clones of the `Arc` are the same store.
 #[derive(Debug, Default)]
 struct Board(Arc<Mutex<Tickets>>);
@@ -50,15 +52,18 @@ struct Tickets {
     last: u64,
     /// Ids whose release came before their enqueue, and until when each is remembered.
     released: HashMap<Id, u64>,
-    /// Wake-ups that are still to be sent.
-    wakes: Vec<(Arc<EventSink>, Wake)>,
+    /// The latest connection of each client. Its tickets are woken there.
+    clients: HashMap<u64, Weak<EventSink>>,
+    /// Messages that are still to be sent.
+    news: Vec<(Arc<EventSink>, News)>,
 }
 
 /// The owner of a ticket.
 #[derive(Clone, Debug)]
 struct Owner {
     text: Arc<str>,
-    events: Arc<EventSink>,
+    /// The client, as [`EventSink::receiver`] says it.
+    client: u64,
 }
 
 impl Backend for Board {
@@ -67,10 +72,12 @@ impl Backend for Board {
     }
 
     fn connect(&self, events: EventSink) -> Answer<Arc<dyn Connection>> {
-        answer(Ok(Arc::new(Client {
+        let client = Client {
             tickets: Arc::clone(&self.0),
             events: Arc::new(events),
-        })))
+        };
+        client.at_the_store(|tickets| tickets.listen(&client.events));
+        answer(Ok(Arc::new(client)))
     }
 }
 
@@ -85,7 +92,7 @@ impl Connection for Client {
     fn enqueue(&self, request: Arc<Request>) -> Answer<Enqueued> {
         let owner = Owner {
             text: Arc::clone(&request.owner),
-            events: Arc::clone(&self.events),
+            client: self.events.receiver(),
         };
         answer(self.at_the_store(|tickets| tickets.enqueue(&request, owner)))
     }
@@ -116,30 +123,81 @@ impl Connection for Client {
 }
 
 impl Client {
-    /// Sends wake-ups after the mutex is unlocked, because a client that gets one may call the store at once.
+    /// Sends messages after the mutex is unlocked, because a client that gets one may call the store at once.
     fn at_the_store<T>(&self, act: impl FnOnce(&mut Tickets) -> T) -> T {
         let mut tickets = self.tickets.lock().unwrap_or_else(PoisonError::into_inner);
         let outcome = act(&mut tickets);
-        let wakes = std::mem::take(&mut tickets.wakes);
+        let news = std::mem::take(&mut tickets.news);
         drop(tickets);
-        for (events, wake) in wakes {
-            events.granted(wake);
+        for (events, news) in news {
+            match news {
+                News::Granted(wake) => events.granted(wake),
+                News::Recheck(id, after) => events.recheck(id, after),
+                _ => {}
+            }
         }
         outcome
     }
 }
 
 impl Tickets {
+    fn listen(&mut self, events: &Arc<EventSink>) {
+        self.clients.retain(|_, events| events.strong_count() > 0);
+        self.clients
+            .insert(events.receiver(), Arc::downgrade(events));
+    }
+
+    /// Notes wake-ups for the last `newly` tickets of a line that hold.
+    fn wake(&mut self, name: &Name, newly: usize) {
+        let Some(queue) = self.names.get(name) else {
+            return;
+        };
+        for ticket in queue.holders().rev().take(newly) {
+            if let Some(events) = self
+                .clients
+                .get(&ticket.payload.client)
+                .and_then(Weak::upgrade)
+            {
+                let wake = Wake::new(ticket.id, ticket.number);
+                self.news.push((events, News::Granted(wake)));
+            }
+        }
+    }
+
+    /// Removes the expired tickets of a name, and the line if it is empty then.
+    fn expire(&mut self, name: &Name, now: u64) {
+        if let Some(queue) = self.names.get_mut(name) {
+            let newly = queue.expire(now);
+            self.wake(name, newly);
+        }
+        self.end_if_empty(name);
+    }
+
+    fn end_if_empty(&mut self, name: &Name) {
+        if self.names.get(name).is_some_and(Queue::is_empty) {
+            self.names.remove(name);
+        }
+    }
+
+    /// The least number of the next ticket. It follows the wall clock, so that tokens rise although the process has been
+    /// started again, and the highest number that the client has seen, unless that is more than a day ahead.
+    fn floor(&self, request: &Request) -> u64 {
+        let clock = SystemTime::now().duration_since(UNIX_EPOCH);
+        let micros = clock.map_or(0, |clock| u64::try_from(clock.as_micros()).unwrap_or(0));
+        let seen = Some(request.highest_seen).filter(|seen| *seen <= micros + A_DAY_OF_MICROS);
+        micros.max(self.last + 1).max(seen.unwrap_or(0) + 1)
+    }
+
     fn enqueue(&mut self, request: &Request, owner: Owner) -> Result<Enqueued, StoreError> {
         let now = now();
         if self.released.get(&request.id).is_some_and(|end| *end > now) {
             return Ok(Enqueued::Gone);
         }
+        self.expire(&request.name, now);
+        let floor = self.floor(request);
         let queue = self.names.entry(request.name.clone()).or_default();
-        let newly = queue.expire(now);
-        wake(&mut self.wakes, queue, newly);
         if queue.find(request.id).is_none() {
-            let (id, floor) = (request.id, self.last + 1);
+            let id = request.id;
             let (permits, capacity) = (request.permits.get(), request.capacity.get());
             let end = now + nanos(request.ttl);
             let taken = queue.enqueue(id, permits, capacity, end, floor, request.wait, owner);
@@ -176,11 +234,15 @@ impl Tickets {
 
     fn renew(&mut self, request: &Request) -> Renewed {
         let now = now();
+        self.expire(&request.name, now);
         let Some(queue) = self.names.get_mut(&request.name) else {
             return Renewed::Lost;
         };
-        let newly = queue.expire(now) + queue.shrink(request.id, request.permits.get());
-        wake(&mut self.wakes, queue, newly);
+        let newly = queue.shrink(request.id, request.permits.get());
+        self.wake(&request.name, newly);
+        let Some(queue) = self.names.get_mut(&request.name) else {
+            return Renewed::Lost;
+        };
         let valid_for = request.ttl;
         let recheck_in = first_end(queue).filter(|_| queue.is_first_in_line(request.id));
         match queue.find(request.id) {
@@ -204,16 +266,25 @@ impl Tickets {
             self.released.retain(|_, end| *end > now);
             self.released.insert(request.id, now + nanos(REMEMBERED));
         }
+        // Remove expired tickets first: they must not get the permits that this release frees.
+        self.expire(&request.name, now);
         let Some(queue) = self.names.get_mut(&request.name) else {
             return Released::NotFound;
         };
-        // Remove expired tickets first: they must not get the permits that this release frees.
-        let expired = queue.expire(now);
+        let was_first = queue.is_first_in_line(request.id);
         let (found, newly) = queue.remove(request.id);
-        wake(&mut self.wakes, queue, expired + newly);
-        if queue.is_empty() {
-            self.names.remove(&request.name);
+        // The ticket that is the first in line now does not know yet when to recheck.
+        if was_first
+            && let (Some(first), Some(after)) = (queue.first_in_line(), first_end(queue))
+            && let Some(events) = self
+                .clients
+                .get(&first.payload.client)
+                .and_then(Weak::upgrade)
+        {
+            self.news.push((events, News::Recheck(first.id, after)));
         }
+        self.wake(&request.name, newly);
+        self.end_if_empty(&request.name);
         match found {
             true => Released::Released,
             false => Released::NotFound,
@@ -222,11 +293,10 @@ impl Tickets {
 
     fn inspect(&mut self, name: &Name) -> Vec<TicketInfo> {
         let now = now();
-        let Some(queue) = self.names.get_mut(name) else {
+        self.expire(name, now);
+        let Some(queue) = self.names.get(name) else {
             return Vec::new();
         };
-        let newly = queue.expire(now);
-        wake(&mut self.wakes, queue, newly);
         let line = queue.tickets().map(|(ticket, holds)| {
             let remaining = Duration::from_nanos(ticket.expires_at - now);
             let owner = ticket.payload.text.to_string();
@@ -234,14 +304,6 @@ impl Tickets {
             TicketInfo::new(ticket.number, holds, permits, capacity, remaining, owner)
         });
         line.collect()
-    }
-}
-
-/// Notes wake-ups for the last `newly` tickets that hold.
-fn wake(wakes: &mut Vec<(Arc<EventSink>, Wake)>, queue: &Queue<Owner>, newly: usize) {
-    for ticket in queue.holders().rev().take(newly) {
-        let wake = Wake::new(ticket.id, ticket.number);
-        wakes.push((Arc::clone(&ticket.payload.events), wake));
     }
 }
 
