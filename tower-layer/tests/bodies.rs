@@ -468,22 +468,36 @@ async fn the_body_goes_before_the_lock_at_its_end_too() {
     assert_eq!(witness.saw_tickets(), Some(1));
 }
 
-/// A connection that keeps its answers to releases back.
-#[derive(Debug)]
-struct Slow {
-    connection: Arc<dyn Connection>,
+/// The releases at a store that does not answer them before the test says so.
+#[derive(Clone, Debug, Default)]
+struct Releases {
     asked: Arc<Notify>,
     acknowledge: Arc<Notify>,
 }
 
+impl Releases {
+    /// A client of such a store.
+    fn held_back() -> (Locks, Self) {
+        let releases = Self::default();
+        let of_the_store = releases.clone();
+        let store = around(backend::open("memory:").unwrap(), move |connection| {
+            Slow(connection, of_the_store.clone())
+        });
+        (Locks::with_backend(store).unwrap(), releases)
+    }
+}
+
+#[derive(Debug)]
+struct Slow(Arc<dyn Connection>, Releases);
+
 impl Forward for Slow {
     fn inner(&self) -> &Arc<dyn Connection> {
-        &self.connection
+        &self.0
     }
 
     fn release(&self, tickets: Vec<Departure>) -> Answer<Vec<Released>> {
-        let (asked, acknowledge) = (Arc::clone(&self.asked), Arc::clone(&self.acknowledge));
-        let releasing = self.connection.release(tickets);
+        let Releases { asked, acknowledge } = self.1.clone();
+        let releasing = self.0.release(tickets);
         Box::pin(async move {
             asked.notify_one();
             acknowledge.notified().await;
@@ -494,16 +508,7 @@ impl Forward for Slow {
 
 #[tokio::test]
 async fn the_end_waits_for_the_stores_answer_to_the_release() {
-    let (asked, acknowledge) = <(Arc<Notify>, Arc<Notify>)>::default();
-    let store = {
-        let (asked, acknowledge) = (Arc::clone(&asked), Arc::clone(&acknowledge));
-        around(backend::open("memory:").unwrap(), move |connection| Slow {
-            connection,
-            asked: Arc::clone(&asked),
-            acknowledge: Arc::clone(&acknowledge),
-        })
-    };
-    let locks = Locks::with_backend(store).unwrap();
+    let (locks, releases) = Releases::held_back();
     let (script, body) = Scripted::new();
 
     let mut body = respond(&locks, request(), Response::new(body))
@@ -511,49 +516,31 @@ async fn the_end_waits_for_the_stores_answer_to_the_release() {
         .into_body();
     script.end();
     assert!(body.frame().now_or_never().is_none());
-    in_time(asked.notified()).await;
+    in_time(releases.asked.notified()).await;
     assert!(body.frame().now_or_never().is_none());
     assert!(!body.is_end_stream());
 
-    acknowledge.notify_one();
+    releases.acknowledge.notify_one();
     assert!(in_time(body.frame()).await.is_none());
 }
 
 #[tokio::test]
 async fn the_head_of_an_empty_response_waits_for_the_stores_answer_to_the_release() {
-    let (asked, acknowledge) = <(Arc<Notify>, Arc<Notify>)>::default();
-    let store = {
-        let (asked, acknowledge) = (Arc::clone(&asked), Arc::clone(&acknowledge));
-        around(backend::open("memory:").unwrap(), move |connection| Slow {
-            connection,
-            asked: Arc::clone(&asked),
-            acknowledge: Arc::clone(&acknowledge),
-        })
-    };
-    let locks = Locks::with_backend(store).unwrap();
+    let (locks, releases) = Releases::held_back();
 
     let response = tokio::spawn(async move {
         respond(&locks, request(), Response::new(Empty::<Bytes>::new())).await
     });
-    in_time(asked.notified()).await;
+    in_time(releases.asked.notified()).await;
     assert!(!response.is_finished());
 
-    acknowledge.notify_one();
+    releases.acknowledge.notify_one();
     assert!(in_time(response).await.unwrap().body().is_end_stream());
 }
 
 #[tokio::test]
 async fn a_store_that_does_not_answer_the_release_does_not_spoil_the_response() {
-    let (asked, acknowledge) = <(Arc<Notify>, Arc<Notify>)>::default();
-    let store = {
-        let (asked, acknowledge) = (Arc::clone(&asked), Arc::clone(&acknowledge));
-        around(backend::open("memory:").unwrap(), move |connection| Slow {
-            connection,
-            asked: Arc::clone(&asked),
-            acknowledge: Arc::clone(&acknowledge),
-        })
-    };
-    let locks = Locks::with_backend(store).unwrap();
+    let (locks, releases) = Releases::held_back();
 
     let response = respond(
         &locks,
@@ -570,7 +557,7 @@ async fn a_store_that_does_not_answer_the_release_does_not_spoil_the_response() 
             .to_bytes(),
         "all"
     );
-    acknowledge.notify_one();
+    releases.acknowledge.notify_one();
 }
 
 fn is_lost(error: &BoxError) -> bool {
