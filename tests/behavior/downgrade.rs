@@ -26,7 +26,7 @@ use crate::store::{DEFAULT, Kind, SOON, Store, assert_nothing_left, give_back, k
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store;
         readers_come_in_at_once_and_writers_do_not
-        who_waits_behind_a_writer_stays_behind_it
+        a_reader_behind_a_waiting_writer_stays_behind_it
         a_crowd_of_writers_in_line_stays_in_line
         no_writer_gets_in_while_a_writer_becomes_a_reader
         a_downgraded_hold_reads_and_does_not_write
@@ -39,8 +39,8 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         a_read_that_outlives_a_dropped_write_lets_readers_in
         the_last_writer_of_several_lets_readers_in
         a_write_inside_that_ends_lets_the_reads_beside_it_in
-        who_never_reads_on_renews_nothing
-        what_is_kept_after_a_downgrade_is_the_read_side
+        a_write_that_outlives_what_is_inside_renews_nothing
+        min_hold_keeps_only_the_read_side_after_a_downgrade
     ]
 }
 
@@ -68,7 +68,7 @@ pub(crate) fn facts_of_the_kit(store: Kind) -> Vec<Trial> {
         a_write_released_while_its_last_read_ends_was_not_lost
         a_write_dropped_while_its_last_read_ends_is_kept_for_readers
         a_ticket_on_its_way_to_the_readers_is_passed_on_to_nobody
-        an_acknowledgement_of_before_the_downgrade_lets_nobody_in
+        an_acknowledgement_of_an_earlier_renewal_lets_nobody_in
     ]
 }
 
@@ -130,7 +130,7 @@ async fn readers_come_in_at_once_and_writers_do_not(store: Store) {
     give_back(next).await;
 }
 
-async fn who_waits_behind_a_writer_stays_behind_it(store: Store) {
+async fn a_reader_behind_a_waiting_writer_stays_behind_it(store: Store) {
     let observer = store.client();
     let mut guard = store.client().mutex("c").acquire().await.unwrap();
     let mut line = Vec::new();
@@ -485,7 +485,7 @@ async fn a_write_inside_that_ends_lets_the_reads_beside_it_in(store: Store) {
     assert_nothing_left(&store, &locks, "c").await;
 }
 
-async fn who_never_reads_on_renews_nothing(store: Store) {
+async fn a_write_that_outlives_what_is_inside_renews_nothing(store: Store) {
     let (locks, counts) = store.counted(DEFAULT);
     let catalog = locks.rwlock("c");
     let write = catalog.write();
@@ -502,7 +502,7 @@ async fn who_never_reads_on_renews_nothing(store: Store) {
     assert_eq!((counts.all(), counts.renewals()), (4, 0));
 }
 
-async fn what_is_kept_after_a_downgrade_is_the_read_side(store: Store) {
+async fn min_hold_keeps_only_the_read_side_after_a_downgrade(store: Store) {
     let (locks, other) = (store.client(), store.client());
     let min_hold = Duration::from_secs(2);
     let write = locks.rwlock("c").write().min_hold(min_hold);
@@ -776,7 +776,7 @@ async fn a_ticket_on_its_way_to_the_readers_is_passed_on_to_nobody(_: Store) {
 }
 
 /// It was sent by a writer, and says nothing of readers.
-async fn an_acknowledgement_of_before_the_downgrade_lets_nobody_in(_: Store) {
+async fn an_acknowledgement_of_an_earlier_renewal_lets_nobody_in(_: Store) {
     let kit = Kit::new();
     kit.clock().stop();
     let fair = Locks::builder().fair(Fair::Local(Duration::from_secs(3600)));

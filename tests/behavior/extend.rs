@@ -27,7 +27,7 @@ pub(crate) fn facts_of_the_kit(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, DEFAULT;
         an_extended_lease_is_renewed_at_its_own_pace
         an_extension_waits_for_a_shorter_renewal_that_is_under_way
-        a_shorter_renewal_that_arrives_late_cuts_no_lease_that_is_believed_in
+        a_shorter_renewal_that_arrives_late_cuts_no_valid_lease
         an_extension_that_is_not_acknowledged_is_asked_for_by_later_renewals
     ]
 }
@@ -192,7 +192,7 @@ async fn an_extension_waits_for_a_shorter_renewal_that_is_under_way(_: Store) {
 }
 
 /// Its sender has given up waiting for the answer.
-async fn a_shorter_renewal_that_arrives_late_cuts_no_lease_that_is_believed_in(_: Store) {
+async fn a_shorter_renewal_that_arrives_late_cuts_no_valid_lease(_: Store) {
     let kit = Kit::new();
     let locks = kit.client().unwrap();
     let guard = locks.mutex("a").acquire().await.unwrap();

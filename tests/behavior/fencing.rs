@@ -17,7 +17,7 @@ use crate::store::{Kind, Store, give_back, kind};
 
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT;
-        only_what_excludes_all_others_has_a_token_to_write_with
+        only_an_exclusive_lock_has_a_token_to_write_with
         a_lock_that_is_lost_still_has_its_token
     ]
 }
@@ -25,7 +25,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
 pub(crate) fn facts_of_redis(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT;
         redis_compares_tokens_exactly_beyond_what_a_double_holds
-        redis_takes_nothing_for_a_token_that_is_none
+        redis_refuses_a_text_that_is_no_token
         redis_remembers_a_fence_for_as_long_as_it_was_told
         redis_lets_no_late_write_in_from_many_clients_at_once
     ]
@@ -35,13 +35,13 @@ pub(crate) fn facts_of_sqlite(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT;
         a_row_lets_no_late_write_in_from_many_connections_at_once
         a_fence_lets_no_late_transaction_in_from_many_connections_at_once
-        a_fence_is_raised_by_what_was_committed_and_lets_equals_pass
+        a_fence_is_raised_by_commits_and_lets_equal_tokens_pass
     ]
 }
 
 // ---- who has one
 
-async fn only_what_excludes_all_others_has_a_token_to_write_with(store: Store) {
+async fn only_an_exclusive_lock_has_a_token_to_write_with(store: Store) {
     let locks = store.client();
     let catalog = locks.rwlock("catalog");
 
@@ -142,7 +142,7 @@ async fn redis_compares_tokens_exactly_beyond_what_a_double_holds(_: Store) {
     }
 }
 
-async fn redis_takes_nothing_for_a_token_that_is_none(_: Store) {
+async fn redis_refuses_a_text_that_is_no_token(_: Store) {
     let server = RedisServer::start();
     let attempt = |token: &str| {
         server.try_command::<u8>(&["EVAL", SET_IF_NEWEST, "2", "v", "f", token, "x", "0"])
@@ -283,7 +283,7 @@ async fn a_fence_lets_no_late_transaction_in_from_many_connections_at_once(store
     .await;
 }
 
-async fn a_fence_is_raised_by_what_was_committed_and_lets_equals_pass(store: Store) {
+async fn a_fence_is_raised_by_commits_and_lets_equal_tokens_pass(store: Store) {
     let mut shop = open(&store.file().folder().join("shop.db")).await;
     sqlx::raw_sql(FENCES).execute(&mut shop).await.unwrap();
     let pass = |token: i64| sqlx::query(PASS).bind("a").bind(token);

@@ -57,14 +57,14 @@ pub(crate) fn facts(kind: Kind) -> Vec<Trial> {
     }
     if manner.tells_first {
         facts.extend(crate::store_facts![kind, DEFAULT;
-            the_next_in_line_looks_after_a_dead_holder_when_the_first_has_left
+            the_next_in_line_rechecks_a_dead_holder_when_the_first_has_left
         ]);
     }
     facts
 }
 
 /// Its own renewals are twenty seconds apart.
-async fn the_next_in_line_looks_after_a_dead_holder_when_the_first_has_left(store: Store) {
+async fn the_next_in_line_rechecks_a_dead_holder_when_the_first_has_left(store: Store) {
     let dead = request(&store, "a", &random_id());
     let connection = stranger(&store).await;
     let holds = connection.enqueue(Arc::clone(&dead)).await.unwrap();

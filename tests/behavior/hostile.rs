@@ -22,8 +22,8 @@ use crate::store::{DEFAULT, Kind, LEASE, SOON, Store, begin, give_back, soon, ti
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, DEFAULT;
         a_stranger_releases_and_renews_nothing
-        who_would_wait_behind_ten_thousand_is_refused
-        of_one_process_ten_thousand_may_wait_and_no_more
+        a_request_behind_ten_thousand_tickets_is_refused
+        a_process_has_ten_thousand_waiters_at_most
     ]
 }
 
@@ -102,7 +102,7 @@ async fn a_stranger_releases_and_renews_nothing(store: Store) {
 }
 
 /// A request that would stand behind ten thousand is refused at once. When one of these has left, the next may wait.
-async fn who_would_wait_behind_ten_thousand_is_refused(store: Store) {
+async fn a_request_behind_ten_thousand_tickets_is_refused(store: Store) {
     let stranger = stranger(&store).await;
     let in_line = ten_thousand(&store, &stranger).await;
     let locks = store.client();
@@ -165,7 +165,7 @@ async fn ten_thousand(store: &Store, stranger: &Arc<dyn Connection>) -> Arc<Requ
 }
 
 /// They are one ticket at the store, which would never refuse them.
-async fn of_one_process_ten_thousand_may_wait_and_no_more(store: Store) {
+async fn a_process_has_ten_thousand_waiters_at_most(store: Store) {
     let (locks, counts) = store.counted(Fair::Local(Duration::from_secs(3600)));
     let guard = locks.mutex("a").acquire().await.unwrap();
     let mut line: Vec<Pin<Box<dyn Future<Output = ()> + Send>>> = Vec::new();

@@ -13,20 +13,20 @@ use crate::traces;
 
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     let facts = crate::store_facts![store, crate::store::DEFAULT;
-        two_orders_are_told_of_once_and_can_deadlock
-        annotated_functions_are_told_of_by_their_templates
-        one_order_is_never_told_of
-        who_does_not_wait_has_no_order
-        who_re_enters_has_no_order
+        two_opposite_orders_are_reported_once_and_can_deadlock
+        annotated_functions_are_reported_by_their_templates
+        a_single_order_is_never_reported
+        a_try_has_no_order
+        a_re_entry_has_no_order
         a_bare_guard_has_no_order
-        what_is_taken_together_is_in_order_with_what_is_around_it_only
+        locks_taken_together_are_in_order_only_with_locks_around_them
         a_lock_that_is_over_has_no_order
-        a_scope_that_is_carried_into_a_task_counts_and_what_is_around_it_does_not
-        readers_in_two_orders_deadlock_behind_writers_and_are_told_of
-        a_semaphore_that_is_used_up_deadlocks_and_is_told_of
-        a_gate_lets_one_in_at_a_time_until_it_is_a_readers
-        clients_are_told_of_each_on_its_own
-        who_holds_more_than_thirty_two_is_not_looked_at
+        a_carried_scope_counts_in_a_task_and_locks_around_the_task_do_not
+        readers_in_two_orders_deadlock_behind_writers_and_are_reported
+        a_semaphore_that_is_used_up_deadlocks_and_is_reported
+        a_gate_prevents_a_deadlock_until_it_is_downgraded
+        each_client_has_orders_of_its_own
+        a_caller_that_holds_more_than_thirty_two_is_not_checked
     ];
     if cfg!(debug_assertions) {
         return facts;
@@ -51,7 +51,7 @@ async fn nest_at_once(outer: &Lock, all_inside: &Barrier, inner: &Lock) -> Resul
         .await
 }
 
-async fn two_orders_are_told_of_once_and_can_deadlock(store: Store) {
+async fn two_opposite_orders_are_reported_once_and_can_deadlock(store: Store) {
     let locks = store.client();
     let (a, b) = (locks.mutex("two:a"), locks.mutex("two:b").label("b of two"));
     for _ in 0..3 {
@@ -104,7 +104,7 @@ async fn count(locks: &Locks, id: u32, inside: bool) -> Result<(), Error> {
 }
 
 /// Once for the two functions, however many keys they are called with.
-async fn annotated_functions_are_told_of_by_their_templates(store: Store) {
+async fn annotated_functions_are_reported_by_their_templates(store: Store) {
     let locks = store.client();
     for id in 0..20 {
         settle(&locks, id, false).await.unwrap();
@@ -122,7 +122,7 @@ async fn annotated_functions_are_told_of_by_their_templates(store: Store) {
 }
 
 /// Under names without end; that what is remembered of them has an end is a test of the library's.
-async fn one_order_is_never_told_of(store: Store) {
+async fn a_single_order_is_never_reported(store: Store) {
     let locks = store.client();
     let shop = locks.mutex("one:shop");
     for number in 0..5_000 {
@@ -137,7 +137,7 @@ async fn one_order_is_never_told_of(store: Store) {
     assert_eq!(traces::inversions("one:"), [""; 0]);
 }
 
-async fn who_does_not_wait_has_no_order(store: Store) {
+async fn a_try_has_no_order(store: Store) {
     let locks = store.client();
     let (a, b) = (locks.mutex("try:a"), locks.mutex("try:b"));
     nest(&a, &b).await;
@@ -159,7 +159,7 @@ async fn who_does_not_wait_has_no_order(store: Store) {
     assert_eq!(traces::inversions("try:").len(), 1);
 }
 
-async fn who_re_enters_has_no_order(store: Store) {
+async fn a_re_entry_has_no_order(store: Store) {
     let locks = store.client();
     let (a, b) = (locks.mutex("again:a"), locks.mutex("again:b"));
     a.run(async |_| {
@@ -185,7 +185,7 @@ async fn a_bare_guard_has_no_order(store: Store) {
     assert_eq!(traces::inversions("bare:"), [""; 0]);
 }
 
-async fn what_is_taken_together_is_in_order_with_what_is_around_it_only(store: Store) {
+async fn locks_taken_together_are_in_order_only_with_locks_around_them(store: Store) {
     let locks = store.client();
     let [a, b, c] = ["all:a", "all:b", "all:c"].map(|name| locks.mutex(name));
     for order in [[&a, &b, &c], [&c, &b, &a]] {
@@ -221,7 +221,7 @@ async fn a_lock_that_is_over_has_no_order(store: Store) {
 }
 
 /// The code that has spawned a task need not wait for it, and then releases what only that code holds.
-async fn a_scope_that_is_carried_into_a_task_counts_and_what_is_around_it_does_not(store: Store) {
+async fn a_carried_scope_counts_in_a_task_and_locks_around_the_task_do_not(store: Store) {
     let locks = store.client();
     let [a, b, c] = ["task:a", "task:b", "task:c"].map(|name| locks.mutex(name));
     let last = c.clone();
@@ -241,7 +241,7 @@ async fn a_scope_that_is_carried_into_a_task_counts_and_what_is_around_it_does_n
     assert_eq!(traces::inversions("task:").len(), 1);
 }
 
-async fn readers_in_two_orders_deadlock_behind_writers_and_are_told_of(store: Store) {
+async fn readers_in_two_orders_deadlock_behind_writers_and_are_reported(store: Store) {
     let locks = store.client();
     let [a, b] = ["readers:a", "readers:b"].map(|name| locks.rwlock(name));
     nest(&a.read(), &b.read()).await;
@@ -277,7 +277,7 @@ async fn readers_in_two_orders_deadlock_behind_writers_and_are_told_of(store: St
     }
 }
 
-async fn a_semaphore_that_is_used_up_deadlocks_and_is_told_of(store: Store) {
+async fn a_semaphore_that_is_used_up_deadlocks_and_is_reported(store: Store) {
     let locks = store.client();
     let wait = Duration::from_millis(300);
     let (permit, a) = (
@@ -297,7 +297,7 @@ async fn a_semaphore_that_is_used_up_deadlocks_and_is_told_of(store: Store) {
     assert_eq!(kind(one.and(other).and(third)), ErrorKind::Timeout);
 }
 
-async fn a_gate_lets_one_in_at_a_time_until_it_is_a_readers(store: Store) {
+async fn a_gate_prevents_a_deadlock_until_it_is_downgraded(store: Store) {
     let locks = store.client();
     let gate = locks.rwlock("gate").write();
     for reads_on in [false, true] {
@@ -314,7 +314,7 @@ async fn a_gate_lets_one_in_at_a_time_until_it_is_a_readers(store: Store) {
     }
 }
 
-async fn clients_are_told_of_each_on_its_own(store: Store) {
+async fn each_client_has_orders_of_its_own(store: Store) {
     let [one, other] = [(); 2].map(|()| {
         let locks = store.client();
         ["each:a", "each:b"].map(|name| locks.mutex(name))
@@ -340,7 +340,7 @@ async fn nest_all(outer: &[Lock], last: &Lock) -> Result<(), Error> {
     }
 }
 
-async fn who_holds_more_than_thirty_two_is_not_looked_at(store: Store) {
+async fn a_caller_that_holds_more_than_thirty_two_is_not_checked(store: Store) {
     let locks = store.client();
     for (held, told) in [(33, 0), (32, 1)] {
         let lock = |number| locks.mutex(format!("many{held}:{number}"));

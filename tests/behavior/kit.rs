@@ -28,12 +28,12 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         an_enqueue_let_go_after_its_caller_gave_up_leaves_nothing
         an_enqueue_that_arrives_after_its_release_takes_nothing
         a_hold_that_is_dropped_holds_nothing
-        who_runs_out_of_time_at_the_store_does_not_speak_for_the_others
+        a_leader_that_runs_out_of_time_does_not_fail_the_others
         a_lost_wake_up_is_made_up_for_by_a_renewal
-        a_waiter_of_before_a_break_is_woken_after_it
-        what_was_sent_into_a_freeze_is_carried_out_in_order_after_it
+        a_waiter_from_before_a_break_is_woken_after_it
+        requests_sent_into_a_freeze_are_carried_out_in_order_after_it
         one_process_is_cut_off_while_another_works
-        who_is_cancelled_or_cut_off_in_line_leaves_the_order_of_the_rest
+        cancelled_and_cut_off_waiters_leave_the_order_of_the_others
         a_hand_over_costs_as_many_requests_with_a_hundred_waiters_as_with_one
         a_process_keeps_a_lock_among_its_own_until_the_bound_and_no_longer
         the_innermost_default_counts_and_tasks_are_outside
@@ -294,7 +294,7 @@ async fn a_lost_wake_up_is_made_up_for_by_a_renewal(_: Store) {
     }
 }
 
-async fn a_waiter_of_before_a_break_is_woken_after_it(_: Store) {
+async fn a_waiter_from_before_a_break_is_woken_after_it(_: Store) {
     let (kit, locks) = kit();
     let guard = locks.mutex("a").acquire().await.unwrap();
     let theirs = kit.another_process();
@@ -312,7 +312,7 @@ async fn a_waiter_of_before_a_break_is_woken_after_it(_: Store) {
     give_back(soon(waiter).await.unwrap().unwrap()).await;
 }
 
-async fn what_was_sent_into_a_freeze_is_carried_out_in_order_after_it(_: Store) {
+async fn requests_sent_into_a_freeze_are_carried_out_in_order_after_it(_: Store) {
     let (kit, locks) = kit();
     let elsewhere = kit.another_process().client().unwrap();
     locks.ready(SOON).await.unwrap();
@@ -352,7 +352,7 @@ async fn one_process_is_cut_off_while_another_works(_: Store) {
 }
 
 /// As far as one process can show it: who is cut off for ever is as good as killed.
-async fn who_is_cancelled_or_cut_off_in_line_leaves_the_order_of_the_rest(_: Store) {
+async fn cancelled_and_cut_off_waiters_leave_the_order_of_the_others(_: Store) {
     let (kit, locks) = kit();
     let guard = locks.mutex("a").acquire().await.unwrap();
     let (served, mut order) = mpsc::unbounded_channel();
@@ -499,7 +499,7 @@ async fn the_innermost_default_counts_and_tasks_are_outside(_: Store) {
 }
 
 /// In the line of a process: it is the budget of one that ends, not the store that fails.
-async fn who_runs_out_of_time_at_the_store_does_not_speak_for_the_others(_: Store) {
+async fn a_leader_that_runs_out_of_time_does_not_fail_the_others(_: Store) {
     let kit = Kit::new();
     kit.clock().stop();
     let theirs = kit.client().unwrap();

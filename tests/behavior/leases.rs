@@ -27,19 +27,19 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         the_lock_is_held_until_the_last_of_the_body_is_gone
         a_body_that_asked_for_a_signal_is_not_stopped
         ensure_renews_when_less_remains
-        ensure_refuses_what_no_renewal_can_give
+        ensure_refuses_a_time_that_no_renewal_can_give
         renewals_do_not_outlive_the_release
         a_waiter_with_a_short_ttl_does_not_shorten_the_holder
         a_waiter_outlives_many_of_its_own_leases_in_line
         a_leaked_guard_is_not_renewed_beyond_its_limit
         a_lock_stays_taken_as_long_as_asked_however_its_user_ends
-        what_is_kept_after_its_use_does_not_hold_up_a_shutdown
+        a_lock_kept_by_min_hold_does_not_hold_up_a_shutdown
         a_min_hold_that_no_lease_can_keep_is_refused
-        what_is_kept_when_its_client_ends_is_free_when_its_time_has_come
-        what_is_kept_longer_than_its_ttl_outlives_its_client
+        a_lock_kept_by_min_hold_is_free_on_time_though_its_client_ends
+        a_lock_kept_for_longer_than_its_ttl_outlives_its_client
         a_loss_is_told_to_a_view_whose_guard_is_gone_already
         a_client_that_ends_in_order_tells_of_no_trouble
-        danger_is_told_before_the_loss_and_not_without_need
+        danger_is_reported_before_the_loss_and_not_without_need
         an_error_of_the_body_is_passed_on_and_the_lock_is_free
     ]
 }
@@ -298,7 +298,7 @@ async fn ensure_renews_when_less_remains(store: Store) {
     give_back(guard).await;
 }
 
-async fn ensure_refuses_what_no_renewal_can_give(store: Store) {
+async fn ensure_refuses_a_time_that_no_renewal_can_give(store: Store) {
     let guard = store.client().mutex("a").ttl(STALL).acquire().await;
     let guard = guard.unwrap();
 
@@ -446,7 +446,7 @@ async fn a_lock_stays_taken_as_long_as_asked_however_its_user_ends(store: Store)
     assert_nothing_left(&store, &locks, "released").await;
 }
 
-async fn what_is_kept_after_its_use_does_not_hold_up_a_shutdown(store: Store) {
+async fn a_lock_kept_by_min_hold_does_not_hold_up_a_shutdown(store: Store) {
     let ttl = Duration::from_millis(600);
     let locks = store.client();
     let lock = locks.mutex("a").ttl(ttl).min_hold(LEASE);
@@ -509,7 +509,7 @@ async fn a_client_that_ends_in_order_tells_of_no_trouble(store: Store) {
     }
 }
 
-async fn danger_is_told_before_the_loss_and_not_without_need(store: Store) {
+async fn danger_is_reported_before_the_loss_and_not_without_need(store: Store) {
     let (locks, counts) = store.counted(Fair::Strict);
     let mut events = locks.events();
     let ttl = Duration::from_secs(3);
@@ -565,7 +565,7 @@ async fn an_error_of_the_body_is_passed_on_and_the_lock_is_free(store: Store) {
 }
 
 /// Not sooner, and not at the end of the lease.
-async fn what_is_kept_when_its_client_ends_is_free_when_its_time_has_come(store: Store) {
+async fn a_lock_kept_by_min_hold_is_free_on_time_though_its_client_ends(store: Store) {
     let (ttl, least) = (Duration::from_secs(8), Duration::from_millis(800));
     let elsewhere = store.client();
     for shuts_down in [true, false] {
@@ -587,7 +587,7 @@ async fn what_is_kept_when_its_client_ends_is_free_when_its_time_has_come(store:
     }
 }
 
-async fn what_is_kept_longer_than_its_ttl_outlives_its_client(store: Store) {
+async fn a_lock_kept_for_longer_than_its_ttl_outlives_its_client(store: Store) {
     if store.capability().sessions {
         // A session that is over keeps nothing: see `Lock::min_hold`.
         return;

@@ -27,7 +27,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         a_bound_of_zero_passes_nothing_on
         a_long_chain_of_dropped_waiters_ends_without_recursion
         a_waiter_dropped_with_the_lock_in_its_hands_passes_it_on
-        who_gives_up_leaves_its_place_in_the_stores_line_to_the_next
+        a_leader_that_gives_up_leaves_its_place_at_the_store_to_the_next
         a_lost_lock_that_its_holder_keeps_does_not_keep_the_line
         an_aged_ticket_is_not_passed_on
         readers_of_a_process_share_one_ticket
@@ -303,7 +303,7 @@ async fn a_waiter_dropped_with_the_lock_in_its_hands_passes_it_on(store: Store) 
 }
 
 /// The one who stands in line for the process gives up; the next must not begin at the end.
-async fn who_gives_up_leaves_its_place_in_the_stores_line_to_the_next(store: Store) {
+async fn a_leader_that_gives_up_leaves_its_place_at_the_store_to_the_next(store: Store) {
     let (holding, ours, theirs) = (store.client(), store.client(), store.client());
     let guard = holding.mutex("a").acquire().await.unwrap();
     let lock = ours.mutex("a").wait(SOON);

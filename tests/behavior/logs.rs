@@ -20,7 +20,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, DEFAULT;
         a_client_tells_of_its_start_and_of_its_end_once
         a_release_tells_for_how_long_the_lock_was_held
-        a_lock_that_is_not_to_be_had_is_told_by_guard_and_function_alike
+        a_lock_that_is_not_taken_is_logged_by_guard_and_function_alike
     ]
 }
 
@@ -28,7 +28,7 @@ pub(crate) fn facts_of_the_kit(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, DEFAULT;
         a_lock_that_was_deleted_under_its_holder_is_a_warning_at_its_release
         a_deleted_lock_is_a_warning_though_a_renewal_misses_it_after_its_use
-        what_runs_out_after_its_release_is_no_warning
+        a_lease_that_runs_out_after_its_release_is_no_warning
         a_url_that_was_not_opened_is_not_repeated
     ]
 }
@@ -156,7 +156,7 @@ async fn annotated(name: &str) -> Result<(), Error> {
     Ok(())
 }
 
-async fn a_lock_that_is_not_to_be_had_is_told_by_guard_and_function_alike(store: Store) {
+async fn a_lock_that_is_not_taken_is_logged_by_guard_and_function_alike(store: Store) {
     let (locks, other) = (store.client(), store.client());
     let name = marked(&store, "taken");
     let held = other.mutex(&name).acquire().await.unwrap();
@@ -260,7 +260,7 @@ async fn a_url_that_was_not_opened_is_not_repeated(store: Store) {
 }
 
 /// A store that was away while the keeper tried has nothing to accuse anybody of.
-async fn what_runs_out_after_its_release_is_no_warning(store: Store) {
+async fn a_lease_that_runs_out_after_its_release_is_no_warning(store: Store) {
     let kit = Kit::new();
     let locks = kit.client().unwrap();
     let name = marked(&store, "late");

@@ -31,15 +31,15 @@ pub(crate) fn facts_of_redis(store: Kind) -> Vec<Trial> {
 /// What the configuration says of itself, whatever the store.
 pub(crate) fn facts_of_settings(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, DEFAULT;
-        settings_that_are_hardly_meant_are_warned_of_once
+        unlikely_settings_are_warned_of_once
     ]
 }
 
 /// What becomes of a slow reply, by the store for tests.
 pub(crate) fn facts_of_the_kit(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, DEFAULT;
-        what_a_slow_reply_cannot_ensure_is_no_mistake
-        what_ends_by_itself_before_is_a_mistake_whatever_the_ttl
+        an_ensure_spoilt_by_a_slow_reply_is_no_mistake
+        an_ensure_beyond_max_hold_is_a_mistake_whatever_the_ttl
     ]
 }
 
@@ -144,7 +144,7 @@ async fn a_waiter_for_another_client_is_not_told_that_it_is_its_own(store: Store
     give_back(elsewhere).await;
 }
 
-async fn what_a_slow_reply_cannot_ensure_is_no_mistake(_: Store) {
+async fn an_ensure_spoilt_by_a_slow_reply_is_no_mistake(_: Store) {
     let kit = Kit::new();
     let locks = kit.client().unwrap();
     let ttl = Duration::from_secs(30);
@@ -172,7 +172,7 @@ async fn what_a_slow_reply_cannot_ensure_is_no_mistake(_: Store) {
     give_back(guard).await;
 }
 
-async fn what_ends_by_itself_before_is_a_mistake_whatever_the_ttl(_: Store) {
+async fn an_ensure_beyond_max_hold_is_a_mistake_whatever_the_ttl(_: Store) {
     let kit = Kit::new();
     let locks = kit.client().unwrap();
     kit.clock().stop();
@@ -243,7 +243,7 @@ async fn a_server_that_does_not_answer_is_named(_: Store) {
     }
 }
 
-async fn settings_that_are_hardly_meant_are_warned_of_once(_: Store) {
+async fn unlikely_settings_are_warned_of_once(_: Store) {
     let doubtful = |operation: u64, bound: u64, ttl: u64| {
         let before = traces::lines("LOCK_").len();
         let locks = Locks::builder()

@@ -23,11 +23,11 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store;
         many_clients_that_take_names_in_any_order_all_come_through
         names_on_two_stores_are_taken_in_one_order
-        one_that_is_not_free_leaves_the_others_free
-        one_budget_covers_all
+        a_lock_that_is_not_free_leaves_the_others_free
+        one_wait_budget_covers_all_locks
         a_wait_of_zero_takes_what_is_free_and_refuses_the_rest
         limits_of_the_hold_begin_when_all_are_held
-        what_is_ensured_is_ensured_for_all
+        an_ensure_of_several_holds_for_each_of_them
         a_name_that_is_given_twice_is_locked_once_in_the_stronger_way
         permits_of_one_semaphore_are_added_up
         more_permits_than_there_are_is_a_mistake_and_nothing_is_taken
@@ -35,11 +35,11 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         a_timeout_tells_the_whole_wait
         a_name_as_mutex_and_as_semaphore_is_a_mismatch
         the_loss_of_one_stops_the_work_and_releases_the_others
-        one_whose_loss_is_to_be_told_only_stops_nothing
-        one_that_is_lost_while_the_rest_is_waited_for_is_an_error
-        several_dropped_at_any_poll_leave_nothing
-        what_is_held_around_is_taken_again_inside
-        of_none_nothing_is_waited_for
+        a_lock_that_only_reports_its_loss_stops_nothing
+        a_lock_lost_while_the_others_are_waited_for_is_an_error
+        several_locks_dropped_at_any_poll_leave_nothing
+        locks_held_around_are_re_entered_inside
+        an_empty_list_of_locks_waits_for_nothing
     ]
 }
 
@@ -108,7 +108,7 @@ async fn names_on_two_stores_are_taken_in_one_order(store: Store) {
     assert_eq!(resource.assert_no_overlap().visits, 80);
 }
 
-async fn one_that_is_not_free_leaves_the_others_free(store: Store) {
+async fn a_lock_that_is_not_free_leaves_the_others_free(store: Store) {
     let (locks, other) = (store.client(), store.client());
     let in_the_way = other.mutex("b").acquire().await.unwrap();
     let all = Locks::all(["c", "b", "a"].map(|name| locks.mutex(name)));
@@ -138,7 +138,7 @@ async fn one_that_is_not_free_leaves_the_others_free(store: Store) {
     assert_eq!(all.release().await.unwrap(), Release::Released);
 }
 
-async fn one_budget_covers_all(store: Store) {
+async fn one_wait_budget_covers_all_locks(store: Store) {
     let (locks, other) = (store.client(), store.client());
     // So long that half of it is more than the slack.
     let budget = Duration::from_secs(4);
@@ -204,7 +204,7 @@ async fn limits_of_the_hold_begin_when_all_are_held(store: Store) {
     }
 }
 
-async fn what_is_ensured_is_ensured_for_all(store: Store) {
+async fn an_ensure_of_several_holds_for_each_of_them(store: Store) {
     let locks = store.client();
     let (short, long) = (Duration::from_secs(2), Duration::from_secs(8));
     let once = |name, ttl| locks.mutex(name).ttl(ttl).renew(false);
@@ -356,7 +356,7 @@ async fn the_loss_of_one_stops_the_work_and_releases_the_others(store: Store) {
     }
 }
 
-async fn one_whose_loss_is_to_be_told_only_stops_nothing(store: Store) {
+async fn a_lock_that_only_reports_its_loss_stops_nothing(store: Store) {
     let (stays, goes) = (store.client(), store.client());
     let told = goes.mutex("b").on_lost(OnLost::Signal);
 
@@ -371,7 +371,7 @@ async fn one_whose_loss_is_to_be_told_only_stops_nothing(store: Store) {
     assert_eq!(ended.unwrap(), LostReason::Shutdown);
 }
 
-async fn one_that_is_lost_while_the_rest_is_waited_for_is_an_error(store: Store) {
+async fn a_lock_lost_while_the_others_are_waited_for_is_an_error(store: Store) {
     let (locks, other) = (store.client(), store.client());
     let in_the_way = other.mutex("b").acquire().await.unwrap();
     let short = |lock: Lock| lock.ttl(Duration::from_millis(300)).renew(false);
@@ -387,7 +387,7 @@ async fn one_that_is_lost_while_the_rest_is_waited_for_is_an_error(store: Store)
     assert_nothing_left(&store, &locks, "b").await;
 }
 
-async fn several_dropped_at_any_poll_leave_nothing(store: Store) {
+async fn several_locks_dropped_at_any_poll_leave_nothing(store: Store) {
     let locks = store.client();
     let in_the_way = locks.mutex("c").acquire().await.unwrap();
     let mut drops = 0;
@@ -414,7 +414,7 @@ async fn several_dropped_at_any_poll_leave_nothing(store: Store) {
     assert_nothing_left(&store, &locks, "c").await;
 }
 
-async fn what_is_held_around_is_taken_again_inside(store: Store) {
+async fn locks_held_around_are_re_entered_inside(store: Store) {
     let locks = store.client();
     let both = || Locks::all([locks.mutex("a"), locks.mutex("b")]).wait(SOON);
 
@@ -437,7 +437,7 @@ async fn what_is_held_around_is_taken_again_inside(store: Store) {
     }
 }
 
-async fn of_none_nothing_is_waited_for(_: Store) {
+async fn an_empty_list_of_locks_waits_for_nothing(_: Store) {
     let none = Locks::all([]);
 
     let ended: Result<bool, Error> = none.run(async |held| Ok(held.is_valid())).await;

@@ -7,11 +7,11 @@ use crate::store::{Kind, SOON, Store, assert_nothing_left, begin, give_back, kin
 
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store;
-        what_a_client_and_a_lock_say_of_themselves_is_shown_beside_who_they_are
+        owner_texts_of_clients_and_locks_are_shown_beside_the_process
         any_text_of_one_line_comes_back_as_it_was
-        a_ticket_is_shown_with_the_text_of_who_has_it
+        a_ticket_is_shown_with_the_text_of_its_holder
         an_owner_that_is_not_usable_is_refused_and_nothing_is_taken
-        a_text_is_no_part_of_the_name_and_outlasts_what_a_ticket_goes_through
+        an_owner_text_is_no_part_of_the_name_and_stays_with_its_ticket
     ]
 }
 
@@ -26,7 +26,7 @@ fn named(store: &Store) -> Locks {
     store.client_with(Locks::builder().owner("billing 2.7"))
 }
 
-async fn what_a_client_and_a_lock_say_of_themselves_is_shown_beside_who_they_are(store: Store) {
+async fn owner_texts_of_clients_and_locks_are_shown_beside_the_process(store: Store) {
     let (billing, nobody) = (named(&store), store.client());
     let pool = |locks: &Locks| locks.semaphore("a", 9).permits(1);
     let guards = [
@@ -98,7 +98,7 @@ async fn any_text_of_one_line_comes_back_as_it_was(store: Store) {
 }
 
 /// A lock is passed on in memory otherwise, with a ticket that has the first one's text.
-async fn a_ticket_is_shown_with_the_text_of_who_has_it(store: Store) {
+async fn a_ticket_is_shown_with_the_text_of_its_holder(store: Store) {
     let locks = named(&store);
     let first = locks.mutex("a").owner("first").acquire().await.unwrap();
     let second = begin(locks.mutex("a").owner("second").wait(SOON));
@@ -147,7 +147,7 @@ async fn an_owner_that_is_not_usable_is_refused_and_nothing_is_taken(store: Stor
     }
 }
 
-async fn a_text_is_no_part_of_the_name_and_outlasts_what_a_ticket_goes_through(store: Store) {
+async fn an_owner_text_is_no_part_of_the_name_and_stays_with_its_ticket(store: Store) {
     let (locks, other) = (named(&store), store.client());
     let writer = locks.mutex("a").owner("rebuild").acquire().await;
     let mut writer = writer.unwrap();

@@ -22,20 +22,20 @@ use crate::store::{DEFAULT, Kind, SOON, Store, assert_nothing_left, give_back, k
 
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store;
-        a_waiter_for_permits_is_woken_by_those_that_are_given_back
-        no_more_than_there_are_are_out_while_parts_are_given_back
-        another_number_is_refused_and_changes_nothing
+        a_waiter_for_permits_is_woken_when_they_are_given_back
+        permits_never_exceed_the_capacity_while_some_are_given_back
+        giving_back_none_or_all_permits_is_refused_and_changes_nothing
         guards_of_one_hold_give_back_of_the_same_permits
-        of_a_lost_lock_nothing_is_given_back
-        parts_given_back_by_a_call_dropped_at_any_poll_are_had_by_others
+        a_lost_lock_gives_no_permits_back
+        permits_given_back_by_a_call_dropped_at_any_poll_go_to_others
     ]
 }
 
 /// What becomes of each loss on the way, by the store for tests.
 pub(crate) fn facts_of_the_kit(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, DEFAULT;
-        what_is_not_acknowledged_is_asked_for_again
-        an_acknowledgement_of_before_gives_nothing_back
+        giving_permits_back_is_repeated_until_it_is_acknowledged
+        an_acknowledgement_of_an_earlier_renewal_gives_nothing_back
     ]
 }
 
@@ -54,7 +54,7 @@ async fn permits(store: &Store) -> Vec<u32> {
     places.iter().map(|place| place.permits).collect()
 }
 
-async fn a_waiter_for_permits_is_woken_by_those_that_are_given_back(store: Store) {
+async fn a_waiter_for_permits_is_woken_when_they_are_given_back(store: Store) {
     let observer = store.client();
     let guard = store.client().semaphore("s", 5).permits(5).acquire().await;
     let guard = guard.unwrap();
@@ -86,7 +86,7 @@ async fn a_waiter_for_permits_is_woken_by_those_that_are_given_back(store: Store
 }
 
 /// Judged inside, where those meet who have permits.
-async fn no_more_than_there_are_are_out_while_parts_are_given_back(store: Store) {
+async fn permits_never_exceed_the_capacity_while_some_are_given_back(store: Store) {
     let pool = Arc::new(Witness::of(5));
     let mut tasks = JoinSet::new();
     for _ in 0..6 {
@@ -118,7 +118,7 @@ async fn no_more_than_there_are_are_out_while_parts_are_given_back(store: Store)
     assert_nothing_left(&store, &store.client(), "s").await;
 }
 
-async fn another_number_is_refused_and_changes_nothing(store: Store) {
+async fn giving_back_none_or_all_permits_is_refused_and_changes_nothing(store: Store) {
     let locks = store.client();
     let guard = locks.semaphore("s", 5).permits(3).acquire().await.unwrap();
 
@@ -169,7 +169,7 @@ async fn guards_of_one_hold_give_back_of_the_same_permits(store: Store) {
     assert_nothing_left(&store, &locks, "s").await;
 }
 
-async fn of_a_lost_lock_nothing_is_given_back(store: Store) {
+async fn a_lost_lock_gives_no_permits_back(store: Store) {
     let ttl = Duration::from_millis(300);
     let lock = store.client().semaphore("s", 3).permits(3);
     let guard = lock.ttl(ttl).renew(false).acquire().await.unwrap();
@@ -179,7 +179,7 @@ async fn of_a_lost_lock_nothing_is_given_back(store: Store) {
     assert_eq!(kind(guard.release_permits(1).await), lost);
 }
 
-async fn parts_given_back_by_a_call_dropped_at_any_poll_are_had_by_others(store: Store) {
+async fn permits_given_back_by_a_call_dropped_at_any_poll_go_to_others(store: Store) {
     let (locks, other) = (store.client(), store.client());
     let mut drops = 0;
     for round in 0..10 {
@@ -222,7 +222,7 @@ async fn parts_given_back_by_a_call_dropped_at_any_poll_are_had_by_others(store:
     give_back(guard).await;
 }
 
-async fn what_is_not_acknowledged_is_asked_for_again(_: Store) {
+async fn giving_permits_back_is_repeated_until_it_is_acknowledged(_: Store) {
     type Befall = fn(&Kit);
     let faults: [(Befall, ErrorKind); 4] = [
         (|kit| kit.lose_next_reply(Verb::Renew), ErrorKind::Unknown),
@@ -261,7 +261,7 @@ async fn what_is_not_acknowledged_is_asked_for_again(_: Store) {
 }
 
 /// A renewal with all permits is under way when some are given back.
-async fn an_acknowledgement_of_before_gives_nothing_back(_: Store) {
+async fn an_acknowledgement_of_an_earlier_renewal_gives_nothing_back(_: Store) {
     let kit = Kit::new();
     let (locks, other) = (kit.client().unwrap(), kit.client().unwrap());
     let lock = locks.semaphore("s", 5).permits(5);

@@ -21,7 +21,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         a_killed_holder_is_followed_when_its_lease_is_over
         the_permits_of_a_killed_holder_are_back_after_its_lease
         killed_readers_let_the_writer_in_after_their_leases
-        who_is_cancelled_or_killed_in_line_leaves_the_order_of_the_rest
+        cancelled_and_killed_waiters_leave_the_order_of_the_others
         a_frozen_holder_is_followed_and_its_late_write_is_refused
         a_process_that_ends_with_a_guard_leaves_no_lock
         a_signal_that_ends_a_service_leaves_no_lock
@@ -47,7 +47,7 @@ pub(crate) fn facts_of_none(store: Kind) -> Vec<Trial> {
 pub(crate) fn facts_of_redis(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT;
         one_hand_over_costs_two_scripts_and_one_message_whatever_the_number_of_waiters
-        a_release_wakes_just_those_whom_it_lets_in
+        a_release_wakes_exactly_the_waiters_that_it_lets_in
         a_line_inside_one_process_costs_the_store_next_to_nothing
         an_uncontended_pair_costs_two_scripts
     ]
@@ -183,7 +183,7 @@ async fn a_killed_waiter_holds_up_the_line_for_two_seconds_at_most(store: Store)
 }
 
 /// Twenty wait, three of them are cancelled and two killed.
-async fn who_is_cancelled_or_killed_in_line_leaves_the_order_of_the_rest(store: Store) {
+async fn cancelled_and_killed_waiters_leave_the_order_of_the_others(store: Store) {
     let locks = store.client();
     let guard = locks.mutex("a").acquire().await.unwrap();
     let (served, mut order) = tokio::sync::mpsc::unbounded_channel();
@@ -470,7 +470,7 @@ async fn killed_readers_let_the_writer_in_after_their_leases(store: Store) {
 }
 
 /// For locks that let several in at once. Exact, so it has a server to itself.
-async fn a_release_wakes_just_those_whom_it_lets_in(store: Store) {
+async fn a_release_wakes_exactly_the_waiters_that_it_lets_in(store: Store) {
     let server = tests::redis_server::RedisServer::start();
     let client = || {
         lockcore::Locks::builder()

@@ -24,7 +24,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         an_abandoned_request_is_released_after_its_reply_and_not_before
         an_abandoned_request_that_is_never_answered_leaves_a_mark
         a_refusal_does_not_settle_an_earlier_try_of_an_abandoned_request
-        what_a_denied_request_may_have_left_is_given_back
+        a_ticket_that_a_denied_request_may_have_left_is_given_back
         a_request_that_was_denied_from_the_start_leaves_nothing_to_give_back
         a_release_leaves_a_mark_when_an_earlier_try_is_still_under_way
         an_unanswered_try_makes_the_outcome_unknown_whatever_the_next_answer_is
@@ -37,16 +37,16 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         a_lease_that_is_being_released_is_not_renewed
         an_acknowledgement_that_comes_after_the_deadline_leads_to_a_release
         clients_that_lost_their_connections_do_not_come_back_all_at_once
-        after_a_gap_everything_is_asked_after_a_hundred_at_a_time
-        a_gap_among_many_leases_is_asked_about_in_bounded_steps
-        a_release_that_is_not_answered_for_is_repeated
-        a_renewal_that_is_not_answered_for_is_repeated
+        after_a_gap_a_client_rechecks_a_hundred_tickets_at_a_time
+        after_a_gap_many_leases_are_rechecked_in_bounded_steps
+        a_release_that_the_store_leaves_out_is_repeated
+        a_renewal_that_the_store_leaves_out_is_repeated
         a_ticket_that_cannot_be_renewed_is_one_warning_while_others_are_renewed
         a_late_answer_replaces_no_connection_on_which_others_are_answered
-        requests_beyond_what_a_store_carries_wait_and_a_release_does_not_wait_for_them
+        requests_beyond_the_limit_of_a_store_wait_and_a_release_passes_them
         a_renewal_passes_the_requests_that_wait
         requests_of_futures_that_are_not_polled_keep_nobody_out
-        an_errand_of_a_future_that_is_not_polled_keeps_nobody_out_who_does_not_wait
+        an_enqueue_of_a_future_that_is_not_polled_keeps_no_try_out
         a_place_that_is_lost_while_its_future_is_not_polled_goes_to_the_next
         a_break_is_followed_by_one_connection
         a_listener_hears_that_the_store_is_back_though_nobody_asks
@@ -129,7 +129,7 @@ async fn a_refusal_does_not_settle_an_earlier_try_of_an_abandoned_request(_: Sto
 }
 
 /// A right may be taken away while a script runs.
-async fn what_a_denied_request_may_have_left_is_given_back(_: Store) {
+async fn a_ticket_that_a_denied_request_may_have_left_is_given_back(_: Store) {
     for dropped in [false, true] {
         let (locks, mut store) = played();
         let task = begin(locks.mutex("a"));
@@ -486,7 +486,7 @@ async fn clients_that_lost_their_connections_do_not_come_back_all_at_once(_: Sto
 }
 
 /// A script of the store's must stay short.
-async fn after_a_gap_everything_is_asked_after_a_hundred_at_a_time(_: Store) {
+async fn after_a_gap_a_client_rechecks_a_hundred_tickets_at_a_time(_: Store) {
     let (locks, mut store) = played();
     let mut guards = Vec::new();
     for number in 0..250 {
@@ -509,7 +509,7 @@ async fn after_a_gap_everything_is_asked_after_a_hundred_at_a_time(_: Store) {
     assert_eq!(sizes, [50, 100, 100]);
 }
 
-async fn a_gap_among_many_leases_is_asked_about_in_bounded_steps(_: Store) {
+async fn after_a_gap_many_leases_are_rechecked_in_bounded_steps(_: Store) {
     let (locks, mut store) = played();
     let mut guards = Vec::new();
     for number in 0..2_000 {
@@ -547,7 +547,7 @@ fn still_granted(tickets: &[Arc<Request>]) -> Vec<Renewed> {
 }
 
 /// A store of somebody else's, which answers for fewer tickets than it was asked about.
-async fn a_release_that_is_not_answered_for_is_repeated(_: Store) {
+async fn a_release_that_the_store_leaves_out_is_repeated(_: Store) {
     let (locks, mut store) = played();
     drop(store.grant(&locks.mutex("a")).await);
     for _ in 0..2 {
@@ -561,7 +561,7 @@ async fn a_release_that_is_not_answered_for_is_repeated(_: Store) {
     locks.shutdown(SOON).await.unwrap();
 }
 
-async fn a_renewal_that_is_not_answered_for_is_repeated(_: Store) {
+async fn a_renewal_that_the_store_leaves_out_is_repeated(_: Store) {
     let (locks, mut store) = played();
     let guard = store.grant(&locks.mutex("a").ttl(TTL)).await;
     for _ in 0..2 {
@@ -603,7 +603,7 @@ async fn a_late_answer_replaces_no_connection_on_which_others_are_answered(_: St
     late.abort();
 }
 
-async fn requests_beyond_what_a_store_carries_wait_and_a_release_does_not_wait_for_them(_: Store) {
+async fn requests_beyond_the_limit_of_a_store_wait_and_a_release_passes_them(_: Store) {
     let (wire, mut store) = wire(Capability::new().in_flight(2));
     let may_take = Duration::from_secs(4);
     // Without a renewal in between.
@@ -826,7 +826,7 @@ async fn requests_of_futures_that_are_not_polled_keep_nobody_out(_: Store) {
     }
 }
 
-async fn an_errand_of_a_future_that_is_not_polled_keeps_nobody_out_who_does_not_wait(_: Store) {
+async fn an_enqueue_of_a_future_that_is_not_polled_keeps_no_try_out(_: Store) {
     let (locks, mut store) = played();
     locks.ready(SOON).await.unwrap();
     let lock = locks.mutex("a").ttl(TTL);

@@ -21,9 +21,9 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         a_right_that_is_taken_away_is_missed_and_noticed_when_it_is_back
         a_command_that_is_denied_in_mid_life_is_named_and_costs_no_lease
         a_wrong_password_is_a_mistake_and_does_not_show
-        a_wrong_password_is_offered_once_for_each_who_asks
+        a_wrong_password_is_offered_once_for_each_caller
         a_password_changed_under_a_holder_is_not_offered_for_ever
-        a_mistake_that_was_mended_is_seen_by_the_next_who_asks
+        a_mistake_that_was_mended_is_noticed_by_the_next_caller
         nothing_that_can_be_printed_shows_the_password
     ]
 }
@@ -238,7 +238,7 @@ async fn a_wrong_password_is_a_mistake_and_does_not_show(_: Store) {
     assert!(traces::seen() > traced, "no traces were searched");
 }
 
-async fn a_wrong_password_is_offered_once_for_each_who_asks(_: Store) {
+async fn a_wrong_password_is_offered_once_for_each_caller(_: Store) {
     let server = RedisServer::with(&["--requirepass", SECRET]);
     let locks = client(server.url_with_user("default", WRONG));
 
@@ -296,7 +296,7 @@ async fn a_password_changed_under_a_holder_is_not_offered_for_ever(_: Store) {
     assert_eq!(offers(&server), given_up + 2, "offered with nothing to do");
 }
 
-async fn a_mistake_that_was_mended_is_seen_by_the_next_who_asks(_: Store) {
+async fn a_mistake_that_was_mended_is_noticed_by_the_next_caller(_: Store) {
     let server = RedisServer::with(&["--requirepass", SECRET]);
     let locks = client(server.url_with_user(USER, SECRET));
     for _ in 0..5 {

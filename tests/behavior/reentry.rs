@@ -16,7 +16,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         an_inner_acquisition_has_the_same_token_and_asks_nobody
         five_clients_that_re_enter_never_overlap
         an_annotated_function_may_call_itself
-        what_is_not_reentrant_would_deadlock_at_once
+        a_lock_that_is_not_reentrant_would_deadlock_at_once
         the_write_side_inside_the_read_side_would_deadlock_at_once
         the_read_side_inside_the_write_side_re_enters
         branches_that_re_enter_take_turns
@@ -102,7 +102,7 @@ async fn an_annotated_function_may_call_itself(store: Store) {
     assert_nothing_left(&store, &locks, "countdown").await;
 }
 
-async fn what_is_not_reentrant_would_deadlock_at_once(store: Store) {
+async fn a_lock_that_is_not_reentrant_would_deadlock_at_once(store: Store) {
     let locks = store.client();
     let (outer, inner) = (locks.mutex("a"), locks.mutex("a").reentrant(false));
     let ran: Result<(), Error> = outer

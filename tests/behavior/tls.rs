@@ -29,7 +29,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         a_certificate_for_another_host_is_refused
         a_certificate_that_has_expired_is_refused
         a_server_without_tls_is_refused_and_told_nothing
-        what_speaks_something_else_is_a_mistake
+        a_server_of_another_protocol_is_a_mistake
         a_server_that_wants_tls_is_recognised_without
         a_client_with_a_certificate_gets_in
         a_client_without_the_certificate_that_is_demanded_is_told_so
@@ -37,7 +37,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         a_mistake_is_not_tried_again_unasked
         the_systems_roots_are_trusted_when_no_authority_is_given
         an_authority_of_ones_own_replaces_the_systems_roots
-        files_that_are_of_no_use_are_named_when_the_client_is_built
+        unusable_files_are_named_when_the_client_is_built
         the_process_is_left_without_a_cryptography_provider
     ]
 }
@@ -242,7 +242,7 @@ fn says_only(answer: &'static [u8]) -> u16 {
     port
 }
 
-async fn what_speaks_something_else_is_a_mistake(store: Store) {
+async fn a_server_of_another_protocol_is_a_mistake(store: Store) {
     const NOT_TLS: &[u8] = b"HTTP/1.1 400 Bad Request\r\n\r\n";
     const TLS_ALERT: &[u8] = &[21, 3, 3, 0, 2, 2, 40];
     let ca = Authority::new();
@@ -372,7 +372,7 @@ async fn an_authority_of_ones_own_replaces_the_systems_roots(store: Store) {
     assert_eq!(refusal.unwrap_err(), "Config");
 }
 
-async fn files_that_are_of_no_use_are_named_when_the_client_is_built(store: Store) {
+async fn unusable_files_are_named_when_the_client_is_built(store: Store) {
     let (ca, other) = (Authority::new(), Authority::new());
     let (identity, stranger) = (ca.client(), other.client());
     let folder = tempfile::tempdir().unwrap();

@@ -10,18 +10,18 @@ use tests::stalls::awake_since;
 
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store;
-        several_are_carried_into_a_spawned_task_and_held_until_it_ends
-        several_of_which_one_was_released_are_not_carried
-        work_that_several_were_carried_into_is_stopped_by_the_loss_of_one
-        danger_of_one_of_several_is_told
-        code_deep_inside_knows_what_it_is_under
-        code_in_a_spawned_task_is_under_what_was_carried_into_it
-        code_is_under_a_lock_no_longer_than_that_is_held
-        code_under_a_lock_of_another_client_can_tell
+        several_locks_are_carried_into_a_task_and_held_until_it_ends
+        several_locks_are_not_carried_when_one_was_released
+        work_under_several_carried_locks_is_stopped_by_the_loss_of_one
+        danger_to_one_of_several_locks_is_reported
+        nested_code_can_list_the_locks_that_it_runs_under
+        code_in_a_spawned_task_runs_under_the_locks_carried_into_it
+        code_runs_under_a_lock_only_while_that_is_held
+        code_can_tell_a_lock_of_its_client_from_one_of_another
     ]
 }
 
-async fn several_are_carried_into_a_spawned_task_and_held_until_it_ends(store: Store) {
+async fn several_locks_are_carried_into_a_task_and_held_until_it_ends(store: Store) {
     let (locks, other) = (store.client(), store.client());
     let guard = Locks::all(["a", "b"].map(|name| locks.mutex(name)));
     let guard = guard.acquire().await.unwrap();
@@ -50,7 +50,7 @@ async fn several_are_carried_into_a_spawned_task_and_held_until_it_ends(store: S
     }
 }
 
-async fn several_of_which_one_was_released_are_not_carried(store: Store) {
+async fn several_locks_are_not_carried_when_one_was_released(store: Store) {
     let locks = store.client();
     let guard = Locks::all(["a", "b"].map(|name| locks.mutex(name)));
     let guard = guard.acquire().await.unwrap();
@@ -66,7 +66,7 @@ async fn several_of_which_one_was_released_are_not_carried(store: Store) {
     }
 }
 
-async fn work_that_several_were_carried_into_is_stopped_by_the_loss_of_one(store: Store) {
+async fn work_under_several_carried_locks_is_stopped_by_the_loss_of_one(store: Store) {
     let locks = store.client();
     let ends = locks
         .mutex("b")
@@ -86,7 +86,7 @@ async fn work_that_several_were_carried_into_is_stopped_by_the_loss_of_one(store
     assert_nothing_left(&store, &locks, "a").await;
 }
 
-async fn danger_of_one_of_several_is_told(store: Store) {
+async fn danger_to_one_of_several_locks_is_reported(store: Store) {
     let locks = store.client();
     let ttl = Duration::from_millis(900);
     let ends = locks.mutex("b").ttl(ttl).renew(false);
@@ -119,7 +119,7 @@ async fn annotated(locks: &Locks) -> Result<Vec<&'static str>, Error> {
     Ok(names_under())
 }
 
-async fn code_deep_inside_knows_what_it_is_under(store: Store) {
+async fn nested_code_can_list_the_locks_that_it_runs_under(store: Store) {
     let locks = store.client();
     let pool = locks.semaphore("s", 3).permits(2);
     let both = Locks::all([locks.mutex("a"), pool]);
@@ -153,7 +153,7 @@ async fn code_deep_inside_knows_what_it_is_under(store: Store) {
     assert_eq!(guard.release().await.unwrap(), Release::Released);
 }
 
-async fn code_in_a_spawned_task_is_under_what_was_carried_into_it(store: Store) {
+async fn code_in_a_spawned_task_runs_under_the_locks_carried_into_it(store: Store) {
     let locks = store.client();
     let ran: Result<(), Error> = locks
         .mutex("a")
@@ -179,7 +179,7 @@ async fn code_in_a_spawned_task_is_under_what_was_carried_into_it(store: Store) 
     ran.unwrap();
 }
 
-async fn code_is_under_a_lock_no_longer_than_that_is_held(store: Store) {
+async fn code_runs_under_a_lock_only_while_that_is_held(store: Store) {
     let locks = store.client();
     let ends = locks
         .mutex("a")
@@ -206,7 +206,7 @@ async fn code_is_under_a_lock_no_longer_than_that_is_held(store: Store) {
     give_back(next).await;
 }
 
-async fn code_under_a_lock_of_another_client_can_tell(store: Store) {
+async fn code_can_tell_a_lock_of_its_client_from_one_of_another(store: Store) {
     let (locks, other) = (store.client(), store.client());
     let ran: Result<(), Error> = locks
         .mutex("a")

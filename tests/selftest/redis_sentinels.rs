@@ -10,7 +10,7 @@ pub(crate) fn facts() -> Vec<Trial> {
         a_failover_that_is_asked_for_makes_a_replica_the_master
         a_master_that_is_killed_is_replaced_and_comes_back_as_a_replica
         a_hidden_master_is_replaced_and_goes_on
-        what_is_written_after_replication_was_stopped_reaches_no_replica
+        writes_after_replication_was_stopped_reach_no_replica
     ]
 }
 
@@ -64,7 +64,7 @@ fn a_hidden_master_is_replaced_and_goes_on() {
     wait_until("it is demoted", PATIENCE, || is("slave", old));
 }
 
-fn what_is_written_after_replication_was_stopped_reaches_no_replica() {
+fn writes_after_replication_was_stopped_reach_no_replica() {
     let set = Sentinels::start(NEVER);
     let master = set.master();
     master.command::<()>(&["SET", "before", "1"]);

@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_holds_at_once_is_asked_once() {
+    fn a_condition_that_holds_at_once_is_asked_once() {
         let mut asked = 0;
 
         wait_until("asked", Duration::ZERO, || {
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn what_never_holds_ends_at_the_deadline() {
+    fn a_condition_that_never_holds_ends_at_the_deadline() {
         let began = Instant::now();
 
         let answer: Option<()> = poll(Duration::from_millis(20), || None);

@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_cannot_run_is_ignored_and_says_why() {
+    fn a_fact_that_cannot_run_is_ignored_and_says_why() {
         let trial = judge(
             "sleeps".into(),
             Err("no bed".into()),
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_run_is_not_ignored_where_servers_are_required() {
+    fn a_fact_that_cannot_run_is_not_ignored_where_servers_are_required() {
         let trial = judge(
             "sleeps".into(),
             Err("no bed".into()),

@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read() {
+    fn turns_are_read_as_they_were_written() {
         let turns = [turn(1, 2, 3, 4), turn(5, 0, 0, 6)];
         let mut file = Vec::new();
 

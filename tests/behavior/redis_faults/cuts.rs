@@ -13,13 +13,13 @@ use crate::store::{Kind, LEASE, SOON, Store, begin, give_back, tickets};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT;
-        a_waiter_of_before_a_reconnect_is_woken_after_it
+        a_waiter_from_before_a_reconnect_is_woken_after_it
         a_forged_wake_up_grants_nothing
     ]
 }
 
 /// A ticket says where its wake-up goes, and that outlives the connection.
-async fn a_waiter_of_before_a_reconnect_is_woken_after_it(_: Store) {
+async fn a_waiter_from_before_a_reconnect_is_woken_after_it(_: Store) {
     let server = RedisServer::start();
     let proxy = Proxy::to(server.port());
     let locks = through(&proxy);

@@ -19,11 +19,11 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
         ready_reports_a_server_that_evicts
         an_evicted_ticket_costs_the_lock_and_the_holder_learns_it
         evicted_ends_cost_nobody_the_lock_or_the_place
-        an_evicted_line_costs_those_who_wait_their_place_and_nobody_the_lock
+        an_evicted_line_costs_waiters_their_place_and_nobody_the_lock
         a_clock_that_jumps_forward_is_noticed_and_tokens_rise
         a_clock_that_jumps_back_lets_no_second_holder_in
         one_clock_that_was_far_ahead_does_not_drive_every_token_ahead
-        what_remains_of_a_name_is_gone_a_day_later
+        the_remains_of_a_name_are_gone_a_day_later
         no_request_shortens_the_life_of_a_key
     ]
 }
@@ -146,7 +146,7 @@ async fn evicted_ends_cost_nobody_the_lock_or_the_place(_: Store) {
 }
 
 /// They learn it at their next renewal and line up again.
-async fn an_evicted_line_costs_those_who_wait_their_place_and_nobody_the_lock(_: Store) {
+async fn an_evicted_line_costs_waiters_their_place_and_nobody_the_lock(_: Store) {
     let server = RedisServer::start();
     let lock = |locks: &Locks| locks.mutex("a").ttl(Duration::from_millis(900)).wait(LEASE);
     let locks = client(&server);
@@ -250,7 +250,7 @@ async fn one_clock_that_was_far_ahead_does_not_drive_every_token_ahead(_: Store)
     assert!(honest < next && next < ahead, "{honest} {next} {ahead}");
 }
 
-async fn what_remains_of_a_name_is_gone_a_day_later(_: Store) {
+async fn the_remains_of_a_name_are_gone_a_day_later(_: Store) {
     let server = RedisServer::start();
     let locks = client(&server);
     for number in 0..10 {

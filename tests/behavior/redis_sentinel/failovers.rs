@@ -19,7 +19,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
         a_killed_master_is_replaced_and_costs_nobody_a_lock_or_a_place
         a_frozen_master_is_replaced_and_lets_nobody_in_when_it_wakes
         a_master_that_only_the_sentinels_have_given_up_is_left
-        what_the_new_master_had_not_is_lost_and_the_late_write_refused
+        a_lock_unknown_to_the_new_master_is_lost_and_its_late_write_refused
         a_release_that_the_new_master_had_not_received_is_repeated_there
         a_master_that_counts_its_replicas_grants_nothing_that_could_be_lost
     ]
@@ -190,7 +190,7 @@ async fn a_master_that_only_the_sentinels_have_given_up_is_left(_: Store) {
 }
 
 /// The shortest way to two holders: the guide tells it.
-async fn what_the_new_master_had_not_is_lost_and_the_late_write_refused(_: Store) {
+async fn a_lock_unknown_to_the_new_master_is_lost_and_its_late_write_refused(_: Store) {
     let set = Sentinels::start(DOWN_AFTER);
     let locks = client(&set.url());
     let resource = FencedResource::default();

@@ -32,7 +32,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
         the_rights_of_the_guide_are_enough_at_a_sentinel_and_each_is_needed
         a_server_that_is_no_sentinel_is_told_apart_and_so_is_a_sentinel_that_is_no_server
         a_master_whose_name_leads_nowhere_is_unavailable_until_it_leads_somewhere
-        what_is_risky_is_said_when_the_client_gets_ready
+        risky_settings_are_reported_when_the_client_gets_ready
         everything_is_encrypted_with_tls_and_each_certificate_is_looked_at
     ]
 }
@@ -347,7 +347,7 @@ async fn a_master_whose_name_leads_nowhere_is_unavailable_until_it_leads_somewhe
     gets_in(&locks).await;
 }
 
-async fn what_is_risky_is_said_when_the_client_gets_ready(_: Store) {
+async fn risky_settings_are_reported_when_the_client_gets_ready(_: Store) {
     let set = Sentinels::start(NEVER);
     let ready = async |url: String| {
         client(&url).ready(SOON).await.unwrap(); // it is said, and passed over

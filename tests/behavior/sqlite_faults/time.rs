@@ -14,7 +14,7 @@ use crate::store::{Kind, SOON, Store, give_back, kind, tickets};
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT;
         a_wall_clock_that_jumps_changes_no_lease_and_tokens_rise
-        what_remains_of_a_name_is_gone_a_day_later
+        the_remains_of_a_name_are_gone_a_day_later
     ]
 }
 
@@ -61,7 +61,7 @@ async fn a_wall_clock_that_jumps_changes_no_lease_and_tokens_rise(store: Store) 
     }
 }
 
-async fn what_remains_of_a_name_is_gone_a_day_later(store: Store) {
+async fn the_remains_of_a_name_are_gone_a_day_later(store: Store) {
     let locks = client(&store);
     let held = locks.mutex("held").acquire().await.unwrap();
     for name in ["old", "young"] {

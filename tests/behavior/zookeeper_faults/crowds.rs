@@ -22,7 +22,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
         only_a_client_with_tickets_has_its_leader_checked
         one_hand_over_costs_the_same_whatever_the_number_of_waiters
         a_crowd_of_clients_costs_the_same_however_many_they_are
-        those_who_wait_cost_as_many_bytes_each_however_many_they_are
+        a_waiter_costs_the_same_bytes_however_many_others_wait
         a_crowd_that_comes_and_goes_never_overlaps
         a_burst_of_a_process_costs_no_lease_and_nothing_is_unknown
         a_burst_that_is_dropped_is_gone_soon
@@ -176,7 +176,7 @@ async fn a_crowd_of_clients_costs_the_same_however_many_they_are(_: Store) {
 }
 
 /// The holder stays: what is seen is what it costs to wait.
-async fn those_who_wait_cost_as_many_bytes_each_however_many_they_are(_: Store) {
+async fn a_waiter_costs_the_same_bytes_however_many_others_wait(_: Store) {
     let server = ZooKeeperServer::start();
     let mut each = Vec::new();
     for clients in [10, 30] {

@@ -13,13 +13,13 @@ use crate::store::{Kind, LEASE, SOON, Store, begin, give_back, tickets};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT;
-        a_waiter_of_before_a_reconnect_is_woken_after_it
+        a_waiter_from_before_a_reconnect_is_woken_after_it
         a_watch_that_is_lost_costs_a_third_of_a_ttl
     ]
 }
 
 /// The library forgets standing watches when it reconnects.
-async fn a_waiter_of_before_a_reconnect_is_woken_after_it(_: Store) {
+async fn a_waiter_from_before_a_reconnect_is_woken_after_it(_: Store) {
     let server = ZooKeeperServer::start();
     let proxy = Proxy::to(server.port());
     let (locks, waiting) = (client(&server), through(&proxy));

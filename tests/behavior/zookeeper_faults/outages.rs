@@ -18,7 +18,7 @@ use crate::store::{Kind, LEASE, SLACK, SOON, Store, begin, give_back, tickets};
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT;
         a_silent_server_among_others_delays_no_first_acquisition
-        an_attempt_that_came_second_leaves_no_session
+        a_connection_attempt_that_came_second_leaves_no_session
         a_client_that_was_idle_through_an_outage_works_again
         a_server_that_restarts_keeps_locks_and_line
         a_server_that_lost_its_data_takes_the_lock
@@ -58,7 +58,7 @@ async fn a_silent_server_among_others_delays_no_first_acquisition(_: Store) {
     }
 }
 
-async fn an_attempt_that_came_second_leaves_no_session(_: Store) {
+async fn a_connection_attempt_that_came_second_leaves_no_session(_: Store) {
     let server = ZooKeeperServer::start();
     let proxies = [(); 2].map(|()| Proxy::to(server.port()));
     for proxy in &proxies {

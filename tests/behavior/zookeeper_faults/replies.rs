@@ -16,7 +16,7 @@ use crate::store::{Kind, SOON, Store, give_back, kind};
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT;
         giving_up_on_a_lost_reply_leaves_nothing
-        what_was_sent_to_a_stopped_server_is_found_and_deleted
+        a_request_sent_to_a_stopped_server_is_found_and_deleted
         a_node_that_appears_after_its_release_is_deleted
     ]
 }
@@ -50,7 +50,7 @@ async fn giving_up_on_a_lost_reply_leaves_nothing(_: Store) {
 }
 
 /// What was sent to a stopped server is carried out when it goes on, however long ago its sender gave up.
-async fn what_was_sent_to_a_stopped_server_is_found_and_deleted(_: Store) {
+async fn a_request_sent_to_a_stopped_server_is_found_and_deleted(_: Store) {
     let server = ZooKeeperServer::start();
     let locks = builder(server.url())
         .op_timeout(Duration::from_millis(200))

@@ -150,7 +150,7 @@ fn a_cut_that_the_server_is_not_told_of_resets_clients_alone() {
 }
 
 #[test]
-fn what_is_frozen_arrives_after_the_thaw_on_the_same_connection() {
+fn frozen_bytes_arrive_after_the_thaw_on_the_same_connection() {
     let (port, heard) = server();
     let proxy = Proxy::to(port);
     let mut client = Client::of(&proxy);
