@@ -1,5 +1,5 @@
-//! A store around any other that counts what it is asked, which is exact where seconds are noisy,
-//! and can be made to refuse renewals.
+//! A store that wraps another one and counts the calls, because counts are exact where measured times are noisy. It can
+//! also refuse renewals.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -9,7 +9,7 @@ use lockcore::backend::{
 };
 use lockcore::testing::{Forward, around};
 
-/// How often each verb was called.
+/// The number of calls of each verb.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
     enqueued: AtomicUsize,
@@ -23,17 +23,17 @@ impl Counts {
         self.enqueued.load(Ordering::SeqCst)
     }
 
-    /// Requests, of however many tickets.
+    /// Renewal requests. One request may name many tickets.
     pub(crate) fn renewals(&self) -> usize {
         self.renewals.load(Ordering::SeqCst)
     }
 
-    /// As a store that is in trouble for a while.
+    /// Refuses renewals, or stops refusing them, like a store that has trouble for a while.
     pub(crate) fn refuse_renewals(&self, yes: bool) {
         self.refuses_renewals.store(yes, Ordering::SeqCst);
     }
 
-    /// Tickets that were taken or given back.
+    /// The number of tickets that were enqueued or released.
     pub(crate) fn all(&self) -> usize {
         self.enqueued() + self.released.load(Ordering::SeqCst)
     }

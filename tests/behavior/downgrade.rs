@@ -1,4 +1,5 @@
-//! A writer that reads on: readers come in, writers do not, and none has been in between.
+//! Downgrades: a writer becomes a reader. Waiting readers are granted, waiting writers are not, and no other writer
+//! holds the lock in between.
 
 #![allow(
     clippy::async_yields_async,
@@ -44,7 +45,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
-/// Those of the queue inside the process.
+/// Facts about the queue inside one process.
 pub(crate) fn local_facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, Fair::Local(Duration::from_secs(60));
         readers_of_the_process_share_a_downgraded_ticket
@@ -53,14 +54,14 @@ pub(crate) fn local_facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
-/// What only processes show.
+/// Facts that need several processes.
 pub(crate) fn facts_of_processes(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, DEFAULT;
         a_holder_killed_after_its_downgrade_is_followed_when_its_lease_is_over
     ]
 }
 
-/// What becomes of each loss on the way, by the store for tests.
+/// Facts about lost requests and replies, on the store for tests.
 pub(crate) fn facts_of_the_kit(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, DEFAULT;
         a_downgrade_that_is_not_acknowledged_is_a_read_hold_and_is_asked_for_again
@@ -76,13 +77,13 @@ fn begin(lock: Lock) -> JoinHandle<Guard> {
     tokio::spawn(async move { lock.wait(SOON).acquire().await.unwrap() })
 }
 
-/// Takes a lock inside of another hold of it.
+/// Acquires a lock inside the scope of another guard of it.
 async fn inside(outer: &Guard, lock: Lock) -> Guard {
     let inner = outer.while_held(async { lock.acquire().await });
     inner.await.unwrap().unwrap()
 }
 
-/// Woken, and not by their renewals, which come after three seconds.
+/// The guard of a waiter that is granted by a wake-up. Its first renewal would come only after three seconds.
 async fn at_once(waiter: JoinHandle<Guard>) -> Guard {
     let at_once = Duration::from_secs(2);
     let woken = tokio::time::timeout(at_once, waiter).await;
@@ -164,8 +165,8 @@ async fn a_reader_behind_a_waiting_writer_stays_behind_it(store: Store) {
     give_back(at_once(last).await).await;
 }
 
-/// On ZooKeeper each of so many looks at the ticket in front of it only, and that one has another node
-/// afterwards.
+/// On ZooKeeper, each waiter of a line this long watches only the ticket in front of it, and that ticket has another
+/// node after the downgrade.
 async fn a_crowd_of_writers_in_line_stays_in_line(store: Store) {
     let observer = store.client();
     let mut guard = store.client().mutex("c").acquire().await.unwrap();
@@ -189,7 +190,7 @@ async fn a_crowd_of_writers_in_line_stays_in_line(store: Store) {
     }
 }
 
-/// Judged at what the lock is for: a number that each writer reads and writes back.
+/// Each writer reads a number and writes it back. A second writer would make this one lose an update.
 async fn no_writer_gets_in_while_a_writer_becomes_a_reader(store: Store) {
     let number = Arc::new(AtomicU64::new(0));
     let stop = Arc::new(AtomicBool::new(false));
@@ -233,7 +234,7 @@ async fn no_writer_gets_in_while_a_writer_becomes_a_reader(store: Store) {
 
         guard.downgrade().await.unwrap();
         assert_eq!(number.load(Ordering::SeqCst), mine);
-        // Time for whoever is in to show it.
+        // Gives another writer, if there were one, time to change the number.
         elsewhere.inspect("n").await.unwrap();
         tokio::task::yield_now().await;
 
@@ -270,7 +271,7 @@ async fn a_downgraded_hold_reads_and_does_not_write(store: Store) {
     inside.await.unwrap().unwrap();
     let again = guard.reenter().unwrap();
     assert_eq!(kind(again.fencing_token()), ErrorKind::Config);
-    // Whoever still reads keeps it.
+    // The remaining guard keeps the lock for reading.
     give_back(guard).await;
     let writer = store.client().mutex("c").try_acquire().await;
     assert_eq!(kind(writer), ErrorKind::Busy);
@@ -309,7 +310,7 @@ async fn a_downgrade_dropped_at_any_poll_is_whole_or_has_not_begun(store: Store)
                 let guard = guard.lock().await.take().unwrap();
                 assert!(guard.is_valid());
                 assert_eq!(kind(guard.fencing_token()), ErrorKind::Config);
-                // The keeper goes on asking; or the ticket goes before it comes to that.
+                // In even rounds the keeper repeats the request. In odd rounds the ticket is released before that.
                 if round % 2 == 0 {
                     give_back(at_once(begin(other.rwlock("a").read())).await).await;
                     let writer = other.mutex("a").try_acquire().await;
@@ -390,7 +391,7 @@ async fn a_read_that_outlives_its_write_lets_readers_in(store: Store) {
     let write = catalog.write();
     let reader = begin(other.rwlock("c").read().wait(SOON));
 
-    // The reader waits in line, or comes first and goes.
+    // The reader is in line, or it was granted first and has left.
     give_back(reader.await.unwrap()).await;
     let mut waits = None;
     let inner = write
@@ -432,7 +433,7 @@ async fn a_read_that_outlives_a_dropped_write_lets_readers_in(store: Store) {
     assert_nothing_left(&store, &locks, "c").await;
 }
 
-/// Whatever the order in which they end.
+/// In each order in which the two guards can end.
 async fn the_last_writer_of_several_lets_readers_in(store: Store) {
     let (locks, other) = (store.client(), store.client());
     let catalog = locks.rwlock("c");
@@ -458,7 +459,7 @@ async fn the_last_writer_of_several_lets_readers_in(store: Store) {
     }
 }
 
-/// The turn that it had is that of a reader then.
+/// Its turn becomes a reader's turn.
 async fn a_write_inside_that_ends_lets_the_reads_beside_it_in(store: Store) {
     let locks = store.client();
     let catalog = locks.rwlock("c");
@@ -472,7 +473,7 @@ async fn a_write_inside_that_ends_lets_the_reads_beside_it_in(store: Store) {
             give_back(catalog.read().try_acquire().await?).await;
             assert_eq!(kind(catalog.write().try_acquire().await), ErrorKind::Busy);
 
-            // To readers elsewhere it is as exclusive as it was.
+            // For readers of other clients the ticket is still exclusive.
             let stranger = store.client().rwlock("c").read();
             assert_eq!(kind(stranger.try_acquire().await), ErrorKind::Busy);
             assert!(held.fencing_token().is_ok());
@@ -627,7 +628,7 @@ fn kit() -> (Kit, Locks, Locks) {
     (kit, locks.unwrap(), other.unwrap())
 }
 
-/// What is not known changes nothing that others may rely on.
+/// A downgrade with an unknown outcome must not change what others may rely on.
 async fn a_downgrade_that_is_not_acknowledged_is_a_read_hold_and_is_asked_for_again(_: Store) {
     type Befall = fn(&Kit);
     let faults: [(Befall, ErrorKind); 6] = [
@@ -645,7 +646,7 @@ async fn a_downgrade_that_is_not_acknowledged_is_a_read_hold_and_is_asked_for_ag
             |kit| kit.fail_next(Verb::Renew, Fault::Unknown),
             ErrorKind::Unknown,
         ),
-        // `Config` would say that nothing has changed.
+        // `Config` would mean that nothing has changed.
         (
             |kit| kit.fail_next(Verb::Renew, Fault::Config),
             ErrorKind::Unavailable,
@@ -695,7 +696,8 @@ async fn a_lease_without_renewal_is_asked_for_again_too(_: Store) {
     give_back(guard).await;
 }
 
-/// A write with a read inside; its release, which asks for readers to be let in, has come as far as the store.
+/// A write hold with a read hold inside. The write is being released, and its request to let readers in has arrived at
+/// the store.
 async fn releasing(
     kit: &Kit,
     catalog: &RwLock,
@@ -710,7 +712,8 @@ async fn releasing(
     (releasing, inner, asked)
 }
 
-/// The hold was whole to its end, whatever the renewal that nobody needs any more comes to.
+/// The lock was held until its end, so the release is no loss, whatever happens to the renewal that is no longer
+/// needed.
 async fn a_write_released_while_its_last_read_ends_was_not_lost(_: Store) {
     for dropped in [true, false] {
         let (kit, locks, _) = kit();
@@ -726,7 +729,7 @@ async fn a_write_released_while_its_last_read_ends_was_not_lost(_: Store) {
     }
 }
 
-/// `min_hold` keeps it, and the keeper goes on asking for it.
+/// `min_hold` keeps the ticket, and the keeper repeats the downgrade.
 async fn a_write_dropped_while_its_last_read_ends_is_kept_for_readers(_: Store) {
     let (kit, locks, other) = kit();
     let min_hold = Duration::from_secs(3600);
@@ -742,7 +745,7 @@ async fn a_write_dropped_while_its_last_read_ends_is_kept_for_readers(_: Store) 
     asked.let_go();
 }
 
-/// The store may have let readers of others in by then.
+/// The store may already have let in readers of other clients.
 async fn a_ticket_on_its_way_to_the_readers_is_passed_on_to_nobody(_: Store) {
     let kit = Kit::new();
     let fair = Locks::builder().fair(Fair::Local(Duration::from_secs(60)));
@@ -761,7 +764,7 @@ async fn a_ticket_on_its_way_to_the_readers_is_passed_on_to_nobody(_: Store) {
             () = asked.arrived() => {}
         }
     }
-    // It does not wait for the answer.
+    // It goes to the store without waiting for the answer.
     eventually("the writer is in line at the store", SOON, async || {
         other.inspect("c").await.unwrap().len() == 2
     })
@@ -775,7 +778,7 @@ async fn a_ticket_on_its_way_to_the_readers_is_passed_on_to_nobody(_: Store) {
     tickets(&locks, "c", 0).await;
 }
 
-/// It was sent by a writer, and says nothing of readers.
+/// That renewal was sent while the ticket was a writer's, so its acknowledgement does not confirm the downgrade.
 async fn an_acknowledgement_of_an_earlier_renewal_lets_nobody_in(_: Store) {
     let kit = Kit::new();
     kit.clock().stop();
@@ -789,7 +792,7 @@ async fn an_acknowledgement_of_an_earlier_renewal_lets_nobody_in(_: Store) {
     let before = guard.remaining();
     kit.fail_next(Verb::Renew, Fault::Unknown);
     assert_eq!(kind(guard.downgrade().await), ErrorKind::Unknown);
-    // The one of the keeper that asks again, and whatever follows.
+    // The keeper's next renewal, and all that follow.
     let mut again = kit.hold_next(Verb::Renew);
 
     of_the_writer.let_go();

@@ -1,4 +1,4 @@
-//! How long a waiter waits. Who gets in, and in which order, is in `lockcore::testing::conformance`.
+//! How long a waiter waits. Facts about exclusion and order are in `lockcore::testing::conformance`.
 
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
 async fn a_wait_ends_with_timeout_when_it_is_over(store: Store) {
     let _guard = store.client().mutex("a").acquire().await.unwrap();
     let locks = store.client();
-    // The first use of a client connects; what is measured here is the wait.
+    // The first use of a client also connects. This measures the wait only.
     locks.ready(SOON).await.unwrap();
 
     let wait = Duration::from_millis(300);
@@ -29,7 +29,8 @@ async fn a_wait_ends_with_timeout_when_it_is_over(store: Store) {
         assert!(waited >= wait, "{waited:?}");
         late += awake_since(started).saturating_sub(wait);
     }
-    // The bar is 50 ms on an idle machine. All together: one by one, who looks but once a second would be late by less.
+    // The bound is 50 ms on an idle machine. All ten waits run together, because a client that looked only once a
+    // second would be less late in each wait of a sequence.
     let on_an_idle_machine = 5 * Duration::from_millis(50);
     assert!(late < on_an_idle_machine + SLACK, "{late:?}");
     tickets(&locks, "a", 1).await;

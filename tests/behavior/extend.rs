@@ -1,4 +1,4 @@
-//! A lease is made longer than the lock was asked with.
+//! Extending a lease beyond the ttl that the lock was requested with.
 
 use std::time::{Duration, Instant};
 
@@ -22,7 +22,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
-/// What becomes of renewals that are under way, by the store for tests.
+/// Facts about renewals that are under way, on the store for tests.
 pub(crate) fn facts_of_the_kit(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, DEFAULT;
         an_extended_lease_is_renewed_at_its_own_pace
@@ -68,7 +68,7 @@ async fn an_extended_lease_that_is_renewed_stays_so(store: Store) {
 
     guard.extend(LONGER).await.unwrap();
 
-    // Not the one that the keeper had in mind for a third of the shorter ttl, but the one after it.
+    // The keeper's first renewal was planned for a third of the shorter ttl. This is about the one after it.
     for late in [false, true] {
         eventually("aged, and renewed", SOON, async || {
             late == (guard.remaining() > LONGER - TTL / 2)
@@ -120,7 +120,7 @@ async fn max_hold_stays_the_end_of_an_extended_lease(store: Store) {
     assert_eq!(guard.lost().await, LostReason::MaxHold);
 }
 
-/// In this process too, where a lock is passed on in memory otherwise.
+/// Also in this process, which normally passes a lock on in memory.
 async fn a_waiter_that_comes_after_an_extended_lease_has_its_own_ttl(store: Store) {
     let locks = store.client();
     let lock = locks.mutex("a").ttl(TTL).wait(SOON);
@@ -145,14 +145,14 @@ async fn an_extended_lease_is_renewed_at_its_own_pace(_: Store) {
     guard.extend(Duration::from_secs(60)).await.unwrap();
     let whole = guard.remaining();
     assert_eq!(whole, Duration::from_millis(60_000 - 605));
-    // The one that was due anyway.
+    // The renewal that was due anyway.
     kit.clock().advance(Duration::from_secs(4));
     eventually("renewed", SOON, async || guard.remaining() == whole).await;
 
     let mut renewal = kit.hold_next(Verb::Renew);
-    // A third is 20 s; drift allowance and jitter are 2.6 s at most.
+    // A third of the ttl is 20 s. Drift allowance and jitter are 2.6 s at most.
     kit.clock().advance(Duration::from_secs(17));
-    // The keeper has looked at the time when this has been released.
+    // When this is released, the keeper has looked at the clock.
     drop(locks.mutex("other").acquire().await.unwrap());
     tickets(&locks, "other", 0).await;
     tokio::select! {
@@ -168,7 +168,7 @@ async fn an_extended_lease_is_renewed_at_its_own_pace(_: Store) {
     give_back(guard).await;
 }
 
-/// It would be carried out after the extension, and cut it.
+/// The shorter renewal would otherwise be carried out after the extension and shorten the lease again.
 async fn an_extension_waits_for_a_shorter_renewal_that_is_under_way(_: Store) {
     let kit = Kit::new();
     let locks = kit.client().unwrap();
@@ -191,7 +191,7 @@ async fn an_extension_waits_for_a_shorter_renewal_that_is_under_way(_: Store) {
     give_back(guard).await;
 }
 
-/// Its sender has given up waiting for the answer.
+/// The sender of the shorter renewal has given up waiting for its answer.
 async fn a_shorter_renewal_that_arrives_late_cuts_no_valid_lease(_: Store) {
     let kit = Kit::new();
     let locks = kit.client().unwrap();
@@ -199,7 +199,7 @@ async fn a_shorter_renewal_that_arrives_late_cuts_no_valid_lease(_: Store) {
     let mut shorter = kit.hold_next(Verb::Renew);
     kit.clock().advance(Duration::from_secs(4));
     shorter.arrived().await;
-    // Nobody waits any more when the keeper has renewed again.
+    // When the keeper has renewed again, no caller waits for this.
     let before = guard.remaining();
     eventually("renewed", SOON, async || guard.remaining() > before).await;
     let longer = Duration::from_secs(60);
@@ -219,7 +219,7 @@ async fn a_shorter_renewal_that_arrives_late_cuts_no_valid_lease(_: Store) {
     shorter.let_go();
     check("after it").await;
 
-    // When it is so long since it was sent that it cannot be on its way any more, a renewal extends.
+    // Once the earlier renewal is so old that it can no longer be on its way, a renewal extends the lease.
     let mut passed = Duration::ZERO;
     while guard.remaining() < Duration::from_secs(10) {
         let before = guard.remaining();

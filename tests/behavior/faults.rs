@@ -1,5 +1,5 @@
-//! What facts about stores that fail have in common, whatever the store: who asks from where, what it is to be
-//! unavailable and to work again, and work that is to be stopped. The stores' own facts are in files of their names.
+//! What facts about failing stores share, whatever the store: clients and helper processes, checks that a store is
+//! unavailable or works again, and work that has to be stopped. Facts about one store are in the files with its name.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,32 +14,33 @@ use tokio::task::JoinHandle;
 
 use crate::store::{LEASE, SOON, STALL, kind};
 
-/// Each fact has a store to itself, so that one is enough.
+/// Each fact has its own store, so one namespace is enough.
 const NAMESPACE: &str = "test";
 
-/// With all defaults: a second for an operation, and ten for a lease.
+/// All defaults: an operation may take a second, and a lease lasts ten.
 pub(crate) fn builder(url: impl Into<String>) -> Builder {
     Locks::builder().url(url).namespace(NAMESPACE)
 }
 
-/// With more time than that, for what is to work: a machine that stalls is not a store that fails.
+/// Allows more time, for operations that have to succeed: a stalled machine must not look like a failing store.
 pub(crate) fn patient(url: impl Into<String>) -> Builder {
     builder(url).op_timeout(STALL).ttl(LEASE)
 }
 
-/// A process with a mutex.
+/// A helper process with a mutex.
 pub(crate) fn holder(url: &str, name: &str, ttl: Duration) -> Holder {
     let options = HolderOptions {
         namespace: NAMESPACE.into(),
         ttl,
-        // The default again: here it is the store that fails.
+        // The default, because in these facts the store is what fails.
         variables: vec![("LOCK_OP_TIMEOUT".into(), "1s".into())],
         ..HolderOptions::mutex(url, name)
     };
     Holder::start(env!("CARGO_BIN_EXE_holder"), &options)
 }
 
-/// Of a store that nobody is at home in: whoever waits and whoever does not is told all of `why`.
+/// Checks a store that does not answer: a caller that waits and a caller that does not both get an error with all parts
+/// of `why`.
 pub(crate) async fn is_unavailable_within_one_operation(locks: &Locks, why: &[&str]) {
     for waits in [true, false] {
         let lock = locks.mutex("a").wait(3 * SOON);
@@ -68,7 +69,7 @@ pub(crate) async fn works_again(locks: &Locks, name: &str, within: Duration) {
     .await;
 }
 
-/// Work that steps on and on, and ends well if it makes one more step when the next holder is in.
+/// Work that makes one step after another. Its lock has failed if it makes a step after the next holder got in.
 pub(crate) struct Work {
     pub(crate) held: Held,
     next_is_in: Arc<AtomicBool>,
@@ -97,7 +98,7 @@ impl Work {
         }
     }
 
-    /// To be asked when the next holder is in.
+    /// Call this when the next holder is in.
     pub(crate) async fn assert_stopped(self) {
         self.next_is_in.store(true, Ordering::SeqCst);
         assert_eq!(

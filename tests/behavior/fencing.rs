@@ -1,4 +1,4 @@
-//! Fencing: who has a token to write with, and the checks at the resource, in the words of `lockcore::fencing`.
+//! Fencing: which holds have a token to write with, and the checks at the resource as `lockcore::fencing` shows them.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -39,7 +39,7 @@ pub(crate) fn facts_of_sqlite(store: Kind) -> Vec<Trial> {
     ]
 }
 
-// ---- who has one
+// ---- which holds have a token
 
 async fn only_an_exclusive_lock_has_a_token_to_write_with(store: Store) {
     let locks = store.client();
@@ -65,7 +65,7 @@ async fn only_an_exclusive_lock_has_a_token_to_write_with(store: Store) {
         give_back(guard).await;
     }
 
-    // Held by both, and only one of them may write.
+    // Both hold the lock, and only one of them may write.
     let outcome: Result<(), Error> = catalog
         .write()
         .run(async |outer| {
@@ -108,17 +108,17 @@ fn set(server: &RedisServer, token: &str, value: &str) -> bool {
     server.command::<u8>(&call) == 1
 }
 
-/// Numbers in Lua are doubles. Each pair differs by one, and most are equal as doubles.
+/// Numbers in Lua are doubles. The numbers of each pair differ by one, and most pairs are equal as doubles.
 async fn redis_compares_tokens_exactly_beyond_what_a_double_holds(_: Store) {
     let server = RedisServer::start();
     let borders = [
         1_i64,
         9,
         10,
-        999_999_999, // the last that fits the lower half
+        999_999_999, // the largest number that fits the lower half
         1_000_000_000,
         9_999_999_999,
-        (1 << 53) - 1, // the last that a double tells from its neighbours
+        (1 << 53) - 1, // the largest number that a double distinguishes from its neighbours
         1 << 53,
         (1 << 53) + 1,
         1_795_168_000_000_000 << 10, // microseconds of today
@@ -187,7 +187,7 @@ async fn redis_remembers_a_fence_for_as_long_as_it_was_told(_: Store) {
     assert_eq!(server.command::<i64>(&["PTTL", "f"]), -1);
 }
 
-/// Each of many clients writes with every token, in an order of its own. What was written is judged, not the replies.
+/// Each of many clients writes with every token, in its own order. The fact checks what was written, not the replies.
 async fn redis_lets_no_late_write_in_from_many_clients_at_once(_: Store) {
     let server = RedisServer::start();
     let append = format!(
@@ -227,7 +227,7 @@ async fn open(path: &Path) -> SqliteConnection {
         .unwrap()
 }
 
-/// Runs `write` for every token over connections of their own. The log is written by the same transaction.
+/// Runs `write` for every token, over several connections. The same transaction writes the log.
 async fn sql_lets_no_late_write_in(store: &Store, write: fn(FencingToken) -> Statement) {
     let path = store.file().folder().join("shop.db");
     let mut shop = open(&path).await;
@@ -301,12 +301,13 @@ async fn a_fence_is_raised_by_commits_and_lets_equal_tokens_pass(store: Store) {
     }
 }
 
-// ---- what they share
+// ---- shared by these facts
 
 const CLIENTS: usize = 4;
 const TOKENS: i64 = 100;
 
-/// Threads that each write with every token, roughly upwards, so that many writes are accepted and many come late.
+/// Threads that each write with every token, in a roughly rising order, so that many writes are accepted and many come
+/// late.
 fn from_many_at_once(write: impl Fn(&[FencingToken]) -> usize + Send + Sync) -> usize {
     let tokens = |client: usize| {
         let mut random = fastrand::Rng::with_seed(client as u64);
@@ -314,7 +315,7 @@ fn from_many_at_once(write: impl Fn(&[FencingToken]) -> usize + Send + Sync) -> 
         for few in tokens.chunks_mut(10) {
             random.shuffle(few);
         }
-        // Neighbours by one, beyond what a double tells apart.
+        // Consecutive numbers that are equal as doubles.
         let token = |number: i64| ((1 << 60) + number).to_string().parse().unwrap();
         tokens.into_iter().map(token).collect::<Vec<FencingToken>>()
     };
@@ -331,7 +332,7 @@ fn from_many_at_once(write: impl Fn(&[FencingToken]) -> usize + Send + Sync) -> 
     })
 }
 
-/// The log of accepted writes, in their order.
+/// Checks the log of accepted writes: tokens never fall.
 fn assert_never_late(log: &[i64], accepted: usize) {
     let late = log.windows(2).find(|pair| pair[0] > pair[1]);
     assert_eq!(late, None, "a late write");

@@ -1,4 +1,4 @@
-//! A process that forks: the child has copies of the parent's sockets and memory, and none of its threads.
+//! A process that forks. The child has copies of the parent's sockets and memory, and none of its threads.
 
 use std::process::Command;
 
@@ -36,7 +36,7 @@ async fn in_a_forked_child_the_parents_lock_is_lost_and_stays_the_parents(store:
     let busy = locks.mutex("parent").try_acquire().await;
     assert_eq!(kind(busy), ErrorKind::Busy, "the child has released it");
 
-    // A client of the child's own works, or is told why not.
+    // A client that the child makes works, or its error says why not.
     if store.kind.serves_forked_children() {
         forked.expect("CHILD HELD", SOON);
         forked.close_input();

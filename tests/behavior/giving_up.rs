@@ -1,4 +1,4 @@
-//! Dropped futures and guards: nothing stays behind, and not for as long as a lease.
+//! Dropped futures and guards leave nothing behind, and clean-up does not take as long as a lease.
 
 #![allow(
     clippy::async_yields_async,
@@ -41,7 +41,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
-/// Polls a future at most `polls` times, then drops it. `None` when it was dropped.
+/// Polls a future at most `polls` times, then drops it. Returns `None` if it was dropped.
 pub(crate) async fn polled<F: Future>(future: F, polls: usize) -> Option<F::Output> {
     let mut future = pin!(future);
     let mut left = polls;
@@ -52,7 +52,7 @@ pub(crate) async fn polled<F: Future>(future: F, polls: usize) -> Option<F::Outp
         left -= 1;
         match future.as_mut().poll(cx) {
             Poll::Ready(output) => Poll::Ready(Some(output)),
-            // At its last poll it is dropped right away; before, it is woken as it asked.
+            // After its last poll it is dropped at once. Before that, it is polled when its waker is called.
             Poll::Pending if left == 0 => Poll::Ready(None),
             Poll::Pending => Poll::Pending,
         }
@@ -60,8 +60,7 @@ pub(crate) async fn polled<F: Future>(future: F, polls: usize) -> Option<F::Outp
     .await
 }
 
-/// For every k, drops at the k-th poll, until the future ends before that. Returns how many
-/// drops there were.
+/// For every k, drops a future at its k-th poll, until one ends before its k-th poll. Returns the number of drops.
 pub(crate) async fn drop_at_every_poll<F: Future>(
     mut make: impl AsyncFnMut() -> F,
     mut after: impl AsyncFnMut(),
@@ -82,7 +81,7 @@ async fn an_acquire_dropped_at_any_poll_leaves_nothing(store: Store) {
     let locks = store.client();
     let mut drops = 0;
     for round in 0..20 {
-        // Also while connecting: every fifth round with a client that has not connected yet.
+        // Every fifth round uses a client that has not connected yet, to test drops while connecting.
         let fresh = if round % 5 == 0 {
             store.client()
         } else {
@@ -109,7 +108,7 @@ async fn a_waiter_dropped_at_any_poll_leaves_nothing(store: Store) {
     for _ in 0..10 {
         drops += drop_at_every_poll(
             async || {
-                // Ends by itself, so that the row of polls has an end.
+                // This wait ends by itself, so the number of polls is finite.
                 let lock = locks.mutex("a").wait(Duration::from_millis(30));
                 async move { lock.acquire().await.map(drop) }
             },
@@ -123,7 +122,7 @@ async fn a_waiter_dropped_at_any_poll_leaves_nothing(store: Store) {
     assert_nothing_left(&store, &locks, "a").await;
 }
 
-/// The wake-up is on its way, or has just arrived, when the waiter goes.
+/// The waiter is dropped while its wake-up is on the way or has just arrived.
 async fn a_waiter_dropped_in_the_moment_of_the_grant_passes_the_lock_on(store: Store) {
     let (locks, other) = (store.client(), store.client());
     for round in 0..60 {
@@ -131,7 +130,7 @@ async fn a_waiter_dropped_in_the_moment_of_the_grant_passes_the_lock_on(store: S
         let lock = other.mutex("a").wait(SOON);
         let first = tokio::spawn(async move { lock.acquire().await.map(drop) });
         tickets(&locks, "a", 2).await;
-        // On a shared store behind the first in its process.
+        // On a shared store it stands behind the first of its process.
         let second = begin(other.mutex("a").wait(SOON));
         tickets(&other, "a", 3).await;
 
@@ -151,7 +150,7 @@ async fn a_waiter_dropped_in_the_moment_of_the_grant_passes_the_lock_on(store: S
 async fn a_release_dropped_at_any_poll_still_releases(store: Store) {
     let locks = store.client();
     let mut drops = 0;
-    // A store may answer within the first poll, on a thread that the machine sets aside there.
+    // A store may answer within the first poll, when the machine suspends the thread there.
     for _ in 0..10 {
         drops += drop_at_every_poll(
             async || {
@@ -191,15 +190,15 @@ async fn a_run_dropped_at_any_poll_leaves_nothing(store: Store) {
     }
 }
 
-/// On Redis, 89 of 200 plain requests that were dropped after one poll ran anyway.
+/// On Redis, 89 of 200 plain requests were carried out although they were dropped after one poll.
 async fn two_hundred_acquires_polled_once_leave_nothing(store: Store) {
     let (locks, counts) = store.counted(store.fair);
     locks.ready(SOON).await.unwrap();
-    // One that comes while the store carries no more is dropped before it has asked.
+    // A request above the store's limit for requests in flight is dropped before it was sent.
     let give_up = Instant::now() + SOON;
     while counts.enqueued() < 200 {
         let lock = locks.mutex(format!("n{}", counts.enqueued()));
-        // Else those that come after the first hundred would not even ask.
+        // Without `unconstrained`, tokio would make all after the first hundred yield before they send anything.
         let _ = polled(unconstrained(lock.acquire()), 1).await;
         assert!(Instant::now() < give_up, "only {}", counts.enqueued());
         tokio::task::yield_now().await;
@@ -209,7 +208,7 @@ async fn two_hundred_acquires_polled_once_leave_nothing(store: Store) {
     }
 }
 
-/// Cancellation while connecting, asking, waiting, being woken, working and releasing, in every mix.
+/// Cancels while connecting, asking, waiting, being woken, working and releasing, in every combination.
 async fn tasks_aborted_at_random_moments_leave_nothing(store: Store) {
     let mut random = fastrand::Rng::with_seed(11);
     for round in 0..10 {
@@ -237,7 +236,7 @@ async fn tasks_aborted_at_random_moments_leave_nothing(store: Store) {
                 tokio::task::yield_now().await;
             }
             task.abort();
-            // Either it was cancelled, or it had got the lock and done its work.
+            // The task was cancelled, or it got the lock and did its work.
             if let Ok(done) = task.await {
                 done.unwrap_or_else(|error| panic!("round {round}: {error}"));
             }
@@ -332,7 +331,7 @@ async fn shutdown_stops_what_does_not_finish(store: Store) {
     let task = run_until(&locks, may_finish).await;
     let bare = locks.mutex("bare").acquire().await.unwrap();
 
-    locks.shutdown(Duration::from_secs(2)).await.unwrap(); // half of it for what does not finish
+    locks.shutdown(Duration::from_secs(2)).await.unwrap(); // half of this is for work that does not finish
 
     let lost = ErrorKind::Lost(lockcore::LostReason::Shutdown);
     assert_eq!(kind(task.await.unwrap()), lost);
@@ -342,7 +341,7 @@ async fn shutdown_stops_what_does_not_finish(store: Store) {
     }
 }
 
-/// Work under the lock that goes on until it is told; returns when it has begun.
+/// Runs work under the lock until it is told to end. Returns when the work has begun.
 async fn run_until(
     locks: &Locks,
     may_finish: tokio::sync::oneshot::Receiver<()>,
@@ -361,9 +360,10 @@ async fn run_until(
     task
 }
 
-/// With everything in motion: held, waited for, passed on, asked for, given up; and held by what does not end by itself.
+/// Shutdown while locks are held, waited for, passed on, requested and given up, and one is held by work that does not
+/// end by itself.
 async fn shutdown_under_load_leaves_nothing(store: Store) {
-    // Half of the deadline is for those who do not end by themselves.
+    // Half of the deadline is for work that does not end by itself.
     let deadline = Duration::from_secs(4);
     let locks = store.client_with(Locks::builder().op_timeout(deadline));
     let witness = Arc::new(Witness::exclusive());
@@ -410,7 +410,7 @@ async fn shutdown_under_load_leaves_nothing(store: Store) {
     }
 }
 
-/// A connection that sends every enqueue twice, as after a lost reply.
+/// A connection that sends every enqueue twice, like a client that lost the reply.
 #[derive(Debug)]
 struct Twice(Arc<dyn Connection>);
 
@@ -433,7 +433,7 @@ impl Forward for Twice {
     }
 }
 
-/// The number of a ticket that was taken.
+/// The number of the ticket, if there is one.
 fn number(enqueued: &Enqueued) -> Option<u64> {
     match enqueued {
         Enqueued::Granted { ticket, .. } | Enqueued::Waiting { ticket, .. } => Some(*ticket),

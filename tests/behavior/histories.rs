@@ -1,7 +1,7 @@
-//! Random histories of a store, checked after each step against the pure rule, [`Queue`]: who holds and who waits, in which
-//! order, under which numbers, who is woken and who is not. Below the core: the verbs are called directly, so that they come
-//! late, twice, in batches, for tickets that are gone, and over connections that come and go. What the core does is in the
-//! other files.
+//! Random histories of a store. After each step, the store is compared with the pure rule, [`Queue`]: the holders and
+//! the waiters, their order and numbers, and the wake-ups that were sent. The histories call the verbs of the store
+//! directly, without the core, so that calls come late, twice, in batches, for tickets that are gone, and over
+//! connections that come and go. Facts about the core are in the other files.
 
 mod model;
 mod world;
@@ -23,11 +23,11 @@ const CLIENTS: usize = 3;
 const NAMES: usize = 2;
 const NAMESPACE: &str = "test";
 
-/// Time passes in sevens, and leases are three more than a multiple of that: on a server, whose clock runs as well, no
-/// step comes near the end of a lease.
+/// Time passes in multiples of seven seconds, and a lease is three seconds more than such a multiple. The clock of a
+/// real server runs too, and in this way no step comes close to the end of a lease.
 const STRIDE: u64 = 7_000;
 const TTLS: [u64; 4] = [10_000, 17_000, 24_000, 59_000];
-/// As the stores promise it.
+/// How long the stores promise to keep a mark.
 const MARK: u64 = 60_000;
 const DAY_MICROS: u64 = 86_400_000_000;
 
@@ -63,7 +63,7 @@ pub(crate) fn facts(kind: Kind) -> Vec<Trial> {
     facts
 }
 
-/// Its own renewals are twenty seconds apart.
+/// Its own renewals are twenty seconds apart, so it learns of the holder's end by a recheck.
 async fn the_next_in_line_rechecks_a_dead_holder_when_the_first_has_left(store: Store) {
     let dead = request(&store, "a", &random_id());
     let connection = stranger(&store).await;
@@ -86,7 +86,7 @@ async fn the_next_in_line_rechecks_a_dead_holder_when_the_first_has_left(store: 
 }
 
 fn run(kind: Kind, played: Histories, histories: u64, steps: usize) {
-    // One thread: a wake-up or an answer changes no threads on its way here.
+    // One thread, so that wake-ups and answers arrive without a change of threads.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -109,7 +109,8 @@ fn run(kind: Kind, played: Histories, histories: u64, steps: usize) {
     });
 }
 
-/// What happens, in order. Steps speak of requests by their place in the list, so that any step can be left out.
+/// The steps of one history, in order. A step names a request by its index in the list, so that any step can be left
+/// out.
 #[derive(Clone, Debug)]
 struct History {
     requests: Vec<Wish>,
@@ -127,7 +128,7 @@ struct Wish {
     seen: Seen,
 }
 
-/// What the client says it has seen.
+/// Which tokens the client says that it has seen.
 #[derive(Clone, Copy, Debug)]
 enum Seen {
     What,
@@ -137,7 +138,7 @@ enum Seen {
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// Also of a ticket that is there, was there, or was released before.
+    /// The ticket may be there, may have been there before, or may have been released before.
     Enqueue(usize),
     Renew(Vec<usize>, With),
     Release(Vec<usize>, EnqueueMayFollow),
@@ -145,16 +146,16 @@ enum Step {
     Disconnect(usize),
     Connect(usize),
     LoseData,
-    /// On Redis: one of the keys of a name.
+    /// On Redis only: removes one of the keys of a name.
     Evict(usize, Key),
 }
 
 type EnqueueMayFollow = bool;
 
-/// What tickets are renewed with, where that differs from what they were enqueued with.
+/// How a renewal differs from the enqueue.
 #[derive(Clone, Copy, Debug, Default)]
 struct With {
-    /// So many permits at most.
+    /// The upper limit for the permits of the tickets.
     most: Option<u32>,
     ttl: Option<u64>,
 }
@@ -193,7 +194,7 @@ impl fmt::Display for History {
 impl Wish {
     fn random(random: &mut fastrand::Rng) -> Self {
         let name = random.usize(..NAMES);
-        // One name is a read/write lock, the other a semaphore; once in a while somebody has it wrong.
+        // One name is a read/write lock and the other a semaphore. Some requests name a wrong capacity on purpose.
         let mut capacity = [FULL.get(), 4][name];
         if random.u8(..20) == 0 {
             capacity = 5;

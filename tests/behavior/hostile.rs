@@ -1,5 +1,5 @@
-//! Hostile clients: what strangers, forgers and callers that ask without end can do to a lock. Passwords, rights and encryption
-//! are in `redis_rights` and `tls`.
+//! Hostile clients: what strangers, forged messages and callers that ask without end can do to a lock. Passwords,
+//! rights and encryption are in `redis_rights` and `tls`.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -31,10 +31,10 @@ pub(crate) fn facts_of_redis(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, DEFAULT; a_flood_of_forged_wake_ups_grants_nothing_and_drowns_nothing]
 }
 
-/// Tickets in one request, as many as the core sends.
+/// The number of tickets in one request, as in the core.
 const BATCH: usize = 100;
 
-/// Somebody who speaks with the store directly.
+/// A client that talks to the store directly.
 pub(crate) async fn stranger(store: &Store) -> Arc<dyn Connection> {
     let events = EventSink::new(fastrand::u64(..), namespace(store), |_| ());
     store.backend().connect(events).await.unwrap()
@@ -53,7 +53,7 @@ pub(crate) fn request(store: &Store, name: &str, id: &str) -> Arc<Request> {
     Arc::new(request)
 }
 
-/// The request for the same ticket, with other wishes.
+/// The request for the same ticket, changed.
 pub(crate) fn with(request: &Request, change: impl FnOnce(&mut Request)) -> Arc<Request> {
     let mut request = request.clone();
     change(&mut request);
@@ -64,7 +64,7 @@ pub(crate) fn random_id() -> String {
     format!("{:032x}", fastrand::u128(..))
 }
 
-/// By 100,000 ids that are not theirs neither the holder nor the waiter loses anything, and nothing comes to be.
+/// A stranger sends 100,000 ids that are not its own. Holder and waiter lose nothing, and no ticket is created.
 async fn a_stranger_releases_and_renews_nothing(store: Store) {
     let (holding, waiting) = (store.client(), store.client());
     let guard = holding.mutex("a").acquire().await.unwrap();
@@ -96,12 +96,13 @@ async fn a_stranger_releases_and_renews_nothing(store: Store) {
     assert_eq!((released, renewed), (0, 0));
     assert_eq!(numbers().await, line);
     assert!(!waiter.is_finished());
-    guard.ensure(Duration::from_secs(9)).await.unwrap(); // the store says so too
+    guard.ensure(Duration::from_secs(9)).await.unwrap(); // the store confirms it
     give_back(guard).await;
     give_back(waiter.await.unwrap().unwrap()).await;
 }
 
-/// A request that would stand behind ten thousand is refused at once. When one of these has left, the next may wait.
+/// A request that would stand behind ten thousand tickets is refused at once. When one of them has left, the next
+/// request may wait.
 async fn a_request_behind_ten_thousand_tickets_is_refused(store: Store) {
     let stranger = stranger(&store).await;
     let in_line = ten_thousand(&store, &stranger).await;
@@ -130,13 +131,13 @@ async fn a_request_behind_ten_thousand_tickets_is_refused(store: Store) {
     stranger.close().await;
 }
 
-/// One that holds and those behind it. Returns one of these.
+/// Enqueues a holder and the waiters behind it. Returns one of the waiters.
 async fn ten_thousand(store: &Store, stranger: &Arc<dyn Connection>) -> Arc<Request> {
     let holder = request(store, "a", &random_id());
     let holds = stranger.enqueue(holder).await.unwrap();
     assert!(matches!(holds, Enqueued::Granted { .. }), "{holds:?}");
     if let Some(file) = store.file_if_any() {
-        // Each by itself would be a transaction over all that are there.
+        // One request per ticket would be a transaction over all earlier tickets.
         let more = MOST_TICKETS - 1;
         file.query(&format!(
             "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {more}) \
@@ -151,7 +152,7 @@ async fn ten_thousand(store: &Store, stranger: &Arc<dyn Connection>) -> Arc<Requ
         let asked: Vec<_> = (0..batch)
             .map(|_| request(store, "a", &random_id()))
             .collect();
-        // All on their way at once.
+        // All requests are in flight at once.
         let asking: Vec<_> = (asked.iter())
             .map(|request| tokio::spawn(stranger.enqueue(Arc::clone(request))))
             .collect();
@@ -164,7 +165,7 @@ async fn ten_thousand(store: &Store, stranger: &Arc<dyn Connection>) -> Arc<Requ
     in_line.swap_remove(MOST_TICKETS / 2)
 }
 
-/// They are one ticket at the store, which would never refuse them.
+/// All of them are one ticket at the store, which would never refuse them.
 async fn a_process_has_ten_thousand_waiters_at_most(store: Store) {
     let (locks, counts) = store.counted(Fair::Local(Duration::from_secs(3600)));
     let guard = locks.mutex("a").acquire().await.unwrap();
@@ -185,7 +186,7 @@ async fn a_process_has_ten_thousand_waiters_at_most(store: Store) {
     assert!(refused.to_string().contains("too many wait"), "{refused}");
 
     assert_eq!(counts.enqueued(), 1);
-    // A waiter that has gone makes room.
+    // A waiter that has left makes room.
     line.truncate(MOST_TICKETS / 4);
     let next = begin(locks.mutex("a").wait(LEASE));
     tickets(&locks, "a", 2 + MOST_TICKETS / 4).await;
@@ -194,7 +195,8 @@ async fn a_process_has_ten_thousand_waiters_at_most(store: Store) {
     give_back(soon(next).await.unwrap().unwrap()).await;
 }
 
-/// By somebody who may publish and not read: nobody is let in by it, no lease is lost over it, and what is true comes through.
+/// The forger may publish and not read. Its messages grant nothing and cost no lease, and the real messages still
+/// arrive.
 async fn a_flood_of_forged_wake_ups_grants_nothing_and_drowns_nothing(store: Store) {
     let server = RedisServer::start();
     let client = || {
@@ -211,7 +213,7 @@ async fn a_flood_of_forged_wake_ups_grants_nothing_and_drowns_nothing(store: Sto
     let pattern = format!("{}:1:wake:*", store.namespace);
     let channels: Vec<String> = server.command(&["PUBSUB", "CHANNELS", &pattern]);
 
-    // Longer than the lease, and as fast as both can read it: whose connections have a backlog of seconds is out of reach.
+    // Longer than the lease, and as fast as both clients can read. A connection with seconds of backlog is not covered.
     let began = Instant::now();
     let mut forged = 0;
     while began.elapsed() < 2 * ttl || forged < 200_000 {
@@ -232,10 +234,10 @@ async fn a_flood_of_forged_wake_ups_grants_nothing_and_drowns_nothing(store: Sto
     let left = Instant::now();
     give_back(guard).await;
     give_back(waiter.await.unwrap().unwrap()).await;
-    // By its wake-up: the waiter's renewals are twenty seconds apart.
+    // It gets in by its wake-up: its renewals are twenty seconds apart.
     let awake = awake_since(left);
     assert!(awake < ttl, "{awake:?}");
-    // None of it was trouble with the store.
+    // None of this was reported as trouble with the store.
     drop((holding, waiting));
     assert_eq!(events.recv().await, None);
 }

@@ -1,6 +1,6 @@
-//! Locks that are asked for in different orders, and what a debug build says of them. Which circles count is in the
-//! library, `inversions`; here is what its users do and are told. The names of a fact's locks are its own, because
-//! warnings are found by them.
+//! Locks that are acquired in different orders, and the warnings of a debug build. The tests of `inversions` in the
+//! library say which circles count. These facts show what users do and what they are told. The lock names of a fact are
+//! its own, because a fact finds its warnings by them.
 
 use std::time::Duration;
 
@@ -35,13 +35,13 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     facts.into_iter().map(ignored).collect()
 }
 
-/// Asks for the one inside the other, and goes.
+/// Acquires `inner` inside `outer`, and releases both.
 async fn nest(outer: &Lock, inner: &Lock) {
     let inside = async |_| inner.run(async |_| Ok::<_, Error>(())).await;
     outer.run(inside).await.unwrap();
 }
 
-/// Asks for the one inside the other when all who meet at `all_inside` are that far.
+/// Acquires `inner` inside `outer` when all tasks that meet at `all_inside` are inside.
 async fn nest_at_once(outer: &Lock, all_inside: &Barrier, inner: &Lock) -> Result<(), Error> {
     outer
         .run(async |_| {
@@ -76,7 +76,7 @@ async fn two_opposite_orders_are_reported_once_and_can_deadlock(store: Store) {
     ] {
         assert!(told[0].contains(part), "{part} is missing: {}", told[0]);
     }
-    // It is true.
+    // The warning is right: here it deadlocks.
     let both = Barrier::new(2);
     let wait = Duration::from_millis(300);
     let (hasty_a, hasty_b) = (a.wait(wait), b.wait(wait));
@@ -103,7 +103,7 @@ async fn count(locks: &Locks, id: u32, inside: bool) -> Result<(), Error> {
     }
 }
 
-/// Once for the two functions, however many keys they are called with.
+/// One warning for the two functions, however many keys they are called with.
 async fn annotated_functions_are_reported_by_their_templates(store: Store) {
     let locks = store.client();
     for id in 0..20 {
@@ -121,7 +121,7 @@ async fn annotated_functions_are_reported_by_their_templates(store: Store) {
     }
 }
 
-/// Under names without end; that what is remembered of them has an end is a test of the library's.
+/// With ever new names. A test of the library checks that the memory for them is bounded.
 async fn a_single_order_is_never_reported(store: Store) {
     let locks = store.client();
     let shop = locks.mutex("one:shop");
@@ -150,7 +150,7 @@ async fn a_try_has_no_order(store: Store) {
     .unwrap();
     assert_eq!(traces::inversions("try:"), [""; 0]);
 
-    // What was taken without waiting is held as anything else.
+    // A lock that was taken without waiting is held like any other.
     let guard = b.try_acquire().await.unwrap();
     guard
         .run(a.run(async |_| Ok::<_, Error>(())))
@@ -173,7 +173,7 @@ async fn a_re_entry_has_no_order(store: Store) {
     assert_eq!(traces::inversions("again:"), [""; 0]);
 }
 
-/// It belongs to whoever has it; nobody knows whether that is the code that asks.
+/// A bare guard belongs to the code that has it, and nobody knows whether that is the code that asks.
 async fn a_bare_guard_has_no_order(store: Store) {
     let locks = store.client();
     let (a, b) = (locks.mutex("bare:a"), locks.mutex("bare:b"));
@@ -220,7 +220,7 @@ async fn a_lock_that_is_over_has_no_order(store: Store) {
     assert_eq!(traces::inversions("over:"), [""; 0]);
 }
 
-/// The code that has spawned a task need not wait for it, and then releases what only that code holds.
+/// The code that spawned a task need not wait for it, and can release what it alone holds.
 async fn a_carried_scope_counts_in_a_task_and_locks_around_the_task_do_not(store: Store) {
     let locks = store.client();
     let [a, b, c] = ["task:a", "task:b", "task:c"].map(|name| locks.mutex(name));
@@ -248,7 +248,7 @@ async fn readers_in_two_orders_deadlock_behind_writers_and_are_reported(store: S
     nest(&b.read(), &a.read()).await;
     assert_eq!(traces::inversions("readers:").len(), 1);
 
-    // It is true, of as many processes.
+    // The warning is right: as many processes deadlock here.
     let [one, other, writes] = [(); 3].map(|()| store.client());
     let writers_wait = Barrier::new(3);
     let wait = Duration::from_millis(300);
@@ -329,7 +329,7 @@ async fn each_client_has_orders_of_its_own(store: Store) {
     assert_eq!(traces::inversions("each:").len(), 2);
 }
 
-/// Asks for the last inside of all the others.
+/// Acquires `last` inside all the others.
 async fn nest_all(outer: &[Lock], last: &Lock) -> Result<(), Error> {
     match outer {
         [] => last.run(async |_| Ok(())).await,

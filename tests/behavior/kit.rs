@@ -1,5 +1,5 @@
-//! The store for users' tests: each fault is what its name says, and the clock is in the test's hands. What the core makes
-//! of answers is in `protocol`.
+//! The store for users' tests: each fault does what its name says, and the test controls the clock. How the core reacts
+//! to answers is in `protocol`.
 
 use std::time::{Duration, Instant};
 
@@ -40,7 +40,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
-/// What is looked at here is what goes over the wire, so every request has a ticket of its own.
+/// These facts look at requests to the store, so every acquisition gets its own ticket.
 fn kit() -> (Kit, Locks) {
     let kit = Kit::new();
     let strict = Locks::builder().fair(Fair::Strict);
@@ -96,7 +96,7 @@ async fn lost_data_is_learnt_at_the_next_renewal(_: Store) {
     assert_eq!(soon(guard.lost()).await, LostReason::Taken);
 }
 
-/// A keeper that slept on until its nap was over would need up to a second each time.
+/// A keeper that slept until the end of its pause would need up to a second each time.
 async fn a_turn_of_the_clock_is_acted_on_at_once(_: Store) {
     let (kit, locks) = kit();
     kit.clock().stop();
@@ -122,7 +122,7 @@ async fn a_stopped_clock_ends_a_lease_at_its_exact_time(_: Store) {
     kit.clock().stop();
     let lock = locks.mutex("a").ttl(Duration::from_secs(10)).renew(false);
     let guard = lock.acquire().await.unwrap();
-    // A hundredth of the ttl and 5 ms.
+    // The allowance for drift is a hundredth of the ttl and 5 ms.
     let usable = Duration::from_millis(10_000 - 105);
     assert_eq!(guard.remaining(), usable);
 
@@ -131,7 +131,7 @@ async fn a_stopped_clock_ends_a_lease_at_its_exact_time(_: Store) {
     kit.clock().advance(Duration::from_nanos(1));
     assert!(!guard.is_valid());
 
-    // At the store it ends later.
+    // The lease ends later at the store.
     assert_eq!(kind(lock.try_acquire().await), ErrorKind::Busy);
     kit.clock().advance(Duration::from_millis(105));
     give_back(lock.try_acquire().await.unwrap()).await;
@@ -174,7 +174,7 @@ async fn an_error_of_each_fault_is_passed_on_or_tried_again(_: Store) {
         assert_eq!(kind(locks.mutex("a").acquire().await), expected);
     }
 
-    // A renewal changes nothing when it fails, and is tried again.
+    // A renewal that fails changes nothing and is tried again.
     let guard = locks.mutex("a").acquire().await.unwrap();
     for fault in [Fault::Retry, Fault::Refused, Fault::Unknown, Fault::Config] {
         kit.fail_next(Verb::Renew, fault);
@@ -194,7 +194,8 @@ async fn a_connection_that_fails_is_tried_again_unless_it_is_a_mistake(_: Store)
     give_back(soon(locks.mutex("a").acquire()).await.unwrap()).await;
 
     let locks = kit.client().unwrap();
-    // Twice: where the first is known before the caller waits for it, it is taken for an old one and tried again.
+    // Twice: if the first failure is known before the caller waits for it, it counts as an old one, and the client
+    // tries again.
     for _ in 0..2 {
         kit.fail_next(Verb::Connect, Fault::Config);
     }
@@ -238,7 +239,7 @@ async fn an_enqueue_let_go_after_its_caller_gave_up_leaves_nothing(_: Store) {
     tickets(&locks, "a", 0).await;
 }
 
-/// The mark of a release obliges an enqueue that is later than every operation timeout.
+/// The mark of a release stops an enqueue that arrives later than every operation timeout.
 async fn an_enqueue_that_arrives_after_its_release_takes_nothing(_: Store) {
     let (kit, locks) = kit();
     locks.ready(SOON).await.unwrap();
@@ -284,7 +285,7 @@ async fn a_lost_wake_up_is_made_up_for_by_a_renewal(_: Store) {
 
         kit.lose_next_wake_up();
         give_back(guard).await;
-        // A wake-up would have arrived with the release.
+        // A wake-up would have arrived together with this release.
         give_back(locks.mutex("other").acquire().await.unwrap()).await;
         assert!(locks.inspect("a").await.unwrap()[0].granted);
         assert!(!waiter.is_finished());
@@ -300,7 +301,7 @@ async fn a_waiter_from_before_a_break_is_woken_after_it(_: Store) {
     let theirs = kit.another_process();
     let waiter = begin(theirs.client().unwrap().mutex("a").wait(SOON));
     tickets(&locks, "a", 2).await;
-    // Whoever reconnects asks after everything; what tells him here is to be the wake-up.
+    // A client that reconnects asks about all its tickets. Here the wake-up has to bring the news.
     let _no_renewal = [(); 30].map(|()| theirs.hold_next(Verb::Renew));
     let mut again = theirs.hold_next(Verb::Connect);
 
@@ -351,12 +352,12 @@ async fn one_process_is_cut_off_while_another_works(_: Store) {
     give_back(next).await;
 }
 
-/// As far as one process can show it: who is cut off for ever is as good as killed.
+/// This shows as much as one process can: a client that is cut off for ever is as good as killed.
 async fn cancelled_and_cut_off_waiters_leave_the_order_of_the_others(_: Store) {
     let (kit, locks) = kit();
     let guard = locks.mutex("a").acquire().await.unwrap();
     let (served, mut order) = mpsc::unbounded_channel();
-    // A waiter behind one that is gone finds out when it renews, after a third of its own ttl.
+    // A waiter behind one that is gone learns it at its renewal, after a third of its own ttl.
     let (short, look) = (Duration::from_millis(400), Duration::from_secs(1));
     let (mut cancelled, mut cut_off) = (Vec::new(), Vec::new());
     for number in 1..=20 {
@@ -389,7 +390,7 @@ async fn cancelled_and_cut_off_waiters_leave_the_order_of_the_others(_: Store) {
     }
     eventually("the cancelled have gone", SOON, async || {
         let line = locks.inspect("a").await.unwrap();
-        line.len() <= 21 - 3 // those who are cut off may have run out by now
+        line.len() <= 21 - 3 // tickets of clients that were cut off may have expired by now
     })
     .await;
     let left = Instant::now();
@@ -403,7 +404,7 @@ async fn cancelled_and_cut_off_waiters_leave_the_order_of_the_others(_: Store) {
         last = Some(token);
     }
     assert!(
-        awake_since(left) < 2 * look + SLACK, // one look for each that was cut off
+        awake_since(left) < 2 * look + SLACK, // one renewal for each waiter that was cut off
         "{:?}",
         awake_since(left)
     );
@@ -414,7 +415,7 @@ async fn cancelled_and_cut_off_waiters_leave_the_order_of_the_others(_: Store) {
     tickets(&locks, "a", 0).await;
 }
 
-/// Counted in requests to the store.
+/// Counts requests to the store.
 async fn a_hand_over_costs_as_many_requests_with_a_hundred_waiters_as_with_one(store: Store) {
     for waiters in [1, 10, 100] {
         let (locks, counts) = store.counted(Fair::Strict);
@@ -431,13 +432,13 @@ async fn a_hand_over_costs_as_many_requests_with_a_hundred_waiters_as_with_one(s
         give_back(guard).await;
         tasks.join_all().await;
 
-        // Each gives back what it had, and that is all: who is woken holds without having asked.
+        // Each releases its ticket and sends nothing else: a woken waiter holds without a further request.
         assert_eq!(counts.all() - before.0, waiters + 1);
         assert_eq!(counts.renewals(), before.1);
     }
 }
 
-/// To the nanosecond, for a holder that works on and for tasks that pass it on.
+/// Exact to the nanosecond, for a holder that keeps working and for tasks that pass the ticket on.
 async fn a_process_keeps_a_lock_among_its_own_until_the_bound_and_no_longer(_: Store) {
     let kit = Kit::new();
     kit.clock().stop();
@@ -458,7 +459,7 @@ async fn a_process_keeps_a_lock_among_its_own_until_the_bound_and_no_longer(_: S
     assert_eq!(ticket(&second), ours, "not passed on within the bound");
     let third = begin(locks.mutex("a").wait(SOON));
     tickets(&locks, "a", 2).await;
-    // The keeper has looked at the time when this is done.
+    // When this is done, the keeper has looked at the clock.
     give_back(locks.mutex("other").acquire().await.unwrap()).await;
     assert_eq!(at_the_store().await, 1);
 
@@ -486,7 +487,7 @@ async fn the_innermost_default_counts_and_tasks_are_outside(_: Store) {
         assert_eq!(kind(once().await), ErrorKind::Busy);
         lockcore::with_default(other.clone(), once()).await.unwrap();
         assert_eq!(kind(once().await), ErrorKind::Busy);
-        // There is no default of the process here, and no LOCK_URL.
+        // This process has no default client and no LOCK_URL.
         let spawned = tokio::spawn(once()).await.unwrap();
         assert_eq!(kind(spawned), ErrorKind::Config);
         tokio::spawn(lockcore::with_default(other, once()))
@@ -498,7 +499,7 @@ async fn the_innermost_default_counts_and_tasks_are_outside(_: Store) {
     assert_eq!(kind(once().await), ErrorKind::Config);
 }
 
-/// In the line of a process: it is the budget of one that ends, not the store that fails.
+/// In the queue of a process: the leader's time budget is over, and the store has not failed.
 async fn a_leader_that_runs_out_of_time_does_not_fail_the_others(_: Store) {
     let kit = Kit::new();
     kit.clock().stop();
@@ -515,7 +516,7 @@ async fn a_leader_that_runs_out_of_time_does_not_fail_the_others(_: Store) {
     tickets(&ours, "a", 4).await;
     let mut asked = kit.hold_next(Verb::Enqueue);
 
-    // The reader gives up; its place is of no use to the writer behind it, who asks anew.
+    // The reader gives up. The writer behind it cannot use its place and sends its own request.
     kit.clock().advance(Duration::from_millis(301));
     assert_eq!(kind(soon(reader).await.unwrap()), ErrorKind::Timeout);
     soon(asked.arrived()).await;

@@ -1,4 +1,4 @@
-//! How long a lock is held, and what happens when it is not any more.
+//! How long a lock is held, and what happens when it is lost.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -44,14 +44,15 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
-/// What a holder has of a whole ttl, or a few milliseconds more: its clock may be slower than the store's.
+/// How much of a whole ttl the holder counts on: a few milliseconds less, because its clock may be slower than the
+/// store's.
 fn by_its_own_clock(ttl: Duration) -> Duration {
     ttl - ttl / 100 - Duration::from_millis(5) - A_FEW_MILLIS
 }
 
 async fn a_stalled_holder_is_lost_before_its_next_step_and_cannot_take_the_lock_back(store: Store) {
     let lease = Duration::from_millis(400);
-    let asked = Instant::now(); // the store counts the lease from somewhere after this
+    let asked = Instant::now(); // the store starts the lease after this moment
     let stalled = store
         .client()
         .mutex("a")
@@ -85,7 +86,7 @@ async fn a_stalled_holder_is_lost_before_its_next_step_and_cannot_take_the_lock_
 }
 
 async fn work_that_lasts_three_leases_keeps_the_lock(store: Store) {
-    let lease = Duration::from_secs(2); // two thirds of it for a renewal, on a machine that is busy or stalls
+    let lease = Duration::from_secs(2); // a renewal has two thirds of it, enough for a machine that is busy or stalls
     let guard = store
         .client()
         .mutex("a")
@@ -122,11 +123,11 @@ async fn a_lease_without_renewal_ends_and_says_so(store: Store) {
         let error = guard.ensure(Duration::from_millis(1)).await;
         assert_eq!(kind(error), ErrorKind::Lost(LostReason::Expired));
     }
-    // All together: one by one, who looks but once a second would be late by less.
+    // All together, because a client that looked only once a second would be less late in each wait of a sequence.
     assert!(late < SLACK, "{late:?}");
 }
 
-/// A waiter's ticket has aged in line; without renewal it must not be handed out with what is left.
+/// The waiter's ticket has aged in line. Without renewal it must not be granted with only the rest of its ttl.
 async fn a_lease_without_renewal_is_handed_over_with_its_whole_ttl(store: Store) {
     let locks = store.client();
     let guard = locks.mutex("a").acquire().await.unwrap();
@@ -134,7 +135,7 @@ async fn a_lease_without_renewal_is_handed_over_with_its_whole_ttl(store: Store)
     let lock = locks.mutex("a").ttl(ttl).renew(false).wait(LEASE);
     let waiter = begin(lock);
     tickets(&locks, "a", 2).await;
-    tokio::time::sleep(Duration::from_millis(500)).await; // the ticket ages; no event stands for that
+    tokio::time::sleep(Duration::from_millis(500)).await; // the ticket ages, which no event reports
     let left = Instant::now();
     drop(guard);
 
@@ -204,10 +205,10 @@ async fn the_body_is_gone_before_the_next_holder_gets_in(store: Store) {
     }
 }
 
-/// While the body is being dropped, nobody has asked for the release yet. Cancelled half-way, and
-/// returned but with something of it still there.
+/// While the body is being dropped, the release has not been requested yet. Tested for a body that is cancelled
+/// half-way and for one that has returned while a part of it still exists.
 async fn the_lock_is_held_until_the_last_of_the_body_is_gone(store: Store) {
-    /// Looks at the lock as the last of the body goes.
+    /// Looks at the lock while the last part of the body is dropped.
     struct Last {
         locks: Locks,
         fence: Option<Guard>,
@@ -217,7 +218,7 @@ async fn the_lock_is_held_until_the_last_of_the_body_is_gone(store: Store) {
         fn drop(&mut self) {
             tokio::task::block_in_place(|| {
                 tokio::runtime::Handle::current().block_on(async {
-                    // The keeper cleans up in order: when this is gone, so is what was dropped before it.
+                    // The keeper cleans up in order: when this is gone, everything dropped before it is gone too.
                     drop(self.fence.take());
                     tickets(&self.locks, "fence", 0).await;
                     let held = !self.locks.inspect("a").await.unwrap().is_empty();
@@ -226,7 +227,7 @@ async fn the_lock_is_held_until_the_last_of_the_body_is_gone(store: Store) {
             });
         }
     }
-    /// Returns at once; what it owns goes when it is dropped.
+    /// A future that returns at once. What it owns is freed when it is dropped.
     struct Returned(#[expect(dead_code, reason = "dropping it is what counts")] Last);
     impl Future for Returned {
         type Output = Result<(), Error>;
@@ -306,7 +307,7 @@ async fn ensure_refuses_a_time_that_no_renewal_can_give(store: Store) {
     give_back(guard).await;
 }
 
-/// With leases this short a renewal is always due or under way when the release goes out.
+/// With leases this short, a renewal is always due or under way when the release is sent.
 async fn renewals_do_not_outlive_the_release(store: Store) {
     let locks = store.client();
     let end = Instant::now() + Duration::from_secs(2);
@@ -318,7 +319,7 @@ async fn renewals_do_not_outlive_the_release(store: Store) {
             .acquire()
             .await
             .unwrap();
-        tokio::time::sleep(Duration::from_millis(20 + rounds % 20)).await; // sweeps over the renewal's moment
+        tokio::time::sleep(Duration::from_millis(20 + rounds % 20)).await; // varies the moment within the renewal
         guard.release().await.unwrap();
         let free = store
             .client()
@@ -360,7 +361,7 @@ async fn a_waiter_with_a_short_ttl_does_not_shorten_the_holder(store: Store) {
 async fn a_waiter_outlives_many_of_its_own_leases_in_line(store: Store) {
     let locks = store.client();
     let guard = locks.mutex("a").acquire().await.unwrap();
-    // Its place in line is renewed, also where the lease that it will get is not.
+    // Its place in line is renewed even if the lease that it will get is not.
     let (mut waiters, mut places) = (Vec::new(), Vec::new());
     for renew in [true, false] {
         let lock = store
@@ -373,7 +374,7 @@ async fn a_waiter_outlives_many_of_its_own_leases_in_line(store: Store) {
         tickets(&locks, "a", waiters.len() + 1).await;
         places.push(locks.inspect("a").await.unwrap()[waiters.len()].ticket);
     }
-    tokio::time::sleep(Duration::from_secs(5)).await; // five leases; no event stands for that
+    tokio::time::sleep(Duration::from_secs(5)).await; // five leases, which no event reports
 
     let line = locks.inspect("a").await.unwrap();
     let line: Vec<u64> = line[1..].iter().map(|place| place.ticket).collect();
@@ -387,7 +388,7 @@ async fn a_waiter_outlives_many_of_its_own_leases_in_line(store: Store) {
 async fn a_leaked_guard_is_not_renewed_beyond_its_limit(store: Store) {
     let (ttl, limit) = (Duration::from_millis(300), Duration::from_millis(700));
     let lock = store.client().mutex("a").ttl(ttl).max_hold(limit);
-    // Before it is asked for: the time counts from the grant, which the caller learns later.
+    // Taken before the request: the time counts from the grant, and the caller learns of that later.
     let started = Instant::now();
     let leaked: &'static lockcore::Guard = Box::leak(Box::new(lock.acquire().await.unwrap()));
 
@@ -410,7 +411,7 @@ async fn a_leaked_guard_is_not_renewed_beyond_its_limit(store: Store) {
     give_back(next).await;
 }
 
-/// The next holder gets in when the time has come, over several leases, and not before.
+/// The next holder gets in when `min_hold` is over, after several leases, and not before.
 async fn a_lock_stays_taken_as_long_as_asked_however_its_user_ends(store: Store) {
     let (ttl, least) = (Duration::from_millis(800), Duration::from_millis(2600));
     let locks = store.client();
@@ -476,7 +477,7 @@ async fn a_min_hold_that_no_lease_can_keep_is_refused(store: Store) {
     assert_nothing_left(&store, &store.client(), "a").await;
 }
 
-/// The work that was stopped has dropped its guard before the view's task is polled.
+/// The stopped work has dropped its guard before the task of the view is polled.
 async fn a_loss_is_told_to_a_view_whose_guard_is_gone_already(store: Store) {
     let (locks, counts) = store.counted(Fair::Strict);
     counts.refuse_renewals(true);
@@ -515,7 +516,7 @@ async fn danger_is_reported_before_the_loss_and_not_without_need(store: Store) {
     let ttl = Duration::from_secs(3);
     let guard = locks.mutex("a").ttl(ttl).acquire().await.unwrap();
 
-    // Renewed as it should be, for two leases.
+    // Renewed in time, over two leases.
     let calm = tokio::time::timeout(2 * ttl, guard.in_danger()).await;
     assert!(calm.is_err(), "in danger with {calm:?} left");
 
@@ -530,7 +531,7 @@ async fn danger_is_reported_before_the_loss_and_not_without_need(store: Store) {
         reason: LostReason::Expired,
     };
     assert_eq!(events.recv().await, Some(lost));
-    // The guard holds its client, so that the next is awaited, and there is none.
+    // The guard keeps its client alive, so the next event is awaited, and there is none.
     let none = tokio::time::timeout(Duration::from_millis(50), events.recv()).await;
     assert!(none.is_err(), "{none:?}");
     drop((guard, locks));
@@ -553,7 +554,7 @@ async fn an_error_of_the_body_is_passed_on_and_the_lock_is_free(store: Store) {
     let outcome: Result<(), Mine> = locks.mutex("a").run(async |_| Err(Mine::Body)).await;
 
     assert_eq!(outcome, Err(Mine::Body));
-    // The release was awaited: no other can find it busy.
+    // The release was awaited, so no other caller finds the lock busy.
     let guard = locks.mutex("a").try_acquire().await.unwrap();
     let outcome: Result<(), Mine> = locks
         .mutex("a")
@@ -564,7 +565,7 @@ async fn an_error_of_the_body_is_passed_on_and_the_lock_is_free(store: Store) {
     give_back(guard).await;
 }
 
-/// Not sooner, and not at the end of the lease.
+/// Neither earlier nor at the end of the lease.
 async fn a_lock_kept_by_min_hold_is_free_on_time_though_its_client_ends(store: Store) {
     let (ttl, least) = (Duration::from_secs(8), Duration::from_millis(800));
     let elsewhere = store.client();
@@ -589,7 +590,7 @@ async fn a_lock_kept_by_min_hold_is_free_on_time_though_its_client_ends(store: S
 
 async fn a_lock_kept_for_longer_than_its_ttl_outlives_its_client(store: Store) {
     if store.capability().sessions {
-        // A session that is over keeps nothing: see `Lock::min_hold`.
+        // A session that has ended keeps nothing: see `Lock::min_hold`.
         return;
     }
     let (ttl, least) = (Duration::from_millis(600), Duration::from_millis(2500));

@@ -1,4 +1,4 @@
-//! The queue inside one process: what is passed on in memory, in which order, and when it must not be.
+//! The queue inside one process: what it passes on in memory, in which order, and when it must not.
 
 use std::collections::BTreeSet;
 use std::pin::Pin;
@@ -40,7 +40,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
-/// The point of it all: many tasks, few requests.
+/// The purpose of the queue: many tasks, few requests.
 async fn a_contended_lock_is_passed_on_without_asking_the_store(store: Store) {
     let (locks, counts) = store.counted(Fair::Local(Duration::from_secs(60)));
     let witness = Arc::new(Witness::exclusive());
@@ -66,13 +66,12 @@ async fn a_contended_lock_is_passed_on_without_asking_the_store(store: Store) {
     }
 
     assert_eq!(witness.assert_no_overlap().visits, 640);
-    // A ticket for each turn, and the last task alone finds nobody to pass
-    // it on to.
+    // One ticket for each turn. Only the last task finds no other to pass it on to.
     let asked = counts.all() - before;
     assert!(asked <= 60, "{asked} requests for 640 hand-overs");
 }
 
-/// The low 10 bits of a token have room for no more.
+/// The low 10 bits of a token have no room for more.
 async fn a_ticket_is_passed_on_a_thousand_times_at_most(store: Store) {
     let (locks, _) = store.counted(Fair::Local(Duration::from_secs(3600)));
     let guard = locks.mutex("hot").acquire().await.unwrap();
@@ -102,7 +101,7 @@ async fn a_ticket_is_passed_on_a_thousand_times_at_most(store: Store) {
     assert_eq!(most, Some(1000));
 }
 
-/// The bound in time is an hour: what ends the turn of a process is that all have been served.
+/// The bound in time is an hour, so a turn of a process ends because all its tasks have been served.
 async fn everybody_in_a_process_is_served_a_few_times_in_a_turn(store: Store) {
     let (locks, counts) = store.counted(Fair::Local(Duration::from_secs(3600)));
     let guard = locks.mutex("hot").acquire().await.unwrap();
@@ -123,8 +122,8 @@ async fn everybody_in_a_process_is_served_a_few_times_in_a_turn(store: Store) {
         done.unwrap();
     }
 
-    // The first ticket began with nobody in line and is passed on 64 times; then 200 times each, and
-    // fewer towards the end.
+    // The first ticket began with an empty line and is passed on 64 times. The later ones are passed on 200 times each,
+    // and fewer times towards the end.
     assert!((4..=9).contains(&counts.enqueued()), "{counts:?}");
 }
 
@@ -154,7 +153,7 @@ async fn tokens_rise_over_hand_overs_of_both_kinds(store: Store) {
     }
 }
 
-/// Judged by turns at the store and not by time.
+/// Counts turns at the store instead of time.
 async fn a_holder_of_many_tasks_lets_other_processes_in(store: Store) {
     let stop = Arc::new(AtomicBool::new(false));
     let busy = store.client();
@@ -194,17 +193,17 @@ async fn a_holder_of_many_tasks_lets_other_processes_in(store: Store) {
         done.unwrap();
     }
     let during = turns.lock().unwrap().len() - before;
-    // Each of the three had 20 turns. Between two of them lie one or two of the busy client, a few
-    // more where one of them was slow to ask again, and none where the busy one was.
+    // Each of the three had 20 turns. Between two of them lie one or two turns of the busy client, a few more if one of
+    // the three was slow to ask again, and none if the busy client was.
     assert!(during <= 80, "{during} turns");
-    // It was not kept out by them.
+    // The others did not keep the busy client out.
     eventually("it goes on", SOON, had(before + during + 3)).await;
     stop.store(true, Ordering::SeqCst);
     tasks.join_all().await;
 }
 
-/// The holder works for longer than the bound: who waits in its process must not fall behind those
-/// who come later elsewhere.
+/// The holder works for longer than the bound. A waiter of its process must not fall behind later waiters of other
+/// processes.
 async fn at_the_bound_the_next_stands_in_line_at_the_store(store: Store) {
     let locks = store.client();
     let guard = locks.mutex("a").acquire().await.unwrap();
@@ -237,7 +236,7 @@ async fn a_bound_of_zero_passes_nothing_on(store: Store) {
     assert_eq!(counts.enqueued(), 10);
 }
 
-/// On a thread with little stack, so that a recursion would be seen.
+/// Runs on a thread with a small stack, where a recursion would overflow.
 async fn a_long_chain_of_dropped_waiters_ends_without_recursion(store: Store) {
     let locks = store.client();
     let chain = {
@@ -253,7 +252,7 @@ async fn a_long_chain_of_dropped_waiters_ends_without_recursion(store: Store) {
                     let mut waiters: Vec<Pin<Box<dyn Future<Output = ()> + Send>>> = Vec::new();
                     for _ in 0..1_000 {
                         let lock = locks.mutex("a").wait(SOON);
-                        // Else those that come after the first hundred of a poll only yield.
+                        // Without `unconstrained`, all after the first hundred in one poll would only yield.
                         waiters.push(Box::pin(unconstrained(async move {
                             drop(lock.acquire().await);
                         })));
@@ -263,7 +262,7 @@ async fn a_long_chain_of_dropped_waiters_ends_without_recursion(store: Store) {
                         assert!(waiter.as_mut().poll(&mut cx).is_pending());
                     }
                     tickets(&locks, "a", 1_001).await;
-                    // The first is handed the lock and does not know it yet; then all go.
+                    // The first waiter gets the lock and does not know it yet. Then all are dropped.
                     give_back(guard).await;
                     if reversed {
                         waiters.reverse();
@@ -298,11 +297,11 @@ async fn a_waiter_dropped_with_the_lock_in_its_hands_passes_it_on(store: Store) 
     let second = second.await.unwrap().unwrap();
     if second.grant_id().as_u64() >> 10 == ticket {
         assert_eq!(second.grant_id().as_u64() & 1023, 2, "passed on twice");
-    } // else the machine was so slow that the bound was reached
+    } // otherwise the machine was so slow that the bound was reached
     give_back(second).await;
 }
 
-/// The one who stands in line for the process gives up; the next must not begin at the end.
+/// The leader, which stands in line for its process, gives up. The next task must not start at the end of the line.
 async fn a_leader_that_gives_up_leaves_its_place_at_the_store_to_the_next(store: Store) {
     let (holding, ours, theirs) = (store.client(), store.client(), store.client());
     let guard = holding.mutex("a").acquire().await.unwrap();
@@ -333,7 +332,7 @@ async fn a_leader_that_gives_up_leaves_its_place_at_the_store_to_the_next(store:
     later.await.unwrap();
 }
 
-/// The ticket is gone, the guard is not: those behind it go to the store.
+/// The ticket is gone while its guard still exists. The waiters behind it ask the store.
 async fn a_lost_lock_that_its_holder_keeps_does_not_keep_the_line(store: Store) {
     let (locks, counts) = store.counted(Fair::Local(Duration::from_secs(60)));
     let lock = locks.mutex("a").ttl(Duration::from_secs(2)).wait(SOON);
@@ -357,7 +356,7 @@ async fn a_lost_lock_that_its_holder_keeps_does_not_keep_the_line(store: Store) 
     give_back(next).await;
 }
 
-/// Who gets a lock gets at least half of its ttl.
+/// A new holder gets at least half of its ttl.
 async fn an_aged_ticket_is_not_passed_on(store: Store) {
     let (locks, counts) = store.counted(Fair::Local(Duration::from_secs(60)));
     let lock = locks.mutex("a").ttl(Duration::from_secs(3)).wait(SOON);
@@ -403,7 +402,7 @@ async fn a_reader_does_not_join_past_a_local_writer(store: Store) {
     writer.abort();
     let _ = writer.await;
 
-    // With the writer gone, the next reader joins the ticket again.
+    // When the writer is gone, the next reader joins the ticket again.
     eventually("a reader joins", SOON, async || {
         catalog.read().try_acquire().await.is_ok()
     })
@@ -411,12 +410,12 @@ async fn a_reader_does_not_join_past_a_local_writer(store: Store) {
     give_back(reader).await;
 }
 
-/// One ticket for all of them; and not the writer's, which would keep the readers elsewhere out.
+/// One ticket for all of them. It is not the writer's ticket, which would keep readers of other processes out.
 async fn readers_behind_a_writer_come_in_together(store: Store) {
     let (locks, counts) = store.counted(Fair::Local(Duration::from_secs(60)));
     let catalog = locks.rwlock("c");
     let writer = catalog.write().acquire().await.unwrap();
-    // Only together do they get on.
+    // They continue only when all of them are inside.
     let inside = Arc::new(tokio::sync::Barrier::new(11));
     let mut readers = JoinSet::new();
     for _ in 0..10 {
@@ -434,7 +433,7 @@ async fn readers_behind_a_writer_come_in_together(store: Store) {
 
     give_back(writer).await;
     inside.wait().await;
-    // The next writer was here before.
+    // The next writer asked earlier.
     assert_eq!(kind(catalog.read().try_acquire().await), ErrorKind::Busy);
     inside.wait().await;
     while let Some(done) = readers.join_next().await {
@@ -468,7 +467,7 @@ async fn try_asks_nobody_when_the_process_itself_holds_the_lock(store: Store) {
     give_back(locks.mutex("a").try_acquire().await.unwrap()).await;
 }
 
-/// A caller that asks for a lease of 30 s must not be passed one of 10 s.
+/// A caller that asks for a lease of 30 s must not get a ticket with one of 10 s.
 async fn another_ttl_is_another_ticket(store: Store) {
     let (locks, counts) = store.counted(Fair::Local(Duration::from_secs(60)));
     let guard = locks.mutex("a").acquire().await.unwrap();

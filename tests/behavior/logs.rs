@@ -1,4 +1,4 @@
-//! What an operator reads: which lines there are, at which level, and how often. `guide/logs.md` says the same.
+//! What an operator reads: which log lines there are, at which level, and how often. `guide/logs.md` describes them.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -41,7 +41,7 @@ pub(crate) fn facts_of_redis(store: Kind) -> Vec<Trial> {
     ]
 }
 
-/// Lines about this and nothing else that is tested beside it.
+/// A name that only the log lines of this fact contain.
 fn marked(store: &Store, what: &str) -> String {
     format!("{LOGGED}{}:{what}", store.namespace)
 }
@@ -64,7 +64,7 @@ async fn one(level: Level, part: &str, message: &str) -> String {
     told[0].clone()
 }
 
-/// Ends a client, which waits for what its keeper has still to say.
+/// Shuts a client down, so that its keeper has logged everything.
 async fn said(locks: Locks) {
     let dropped = tokio::task::spawn_blocking(move || drop(locks));
     dropped.await.unwrap();
@@ -143,7 +143,7 @@ async fn a_release_tells_for_how_long_the_lock_was_held(store: Store) {
     }
     let held_for = told[0].split("held_for=").nth(1).unwrap();
     let held_for = held_for.split(' ').next().unwrap().replace('µ', "u");
-    // As `Duration` prints itself: a sleep that is told in milliseconds or seconds.
+    // `Duration` prints a sleep in milliseconds or seconds.
     let in_seconds = held_for
         .strip_suffix("ms")
         .map(|ms| ms.parse::<f64>().unwrap() / 1000.0);
@@ -187,7 +187,7 @@ async fn a_lock_that_was_deleted_under_its_holder_is_a_warning_at_its_release(st
     let name = |what: &str| marked(&store, what);
     let ended: [(&str, bool); 2] = [("released", true), ("dropped", false)];
     for (what, waits) in ended {
-        // A ticket that others of the process may have, and one of its own.
+        // A ticket that other tasks of the process may share, and one that they may not.
         for (own, lock) in [
             (false, locks.mutex(name(what))),
             (true, locks.mutex(name(what)).max_hold(SOON)),
@@ -213,7 +213,7 @@ async fn a_lock_that_was_deleted_under_its_holder_is_a_warning_at_its_release(st
     }
 }
 
-/// The keeper asks for a renewal, the lock is deleted, and its use ends before the answer is there.
+/// The keeper sends a renewal, the lock is deleted, and its use ends before the answer arrives.
 async fn a_deleted_lock_is_a_warning_though_a_renewal_misses_it_after_its_use(store: Store) {
     for waits in [true, false] {
         let kit = Kit::new();
@@ -235,7 +235,7 @@ async fn a_deleted_lock_is_a_warning_though_a_renewal_misses_it_after_its_use(st
         release.arrived().await;
         renewal.let_go();
         if waits {
-            // The two come on different connections; those of a drop come on one, in order.
+            // The two requests use different connections. The releases of a drop use one connection, in order.
             one(Level::DEBUG, &name, "ticket lost").await;
         }
         release.let_go();
@@ -246,7 +246,7 @@ async fn a_deleted_lock_is_a_warning_though_a_renewal_misses_it_after_its_use(st
     }
 }
 
-/// A password is where nobody looks for it in such a URL.
+/// In such a URL, a password may be in an unexpected place.
 async fn a_url_that_was_not_opened_is_not_repeated(store: Store) {
     let owner = marked(&store, "own");
     let locks = Locks::builder()
@@ -259,7 +259,7 @@ async fn a_url_that_was_not_opened_is_not_repeated(store: Store) {
     assert!(told.contains("store=\"the store\""), "it names another");
 }
 
-/// A store that was away while the keeper tried has nothing to accuse anybody of.
+/// If the store was away while the keeper tried, there is nobody to blame.
 async fn a_lease_that_runs_out_after_its_release_is_no_warning(store: Store) {
     let kit = Kit::new();
     let locks = kit.client().unwrap();
@@ -270,7 +270,7 @@ async fn a_lease_that_runs_out_after_its_release_is_no_warning(store: Store) {
     kit.clock().advance(Duration::from_secs(10));
     kit.thaw();
 
-    // After the release, which the keeper goes on with for longer than the lease.
+    // Waits for the release, which the keeper repeats for longer than the lease.
     locks.shutdown(SOON).await.unwrap();
     said(locks).await;
     assert_eq!(at(Level::WARN, &name), Vec::<String>::new());
@@ -374,7 +374,7 @@ async fn renewals_that_are_refused_are_one_warning_and_their_end_another(store: 
         .await
         .unwrap();
     let renewed = async || {
-        // What remains falls, but by a renewal.
+        // The remaining time falls, except at a renewal.
         let mut last = guard.remaining();
         eventually("renewed", SOON, async || {
             let now = guard.remaining();
@@ -388,7 +388,7 @@ async fn renewals_that_are_refused_are_one_warning_and_their_end_another(store: 
     server.command::<()>(&["ACL", "LOG", "RESET"]);
     eventually("denied several times", SOON, async || {
         let denied: Vec<HashMap<String, redis::Value>> = server.command(&["ACL", "LOG"]);
-        // Alike, they are one entry with a count; a renewal tries twice.
+        // Equal log entries of Redis are one entry with a count. A renewal tries twice.
         let count = |entry: &HashMap<_, _>| matches!(entry["count"], redis::Value::Int(5..));
         denied.iter().any(count)
     })

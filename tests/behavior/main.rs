@@ -1,7 +1,8 @@
-//! The behaviour suite: facts as sentences, each run on every store that it applies to, each in a namespace of its own,
-//! on real servers that the harness starts. `store.rs` says what a fact gets; the other files are groups of facts.
+//! The behaviour suite. A fact is a test whose name is a sentence. Each fact runs on every store that it applies to, in
+//! its own namespace, on real servers that the harness starts. `store.rs` has what a fact gets, and the other files are
+//! groups of facts.
 //!
-//! The run fails as a whole when a password turns up in what it prints or in what the library traces.
+//! The whole run fails when a password appears in its output or in the traces of the library.
 
 #![allow(clippy::unwrap_used, reason = "a panic is the report")]
 
@@ -60,7 +61,7 @@ fn main() {
     trials.extend(redis_sentinel::facts(&stores::sentinel::Sentinel));
     trials.extend(zookeeper_faults::facts(&stores::zookeeper::ZooKeeper));
     let mut arguments = Arguments::from_args();
-    // Facts wait more than they work.
+    // Facts wait more than they compute.
     arguments.test_threads.get_or_insert(4);
     let conclusion = libtest_mimic::run(&arguments, trials);
     let leaks = traces::found();
@@ -68,7 +69,7 @@ fn main() {
     conclusion.exit();
 }
 
-/// What every store has to pass, as far as its capability goes.
+/// The facts that every store has to pass, as far as its capability allows.
 fn facts_of(store: Kind) -> Vec<Trial> {
     let mut trials = store::conformance(store);
     trials.extend(exclusion::facts(store));
@@ -108,7 +109,7 @@ fn facts_of(store: Kind) -> Vec<Trial> {
     trials
 }
 
-/// Facts of the core, on a store whose clock and failures are in the test's hands; and those of no store at all.
+/// Facts of the core, on a store whose clock and failures the test controls, and facts that need no store.
 fn facts_of_memory(store: Kind) -> Vec<Trial> {
     let groups = [
         kit::facts,

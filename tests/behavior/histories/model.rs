@@ -1,5 +1,5 @@
-//! What a store must have answered, and whom it must have woken: the pure rule, a clock that is a number, and what the contract
-//! adds (marks, wake-ups, numbers).
+//! The expected answers and wake-ups of a store: the pure rule, a clock that is a number, and what the contract adds to
+//! the rule (marks, wake-ups, numbers).
 
 use std::collections::{HashMap, HashSet};
 use std::num::NonZeroU32;
@@ -14,7 +14,7 @@ use tests::stores::Manner;
 
 use super::{CLIENTS, DAY_MICROS, History, Key, MARK, NAMES, NAMESPACE, Seen, Wish, With};
 
-/// What the rule says of one history.
+/// The state that one history must lead to.
 pub(super) struct Model {
     manner: Manner,
     capability: Capability,
@@ -25,34 +25,35 @@ pub(super) struct Model {
     /// In milliseconds since the history began.
     pub(super) now: u64,
     pub(super) connected: [bool; CLIENTS],
-    /// Of tickets that were released before they were enqueued, until when the store remembers that.
+    /// Tickets that were released before they were enqueued, and until when the store remembers that.
     marks: HashMap<usize, u64>,
-    /// Tickets that ended by themselves. Whether a store still knows of them is its own affair.
+    /// Tickets that expired. A store may or may not still know them.
     pub(super) expired: HashSet<usize>,
-    /// The highest number, by client, and of the exclusive grants by name.
+    /// The highest number that each client has seen, and the highest exclusive grant of each name.
     highest_seen: [u64; CLIENTS],
     exclusive: [u64; NAMES],
-    /// Whom the store must have told since the last look, beside who asked.
+    /// The wake-ups that the store must have sent since the last check, and the clients that get them.
     to_wake: Vec<(usize, Wake)>,
-    /// Whom the store must have told to look again since the last look, and when, and what it did tell.
+    /// The rechecks that the store must have requested since the last check, with their times, and those that it did
+    /// request.
     to_look: Vec<(usize, Id, u64)>,
     pub(super) told_to_look: Vec<(usize, Id, Duration)>,
     pub(super) looks: usize,
-    /// When waiters were told by an answer to look again, by name and number, until it is known whether that is right.
+    /// Rechecks that answers have requested, by name and number, until the model knows whether they are right.
     rechecks: Vec<(usize, u64, Option<Duration>)>,
-    /// What the store shows of a name now.
+    /// What `inspect` shows of each name now.
     pub(super) seen: Vec<(usize, Vec<TicketInfo>)>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Known {
     ticket: usize,
-    /// That it holds: by an answer or by a wake-up.
+    /// The client knows that this ticket holds, by an answer or by a wake-up.
     told: bool,
 }
 
 impl Model {
-    /// `run` sets the names and ids of one run apart from those of another on the same store.
+    /// `run` keeps the names and ids of this run apart from those of other runs on the same store.
     pub(super) fn new(history: &History, run: u64, manner: Manner, capability: Capability) -> Self {
         let namespace = Namespace::new(NAMESPACE).unwrap();
         let name = |number| format!("{run}-{number}");
@@ -132,13 +133,13 @@ impl Model {
         self.settle(wish.name, Some(ticket));
         let valid_for = request.ttl;
         if let Some((known, _)) = self.queues[wish.name].find(request.id) {
-            // Asked before.
+            // The same request came before.
             known.expires_at = self.now + wish.ttl;
             let number = known.number;
             self.stands(ticket, number, valid_for, answer)?;
             return self.expect_rechecks();
         }
-        // What has ended by itself, a mark or a ticket, a store may know of for longer.
+        // A store may remember an expired mark or ticket for longer.
         let ended = self.expired.contains(&ticket) || self.marks.contains_key(&ticket);
         if answer == Enqueued::Gone && ended {
             return Ok(());
@@ -184,7 +185,7 @@ impl Model {
         }
     }
 
-    /// Whether the rule refuses it in the same way.
+    /// Checks that the rule refuses the request in the same way.
     fn refused(&mut self, wish: Wish, answer: Enqueued) -> Result<(), String> {
         let queue = &mut self.queues[wish.name];
         let nobody = Known {
@@ -215,7 +216,7 @@ impl Model {
         }
     }
 
-    /// Whether an answer says how a ticket stands.
+    /// Checks that an answer describes the state of a ticket.
     fn stands(
         &mut self,
         ticket: usize,
@@ -256,7 +257,8 @@ impl Model {
         Ok(())
     }
 
-    /// Before the answers of a batch: where it is carried out at once, each of them sees all of it.
+    /// Call this before the answers of a batch are checked. A store that carries out a batch at once answers for each
+    /// ticket after all changes.
     pub(super) fn renew_together(&mut self, tickets: &[usize], with: With) {
         if !self.manner.by_id {
             return;
@@ -359,7 +361,7 @@ impl Model {
         }
     }
 
-    /// On Redis the first of them that hears it.
+    /// On Redis, the first waiter that can hear it is asked to recheck.
     fn tell_first(&mut self, name: usize) {
         let client = |known: &Ticket<Known>| self.wishes[known.payload.ticket].client;
         let mut waiting = self.queues[name].tickets().filter(|(_, holds)| !holds);
@@ -373,8 +375,8 @@ impl Model {
         }
     }
 
-    /// A ticket that holds because of another in the same batch is told by its own answer, that it holds or has left; the
-    /// store may also wake it.
+    /// A ticket that is granted because of another one in the same batch learns this from its own answer. The store may
+    /// also wake it.
     pub(super) fn of_one_batch(
         &mut self,
         tickets: &[usize],
@@ -386,7 +388,7 @@ impl Model {
         self.expect_rechecks()
     }
 
-    /// For what need not look at a name: that somebody was woken shows that it did.
+    /// For a request that need not look at a name: if a waiter was woken, the store did look.
     fn settle_if_looked(&mut self, name: usize, wakes: &[(usize, Wake)]) {
         let mut looked = self.queues[name].clone();
         looked.expire(self.now);
@@ -399,8 +401,8 @@ impl Model {
         }
     }
 
-    /// Whoever looks at a name removes what has expired, and wakes whoever holds because of that or because somebody
-    /// left; not himself.
+    /// A request that looks at a name removes expired tickets. It wakes every ticket that now holds, except the ticket
+    /// of the request itself.
     fn settle(&mut self, name: usize, asker: Option<usize>) {
         let queue = &mut self.queues[name];
         let expired = queue
@@ -422,7 +424,7 @@ impl Model {
             known.payload.told = true;
             let wake = Wake::new(id, known.number);
             if self.connected[client] {
-                // Otherwise it finds out when it renews.
+                // Without wake-ups, a waiter learns it at its renewal.
                 if self.capability.pushes {
                     self.to_wake.push((client, wake));
                 }
@@ -432,7 +434,7 @@ impl Model {
         }
     }
 
-    /// What is in a session goes with it.
+    /// The tickets of a session end with it.
     pub(super) fn disconnect(&mut self, client: usize) {
         self.connected[client] = false;
         if !self.capability.sessions {
@@ -448,19 +450,19 @@ impl Model {
         }
     }
 
-    /// Whether somebody is not among the woken whom the store must wake.
+    /// Whether a wake-up that the store must send is missing.
     pub(super) fn is_still_to_wake(&self, wakes: &[(usize, Wake)]) -> bool {
         self.to_wake.iter().any(|told| !wakes.contains(told))
     }
 
-    /// That the store has woken whom it must and nobody else, and shows what the rule says.
+    /// Checks that the store has sent exactly the expected wake-ups, and that it shows what the rule says.
     pub(super) fn expect_wakes(&mut self, mut wakes: Vec<(usize, Wake)>) -> Result<(), String> {
-        // Over several connections there is no order but this one.
+        // There is no other order between several connections.
         let order = |(client, wake): &(usize, Wake)| (wake.ticket, *client);
         let mut to_wake = std::mem::take(&mut self.to_wake);
         to_wake.sort_by_key(order);
         if self.capability.sessions {
-            // An event that comes after the answer says the same once more.
+            // An event that comes after the answer only repeats it.
             wakes.retain(|told| to_wake.contains(told) || !self.is_told(told.1));
         }
         wakes.sort_by_key(order);
@@ -479,11 +481,11 @@ impl Model {
         Ok(())
     }
 
-    /// That the store has told whom it must when to look again, and nobody else, but for those behind a grant that nobody
-    /// has heard.
+    /// Checks that the store has requested exactly the expected rechecks. Waiters behind a grant that no client has
+    /// heard of are left out.
     fn expect_looks(&mut self) -> Result<(), String> {
         let mut told = std::mem::take(&mut self.told_to_look);
-        // Redis adds ten milliseconds, so that a lease certainly has ended.
+        // Redis adds ten milliseconds, so that the lease has certainly ended.
         let late = Duration::from_millis(if self.manner.unheard.is_some() { 10 } else { 0 });
         for (client, id, at) in std::mem::take(&mut self.to_look) {
             let expected = Duration::from_millis(at - self.now);
@@ -507,7 +509,7 @@ impl Model {
         }
     }
 
-    /// Whether it holds, under this number, and has been told.
+    /// Whether the ticket holds under this number and its client knows it.
     fn is_told(&self, wake: Wake) -> bool {
         self.queues.iter().any(|queue| {
             queue.tickets().any(|(known, holds)| {
@@ -525,7 +527,7 @@ impl Model {
             let remaining = Duration::from_millis(known.expires_at - self.now);
             let holds = older <= u64::from(known.capacity);
             let told = known.payload.told;
-            // A ticket that was told that it holds does so to its end, and each holder has been told.
+            // A ticket whose client knows of the grant holds to its end, and the client of each holder knows.
             (holds || !told)
                 && (told || !holds || !expired.is_empty())
                 && place.ticket == known.number
@@ -545,7 +547,7 @@ impl Model {
 
     fn note_exclusive(&mut self, ticket: usize, number: u64) -> Result<(), String> {
         let wish = self.wishes[ticket];
-        // Fewer than were wished for, if it was made smaller.
+        // Fewer permits than requested, if a renewal made the ticket smaller.
         let known = self.queues[wish.name].find(self.ids[ticket]);
         let permits = known.map_or(wish.permits, |(known, _)| known.permits);
         let last = &mut self.exclusive[wish.name];
@@ -568,7 +570,7 @@ impl Model {
         self.expired.clear();
     }
 
-    /// When holders end can be found out anew; without the state there is nobody.
+    /// The store can compute again when holders end. Without the state of the name there are no tickets.
     pub(super) fn evict(&mut self, name: usize, key: Key) {
         if key == Key::Ends {
             return;
@@ -576,7 +578,7 @@ impl Model {
         self.queues[name] = Queue::default();
         self.exclusive[name] = 0;
         let of_name = |ticket: &usize| self.wishes[*ticket].name == name;
-        // It may say that there are no marks, once it is written again.
+        // When the state is written again, it may say that there are no marks.
         for (ticket, end) in &mut self.marks {
             if of_name(ticket) {
                 *end = (*end).min(self.now);
@@ -584,7 +586,7 @@ impl Model {
         }
     }
 
-    /// Whether a ticket of this client may have to be woken.
+    /// Whether a ticket of this client may still have to be woken.
     pub(super) fn waits(&self, client: usize) -> bool {
         let tickets = self.queues.iter().flat_map(Queue::tickets);
         let waiting = tickets.filter(|(known, _)| !known.payload.told);
@@ -600,7 +602,7 @@ impl Model {
             .min()
     }
 
-    /// Only the first in line has to look whether a holder's time is over.
+    /// Only the first in line rechecks at the end of a holder's lease.
     fn recheck(&self, name: usize, number: u64) -> Option<u64> {
         if self.capability.sessions {
             return None;
@@ -609,7 +611,8 @@ impl Model {
         (first.number == number).then(|| self.soonest(name))?
     }
 
-    /// On Redis: it has brought about a grant that nobody hears, and nobody before it hears that it ends.
+    /// On Redis: whether the store asks this waiter to recheck. It does if a grant that no client hears of came before,
+    /// and no earlier waiter can learn that this grant ends.
     fn is_told_to_look_again(&self, name: usize, recheck_in: Option<Duration>) -> bool {
         let Some((unheard, shown)) = self.manner.unheard.zip(recheck_in) else {
             return false;
@@ -618,7 +621,7 @@ impl Model {
             let client = self.wishes[known.payload.ticket].client;
             !self.connected[client] && known.expires_at <= self.now + unheard
         };
-        // Ten milliseconds later, so that it certainly has ended.
+        // Ten milliseconds later, so that the grant has certainly ended.
         let shown_in_time = shown <= Duration::from_millis(unheard + 10);
         shown_in_time && self.queues[name].holders().any(nobody_hears)
     }
@@ -635,7 +638,7 @@ impl Model {
         }
     }
 
-    /// A server's clock runs on.
+    /// Compares two times and allows for a clock that runs on at the server.
     fn is_about(&self, shown: Duration, expected: Duration) -> bool {
         shown <= expected && expected <= shown + Duration::from_millis(self.manner.slack)
     }

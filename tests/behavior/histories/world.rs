@@ -1,5 +1,5 @@
-//! A real store as the stage of a history: clients that come and go, a clock that is turned, and what is heard. What should be
-//! heard is in `model`.
+//! A real store that plays a history: clients that come and go, a clock that the test moves, and the messages that
+//! arrive. `model` says which messages should arrive.
 
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -15,7 +15,7 @@ use super::model::Model;
 use super::{CLIENTS, History, Key, NAMES, NAMESPACE, STRIDE, Step, With};
 use crate::store::SOON;
 
-/// A store whose clock is in our hands, and clients of it. Serves one history after the other, each under new names.
+/// A store whose clock the test moves, and its clients. It serves one history after another, each with new names.
 pub(super) struct World {
     stage: Box<dyn Stage>,
     manner: Manner,
@@ -23,7 +23,7 @@ pub(super) struct World {
     backend: Arc<dyn Backend>,
     /// `None` while disconnected.
     clients: [Option<Arc<dyn Connection>>; CLIENTS],
-    /// As the core's keeper: renews and releases for all of them, and is woken for nothing.
+    /// Renews and releases for all clients, like the keeper of the core. It never gets a wake-up.
     keeper: Arc<dyn Connection>,
     tell: mpsc::Sender<(usize, News)>,
     told: mpsc::Receiver<(usize, News)>,
@@ -58,14 +58,15 @@ impl World {
         }
     }
 
-    /// The first step after which the store is not as the rule says.
+    /// Plays a history. An error names the first step after which the store differs from the rule.
     pub(super) async fn play(&mut self, history: &History) -> Result<(), String> {
         for _ in 0..5 {
             self.connect_all().await;
             self.histories += 1;
             let began = Instant::now();
             let outcome = self.play_once(history).await;
-            // On a machine so busy that a store's clock ran on by more than what the model allows, it says nothing.
+            // If the machine was so busy that the store's clock ran further than the model allows, the history proves
+            // nothing.
             let slack = self.manner.slack;
             if slack == 0 || began.elapsed() < Duration::from_millis(slack / 2) {
                 return outcome;
@@ -77,14 +78,14 @@ impl World {
     async fn play_once(&mut self, history: &History) -> Result<(), String> {
         let mut model = Model::new(history, self.histories, self.manner, self.capability);
         self.stage.begin();
-        // What an aborted history has left to be heard is not this one's.
+        // Messages of an earlier, aborted history do not belong to this one.
         let _ = self.look(&mut model).await;
         model.told_to_look.clear();
         for (number, step) in history.steps.iter().enumerate() {
             let outcome = self.step(step, &mut model).await;
             outcome.map_err(|complaint| format!("step {number}, {step:?}: {complaint}"))?;
         }
-        // Leaves nothing behind, and looks at each connection once more.
+        // Releases everything, and checks each connection once more.
         let everything = Step::Release((0..history.requests.len()).collect(), false);
         for _ in 0..CLIENTS {
             let outcome = self.step(&everything, &mut model).await;
@@ -105,9 +106,9 @@ impl World {
             let here = |ticket: &&usize| self.clients[model.wishes[**ticket].client].is_some();
             tickets.iter().filter(here).copied().collect()
         };
-        // A client without a session has nothing at the store, and no connection to ask on.
+        // A client without a session has no tickets and no connection.
         let possible = match &step {
-            // It makes all of a batch smaller before it says how any of them stands.
+            // The store makes all tickets of a batch smaller before it answers for any of them.
             Step::Renew(tickets, with) if with_session && with.most.is_some() => {
                 &Step::Renew(here(&tickets[..1]), *with)
             }
@@ -128,8 +129,8 @@ impl World {
                 return self.expect(wakes, model).await;
             }
             Step::Renew(tickets, with) => {
-                // A store that still knows of the expired looks around for them. Whom that has woken can be told
-                // when nobody is away and nothing else has been renewed.
+                // A store that still knows an expired ticket looks at its name. The woken clients are known for sure
+                // only if all are connected and nothing else was renewed.
                 let expired = tickets.iter().any(|ticket| model.expired.contains(ticket));
                 if expired && (model.connected != [true; CLIENTS] || tickets.len() > 1) {
                     return Ok(());
@@ -157,7 +158,7 @@ impl World {
                 }
                 let wakes = self.look(model).await?;
                 for (at, (ticket, answer)) in tickets.iter().zip(answers).enumerate() {
-                    // Named twice in a batch, it may be found twice.
+                    // A ticket that a batch names twice may be found twice.
                     let again = tickets[..at].contains(ticket) && answer == Released::Released;
                     if again {
                         continue;
@@ -176,7 +177,7 @@ impl World {
                 model.disconnect(*client);
             }
             Step::Connect(client) => {
-                // Also when it is connected: then it is another connection that is woken from now on.
+                // A connected client is disconnected first: from now on its new connection gets the wake-ups.
                 self.disconnect(*client).await;
                 model.disconnect(*client);
                 self.clients[*client] = Some(connect(&*self.backend, *client, &self.tell).await);
@@ -204,7 +205,8 @@ impl World {
         self.expect(wakes, model).await
     }
 
-    /// Who renews and releases which of them: the keeper, and with sessions each client its own. In order.
+    /// Splits tickets by the connection that renews and releases them: the keeper, or with sessions the client itself.
+    /// Keeps the order.
     fn batches<'a>(
         &self,
         tickets: &'a [usize],
@@ -223,12 +225,12 @@ impl World {
             .collect()
     }
 
-    /// What a server tells by itself may come later than its answers; but it comes.
+    /// Messages that a server sends on its own may come later than its answers, but they must come.
     async fn expect(&self, mut wakes: Vec<(usize, Wake)>, model: &mut Model) -> Result<(), String> {
         if self.manner.wakes_late {
             let by = Instant::now() + SOON;
             while model.is_still_to_wake(&wakes) && Instant::now() < by {
-                // They are brought by other tasks of this thread, which must not be blocked by waiting for them.
+                // Other tasks of this thread deliver them, so waiting must not block the thread.
                 tokio::time::sleep(Duration::from_millis(1)).await;
                 wakes.extend(self.heard(model)?);
             }
@@ -249,11 +251,11 @@ impl World {
         self.told.try_iter().filter_map(wake).collect()
     }
 
-    /// Whom the store has woken since the last look. What [`inspect`](Connection::inspect) shows is kept for
+    /// The wake-ups that arrived since the last look. The result of [`inspect`](Connection::inspect) is kept for
     /// [`Model::expect_wakes`].
     ///
-    /// A connection that answers has told what was published before. Those are asked that somebody waits on, and the
-    /// others in turn.
+    /// A connection delivers what was published earlier before it answers. So this asks every connection that has
+    /// waiters, and the others in turn.
     async fn look(&self, model: &mut Model) -> Result<Vec<(usize, Wake)>, String> {
         model.looks += 1;
         let turn = model.looks % CLIENTS;
@@ -263,7 +265,7 @@ impl World {
             .map(|(client, connection)| {
                 let name = (model.looks + client) % NAMES;
                 let look = connection.inspect(model.names[name].clone());
-                (name, tokio::spawn(look)) // all at once
+                (name, tokio::spawn(look)) // all of them together
             })
             .collect();
         model.seen.clear();
@@ -288,7 +290,7 @@ impl World {
         .await;
     }
 
-    /// Leaves out what it fails without, in ever smaller pieces.
+    /// Shortens a failing history: leaves out steps, in ever smaller pieces, while it still fails.
     pub(super) async fn shrink(
         &mut self,
         mut history: History,
