@@ -123,7 +123,7 @@ async fn a_lease_without_renewal_ends_and_says_so(store: Store) {
         let error = guard.ensure(Duration::from_millis(1)).await;
         assert_eq!(kind(error), ErrorKind::Lost(LostReason::Expired));
     }
-    // All together, because a client that looked only once a second would be less late in each wait of a sequence.
+    // Checked as a sum: in a single wait, a client that looks only once a second could be late by less than the slack.
     assert!(late < SLACK, "{late:?}");
 }
 

@@ -1,4 +1,4 @@
-//! What an error says: which kind it is of, and whether its text is true and names the next step.
+//! Errors: their kind, and whether their text is true and names the next step.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
-/// What only one kind of server can be told about.
+/// Facts about one kind of server only.
 pub(crate) fn facts_of_redis(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, DEFAULT;
         a_password_that_is_written_as_the_messages_say_gets_in
@@ -28,14 +28,14 @@ pub(crate) fn facts_of_redis(store: Kind) -> Vec<Trial> {
     ]
 }
 
-/// What the configuration says of itself, whatever the store.
+/// Messages about the configuration, whatever the store.
 pub(crate) fn facts_of_settings(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, DEFAULT;
         unlikely_settings_are_warned_of_once
     ]
 }
 
-/// What becomes of a slow reply, by the store for tests.
+/// Facts about slow replies, on the store for tests.
 pub(crate) fn facts_of_the_kit(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, DEFAULT;
         an_ensure_spoilt_by_a_slow_reply_is_no_mistake
@@ -55,7 +55,7 @@ async fn a_max_hold_of_zero_is_refused_and_nothing_is_taken(store: Store) {
 
     assert_nothing_left(&store, &locks, "a").await;
     assert!(locks.inspect("b").await.unwrap().is_empty());
-    // The least that there is ends at once, and is lost for that reason.
+    // The shortest limit ends at once, and the lock is lost for that reason.
     let least = locks.mutex("a").max_hold(Duration::from_nanos(1));
     let guard = least.acquire().await.unwrap();
     assert_eq!(guard.lost().await, LostReason::MaxHold);
@@ -88,7 +88,7 @@ async fn a_lease_that_nobody_was_to_renew_does_not_blame_a_renewal(store: Store)
     }
 }
 
-/// By itself, by what shares its lane, and by a ticket of its own.
+/// With the same lock, with a lock that shares its lane, and with a lock that needs a ticket of its own.
 async fn a_caller_that_waits_for_its_own_guard_is_told_so(store: Store) {
     let locks = store.client();
     let changes: [fn(Lock) -> Lock; 3] = [
@@ -117,7 +117,7 @@ async fn a_caller_that_waits_for_its_own_guard_is_told_so(store: Store) {
     let some = pool.permits(2).acquire().await.unwrap();
     let busy = pool.permits(2).try_acquire().await.unwrap_err();
     assert_eq!(busy.kind(), ErrorKind::Busy);
-    // Inside of it nothing is re-entered.
+    // A semaphore is not re-entered inside `run`, so the text does not suggest that.
     let text = busy.to_string();
     assert!(
         text.contains("a guard of this client has some of it"),
@@ -130,7 +130,7 @@ async fn a_caller_that_waits_for_its_own_guard_is_told_so(store: Store) {
 async fn a_waiter_for_another_client_is_not_told_that_it_is_its_own(store: Store) {
     let (locks, other) = (store.client(), store.client());
     let elsewhere = other.mutex("a").acquire().await.unwrap();
-    // Of another name.
+    // A guard of another name.
     let here = locks.mutex("b").acquire().await.unwrap();
 
     let busy = locks.mutex("a").try_acquire().await.unwrap_err();
@@ -165,7 +165,7 @@ async fn an_ensure_spoilt_by_a_slow_reply_is_no_mistake(_: Store) {
     assert!(error.to_string().contains("slow"), "{error}");
     assert_eq!(error.name(), Some("a"));
     assert!(guard.is_valid());
-    // What no reply can give is a mistake, however fast.
+    // A time that no reply can give, however fast, is a mistake.
     let error = guard.ensure(whole + Duration::from_millis(1)).await;
     assert_eq!(kind(error), ErrorKind::Config);
     guard.ensure(whole - Duration::from_secs(1)).await.unwrap();
@@ -188,7 +188,7 @@ async fn an_ensure_beyond_max_hold_is_a_mistake_whatever_the_ttl(_: Store) {
     give_back(guard).await;
 }
 
-/// Of a password as a generator makes it.
+/// A password like those of a generator.
 async fn a_password_that_is_written_as_the_messages_say_gets_in(_: Store) {
     let password = "a:b#c/d?e@f%67g";
     let server = RedisServer::with(&["--requirepass", password]);
@@ -213,7 +213,7 @@ async fn a_password_that_is_written_as_the_messages_say_gets_in(_: Store) {
     for (sign, code) in [('#', "%23"), ('/', "%2F"), ('?', "%3F"), ('@', "%40")] {
         written = written.replace(sign, code);
     }
-    // A colon may stay as it is.
+    // A colon need not be escaped.
     assert!(written.contains(':'));
 
     let locks = Locks::connect(&url(&written)).unwrap();
@@ -257,7 +257,7 @@ async fn unlikely_settings_are_warned_of_once(_: Store) {
             told.iter().all(|line| line.level == Level::WARN),
             "{told:?}"
         );
-        // Of this one: no other fact has such a ttl.
+        // Finds the warnings of this fact: no other one has such a ttl.
         let ttl = format!("(LOCK_TTL, {ttl}ms)");
         let told = told.into_iter().map(|line| line.text);
         told.filter(|text| text.contains(&ttl)).collect::<Vec<_>>()

@@ -1,4 +1,4 @@
-//! Several locks at once: all or none, in one order, within one budget.
+//! Several locks at once: all or none, in one order, within one time budget.
 
 #![allow(
     clippy::async_yields_async,
@@ -43,7 +43,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
-/// Each visits what its names protect, in all of them at once.
+/// Each client visits the resources of all its names at the same time.
 async fn many_clients_that_take_names_in_any_order_all_come_through(store: Store) {
     let resources: Arc<[Witness; 4]> = Arc::new(std::array::from_fn(|_| Witness::exclusive()));
     let mut tasks = JoinSet::new();
@@ -116,7 +116,8 @@ async fn a_lock_that_is_not_free_leaves_the_others_free(store: Store) {
     let busy = all.try_acquire().await.unwrap_err();
     assert_eq!((busy.kind(), busy.name()), (ErrorKind::Busy, Some("b")));
     if let Answers::TheCall = store.timings().answers {
-        // Given back before the answer; elsewhere, unless the store takes its time.
+        // The first lock is given back before the answer. With another store its ticket may still be there for a
+        // moment.
         assert!(locks.inspect("a").await.unwrap().is_empty());
     }
     let late = all.clone().wait(SLACK).acquire().await;
@@ -127,7 +128,7 @@ async fn a_lock_that_is_not_free_leaves_the_others_free(store: Store) {
         let guard = other.mutex(free).wait(SOON).acquire().await.unwrap();
         give_back(guard).await;
     }
-    tickets(&other, "b", 1).await; // its place in line has gone as well
+    tickets(&other, "b", 1).await; // its place in line is gone too
     give_back(in_the_way).await;
     let all = all.try_acquire().await.unwrap();
     assert_eq!(
@@ -140,7 +141,7 @@ async fn a_lock_that_is_not_free_leaves_the_others_free(store: Store) {
 
 async fn one_wait_budget_covers_all_locks(store: Store) {
     let (locks, other) = (store.client(), store.client());
-    // So long that half of it is more than the slack.
+    // Half of this is more than the slack.
     let budget = Duration::from_secs(4);
     let first = other.mutex("a").acquire().await.unwrap();
     let second = other.mutex("b").acquire().await.unwrap();
@@ -148,7 +149,7 @@ async fn one_wait_budget_covers_all_locks(store: Store) {
     let both = Locks::all([locks.mutex("a"), locks.mutex("b")]).wait(budget);
     let waits = tokio::spawn(async move { both.acquire().await });
     tickets(&other, "a", 2).await;
-    tokio::time::sleep(budget / 2).await; // of its budget
+    tokio::time::sleep(budget / 2).await; // uses up half of the budget
     give_back(first).await;
 
     let error = waits.await.unwrap().unwrap_err();
@@ -158,7 +159,7 @@ async fn one_wait_budget_covers_all_locks(store: Store) {
         (error.kind(), error.name()),
         (ErrorKind::Timeout, Some("b"))
     );
-    // A budget for each would be over after half of it more.
+    // With a budget for each lock, the wait would last longer by half of it.
     assert!(waited >= budget && awake < budget + SLACK, "{waited:?}");
     tickets(&other, "a", 0).await;
     give_back(second).await;
@@ -177,7 +178,7 @@ async fn a_wait_of_zero_takes_what_is_free_and_refuses_the_rest(store: Store) {
     give_back(in_the_way).await;
 }
 
-/// What is given back because another was not to be had was never used.
+/// Locks that are given back because another one was busy were never used.
 async fn limits_of_the_hold_begin_when_all_are_held(store: Store) {
     let (locks, other) = (store.client(), store.client());
     let in_the_way = other.mutex("b").acquire().await.unwrap();
@@ -191,8 +192,8 @@ async fn limits_of_the_hold_begin_when_all_are_held(store: Store) {
     tickets(&other, "a", 0).await;
     let waits = tokio::spawn(async move { both.acquire().await });
     tickets(&other, "b", 2).await;
-    tokio::time::sleep(Duration::from_millis(700)).await; // longer than it may be held
-    // They are granted after this. How long after they are granted this task goes on is up to the machine.
+    tokio::time::sleep(Duration::from_millis(700)).await; // longer than `max_hold`
+    // They are granted after this moment. How long after the grant this task continues depends on the machine.
     let not_held = Instant::now();
     give_back(in_the_way).await;
 
@@ -237,7 +238,7 @@ async fn a_name_that_is_given_twice_is_locked_once_in_the_stronger_way(store: St
     assert_eq!(guard.release().await.unwrap(), Release::Released);
 }
 
-/// Judged by what another client still gets of them.
+/// Counts the permits that another client can still get.
 async fn permits_of_one_semaphore_are_added_up(store: Store) {
     let (locks, other) = (store.client(), store.client());
     let (pool, elsewhere) = (locks.semaphore("s", 7), other.semaphore("s", 7));
@@ -262,7 +263,7 @@ async fn permits_of_one_semaphore_are_added_up(store: Store) {
 
 async fn more_permits_than_there_are_is_a_mistake_and_nothing_is_taken(store: Store) {
     let (locks, other) = (store.client(), store.client());
-    // Whoever asked for it would find it taken.
+    // Any request for it would find it taken.
     let in_the_way = other.mutex("a").acquire().await.unwrap();
     let most = lockcore::backend::FULL.get() - 1;
     for (capacity, permits) in [(5, [2, 3, 1]), (most, [most, most, most])] {
@@ -294,7 +295,7 @@ async fn a_semaphore_of_two_capacities_is_a_mismatch(store: Store) {
     assert_nothing_left(&store, &locks, "s").await;
 }
 
-/// A part of the wait goes by at the first, the rest at the second.
+/// A part of the wait is spent at the first lock, the rest at the second.
 async fn a_timeout_tells_the_whole_wait(store: Store) {
     let (locks, other) = (store.client(), store.client());
     let wait = Duration::from_secs(4); // half of it is more than SLACK
@@ -304,7 +305,7 @@ async fn a_timeout_tells_the_whole_wait(store: Store) {
     let began = Instant::now();
     let waits = tokio::spawn(async move { both.acquire().await });
     tickets(&other, "a", 2).await;
-    tokio::time::sleep(wait / 2).await; // of its wait
+    tokio::time::sleep(wait / 2).await; // half of the wait
     give_back(first).await;
 
     let error = waits.await.unwrap().unwrap_err();
@@ -331,7 +332,7 @@ async fn a_name_as_mutex_and_as_semaphore_is_a_mismatch(store: Store) {
     assert_nothing_left(&store, &locks, "a").await;
 }
 
-/// The one is of a client that is shut down.
+/// The lost lock belongs to a client that is shut down.
 async fn the_loss_of_one_stops_the_work_and_releases_the_others(store: Store) {
     let (stays, goes) = (store.client(), store.client());
     let both = Locks::all([stays.mutex("a"), goes.mutex("b")]);
@@ -379,7 +380,7 @@ async fn a_lock_lost_while_the_others_are_waited_for_is_an_error(store: Store) {
 
     let error = both.acquire().await.unwrap_err();
 
-    // At once: the rest would be of no use.
+    // At once, because the other locks would be useless.
     assert_eq!(error.kind(), ErrorKind::Lost(LostReason::Expired));
     assert_eq!(error.name(), Some("a"));
     tickets(&other, "b", 1).await;

@@ -1,4 +1,4 @@
-//! What an application says of itself, and who sees it.
+//! The text that an application gives about itself, and who sees it.
 
 use libtest_mimic::Trial;
 use lockcore::{ErrorKind, Locks, TicketInfo};
@@ -97,7 +97,7 @@ async fn any_text_of_one_line_comes_back_as_it_was(store: Store) {
     assert_nothing_left(&store, &locks, "a").await;
 }
 
-/// A lock is passed on in memory otherwise, with a ticket that has the first one's text.
+/// A lock would otherwise be passed on in memory, with a ticket that has the text of its first holder.
 async fn a_ticket_is_shown_with_the_text_of_its_holder(store: Store) {
     let locks = named(&store);
     let first = locks.mutex("a").owner("first").acquire().await.unwrap();

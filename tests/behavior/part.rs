@@ -1,4 +1,4 @@
-//! Part of a semaphore's permits is given back, and the rest is kept.
+//! A holder gives back some permits of a semaphore and keeps the others.
 
 #![allow(
     clippy::async_yields_async,
@@ -31,7 +31,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
-/// What becomes of each loss on the way, by the store for tests.
+/// Facts about lost requests and replies, on the store for tests.
 pub(crate) fn facts_of_the_kit(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, DEFAULT;
         giving_permits_back_is_repeated_until_it_is_acknowledged
@@ -43,7 +43,7 @@ fn begin(lock: Lock) -> JoinHandle<Guard> {
     tokio::spawn(async move { lock.wait(SOON).acquire().await.unwrap() })
 }
 
-/// Woken, and not by its renewals, which come after three seconds.
+/// The guard of a waiter that is granted by a wake-up. Its first renewal would come only after three seconds.
 async fn at_once(waiter: JoinHandle<Guard>) -> Guard {
     let woken = tokio::time::timeout(Duration::from_secs(2), waiter).await;
     woken.expect("not woken").unwrap()
@@ -85,7 +85,7 @@ async fn a_waiter_for_permits_is_woken_when_they_are_given_back(store: Store) {
     assert_nothing_left(&store, &observer, "s").await;
 }
 
-/// Judged inside, where those meet who have permits.
+/// Counts the permits inside the resource, where the holders meet.
 async fn permits_never_exceed_the_capacity_while_some_are_given_back(store: Store) {
     let pool = Arc::new(Witness::of(5));
     let mut tasks = JoinSet::new();
@@ -153,7 +153,8 @@ async fn guards_of_one_hold_give_back_of_the_same_permits(store: Store) {
     let one = locks.semaphore("s", 8).permits(8).acquire().await.unwrap();
     let other = one.reenter().unwrap();
 
-    // At once: one after the other, and each its own.
+    // The two calls are made at the same time. They are carried out one after the other, and each gives back its own
+    // permits.
     let (first, second) = tokio::join!(one.release_permits(3), other.release_permits(2));
     first.unwrap();
     second.unwrap();
@@ -201,7 +202,7 @@ async fn permits_given_back_by_a_call_dropped_at_any_poll_go_to_others(store: St
             async || {
                 let guard = guard.lock().await.take().unwrap();
                 assert!(guard.is_valid());
-                // The keeper goes on asking; or the ticket goes before it comes to that.
+                // In even rounds the keeper repeats the request. In odd rounds the ticket is released before that.
                 if round % 2 == 0 {
                     give_back(at_once(begin(other.semaphore("s", 5).permits(3))).await).await;
                     assert_eq!(permits(&store).await, [2]);
@@ -231,7 +232,7 @@ async fn giving_permits_back_is_repeated_until_it_is_acknowledged(_: Store) {
             |kit| kit.fail_next(Verb::Renew, Fault::Refused),
             ErrorKind::Unavailable,
         ),
-        // `Config` would say that nothing has changed.
+        // `Config` would mean that nothing has changed.
         (
             |kit| kit.fail_next(Verb::Renew, Fault::Config),
             ErrorKind::Unavailable,
@@ -250,7 +251,7 @@ async fn giving_permits_back_is_repeated_until_it_is_acknowledged(_: Store) {
             assert_eq!(kind(guard.release_permits(2).await), expected);
 
             give_back(at_once(waits).await).await;
-            // What was given back is so once.
+            // Permits are given back only once.
             guard.release_permits(1).await.unwrap();
             let places = locks.inspect("s").await.unwrap();
             assert_eq!(places[0].permits, 2);
@@ -260,7 +261,7 @@ async fn giving_permits_back_is_repeated_until_it_is_acknowledged(_: Store) {
     }
 }
 
-/// A renewal with all permits is under way when some are given back.
+/// A renewal of all permits is under way when some are given back.
 async fn an_acknowledgement_of_an_earlier_renewal_gives_nothing_back(_: Store) {
     let kit = Kit::new();
     let (locks, other) = (kit.client().unwrap(), kit.client().unwrap());

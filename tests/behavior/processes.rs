@@ -1,4 +1,4 @@
-//! Holders and waiters in other processes, which are killed, frozen, and end.
+//! Holders and waiters in other processes, which are killed, are frozen, or end.
 
 use std::collections::VecDeque;
 use std::process::Command;
@@ -27,7 +27,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         a_signal_that_ends_a_service_leaves_no_lock
         a_crowd_of_processes_that_are_killed_overlaps_nowhere
     ];
-    // Where a session carries it, the place of a dead waiter lasts as long as the session.
+    // On a store with sessions, the place of a dead waiter lasts as long as its session.
     if !store.capability().sessions {
         facts.extend(crate::store_facts![store, crate::store::DEFAULT;
             a_killed_waiter_holds_up_the_line_for_two_seconds_at_most
@@ -36,14 +36,14 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     facts
 }
 
-/// Without any store.
+/// Facts that need no store.
 pub(crate) fn facts_of_none(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT;
         a_signal_that_comes_before_anybody_looks_is_not_missed
     ]
 }
 
-/// What is counted in the server's own words.
+/// Facts that count with the server's own statistics.
 pub(crate) fn facts_of_redis(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT;
         one_hand_over_costs_two_scripts_and_one_message_whatever_the_number_of_waiters
@@ -53,7 +53,8 @@ pub(crate) fn facts_of_redis(store: Kind) -> Vec<Trial> {
     ]
 }
 
-/// What a deploy sends, and Ctrl-C. Where leases end with sessions, they would also end when the process does.
+/// SIGTERM, as a deploy sends it, and Ctrl-C. On stores where leases end with sessions, the leases would also end with
+/// the process.
 async fn a_signal_that_ends_a_service_leaves_no_lock(store: Store) {
     let locks = store.client();
     for signal in [Signal::TERM, Signal::INT] {
@@ -70,7 +71,7 @@ async fn a_signal_that_ends_a_service_leaves_no_lock(store: Store) {
         service.signal(signal);
 
         let started = Instant::now();
-        // Far longer than the release takes, far shorter than the lease.
+        // Much longer than a release takes, much shorter than the lease.
         give_back(locks.mutex("deployed").wait(SOON).acquire().await.unwrap()).await;
         let waited = awake_since(started);
         assert!(waited < SLACK, "{signal:?}: free after {waited:?}");
@@ -79,7 +80,7 @@ async fn a_signal_that_ends_a_service_leaves_no_lock(store: Store) {
     }
 }
 
-/// One that is busy when it comes.
+/// The service is busy when the signal comes.
 async fn a_signal_that_comes_before_anybody_looks_is_not_missed(_: Store) {
     for signal in [Signal::TERM, Signal::INT] {
         let mut service = Process::start(&mut Command::new(env!("CARGO_BIN_EXE_service")));
@@ -101,7 +102,7 @@ fn holder(store: &Store, name: &str, ttl: Duration) -> Holder {
     holder_of(store, &format!("mutex {name}"), ttl)
 }
 
-/// As [`HolderOptions::lock`] says it.
+/// A helper process that holds the lock `lock`, written as in [`HolderOptions::lock`].
 fn holder_of(store: &Store, lock: &str, ttl: Duration) -> Holder {
     let options = HolderOptions {
         namespace: store.namespace.clone(),
@@ -112,7 +113,7 @@ fn holder_of(store: &Store, lock: &str, ttl: Duration) -> Holder {
     Holder::start(env!("CARGO_BIN_EXE_holder"), &options)
 }
 
-/// From the end of a dead holder's lease to the next holder.
+/// The allowed time from the end of a dead holder's lease to the next grant.
 pub(crate) fn moments(store: &Store) -> Duration {
     store.timings().follows_the_dead + SLACK
 }
@@ -125,7 +126,7 @@ async fn a_killed_holder_is_followed_when_its_lease_is_over(store: Store) {
         let mut dying = holder(&store, "a", ttl);
         let token = dying.acquire();
         let locks = store.client();
-        // Its own renewals are 20 s apart: it looks because the holder's lease is over.
+        // Its own renewals are 20 s apart, so only a recheck at the end of the holder's lease is fast enough.
         let waiter = begin(locks.mutex("a").ttl(Duration::from_secs(60)).wait(SOON));
         tickets(&store.client(), "a", 2).await;
 
@@ -160,7 +161,7 @@ async fn a_killed_waiter_holds_up_the_line_for_two_seconds_at_most(store: Store)
             dying.push(process);
             tickets(&locks, "a", 1 + dying.len()).await;
         }
-        // If it is not told when to look again, it finds out when it renews, after a third of this.
+        // A waiter that is not asked to recheck learns it at its renewal, after a third of this.
         let told = store.timings().tells_when_to_recheck;
         let ttl = Duration::from_secs(if told { 60 } else { 3 });
         let patient = begin(store.client().mutex("a").ttl(ttl).wait(3 * SOON));
@@ -182,13 +183,13 @@ async fn a_killed_waiter_holds_up_the_line_for_two_seconds_at_most(store: Store)
     }
 }
 
-/// Twenty wait, three of them are cancelled and two killed.
+/// Twenty wait. Three of them are cancelled and two are killed.
 async fn cancelled_and_killed_waiters_leave_the_order_of_the_others(store: Store) {
     let locks = store.client();
     let guard = locks.mutex("a").acquire().await.unwrap();
     let (served, mut order) = tokio::sync::mpsc::unbounded_channel();
     let (mut cancelled, mut killed) = (Vec::new(), Vec::new());
-    // A grant that nobody hears is cut short, but not a session.
+    // A grant that no client hears of is cut short. A session is not.
     let dying = Duration::from_secs(if store.capability().sessions { 4 } else { 60 });
     for number in 1..=20 {
         if number == 5 || number == 15 {
@@ -196,7 +197,7 @@ async fn cancelled_and_killed_waiters_leave_the_order_of_the_others(store: Store
             process.ask_to_acquire();
             killed.push(process);
         } else {
-            // A client each: twenty processes, as far as the store can tell.
+            // One client for each waiter: for the store these are twenty processes.
             let (client, served) = (store.client(), served.clone());
             let task = tokio::spawn(async move {
                 let ttl = Duration::from_secs(3);
@@ -223,7 +224,7 @@ async fn cancelled_and_killed_waiters_leave_the_order_of_the_others(store: Store
     }
     eventually("the cancelled have gone", SOON, async || {
         let line = locks.inspect("a").await.unwrap();
-        line.len() <= 21 - 3 // sessions of the killed may have run out by now
+        line.len() <= 21 - 3 // sessions of killed processes may have expired by now
     })
     .await;
     give_back(guard).await;
@@ -261,11 +262,11 @@ async fn a_frozen_holder_is_followed_and_its_late_write_is_refused(store: Store)
     assert_eq!(frozen.release(), "AlreadyLost");
     assert!(next.is_valid());
     give_back(next).await;
-    // It works again; where it had a session, in another one.
+    // The thawed process works again. On a store with sessions, it has a new one.
     assert!(frozen.acquire() > old);
 }
 
-/// `main` returns right after the guard was dropped.
+/// `main` returns right after the guard is dropped.
 async fn a_process_that_ends_with_a_guard_leaves_no_lock(store: Store) {
     for _ in 0..3 {
         let mut ending = holder(&store, "a", Duration::from_secs(60));
@@ -276,7 +277,7 @@ async fn a_process_that_ends_with_a_guard_leaves_no_lock(store: Store) {
     }
 }
 
-/// One after the other in the middle of what it does: asking, waiting, holding, letting go.
+/// Processes are killed one after another, while they ask, wait, hold or release.
 async fn a_crowd_of_processes_that_are_killed_overlaps_nowhere(store: Store) {
     let folder = tempfile::tempdir().unwrap();
     let start = || {
@@ -286,7 +287,8 @@ async fn a_crowd_of_processes_that_are_killed_overlaps_nowhere(store: Store) {
                 .arg(folder.path())
                 .env("LOCK_URL", store.url())
                 .env("LOCK_NAMESPACE", &store.namespace)
-                // A process that stalls for longer between its look and its step overlaps: no lock can prevent that.
+                // A process that stalls for longer than the lease between its check and its step overlaps. No lock can
+                // prevent that.
                 .env("LOCK_TTL", "3s")
                 .env("LOCK_WAIT", "30s"),
         )
@@ -316,7 +318,7 @@ async fn a_crowd_of_processes_that_are_killed_overlaps_nowhere(store: Store) {
     give_back(next.unwrap()).await;
 }
 
-/// Exact, so it has a server to itself.
+/// The counts are exact, so this fact has its own server.
 async fn one_hand_over_costs_two_scripts_and_one_message_whatever_the_number_of_waiters(
     store: Store,
 ) {
@@ -327,7 +329,7 @@ async fn one_hand_over_costs_two_scripts_and_one_message_whatever_the_number_of_
                 .url(server.url())
                 .namespace(&store.namespace)
                 .fair(lockcore::Fair::Strict)
-                .ttl(Duration::from_secs(120)) // no renewal falls into the count
+                .ttl(Duration::from_secs(120)) // so long that no renewal is counted
                 .wait(3 * SOON)
                 .build()
                 .unwrap()
@@ -340,7 +342,7 @@ async fn one_hand_over_costs_two_scripts_and_one_message_whatever_the_number_of_
             let lock = waiting.mutex("a");
             tasks.spawn(async move { give_back(lock.acquire().await.unwrap()).await });
         }
-        // Looking costs scripts as well: counted apart, by a connection that does not use any.
+        // Looking with a client costs scripts too. The harness looks with another command.
         eventually("the line has formed", SOON, async || {
             let key = format!("{}:1:{{a}}:line", store.namespace);
             server.command::<usize>(&["HLEN", &key]) == 2 * waiters
@@ -360,14 +362,14 @@ async fn one_hand_over_costs_two_scripts_and_one_message_whatever_the_number_of_
             calls("evalsha"),
             calls("publish")
         );
-        // Each waiter's enqueue lies before the count; what is counted is one release each, and the holder's.
+        // Each waiter's enqueue came before the count. The count has one release for each waiter, and the holder's.
         assert_eq!(calls("evalsha"), waiters as u64 + 1);
         assert_eq!(calls("publish"), waiters as u64);
         assert_eq!(calls("eval"), 0);
     }
 }
 
-/// Under the default policy: a hundred waiters of one process are one ticket.
+/// With the default policy, a hundred waiters of one process are one ticket.
 async fn a_line_inside_one_process_costs_the_store_next_to_nothing(store: Store) {
     let server = tests::redis_server::RedisServer::start();
     let client = || {
@@ -375,7 +377,7 @@ async fn a_line_inside_one_process_costs_the_store_next_to_nothing(store: Store)
             .url(server.url())
             .namespace(&store.namespace)
             .fair(lockcore::Fair::Local(Duration::from_secs(60)))
-            .ttl(Duration::from_secs(120)) // no renewal falls into the count
+            .ttl(Duration::from_secs(120)) // so long that no renewal is counted
             .build()
             .unwrap()
     };
@@ -431,7 +433,7 @@ async fn the_permits_of_a_killed_holder_are_back_after_its_lease(store: Store) {
     dying.acquire();
     let rest = pool.permits(1).try_acquire().await.unwrap();
     assert_eq!(kind(pool.permits(1).try_acquire().await), ErrorKind::Busy);
-    // Its own renewals are 20 s apart: it looks because the holder's lease is over.
+    // Its own renewals are 20 s apart, so only a recheck at the end of the holder's lease is fast enough.
     let three = pool.permits(3).ttl(Duration::from_secs(60)).wait(SOON);
     let waiter = tokio::spawn(async move { three.acquire().await.unwrap() });
     tickets(&locks, "s", 4).await;
@@ -469,7 +471,7 @@ async fn killed_readers_let_the_writer_in_after_their_leases(store: Store) {
     assert!(after < short + moments(&store), "{after:?}");
 }
 
-/// For locks that let several in at once. Exact, so it has a server to itself.
+/// For locks that several may hold at once. The counts are exact, so this fact has its own server.
 async fn a_release_wakes_exactly_the_waiters_that_it_lets_in(store: Store) {
     let server = tests::redis_server::RedisServer::start();
     let client = || {
@@ -477,7 +479,7 @@ async fn a_release_wakes_exactly_the_waiters_that_it_lets_in(store: Store) {
             .url(server.url())
             .namespace(&store.namespace)
             .fair(lockcore::Fair::Strict)
-            .ttl(Duration::from_secs(120)) // no renewal falls into the count
+            .ttl(Duration::from_secs(120)) // so long that no renewal is counted
             .wait(3 * SOON)
             .build()
             .unwrap()
@@ -492,7 +494,7 @@ async fn a_release_wakes_exactly_the_waiters_that_it_lets_in(store: Store) {
     let writer = holding.rwlock("c").write().acquire().await.unwrap();
     let (served, mut let_in) = tokio::sync::mpsc::unbounded_channel();
     for number in 0..20 {
-        // Two of them fit; a writer stands behind the fourth reader.
+        // Two of the waiters fit in. A writer stands behind the fourth reader.
         let two_of_them = waiting.semaphore("s", 3).permits(1 + number % 2);
         let catalog = waiting.rwlock("c");
         let reader = if number == 4 {
@@ -520,7 +522,7 @@ async fn a_release_wakes_exactly_the_waiters_that_it_lets_in(store: Store) {
     }
     assert!(let_in.try_recv().is_err(), "more than fit were let in");
 
-    // The other readers hold on, and know it; the writer still waits for them.
+    // The other readers hold and know it, and the writer still waits for them.
     let reader = guards.pop().unwrap();
     assert_eq!(reader.name(), "c");
     let before = server.command_stats();

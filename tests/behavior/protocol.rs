@@ -1,5 +1,6 @@
-//! What the core says to a store, in which order, and what it makes of each answer. Where the words themselves matter the
-//! store is played by the test; where only their time does, it is the library's own store for tests with its clock stopped.
+//! Which requests the core sends to a store, in which order, and how it reacts to each answer. Where the content of
+//! requests matters, the test plays the store. Where only their time matters, the facts use the library's own store for
+//! tests with a stopped clock.
 
 mod player;
 
@@ -58,7 +59,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
 
 const TTL: Duration = Duration::from_secs(1);
 
-/// A client of a store whose clock stands still.
+/// A client of a store with a stopped clock.
 fn kit() -> (Kit, Locks) {
     let kit = Kit::new();
     kit.clock().stop();
@@ -71,7 +72,7 @@ async fn abandon<T>(task: tokio::task::JoinHandle<T>) {
     assert!(task.await.is_err_and(|ended| ended.is_cancelled()));
 }
 
-/// A release that overtook its enqueue would leave a lock that nobody has.
+/// A release that overtook its enqueue would leave a lock that nobody uses.
 async fn an_abandoned_request_is_released_after_its_reply_and_not_before(_: Store) {
     let (locks, mut store) = played();
     drop(store.grant(&locks.mutex("warm")).await);
@@ -81,7 +82,7 @@ async fn an_abandoned_request_is_released_after_its_reply_and_not_before(_: Stor
     let (request, reply) = store.enqueue().await;
 
     abandon(task).await;
-    // The keeper takes clean-ups in order: had it sent a release for the first, that came before this one.
+    // The keeper does clean-ups in order. A release for the first request would have come before this one.
     drop(other);
     assert_eq!(store.release().await.request.name.as_str(), "other");
     reply.send(Ok(granted(TTL))).unwrap();
@@ -128,7 +129,7 @@ async fn a_refusal_does_not_settle_an_earlier_try_of_an_abandoned_request(_: Sto
     }
 }
 
-/// A right may be taken away while a script runs.
+/// A right may be taken away while a script is running.
 async fn a_ticket_that_a_denied_request_may_have_left_is_given_back(_: Store) {
     for dropped in [false, true] {
         let (locks, mut store) = played();
@@ -149,7 +150,7 @@ async fn a_ticket_that_a_denied_request_may_have_left_is_given_back(_: Store) {
     }
 }
 
-/// A keeper that tried to give it back could be denied that as well, for ever at a store with sessions.
+/// If the keeper tried to release it, that could be denied too, and on a store with sessions without end.
 async fn a_request_that_was_denied_from_the_start_leaves_nothing_to_give_back(_: Store) {
     for dropped in [false, true] {
         let (locks, mut store) = played();
@@ -202,7 +203,7 @@ async fn a_ticket_that_cannot_be_renewed_is_one_warning_while_others_are_renewed
         between += u32::from(failures > 2 && answers != [Renewed::Failed]);
         reply.send(Ok(answers)).unwrap();
     }
-    // Lines are written in their order: before this one stands all that was told of the refusals.
+    // Log lines are written in order, so all lines about the refusals come before this one.
     let over = |text: &String| text.contains("accepts renewals again");
     while !warnings().iter().any(over) {
         let (tickets, reply) = store.renewal().await;
@@ -245,7 +246,7 @@ async fn a_release_leaves_a_mark_when_an_earlier_try_is_still_under_way(_: Store
     for dropped in [false, true] {
         let (locks, mut store) = played();
         let task = begin(locks.mutex("a"));
-        drop(store.enqueue().await); // the first try breaks off
+        drop(store.enqueue().await); // the connection breaks in the first try
         let (request, reply) = store.enqueue().await;
         reply.send(Ok(granted(request.ttl))).unwrap();
         let guard = task.await.unwrap().unwrap();
@@ -266,7 +267,7 @@ async fn a_release_leaves_a_mark_when_an_earlier_try_is_still_under_way(_: Store
 async fn an_unanswered_try_makes_the_outcome_unknown_whatever_the_next_answer_is(_: Store) {
     let (locks, mut store) = played();
     let task = begin(locks.mutex("a"));
-    drop(store.enqueue().await); // the first try breaks off
+    drop(store.enqueue().await); // the connection breaks in the first try
     let (_, reply) = store.enqueue().await;
     reply
         .send(Err(StoreError::new(Fault::Refused, "full")))
@@ -288,7 +289,7 @@ async fn a_grant_that_arrives_after_its_end_is_not_handed_out(_: Store) {
     kit.clock().advance(Duration::from_millis(100));
     late.let_go();
 
-    // The old ticket is released and a new one is taken, in whatever order.
+    // The old ticket is released and a new one is taken, in either order.
     let guard = task.await.unwrap().unwrap();
     assert!(guard.is_valid());
     tickets(&locks, "a", 1).await;
@@ -315,7 +316,7 @@ async fn a_renewed_lease_counts_from_the_send_of_the_renewal(_: Store) {
     assert_eq!(guard.remaining(), whole - late);
 }
 
-/// For the renewal that the caller asks for.
+/// The same for a renewal that the caller requests.
 async fn an_ensured_lease_counts_from_the_send_of_the_renewal(_: Store) {
     let (kit, locks) = kit();
     let lock = locks.mutex("a").ttl(10 * TTL).renew(false);
@@ -335,15 +336,15 @@ async fn an_ensured_lease_counts_from_the_send_of_the_renewal(_: Store) {
     assert_eq!(guard.remaining(), whole - late);
 }
 
-/// So that two renewals may fail before the lease is at risk.
+/// With this, two renewals may fail before the lease is in danger.
 async fn a_renewal_goes_out_after_a_third_of_the_lease(_: Store) {
     let (kit, locks) = kit();
     let guard = locks.mutex("a").ttl(30 * TTL).acquire().await.unwrap();
     for _ in 0..2 {
         let mut renewal = kit.hold_next(Verb::Renew);
-        // A third is 10 s; drift allowance and jitter are 1.3 s at most.
+        // A third of the ttl is 10 s. Drift allowance and jitter are 1.3 s at most.
         kit.clock().advance(Duration::from_millis(8600));
-        // The keeper has looked at the time when this has been released.
+        // When this is released, the keeper has looked at the clock.
         drop(locks.mutex("other").acquire().await.unwrap());
         tickets(&locks, "other", 0).await;
         tokio::select! {
@@ -360,7 +361,7 @@ async fn a_renewal_goes_out_after_a_third_of_the_lease(_: Store) {
     }
 }
 
-/// Section 4: the wake-up alone is the hand-over, if enough of the ticket's own lease is left.
+/// A hand-over needs only the wake-up, if enough of the ticket's lease is left.
 async fn a_place_in_line_that_has_aged_is_renewed_before_it_is_handed_out(_: Store) {
     let (kit, locks) = kit();
     let holder = locks.mutex("a").ttl(100 * TTL).acquire().await.unwrap();
@@ -374,12 +375,13 @@ async fn a_place_in_line_that_has_aged_is_renewed_before_it_is_handed_out(_: Sto
 
     give_back(holder).await;
 
-    // Handed out as it was, it would have two fifths left.
+    // Without the renewal, it would have two fifths left.
     let guard = waiter.await.unwrap().unwrap();
     assert!(guard.remaining() > 9 * TTL, "{:?}", guard.remaining());
 }
 
-/// A holder that died says nothing; who waits looks when its lease is over, also if it was renewed in between.
+/// A dead holder sends nothing. The waiter rechecks when the holder's lease should be over, again if it was renewed in
+/// between.
 async fn a_waiter_asks_again_each_time_the_holders_lease_may_be_over(_: Store) {
     let (locks, mut store) = played();
     let _task = begin(locks.mutex("a").ttl(60 * TTL).wait(SOON));
@@ -405,12 +407,12 @@ async fn a_waiter_asks_again_each_time_the_holders_lease_may_be_over(_: Store) {
     }
 }
 
-/// Release takes a lease out of later batches first.
+/// A release first takes the lease out of later batches.
 async fn a_lease_that_is_being_released_is_not_renewed(_: Store) {
     for dropped in [true, false] {
         let (locks, mut store) = played();
         let leaving = store.grant(&locks.mutex("leaving").ttl(TTL)).await;
-        // Its renewal is due with the other's.
+        // A lease whose renewal is due at the same time as the other's.
         let _staying = store.grant(&locks.mutex("staying").ttl(TTL)).await;
         if dropped {
             drop(leaving);
@@ -435,7 +437,7 @@ async fn an_acknowledgement_that_comes_after_the_deadline_leads_to_a_release(_: 
     let (kit, locks) = kit();
     let guard = locks.mutex("a").ttl(10 * TTL).acquire().await.unwrap();
     let end = guard.remaining();
-    // Under way at the end, and to be answered before the ticket's end at the store, which is later.
+    // The renewal is under way at the deadline, and is answered before the ticket ends at the store, which is later.
     let mut renewal = kit.hold_next(Verb::Renew);
     kit.clock().advance(end - Duration::from_millis(500));
     renewal.arrived().await;
@@ -448,13 +450,13 @@ async fn an_acknowledgement_that_comes_after_the_deadline_leads_to_a_release(_: 
     assert!(!guard.is_valid());
 }
 
-/// Each comes back within 20 ms, and when is by chance.
+/// Each client reconnects within 20 ms, at a random time.
 async fn clients_that_lost_their_connections_do_not_come_back_all_at_once(_: Store) {
     let (kit, locks) = kit();
     let holder = locks.mutex("a").acquire().await.unwrap();
     let theirs = kit.another_process();
     let clients: Vec<Locks> = (0..30).map(|_| theirs.client().unwrap()).collect();
-    // At the store, and nobody asks for anything: each comes back by himself, after one pause.
+    // The waiters stand in line at the store and send nothing. Each client reconnects on its own, after one pause.
     let _waiters: Vec<_> = clients
         .iter()
         .map(|client| begin(client.mutex("a")))
@@ -470,10 +472,10 @@ async fn clients_that_lost_their_connections_do_not_come_back_all_at_once(_: Sto
     for client in &mut events {
         assert_eq!(client.recv().await, Some(Event::Suspended));
     }
-    // All have begun their pauses, on a clock that stands still.
+    // All pauses have begun, on a stopped clock.
     let is_there = |hold: &mut Hold| hold.arrived().now_or_never().is_some();
     assert!(!is_there(&mut back[0]), "somebody comes without a pause");
-    // Half of the longest.
+    // Half of the longest pause.
     kit.clock().advance(Duration::from_millis(11));
 
     let first = tokio::time::timeout(SOON, back[0].arrived());
@@ -485,7 +487,7 @@ async fn clients_that_lost_their_connections_do_not_come_back_all_at_once(_: Sto
     drop(holder);
 }
 
-/// A script of the store's must stay short.
+/// A script at the store must stay short.
 async fn after_a_gap_a_client_rechecks_a_hundred_tickets_at_a_time(_: Store) {
     let (locks, mut store) = played();
     let mut guards = Vec::new();
@@ -505,7 +507,7 @@ async fn after_a_gap_a_client_rechecks_a_hundred_tickets_at_a_time(_: Store) {
         });
         reply.send(Ok(answers.collect())).unwrap();
     }
-    sizes.sort_unstable(); // the order in which they go out is nobody's business
+    sizes.sort_unstable(); // they may be sent in any order
     assert_eq!(sizes, [50, 100, 100]);
 }
 
@@ -517,7 +519,7 @@ async fn after_a_gap_many_leases_are_rechecked_in_bounded_steps(_: Store) {
     }
     let events = Arc::clone(&store.events.lock().unwrap()[0]);
 
-    // Twice, as when two connections break.
+    // Twice, as if two connections broke.
     events.gap();
     events.gap();
 
@@ -526,7 +528,7 @@ async fn after_a_gap_many_leases_are_rechecked_in_bounded_steps(_: Store) {
         if under_way.is_empty() {
             under_way.push(store.next().await);
         }
-        // And whatever else comes without an answer.
+        // And all further requests that arrive without an answer from the test.
         while let Ok(next) = tokio::time::timeout(Duration::from_millis(50), store.next()).await {
             under_way.push(next);
         }
@@ -546,7 +548,7 @@ fn still_granted(tickets: &[Arc<Request>]) -> Vec<Renewed> {
     granted.collect()
 }
 
-/// A store of somebody else's, which answers for fewer tickets than it was asked about.
+/// A third-party store that answers for fewer tickets than it was asked about.
 async fn a_release_that_the_store_leaves_out_is_repeated(_: Store) {
     let (locks, mut store) = played();
     drop(store.grant(&locks.mutex("a")).await);
@@ -580,7 +582,7 @@ async fn a_late_answer_replaces_no_connection_on_which_others_are_answered(_: St
     let began = Instant::now();
     while began.elapsed() < 3 * TTL {
         let asking = begin(locks.mutex("prompt"));
-        // The late one asks again after an operation timeout.
+        // The late request is repeated after an operation timeout.
         loop {
             match store.next().await {
                 Asked::Enqueue(request, reply) if request.name.as_str() == "prompt" => {
@@ -588,7 +590,7 @@ async fn a_late_answer_replaces_no_connection_on_which_others_are_answered(_: St
                     break;
                 }
                 Asked::Enqueue(_, reply) => unanswered.push(reply),
-                // Of the one that has given up.
+                // The release of the caller that has given up.
                 Asked::Release(_, reply) => reply.send(Ok(vec![Released::NotFound])).unwrap(),
                 other @ Asked::Renew(..) => panic!("not an enqueue: {other:?}"),
             }
@@ -606,7 +608,7 @@ async fn a_late_answer_replaces_no_connection_on_which_others_are_answered(_: St
 async fn requests_beyond_the_limit_of_a_store_wait_and_a_release_passes_them(_: Store) {
     let (wire, mut store) = wire(Capability::new().in_flight(2));
     let may_take = Duration::from_secs(4);
-    // Without a renewal in between.
+    // A ttl so long that no renewal comes in between.
     let locks = Locks::builder().ttl(30 * may_take);
     let locks = locks.backend(wire).op_timeout(may_take).build().unwrap();
     let guard = store.grant(&locks.mutex("held")).await;
@@ -622,8 +624,8 @@ async fn requests_beyond_the_limit_of_a_store_wait_and_a_release_passes_them(_: 
     store.release().await;
     assert_eq!(releasing.await.unwrap().unwrap(), Release::Released);
 
-    // The store is slow. The last one waits for longer than an operation may take, because it was not sent, and each is
-    // asked for once.
+    // The store is slow. The last request waits for longer than an operation may take, because it has not been sent.
+    // Each request is sent once.
     let began = Instant::now();
     tokio::time::sleep(may_take * 2 / 5).await;
     for (request, reply) in first {
@@ -658,7 +660,7 @@ async fn a_renewal_passes_the_requests_that_wait(_: Store) {
     }
 }
 
-/// However many requests fail because of it, and however the connection's driver and they race for the news.
+/// However many requests fail because of the break, and whether they or the driver of the connection report it first.
 async fn a_break_is_followed_by_one_connection(_: Store) {
     let (locks, store) = played();
     let connections = || store.connections.lock().unwrap().len();
@@ -675,7 +677,7 @@ async fn a_break_is_followed_by_one_connection(_: Store) {
     for round in 1..=100 {
         let before = connections();
         assert_eq!(before, round, "one too many");
-        // Dropped below: the driver of the connection has ended.
+        // Dropped below, which ends the driver of the connection.
         let events = store.events.lock().unwrap().pop();
         store.broken.store(round, Ordering::SeqCst);
         let asking: Vec<_> = (0..8)
@@ -707,7 +709,7 @@ async fn a_listener_hears_that_the_store_is_back_though_nobody_asks(_: Store) {
     let turning = tokio::spawn(async move {
         loop {
             clock.advance(Duration::from_millis(100));
-            tokio::time::sleep(Duration::from_millis(1)).await; // the pauses of the supervisor pass
+            tokio::time::sleep(Duration::from_millis(1)).await; // lets the supervisor's pauses pass
         }
     });
     let next = tokio::time::timeout(SOON, events.recv()).await;
@@ -733,7 +735,7 @@ async fn a_listener_that_comes_during_an_outage_is_told_of_it(_: Store) {
     let turning = tokio::spawn(async move {
         loop {
             clock.advance(Duration::from_millis(10));
-            tokio::time::sleep(Duration::from_millis(1)).await; // the pauses of the supervisor pass
+            tokio::time::sleep(Duration::from_millis(1)).await; // lets the supervisor's pauses pass
         }
     });
     again.arrived().await;
@@ -745,13 +747,13 @@ async fn a_listener_that_comes_during_an_outage_is_told_of_it(_: Store) {
     }
 }
 
-/// A client that keeps a lock among its own for an hour.
+/// A client whose tasks may keep a lock among themselves for an hour.
 fn keeps_its_own(kit: &Kit) -> Locks {
     let fair = Fair::Local(Duration::from_secs(3600));
     kit.client_with(Locks::builder().fair(fair)).unwrap()
 }
 
-/// Else they would be the holders of lower tokens than those that the store has given out since.
+/// Otherwise the next holders would have lower tokens than those that the store has given out since.
 async fn after_a_loss_of_data_nothing_is_passed_on_before_the_store_was_asked(_: Store) {
     let kit = Kit::new();
     let (locks, elsewhere) = (keeps_its_own(&kit), kit.another_process().client().unwrap());
@@ -843,7 +845,7 @@ async fn an_enqueue_of_a_future_that_is_not_polled_keeps_no_try_out(_: Store) {
     assert_eq!(request.name.as_str(), "a");
 }
 
-/// Tries until the store hears of it.
+/// Tries until a request arrives at the store.
 async fn eventually_asked(lock: &lockcore::Lock, store: &mut Player) -> Arc<Request> {
     loop {
         let trying = lock.clone();
@@ -855,7 +857,7 @@ async fn eventually_asked(lock: &lockcore::Lock, store: &mut Player) -> Arc<Requ
             }
             tried = tried => assert_eq!(kind(tried.unwrap()), ErrorKind::Busy),
         }
-        tokio::time::sleep(Duration::from_millis(10)).await; // not in a tight loop
+        tokio::time::sleep(Duration::from_millis(10)).await; // so that this is no tight loop
     }
 }
 

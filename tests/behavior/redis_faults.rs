@@ -1,5 +1,5 @@
-//! Redis servers that are down, full, read-only, slow, restarted or lying. Each fact has a server to itself. Here is what
-//! the groups of facts share, which are the files of this folder.
+//! Redis servers that are down, full, read-only, slow, restarted or lying. Each fact has its own server. This file has
+//! what the groups of facts share. The groups are the files of this folder.
 
 mod cuts;
 mod data;
@@ -38,7 +38,7 @@ fn client(server: &RedisServer) -> Locks {
     patient(server.url()).build().unwrap()
 }
 
-/// For what is to fail, within a second.
+/// A client for operations that have to fail within a second.
 fn hasty(server: &RedisServer) -> Locks {
     builder(server.url()).build().unwrap()
 }

@@ -1,4 +1,4 @@
-//! Who may do what at a Redis server: passwords that are wrong, rights that are missing, and what of either may be seen.
+//! Users and their rights at a Redis server: wrong passwords, missing rights, and that messages show neither password.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -32,13 +32,13 @@ fn command(server: &RedisServer, words: &[String]) {
     server.command::<()>(&words.iter().map(String::as_str).collect::<Vec<_>>());
 }
 
-/// A client in the namespace of the page.
+/// A client in the namespace of the guide's page.
 fn client(url: String) -> Locks {
     Locks::builder().url(url).build().unwrap()
 }
 
-/// How often a client has introduced itself, which is when it offers its password. One that gets in does so once more,
-/// without a password, to learn what server it is.
+/// How often clients have sent HELLO, which is when they offer a password. A client that gets in sends it once more,
+/// without a password, to learn which server this is.
 fn offers(server: &RedisServer) -> u64 {
     *server.command_stats().get("hello").unwrap_or(&0)
 }
@@ -58,13 +58,13 @@ async fn a_user_with_the_documented_rights_can_do_everything_and_nothing_else(_:
         .unwrap();
     let waiter = begin(client(url.clone()).mutex("a").wait(SOON));
     tickets(&locks, "a", 2).await;
-    guard.ensure(Duration::from_millis(590)).await.unwrap_err(); // renews, and says that it is not enough
+    guard.ensure(Duration::from_millis(590)).await.unwrap_err(); // renews, and fails: that is not enough
     give_back(guard).await;
     give_back(waiter.await.unwrap().unwrap()).await;
     let dropped = locks.mutex("a").acquire().await.unwrap();
     drop(dropped);
     tickets(&locks, "a", 0).await;
-    // What may not be read is passed over.
+    // Information that the user may not read is skipped.
     server.command::<()>(&["ACL", "SETUSER", USER, "-info"]);
     locks.ready(SOON).await.unwrap();
     let denied: Result<String, _> = redis::cmd("GET")
@@ -78,7 +78,7 @@ async fn without_any_one_of_the_documented_rights_the_client_says_which_is_missi
     let documented = documented("lock", SECRET);
     let commands = documented.iter().filter_map(|word| word.strip_prefix('+'));
     let mut without: Vec<_> = commands
-        .filter(|command| *command != "info") // passed over: see above
+        .filter(|command| *command != "info") // skipped, see above
         .map(|command| (vec![format!("-{command}")], command.to_owned()))
         .collect();
     assert!(without.len() > 15, "the page names {without:?} only");
@@ -128,7 +128,7 @@ async fn a_right_that_is_taken_away_is_missed_and_noticed_when_it_is_back(_: Sto
     give_back(locks.mutex("a").acquire().await.unwrap()).await;
 }
 
-/// By a script that has begun: a command of its own is what is denied.
+/// A script has begun, and one of its commands is denied.
 async fn a_command_that_is_denied_in_mid_life_is_named_and_costs_no_lease(_: Store) {
     let server = RedisServer::start();
     grant(&server, "lock", SECRET);
@@ -143,11 +143,11 @@ async fn a_command_that_is_denied_in_mid_life_is_named_and_costs_no_lease(_: Sto
         );
         assert!(text.contains("Minimum rights"), "{text}");
     };
-    // Much longer than what is done before it is renewed again, on a busy machine too.
+    // Much longer than the steps until it is renewed again, on a busy machine too.
     let lock = locks.mutex("held").ttl(Duration::from_secs(9));
     let holds = lock.acquire().await.unwrap();
     let renewed = async || {
-        // What remains falls, but by a renewal.
+        // The remaining time falls, except at a renewal.
         let mut last = holds.remaining();
         eventually("renewed", SOON, async || {
             let now = holds.remaining();
@@ -155,7 +155,7 @@ async fn a_command_that_is_denied_in_mid_life_is_named_and_costs_no_lease(_: Sto
         })
         .await;
     };
-    renewed().await; // by the keeper, which is connected then
+    renewed().await; // by the keeper, so it is connected now
 
     change("-set");
     is_named(
@@ -180,7 +180,7 @@ async fn a_command_that_is_denied_in_mid_life_is_named_and_costs_no_lease(_: Sto
     change("+set");
     renewed().await;
 
-    // What releases: nothing is done, and then half of it.
+    // The release: first none of its commands is allowed, then half of them.
     change("-set");
     is_named(holds.release().await.unwrap_err(), ErrorKind::Config, "set");
     change("+set");
@@ -202,7 +202,7 @@ async fn a_command_that_is_denied_in_mid_life_is_named_and_costs_no_lease(_: Sto
     give_back(waits.await.unwrap().unwrap()).await;
 }
 
-/// NOAUTH, WRONGPASS.
+/// The server answers NOAUTH or WRONGPASS.
 async fn a_wrong_password_is_a_mistake_and_does_not_show(_: Store) {
     let server = RedisServer::with(&["--requirepass", SECRET]);
     let traced = traces::seen();
@@ -234,7 +234,7 @@ async fn a_wrong_password_is_a_mistake_and_does_not_show(_: Store) {
         shows_no_password(&(&error, error.to_string()));
         assert_eq!(kind(locks.ready(SOON).await), ErrorKind::Config);
     }
-    // Else the search that the whole run is under would find nothing because it looks at nothing.
+    // Otherwise the search of the whole run would find nothing because it searches nothing.
     assert!(traces::seen() > traced, "no traces were searched");
 }
 
@@ -247,7 +247,7 @@ async fn a_wrong_password_is_offered_once_for_each_caller(_: Store) {
         assert_eq!(offers(&server), asked);
     }
 
-    // Far longer than the longest pause between two tries, in which others have locks and leases come and go.
+    // Much longer than the longest pause between two tries. Meanwhile others acquire locks, and leases come and go.
     let other = client(server.url_with_user("default", SECRET));
     let offered = offers(&server);
     let lock = other.mutex("b").ttl(Duration::from_secs(4)).renew(false);
@@ -260,7 +260,7 @@ async fn a_wrong_password_is_offered_once_for_each_caller(_: Store) {
     );
 }
 
-/// The keeper asks for as long as it has something to renew or to release, and no longer.
+/// The keeper tries while it has something to renew or to release, and no longer.
 async fn a_password_changed_under_a_holder_is_not_offered_for_ever(_: Store) {
     let server = RedisServer::start();
     grant(&server, "lock", WRONG);
@@ -280,7 +280,7 @@ async fn a_password_changed_under_a_holder_is_not_offered_for_ever(_: Store) {
         "{while_held} times in one lease"
     );
 
-    // The keeper gives up what it cannot release when it has run out and one more operation has had its time.
+    // The keeper gives up a release when the ticket has expired and one more operation has had its time.
     locks.shutdown(4 * ttl).await.unwrap();
     let given_up = offers(&server);
     assert!(given_up - before <= 60, "{} times", given_up - before);
@@ -304,7 +304,7 @@ async fn a_mistake_that_was_mended_is_noticed_by_the_next_caller(_: Store) {
         grant(&server, "lock", SECRET);
         give_back(locks.mutex("a").acquire().await.unwrap()).await;
         server.command::<()>(&["ACL", "DELUSER", USER]);
-        // The server ends that user's connections.
+        // The server closes that user's connections.
         eventually("noticed", SOON, async || {
             locks.mutex("a").try_acquire().await.is_err()
         })
@@ -312,7 +312,7 @@ async fn a_mistake_that_was_mended_is_noticed_by_the_next_caller(_: Store) {
     }
 }
 
-/// A store that keeps what its connections look like.
+/// A store that records the debug output of its connections.
 #[derive(Debug)]
 struct Seen {
     store: Arc<dyn Backend>,

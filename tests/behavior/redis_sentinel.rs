@@ -1,5 +1,5 @@
-//! Redis with Sentinel: masters that are replaced, and sentinels that are away, wrong or of two minds. What clients do at a
-//! server is tested with the other stores, on a set of servers and sentinels that nobody breaks.
+//! Redis with Sentinel: masters that are replaced, and sentinels that are down, wrong or in disagreement. The facts
+//! that all stores share run on another set of servers and sentinels, which nobody breaks.
 
 mod failovers;
 mod sentinels;
@@ -20,7 +20,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
 /// Longer than any failover takes.
 const TTL: Duration = Duration::from_secs(20);
 
-/// A machine that stalls is not a store that fails.
+/// Allows more time, because a stalled machine must not look like a failing store.
 fn client(url: &str) -> Locks {
     builder(url).ttl(TTL).op_timeout(SOON).build().unwrap()
 }

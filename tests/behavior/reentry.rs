@@ -1,4 +1,4 @@
-//! Re-entry by scope: what the running code holds already it gets again, and only that.
+//! Re-entry by scope: code gets the locks again that it already holds, and only those.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -148,7 +148,7 @@ async fn the_read_side_inside_the_write_side_re_enters(store: Store) {
         .run(async |held| {
             read.run(async |inner| {
                 assert_eq!(inner.grant_id(), held.grant_id());
-                // From inside the read, the write is asked for by a reader.
+                // Inside the read, the write is requested by a reader.
                 let error = kind(catalog.write().acquire().await);
                 assert_eq!(error, ErrorKind::WouldDeadlock);
                 Ok::<_, Error>(())
@@ -159,7 +159,7 @@ async fn the_read_side_inside_the_write_side_re_enters(store: Store) {
         .unwrap();
 }
 
-/// Protected by nothing but the lock `acct:<number>`.
+/// Only the lock `acct:<number>` protects it.
 struct Account {
     number: u32,
     locks: Locks,
@@ -209,7 +209,7 @@ async fn readers_that_re_enter_do_not_wait_for_each_other(store: Store) {
         .run(async |_| {
             let one = catalog.read().acquire().await?;
             let other = catalog.read().try_acquire().await?;
-            // Both are inside the write side; the write side again has to wait for them.
+            // Both reads are inside the write side, so the write side has to wait for them again.
             assert_eq!(kind(catalog.write().try_acquire().await), ErrorKind::Busy);
             let hasty = catalog.write().wait(Duration::from_millis(50));
             assert_eq!(kind(hasty.acquire().await), ErrorKind::Timeout);
@@ -229,7 +229,7 @@ async fn another_client_does_not_re_enter(store: Store) {
     let outer = locks.mutex("a");
     outer
         .run(async |held| {
-            // In this task, which holds it.
+            // In this task, which holds the lock.
             let inner = other.mutex("a").wait(SOON);
             tokio::select! {
                 biased;
@@ -237,7 +237,7 @@ async fn another_client_does_not_re_enter(store: Store) {
                 () = tickets(&other, "a", 2) => {}
             }
             assert_eq!(counts.enqueued(), 1);
-            // On another store the name is free, and to be had there.
+            // On another store the name is free and can be acquired.
             let guard = elsewhere.mutex("a").try_acquire().await?;
             assert_ne!(guard.grant_id(), held.grant_id());
             assert_eq!(elsewhere.inspect("a").await?.len(), 1);
@@ -279,7 +279,7 @@ async fn a_scope_carries_the_lock_into_a_spawned_task(store: Store) {
         .await
         .unwrap();
 
-    // `run` has ended, the work that it spawned has not.
+    // `run` has ended, and the work that it spawned has not.
     assert_eq!(kind(locks.mutex("a").try_acquire().await), ErrorKind::Busy);
     go.send(()).unwrap();
     assert!(task.await.unwrap().unwrap());
@@ -355,7 +355,7 @@ async fn work_inside_is_stopped_when_the_lock_is_lost(store: Store) {
     assert_eq!(kind(ran), lost);
 }
 
-/// The branch that waits for its turn is dropped; the turn must not be lost with it.
+/// The branch that waits for its turn is dropped. The turn must not be lost.
 async fn a_dropped_inner_wait_leaves_its_turn(store: Store) {
     let locks = store.client();
     let (outer, inner) = (locks.mutex("a"), locks.mutex("a").wait(SOON));

@@ -1,4 +1,4 @@
-//! What users do to their runtimes: block them, end them, drop guards outside of them.
+//! Users block their runtimes, end them, and drop guards outside of them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -31,12 +31,12 @@ fn runtime() -> tokio::runtime::Runtime {
         .unwrap()
 }
 
-/// Runs a piece of a test where runtimes may be built and dropped.
+/// Runs a piece of a test on a thread where runtimes may be built and dropped.
 async fn outside<T: Send + 'static>(piece: impl FnOnce() -> T + Send + 'static) -> T {
     tokio::task::spawn_blocking(piece).await.unwrap()
 }
 
-/// Every `#[tokio::test]` is a runtime of its own, and the client may be a static.
+/// Every `#[tokio::test]` has its own runtime, and the client may be a static.
 async fn a_client_survives_the_runtime_that_connected_first(store: Store) {
     let locks = store.client();
     outside(move || {
@@ -70,8 +70,8 @@ async fn the_end_of_a_runtime_is_no_trouble_with_the_store(store: Store) {
     assert!(told.is_err(), "{told:?}");
 }
 
-/// The one who stands in line for the process goes down with its runtime. Its ticket's wake-up would
-/// go there, and nobody would hear it.
+/// The leader, which stands in line for the process, ends with its runtime. The ticket's wake-up would go to that
+/// runtime, and nobody would receive it.
 async fn a_place_in_line_is_not_left_to_a_runtime_that_would_not_hear_of_it(store: Store) {
     let (locks, theirs) = (store.client(), store.client());
     let guard = theirs.mutex("a").acquire().await.unwrap();
@@ -87,7 +87,7 @@ async fn a_place_in_line_is_not_left_to_a_runtime_that_would_not_hear_of_it(stor
     tickets(&locks, "a", 2).await;
     give_back(guard).await;
 
-    // By a wake-up: the heir's first renewal is 20 s away.
+    // It gets in by a wake-up: the new leader's first renewal is 20 s away.
     let started = Instant::now();
     give_back(heir.await.unwrap().unwrap()).await;
     let awake = awake_since(started);
@@ -157,7 +157,7 @@ async fn a_guard_can_be_released_outside_of_any_runtime(store: Store) {
     assert_nothing_left(&store, &locks, "b").await;
 }
 
-/// The smallest executor there is: not tokio.
+/// A minimal executor that is not tokio.
 fn futures_block_on<T>(future: impl Future<Output = T>) -> T {
     struct Unpark(std::thread::Thread);
     impl std::task::Wake for Unpark {
@@ -180,7 +180,7 @@ async fn a_current_thread_runtime_will_do(store: Store) {
     let locks = store.client();
     outside(move || {
         let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_io() // no time driver: the client has its own clock
+            .enable_io() // no time driver, because the client has its own clock
             .build()
             .unwrap();
         runtime.block_on(async {
@@ -197,7 +197,7 @@ async fn a_current_thread_runtime_will_do(store: Store) {
     .await;
 }
 
-/// A lease of 3 s, and no worker runs anything for 10 s.
+/// With a lease of 3 s, no worker runs anything for 10 s.
 async fn blocking_every_worker_for_ten_seconds_loses_no_lease(store: Store) {
     let locks = store.client();
     let users = locks.clone();
@@ -214,20 +214,20 @@ async fn blocking_every_worker_for_ten_seconds_loses_no_lease(store: Store) {
         let end = Instant::now() + Duration::from_secs(10);
         let held = guard.held();
         for _ in 0..2 {
-            // Blocks a worker, which is the mistake that is acted here.
+            // Blocks a worker on purpose: this is the mistake under test.
             runtime.spawn(async move { std::thread::sleep(end - Instant::now()) });
         }
         while Instant::now() < end {
             let remaining = usize::try_from(held.remaining().as_millis()).unwrap();
             lowest.fetch_min(remaining, Ordering::SeqCst);
-            std::thread::sleep(Duration::from_millis(5)); // the sampling interval
+            std::thread::sleep(Duration::from_millis(5)); // sampling interval
         }
         assert!(guard.is_valid());
         runtime.block_on(give_back(guard));
     })
     .await;
 
-    // The longest gap between renewals is what the lease ran down to before the next one.
+    // The lowest remaining time before a renewal shows the longest gap between two renewals.
     let least = Duration::from_millis(u64::try_from(least.load(Ordering::SeqCst)).unwrap());
     println!(
         "longest gap between renewals: about {:?} of a 3 s lease",
@@ -243,7 +243,7 @@ async fn dropping_the_last_handle_finishes_the_release(store: Store) {
         let locks = store.client();
         let guard = locks.mutex("a").acquire().await.unwrap();
         drop(locks);
-        drop(guard); // the last handle: returns when the keeper is done
+        drop(guard); // the last handle, so this returns when the keeper is done
 
         assert!(observer.inspect("a").await.unwrap().is_empty());
         assert_eq!(store.litter(), Vec::<String>::new());

@@ -1,5 +1,5 @@
-//! A store whose server is down, cut off or silent. The same for every store that has a server, and each fact has one to
-//! itself. What only one store can suffer is in a file with its name.
+//! A store whose server is down, cut off or silent. The facts are the same for every store that has a server, and each
+//! has its own server. Faults that only one store can have are in a file with its name.
 
 use std::time::{Duration, Instant};
 
@@ -26,14 +26,14 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
-/// Renewals of such a lease are 80 s apart, so none of them comes into it.
+/// Renewals of a lease this long are 80 s apart, so none of them plays a part.
 const LONG: Duration = Duration::from_secs(240);
 
-/// How long a client takes to connect again when its server is there: it pauses for two seconds at most. What it then
-/// does at once waits neither for a renewal nor for the end of an operation.
+/// How long a client needs to reconnect when its server is up: it pauses for two seconds at most. What it does right
+/// after that waits neither for a renewal nor for the end of an operation.
 const RECONNECTED: Duration = Duration::from_secs(2).saturating_add(SLACK);
 
-/// A client of its own, and a way to the server that can be cut.
+/// A client of its own, behind a proxy that can be cut.
 fn proxied(server: &dyn Server) -> (Proxy, Builder) {
     let (proxy, url) = server.process().unwrap().through_a_proxy();
     (proxy, patient(url))
@@ -58,7 +58,7 @@ async fn a_cut_that_heals_before_the_deadline_loses_nothing(store: Store) {
     let locks = builder_here.build().unwrap();
     let guard = locks.mutex("a").acquire().await.unwrap();
     let remaining = guard.remaining();
-    let deadline = Instant::now() + remaining; // or earlier: that was asked before
+    let deadline = Instant::now() + remaining; // or earlier, because `remaining` was read before
     let before = proxy.traffic().connections;
     let mut events = locks.events();
     for _ in 0..3 {
@@ -69,7 +69,7 @@ async fn a_cut_that_heals_before_the_deadline_loses_nothing(store: Store) {
     }
 
     eventually("renewed on a new connection", 2 * SOON, async || {
-        // Or later: the clock is looked at first.
+        // Or later, because the clock is read first.
         let later = Instant::now() + guard.remaining();
         proxy.traffic().connections > before && later > deadline
     })
@@ -80,7 +80,7 @@ async fn a_cut_that_heals_before_the_deadline_loses_nothing(store: Store) {
     give_back(guard).await;
 }
 
-/// Judged at what the work touches: its last step lies before the next holder's first.
+/// Compares the steps: the last step of the work comes before the next holder's first.
 async fn a_cut_that_outlasts_the_lease_stops_the_work(store: Store) {
     let server = store.kind.start();
     let (proxy, builder_here) = proxied(&*server);
@@ -90,7 +90,7 @@ async fn a_cut_that_outlasts_the_lease_stops_the_work(store: Store) {
     let work = Work::begin(locks.mutex("a")).await;
     proxy.cut();
 
-    // The next holder waits at the store, past the cut.
+    // The next holder waits at the store, on a connection that is not cut.
     let elsewhere = patient(server.url()).build().unwrap();
     let next = elsewhere.mutex("a").wait(LEASE).acquire().await.unwrap();
     work.assert_stopped().await;
@@ -107,7 +107,7 @@ async fn a_lost_release_is_repeated(store: Store) {
     let server = store.kind.start();
     let (proxy, builder_here) = proxied(&*server);
     let elsewhere = patient(server.url()).build().unwrap();
-    // For one operation that fails, and for others that must not on a machine that is busy.
+    // Long enough for one operation that fails, and for others that must succeed on a busy machine.
     let locks = builder_here.op_timeout(SOON / 3).build().unwrap();
     let guard = locks.mutex("a").acquire().await.unwrap();
     proxy.cut();
@@ -137,7 +137,7 @@ async fn wake_ups_that_were_cut_off_are_caught_up_on(store: Store) {
         let waiter = begin(cut_off.mutex("a").wait(LEASE));
         tickets(&locks, "a", 2).await;
         proxy.cut();
-        give_back(guard).await; // its message reaches nobody
+        give_back(guard).await; // its message reaches no client
         proxy.restore();
         let restored = Instant::now();
 
@@ -161,7 +161,8 @@ async fn a_lost_reply_is_asked_for_again_and_granted_once(store: Store) {
         let asked = Instant::now();
         let guard = locks.mutex(&name).wait(LEASE).acquire().await.unwrap();
 
-        // By the repetition itself; a ticket that was taken twice is granted by its first renewal.
+        // The repeated request gets the grant. A ticket that was taken twice would be granted only at its first
+        // renewal.
         let after = awake_since(asked);
         assert!(after < RECONNECTED, "{after:?}");
         assert_eq!(proxy.traffic().replies_lost, round + 1);
@@ -177,13 +178,13 @@ async fn a_lost_reply_is_asked_for_again_and_granted_once(store: Store) {
     .await;
 }
 
-/// The client does not know, and the store has made the ticket smaller.
+/// The client does not know that the store has made the ticket smaller.
 async fn a_downgrade_whose_reply_is_lost_has_let_readers_in_and_no_writer(store: Store) {
     let server = store.kind.start();
     let process = server.process().unwrap();
     let other = patient(server.url()).build().unwrap();
     for acknowledged in [true, false, true, false] {
-        // Anew each time: after a reset its keeper asks for the smaller ticket too, and may be late with that.
+        // A new proxy each time: after a reset, the keeper asks for the smaller ticket too, and may do so late.
         let (proxy, builder_here) = proxied(&*server);
         let locks = builder_here.build().unwrap();
         let mut guard = locks.mutex("a").acquire().await.unwrap();
@@ -234,7 +235,7 @@ async fn a_lease_ends_on_time_while_its_renewal_hangs(store: Store) {
         "{:?}",
         awake_since(frozen)
     );
-    // The acknowledgement that comes now revives nothing.
+    // The acknowledgement that arrives now brings nothing back.
     proxy.thaw();
     tickets(&patient(server.url()).build().unwrap(), "a", 0).await;
     assert!(!guard.is_valid());

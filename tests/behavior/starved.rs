@@ -1,5 +1,5 @@
-//! Futures that are polled a few times and then neither polled again nor dropped, as `select!` does with a `&mut future`.
-//! What they were given is nobody's: it has to go to those who are polled.
+//! Futures that are polled a few times and then neither polled again nor dropped, as `select!` does with a `&mut
+//! future`. A grant to such a future is used by nobody, so it has to go to futures that are polled.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
@@ -28,10 +28,10 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
 
 const TTL: Duration = Duration::from_secs(2);
 
-/// Twice: it may be the store's clock that ends a ticket, which begins when the keeper has ceased to renew.
+/// Twice the ttl: the store's clock may end the ticket, and it starts when the keeper stops renewing.
 const SOON_AFTER_TTL: Duration = Duration::from_secs(4);
 
-/// With the operation timeout of the default, which is in these bounds.
+/// With the default operation timeout, which is part of these bounds.
 fn client(store: &Store) -> Locks {
     store.client_with(Locks::builder())
 }
@@ -40,7 +40,7 @@ fn client(store: &Store) -> Locks {
 struct Starved(Pin<Box<dyn Future<Output = Result<Guard, Error>> + Send>>);
 
 impl Starved {
-    /// Polled until `so_far` says so, and at least once.
+    /// Polls the future at least once, and until `so_far` returns true.
     async fn until(lock: Lock, what: &str, so_far: impl AsyncFn() -> bool) -> Self {
         let mut starved = Self(Box::pin(async move { lock.acquire().await }));
         let began = Instant::now();
@@ -61,7 +61,7 @@ impl Starved {
     }
 }
 
-/// Holders and waiters, at the store and in this client.
+/// Counts holders and waiters, at the store and in this client.
 async fn are_there(locks: &Locks, count: usize) -> bool {
     let places = locks.inspect("a").await.unwrap();
     let local: u32 = places.iter().map(|place| place.local_waiters).sum();
@@ -160,7 +160,7 @@ async fn an_answer_that_nobody_looks_at_keeps_nobody_out(store: Store) {
         if let Poll::Ready(outcome) = starved.poll() {
             give_back(outcome.unwrap()).await;
             match store.timings().answers {
-                // It may be there whenever the request is first looked at: then there is nothing to starve.
+                // The answer may be there when the request is first polled, and then nothing is left to starve.
                 Answers::TheCall | Answers::AThread => return,
                 Answers::AServer => {}
             }
@@ -209,7 +209,7 @@ async fn a_task_that_is_polled_again_gets_the_lock_after_all(store: Store) {
     assert_nothing_left(&store, &locks, "a").await;
 }
 
-/// Not from when its task collects it.
+/// It does not count from the moment when the task collects the grant.
 async fn max_hold_counts_from_the_grant(store: Store) {
     let (locks, limit) = (client(&store), Duration::from_millis(700));
     let ttl = Duration::from_secs(5);
@@ -219,7 +219,7 @@ async fn max_hold_counts_from_the_grant(store: Store) {
         locks.inspect("a").await.unwrap().len() == 2
     })
     .await;
-    // Long enough to look at the answer to its enqueue, which takes several steps on some stores.
+    // Long enough to read the answer to its enqueue, which takes several steps on some stores.
     let polled = tokio::time::timeout(Duration::from_millis(500), &mut starved.0).await;
     assert!(polled.is_err(), "two are in");
     give_back(holder).await;
@@ -233,7 +233,7 @@ async fn max_hold_counts_from_the_grant(store: Store) {
     })
     .await;
 
-    tokio::time::sleep(limit).await; // its time passes
+    tokio::time::sleep(limit).await; // waits until its limit is over
 
     let guard = match starved.poll() {
         Poll::Ready(outcome) => outcome.unwrap(),

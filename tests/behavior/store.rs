@@ -1,4 +1,4 @@
-//! What a fact gets: a store to itself, as far as it can tell.
+//! What a fact gets: a store that looks as if no other fact used it.
 
 use std::fmt::Debug;
 use std::future::Future;
@@ -22,7 +22,7 @@ use tokio::task::JoinHandle;
 use crate::counted::{Counted, Counts};
 use crate::traces;
 
-/// Which store a fact is about. The list is [`stores::ALL`].
+/// The store that a fact is about. The list is [`stores::ALL`].
 pub(crate) type Kind = &'static dyn stores::Store;
 
 /// A store in a namespace that no other fact uses.
@@ -34,31 +34,31 @@ pub(crate) struct Store {
     server: Arc<dyn Server>,
 }
 
-/// Long enough for a slow machine, short enough to notice a hang.
+/// A timeout that is long enough for a slow machine and short enough to notice a hang.
 pub(crate) const SOON: Duration = Duration::from_secs(10);
 
-/// For how long a busy machine may stop altogether without making a fact fail that is not about time.
+/// For how long a busy machine may stall without failing a fact that is not about time.
 pub(crate) const STALL: Duration = Duration::from_secs(30);
 
-/// The ttl of a [client](Store::client), which outlasts that. Its renewals are 20 s apart. It is as long as others wait in
-/// facts that bound the wait by [`soon`], or not at all.
+/// The ttl of a [client](Store::client): longer than [`STALL`], with renewals 20 s apart. Waiters use it as their wait
+/// in facts that bound the wait by [`soon`], or not at all.
 pub(crate) const LEASE: Duration = STALL.saturating_mul(2);
 
-/// Stores count milliseconds, and round as they like.
+/// Stores count in milliseconds, and may round up or down.
 pub(crate) const A_FEW_MILLIS: Duration = Duration::from_millis(20);
 
-/// What a bound allows beyond what it is for: this machine runs other tests too.
+/// What a bound allows on top, because this machine runs other tests too.
 pub(crate) const SLACK: Duration = Duration::from_millis(1500);
 
-/// No fact takes longer; one that does hangs.
+/// No fact takes longer than this. One that does hangs.
 const LONGEST_FACT: Duration = Duration::from_secs(120);
 
 type Running = Pin<Box<dyn Future<Output = ()>>>;
 
-/// The policies that facts hold under: the default, and one ticket per request.
+/// The policies that facts run under: the default, and one ticket per request.
 pub(crate) const DEFAULT: Fair = Fair::Local(Duration::from_millis(50));
 
-/// A fact for one store, run on a multi-threaded runtime of its own.
+/// A fact for one store. It runs on its own multi-threaded runtime.
 pub(crate) fn fact(
     kind: Kind,
     fair: Fair,
@@ -83,7 +83,8 @@ pub(crate) fn fact(
     })
 }
 
-/// What every store has to pass, also one outside this workspace, as far as this store is put through it.
+/// The facts that every store has to pass, also a store outside this workspace, as far as the suite uses them for this
+/// store.
 pub(crate) fn conformance(kind: Kind) -> Vec<Trial> {
     let capability = kind.capability();
     let mut facts = conformance::facts();
@@ -117,7 +118,8 @@ impl Subject for Served {
     }
 }
 
-/// A runtime whose end waits for none of its threads: one that hangs makes its fact fail, and not the run hang with it.
+/// A runtime that does not wait for its threads when it ends. A thread that hangs fails its fact, and the run does not
+/// hang.
 struct LeftAlone(Option<Runtime>);
 
 impl Drop for LeftAlone {
@@ -128,7 +130,7 @@ impl Drop for LeftAlone {
     }
 }
 
-/// The facts of a module, for one store, under one policy or (when none is given) under both.
+/// The facts of a module, for one store, under one policy, or under both when none is given.
 #[macro_export]
 macro_rules! store_facts {
     ($kind:expr; $($name:ident)*) => {{
@@ -137,7 +139,7 @@ macro_rules! store_facts {
         trials
     }};
     ($kind:expr, $fair:expr; $($name:ident)*) => {{
-        // That of a module below is the group's.
+        // A module below another one uses the group name of its parent.
         let group = module_path!().split("::").nth(1).unwrap();
         $crate::store_facts![$kind, $fair, group; $($name)*]
     }};
@@ -159,8 +161,8 @@ impl Store {
         }
     }
 
-    /// A client; another one each time. It has more time than the default: a machine that stalls is not a store that fails,
-    /// nor a holder that is gone.
+    /// A new client. It has more time than the default: a stalled machine must not look like a failing store or a lost
+    /// holder.
     pub(crate) fn client(&self) -> Locks {
         self.client_with(Locks::builder().op_timeout(STALL).ttl(LEASE))
     }
@@ -175,7 +177,7 @@ impl Store {
         self.server.backend()
     }
 
-    /// A client whose store counts what it is asked.
+    /// A client whose store counts the calls.
     pub(crate) fn counted(&self, fair: Fair) -> (Locks, Arc<Counts>) {
         let (counted, counts) = Counted::around(self.backend());
         let locks = Locks::builder()
@@ -206,14 +208,14 @@ impl Store {
         self.server.downcast()
     }
 
-    /// What is stored in the namespace and should not outlive its locks.
+    /// The keys in the namespace that should not outlive its locks.
     pub(crate) fn litter(&self) -> Vec<String> {
         self.server.litter(&self.namespace)
     }
 }
 
-/// Waits until nobody holds or waits for a name and nothing else is left: by the clean-up, far
-/// before any lease ends.
+/// Waits until a name has neither holders nor waiters and nothing else is left. Clean-up has to do this long before a
+/// lease ends.
 pub(crate) async fn assert_nothing_left(store: &Store, locks: &Locks, name: &str) {
     eventually("nothing is left", Duration::from_secs(3), async || {
         locks.inspect(name).await.unwrap().is_empty() && store.litter().is_empty()
@@ -236,8 +238,7 @@ pub(crate) fn shows_no_password(shown: &impl Debug) {
     );
 }
 
-/// Waits until so many, holders and waiters together, are at a name: tickets at the store, and who
-/// waits inside this client.
+/// Waits until a name has so many holders and waiters together: tickets at the store, and waiters inside this client.
 pub(crate) async fn tickets(locks: &Locks, name: &str, count: usize) {
     eventually("the line has formed", SOON, async || {
         let places = locks.inspect(name).await.unwrap();
@@ -247,7 +248,7 @@ pub(crate) async fn tickets(locks: &Locks, name: &str, count: usize) {
     .await;
 }
 
-/// What comes of this, which has to come [soon](SOON). The time in which the machine stands still does not count.
+/// The result of a future that has to end [soon](SOON). Time in which the machine stalls does not count.
 pub(crate) async fn soon<T>(coming: impl Future<Output = T>) -> T {
     let began = Instant::now();
     let came = coming.await;
@@ -256,12 +257,12 @@ pub(crate) async fn soon<T>(coming: impl Future<Output = T>) -> T {
     came
 }
 
-/// A task that asks.
+/// Spawns a task that acquires the lock.
 pub(crate) fn begin(lock: Lock) -> JoinHandle<Result<Guard, Error>> {
     tokio::spawn(async move { lock.acquire().await })
 }
 
-/// Releases and sees that it was held to the end.
+/// Releases the lock and checks that it was held to the end.
 pub(crate) async fn give_back(guard: Guard) {
     assert_eq!(guard.release().await.unwrap(), lockcore::Release::Released);
 }

@@ -1,5 +1,5 @@
-//! Stress: many tasks want the same locks in every mode and give up at random moments, and the resource itself watches them.
-//! One kind of giving up at a time is in `giving_up`, each verb of the store in `histories`.
+//! Stress: many tasks want the same locks in every mode and give up at random moments, and the resource itself checks
+//! them. Facts about one kind of giving up are in `giving_up`, facts about each verb of the store in `histories`.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -34,12 +34,12 @@ const CATALOG: &str = "catalog";
 const POOL: &str = "pool";
 const POOL_SIZE: u32 = 5;
 
-/// What the locks protect, and what came of wanting it.
+/// What the locks protect, and counts of the results.
 #[derive(Debug)]
 struct Resource {
     catalog: Witness,
     pool: Witness,
-    /// Written by those who have the catalog to themselves.
+    /// Written by holders of the exclusive lock of the catalog.
     fence: FencedResource,
     served: AtomicU64,
     gave_up: AtomicU64,
@@ -78,7 +78,7 @@ impl Resource {
         }
     }
 
-    /// Panics unless everybody kept to the rules, and there was something to keep to.
+    /// Panics if a holder broke the rules, or if there was nothing to check.
     fn judge(&self, what: &str, began: Instant) {
         let catalog = self.catalog.assert_no_overlap();
         let pool = self.pool.assert_no_overlap();
@@ -115,7 +115,8 @@ impl Mode {
     }
 }
 
-/// Wants something, in whatever way, and may be dropped at any of its polls. A caller that waits for ever gets it.
+/// Acquires a random lock in a random way. It may be dropped at any poll. A caller that waits without limit gets the
+/// lock.
 async fn visit(locks: &Locks, resource: &Resource, random: &mut fastrand::Rng, patience: Duration) {
     let mode = Mode::random(random);
     let wait = match random.u8(..4) {
@@ -155,7 +156,7 @@ async fn visit(locks: &Locks, resource: &Resource, random: &mut fastrand::Rng, p
     count.fetch_add(1, Ordering::Relaxed);
 }
 
-/// All clients at once, several tasks each.
+/// All clients at the same time, with several tasks each.
 fn crowd(clients: &[Locks; 3], resource: &Arc<Resource>, patience: Duration) -> JoinSet<()> {
     let mut tasks = JoinSet::new();
     for locks in clients {
@@ -192,12 +193,12 @@ async fn a_crowd_never_overlaps_and_leaves_nothing(store: Store) {
     resource.judge("a crowd", began);
 }
 
-/// Whatever fails, but the data of the store.
+/// Everything may fail except the data of the store.
 async fn a_crowd_at_a_store_that_fails_at_random_never_overlaps_and_leaves_nothing(_: Store) {
     let resource = Resource::new();
     let began = Instant::now();
     let kit = Kit::new();
-    // Time flies (see `Trouble`). No lease ends by itself: what nobody releases stays.
+    // The clock runs fast (see `Trouble`). No lease ends by itself, so a ticket that is not released stays.
     let client = || {
         let builder = Locks::builder()
             .ttl(Duration::from_secs(7200))
@@ -228,8 +229,8 @@ async fn a_crowd_at_a_store_that_fails_at_random_never_overlaps_and_leaves_nothi
     resource.judge("a crowd in trouble", began);
 }
 
-/// Processes that are cut off for longer than their leases, in the middle of everything. Each step of the work under a lock
-/// is a write with its token. On the one thread that turns the clock as well, none of these may be late.
+/// Processes are cut off for longer than their leases, in the middle of everything. Each step of the work under a lock
+/// is a write with its token, and none of these may be late. All run on the one thread that also moves the clock.
 async fn a_crowd_whose_leases_run_out_writes_nothing_late_and_leaves_nothing(store: Store) {
     let fair = store.fair;
     let crowd = move || {
@@ -250,7 +251,7 @@ async fn crowd_whose_leases_run_out(fair: Fair) {
     let began = Instant::now();
     let mut random = fastrand::Rng::new();
     let mut round = 0;
-    // Whom the trouble hits is chance.
+    // Trouble hits random clients.
     while round < rounds() || round < 100 && lost.get() < 5 {
         round += 1;
         let tasks = LocalSet::new();
@@ -290,7 +291,7 @@ async fn crowd_whose_leases_run_out(fair: Fair) {
                 cut_off.freeze();
                 for _ in 0..random.usize(20..60) {
                     kit.clock().advance(Duration::from_millis(500));
-                    tokio::time::sleep(Duration::from_millis(1)).await; // that long it lasts
+                    tokio::time::sleep(Duration::from_millis(1)).await; // the trouble lasts this long
                 }
                 cut_off.thaw();
             }
@@ -310,8 +311,8 @@ async fn crowd_whose_leases_run_out(fair: Fair) {
     );
     assert_eq!(log.refused, 0);
     assert!(lost.get() >= 5 && log.accepted > 100);
-    // A clean-up that was not answered is tried again after a pause, which is on this clock; it is turned by two
-    // seconds here at most, in which few leases end by themselves.
+    // A clean-up without an answer is tried again after a pause on this clock. The clock moves by two seconds here at
+    // most, in which few leases end by themselves.
     let looks = kit.client().unwrap();
     eventually("nothing is left", SOON, async || {
         kit.clock().advance(Duration::from_micros(500));
@@ -320,16 +321,16 @@ async fn crowd_whose_leases_run_out(fair: Fair) {
     .await;
 }
 
-/// Two milliseconds of it are a second on the store's clock.
+/// Makes trouble. Two milliseconds of real time are a second on the store's clock.
 struct Trouble<'a> {
     kit: &'a Kit,
     random: fastrand::Rng,
-    /// Requests that are under way, and for how long.
+    /// Requests that are held back, and for how long.
     held: VecDeque<(Hold, Duration)>,
 }
 
 const STEP: Duration = Duration::from_secs(1);
-/// Longer than two operation timeouts, after which a client releases what it has never heard of; and short enough to be
+/// Longer than two operation timeouts, after which a client releases a ticket without an answer. Short enough to stay
 /// within the minute for which the store remembers such a release.
 const LATE: Duration = Duration::from_secs(50);
 
@@ -360,7 +361,7 @@ impl<'a> Trouble<'a> {
 
     async fn goes_on(&mut self) {
         self.kit.clock().advance(STEP);
-        tokio::time::sleep(Duration::from_millis(2)).await; // that long it lasts; no event stands for it
+        tokio::time::sleep(Duration::from_millis(2)).await; // the trouble lasts this long
         self.kit.thaw();
         for (_, age) in &mut self.held {
             *age += STEP;

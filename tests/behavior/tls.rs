@@ -1,4 +1,4 @@
-//! TLS, for each store that has it: who is believed and who is not, and what the one who set it up is told.
+//! TLS, for each store that supports it: which certificates are accepted, and what the errors say.
 
 use std::fs;
 use std::path::Path;
@@ -42,7 +42,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
-/// For one operation that is refused.
+/// Enough time for one operation that is refused.
 const ONE_OPERATION: Duration = Duration::from_secs(3);
 
 const HERE: [&str; 2] = ["127.0.0.1", "localhost"];
@@ -55,7 +55,7 @@ fn schemes(store: &Store) -> Schemes {
     tls(store).schemes()
 }
 
-/// One that asks clients for a certificate of this authority, in these versions of TLS.
+/// A server that asks clients for a certificate of this authority, in these versions of TLS.
 fn asking(
     store: &Store,
     identity: &Identity,
@@ -78,11 +78,11 @@ fn port(server: &dyn Server) -> u16 {
 }
 
 fn client(url: &str) -> Builder {
-    // The server may be doing this for the first time, on a busy machine.
+    // The server may do this for the first time, on a busy machine.
     Locks::builder().url(url).op_timeout(2 * SOON)
 }
 
-/// With the password, which is the first thing that any client says.
+/// A URL with the password, which is the first thing that any client sends.
 fn url(store: &Store, server: &dyn Server) -> String {
     url_of(schemes(store).encrypted, port(server))
 }
@@ -91,7 +91,7 @@ fn url_of(scheme: &str, port: u16) -> String {
     format!("{scheme}://default:{SECRET}@127.0.0.1:{port}")
 }
 
-/// The same, through a proxy that looks for it.
+/// The same through a proxy that looks for the password.
 fn watched(store: &Store, server: &dyn Server) -> (Proxy, String) {
     let proxy = Proxy::to(port(server));
     proxy.lose_replies(SECRET.as_bytes(), 1);
@@ -99,7 +99,7 @@ fn watched(store: &Store, server: &dyn Server) -> (Proxy, String) {
     (proxy, url)
 }
 
-/// A request fails with this kind of error, in time, and the message has all of these parts.
+/// Checks that a request fails in time with this kind of error, and that the message has all these parts.
 async fn refused(builder: Builder, expected: ErrorKind, told: &[&str]) {
     let locks = builder.op_timeout(ONE_OPERATION).build().unwrap();
     for waits in [true, false] {
@@ -141,7 +141,7 @@ async fn locks_are_handed_over_and_nothing_goes_out_in_plain_text(store: Store) 
     give_back(guard).await;
     give_back(waiter.await.unwrap().unwrap()).await;
 
-    // By a wake-up: the waiter's next look would have been seconds later.
+    // It gets in by a wake-up: the waiter's next recheck would come seconds later.
     assert!(released.elapsed() < Duration::from_secs(1));
     assert!(proxy.traffic().bytes_up > 1_000);
     assert_eq!(proxy.traffic().recognised, 0, "the password in plain text");
@@ -213,7 +213,7 @@ async fn a_server_without_tls_is_refused_and_told_nothing(store: Store) {
     let (proxy, url) = watched(&store, &*server);
     let builder = client(&url).ca_file(ca.file());
 
-    // A server in trouble does the same: it is not taken for a mistake.
+    // A server in trouble behaves the same way, so this is not taken for a mistake.
     let told = [schemes(&store).not_encrypted];
     refused(builder, ErrorKind::Unavailable, &told).await;
 
@@ -224,7 +224,7 @@ async fn a_server_without_tls_is_refused_and_told_nothing(store: Store) {
     }
 }
 
-/// Whoever connects is told this, whatever he says.
+/// A server that sends this answer to each client, whatever the client sends.
 fn says_only(answer: &'static [u8]) -> u16 {
     let listener = tests::ports::listen();
     listener.set_nonblocking(true).unwrap();
@@ -235,7 +235,7 @@ fn says_only(answer: &'static [u8]) -> u16 {
             let (mut client, _) = listener.accept().await.unwrap();
             client.read_u8().await.unwrap();
             client.write_all(answer).await.unwrap();
-            // Until it goes: a close now would be a reset, which may overtake the answer.
+            // Reads until the client closes: closing now would be a reset, which may overtake the answer.
             while client.read_u8().await.is_ok() {}
         }
     });
@@ -260,7 +260,7 @@ async fn a_server_of_another_protocol_is_a_mistake(store: Store) {
     }
 }
 
-/// The server resets the connection; a server in trouble does that as well, so it is not taken for a mistake.
+/// The server resets the connection. A server in trouble does that too, so this is not taken for a mistake.
 async fn a_server_that_wants_tls_is_recognised_without(store: Store) {
     let ca = Authority::new();
     let server = server(&store, &ca);
@@ -322,7 +322,7 @@ async fn a_mistake_is_not_tried_again_unasked(store: Store) {
         assert_eq!(proxy.traffic().connections, asked);
     }
 
-    // Far longer than the longest pause between two tries.
+    // Much longer than the longest pause between two tries.
     let sound = client(&url(&store, &*server))
         .ca_file(ca.file())
         .build()
@@ -332,7 +332,7 @@ async fn a_mistake_is_not_tried_again_unasked(store: Store) {
     assert_eq!(proxy.traffic().connections, 3);
 }
 
-/// A process whose system trusts this authority.
+/// A helper process whose system trusts this authority.
 fn process(url: &str, system: &Authority, own: Option<&Authority>) -> Holder {
     let mut options = HolderOptions::mutex(url, "a");
     let path = |file: &Path| file.to_str().unwrap().to_owned();
@@ -472,7 +472,7 @@ async fn unusable_files_are_named_when_the_client_is_built(store: Store) {
     with(base().ca_file(ca.file()), &identity).build().unwrap();
 }
 
-/// The application installs one, or none; a second would be refused to it.
+/// The application installs a provider, or none. If the library had installed one, the application's would be refused.
 async fn the_process_is_left_without_a_cryptography_provider(store: Store) {
     let ca = Authority::new();
     let server = server(&store, &ca);

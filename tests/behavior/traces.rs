@@ -1,5 +1,5 @@
-//! What the library and its driver trace while the suite runs, searched for what must not be in it. And what the
-//! library tells operators, for the facts about that.
+//! Searches everything that the library and its driver trace during the suite for secrets. Also collects what the
+//! library logs for operators, for the facts about logs.
 
 use std::fmt::{Debug, Write};
 use std::sync::Mutex;
@@ -11,20 +11,20 @@ use tracing::{Event, Level, Metadata, Subscriber};
 
 use tests::watch::SECRET;
 
-/// What no trace may contain, and no output.
+/// The secrets that no trace and no output may contain.
 pub(crate) const SECRETS: [&str; 2] = [SECRET, WRONG];
 
-/// The wrong password of the facts that offer one.
+/// The wrong password that some facts use.
 pub(crate) const WRONG: &str = "hunter2";
 
-/// In names and owners of facts about lines below `INFO`: all of them would be too many to keep.
+/// Part of the names and owners in facts about lines below `INFO`. Keeping all such lines would take too much memory.
 pub(crate) const LOGGED: &str = "logged:";
 
 static FOUND: Mutex<Vec<String>> = Mutex::new(Vec::new());
 static LINES: Mutex<Vec<Line>> = Mutex::new(Vec::new());
 static SEEN: AtomicUsize = AtomicUsize::new(0);
 
-/// Searches the traces of all levels, of the whole process and from now on.
+/// Starts to search the traces of all levels, of the whole process.
 pub(crate) fn search() {
     tracing::subscriber::set_global_default(Search).unwrap();
 }
@@ -39,23 +39,23 @@ pub(crate) fn seen() -> usize {
     SEEN.load(Ordering::Relaxed)
 }
 
-/// A line of a log.
+/// A log line.
 #[derive(Clone, Debug)]
 pub(crate) struct Line {
     pub(crate) level: Level,
     target: &'static str,
-    /// `field=value` for each, the message among them.
+    /// `field=value` for each field, the message included.
     pub(crate) text: String,
 }
 
-/// What the library has told in whose text `part` is; below `INFO` only with [`LOGGED`] in it.
+/// The log lines that contain `part`. Lines below `INFO` are kept only if they contain [`LOGGED`].
 pub(crate) fn lines(part: &str) -> Vec<Line> {
     let lines = LINES.lock().unwrap();
     let lines = lines.iter().filter(|line| line.text.contains(part));
     lines.cloned().collect()
 }
 
-/// The warnings of order inversions in whose text `part` is.
+/// The warnings about lock orders that contain `part`.
 pub(crate) fn inversions(part: &str) -> Vec<String> {
     let mut all = lines(part);
     all.retain(|line| line.target == "lockcore::inversions");
@@ -83,7 +83,7 @@ impl Visit for Text {
 
 impl Subscriber for Search {
     fn enabled(&self, _: &Metadata<'_>) -> bool {
-        true // also what the driver traces on our behalf
+        true // also the driver's traces
     }
 
     fn new_span(&self, span: &Attributes<'_>) -> Id {

@@ -1,5 +1,5 @@
-//! ZooKeeper servers that are down, restarted, cut off or deposed, and sessions that end. Each fact has servers to
-//! itself. Here is what the groups of facts share, which are the files of this folder.
+//! ZooKeeper servers that are down, restarted, cut off or deposed, and sessions that end. Each fact has its own
+//! servers. This file has what the groups of facts share. The groups are the files of this folder.
 
 mod crowds;
 mod cuts;
@@ -34,7 +34,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     groups.into_iter().flat_map(|facts| facts(store)).collect()
 }
 
-/// What is looked at here is what goes over the wire, so every request has a ticket of its own.
+/// These facts look at requests to the server, so every acquisition gets its own ticket.
 fn builder(url: String) -> Builder {
     faults::patient(url).fair(Fair::Strict)
 }
@@ -58,14 +58,14 @@ async fn nothing_left(server: &ZooKeeperServer) {
     .await;
 }
 
-/// Somebody who looks at nodes as they are.
+/// A plain ZooKeeper client that reads nodes directly.
 async fn operator(server: &ZooKeeperServer) -> Client {
     Client::connect(&format!("127.0.0.1:{}", server.port()))
         .await
         .unwrap()
 }
 
-/// A client whose probes do not fall into a count.
+/// A client whose probes are not counted.
 fn counted(server: &ZooKeeperServer) -> Locks {
     builder(server.url() + "?session_timeout=280s")
         .ttl(Duration::from_secs(120))

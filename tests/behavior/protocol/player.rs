@@ -1,4 +1,4 @@
-//! A store that the test plays: it hears each request and says each answer.
+//! A store that the test plays: the test receives each request and sends each answer.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -13,21 +13,22 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::store::SOON;
 
-/// A store without memory or mind. As on a network, what was sent stays sent when its future is dropped.
+/// A store without any state. As on a network, a sent request stays sent when its future is dropped.
 #[derive(Clone, Debug)]
 pub(super) struct Wire {
     asked: mpsc::UnboundedSender<Asked>,
     events: Arc<Mutex<Vec<Arc<EventSink>>>>,
-    /// Those of the runtime that connected first, by their receivers. The keeper's are not counted.
+    /// The connections of the runtime that connected first, each as its receiver. The keeper's connections are not
+    /// counted.
     connections: Arc<Mutex<Vec<u64>>>,
-    /// Of these, so many have broken.
+    /// How many of these have broken.
     broken: Arc<AtomicUsize>,
-    /// Which of these this one is, from 1.
+    /// The number of this connection, from 1.
     number: usize,
     capability: Capability,
 }
 
-/// The player's side. An answer that is dropped is a connection that broke before the reply.
+/// The test's side. Dropping an answer is like a connection that breaks before the reply.
 pub(super) struct Player {
     pub(super) asked: mpsc::UnboundedReceiver<Asked>,
     pub(super) events: Arc<Mutex<Vec<Arc<EventSink>>>>,
@@ -172,7 +173,7 @@ impl Player {
         }
     }
 
-    /// A release of one ticket, acknowledged.
+    /// Receives the release of one ticket and acknowledges it.
     pub(super) async fn release(&mut self) -> Departure {
         match self.next().await {
             Asked::Release(mut tickets, reply) => {
@@ -186,7 +187,7 @@ impl Player {
         }
     }
 
-    /// Takes a lock while the player grants it.
+    /// Acquires a lock, which this store grants.
     pub(super) async fn grant(&mut self, lock: &lockcore::Lock) -> Guard {
         let (guard, ()) = tokio::join!(lock.acquire(), async {
             let (request, reply) = self.enqueue().await;

@@ -1,4 +1,4 @@
-//! A network that is cut, and wake-ups that do not arrive, or should not be believed.
+//! A network that is cut, and wake-ups that are lost or forged.
 
 use std::time::{Duration, Instant};
 
@@ -18,13 +18,13 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
-/// A ticket says where its wake-up goes, and that outlives the connection.
+/// A ticket names the channel of its wake-up, which outlives the connection.
 async fn a_waiter_from_before_a_reconnect_is_woken_after_it(_: Store) {
     let server = RedisServer::start();
     let proxy = Proxy::to(server.port());
     let locks = through(&proxy);
     let guard = client(&server).mutex("a").acquire().await.unwrap();
-    // No renewal but those of the reconnect comes into it: the ordinary ones are 40 s apart.
+    // Only the renewals after the reconnect play a part: the ordinary ones are 40 s apart.
     let waiter = begin(locks.mutex("a").ttl(Duration::from_secs(120)).wait(LEASE));
     tickets(&client(&server), "a", 2).await;
     let before = server.command_stats();
@@ -32,7 +32,7 @@ async fn a_waiter_from_before_a_reconnect_is_woken_after_it(_: Store) {
     proxy.restore();
     give_back(locks.mutex("b").acquire().await.unwrap()).await;
     eventually("it has asked after its place", SOON, async || {
-        // Two for the lock that shows that it works again, the third is the renewal.
+        // Two scripts are for the lock that shows that the client works again. The third is the renewal.
         server
             .command_stats_since(&before)
             .get("evalsha")
@@ -58,8 +58,8 @@ async fn a_forged_wake_up_grants_nothing(_: Store) {
     tickets(&locks, "a", 2).await;
     let channels: Vec<String> = server.command(&["PUBSUB", "CHANNELS", "test:1:wake:*"]);
     assert!(channels.len() >= 2);
-    // What somebody can forge who may publish but not read: any id, any number, any garbage; and with
-    // a stolen id, any number but the right one.
+    // What a forger can send that may publish but not read: any id, any number, any garbage. With a stolen id it can
+    // send any number except the right one.
     let mut ids: Vec<String> = server.command(&["HKEYS", "test:1:{a}:line"]);
     ids.retain(|field| field.len() == 32);
     let [id] = &ids[..] else { panic!("{ids:?}") };
@@ -76,7 +76,7 @@ async fn a_forged_wake_up_grants_nothing(_: Store) {
             server.command::<i64>(&["PUBLISH", channel, &message]);
         }
     }
-    // All of it has arrived when a round trip on the waiter's connection has come back, to which it was sent.
+    // Everything was sent to the waiter's connection. When a round trip on it is complete, all of it has arrived.
     tickets(&waiting, "a", 2).await;
 
     assert!(!waiter.is_finished(), "a forged wake-up granted the lock");

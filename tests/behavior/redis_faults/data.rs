@@ -1,4 +1,4 @@
-//! What lies at the server: lost, evicted, somebody else's, left behind; and the clock that it is judged by.
+//! The data at the server: lost, evicted, replaced by a stranger's, or left behind. And the server's clock.
 
 use std::time::Duration;
 
@@ -34,7 +34,7 @@ async fn one_bad_name_does_not_cost_the_other_leases(_: Store) {
     let ttl = Duration::from_secs(1);
     let good = locks.mutex("good").ttl(ttl).acquire().await.unwrap();
     let bad = locks.mutex("bad").ttl(ttl).acquire().await.unwrap();
-    // Somebody else's key in the place of ours.
+    // A stranger's key with the name of ours.
     server.command::<()>(&["SET", "test:1:{bad}", "foreign"]);
 
     bad.lost().await;
@@ -55,7 +55,7 @@ async fn a_line_of_thousands_that_died_at_once_is_cleared(_: Store) {
         redis.call('SET', KEYS[1], string.format('%016dL%013d%013d%013d%010d%010d', 20000, 0, 1, 20001, 0, 0))";
     server.command::<()>(&["EVAL", dead, "1", "test:1:{a}"]);
 
-    // Within one operation.
+    // The lock is granted within one operation.
     let guard = hasty(&server).mutex("a").acquire().await.unwrap();
 
     assert_eq!(server.keys("*"), ["test:1:{a}"]);
@@ -90,7 +90,7 @@ async fn ready_reports_a_server_that_evicts(_: Store) {
 
         let told = connection.check().await.unwrap().join(" ");
 
-        // Every key of ours has an end, so that all but one of them take ours too.
+        // All our keys have an expiry time, so every policy except one evicts them too.
         let evicts = policy != "noeviction";
         assert_eq!(told.contains(policy), evicts, "{policy}: {told}");
         assert_eq!(
@@ -98,7 +98,7 @@ async fn ready_reports_a_server_that_evicts(_: Store) {
             evicts,
             "{policy}: {told}"
         );
-        client(&server).ready(SOON).await.unwrap(); // it is said, and passed over
+        client(&server).ready(SOON).await.unwrap(); // it is only a warning
     }
 }
 
@@ -118,7 +118,7 @@ async fn an_evicted_ticket_costs_the_lock_and_the_holder_learns_it(_: Store) {
     nothing_left(&server).await;
 }
 
-/// What says when several holders end can be found out from their tickets.
+/// The key with the ends of several holders can be built again from their tickets.
 async fn evicted_ends_cost_nobody_the_lock_or_the_place(_: Store) {
     let server = RedisServer::start();
     let locks = client(&server);
@@ -145,7 +145,7 @@ async fn evicted_ends_cost_nobody_the_lock_or_the_place(_: Store) {
     nothing_left(&server).await;
 }
 
-/// They learn it at their next renewal and line up again.
+/// The waiters learn it at their next renewal and line up again.
 async fn an_evicted_line_costs_waiters_their_place_and_nobody_the_lock(_: Store) {
     let server = RedisServer::start();
     let lock = |locks: &Locks| locks.mutex("a").ttl(Duration::from_millis(900)).wait(LEASE);
@@ -177,7 +177,7 @@ async fn a_clock_that_jumps_forward_is_noticed_and_tokens_rise(_: Store) {
         .unwrap();
     server.set_clock(Clock::Ahead(Duration::from_secs(300)));
 
-    // To the server the lease is long over: another gets in, with a greater token …
+    // For the server the lease is long over: another client gets in, with a greater token …
     let next = client(&server).mutex("a").acquire().await.unwrap();
     assert!(next.fencing_token().unwrap() > guard.fencing_token().unwrap());
     // … and the old holder learns it at its next renewal.
@@ -202,12 +202,12 @@ async fn a_clock_that_jumps_back_lets_no_second_holder_in(_: Store) {
     );
     let token = guard.fencing_token().unwrap();
     give_back(guard).await;
-    // The clock is behind the last token; the next is greater all the same, also for a new client …
+    // The clock is behind the last token. The next token is still greater, also for a new client …
     let next = client(&server).mutex("a").acquire().await.unwrap();
     assert!(next.fencing_token().unwrap() > token);
     let token = next.fencing_token().unwrap();
     give_back(next).await;
-    // … and even without data, for a client that has seen it.
+    // … and for a client that has seen the last token even after a loss of data.
     server.flush();
     let next = locks.mutex("a").acquire().await.unwrap();
     assert!(
@@ -218,7 +218,7 @@ async fn a_clock_that_jumps_back_lets_no_second_holder_in(_: Store) {
     give_back(next).await;
 }
 
-/// What a client has seen counts up to a day beyond the store's clock.
+/// A token that a client has seen counts only up to a day ahead of the store's clock.
 async fn one_clock_that_was_far_ahead_does_not_drive_every_token_ahead(_: Store) {
     let server = RedisServer::with_clock(&[]);
     let locks = client(&server);
@@ -261,14 +261,14 @@ async fn the_remains_of_a_name_are_gone_a_day_later(_: Store) {
     for key in keys {
         let left: i64 = server.command(&["PTTL", &key]);
         assert!(
-            // And no earlier, whatever the ttl was.
+            // And not earlier, whatever the ttl was.
             left > 86_400_000 - 60_000 && left <= 86_400_000 + 1000,
             "{key} lives for {left} ms"
         );
     }
 }
 
-/// With whatever ttl holders and waiters come and go, keys live on for a day.
+/// Whatever the ttl of holders and waiters, keys live on for a day.
 async fn no_request_shortens_the_life_of_a_key(_: Store) {
     let server = RedisServer::start();
     let locks = client(&server);
@@ -285,7 +285,7 @@ async fn no_request_shortens_the_life_of_a_key(_: Store) {
         .await
         .unwrap();
     lives();
-    // Its first renewal, which would raise it again, is 3 s away.
+    // Its first renewal, which would raise the expiry again, is 3 s away.
     let waiter = begin(
         client(&server)
             .mutex("a")
@@ -294,7 +294,7 @@ async fn no_request_shortens_the_life_of_a_key(_: Store) {
     );
     tickets(&locks, "a", 2).await;
     lives();
-    guard.ensure(Duration::from_secs(30)).await.unwrap_err(); // renews, and says that it is not enough
+    guard.ensure(Duration::from_secs(30)).await.unwrap_err(); // sends a renewal, and fails because that is not enough
     lives();
     assert_eq!(kind(locks.mutex("a").try_acquire().await), ErrorKind::Busy);
     lives();

@@ -25,7 +25,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
-/// Takes the lock, tells that it has come in, and stays in the resource until it is told to leave, or loses the lock.
+/// Takes the lock, reports that it is in, and stays in the resource until it is told to leave or loses the lock.
 struct Visit {
     came_in: oneshot::Receiver<()>,
     leave: oneshot::Sender<()>,
@@ -66,8 +66,8 @@ impl Visit {
     }
 }
 
-/// The release on the new master finds that nobody hears the waiter's message there, and cuts its turn short. The
-/// waiter must not hear of its turn in another way.
+/// The release on the new master finds that nobody receives the waiter's message there, and cuts the waiter's turn
+/// short. The waiter must not learn of its turn in another way.
 async fn a_waiter_at_the_old_master_does_not_hold_beside_another(_: Store) {
     let old = RedisServer::start();
     let new = RedisServer::replica_of(&old);
@@ -96,11 +96,11 @@ async fn a_waiter_at_the_old_master_does_not_hold_beside_another(_: Store) {
     .await;
     give_back(guard).await;
 
-    // The turn of the first in line is over after two seconds.
+    // The turn of the first in line ends after two seconds.
     waits_here.comes_in().await;
     assert_eq!(resource.assert_no_overlap().visits, 1);
 
-    // The waiter that stayed comes in when it has moved too, and not before.
+    // The waiter that stayed gets in only after it has moved too.
     stays.lead_to(new.port());
     stays.cut();
     stays.restore();
@@ -111,7 +111,7 @@ async fn a_waiter_at_the_old_master_does_not_hold_beside_another(_: Store) {
     nothing_left(&new).await;
 }
 
-/// Its connections lead to a sound server, which refuses whatever is asked.
+/// Its connections lead to a healthy server, which refuses every write.
 async fn a_client_whose_address_leads_to_the_new_master_is_there_in_a_moment(_: Store) {
     let mut old = RedisServer::start();
     let proxy = Proxy::to(old.port());
@@ -125,12 +125,12 @@ async fn a_client_whose_address_leads_to_the_new_master_is_there_in_a_moment(_: 
         proxy.lead_to(new.port());
         let failed_over = Instant::now();
 
-        // In the first operation that it is asked for.
+        // In the first operation that is requested.
         let name = format!("n{round}");
         give_back(locks.mutex(name).acquire().await.unwrap()).await;
 
         println!("recovered in {:?}", failed_over.elapsed());
-        // The keeper's connection is another.
+        // The keeper has another connection.
         eventually("it is renewed there", SOON, async || {
             guard.remaining() > before.max(Duration::from_millis(2500))
         })
@@ -141,7 +141,7 @@ async fn a_client_whose_address_leads_to_the_new_master_is_there_in_a_moment(_: 
     nothing_left(&old).await;
 }
 
-/// Not even from its own data: it may be behind its master, and the client would stay there.
+/// Not even from its own data: it may be behind its master, and then the client would stay there.
 async fn a_replica_answers_nothing_before_it_is_the_master(_: Store) {
     let old = RedisServer::start();
     let new = RedisServer::replica_of(&old);

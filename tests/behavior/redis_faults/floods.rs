@@ -1,4 +1,4 @@
-//! Very many leases in one process: of as many names, whose connections are killed, and of one.
+//! Very many leases in one process: leases of as many names, whose connections are killed, and leases of one name.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,12 +19,12 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
-/// As by default. Whether leases are renewed in time is what is asked here, so a machine that stands still for longer than
-/// a lease does cost some.
+/// The default. The facts check that leases are renewed in time, so a machine that stalls for longer than a lease does
+/// lose some.
 const TTL: Duration = Duration::from_secs(10);
 
-/// Each kill has everything asked after. All of it at once would be answered too late, and have the connections replaced
-/// on which it is being answered.
+/// After each kill, all tickets are rechecked. If all were rechecked at once, the answers would come too late, and the
+/// client would replace the connections that carry them.
 async fn a_crowd_of_leases_survives_the_kills_of_its_connections(_: Store) {
     let (leases, kills) = if tests::fact::long() {
         (100_000, 10)
@@ -44,20 +44,20 @@ async fn a_crowd_of_leases_survives_the_kills_of_its_connections(_: Store) {
     for kill in 1..=kills {
         let _: i64 = server.command(&["CLIENT", "KILL", "TYPE", "normal"]);
         let next = kill * Duration::from_secs(1);
-        tokio::time::sleep(next.saturating_sub(began.elapsed())).await; // a second for it to recover
+        tokio::time::sleep(next.saturating_sub(began.elapsed())).await; // the client has a second to recover
     }
-    // Those that were not renewed since would be over.
+    // A lease that was not renewed since then would be over.
     tokio::time::sleep(TTL.saturating_sub(began.elapsed())).await;
 
     let lost = || held.iter().flatten().filter(|guard| !guard.is_valid());
     assert_eq!(lost().count(), 0, "by the kills");
     if tests::fact::long() {
         let busy = Busy::on_every_core();
-        tokio::time::sleep(3 * TTL).await; // without a renewal in time, each would be over
+        tokio::time::sleep(3 * TTL).await; // without a renewal in time, each lease would be over
         drop(busy);
         assert_eq!(lost().count(), 0, "on a busy machine");
     }
-    // All at once would wait for each other for longer than an operation may.
+    // If all were released at once, they would wait for each other for longer than an operation may take.
     let releasing = held.into_iter().map(|guards| tokio::spawn(release(guards)));
     for released in releasing.collect::<Vec<_>>() {
         released.await.unwrap();
@@ -70,7 +70,7 @@ async fn release(guards: Vec<Guard>) {
     }
 }
 
-/// A thread for each core that does nothing else than to keep it busy, until this is dropped.
+/// Keeps each core busy with one thread, until this is dropped.
 struct Busy(Arc<AtomicBool>);
 
 impl Busy {
@@ -108,7 +108,7 @@ async fn hold(locks: Locks, task: usize, count: usize) -> Vec<Guard> {
     held
 }
 
-/// Each permit has a ticket of its own, and none costs more because of the others.
+/// Each permit has its own ticket, and the number of tickets does not raise the cost of one.
 async fn permits_of_one_semaphore_are_renewed_in_time_however_many(_: Store) {
     const PERMITS: u32 = 1_000;
     let server = RedisServer::start();

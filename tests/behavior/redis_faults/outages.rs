@@ -59,7 +59,7 @@ async fn a_client_that_was_idle_through_an_outage_works_again(_: Store) {
     let locks = hasty(&server);
     give_back(locks.mutex("a").acquire().await.unwrap()).await;
     server.kill();
-    // A request into a connection whose end has not been noticed yet has an unknown outcome, rightly.
+    // A request on a connection whose end has not been noticed yet has an unknown outcome, and that is right.
     eventually("the client has noticed", SOON, async || {
         let error = locks.mutex("a").try_acquire().await.unwrap_err();
         error.kind() == ErrorKind::Unavailable
@@ -82,9 +82,9 @@ async fn shutdown_gives_up_waiters_while_the_server_is_down(_: Store) {
     );
     tickets(&client(&server), "a", 2).await;
     server.kill();
-    // Its ticket runs out, and it asks a server that is not there, for ever.
+    // Its ticket expires, and it keeps asking a server that is not there.
     drop(guard);
-    tokio::time::sleep(Duration::from_millis(600)).await; // past its ttl; no event stands for that
+    tokio::time::sleep(Duration::from_millis(600)).await; // past its ttl, which no event reports
 
     locks.shutdown(Duration::from_secs(2)).await.unwrap();
 
@@ -97,7 +97,7 @@ async fn shutdown_gives_up_waiters_while_the_server_is_down(_: Store) {
     );
 }
 
-/// One of them asks; the others must not find out one after the other.
+/// Only one of them asks the store. The others must not find out one after another.
 async fn tasks_in_line_behind_one_another_learn_together_that_the_store_is_down(_: Store) {
     let server = RedisServer::start();
     let locks = builder(server.url())
@@ -114,11 +114,12 @@ async fn tasks_in_line_behind_one_another_learn_together_that_the_store_is_down(
     for error in tasks.join_all().await {
         assert_eq!(error, ErrorKind::Unavailable);
     }
-    // One after the other would be 15 s.
+    // One after another would take 15 s.
     assert!(awake_since(started) < Duration::from_secs(5));
 }
 
-/// A hundred, of ten clients, each with a place at the store. Each enters the resource and tells its number and token.
+/// A hundred waiters of ten clients, each with a place at the store. Each enters the resource and reports its number
+/// and its token.
 async fn hundred_waiters(
     server: &RedisServer,
     ttl: Duration,
@@ -138,7 +139,7 @@ async fn hundred_waiters(
                 .unwrap();
             tokio::task::yield_now().await;
             drop(visit);
-            drop(guard); // whether the server is there or not
+            drop(guard); // whether the server is up or down
         });
         tickets(&clients[0], "a", number + 2).await;
     }
@@ -155,7 +156,7 @@ async fn waiters_survive_a_server_that_restarts_empty(_: Store) {
     server.kill();
     server.restart();
 
-    // They ask anew, in whatever order, without waiting for the one who has not heard of it yet.
+    // They ask again, in any order, without waiting for the holder, which has not noticed yet.
     guard.lost().await;
     let mut last = guard.fencing_token().unwrap();
     for _ in 0..100 {
@@ -164,14 +165,14 @@ async fn waiters_survive_a_server_that_restarts_empty(_: Store) {
         last = token;
     }
     assert_eq!(resource.assert_no_overlap().visits, 100);
-    // A request that the restart cut off may have been asked again, and then its release leaves a mark.
+    // A request that the restart cut off may have been repeated, and then its release leaves a mark.
     eventually("nothing else is left", Duration::from_secs(3), async || {
         server.litter_but_marks("test").is_empty()
     })
     .await;
 }
 
-/// And come to their turns in the old order.
+/// And they get their turns in the old order.
 async fn waiters_keep_their_places_over_restarts_of_a_server_with_its_data(_: Store) {
     let server = RedisServer::with(&["--appendonly", "yes", "--appendfsync", "always"]);
     let resource = Arc::new(Witness::exclusive());
@@ -188,7 +189,7 @@ async fn waiters_keep_their_places_over_restarts_of_a_server_with_its_data(_: St
 
     for expected in 0..100 {
         if expected % 30 == 29 {
-            server.kill(); // in the middle of a hand-over, as like as not
+            server.kill(); // probably in the middle of a hand-over
             server.restart();
         }
         let (number, token) = served.recv().await.unwrap();
@@ -200,7 +201,7 @@ async fn waiters_keep_their_places_over_restarts_of_a_server_with_its_data(_: St
     nothing_left(&server).await;
 }
 
-/// LOADING. A server that takes six seconds to read its data, several operation timeouts.
+/// LOADING. The server needs six seconds to read its data, several operation timeouts.
 async fn a_server_that_reads_its_data_is_unavailable_and_comes_back(_: Store) {
     let slowly = [
         "--key-load-delay",
@@ -219,7 +220,7 @@ async fn a_server_that_reads_its_data_is_unavailable_and_comes_back(_: Store) {
     let starting = Arc::clone(&server);
     let restart = tokio::task::spawn_blocking(move || starting.restart());
 
-    // As above, one may be without an answer.
+    // As above, one request may stay without an answer.
     eventually("told of it", SOON, async || {
         let error = locks.mutex("b").try_acquire().await.unwrap_err();
         assert!(
@@ -229,7 +230,7 @@ async fn a_server_that_reads_its_data_is_unavailable_and_comes_back(_: Store) {
         error.kind() == ErrorKind::Unavailable && error.to_string().contains("loading the dataset")
     })
     .await;
-    // A caller that has the time waits.
+    // A caller with enough time waits.
     let next = locks.mutex("b").wait(2 * SOON);
     eventually("it is there", 2 * SOON, async || {
         next.acquire().await.is_ok()

@@ -1,4 +1,4 @@
-//! A server that answers and will not, or not where it is asked to: full, read-only, busy, without its scripts.
+//! A server that answers and refuses: it is full, read-only, busy, without its scripts, or not the right one.
 
 use std::time::{Duration, Instant};
 
@@ -29,7 +29,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
-/// OOM.
+/// The server answers OOM.
 async fn a_full_server_refuses_locks_but_renews_and_releases(_: Store) {
     let server = RedisServer::start();
     let locks = hasty(&server);
@@ -43,13 +43,13 @@ async fn a_full_server_refuses_locks_but_renews_and_releases(_: Store) {
     let full = Instant::now();
     while full.elapsed() < 2 * ttl {
         assert!(guard.is_valid(), "the renewal was refused");
-        tokio::time::sleep(Duration::from_millis(1)).await; // a look, until more than the lease has passed
+        tokio::time::sleep(Duration::from_millis(1)).await; // waits until more than the lease has passed
     }
     give_back(guard).await;
     nothing_left(&server).await;
 }
 
-/// The release of a lock that was asked for twice leaves a mark, which is one more key.
+/// The release of a lock that was requested twice leaves a mark, which is one more key.
 async fn a_full_server_takes_back_a_lock_and_keeps_its_mark(_: Store) {
     let server = RedisServer::start();
     let proxy = Proxy::to(server.port());
@@ -79,7 +79,7 @@ async fn a_full_server_lets_readers_in(_: Store) {
     nothing_left(&server).await;
 }
 
-/// READONLY: a connection to a server that became a replica is replaced.
+/// The server answers READONLY: a connection to a server that became a replica is replaced.
 async fn a_read_only_server_is_unavailable(_: Store) {
     let server = RedisServer::start();
     let locks = hasty(&server);
@@ -93,7 +93,7 @@ async fn a_read_only_server_is_unavailable(_: Store) {
     give_back(locks.mutex("a").acquire().await.unwrap()).await;
 }
 
-/// Some commands of the script have been carried out by then.
+/// The script has carried out some of its commands by then.
 async fn a_full_server_refuses_a_further_reader(_: Store) {
     let server = RedisServer::start();
     let (locks, other) = (hasty(&server), hasty(&server));
@@ -123,14 +123,14 @@ async fn a_read_only_server_is_unavailable_to_a_further_reader(_: Store) {
     drop(reader);
 }
 
-/// MISCONF. A background save that cannot write its file.
+/// The server answers MISCONF: a background save cannot write its file.
 async fn a_server_that_cannot_save_is_unavailable(_: Store) {
     let server = RedisServer::with(&["--dbfilename", "taken.rdb"]);
     let locks = hasty(&server);
     give_back(locks.mutex("a").acquire().await.unwrap()).await;
     server.command::<()>(&["CONFIG", "SET", "save", "3600 1"]);
     let folder: Vec<String> = server.command(&["CONFIG", "GET", "dir"]);
-    // The file's name is taken by a folder that is not empty, so that renaming onto it fails, for root too.
+    // A folder that is not empty has the file's name, so that renaming onto it fails, even for root.
     let taken = std::path::Path::new(&folder[1]).join("taken.rdb");
     std::fs::create_dir_all(taken.join("x")).unwrap();
     let _: Result<String, _> = server.try_command(&["BGSAVE"]);
@@ -145,7 +145,7 @@ async fn a_server_that_cannot_save_is_unavailable(_: Store) {
     assert!(error.to_string().contains("MISCONF"), "{error}");
 }
 
-/// BUSY.
+/// The server answers BUSY.
 async fn a_server_busy_with_a_script_is_unavailable_and_comes_back(_: Store) {
     let server = RedisServer::with(&["--busy-reply-threshold", "50"]);
     let locks = hasty(&server);
@@ -165,8 +165,8 @@ async fn a_server_busy_with_a_script_is_unavailable_and_comes_back(_: Store) {
     })
     .await;
 
-    // A busy server takes a moment to refuse. The last refusal may come too late for this operation, and then its
-    // outcome is unknown, rightly.
+    // A busy server needs a moment to refuse. The last refusal may come too late for its operation, and then the
+    // outcome is unknown, and that is right.
     eventually("refused in time", SOON, async || {
         let error = locks.mutex("a").try_acquire().await.unwrap_err();
         assert_eq!(
@@ -182,7 +182,7 @@ async fn a_server_busy_with_a_script_is_unavailable_and_comes_back(_: Store) {
     give_back(locks.mutex("a").acquire().await.unwrap()).await;
 }
 
-/// NOSCRIPT.
+/// The server answers NOSCRIPT.
 async fn forgotten_scripts_are_loaded_again(_: Store) {
     let server = RedisServer::start();
     let locks = hasty(&server);
@@ -214,7 +214,7 @@ async fn the_database_of_the_url_is_used(_: Store) {
     assert!(error.to_string().contains("out of range"), "{error}");
 }
 
-/// Also if it was none when the client connected. It may be a master again.
+/// Also if the server became a replica after the client connected: it may become a master again.
 async fn ready_reports_a_replica(_: Store) {
     let server = RedisServer::start();
     let locks = hasty(&server);
@@ -234,7 +234,7 @@ async fn ready_reports_a_replica(_: Store) {
     locks.ready(SOON).await.unwrap();
 }
 
-/// Of one that has all slots, so that nothing is wrong with one lock.
+/// The server has all slots, so that a single lock would work.
 async fn a_server_of_a_cluster_is_refused_before_it_costs_a_lock(_: Store) {
     let bus = tests::ports::free_port().to_string();
     let server = RedisServer::with(&["--cluster-enabled", "yes", "--cluster-port", &bus]);

@@ -1,4 +1,4 @@
-//! Requests and replies that are lost, late, or out of order, and callers that do not stay for them.
+//! Requests and replies that are lost, late or out of order, and callers that give up before they arrive.
 
 use std::task::Poll;
 use std::time::Duration;
@@ -48,8 +48,8 @@ async fn giving_up_on_a_lost_reply_leaves_nothing(_: Store) {
     give_back(client(&server).mutex("a").try_acquire().await.unwrap()).await;
 }
 
-/// The requests of a client that gave up sit in a frozen network; when it thaws, enqueue and
-/// release arrive over different connections, in any order.
+/// The requests of a client that gave up are held in a frozen network. When it thaws, enqueue and release arrive over
+/// different connections, in any order.
 async fn a_release_that_overtakes_its_enqueue_is_obeyed(_: Store) {
     let server = RedisServer::start();
     let proxy = Proxy::to(server.port());
@@ -66,7 +66,7 @@ async fn a_release_that_overtakes_its_enqueue_is_obeyed(_: Store) {
         assert_eq!(kind(outcome), ErrorKind::Unknown);
         proxy.thaw();
 
-        // What was on its way has arrived when this, sent after it, has come back …
+        // Requests that were on their way have arrived when this one, sent after them, has come back …
         works_again(&locks, "after", SOON).await;
         // … and is gone long before its lease is over.
         eventually("nothing is left", Duration::from_secs(3), async || {
@@ -76,7 +76,7 @@ async fn a_release_that_overtakes_its_enqueue_is_obeyed(_: Store) {
     }
 }
 
-/// What was sent to a stopped server runs when it goes on, however long ago its sender gave up.
+/// A stopped server carries out requests when it goes on, however long ago their sender gave up.
 async fn a_server_stopped_for_longer_than_a_lease_still_gets_the_release(_: Store) {
     let server = RedisServer::start();
     let locks = builder(server.url())
@@ -88,10 +88,10 @@ async fn a_server_stopped_for_longer_than_a_lease_still_gets_the_release(_: Stor
     let lease = Duration::from_millis(300);
     let lock = locks.mutex("a").ttl(lease).wait(Duration::from_millis(100));
     assert_eq!(kind(lock.acquire().await), ErrorKind::Unknown);
-    tokio::time::sleep(4 * lease).await; // the stop outlasts lease and operation; no event stands for that
+    tokio::time::sleep(4 * lease).await; // the stop outlasts lease and operation, which no event reports
     server.thaw();
 
-    // The release leaves its mark, which an enqueue that comes even later obeys.
+    // The release leaves its mark, which stops an enqueue that comes even later.
     eventually("the release has come", SOON, async || {
         !server.keys("test:1:{a}:gone:*").is_empty()
     })
@@ -99,7 +99,7 @@ async fn a_server_stopped_for_longer_than_a_lease_still_gets_the_release(_: Stor
     tickets(&client(&server), "a", 0).await;
 }
 
-/// Byte for byte the request that was answered to nobody, when its release has been carried out.
+/// Sends the same bytes as the request whose answer was lost, after its release has been carried out.
 async fn an_enqueue_that_arrives_after_its_release_takes_nothing(_: Store) {
     let server = RedisServer::start();
     let proxy = Proxy::to(server.port());
@@ -115,7 +115,8 @@ async fn an_enqueue_that_arrives_after_its_release_takes_nothing(_: Store) {
     proxy.lose_replies(b"EVALSHA", 0);
     tickets(&client(&server), "a", 0).await;
 
-    // The log has every command with its arguments. The first of an enqueue is a record, which begins with the ttl.
+    // The log has every command with its arguments. The first argument of an enqueue is a record that begins with the
+    // ttl.
     let log: Vec<(u64, u64, u64, Vec<String>, String, String)> =
         server.command(&["SLOWLOG", "GET", "-1"]);
     let enqueue = log.into_iter().map(|entry| entry.3).find(|command| {
@@ -167,11 +168,11 @@ async fn a_budget_shorter_than_a_round_trip_does_not_cost_the_connection(_: Stor
     proxy.delay(Duration::ZERO, Duration::ZERO);
 
     nothing_left(&server).await;
-    // The keeper's own, which the clean-up needed.
+    // One more connection is the keeper's, which the clean-up needed.
     assert!(proxy.traffic().connections <= before + 1);
 }
 
-/// The dropping thread is the one that would have to read the reply.
+/// The thread that drops the future is the one that would have to read the reply.
 async fn a_handle_dropped_in_mid_acquire_leaves_no_lock_on_a_runtime_of_one_thread(_: Store) {
     let server = RedisServer::start();
     let locks = client(&server);
@@ -184,7 +185,7 @@ async fn a_handle_dropped_in_mid_acquire_leaves_no_lock_on_a_runtime_of_one_thre
             locks.ready(SOON).await.unwrap();
             let lock = locks.mutex("a");
             let mut acquire = Box::pin(async move { lock.acquire().await.map(drop) });
-            // Sent, and not answered.
+            // The request is sent and not answered.
             let sent = std::future::poll_fn(|cx| Poll::Ready(acquire.as_mut().poll(cx))).await;
             assert!(sent.is_pending());
             tokio::task::yield_now().await;

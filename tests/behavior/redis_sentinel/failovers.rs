@@ -1,5 +1,5 @@
-//! A master that is replaced: because somebody asks for that, because it was killed, because it froze, or because the
-//! sentinels alone do not see it any more. Each fact has servers and sentinels to itself.
+//! A master is replaced: on request, because it was killed, because it froze, or because the sentinels alone no longer
+//! see it. Each fact has its own servers and sentinels.
 
 use std::time::{Duration, Instant};
 
@@ -25,13 +25,13 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
-/// Of sentinels for masters that fall silent. Much longer than a machine that is busy keeps a server from answering.
+/// When sentinels give up a silent master. A busy machine delays a server's answers for much less than this.
 const DOWN_AFTER: Duration = Duration::from_secs(1);
 
 const LONG_WAIT: Duration = Duration::from_secs(60);
 
-/// Nobody is in these names, nor in line. What is left at the server is what keeps tokens rising, and for a minute the marks
-/// of requests that were given up while nobody answered.
+/// Checks that nobody holds these names or waits for them. The server still has the keys that keep tokens rising and,
+/// for a minute, the marks of requests that were given up during the outage.
 async fn nothing_left(set: &Sentinels, names: &[&str]) {
     let locks = client(&set.url());
     for name in names {
@@ -55,11 +55,12 @@ fn is_about_the_outage(error: &Error) {
     );
 }
 
-/// One holds, two wait in line, one releases into the outage, one asks in it. Afterwards all is as if nothing had been.
+/// One client holds, two wait in line, one releases during the outage, and one asks during it. Afterwards nobody has
+/// lost anything.
 async fn nobody_loses_anything(set: &Sentinels, breaks: impl FnOnce(&Sentinels)) {
     let url = set.url();
     let [holds, waits, waits_too] = [(); 3].map(|()| client(&url));
-    // An operation of the one is longer than the outage, and one of the other is shorter.
+    // An operation of `asks` may last longer than the outage, one of `others` may not.
     let asks = builder(&url).ttl(TTL).op_timeout(STALL).build().unwrap();
     let others = builder(&url).ttl(TTL).build().unwrap();
     let resource = Witness::exclusive();
@@ -84,7 +85,7 @@ async fn nobody_loses_anything(set: &Sentinels, breaks: impl FnOnce(&Sentinels))
     println!("a lock was granted after {:?}", began.elapsed());
     let new = set.master();
     assert_ne!(old.port(), new.port());
-    // Unknown or refused, and repeated by the keeper; or acknowledged by the one or the other master.
+    // The release is unknown or refused and repeated by the keeper, or the old or the new master acknowledges it.
     match release.await.unwrap() {
         Ok(release) => assert_eq!(release, Release::Released),
         Err(error) => assert!(
@@ -129,13 +130,13 @@ async fn a_frozen_master_is_replaced_and_lets_nobody_in_when_it_wakes(_: Store) 
 
     old.thaw();
 
-    // Before the sentinels have made it a replica, and after.
+    // Before the sentinels have made it a replica, and after that.
     for _ in 0..20 {
         let other = client(&set.url()).mutex("held").try_acquire().await;
         assert_eq!(kind(other), ErrorKind::Busy);
     }
     eventually("the old master is a replica", LONG_WAIT, async || {
-        // The sentinel closes all connections of a server that it demotes, also this one.
+        // The sentinel closes all connections of a server that it demotes, this one included.
         let told = old.try_command::<String>(&["INFO", "replication"]);
         told.is_ok_and(|told| told.contains("role:slave"))
     })
@@ -145,7 +146,8 @@ async fn a_frozen_master_is_replaced_and_lets_nobody_in_when_it_wakes(_: Store) 
     nothing_left(&set, &["a", "b", "c", "d", "held"]).await;
 }
 
-/// It goes on as a master, answers its clients, and closes no connection. Only the sentinels' message tells them.
+/// The old master goes on as a master, answers its clients and closes no connection. Only the message of the sentinels
+/// tells the clients.
 async fn a_master_that_only_the_sentinels_have_given_up_is_left(_: Store) {
     let set = Sentinels::start(DOWN_AFTER);
     let locks = client(&set.url());
@@ -172,7 +174,7 @@ async fn a_master_that_only_the_sentinels_have_given_up_is_left(_: Store) {
             .contains("role:master"),
         "it was demoted, which closes connections"
     );
-    // The leases go on at the new master, where others are kept out.
+    // The leases continue at the new master, where others are kept out.
     let others = client(&set.url());
     let next = begin(others.mutex("short").wait(LONG_WAIT));
     tokio::time::timeout(Duration::from_secs(8), short.lost())
@@ -189,13 +191,13 @@ async fn a_master_that_only_the_sentinels_have_given_up_is_left(_: Store) {
     set.show(old);
 }
 
-/// The shortest way to two holders: the guide tells it.
+/// The shortest way to two holders, which the guide describes.
 async fn a_lock_unknown_to_the_new_master_is_lost_and_its_late_write_refused(_: Store) {
     let set = Sentinels::start(DOWN_AFTER);
     let locks = client(&set.url());
     let resource = FencedResource::default();
     let old = set.master();
-    // Connected before, so that the time of the grant is that of one request.
+    // The client connects before this, so that the time of the grant is the time of one request.
     give_back(locks.mutex("warm").acquire().await.unwrap()).await;
     set.stop_replication();
     let first = locks.mutex("a").acquire().await.unwrap();
@@ -207,7 +209,7 @@ async fn a_lock_unknown_to_the_new_master_is_lost_and_its_late_write_refused(_: 
     let next = next.mutex("a").wait(LONG_WAIT).acquire().await.unwrap();
     resource.write(next.grant_id().as_u64()).unwrap();
 
-    // It learns so from the first answer of the new master, not at the end of its lease.
+    // It learns this from the first answer of the new master, not at the end of its lease.
     let told = tokio::time::timeout(TTL / 3 + SOON, first.lost()).await;
     assert_eq!(told.expect("is not told"), LostReason::Taken);
     let late = resource.write(first.grant_id().as_u64()).unwrap_err();
@@ -217,7 +219,7 @@ async fn a_lock_unknown_to_the_new_master_is_lost_and_its_late_write_refused(_: 
     nothing_left(&set, &["a", "warm"]).await;
 }
 
-/// The ticket is still there, and nobody would renew it or remove it before its lease ends.
+/// The ticket is still there, and without the repetition nobody would remove it before its lease ends.
 async fn a_release_that_the_new_master_had_not_received_is_repeated_there(_: Store) {
     let set = Sentinels::start(DOWN_AFTER);
     let locks = client(&set.url());
@@ -264,6 +266,6 @@ async fn a_master_that_counts_its_replicas_grants_nothing_that_could_be_lost(_: 
         }
     })
     .await;
-    // Those that have the sentinels go to the new one.
+    // Clients that ask the sentinels go to the new master.
     works_again(&locks, "a", LONG_WAIT).await;
 }

@@ -1,5 +1,5 @@
-//! Sentinels that are down, silent, wrong, or want a password. Each fact has sentinels of its own; the servers that they
-//! name are never replaced.
+//! Sentinels that are down, silent or wrong, or that want a password. Each fact has its own sentinels. The servers that
+//! they name are never replaced.
 
 use std::time::{Duration, Instant};
 
@@ -37,7 +37,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
-/// A server, and three sentinels that name it.
+/// A server and three sentinels that name it.
 fn watched() -> (RedisServer, Vec<RedisServer>) {
     let server = RedisServer::start();
     let sentinels = (0..3).map(|_| one_that_names(server.port()));
@@ -62,7 +62,7 @@ fn says(error: &Error, parts: &[&str]) {
     }
 }
 
-/// How many clients listen to this sentinel, which has no command that says so.
+/// How many clients subscribe to this sentinel, which has no command that shows it.
 fn listeners(sentinel: &RedisServer) -> usize {
     let clients: String = sentinel.command(&["CLIENT", "LIST", "TYPE", "pubsub"]);
     clients.lines().count()
@@ -80,7 +80,7 @@ async fn a_sentinel_that_is_down_or_silent_is_not_missed(_: Store) {
     let began = Instant::now();
     gets_in(&locks).await;
 
-    // It is not waited for.
+    // The client does not wait for it.
     let took = awake_since(began);
     assert!(took < STALL / 2, "{took:?}");
     sentinels[1].thaw();
@@ -116,7 +116,7 @@ async fn without_a_majority_of_sentinels_nobody_gets_in_and_nobody_loses_a_lock(
     for sentinel in &sentinels[..2] {
         says(&error, &[&sentinel.port().to_string()]);
     }
-    // Its connections are as they were, and its lease is renewed again and again.
+    // Its connections stay as they were, and its lease is renewed again and again.
     tokio::time::timeout(Duration::from_secs(5), guard.lost())
         .await
         .expect_err("lost with the sentinels");
@@ -127,12 +127,12 @@ async fn without_a_majority_of_sentinels_nobody_gets_in_and_nobody_loses_a_lock(
     gets_in(&others).await;
 }
 
-/// That of an operation, by default.
+/// The default operation timeout.
 fn others_timeout() -> Duration {
     Duration::from_secs(1)
 }
 
-/// What they said meanwhile is made up for by asking them.
+/// The client asks the sentinels, and so learns what they published meanwhile.
 async fn sentinels_that_come_back_are_listened_to_again(_: Store) {
     let (server, sentinels) = watched();
     let locks = client(&url(&sentinels));
@@ -141,7 +141,7 @@ async fn sentinels_that_come_back_are_listened_to_again(_: Store) {
         assert!(listeners(sentinel) > 0);
         sentinel.kill();
     }
-    // Nobody is there to listen to, and every request finds that out.
+    // No sentinel is there, and every request finds that out.
     for _ in 0..20 {
         gets_in(&locks).await;
     }
@@ -155,7 +155,7 @@ async fn sentinels_that_come_back_are_listened_to_again(_: Store) {
     })
     .await;
 
-    // Two of them name another server when they are back: the client goes there.
+    // Two of them name another server when they are back, so the client goes there.
     let port = elsewhere.port().to_string();
     for sentinel in &sentinels[..2] {
         sentinel.command::<()>(&["SENTINEL", "REMOVE", SERVICE]);
@@ -164,7 +164,7 @@ async fn sentinels_that_come_back_are_listened_to_again(_: Store) {
         sentinel.restart();
     }
     eventually("the client is at the other server", SOON, async || {
-        // What is under way when the connection is left has no answer.
+        // A request that is under way when the client leaves the connection has no answer.
         if let Ok(guard) = locks.mutex("a").acquire().await {
             let _ = guard.release().await;
         }
@@ -174,8 +174,8 @@ async fn sentinels_that_come_back_are_listened_to_again(_: Store) {
     drop(server);
 }
 
-/// Not even one that answers first, and has seen more failovers than the others: it may watch other servers under the same
-/// name.
+/// Not even a sentinel that answers first and has seen more failovers than the others: it may watch other servers under
+/// the same name.
 async fn one_sentinel_that_is_wrong_leads_nobody_away(_: Store) {
     let (server, sentinels) = watched();
     let elsewhere = RedisServer::start();
@@ -241,7 +241,7 @@ async fn a_sentinel_without_its_password_is_a_mistake_that_says_where_to_write_i
     for sentinel in &sentinels {
         set_password(sentinel, SECRET);
     }
-    // As the password of the servers, too.
+    // The URL has the password of the servers, which is the same.
     let url = url(&sentinels).replace("://", &format!("://:{SECRET}@"));
     let locks = |options: &str| {
         let locks = builder(format!("{url}{options}")).build().unwrap();
@@ -266,7 +266,7 @@ async fn a_sentinel_without_its_password_is_a_mistake_that_says_where_to_write_i
     }
 
     gets_in(&locks(&format!("?sentinel_password={SECRET}"))).await;
-    // At one of three it is no reason to give up.
+    // One of three sentinels with a wrong password is no reason to give up.
     set_password(&sentinels[1], "another");
     gets_in(&locks(&format!("?sentinel_password={SECRET}"))).await;
 }
@@ -298,7 +298,7 @@ async fn the_rights_of_the_guide_are_enough_at_a_sentinel_and_each_is_needed(_: 
         sentinel[0].command::<()>(&words);
         let locks = client(&url(&user));
         if right.contains("masters") {
-            // For the hint alone.
+            // This right is needed only for the hint below.
             gets_in(&locks).await;
             let locks = client(&url(&user).replace(SERVICE, "mymastr"));
             says(&refused(&locks).await, &["knows no master \"mymastr\""]);
@@ -325,7 +325,7 @@ async fn a_server_that_is_no_sentinel_is_told_apart_and_so_is_a_sentinel_that_is
     says(&error, &["redis+sentinel://host:port/SERVICE"]);
 }
 
-/// By the sentinels' own choice, with `announce-hostnames`.
+/// The sentinels give a host name, because of `announce-hostnames`.
 async fn a_master_whose_name_leads_nowhere_is_unavailable_until_it_leads_somewhere(_: Store) {
     let server = RedisServer::start();
     let names = |host: &str| {
@@ -350,7 +350,7 @@ async fn a_master_whose_name_leads_nowhere_is_unavailable_until_it_leads_somewhe
 async fn risky_settings_are_reported_when_the_client_gets_ready(_: Store) {
     let set = Sentinels::start(NEVER);
     let ready = async |url: String| {
-        client(&url).ready(SOON).await.unwrap(); // it is said, and passed over
+        client(&url).ready(SOON).await.unwrap(); // it is only a warning
         let events = EventSink::new(1, Namespace::new("test").unwrap(), |_| ());
         let connection = backend::open(&url).unwrap().connect(events).await.unwrap();
         connection.check().await.unwrap().join("\n")
@@ -401,7 +401,7 @@ async fn everything_is_encrypted_with_tls_and_each_certificate_is_looked_at(_: S
         builder.build().unwrap()
     };
 
-    // Nothing of the password goes out as it is, neither to the sentinel nor to the master.
+    // The password is not sent in plain text, neither to the sentinel nor to the master.
     let sound = server(&here);
     let to_master = Proxy::to(sound.port());
     to_master.lose_replies(SECRET.as_bytes(), 1);

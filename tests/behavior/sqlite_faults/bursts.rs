@@ -1,4 +1,4 @@
-//! What a process asks for all at once must not cost it what it holds.
+//! A burst of requests must not cost a process the locks that it holds.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
-/// With all defaults. A task that is not let in within the default `wait` has a plain answer too.
+/// With all defaults. For a task that does not get in within the default `wait`, a timeout is a proper answer too.
 async fn a_burst_costs_no_lease_and_everybody_has_an_answer(store: Store) {
     let at_once = if tests::fact::long() { 10_000 } else { 2_000 };
     let locks = client(&store);

@@ -1,4 +1,4 @@
-//! What waiting and handing over cost in transactions.
+//! The cost of waits and hand-overs, in transactions.
 
 use std::process::Command;
 use std::time::Duration;
@@ -18,15 +18,15 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
-/// No renewal falls into the count.
+/// So long that no renewal is counted.
 const LONG: Duration = Duration::from_secs(60);
 
 fn holder_without_renewals(store: &Store) -> Holder {
     faults::holder(&store.file().url(), "a", LONG)
 }
 
-/// How many transactions have been committed to the file, from the header of its shared index. Read by another process:
-/// closing a file of ours would drop SQLite's locks on it.
+/// The number of transactions that were committed to the file, from the header of its shared index. Another process
+/// reads it, because closing a file of ours would drop SQLite's locks on it.
 fn commits(store: &Store) -> u64 {
     let index = store.file().folder().join("locks.db-shm");
     let said = Command::new("od")
@@ -50,11 +50,11 @@ async fn a_lock_that_another_process_holds_for_long_costs_no_transactions(store:
         let lock = locks.mutex("a").wait(3 * SOON);
         waiters.spawn(async move { give_back(lock.acquire().await.unwrap()).await });
     }
-    // Their one ticket stands, and they stand behind it.
+    // Their one ticket is in line, and they wait behind it.
     tickets(&locks, "a", 21).await;
 
     let before = commits(&store);
-    tokio::time::sleep(Duration::from_millis(1500)).await; // what is counted is what happens in a time
+    tokio::time::sleep(Duration::from_millis(1500)).await; // counts the transactions of this time
     assert_eq!(commits(&store), before);
 
     other.release();
@@ -85,7 +85,7 @@ async fn a_hand_over_between_processes_costs_as_many_transactions_with_ten_waite
         first.release();
         let (at, _) = next_held(&mut line);
         assert_eq!(at, 0);
-        tokio::time::sleep(Duration::from_millis(200)).await; // whoever else is woken has time to show
+        tokio::time::sleep(Duration::from_millis(200)).await; // gives other woken clients time to show
         spent.push(commits(&store) - before);
         for holder in line {
             holder.kill();
@@ -94,6 +94,6 @@ async fn a_hand_over_between_processes_costs_as_many_transactions_with_ten_waite
     }
 
     println!("transactions for a hand-over with 1 and 10 waiters: {spent:?}");
-    // The release, and that of the next in line to make it its own.
+    // The release, and the transaction in which the next in line makes the grant its own.
     assert_eq!(spent, [2, 2]);
 }

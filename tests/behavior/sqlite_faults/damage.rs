@@ -32,7 +32,7 @@ async fn a_file_that_another_program_keeps_locked_is_unavailable_within_one_oper
         .op_timeout(op_timeout)
         .build()
         .unwrap();
-    // Longer than the file is locked in all, which nothing can be renewed in.
+    // Longer than the file is locked in total, because nothing can be renewed meanwhile.
     let held = locks.mutex("held").ttl(6 * SOON).acquire().await;
     let held = held.unwrap();
     for connected in [true, false] {
@@ -46,7 +46,7 @@ async fn a_file_that_another_program_keeps_locked_is_unavailable_within_one_oper
         };
         for waits in [true, false] {
             let lock = locks.mutex("a").wait(SOON);
-            // The time may be up in the few milliseconds in which a try is under way: then nobody knows.
+            // The time may end in the few milliseconds of a try, and then the outcome is unknown.
             eventually("told why", SOON, async || {
                 let started = Instant::now();
                 let outcome = match waits {
@@ -85,7 +85,7 @@ async fn a_lock_outlasts_a_file_that_is_locked_for_less_than_its_lease(store: St
     let guard = lock.acquire().await.unwrap();
     for _ in 0..2 {
         let writer = store.file().lock();
-        // It comes when two thirds of the ttl are left.
+        // A renewal is due when two thirds of the ttl are left.
         eventually("a renewal is overdue", SOON, async || {
             guard.remaining() < ttl / 2
         })
@@ -121,7 +121,7 @@ async fn a_file_that_is_replaced_costs_the_lock_and_tokens_still_rise(store: Sto
     .await;
 }
 
-/// In this process and in another.
+/// Holders in this process and in another one lose the lock.
 async fn loses_the_lock(store: Store, lose: impl Fn(&Path)) {
     let ttl = Duration::from_millis(900);
     let locks = client(&store);
@@ -163,7 +163,7 @@ async fn a_broken_file_is_an_error_and_no_lock(store: Store) {
         }
         assert!(started.elapsed() < SOON);
     }
-    // Whoever repairs it need not restart anybody.
+    // After a repair, no process has to be restarted.
     let locks = client(&store);
     assert_eq!(
         kind(locks.mutex("a").try_acquire().await),

@@ -1,4 +1,4 @@
-//! A process that forks before it has used the file. One that has used it is in `forks`, with the other stores.
+//! A process that forks before it has used the file. The other case is in `forks`, together with the other stores.
 
 use std::process::Command;
 

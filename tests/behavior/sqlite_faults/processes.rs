@@ -1,4 +1,4 @@
-//! Processes that share a file: in which order, how soon, and what of those that are killed.
+//! Processes that share a file: their order, how soon a release is found, and processes that are killed.
 
 use std::time::{Duration, Instant};
 
@@ -32,7 +32,7 @@ async fn processes_that_come_first_at_once_agree_on_one_file(store: Store) {
     }
 }
 
-/// In real processes: each asks anew as soon as it has let go.
+/// In real processes. Each asks again as soon as it has released.
 async fn processes_exclude_each_other_in_the_order_of_their_tickets(store: Store) {
     let mut holders: Vec<_> = (0..4).map(|_| holder(&store, "a")).collect();
     for holder in &mut holders {
@@ -44,7 +44,7 @@ async fn processes_exclude_each_other_in_the_order_of_their_tickets(store: Store
     assert_nothing_left(&store, &client(&store), "a").await;
 }
 
-/// Lets each hold `rounds` times. While one holds none of the others says so, and the tokens rise.
+/// Lets each hold `rounds` times. While one holds, none of the others does, and the tokens rise.
 fn one_after_another(holders: &mut [Holder], rounds: usize) {
     let mut left = vec![rounds; holders.len()];
     let mut last = 0;
@@ -65,7 +65,7 @@ fn one_after_another(holders: &mut [Holder], rounds: usize) {
     }
 }
 
-/// Also in the middle of a transaction, and of a checkpoint.
+/// Also in the middle of a transaction or of a checkpoint.
 async fn processes_killed_at_random_moments_leave_a_sound_file(store: Store) {
     let mut random = fastrand::Rng::with_seed(5);
     let rounds = if tests::fact::long() { 300 } else { 30 };
@@ -78,7 +78,7 @@ async fn processes_killed_at_random_moments_leave_a_sound_file(store: Store) {
             dying.process().say("release");
             dying.process().say("acquire");
         }
-        // The moment is what is tried.
+        // A random moment.
         tokio::time::sleep(Duration::from_micros(random.u64(..30_000))).await;
         dying.kill();
 
@@ -91,7 +91,7 @@ async fn processes_killed_at_random_moments_leave_a_sound_file(store: Store) {
     assert_nothing_left(&store, &locks, "a").await;
 }
 
-/// W5, roughly: this machine runs other tests as well.
+/// A rough version of the hand-over benchmark: this machine runs other tests as well.
 async fn a_release_in_another_process_is_found_within_moments(store: Store) {
     let locks = client(&store);
     let mut took = Vec::new();
@@ -105,7 +105,7 @@ async fn a_release_in_another_process_is_found_within_moments(store: Store) {
         });
         tickets(&locks, "a", 2).await;
         if round == 0 {
-            // By then it is looked for as rarely as ever; looks leave no trace that could be waited for.
+            // By then the waiter looks at the file as rarely as ever. Looks leave no trace to wait for.
             tokio::time::sleep(Duration::from_secs(1)).await;
         }
         other.release();
@@ -113,7 +113,7 @@ async fn a_release_in_another_process_is_found_within_moments(store: Store) {
         let (guard, held) = waiter.await.unwrap();
         took.push(held.saturating_duration_since(released));
         assert!(took[round] < Duration::from_millis(500), "{took:?}");
-        // It has its whole time: what the releaser cut off was given back.
+        // The lease has its whole time: the releaser had cut it short, and the new holder has restored it.
         assert!(locks.inspect("a").await.unwrap()[0].remaining > Duration::from_secs(9));
         give_back(guard).await;
     }
@@ -125,7 +125,7 @@ async fn a_release_in_another_process_is_found_within_moments(store: Store) {
     assert!(took[10] < Duration::from_millis(100), "{took:?}");
 }
 
-/// And not to its own renewal, which is a third of its ttl away. The next is of this process, or of another.
+/// And not to its own renewal, which is a third of its ttl away. The next waiter is of this process or of another.
 async fn a_first_in_line_that_gives_up_leaves_the_next_to_the_end_of_a_dead_holder(store: Store) {
     let (url, long) = (store.file().url(), Duration::from_secs(60));
     let patient = || builder(&url).ttl(long).build().unwrap();

@@ -1,4 +1,4 @@
-//! Clocks that jump, and what is left when time has passed.
+//! Clocks that jump, and what is left after some time.
 
 use std::process::Command;
 use std::time::Duration;
@@ -18,7 +18,8 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
-/// The wall clock of one process jumps while it holds, waits and asks. Leases do not follow it, and tokens still rise.
+/// The wall clock of one process jumps while it holds, waits and asks. Its leases do not follow the clock, and tokens
+/// still rise.
 async fn a_wall_clock_that_jumps_changes_no_lease_and_tokens_rise(store: Store) {
     let locks = client(&store);
     let clock = FakeClock::in_folder(store.file().folder()).unwrap();
@@ -71,7 +72,7 @@ async fn the_remains_of_a_name_are_gone_a_day_later(store: Store) {
     store.file().query(&format!(
         "UPDATE names SET last = last - {day} WHERE name <> 'test:1:{{young}}'"
     ));
-    // A dead ticket that nobody asks after.
+    // A dead ticket whose name nobody uses.
     let mut dying = holder(&store, "dead");
     dying.acquire();
     dying.kill();
@@ -80,7 +81,7 @@ async fn the_remains_of_a_name_are_gone_a_day_later(store: Store) {
          UPDATE names SET last = last - {day} WHERE name = 'test:1:{{dead}}'"
     ));
 
-    // As often as a sweep is sure to come by.
+    // So many times that a sweep certainly runs.
     for _ in 0..251 {
         give_back(locks.mutex("young").acquire().await.unwrap()).await;
     }

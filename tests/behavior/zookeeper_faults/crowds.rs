@@ -1,4 +1,4 @@
-//! What goes over the wire for one and for many, and many who come and go.
+//! Requests and bytes for one client and for many, and many clients that come and go.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -33,7 +33,7 @@ async fn an_uncontended_pair_costs_three_requests(_: Store) {
     let server = ZooKeeperServer::start();
     let locks = counted(&server);
     give_back(locks.mutex("n0").acquire().await.unwrap()).await;
-    // The first use makes the parent.
+    // The first use of a name also creates its parent node.
     for (first, pair) in [(1, 4), (0, 3)] {
         let before = server.packets();
         for _ in 0..50 {
@@ -76,7 +76,7 @@ async fn only_a_client_with_tickets_has_its_leader_checked(_: Store) {
     let guard = locks.mutex("a").acquire().await.unwrap();
     let (written, sent) = written_in_a_session().await;
 
-    // Every quarter of the session, by a clock of elevenths: with every third probe.
+    // Every quarter of the session, by a clock that ticks in elevenths of it, which is with every third probe.
     assert!((1..=sent / 3 + 1).contains(&written), "{written} of {sent}");
     give_back(guard).await;
 }
@@ -95,7 +95,7 @@ async fn one_hand_over_costs_the_same_whatever_the_number_of_waiters(_: Store) {
             server.ephemerals("/test:1/{a}/").len() == waiters + 1
         })
         .await;
-        // The watch is set after a ticket stands, and the line is read right behind it: before this is answered.
+        // A client sets the watch when its ticket is in line, and then reads the line, before it answers this.
         eventually("the line is watched", SOON, async || server.watches() > 0).await;
         tickets(&waiting, "a", waiters + 1).await;
 
@@ -107,13 +107,14 @@ async fn one_hand_over_costs_the_same_whatever_the_number_of_waiters(_: Store) {
         let spent = server.packets().since(before);
 
         println!("{waiters} waiters: {spent:?}");
-        // A release each, and the holder's; its reply and one event to the one process that waits.
+        // One release for each waiter and one for the holder, and for each release its reply and one event to the one
+        // waiting process.
         assert_eq!(spent.received, waiters as u64 + 1);
         assert_eq!(spent.sent, 2 * (waiters as u64 + 1));
     }
 }
 
-/// Beyond eight processes the price of a hand-over does not rise any more.
+/// With more than eight processes, the cost of a hand-over does not rise further.
 async fn a_crowd_of_clients_costs_the_same_however_many_they_are(_: Store) {
     let server = ZooKeeperServer::start();
     for (clients, tasks) in [(4, 1), (8, 1), (16, 1), (16, 3), (32, 2)] {
@@ -146,7 +147,7 @@ async fn a_crowd_of_clients_costs_the_same_however_many_they_are(_: Store) {
                 witness.seen().visits >= least
             })
         };
-        // Until everybody has seen how many there are.
+        // Until all clients know how many there are.
         visits(200 + 40 * clients as u64).await;
         let (before, began) = (server.packets(), witness.seen().visits);
         visits(began + 1000).await;
@@ -166,7 +167,7 @@ async fn a_crowd_of_clients_costs_the_same_however_many_they_are(_: Store) {
             "{clients} clients of {tasks}: {received:.1} packets received and {sent:.1} sent per hand-over"
         );
         let most = match clients {
-            // Its own request's replies, and two events to each.
+            // The replies to its own requests, and two events to each client.
             ..=8 => 3.5 + 2.0 * f64::from(clients),
             _ => 10.0,
         };
@@ -175,7 +176,7 @@ async fn a_crowd_of_clients_costs_the_same_however_many_they_are(_: Store) {
     nothing_left(&server).await;
 }
 
-/// The holder stays: what is seen is what it costs to wait.
+/// The holder stays, so this measures only the cost of waiting.
 async fn a_waiter_costs_the_same_bytes_however_many_others_wait(_: Store) {
     let server = ZooKeeperServer::start();
     let mut each = Vec::new();
@@ -192,7 +193,7 @@ async fn a_waiter_costs_the_same_bytes_however_many_others_wait(_: Store) {
         }
         tickets(&holder, &name, clients + 1).await;
 
-        // Renewals of a ttl, after those who came saw each other come.
+        // The renewals of one ttl, after new waiters have seen each other arrive.
         tokio::time::sleep(Duration::from_secs(2)).await;
         let before = proxy.traffic();
         tokio::time::sleep(Duration::from_secs(6)).await;
@@ -208,8 +209,8 @@ async fn a_waiter_costs_the_same_bytes_however_many_others_wait(_: Store) {
     assert!(each[1] < 1.5 * each[0], "{each:?}");
 }
 
-/// Readers, writers, who gives up and who does not wait, in crowds and alone: lines are followed now in this way, now in
-/// that.
+/// Readers, writers, callers that give up and callers that do not wait, in crowds and alone, so that clients switch
+/// between the two ways to follow a line.
 async fn a_crowd_that_comes_and_goes_never_overlaps(_: Store) {
     let server = ZooKeeperServer::start();
     let witness = Arc::new(Witness::readers_and_writers());
@@ -221,7 +222,7 @@ async fn a_crowd_that_comes_and_goes_never_overlaps(_: Store) {
                 let (catalog, witness) = (locks.rwlock("c"), Arc::clone(&witness));
                 tasks.spawn(async move {
                     for turn in 0..20 {
-                        // In even rounds everybody wants all, so that a crowd is one.
+                        // In even rounds every request is exclusive, so that a crowd forms.
                         let reads = round % 2 == 1 && (number + task + turn) % 4 == 0;
                         let lock = if reads {
                             catalog.read()
@@ -245,7 +246,7 @@ async fn a_crowd_that_comes_and_goes_never_overlaps(_: Store) {
                                 give_back(guard).await;
                             }
                             Err(error) => assert!(
-                                // Unknown is a budget shorter than the round trip.
+                                // The outcome is unknown when the time budget is shorter than the round trip.
                                 turn % 5 < 2
                                     && matches!(
                                         error.kind(),
@@ -266,7 +267,7 @@ async fn a_crowd_that_comes_and_goes_never_overlaps(_: Store) {
     nothing_left(&server).await;
 }
 
-/// All at once, with all defaults, beside a lock that the process holds, and one of another client.
+/// All requests at the same time, with all defaults, while this process and another client each hold a lock.
 async fn a_burst_of_a_process_costs_no_lease_and_nothing_is_unknown(_: Store) {
     let server = ZooKeeperServer::start();
     let clients = [(); 2].map(|()| faults::builder(server.url()).build().unwrap());
@@ -295,7 +296,7 @@ async fn a_burst_of_a_process_costs_no_lease_and_nothing_is_unknown(_: Store) {
 
     println!("{burst} at once: {outcomes:?}, {:?}", began.elapsed());
     assert!(held.is_valid() && uninvolved.is_valid());
-    // A caller that waits for longer than the default is told so.
+    // A caller that waits for longer than the default gets a timeout.
     outcomes.remove("Timeout");
     assert_eq!(outcomes.keys().collect::<Vec<_>>(), ["released"]);
     eventually("nothing is left", Duration::from_secs(5), async || {
@@ -307,7 +308,7 @@ async fn a_burst_of_a_process_costs_no_lease_and_nothing_is_unknown(_: Store) {
     give_back(uninvolved).await;
 }
 
-/// Half-way, when some are in line, some are asking and some have not been sent.
+/// Dropped half-way: some requests are in line, some are in flight, and some have not been sent.
 async fn a_burst_that_is_dropped_is_gone_soon(_: Store) {
     let server = ZooKeeperServer::start();
     let locks = faults::builder(server.url()).build().unwrap();

@@ -18,7 +18,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
-/// The library forgets standing watches when it reconnects.
+/// The client library forgets its watches when it reconnects.
 async fn a_waiter_from_before_a_reconnect_is_woken_after_it(_: Store) {
     let server = ZooKeeperServer::start();
     let proxy = Proxy::to(server.port());
@@ -31,7 +31,7 @@ async fn a_waiter_from_before_a_reconnect_is_woken_after_it(_: Store) {
     eventually("the watch is gone", SOON, async || server.watches() == 0).await;
     proxy.restore();
     eventually("it is watched again", SOON, async || server.watches() > 0).await;
-    // What is renewed at once after the reconnect is over; the next is seconds away.
+    // The renewal right after the reconnect is over, and the next one is seconds away.
     tickets(&waiting, "a", 2).await;
 
     give_back(guard).await;
@@ -42,8 +42,8 @@ async fn a_waiter_from_before_a_reconnect_is_woken_after_it(_: Store) {
     assert!(after < Duration::from_millis(500), "{after:?}");
 }
 
-/// Of a mutex, whose waiter is behind one other ticket; and of a semaphore, where the one that leaves is not the one in
-/// front of the waiter.
+/// For a mutex, whose waiter stands behind one other ticket, and for a semaphore, where the ticket that leaves is not
+/// the one in front of the waiter.
 async fn a_watch_that_is_lost_costs_a_third_of_a_ttl(_: Store) {
     let server = ZooKeeperServer::start();
     for capacity in [1, 2] {

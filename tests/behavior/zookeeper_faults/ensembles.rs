@@ -1,4 +1,4 @@
-//! Three servers, of which one is cut off, hangs or dies.
+//! Three servers, one of which is cut off, hangs or dies.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -31,13 +31,13 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
     facts
 }
 
-/// With all defaults: time is the subject here. An operation that hangs on a server that is cut off must be over before that
-/// server notices.
+/// With all defaults, because the facts are about time. An operation that hangs on a server that is cut off must end
+/// before that server notices the cut.
 fn builder(url: String) -> Builder {
     faults::builder(url).fair(Fair::Strict)
 }
 
-/// It lives by a later proof than the first, which is the session's creation.
+/// Waits until a later check than the creation of the session has proved the lease.
 async fn is_proved_again(held: &Held) {
     let mut left = held.remaining();
     eventually("it is proved again", SOON, async || {
@@ -47,7 +47,7 @@ async fn is_proved_again(held: &Held) {
     .await;
 }
 
-/// The server that serves the holder goes on answering.
+/// The server of the holder continues to answer.
 async fn a_follower_cut_off_from_its_leader_lets_no_second_holder_in(_: Store) {
     let ensemble = Ensemble::with_bridges();
     let follower = ensemble.followers()[1];
@@ -59,13 +59,13 @@ async fn a_follower_cut_off_from_its_leader_lets_no_second_holder_in(_: Store) {
     );
 }
 
-/// All three notice at the same time: the followers that their leader is silent, and it that they are.
+/// All three notice at the same time: the followers that their leader is silent, and the leader that they are.
 async fn a_leader_cut_off_in_silence_lets_no_second_holder_in(_: Store) {
     let ensemble = Ensemble::with_bridges();
     no_second_holder(&ensemble, ensemble.leader(), Ensemble::cut_off).await;
 }
 
-/// The followers have elected another long before it notices, and it goes on answering `sync`.
+/// The followers elect another leader long before the old one notices, and the old one still answers `sync`.
 async fn a_leader_that_is_deposed_untold_lets_no_second_holder_in(_: Store) {
     let ensemble = Ensemble::with_bridges();
     let leader = ensemble.leader();
@@ -77,11 +77,11 @@ async fn a_leader_that_is_deposed_untold_lets_no_second_holder_in(_: Store) {
     );
 }
 
-/// What the proof of a session stands on. A check that fails is written down by a majority too.
+/// This is the basis for the proof that a session lives. A majority must write down a check, also one that fails.
 async fn a_leader_without_followers_answers_probes_and_no_checks(_: Store) {
     let ensemble = Ensemble::with_bridges();
     let leader = ensemble.leader();
-    // A server keeps the order of answers: what is asked behind a check waits for it.
+    // A server keeps the order of answers: a request behind a check waits for it, so these use separate connections.
     let [probing, checking, failing] = [(); 3].map(|()| async {
         Client::connector()
             .with_session_timeout(4 * SOON)
@@ -109,7 +109,7 @@ async fn a_leader_without_followers_answers_probes_and_no_checks(_: Store) {
     assert_eq!(leader.role().as_deref(), Some("leader"));
 }
 
-/// Judged at what the work touches. The holder is served by the server that is cut off, and who waits by another.
+/// Compares the steps of the work. The holder's server is cut off, and the waiter uses another server.
 async fn no_second_holder(
     ensemble: &Ensemble,
     server: &ZooKeeperServer,
@@ -150,15 +150,15 @@ async fn no_second_holder(
     give_back(next).await;
 }
 
-/// The connections stay, and nothing is said on them.
+/// The connections stay open and silent.
 async fn a_server_that_hangs_costs_no_lease_while_others_answer(_: Store) {
     let ensemble = Ensemble::start();
-    // Each commit of these servers waits for a disk that other facts write to as well.
+    // Each commit of these servers waits for a disk that other facts also write to.
     let ttl = Duration::from_secs(8);
     let followers = ensemble.followers();
     let mut guards = Vec::new();
-    // Each goes to whichever it likes: until so many are served by the one that will hang that some of those try it once
-    // more.
+    // Each client picks a random server. This goes on until so many use the server that will hang that some of them try
+    // it once more.
     let hangs = loop {
         assert!(guards.len() < 200, "all are served by the leader");
         let locks = builder(ensemble.url()).ttl(ttl).build().unwrap();
@@ -191,7 +191,7 @@ async fn a_server_that_hangs_costs_no_lease_while_others_answer(_: Store) {
     hangs.thaw();
 }
 
-/// Four processes of sixteen tasks each on one key.
+/// Four processes with sixteen tasks each on one key.
 async fn a_crowd_overlaps_nowhere_while_leaders_die(_: Store) {
     let ensemble = Ensemble::start();
     let folder = tempfile::tempdir().unwrap();

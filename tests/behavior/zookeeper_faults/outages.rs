@@ -1,4 +1,4 @@
-//! A server that is down, comes back, and knows what it knew before, or does not.
+//! A server that goes down and comes back, with its data or without.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -28,9 +28,9 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
-/// Its system accepts connections, as that of a process that is stopped does.
+/// The system accepts connections for the server, as it does for a stopped process.
 async fn a_silent_server_among_others_delays_no_first_acquisition(_: Store) {
-    // Shorter than the library waits for a silent server, which is 2.5 s.
+    // Shorter than the 2.5 s that the client library waits for a silent server.
     let one_operation = Duration::from_secs(2);
     let ca = Authority::new();
     for server in [
@@ -62,7 +62,7 @@ async fn a_connection_attempt_that_came_second_leaves_no_session(_: Store) {
     let server = ZooKeeperServer::start();
     let proxies = [(); 2].map(|()| Proxy::to(server.port()));
     for proxy in &proxies {
-        // Long enough for a second attempt to be made, and answered.
+        // Long enough that a second attempt is made and answered.
         proxy.delay(Duration::from_millis(250), Duration::ZERO);
     }
     let [one, other] = [0, 1].map(|number| format!("127.0.0.1:{}", proxies[number].port()));
@@ -88,7 +88,7 @@ async fn a_client_that_was_idle_through_an_outage_works_again(_: Store) {
         .unwrap();
     give_back(locks.mutex("a").acquire().await.unwrap()).await;
     server.stop();
-    // Longer than the session; nobody is there to tell of its end.
+    // Longer than the session, because no client learns when it ends.
     tokio::time::sleep(Duration::from_secs(3)).await;
     server.restart();
 
@@ -122,7 +122,7 @@ async fn a_server_that_restarts_keeps_locks_and_line(_: Store) {
 
 async fn a_server_that_lost_its_data_takes_the_lock(_: Store) {
     let server = ZooKeeperServer::start();
-    // A session is given up when it may have ended.
+    // A client gives a session up when it may have ended.
     let session = Duration::from_secs(10);
     let locks = builder(server.url()).ttl(session).build().unwrap();
     let guard = locks.mutex("a").acquire().await.unwrap();
@@ -133,7 +133,7 @@ async fn a_server_that_lost_its_data_takes_the_lock(_: Store) {
 
     println!("lost {:?} after the restart: {reason:?}", lost.elapsed());
     assert!(awake_since(lost) < session);
-    // A server that is behind what the client has seen refuses the session until then.
+    // A server that is behind the client's last transaction refuses its session until it has caught up.
     works_again(&locks, "a", 2 * session).await;
     println!("works again {:?} after the restart", lost.elapsed());
     assert_eq!(guard.release().await.unwrap(), Release::AlreadyLost);
@@ -163,7 +163,7 @@ async fn a_node_that_somebody_deleted_costs_the_lock_and_the_holder_learns_it(_:
 
         assert_eq!(guard.lost().await, LostReason::Taken);
         assert!(
-            awake_since(deleted) < ttl / 3 + SLACK, // by its renewal
+            awake_since(deleted) < ttl / 3 + SLACK, // at its renewal
             "{:?}",
             awake_since(deleted)
         );
@@ -193,7 +193,7 @@ async fn tokens_rise_although_the_sequence_starts_again(_: Store) {
     }
 }
 
-/// Wherever it is that they run out.
+/// At whatever point they run out.
 async fn a_process_out_of_descriptors_is_refused_and_recovers(_: Store) {
     let server = ZooKeeperServer::start();
     let mut refused = 0;
@@ -202,13 +202,13 @@ async fn a_process_out_of_descriptors_is_refused_and_recovers(_: Store) {
         let process = holder.process();
         let pid = process.pid();
         let limit = |limit: usize| {
-            let limit = format!("--nofile={limit}:"); // the soft one
+            let limit = format!("--nofile={limit}:"); // the soft limit
             let set = Command::new("prlimit")
                 .args(["--pid", &pid.to_string(), &limit])
                 .status();
             assert!(set.unwrap().success());
         };
-        // Those of its runtimes among them.
+        // The runtimes' own descriptors are counted too.
         let open = || {
             std::fs::read_dir(format!("/proc/{pid}/fd"))
                 .unwrap()

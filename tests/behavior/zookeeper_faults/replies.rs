@@ -1,4 +1,4 @@
-//! Requests and replies that are lost, late, or out of order.
+//! Requests and replies that are lost, late or out of order.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
-/// The library probes and gives up connections by fractions of it.
+/// The client library probes and gives up connections after fractions of this.
 const SESSION: Duration = Duration::from_secs(10);
 
 async fn giving_up_on_a_lost_reply_leaves_nothing(_: Store) {
@@ -49,7 +49,7 @@ async fn giving_up_on_a_lost_reply_leaves_nothing(_: Store) {
     }
 }
 
-/// What was sent to a stopped server is carried out when it goes on, however long ago its sender gave up.
+/// A stopped server carries out requests when it goes on, however long ago their sender gave up.
 async fn a_request_sent_to_a_stopped_server_is_found_and_deleted(_: Store) {
     let server = ZooKeeperServer::start();
     let locks = builder(server.url())
@@ -63,8 +63,8 @@ async fn a_request_sent_to_a_stopped_server_is_found_and_deleted(_: Store) {
         server.freeze();
         let lock = locks.mutex("a").wait(Duration::from_millis(100));
         assert_eq!(kind(lock.acquire().await), ErrorKind::Unknown);
-        // How long it is stopped is what is tried. The longer one is more than the library waits before it gives the
-        // connection up (2/5 of its session).
+        // The fact varies how long the server is stopped. The longer time is more than the library waits before it
+        // gives up the connection (2/5 of its session).
         tokio::time::sleep(stopped).await;
         server.thaw();
 
@@ -73,12 +73,12 @@ async fn a_request_sent_to_a_stopped_server_is_found_and_deleted(_: Store) {
     }
 }
 
-/// As a create does that sat in the buffer of a connection that is no more. It is played by another client, with
-/// the very id.
+/// A create can do this if it was in the buffer of a connection that is gone. Another client plays it, with the same
+/// id.
 async fn a_node_that_appears_after_its_release_is_deleted(_: Store) {
     let server = ZooKeeperServer::start();
     let proxy = Proxy::to(server.port());
-    // Shorter than the time between two probes of the session: what is sent next is the release.
+    // Shorter than the time between two probes of the session, so the next request is the release.
     let locks = builder(proxied(&proxy))
         .op_timeout(Duration::from_millis(200))
         .ttl(SESSION)
@@ -93,7 +93,7 @@ async fn a_node_that_appears_after_its_release_is_deleted(_: Store) {
     let lock = locks.mutex("a").wait(Duration::from_millis(100));
     assert_eq!(kind(lock.acquire().await), ErrorKind::Unknown);
     let asked = proxy.traffic().bytes_up;
-    // The keeper gives up waiting for the reply, and begins with a release that leaves a mark.
+    // The keeper gives up waiting for the reply and first sends a release that leaves a mark.
     eventually("the release is sent", SOON, async || {
         proxy.traffic().bytes_up > asked
     })

@@ -1,4 +1,4 @@
-//! Users, what they may see of each other, and the least that they need; and where their locks lie.
+//! Users: what they may see of each other, the least rights that they need, and where their locks are stored.
 
 use libtest_mimic::Trial;
 use lockcore::ErrorKind;
@@ -68,7 +68,7 @@ async fn nodes_of_a_user_are_closed_to_others(_: Store) {
     give_back(same.mutex("a").acquire().await.unwrap()).await;
 }
 
-/// The first, and each that follows it when it breaks.
+/// The first connection, and each one that replaces a broken one.
 async fn every_connection_with_tls_is_of_the_user(_: Store) {
     let ca = Authority::new();
     let server = ZooKeeperServer::with_tls(&ca.server(&["127.0.0.1"]), None, &[]);
@@ -102,7 +102,7 @@ async fn every_connection_with_tls_is_of_the_user(_: Store) {
     give_back(guard).await;
 }
 
-/// The servers believe whatever they are told, unless the scheme is switched off.
+/// The servers accept any credentials, unless the scheme is switched off.
 async fn credentials_that_are_refused_are_a_mistake(_: Store) {
     let refuses = ["DigestAuthenticationProvider.enabled=false"];
     let ca = Authority::new();
@@ -130,7 +130,7 @@ async fn credentials_that_are_refused_are_a_mistake(_: Store) {
     }
 }
 
-/// With what the guide asks for: nothing at the root, everything below the chroot's own node but to change its rights.
+/// With the rights that the guide lists: none at the root, and all below the chroot node except changing its rights.
 async fn a_user_with_the_documented_rights_can_do_everything(_: Store) {
     use zookeeper_client::{Acl, AuthId, Permission};
     let server = ZooKeeperServer::start();
@@ -148,7 +148,7 @@ async fn a_user_with_the_documented_rights_can_do_everything(_: Store) {
         .connect(&format!("127.0.0.1:{}", server.port()))
         .await
         .unwrap();
-    // The server writes down the identity that a digest stands for.
+    // The server stores the identity that belongs to a digest.
     let creators = CreateMode::Persistent.with_acls(Acls::creator_all());
     user.create("/whoami", b"", &creators).await.unwrap();
     let (identity, _) = user.get_acl("/whoami").await.unwrap();
@@ -167,7 +167,7 @@ async fn a_user_with_the_documented_rights_can_do_everything(_: Store) {
     tickets(&locks, "a", 2).await;
     give_back(guard).await;
     give_back(waiter.await.unwrap().unwrap()).await;
-    // One request that creates and deletes.
+    // A downgrade creates and deletes in one request.
     let mut writer = locks.rwlock("a").write().acquire().await.unwrap();
     let reader = begin(locks.rwlock("a").read().wait(SOON));
     tickets(&locks, "a", 2).await;

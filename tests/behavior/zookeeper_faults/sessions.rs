@@ -1,4 +1,4 @@
-//! Sessions that end, with their process or by themselves, and how long they are.
+//! Sessions that end, with their process or by themselves, and their length.
 
 use std::time::{Duration, Instant};
 
@@ -17,7 +17,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
-/// Which the server would carry, and count, for as long as it was to last.
+/// The server would keep such a session, and count it, until its timeout.
 async fn a_client_that_ends_leaves_no_session(_: Store) {
     let server = ZooKeeperServer::start();
     let sessions = || server.mntr().remove("zk_global_sessions").unwrap();
