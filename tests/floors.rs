@@ -1,5 +1,5 @@
-//! Which module uses which, read from the sources: a module uses what stands on its own floor or below, and never in
-//! a circle. `ARCHITECTURE.md` of lockcore draws the floors.
+//! Reads from the sources which module uses which. A module may use modules on its own floor or below, and never in a
+//! circle. `ARCHITECTURE.md` of lockcore describes the floors.
 
 #![allow(clippy::unwrap_used, reason = "a panic is the report")]
 
@@ -12,7 +12,7 @@ use syn::punctuated::Punctuated;
 use syn::visit::{self, Visit};
 use syn::{Attribute, Item, ItemMod, ItemUse, Meta, Token, UseTree, Visibility};
 
-/// Floors from the top, each with the modules of the crate's root that stand on it.
+/// The floors from top to bottom, each with its modules of the crate's root.
 type Floors<'a> = &'a [(&'a str, &'a [&'a str])];
 
 const LOCKCORE: Floors<'_> = &[
@@ -109,7 +109,7 @@ fn a_circle_and_a_use_of_a_higher_floor_are_found() {
     file("lib.rs", "mod up; mod down; mod aside; pub use up::Up;");
     file("up/mod.rs", "mod one; mod two; pub use one::Up;");
     file("up/one.rs", "use super::two::Two; pub struct Up(Two);");
-    // By way of what others hand on.
+    // Uses it through a re-export.
     file("up/two.rs", "pub struct Two(Option<Box<crate::Up>>);");
     file("down.rs", "fn f() { let _ = crate::aside::A; }");
     file(
@@ -198,16 +198,16 @@ fn circles(uses: &Uses) -> Vec<String> {
     circles
 }
 
-/// The modules of a crate that are not for tests alone, by their paths from its root, which is "".
+/// The modules of a crate, by their paths from its root, which is "". Modules only for tests are left out.
 struct Modules(BTreeMap<String, Module>);
 
 #[derive(Default)]
 struct Module {
-    /// What it uses, as it is written.
+    /// The paths that it uses, as written.
     paths: Vec<Vec<String>>,
-    /// What it hands on, by the name under which it does.
+    /// The paths that it re-exports, by their public names.
     handed_on: BTreeMap<String, Vec<String>>,
-    /// Names of modules inside of it.
+    /// The names of the modules inside it.
     children: BTreeSet<String>,
 }
 
@@ -218,7 +218,7 @@ impl Modules {
         modules
     }
 
-    /// Reads a file and those of its children, which lie in `folder`.
+    /// Reads a file and the files of its child modules, which are in `folder`.
     fn read_file(&mut self, file: &Path, folder: &Path, path: &str) {
         let text = fs::read_to_string(file).unwrap_or_else(|error| panic!("{file:?}: {error}"));
         let syntax = syn::parse_file(&text).unwrap_or_else(|error| panic!("{file:?}: {error}"));
@@ -247,7 +247,7 @@ impl Modules {
         }
     }
 
-    /// Which module uses which others. The root only declares and hands on.
+    /// The modules that each module uses. The root is left out: it only declares and re-exports.
     fn uses(&self) -> Uses {
         let mut uses = Uses::new();
         for (user, module) in self.0.iter().filter(|(user, _)| !user.is_empty()) {
@@ -263,7 +263,7 @@ impl Modules {
         uses
     }
 
-    /// The module of this crate in which what a path names is written down.
+    /// The module of this crate that defines the item at `path`.
     fn resolve(&self, user: &str, path: &[String]) -> Option<String> {
         let mut at = user.to_owned();
         let mut rest = path;
@@ -311,7 +311,7 @@ impl<'ast> Visit<'ast> for Module {
     fn visit_item_use(&mut self, item: &'ast ItemUse) {
         let is_handed_on = !matches!(item.vis, Visibility::Inherited);
         for (path, name) in leaves(&item.tree) {
-            // What comes from its own modules is only handed on.
+            // A re-export from its own modules is no use.
             let first = path[0].as_str();
             let is_own = self.children.contains(first) || first == "self";
             if is_handed_on {
@@ -350,7 +350,7 @@ fn leaves(tree: &UseTree) -> Vec<(Vec<String>, String)> {
     }
 }
 
-/// `#[cfg(test)]`, or with more conditions that have to hold as well.
+/// Whether there is a `#[cfg(test)]`, or one with further conditions that must hold too.
 fn is_for_tests(attributes: &[Attribute]) -> bool {
     fn needs_test(condition: &Meta) -> bool {
         let all = Punctuated::<Meta, Token![,]>::parse_terminated;

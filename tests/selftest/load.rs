@@ -35,7 +35,7 @@ fn load(arguments: &[&str]) -> Command {
     command
 }
 
-/// The last line of a run that asks for nothing.
+/// The report of a run that needs no input: its last line.
 fn report(arguments: &[&str]) -> Value {
     let mut process = Process::start(&mut load(arguments));
     process.close_input();
@@ -122,7 +122,7 @@ fn a_lock_changes_hands_on_command() {
 }
 
 fn a_herd_releases_as_often_as_asked() {
-    // Fewer than there are waiters, and more.
+    // Fewer releases than waiters, and more.
     for releases in ["3", "20"] {
         let arguments = ["memory:", "w6", "8", "0", releases, "a"];
         let mut process = Process::start(&mut load(&arguments));
@@ -185,7 +185,7 @@ fn the_driver_judges_four_processes_at_one_lock() {
         .output()
         .unwrap();
 
-    // Overlaps and errors are a failure; what a debug build on a busy machine reaches is not looked at.
+    // Overlaps and errors are failures. The speed of a debug build on a busy machine is not checked.
     let table = String::from_utf8(output.stdout).unwrap();
     assert!(output.status.success(), "{table}");
     for figure in [

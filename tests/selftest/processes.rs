@@ -21,13 +21,13 @@ pub(crate) fn facts() -> Vec<Trial> {
     facts
 }
 
-/// This binary, started again as a process that enters and stays.
+/// With this variable, this binary is a process that enters the resource and stays.
 const INSIDE: &str = "LOCKCORE_HARNESS_INSIDE";
 
 fn a_process_killed_inside_has_left_the_witness() {
     if let Some(folder) = std::env::var_os(INSIDE) {
         let _visit = FileWitness::in_folder(folder).write();
-        // On a line of its own: libtest-mimic, which captures no output, has begun one.
+        // On a line of its own, because libtest-mimic, which captures no output, has already begun a line.
         println!("\nINSIDE");
         loop {
             std::thread::park();

@@ -187,7 +187,7 @@ fn a_taken_port_is_recognised_and_another_tried() {
     let taken = tests::ports::listen();
     let port = taken.local_addr().unwrap().port().to_string();
 
-    // The argument outranks each port that the harness picks.
+    // The argument overrides every port that the harness picks.
     let panic = std::panic::catch_unwind(|| RedisServer::with(&["--port", &port])).unwrap_err();
 
     let message = panic.downcast_ref::<String>().unwrap();
@@ -228,7 +228,7 @@ fn commands_are_counted() {
     assert!(!since.contains_key("info"));
 }
 
-/// This binary, started again as the test process that dies.
+/// With this variable, this binary is the test process that dies.
 const DOOMED: &str = "LOCKCORE_HARNESS_DOOMED";
 
 fn a_server_dies_with_a_test_process_that_is_killed() {
@@ -238,7 +238,7 @@ fn a_server_dies_with_a_test_process_that_is_killed() {
     if std::env::var_os(DOOMED).is_some() {
         let server = RedisServer::start();
         let folder = server.command::<Vec<String>>(&["CONFIG", "GET", "dir"])[1].clone();
-        // On a line of its own: libtest-mimic, which captures no output, has begun one.
+        // On a line of its own, because libtest-mimic, which captures no output, has already begun a line.
         println!(
             "
 SERVER {} {folder}",
@@ -264,7 +264,7 @@ SERVER {} {folder}",
 
     doomed.kill();
 
-    // Init reaps it; where nobody does, it stays as a zombie, which serves nobody either.
+    // Init reaps it. Without that it stays as a zombie, which serves nobody either.
     wait_until("the server is gone", SOON, || {
         std::fs::read_to_string(format!("/proc/{pid}/stat"))
             .map_or(true, |stat| stat.contains(") Z "))

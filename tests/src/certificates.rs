@@ -1,5 +1,5 @@
-//! Certificates for servers and clients, made when they are asked for: sound ones, and each kind of bad one. The files
-//! go with the authority that issued them.
+//! Certificates for servers and clients, made on demand: valid ones, and one of each bad kind. The files are removed
+//! with the authority that issued them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use rcgen::{
 };
 use tempfile::TempDir;
 
-/// A CA of our own. No two have the same name: a chain that leads to another one is seen to.
+/// A CA of our own. Each has another name, so that a chain to the wrong one is noticed.
 #[derive(Debug)]
 pub struct Authority {
     issuer: CertifiedIssuer<'static, KeyPair>,
@@ -44,27 +44,27 @@ impl Authority {
         }
     }
 
-    /// Its own certificate.
+    /// The authority's own certificate.
     pub fn file(&self) -> &Path {
         &self.file
     }
 
-    /// For a server under these names and addresses.
+    /// A certificate for a server with these names and addresses.
     pub fn server(&self, hosts: &[&str]) -> Identity {
         self.issue(params(hosts, ExtendedKeyUsagePurpose::ServerAuth))
     }
 
-    /// The same, out of date.
+    /// The same, but expired.
     pub fn expired_server(&self, hosts: &[&str]) -> Identity {
         self.issue(expired(params(hosts, ExtendedKeyUsagePurpose::ServerAuth)))
     }
 
-    /// For a client.
+    /// A certificate for a client.
     pub fn client(&self) -> Identity {
         self.issue(params(&[], ExtendedKeyUsagePurpose::ClientAuth))
     }
 
-    /// The same, out of date.
+    /// The same, but expired.
     pub fn expired_client(&self) -> Identity {
         self.issue(expired(params(&[], ExtendedKeyUsagePurpose::ClientAuth)))
     }

@@ -1,9 +1,9 @@
-//! A child process that never outlives its test: it is killed when its value is dropped (a panic drops it too), and by
-//! a watcher when the test process itself is killed and can drop nothing.
+//! A child process that never outlives its test. It is killed when its value is dropped, which a panic does too. If the
+//! test process itself is killed and can drop nothing, a watcher kills the child.
 //!
-//! The watcher is a shell whose standard input is a pipe from us. Whatever ends us closes the pipe, and the shell kills
-//! the child. (`PR_SET_PDEATHSIG` would need `unsafe` code between fork and exec, and fires when the *thread* ends that
-//! started the child, which in a test is too early.)
+//! The watcher is a shell whose standard input is a pipe from us. When we end in any way, the pipe closes, and the
+//! shell kills the child. (`PR_SET_PDEATHSIG` would need `unsafe` code between fork and exec, and fires when the
+//! *thread* that started the child ends, which is too early in a test.)
 
 use std::io::{self, Write as _};
 use std::os::unix::process::CommandExt as _;
@@ -15,11 +15,11 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 
 use crate::eventually::poll;
 
-/// `$1` the child, `$2` a folder of its own or nothing. A line says that the child was reaped and its number may
-/// belong to somebody else by now; the end of the input without one says that we are gone.
+/// `$1` is the child, `$2` a folder of its own or nothing. A line means that the child was reaped and that its process
+/// id may belong to another process by now. End of input without a line means that we are gone.
 const WATCH: &str = r#"read -r line && exit 0; kill -KILL "$1"; [ -z "$2" ] || rm -rf -- "$2""#;
 
-/// A running child, or one that has ended by itself and is not yet reaped.
+/// A child that runs, or that has ended by itself and is not reaped yet.
 #[derive(Debug)]
 pub struct LeashedChild {
     child: Child,
@@ -27,9 +27,9 @@ pub struct LeashedChild {
 }
 
 impl LeashedChild {
-    /// Starts the command. `litter` is a temporary folder that goes with the child when we are killed.
+    /// Starts the command. `litter` is a temporary folder that the watcher removes when we are killed.
     ///
-    /// Both get process groups of their own, so that Ctrl-C at a terminal ends only us, and we end them.
+    /// Child and watcher get process groups of their own, so that Ctrl-C at a terminal ends only us, and we end them.
     pub fn spawn(command: &mut Command, litter: Option<&Path>) -> io::Result<Self> {
         let child = command.process_group(0).spawn()?;
         let watcher = Command::new("sh")
@@ -53,7 +53,7 @@ impl LeashedChild {
         self.child.id()
     }
 
-    /// How it ended, when it has.
+    /// Its exit status, once it has ended.
     pub fn ended(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().unwrap()
     }
@@ -71,10 +71,11 @@ impl LeashedChild {
         self.signal(Signal::CONT);
     }
 
-    /// SIGTERM, also to a frozen child; panics when it does not end within the time.
+    /// Sends SIGTERM, also to a frozen child. Panics if it does not end within the time.
     pub fn stop(mut self, within: Duration) -> ExitStatus {
         self.signal(Signal::TERM);
-        // Past `signal`, because it may have ended in between; not reaped, it still owns its number.
+        // Not by `signal`, because the child may have ended meanwhile. Until it is reaped, its process id stays its
+        // own.
         kill_process(self.id(), Signal::CONT).unwrap();
         let status = poll(within, || self.ended());
         status.unwrap_or_else(|| {
@@ -85,7 +86,7 @@ impl LeashedChild {
         })
     }
 
-    /// SIGKILL, and reaps. A frozen child dies of it too.
+    /// Sends SIGKILL and reaps the child. A frozen child dies of it too.
     pub fn kill(self) {
         drop(self);
     }
@@ -95,7 +96,7 @@ impl LeashedChild {
     }
 
     pub(crate) fn signal(&mut self, signal: Signal) {
-        // Asked first: the number of a child that was reaped may belong to somebody else.
+        // Checked first: the process id of a reaped child may belong to another process.
         if let Some(status) = self.ended() {
             panic!("child {} has ended by itself: {status}", self.pid());
         }
@@ -109,7 +110,7 @@ impl LeashedChild {
 
 impl Drop for LeashedChild {
     fn drop(&mut self) {
-        // Nothing here may panic: the test may be panicking already.
+        // Nothing here may panic, because the test may be panicking already.
         let _ = self.child.kill();
         let _ = self.child.wait();
         if let Some(mut pipe) = self.watcher.stdin.take() {
@@ -137,7 +138,7 @@ mod tests {
         LeashedChild::spawn(Command::new("sleep").arg("600"), None).unwrap()
     }
 
-    /// `None` when there is no such process, else its state letter (Z is a zombie that nobody reaped).
+    /// The state letter of a process (Z is a zombie that nobody reaped), or `None` when there is no such process.
     fn state(pid: u32) -> Option<char> {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
         stat.rsplit_once(") ")?.1.chars().next()

@@ -1,15 +1,15 @@
-//! Waiting for something to become true. The only place in the tests that polls: where an event can be awaited
-//! instead, await the event.
+//! Waits for something to become true. This is the only place in the tests that polls: where an event can be awaited,
+//! await the event.
 
 use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::stalls;
 
-/// Short against anything that a test measures, long enough not to keep one of two cores busy.
+/// Short compared with everything that a test measures, and long enough not to keep one of two cores busy.
 const STEP: Duration = Duration::from_millis(2);
 
-/// How long to go on asking. The time in which the machine stood still does not count: nothing can come true in it.
+/// The time limit. Time in which the machine stalls does not count, because nothing can become true in it.
 struct Patience {
     began: Instant,
     within: Duration,
@@ -24,13 +24,13 @@ impl Patience {
         }
     }
 
-    /// Asked before each step, so that a slow answer still counts once more.
+    /// Checked before each step, so that there is one more try after a slow answer.
     fn is_over(&self) -> bool {
         stalls::awake_since(self.began) >= self.within
     }
 }
 
-/// Asks until there is an answer; `None` when there was none within the time.
+/// Asks until there is an answer. Returns `None` if there was none within the time.
 pub fn poll<T>(within: Duration, mut answer: impl FnMut() -> Option<T>) -> Option<T> {
     let patience = Patience::new(within);
     loop {
@@ -45,14 +45,14 @@ pub fn poll<T>(within: Duration, mut answer: impl FnMut() -> Option<T>) -> Optio
     }
 }
 
-/// Blocks the thread until it holds; panics with `what` when it does not within the time.
+/// Blocks the thread until the condition holds. Panics with `what` if it does not within the time.
 pub fn wait_until(what: &str, within: Duration, mut holds: impl FnMut() -> bool) {
     if poll(within, || holds().then_some(())).is_none() {
         panic!("not within {within:?}: {what}");
     }
 }
 
-/// The same for async code: the runtime's threads stay free.
+/// The same for async code. It does not block the runtime's threads.
 pub async fn eventually(what: &str, within: Duration, mut holds: impl AsyncFnMut() -> bool) {
     let patience = Patience::new(within);
     loop {
@@ -106,7 +106,7 @@ mod tests {
         });
 
         assert!(answer.is_none());
-        asked.pop(); // once more after the end
+        asked.pop(); // asked once more after the limit
         assert!(asked.iter().all(|at| *at < within), "{asked:?}");
     }
 

@@ -1,6 +1,6 @@
-//! A fact of the suite as a libtest-mimic trial: it runs, or shows as ignored with the reason. When the runner demands
-//! every server (`tests/run` does), one that lacks a server fails with that reason. Nothing passes because nothing was
-//! there.
+//! A fact of the suite as a libtest-mimic trial. If it cannot run, it shows as ignored, with the reason. When the
+//! runner demands every server (as `tests/run` does), a fact without its server fails with that reason. A fact never
+//! passes because its server was missing.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::Instant;
@@ -9,7 +9,8 @@ use libtest_mimic::{Failed, Trial};
 
 use crate::stalls;
 
-/// `needs` is the reason why it cannot run here, from for example [`RedisServer::available`](crate::redis_server::RedisServer::available).
+/// `needs` is the reason why the fact cannot run here, for example from
+/// [`RedisServer::available`](crate::redis_server::RedisServer::available).
 pub fn fact(
     name: impl Into<String>,
     needs: Result<(), String>,
@@ -18,7 +19,8 @@ pub fn fact(
     judge(name.into(), needs, servers_required(), body)
 }
 
-/// `may` is the reason why this user may not run it here, which no server mends: shown as ignored wherever it is run.
+/// `may` is the reason why this user may not run the fact here, which no server can change. It shows as ignored
+/// everywhere.
 pub fn fact_if_allowed(
     name: impl Into<String>,
     may: Result<(), String>,
@@ -27,7 +29,7 @@ pub fn fact_if_allowed(
     judge(name.into(), may, false, body)
 }
 
-/// Set by `tests/run`: what is missing is a failure there.
+/// Set by `tests/run`: there a missing server is a failure.
 pub fn servers_required() -> bool {
     is_on("LOCKCORE_REQUIRE_SERVERS")
 }
@@ -49,15 +51,15 @@ fn judge(
             Ok(())
         }),
         Err(reason) if required => Trial::test(name, move || Err(Failed::from(reason))),
-        // The kind is printed in brackets before the name, also for what is ignored.
+        // The kind is printed in brackets before the name, also for ignored trials.
         Err(reason) => Trial::test(name, || Ok(()))
             .with_kind(reason)
             .with_ignored_flag(true),
     }
 }
 
-/// Runs a fact. If it fails, says for how long the machine stood still meanwhile, to those who read the failure. It is a
-/// failure all the same: a stall is when a lock has to prove itself.
+/// Runs a fact. If it fails, prints for how long the machine stalled meanwhile. It is still a failure, because a lock
+/// has to be safe during a stall too.
 fn run(name: &str, body: impl FnOnce()) {
     let began = Instant::now();
     if let Err(panic) = catch_unwind(AssertUnwindSafe(body)) {

@@ -1,14 +1,14 @@
-//! A wall clock of one server that can be made to jump, by libfaketime.
+//! A wall clock of one server that a test can make jump, by libfaketime.
 //!
-//! The library is preloaded into the server and reads its offset from a file at each look at the clock, so that a jump
-//! takes effect at once. The monotonic clock stays true, as it does when an operator or NTP steps a machine's time.
+//! The server preloads libfaketime, which reads its offset from a file each time the clock is read, so a jump takes
+//! effect at once. The monotonic clock stays correct, as it does when an operator or NTP changes the time of a machine.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-/// Where a server's wall clock stands beside the machine's.
+/// The offset of a server's wall clock from the machine's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Clock {
     Ahead(Duration),
@@ -24,7 +24,7 @@ pub struct FakeClock {
 }
 
 impl FakeClock {
-    /// A true clock at first; its offset is kept in the folder.
+    /// Makes a clock that is correct at first. Its offset is in a file in the folder.
     pub fn in_folder(folder: &Path) -> Result<Self, String> {
         let clock = Self {
             library: library()?,
@@ -34,28 +34,28 @@ impl FakeClock {
         Ok(clock)
     }
 
-    /// Whether the library is there; the error says how to get it.
+    /// Whether libfaketime is installed. The error says how to get it.
     pub fn available() -> Result<(), String> {
         library().map(drop)
     }
 
-    /// The next look at the clock sees it.
+    /// Sets the clock, from its next reading on.
     pub fn set(&self, clock: Clock) {
         let offset = match clock {
             Clock::Ahead(by) => format!("+{}\n", by.as_secs_f64()),
             Clock::True => "+0\n".into(),
             Clock::Behind(by) => format!("-{}\n", by.as_secs_f64()),
         };
-        // Renamed into place: the server must never read half an offset.
+        // Renamed into place, so that the server never reads half an offset.
         let draft = self.offset.with_extension("draft");
         fs::write(&draft, offset).unwrap();
         fs::rename(&draft, &self.offset).unwrap();
     }
 
-    /// Makes the command's process live by this clock.
+    /// Makes the command's process use this clock.
     ///
-    /// The C library goes before the program's own libraries, so that its `malloc` is used: jemalloc, which Debian's
-    /// Redis links, looks at the clock while libfaketime still asks it for its first memory, and neither gets further.
+    /// The C library is loaded before the program's own libraries, so that its `malloc` is used. Debian's Redis links
+    /// jemalloc, which reads the clock while libfaketime still waits for its first memory from it, and both would hang.
     pub fn preload_into(&self, command: &mut Command) {
         command
             .env(
@@ -63,9 +63,9 @@ impl FakeClock {
                 format!("{} libc.so.6", self.library.display()),
             )
             .env("FAKETIME_TIMESTAMP_FILE", &self.offset)
-            .env("FAKETIME_NO_CACHE", "1") // else a jump is seen up to 10 s late
+            .env("FAKETIME_NO_CACHE", "1") // otherwise a jump is seen up to 10 s late
             .env("FAKETIME_DONT_FAKE_MONOTONIC", "1")
-            .env("DONT_FAKE_MONOTONIC", "1"); // the name before libfaketime 0.9.9
+            .env("DONT_FAKE_MONOTONIC", "1"); // its name before libfaketime 0.9.9
     }
 }
 

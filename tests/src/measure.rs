@@ -1,5 +1,5 @@
-//! What the programs `load` and `bench` measure with: one clock for all processes of a machine, percentiles, and what a
-//! process has cost. Who held a lock when is in [`turns`](crate::turns).
+//! How the programs `load` and `bench` measure: one clock for all processes of a machine, percentiles, and the cost of
+//! a process. The record of a lock's holders is in [`turns`](crate::turns).
 
 use std::fs;
 
@@ -24,7 +24,7 @@ fn nanos(clock: ClockId) -> u64 {
     time.tv_sec.unsigned_abs() * 1_000_000_000 + time.tv_nsec.unsigned_abs()
 }
 
-/// Memory of this process that is in RAM, in kB; zero where there is no `/proc`.
+/// The resident memory of this process, in kB. Zero where there is no `/proc`.
 pub fn resident_kb() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
@@ -43,7 +43,7 @@ impl Durations {
         Self(nanos)
     }
 
-    /// The value that so many per cent do not exceed, in microseconds; zero when there is none at all.
+    /// The value that so many percent of the durations do not exceed, in microseconds. Zero if there are none.
     pub fn percentile_us(&self, percent: usize) -> f64 {
         let rank = (self.0.len() * percent).div_ceil(100).max(1);
         self.0
@@ -51,7 +51,7 @@ impl Durations {
             .map_or(0.0, |nanos| *nanos as f64 / 1e3)
     }
 
-    /// Zero when there is none at all.
+    /// The mean in microseconds. Zero if there are no durations.
     pub fn mean_us(&self) -> f64 {
         let sum: u64 = self.0.iter().sum();
         sum as f64 / 1e3 / self.0.len().max(1) as f64

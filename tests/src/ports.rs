@@ -1,8 +1,8 @@
 //! Loopback ports for servers and proxies.
 //!
-//! They are taken below the range from which the kernel gives local ports to outgoing connections: while a server is
-//! down, a client that keeps reconnecting could otherwise be given the server's own port, connect to itself, and keep
-//! the server from coming back.
+//! They are below the range from which the kernel gives local ports to outgoing connections. Otherwise, while a server
+//! is down, a client that keeps reconnecting could get the server's own port, connect to itself, and keep the server
+//! from coming back.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -18,8 +18,8 @@ pub fn listen() -> TcpListener {
     free.unwrap_or_else(|| panic!("none of 1,000 loopback ports in {range:?} could be bound"))
 }
 
-/// A port that was free just now, and another one each time: a caller that asks for several binds them later. Another process may
-/// take it before a server has bound it: be ready to ask again.
+/// A port that was free a moment ago. Each call returns another one, so a caller can get several and bind them later.
+/// Another process may take the port before a server binds it: be ready to ask again.
 pub fn free_port() -> u16 {
     static GIVEN: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
     let mut given = GIVEN.lock().unwrap();
@@ -30,7 +30,7 @@ pub fn free_port() -> u16 {
 }
 
 fn outside_the_ephemeral_range() -> Range<u16> {
-    // The kernel's default where it cannot be read.
+    // The kernel's default, where the range cannot be read.
     let told = fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range")
         .unwrap_or_else(|_| "32768 60999".into());
     let mut bounds = told
@@ -63,7 +63,7 @@ mod tests {
 
     #[test]
     fn no_free_port_is_given_twice() {
-        // Drawn at random from 22,000, some eight pairs of 600 would be alike.
+        // With random draws from 22,000, about eight pairs of 600 would be equal.
         let ports: BTreeSet<u16> = (0..600).map(|_| free_port()).collect();
 
         assert_eq!(ports.len(), 600);

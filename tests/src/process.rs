@@ -1,7 +1,7 @@
-//! Helper processes: told what to do by lines on their standard input, answering by lines on their standard output.
-//! [`Holder`] speaks with the program `holder` of this package, which takes and releases locks through the public API.
+//! Helper processes. They read commands as lines on standard input and answer with lines on standard output. [`Holder`]
+//! talks to the program `holder` of this package, which acquires and releases locks through the public API.
 //!
-//! They are what may be killed or frozen while it holds something; what they print on standard error is passed through.
+//! They may be killed or frozen while they hold something. Their standard error is passed through.
 
 use std::ffi::OsStr;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -15,27 +15,27 @@ use rustix::process::Signal;
 use crate::child::LeashedChild;
 use crate::eventually::poll;
 
-/// For answers that a busy machine may delay and nothing else should.
+/// For answers that only a busy machine may delay.
 const ANSWER: Duration = Duration::from_secs(20);
 
-/// A helper process; killed when dropped.
+/// A helper process. It is killed when this is dropped.
 #[derive(Debug)]
 pub struct Process {
     child: LeashedChild,
-    /// `None` once it was closed.
+    /// `None` once it is closed.
     input: Option<ChildStdin>,
     lines: mpsc::Receiver<String>,
 }
 
 impl Process {
-    /// Starts the command with its standard input and output in our hands.
+    /// Starts the command with pipes for its standard input and output.
     pub fn start(command: &mut Command) -> Self {
         let child = LeashedChild::spawn(command.stdin(Stdio::piped()).stdout(Stdio::piped()), None);
         let mut child = child.unwrap_or_else(|error| panic!("{command:?}: {error}"));
         let input = child.std().stdin.take();
         let output = child.std().stdout.take().unwrap();
         let (line, lines) = mpsc::channel();
-        // Ends with the child's output.
+        // This thread ends when the child's output ends.
         thread::spawn(move || {
             for text in BufReader::new(output).lines().map_while(Result::ok) {
                 if line.send(text).is_err() {
@@ -54,7 +54,7 @@ impl Process {
         self.child.pid()
     }
 
-    /// Tells it a line.
+    /// Sends it a line.
     pub fn say(&mut self, line: &str) {
         let input = self.input.as_mut().expect("its input is closed");
         if let Err(error) = writeln!(input, "{line}") {
@@ -62,12 +62,12 @@ impl Process {
         }
     }
 
-    /// Ends its input; what it says upon that can still be heard.
+    /// Closes its input. Its output can still be read.
     pub fn close_input(&mut self) {
         self.input = None;
     }
 
-    /// Its next line; `None` when there was none within the time.
+    /// Its next line, or `None` if there was none within the time.
     pub fn hear(&mut self, within: Duration) -> Option<String> {
         match self.lines.recv_timeout(within) {
             Ok(line) => Some(line),
@@ -76,7 +76,7 @@ impl Process {
         }
     }
 
-    /// The rest of its next line after `word`; panics when another line comes, or none within the time.
+    /// The rest of its next line after `word`. Panics if another line comes, or none within the time.
     pub fn expect(&mut self, word: &str, within: Duration) -> String {
         let line = poll(within, || self.hear(Duration::from_millis(100)))
             .unwrap_or_else(|| panic!("no {word} within {within:?}"));
@@ -106,13 +106,13 @@ impl Process {
         self.child.signal(signal);
     }
 
-    /// How it ended, within the time.
+    /// Its exit status, once it has ended within the time.
     pub fn ended(&mut self, within: Duration) -> ExitStatus {
         let status = poll(within, || self.child.ended());
         status.unwrap_or_else(|| panic!("process {} goes on", self.pid()))
     }
 
-    /// Ends its input, upon which it should end by itself.
+    /// Closes its input, after which it should end by itself.
     pub fn finish(self, within: Duration) {
         let Self {
             mut child,
@@ -140,12 +140,12 @@ pub struct HolderOptions {
     pub ttl: Duration,
     pub wait: Duration,
     pub renew: bool,
-    /// More of its environment.
+    /// Further environment variables.
     pub variables: Vec<(String, String)>,
 }
 
 impl HolderOptions {
-    /// A mutex with the defaults that suit most tests: renewed, and waited for longer than a test waits for it.
+    /// A mutex with defaults that suit most tests: renewed, and with a wait that is longer than a test needs.
     pub fn mutex(url: &str, name: &str) -> Self {
         Self {
             url: url.into(),
@@ -160,14 +160,14 @@ impl HolderOptions {
 }
 
 impl Holder {
-    /// Starts the program; nothing is asked of the store yet. In a test of this package the program is
+    /// Starts the program, which sends nothing to the store yet. In a test of this package the program is
     /// `env!("CARGO_BIN_EXE_holder")`.
     pub fn start(program: impl AsRef<OsStr>, options: &HolderOptions) -> Self {
         let mut command = Command::new(program);
         command
             .args(options.lock.split(' '))
             .args((!options.renew).then_some("--no-renew"))
-            // A machine that stalls is not a store that fails.
+            // A stalled machine must not look like a failing store.
             .env("LOCK_OP_TIMEOUT", "30s")
             .envs(options.variables.iter().cloned())
             .env("LOCK_URL", &options.url)
@@ -177,23 +177,23 @@ impl Holder {
         Self(Process::start(&mut command))
     }
 
-    /// Acquires and returns the token; panics when the lock is not granted.
+    /// Acquires the lock and returns the token. Panics if the lock is not granted.
     pub fn acquire(&mut self) -> u64 {
         self.ask_to_acquire();
         self.held(ANSWER)
     }
 
-    /// Makes it wait for the lock; [`held`](Self::held) tells when it has it.
+    /// Makes it wait for the lock. [`held`](Self::held) returns when it has it.
     pub fn ask_to_acquire(&mut self) {
         self.0.say("acquire");
     }
 
-    /// The token of the acquisition that was asked for.
+    /// Waits for the acquisition that was requested, and returns its token.
     pub fn held(&mut self, within: Duration) -> u64 {
         self.0.expect("HELD", within).parse().unwrap()
     }
 
-    /// Asks without waiting: the token, or the kind of the error.
+    /// Tries without waiting. Returns the token, or the kind of the error.
     pub fn try_acquire(&mut self) -> Result<u64, String> {
         self.0.say("try");
         let answer = self.0.hear(ANSWER).expect("no answer to `try`");
@@ -204,25 +204,25 @@ impl Holder {
         }
     }
 
-    /// Lets readers in.
+    /// Downgrades its write hold, which lets readers in.
     pub fn downgrade(&mut self) {
         self.0.say("downgrade");
         assert_eq!(self.0.expect("DOWNGRADED", ANSWER), "");
     }
 
-    /// `Released` or `AlreadyLost`.
+    /// Releases the lock: `Released` or `AlreadyLost`.
     pub fn release(&mut self) -> String {
         self.0.say("release");
         self.0.expect("RELEASED", ANSWER)
     }
 
-    /// Whether its guard is still valid by its own judgement.
+    /// Whether its guard considers itself valid.
     pub fn is_valid(&mut self) -> bool {
         self.0.say("valid");
         self.0.expect("VALID", ANSWER).parse().unwrap()
     }
 
-    /// Waits until its guard is lost, and why.
+    /// Waits until its guard is lost, and returns the reason.
     pub fn lost(&mut self, within: Duration) -> String {
         self.0.say("lost");
         self.0.expect("LOST", within)
@@ -232,12 +232,12 @@ impl Holder {
         &mut self.0
     }
 
-    /// Ends its input, upon which it drops its guard, shuts its client down and ends.
+    /// Closes its input, after which it drops its guard, shuts its client down and ends.
     pub fn finish(self, within: Duration) {
         self.0.finish(within);
     }
 
-    /// SIGKILL, whatever it holds or waits for.
+    /// Sends SIGKILL, whatever it holds or waits for.
     pub fn kill(self) {
         self.0.kill();
     }

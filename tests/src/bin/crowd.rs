@@ -1,8 +1,8 @@
 //! Many tasks that want one lock: `crowd NAME TASKS SECONDS FOLDER`.
 //!
-//! Each takes the mutex over and over; inside it visits the file witness in the folder and writes its token to the end
-//! of the file `tokens` there. What goes wrong with the lock is counted and tried again. Prints `DONE <visits>
-//! <errors>`. Which store comes from the `LOCK_…` variables.
+//! Each task acquires the mutex again and again. Inside, it visits the file witness in FOLDER and appends its token to
+//! the file `tokens` there. Errors of the lock are counted, and the task tries again. Prints `DONE <visits> <errors>`.
+//! The `LOCK_…` variables choose the store.
 
 #![allow(clippy::unwrap_used, reason = "a panic is the report")]
 

@@ -1,12 +1,12 @@
-//! What failovers cost: `failovers [--rounds 20]`.
+//! Measures the cost of failovers: `failovers [--rounds 20]`.
 //!
-//! Many tasks in several processes take locks over and over, at a Redis master with two replicas and three sentinels. Again
-//! and again the master is replaced: because somebody asks for that, because it was killed, or because it froze. Each holder
-//! enters a resource with its fencing token, at a Redis of its own, writes once more a little later, and leaves. The resource
-//! refuses a token that is lower than one it has seen, and sees who enters while somebody is inside. Some tasks of each
-//! process hold a lock of their own all the time.
+//! Many tasks in several processes acquire locks again and again, at a Redis master with two replicas and three
+//! sentinels. The master is replaced repeatedly: on request, because it was killed, or because it froze. Each holder
+//! enters a resource with its fencing token, writes once more a little later, and leaves. The resource is a Redis of
+//! its own. It refuses a token that is lower than one it has seen, and notices a holder that enters while another is
+//! inside. Some tasks of each process hold a lock of their own all the time.
 //!
-//! Prints a row for each round, and what all rounds together have come to.
+//! Prints a row for each round, and the totals of all rounds.
 
 #![allow(
     clippy::unwrap_used,
@@ -37,7 +37,7 @@ const TTL: Duration = Duration::from_secs(10);
 const DOWN_AFTER: Duration = Duration::from_secs(1);
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// KEYS: the name, all names together. ARGV: what to do, the token as 20 digits, the task. Returns 1, or 0 if refused.
+/// KEYS: the name, all names together. ARGV: the action, the token as 20 digits, the task. Returns 1, or 0 if refused.
 const RESOURCE: &str = "
 local name, all, token, task = KEYS[1], KEYS[2], ARGV[2], ARGV[3]
 if ARGV[1] == 'leave' then
@@ -80,11 +80,11 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Part {
-    /// One process: until its input ends.
+    /// Runs the tasks of one process, until its input ends.
     Tasks { url: String, resource: String },
 }
 
-/// Of each process: as many share names with the other processes, and as many hold one of their own.
+/// Tasks of each process that share names with the other processes. As many tasks hold a lock of their own.
 const SHARING: usize = 12;
 const HOLDING: usize = 4;
 const NAMES: usize = 6;
@@ -100,7 +100,7 @@ fn main() {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum How {
     Asked,
-    /// Asked for while the old master holds all writes back, so that its replicas have everything.
+    /// A failover on request while the old master holds back all writes, so that its replicas have everything.
     Paused,
     Killed,
     Frozen,
@@ -288,7 +288,7 @@ impl Task {
         self.counts
     }
 
-    /// Holds until the lock is lost, and takes it again.
+    /// Holds the lock until it is lost, and acquires it again.
     async fn holds(mut self) -> Counts {
         while !*self.stopped.borrow() {
             let Some(guard) = self.acquire("own").await else {
@@ -316,7 +316,7 @@ impl Task {
             }
             Err(error) => {
                 self.failed(which, "acquire", &error);
-                // As a service does that tells its caller to come again.
+                // Pauses, like a client of a service that said "try again later".
                 tokio::time::sleep(Duration::from_millis(fastrand::u64(1..20))).await;
                 None
             }

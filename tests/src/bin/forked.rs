@@ -1,5 +1,5 @@
-//! A process that forks: what becomes of the parent's lock in the child, and what a client of the child's own can do at a
-//! store.
+//! A process that forks. It shows what happens to the parent's lock in the child, and what a client that the child
+//! makes can do at a store.
 //!
 //! ```text
 //! forked URL           the parent holds `parent` when it forks
@@ -27,15 +27,15 @@ struct Arguments {
     url: String,
     #[arg(long, default_value = "test")]
     namespace: String,
-    /// Asks for nothing before the fork.
+    /// Sends no request before the fork.
     #[arg(long)]
     idle: bool,
-    /// Forks under the lock.
+    /// Forks while it holds the lock.
     #[arg(long, conflicts_with = "idle")]
     body: bool,
 }
 
-// The runtimes are made by hand: that of the parent has no threads in the child.
+// The runtimes are made by hand, because the parent's runtime has no threads in the child.
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let arguments = Arguments::parse();
     let runtime = runtime()?;
@@ -87,7 +87,7 @@ fn body(runtime: &Runtime, locks: &Locks) -> Result<(), Box<dyn std::error::Erro
     outcome
 }
 
-/// What the parent has, as the child sees it. All of it is dropped here.
+/// Shows the parent's lock and client as the child sees them, and drops them.
 fn parents(locks: &Locks, held: Option<Guard>) -> Result<(), Box<dyn std::error::Error>> {
     let Some(held) = held else { return Ok(()) };
     let runtime = runtime()?;

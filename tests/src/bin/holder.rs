@@ -1,4 +1,4 @@
-//! A process that holds a lock and may be killed: told what to do by lines on standard input.
+//! A process that holds a lock and may be killed. Lines on standard input tell it what to do.
 //!
 //! ```text
 //! acquire   → HELD <token> | FAILED <kind>     waits as long as LOCK_WAIT says
@@ -9,8 +9,8 @@
 //! lost      → LOST <reason>                    when the guard is lost
 //! ```
 //!
-//! Which store, namespace, ttl and wait come from the `LOCK_…` variables. The end of standard input ends it: a guard
-//! that it still has is dropped.
+//! The `LOCK_…` variables choose the store, namespace, ttl and wait. The process ends when its standard input ends, and
+//! drops a guard that it still has.
 
 use std::io::{self, BufRead as _};
 use std::time::Duration;
@@ -22,7 +22,7 @@ use lockcore::{Error, Guard, Lock, Locks};
 struct Arguments {
     #[command(subcommand)]
     lock: Which,
-    /// Does not keep the lease alive.
+    /// Does not renew the lease.
     #[arg(long, global = true)]
     no_renew: bool,
 }
@@ -67,7 +67,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let lock = Arguments::parse().lock(&locks);
     let mut guard = None;
 
-    // On the runtime's main thread, which drives nothing else: blocking it for the next line holds up nobody.
+    // This is the runtime's main thread, which drives nothing else, so blocking it for the next line delays nothing.
     for line in io::stdin().lock().lines() {
         match line?.as_str() {
             "acquire" => guard = report(lock.acquire().await),

@@ -1,8 +1,8 @@
-//! Compares the public API of the published crates with the snapshots in `tests/api`, so that nobody changes it unawares:
-//! `cargo run -p tests --bin public-api`, and with `--update` after a change that is meant.
+//! Compares the public API of the published crates with the snapshots in `tests/api`, so that no change goes unnoticed:
+//! `cargo run -p tests --bin public-api`, and with `--update` after an intended change.
 //!
-//! It reads what rustdoc writes as JSON, whose form changes with the toolchain. So it says with which one it works, and
-//! compares nothing with another. Where `CI` is `true` it fails instead.
+//! It reads rustdoc's JSON, whose format changes with the toolchain. So it names the toolchain that it works with, and
+//! compares nothing with another one. Where `CI` is `true` it fails instead.
 
 #![allow(clippy::unwrap_used, reason = "a panic is the report")]
 
@@ -43,8 +43,8 @@ fn compare(arguments: Arguments) -> ExitCode {
         || tests.join("../target"),
         |folder| tests.join("..").join(folder),
     );
-    // With every feature of every member, as the docs are built: then only rustdoc runs again. Cargo itself is as stable
-    // as ever.
+    // With every feature of every member, like the docs: then only rustdoc has to run again. This does not change the
+    // stability of cargo itself.
     let written = Command::new("cargo")
         .args([
             "doc",

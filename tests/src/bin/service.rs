@@ -1,8 +1,8 @@
-//! A service as the README has it: work under a lock, until a signal ends it. It says `HELD` when it is at work, which
-//! never comes to an end, and `ENDED` when it has given everything back.
+//! A service like the one in the README: work under a lock until a signal ends it. It prints `HELD` when it works, and
+//! its work never ends by itself. It prints `ENDED` when it has released everything.
 //!
-//! Which store, namespace and ttl come from the `LOCK_…` variables, the key from the first argument. Without a key it has
-//! no work: it says `LISTENS` and looks for a signal when it is told a line.
+//! The `LOCK_…` variables choose the store, namespace and ttl. The first argument is the key. Without a key there is no
+//! work: it prints `LISTENS`, waits for a line, and then looks for a signal.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ async fn main() -> Result<(), Error> {
         None => {
             let stopped = lockcore::stop_signal();
             println!("LISTENS");
-            // Blocks the thread that would poll it.
+            // Blocks the thread that would poll the signal.
             let _ = std::io::stdin().read_line(&mut String::new());
             stopped.await;
         }

@@ -1,5 +1,5 @@
-//! Runs a command with `LOCK_URL` set to a server of its own, which is gone when the command has ended:
-//! `cargo run -p tests --bin with-store -- zookeeper cargo run --example checkout`.
+//! Runs a command with `LOCK_URL` set to a server of its own, which ends with the command: `cargo run -p tests --bin
+//! with-store -- zookeeper cargo run --example checkout`.
 
 use std::ffi::OsStr;
 use std::process::{Command, ExitCode};
@@ -16,13 +16,13 @@ fn main() -> ExitCode {
         return usage();
     };
     store.available().map_or_else(failure, |()| {
-        // Bound, so that it lives until the command has ended.
+        // Kept in a variable, so that it lives until the command has ended.
         let server = store.start();
         run(command, &server.url())
     })
 }
 
-/// Stores at which processes can meet.
+/// The stores that several processes can share.
 fn offered() -> impl Iterator<Item = &'static dyn Store> {
     stores::by_url().filter(|store| store.capability().cross_process)
 }
@@ -36,7 +36,7 @@ fn run(command: &[impl AsRef<OsStr>], url: &str) -> ExitCode {
         .env("LOCK_URL", url)
         .status();
     match status {
-        // A command that a signal ended has no code.
+        // A command that was ended by a signal has no exit code.
         Ok(status) => status
             .code()
             .and_then(|code| u8::try_from(code).ok())
