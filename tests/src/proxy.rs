@@ -1,7 +1,7 @@
-//! A TCP proxy in front of a server: cuts, freezes and delays what goes through, and loses replies.
+//! A TCP proxy in front of a server. It cuts, freezes and delays connections, and loses replies.
 //!
-//! It runs on a thread and a runtime of its own, so that a test that blocks its runtime does not stop it. Every verb has
-//! taken effect when it returns. What happens inside one connection is in `pump`.
+//! It runs on its own thread and runtime, so that a test that blocks its runtime does not stop it. Every method has
+//! taken effect when it returns. One connection is handled in `pump`.
 
 mod pump;
 
@@ -17,34 +17,35 @@ use tokio::sync::watch;
 use self::pump::Broken;
 use crate::ports::listen;
 
-/// A proxy on a loopback port of its own; gone, with its connections, with its value.
+/// A proxy on its own loopback port. Dropping it closes its port and its connections.
 #[derive(Debug)]
 pub struct Proxy {
     port: u16,
-    /// `None` only while it is dropped: the end of the rules ends the thread.
+    /// `None` only during the drop: the end of the rules ends the thread.
     rules: Option<watch::Sender<Rules>>,
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// What went through, over the proxy's life.
+/// The traffic over the proxy's life.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
-    /// Connections accepted, without those refused while cut.
+    /// Accepted connections, without those refused while cut.
     pub connections: u64,
     /// Bytes from clients that were passed on.
     pub bytes_up: u64,
     /// Bytes from the server that were passed on.
     pub bytes_down: u64,
-    /// Reads from clients that brought something: for a client that sends one request at a time, its requests.
+    /// Reads from clients that returned data. For a client that sends one request at a time, this is the number of its
+    /// requests.
     pub chunks_up: u64,
-    /// Requests that [`Proxy::lose_replies`] was looking for and saw, answered or not.
+    /// Requests that [`Proxy::lose_replies`] recognised, whether or not they were answered.
     pub recognised: u64,
-    /// Connections that were ended by [`Proxy::lose_replies`].
+    /// Connections that [`Proxy::lose_replies`] ended.
     pub replies_lost: u64,
 }
 
-/// The rules that every connection obeys, now and after each change.
+/// The rules for every connection. A change takes effect at once.
 #[derive(Clone, Copy, Debug, Default)]
 struct Rules {
     cut: bool,
@@ -61,10 +62,10 @@ impl Rules {
     }
 }
 
-/// What the connections share beside the rules.
+/// What the connections share besides the rules.
 #[derive(Debug, Default)]
 struct Shared {
-    /// The port that new connections lead to.
+    /// The server's port for new connections.
     server: AtomicU16,
     /// Connections that are open now.
     open: Mutex<usize>,
@@ -86,7 +87,7 @@ struct Trap {
 }
 
 impl Proxy {
-    /// A proxy to a server on a loopback port, which need not be up yet.
+    /// A proxy to a server on a loopback port. The server need not be up yet.
     pub fn to(server: u16) -> Self {
         let listener = listen();
         let port = listener.local_addr().unwrap().port();
@@ -117,7 +118,7 @@ impl Proxy {
         self.port
     }
 
-    /// Where a Redis client finds the server through the proxy.
+    /// The URL with which a Redis client reaches the server through the proxy.
     pub fn url(&self) -> String {
         format!("redis://127.0.0.1:{}", self.port)
     }
@@ -128,14 +129,14 @@ impl Proxy {
         self.wait_until_closed();
     }
 
-    /// The same for clients, and the server is not told: its ends of the connections stay, and nothing is said on them
-    /// any more. The end of that is a close.
+    /// The same for clients only. The server's ends of the connections stay open, and nothing is sent on them except,
+    /// in the end, a close.
     pub fn cut_clients(&self) {
         self.change(|rules| rules.clients_cut = true);
         self.wait_until_closed();
     }
 
-    /// New connections lead to another server; those that are open stay where they are.
+    /// Sends new connections to another server. Open connections stay.
     pub fn lead_to(&self, server: u16) {
         self.shared.server.store(server, Ordering::Relaxed);
     }
@@ -145,29 +146,29 @@ impl Proxy {
         self.change(|rules| (rules.cut, rules.clients_cut) = (false, false));
     }
 
-    /// Holds back all bytes in both directions; connections stay, and new ones are accepted.
+    /// Holds back all bytes in both directions. Connections stay open, and new ones are accepted.
     pub fn freeze(&self) {
         self.change(|rules| rules.frozen = true);
     }
 
-    /// Passes on what was held back, and all else.
+    /// Ends a freeze, and passes on what was held back.
     pub fn thaw(&self) {
         self.change(|rules| rules.frozen = false);
     }
 
-    /// A ZooKeeper server's events go nowhere from now on. For a moment when it says nothing.
+    /// From now on, drops the events of a ZooKeeper server. Call this while the server sends nothing.
     pub fn lose_events(&self) {
         self.change(|rules| rules.events_lost = true);
     }
 
-    /// Delays what is read from now on: `up` from client to server, `down` back.
+    /// Delays bytes that are read from now on: `up` from client to server, `down` from server to client.
     pub fn delay(&self, up: Duration, down: Duration) {
         self.change(|rules| (rules.delay_up, rules.delay_down) = (up, down));
     }
 
-    /// The next `count` requests that contain the marker reach the server, which serves them, but their connection ends
-    /// without a reply: whatever the server says after such a request is swallowed and the client gets a reset. Replies
-    /// that were still due for earlier requests on that connection are lost with it. Replaces what was asked before.
+    /// The next `count` requests that contain the marker reach the server, which carries them out, but their connection
+    /// ends without a reply. All that the server sends after such a request is dropped, and the client gets a reset.
+    /// Pending replies to earlier requests on that connection are lost too. Replaces an earlier call.
     pub fn lose_replies(&self, marker: &[u8], count: usize) {
         assert!(
             !marker.is_empty(),
@@ -180,7 +181,7 @@ impl Proxy {
     }
 
     pub fn traffic(&self) -> Traffic {
-        // Waits for a write that is just being counted.
+        // Waits for a write that is being counted.
         self.rules.as_ref().unwrap().send_if_modified(|_| false);
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         Traffic {
@@ -209,7 +210,7 @@ impl Proxy {
     }
 
     fn change(&self, change: impl FnOnce(&mut Rules)) {
-        // Returns only when no connection is in the middle of a write: they write with the rules borrowed.
+        // Returns only when no connection is writing, because connections write while they borrow the rules.
         self.rules.as_ref().unwrap().send_modify(change);
     }
 }
@@ -235,10 +236,11 @@ async fn accept(
             accepted = listener.accept() => accepted?.0,
             changed = rules.changed() => match changed {
                 Ok(()) => continue,
-                Err(_) => return Ok(()), // the proxy was dropped; its connections go with the runtime
+                Err(_) => return Ok(()), // the proxy was dropped, and its connections end with the runtime
             },
         };
-        // Counted with the rules borrowed: a cut is either seen here, or sees this connection among the open ones.
+        // Counted while the rules are borrowed, so either this sees a cut, or the cut sees this connection among the
+        // open ones.
         let open = {
             let rules = rules.borrow();
             if rules.cut_for_clients() {
@@ -252,7 +254,7 @@ async fn accept(
     }
 }
 
-/// One connection from accept to close.
+/// Serves one connection from accept to close.
 async fn serve(mut client: TcpStream, port: u16, rules: watch::Receiver<Rules>, open: Open) {
     let mut server = None;
     let connection = async {
@@ -285,7 +287,7 @@ async fn serve(mut client: TcpStream, port: u16, rules: watch::Receiver<Rules>, 
             let _ = until_cut.wait_for(|rules| !rules.cut_for_clients()).await;
             drop(server);
         }
-        // One side's failure, or the cut: the other side learns it as a reset too.
+        // After a failure of one side or a cut, the other side gets a reset too.
         (Err(Broken::Failed), server) => {
             reset(&client);
             server.iter().for_each(reset);
@@ -293,12 +295,12 @@ async fn serve(mut client: TcpStream, port: u16, rules: watch::Receiver<Rules>, 
     }
 }
 
-/// Its close will be a reset, and what is still to be sent is forgotten.
+/// Makes its close a reset, which drops data that is not sent yet.
 fn reset(stream: &TcpStream) {
-    let _ = stream.set_zero_linger(); // fails only when the peer has reset it already
+    let _ = stream.set_zero_linger(); // fails only if the peer has reset it already
 }
 
-/// A connection that is counted as open.
+/// Counts a connection as open until this is dropped.
 struct Open(Arc<Shared>);
 
 impl Shared {

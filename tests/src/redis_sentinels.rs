@@ -1,27 +1,26 @@
-//! Redis servers under the watch of real sentinels, which make another server the master when the first is gone, or when
-//! they are told to.
+//! Redis servers with real sentinels, which promote another server when the master is gone, or on request.
 
 use std::time::Duration;
 
 use crate::eventually::{poll, wait_until};
 use crate::redis_server::RedisServer;
 
-/// What the sentinels call the master.
+/// The sentinels' name for the master.
 pub const SERVICE: &str = "mymaster";
 
-/// Who the sentinels are at the servers, and at each other.
+/// The user of the sentinels at the servers and at each other.
 const SENTINEL: &str = "sentinel";
 
-/// Who a replica is at its master.
+/// The user of a replica at its master.
 const REPLICA: &str = "replica";
 
-/// For what the servers and the sentinels have to find out about each other: seconds.
+/// Time for the servers and sentinels to find each other, which takes seconds.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// No fact takes as long: a master that is gone so long is not replaced unless somebody asks for that.
+/// Longer than any fact: a master that is gone is not replaced, except on request.
 pub const NEVER: Duration = Duration::from_secs(3600);
 
-/// A master, its replicas and their sentinels. Each is a process of its own, and gone with this value.
+/// A master, its replicas and their sentinels. Each is its own process, and ends with this value.
 #[derive(Debug)]
 pub struct Sentinels {
     pub servers: Vec<RedisServer>,
@@ -29,15 +28,15 @@ pub struct Sentinels {
 }
 
 impl Sentinels {
-    /// A master with two replicas, and three sentinels that replace a master after it was silent for so long. All know each
-    /// other, and a failover is possible.
+    /// A master with two replicas, and three sentinels that replace a master after it was silent for `down_after`. When
+    /// this returns, all know each other and a failover is possible.
     pub fn start(down_after: Duration) -> Self {
         Self::with(down_after, &[])
     }
 
     /// The same, with more arguments for the servers.
     pub fn with(down_after: Duration, extra: &[&str]) -> Self {
-        // Each may become the replica of another.
+        // Each server may become the replica of another.
         let mut arguments = vec!["--masteruser", REPLICA, "--masterauth", REPLICA];
         for user in [SENTINEL, REPLICA] {
             arguments.extend(["--user", user, "on", "nopass", "~*", "&*", "+@all"]);
@@ -66,7 +65,7 @@ impl Sentinels {
         set
     }
 
-    /// All replicas follow, all sentinels know them, and each sentinel knows the others.
+    /// Waits until all replicas follow, all sentinels know them, and each sentinel knows the others.
     pub fn wait_until_complete(&self) {
         for sentinel in &self.sentinels {
             wait_until("the sentinels know all servers", PATIENCE, || {
@@ -80,7 +79,7 @@ impl Sentinels {
         }
     }
 
-    /// As a failover asks for it: a replica without these is passed over.
+    /// What a failover requires: a replica without this is skipped.
     fn replicas_are_sound(&self, sentinel: &RedisServer) -> bool {
         let replicas: Vec<std::collections::HashMap<String, String>> =
             sentinel.command(&["SENTINEL", "REPLICAS", SERVICE]);
@@ -93,7 +92,7 @@ impl Sentinels {
         url(&self.sentinels)
     }
 
-    /// The server that the first sentinel names, which runs.
+    /// The server that the first sentinel names. That sentinel must be running.
     pub fn master(&self) -> &RedisServer {
         self.named_by(&self.sentinels[0])
     }
@@ -112,7 +111,7 @@ impl Sentinels {
         assert_eq!(reached.to_string(), replicas, "a replica does not follow");
     }
 
-    /// Waits until all replicas have what the master has, which takes no writes now.
+    /// Waits until all replicas have the data of the master, which takes no writes now.
     pub fn wait_until_even(&self) {
         let offset = |server: &RedisServer, field: &str| {
             let told: String = server.command(&["INFO", "replication"]);
@@ -128,29 +127,30 @@ impl Sentinels {
         });
     }
 
-    /// From now on, nothing that is written to the master reaches a replica.
+    /// From now on, no write to the master reaches a replica.
     pub fn stop_replication(&self) {
         let master = self.master();
         master.command::<()>(&["ACL", "SETUSER", REPLICA, "off"]);
         master.command::<()>(&["CLIENT", "KILL", "USER", REPLICA]);
     }
 
-    /// The sentinels take the master for gone, and cannot demote it. Its clients see nothing of that.
+    /// Makes the sentinels believe that the master is gone, while they cannot demote it. Clients of the master notice
+    /// nothing.
     pub fn hide_the_master(&self) {
         let words = ["ACL", "SETUSER", SENTINEL, "-@all"];
         self.master().command::<()>(&words);
     }
 
-    /// Ends what [`hide_the_master`](Self::hide_the_master) began, at this server.
+    /// Ends [`hide_the_master`](Self::hide_the_master) for this server.
     pub fn show(&self, server: &RedisServer) {
         server.command::<()>(&["ACL", "SETUSER", SENTINEL, "+@all"]);
     }
 
-    /// Asks for a failover, and waits until all sentinels name another master. Some milliseconds of writes may be lost.
+    /// Requests a failover, and waits until all sentinels name another master. Some milliseconds of writes may be lost.
     pub fn fail_over(&self) {
         let old = self.master().port();
         let accepted = poll(PATIENCE, || {
-            // Refused while no replica is fit, or another failover goes on.
+            // Refused while no replica is suitable, or another failover is running.
             let asked = self.sentinels[0].try_command::<()>(&["SENTINEL", "FAILOVER", SERVICE]);
             asked.ok()
         });
@@ -158,7 +158,7 @@ impl Sentinels {
         self.wait_for_another_master_than(old);
     }
 
-    /// All sentinels that run name the same server, and it is not this one.
+    /// Waits until all running sentinels name the same server, and not this one.
     pub fn wait_for_another_master_than(&self, port: u16) {
         wait_until("another master", PATIENCE, || {
             let running = self
@@ -180,7 +180,8 @@ pub fn url(sentinels: &[RedisServer]) -> String {
     format!("redis+sentinel://{}/{SERVICE}", hosts.join(","))
 }
 
-/// The settings of a sentinel that watches one master, and names it until so many agree that it is gone.
+/// The settings of a sentinel that watches one master. It names this master until so many sentinels agree that it is
+/// gone.
 pub fn settings(master: u16, quorum: u32, down_after: Duration) -> String {
     let down_after = down_after.as_millis();
     format!(
@@ -190,7 +191,7 @@ pub fn settings(master: u16, quorum: u32, down_after: Duration) -> String {
     )
 }
 
-/// A sentinel that names this server, whatever happens.
+/// A sentinel that always names this server.
 pub fn one_that_names(master: u16) -> RedisServer {
     RedisServer::sentinel(&settings(master, 1, NEVER), &[])
 }

@@ -1,8 +1,8 @@
-//! A real Redis that the test owns: started on a free loopback port in a temporary folder, and stopped, killed, frozen,
-//! restarted or sent to another time at will. What goes over the network is cut by [`proxy`](crate::proxy), not here.
+//! A real Redis that the test owns. It starts on a free loopback port in a temporary folder, and can be stopped,
+//! killed, frozen, restarted, or given another time. [`proxy`](crate::proxy) cuts its network.
 //!
-//! The harness talks to the server over a Unix socket as a user of its own: whatever a test does to ports and
-//! passwords, its questions are answered, and by this very server.
+//! The harness talks to the server over a Unix socket, with a user of its own. Whatever a test does to ports and
+//! passwords, this server answers its commands.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -27,26 +27,26 @@ const PROGRAM: &str = "redis-server";
 /// The harness's own user at the server.
 pub const USER: &str = "harness";
 
-/// A start takes 10 ms; on two saturated cores, seconds.
+/// A start takes 10 ms, and seconds on two saturated cores.
 const START: Duration = Duration::from_secs(20);
 
-/// Longer than any answer takes, shorter than a test may hang on a server that it froze itself.
+/// Longer than any answer takes, and short enough for a test that hangs on a server that it froze itself.
 const ANSWER: Duration = Duration::from_secs(5);
 
-/// Calls per command since the server started or `CONFIG RESETSTAT`; commands called by scripts count too.
+/// Calls per command since the server started or `CONFIG RESETSTAT`. Commands that scripts call count too.
 pub type CommandStats = BTreeMap<String, u64>;
 
-/// A running server; gone with its value.
+/// A running server. It ends with its value.
 #[derive(Debug)]
 pub struct RedisServer {
     port: u16,
     extra: Vec<String>,
-    /// Whether the port speaks TLS, and nothing else.
+    /// Whether the port speaks TLS only.
     tls: bool,
-    /// A sentinel's own settings, as lines of its file. `None` is a server that keeps data.
+    /// A sentinel's settings, as lines of its file. `None` for a server that keeps data.
     sentinel: Option<String>,
     clock: Option<FakeClock>,
-    /// Before the folder, so that it is killed before the folder is removed.
+    /// Declared before the folder, so that the server is killed before its folder is removed.
     child: Mutex<Option<LeashedChild>>,
     folder: TempDir,
 }
@@ -57,7 +57,7 @@ impl RedisServer {
         Self::with(&[])
     }
 
-    /// A server with more arguments, for example `&["--maxmemory", "1mb"]`; they outrank the harness's own.
+    /// A server with more arguments, for example `&["--maxmemory", "1mb"]`. They override the harness's own.
     pub fn with(extra: &[&str]) -> Self {
         Self::launch(extra, false, None, |_| None)
     }
@@ -67,8 +67,8 @@ impl RedisServer {
         Self::launch(extra, false, Some(settings.into()), |_| None)
     }
 
-    /// A server whose port speaks TLS only, with this certificate. It asks clients for one of the authority `clients`
-    /// if that is given, and lets nobody in without.
+    /// A server whose port speaks TLS only, with this certificate. With `clients`, it requires a client certificate of
+    /// that authority.
     pub fn with_tls(identity: &Identity, clients: Option<&Authority>, extra: &[&str]) -> Self {
         let arguments = tls_arguments(identity, clients);
         let mut arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
@@ -76,7 +76,8 @@ impl RedisServer {
         Self::launch(&arguments, true, None, |_| None)
     }
 
-    /// A sentinel whose port speaks TLS only, and that speaks TLS with its servers, which are of the same authority.
+    /// A sentinel whose port speaks TLS only. It uses TLS with its servers, whose certificates are of the same
+    /// authority.
     pub fn sentinel_with_tls(identity: &Identity, authority: &Authority, settings: &str) -> Self {
         let mut arguments = tls_arguments(identity, Some(authority));
         arguments
@@ -85,14 +86,14 @@ impl RedisServer {
         Self::launch(&arguments, true, Some(settings.into()), |_| None)
     }
 
-    /// A server whose wall clock [`set_clock`](Self::set_clock) can make jump.
+    /// A server whose wall clock [`set_clock`](Self::set_clock) can change.
     pub fn with_clock(extra: &[&str]) -> Self {
         Self::launch(extra, false, None, |folder| {
             Some(FakeClock::in_folder(folder.path()).unwrap_or_else(|reason| panic!("{reason}")))
         })
     }
 
-    /// A replica of another server, in step with it.
+    /// A replica of another server, in sync with it.
     pub fn replica_of(master: &Self) -> Self {
         master.replica_with(&[])
     }
@@ -107,8 +108,8 @@ impl RedisServer {
         replica
     }
 
-    /// A managed failover: the replica becomes the master and this server its replica. Nothing is lost, and no
-    /// connection of a client is closed.
+    /// A coordinated failover: the replica becomes the master and this server its replica. No data is lost, and no
+    /// client connection is closed.
     pub fn fail_over_to(&self, replica: &Self) {
         let port = replica.port.to_string();
         self.command::<()>(&["FAILOVER", "TO", "127.0.0.1", &port]);
@@ -127,7 +128,7 @@ impl RedisServer {
         self.command(&["INFO", "replication"])
     }
 
-    /// Whether there is a `redis-server` here; the error says how to get it.
+    /// Whether `redis-server` is installed. The error says how to get it.
     pub fn available() -> Result<(), String> {
         match Command::new(PROGRAM)
             .arg("--version")
@@ -152,7 +153,7 @@ impl RedisServer {
         format!("{scheme}://127.0.0.1:{}", self.port)
     }
 
-    /// The URL with credentials, percent-encoded where they need it.
+    /// The URL with credentials, percent-encoded where necessary.
     pub fn url_with_user(&self, user: &str, password: &str) -> String {
         let mut url = url::Url::parse(&self.url()).unwrap();
         url.set_username(user).unwrap();
@@ -160,7 +161,7 @@ impl RedisServer {
         url.into()
     }
 
-    /// Of the process that runs now: a restart changes it.
+    /// The process id. A restart changes it.
     pub fn pid(&self) -> u32 {
         self.running()
             .as_ref()
@@ -172,24 +173,24 @@ impl RedisServer {
         self.running().is_some()
     }
 
-    /// SIGKILL: the server loses what it has not written. Nothing happens when it is down already.
+    /// Sends SIGKILL: the server loses what it has not written. Does nothing if the server is down.
     pub fn kill(&self) {
         if let Some(child) = self.running().take() {
             child.kill();
         }
     }
 
-    /// SIGTERM: the server ends in good order, writing what it persists. Nothing happens when it is down already.
+    /// Sends SIGTERM: the server ends normally and writes what it persists. Does nothing if the server is down.
     pub fn stop(&self) {
         if let Some(child) = self.running().take() {
             child.stop(ANSWER);
         }
     }
 
-    /// Starts it again on the same port in the same folder, stopping it first when it runs.
+    /// Starts it again on the same port in the same folder. Stops it first if it is running.
     pub fn restart(&self) {
         self.stop();
-        // Somebody may hold the port for a moment, but not for long: see `ports`.
+        // Another process may use the port for a moment, but not for long: see `ports`.
         let started = poll(START, || match self.spawn() {
             Err(NotStarted::PortTaken) => None,
             outcome => Some(outcome),
@@ -201,7 +202,7 @@ impl RedisServer {
         }
     }
 
-    /// SIGSTOP: connections stay and nothing is answered.
+    /// Sends SIGSTOP: connections stay open, and nothing is answered.
     pub fn freeze(&self) {
         self.running()
             .as_mut()
@@ -209,7 +210,7 @@ impl RedisServer {
             .freeze();
     }
 
-    /// SIGCONT.
+    /// Sends SIGCONT.
     pub fn thaw(&self) {
         self.running()
             .as_mut()
@@ -217,7 +218,7 @@ impl RedisServer {
             .thaw();
     }
 
-    /// Makes the wall clock of a server from [`with_clock`](Self::with_clock) jump.
+    /// Changes the wall clock of a server made by [`with_clock`](Self::with_clock).
     pub fn set_clock(&self, clock: Clock) {
         self.clock
             .as_ref()
@@ -225,13 +226,13 @@ impl RedisServer {
             .set(clock);
     }
 
-    /// One command as the harness's own user, for example `command::<u64>(&["DBSIZE"])`; panics on an error.
+    /// Runs a command as the harness's user, for example `command::<u64>(&["DBSIZE"])`. Panics on an error.
     pub fn command<T: FromRedisValue>(&self, arguments: &[&str]) -> T {
         self.try_command(arguments)
             .unwrap_or_else(|error| panic!("{arguments:?}: {error}"))
     }
 
-    /// One command whose error is of interest.
+    /// Runs a command that may fail.
     pub fn try_command<T: FromRedisValue>(&self, arguments: &[&str]) -> RedisResult<T> {
         let mut command = redis::Cmd::new();
         for argument in arguments {
@@ -247,12 +248,12 @@ impl RedisServer {
         keys
     }
 
-    /// The harness's own commands count too, this one from the next reading on.
+    /// The harness's own commands count too. This one counts from the next reading on.
     pub fn command_stats(&self) -> CommandStats {
         parse_command_stats(&self.command::<String>(&["INFO", "commandstats"]))
     }
 
-    /// What was called since an earlier reading, and how often; without the harness's own INFO and AUTH.
+    /// Calls since an earlier reading, without the harness's own INFO and AUTH.
     pub fn command_stats_since(&self, earlier: &CommandStats) -> CommandStats {
         let mut since = self.command_stats();
         for (command, calls) in &mut since {
@@ -267,7 +268,7 @@ impl RedisServer {
         self.command::<()>(&["FLUSHALL", "SYNC"]);
     }
 
-    /// The end of what the server has logged, over all its starts.
+    /// The end of the server's log, over all its starts.
     pub fn log_tail(&self) -> String {
         let log = fs::read(self.log()).unwrap_or_default();
         let log = String::from_utf8_lossy(&log);
@@ -282,7 +283,7 @@ impl RedisServer {
         clock: impl FnOnce(&TempDir) -> Option<FakeClock>,
     ) -> Self {
         Self::available().unwrap_or_else(|reason| panic!("{reason}"));
-        // A short name: a Unix socket's path may have 107 bytes.
+        // A short name, because the path of a Unix socket may have 107 bytes.
         let folder = tempfile::Builder::new().prefix("redis-").tempdir().unwrap();
         let mut server = Self {
             port: 0,
@@ -293,7 +294,8 @@ impl RedisServer {
             child: Mutex::new(None),
             folder,
         };
-        // Another process may take the port between our look and the server's bind; five times in a row it does not.
+        // Another process may take the port between our check and the server's bind. This does not happen five times in
+        // a row.
         for _ in 0..5 {
             server.port = free_port();
             match server.spawn() {
@@ -314,7 +316,7 @@ impl RedisServer {
         *self.running() =
             Some(child.unwrap_or_else(|error| panic!("cannot run {PROGRAM}: {error}")));
 
-        // It listens on the Unix socket after the port is bound, and answers when it has read its data.
+        // It listens on the Unix socket after it has bound the port, and answers when it has read its data.
         let ready = poll(START, || match self.ended() {
             Some(status) => Some(Err(status)),
             None => self.try_command::<()>(&["PING"]).is_ok().then_some(Ok(())),
@@ -359,7 +361,7 @@ impl RedisServer {
         command
     }
 
-    /// As arguments.
+    /// The server's settings as arguments.
     fn settings(&self) -> Vec<String> {
         let (port, folder, socket) = (self.port.to_string(), self.folder.path(), self.socket());
         let (folder, socket) = (folder.to_str().unwrap(), socket.to_str().unwrap());
@@ -369,13 +371,13 @@ impl RedisServer {
         settings.extend(["--unixsocket", socket]);
         settings.extend(["--user", USER, "on", "nopass", "~*", "&*", "+@all"]);
         settings.extend(["--save", "", "--appendonly", "no"]);
-        // A replica is not kept waiting for others that might come.
+        // A replica need not wait for further replicas.
         settings.extend(["--repl-diskless-sync-delay", "0"]);
         let settings = settings.into_iter().map(str::to_owned);
         settings.chain(self.extra.iter().cloned()).collect()
     }
 
-    /// A sentinel keeps what it has learnt in its file, beside its settings: they are written at the first start.
+    /// A sentinel stores what it has learnt in its settings file, so the harness writes that only at the first start.
     fn sentinel_file(&self, own: &str) -> PathBuf {
         let file = self.folder.path().join(format!("{}.conf", self.port));
         if !file.exists() {
@@ -430,7 +432,7 @@ impl RedisServer {
 }
 
 fn tls_arguments(identity: &Identity, clients: Option<&Authority>) -> Vec<String> {
-    // It wants some authority even if it asks no client.
+    // It requires some authority even if it asks clients for no certificate.
     let authority = clients.map_or(identity.certificate.as_path(), Authority::file);
     let arguments = [
         "--tls-cert-file",
@@ -445,18 +447,19 @@ fn tls_arguments(identity: &Identity, clients: Option<&Authority>) -> Vec<String
     arguments.map(String::from).into()
 }
 
-/// Why a start did not succeed.
+/// Why a start failed.
 enum NotStarted {
     PortTaken,
     Failed(String),
 }
 
-/// Of the answer to `INFO commandstats`: lines such as `cmdstat_config|set:calls=3,usec=17,…`.
+/// Reads the answer to `INFO commandstats`: lines such as `cmdstat_config|set:calls=3,usec=17,…`.
 pub fn parse_command_stats(info: &str) -> CommandStats {
     command_figures(info, "calls")
 }
 
-/// How many microseconds the server has spent in each command; in a script with all that it calls.
+/// The microseconds that the server has spent in each command. The time of a script includes the commands that it
+/// calls.
 pub fn parse_command_micros(info: &str) -> CommandStats {
     command_figures(info, "usec")
 }

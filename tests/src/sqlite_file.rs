@@ -1,5 +1,5 @@
-//! A SQLite file in a temporary folder, looked at and broken from outside: by a handle of its own, as another program
-//! would have it.
+//! A SQLite file in a temporary folder. Tests read and damage it from outside, with a connection of their own, like
+//! another program.
 
 use std::future::Future;
 use std::path::{Path, PathBuf};
@@ -9,19 +9,19 @@ use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection};
 use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _, Row as _};
 use tempfile::TempDir;
 
-/// The file, and the folder that it goes with.
+/// The file and its folder.
 #[derive(Debug)]
 pub struct SqliteFile {
     folder: TempDir,
 }
 
-/// The file is locked by a writer until this is dropped.
+/// A writer that locks the file until this is dropped.
 #[derive(Debug)]
 #[must_use = "the file is free when this is dropped"]
 pub struct Writer(Option<SqliteConnection>);
 
 impl SqliteFile {
-    /// A folder for it; the file itself comes with the first client.
+    /// Makes the folder. The first client makes the file.
     #[allow(clippy::new_without_default, reason = "it makes a folder")]
     pub fn new() -> Self {
         Self {
@@ -41,7 +41,7 @@ impl SqliteFile {
         format!("sqlite:{}", self.path().display())
     }
 
-    /// Runs statements, and returns the first column of every row as text. The file must be there.
+    /// Runs statements, and returns the first column of every row as text. The file must exist.
     pub fn query(&self, statements: &str) -> Vec<String> {
         let (path, statements) = (self.path(), statements.to_owned());
         elsewhere(async move {
@@ -57,7 +57,7 @@ impl SqliteFile {
         })
     }
 
-    /// What is in it beyond the numbers that are remembered of each name.
+    /// All rows except the last number of each name.
     pub fn litter(&self) -> Vec<String> {
         if !self.path().exists() {
             return Vec::new();
@@ -68,7 +68,7 @@ impl SqliteFile {
         )
     }
 
-    /// Begins to write, and does not end.
+    /// Begins a write transaction and does not end it.
     pub fn lock(&self) -> Writer {
         let path = self.path();
         elsewhere(async move {
@@ -99,7 +99,7 @@ async fn connect(path: &Path) -> SqliteConnection {
         .unwrap()
 }
 
-/// From any thread, in a runtime or not.
+/// Runs the work on another thread, so this works inside and outside a runtime.
 fn elsewhere<T: Send>(work: impl Future<Output = T> + Send) -> T {
     let runtime = || {
         tokio::runtime::Builder::new_current_thread()

@@ -1,8 +1,8 @@
-//! The stores of the suite, of the bench and of `with-store`: everything that they have to know of one store in
-//! particular, and the list of them. A new store is a file beside this one and a line in [`ALL`].
+//! The stores for the suite, `bench` and `with-store`: the list of them, and everything that these have to know about
+//! one store. A new store is a file beside this one and a line in [`ALL`].
 //!
-//! [`Store`] is what can be said before a server runs, and [`Server`] is one that does. Both have few defaults: what could
-//! differ has to be said of each store.
+//! [`Store`] describes a store before a server runs, and [`Server`] is a running one. Both have few default methods,
+//! because each store should say what may differ.
 
 pub mod memory;
 pub mod redis;
@@ -31,7 +31,7 @@ pub const ALL: &[&dyn Store] = &[
     &zookeeper::ZooKeeperTls,
 ];
 
-/// Each store once: those that a client reaches by their URL alone.
+/// The stores that a client reaches by their URL alone, each once.
 pub fn by_url() -> impl Iterator<Item = &'static dyn Store> {
     let whole = |store: &&dyn Store| store.suite() == Suite::Whole;
     ALL.iter().copied().filter(whole)
@@ -39,84 +39,85 @@ pub fn by_url() -> impl Iterator<Item = &'static dyn Store> {
 
 /// A store, whether or not a server runs.
 pub trait Store: fmt::Debug + Send + Sync {
-    /// In lower case: the first part of the names of its facts, and what `bench` and `with-store` are told.
+    /// The name in lower case. It is the first part of the names of facts, and an argument of `bench` and `with-store`.
     fn name(&self) -> &'static str;
 
-    /// Why no server can run here, and what to do about it.
+    /// The error says why no server can run here, and what to do about it.
     fn available(&self) -> Result<(), String>;
 
-    /// What it promises; nothing has to run for that.
+    /// What the store promises. No server has to run for this.
     fn capability(&self) -> Capability;
 
-    /// How much of the suite it is put through.
+    /// How much of the suite runs on this store.
     fn suite(&self) -> Suite {
         Suite::Whole
     }
 
-    /// How fast it is, and in what ways it differs in time.
+    /// How fast the store is, and how its timing differs from others.
     fn timings(&self) -> Timings;
 
-    /// Whether a child that was forked can open a client of its own, though its parent has one. If not, it is told so.
+    /// Whether a forked child can open its own client although its parent has one. If not, its error says so.
     fn serves_forked_children(&self) -> bool;
 
-    /// A server that is the caller's alone.
+    /// A server for the caller alone.
     fn start(&self) -> Box<dyn Server>;
 
-    /// A server for one fact that does not break it. Others may use the same server, each in a namespace of its own.
+    /// A server for a fact that does not break it. Other facts may use the same server, each in its own namespace.
     fn shared(&self) -> Arc<dyn Server>;
 
-    /// A server that is to be measured.
+    /// A server for measurements.
     fn start_for_load(&self) -> Box<dyn Server> {
         self.start()
     }
 
-    /// How random histories are played on it; `None` leaves them out.
+    /// How random histories run on it. `None` leaves them out.
     fn histories(&self) -> Option<Histories>;
 
-    /// Its servers that speak TLS; `None` for a store that does not, or that is tested under another name.
+    /// Its servers that speak TLS. `None` for a store without TLS, or whose TLS is tested under another name.
     fn tls(&self) -> Option<&dyn Tls> {
         None
     }
 }
 
-/// How much of the suite a store is put through.
+/// How much of the suite runs on a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Suite {
     /// All facts that its capability allows.
     Whole,
-    /// Those of exclusion only: it is one of the other stores over another kind of connection, for which a client has to
-    /// know more than the URL.
+    /// Only the facts about exclusion. It is one of the other stores over another kind of connection, for which a
+    /// client needs more than the URL.
     Exclusion,
 }
 
-/// In what ways a store differs in time.
+/// How a store's timing differs from others.
 #[derive(Clone, Copy, Debug)]
 pub struct Timings {
     /// Where an answer comes from.
     pub answers: Answers,
-    /// From the end of a dead holder's lease until the next in line has the lock, on an idle machine.
+    /// The time from the end of a dead holder's lease until the next in line has the lock, on an idle machine.
     pub follows_the_dead: Duration,
-    /// A waiter is told when to look for itself, because one before it may be dead. Otherwise it finds out when it renews.
+    /// The store asks a waiter to recheck at a given time, because an earlier ticket may be dead. Otherwise the waiter
+    /// learns it at its renewal.
     pub tells_when_to_recheck: bool,
 }
 
-/// Where the answer to a request comes from, which decides what can happen before it is there.
+/// Where the answer to a request comes from. This decides what can happen before it arrives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answers {
-    /// From the call itself: no request is ever under way.
+    /// From the call itself: a request is never in flight.
     TheCall,
-    /// From another thread of the process: it may be there when the request is first looked at.
+    /// From another thread of the process: the answer may be there when the request is first polled.
     AThread,
     /// From a server.
     AServer,
 }
 
-/// A server that runs, or what a store has instead. It is gone with its value.
+/// A running server, or what a store has instead. It ends with its value.
 pub trait Server: Any + fmt::Debug + Send + Sync {
-    /// Where other processes find it.
+    /// The URL for other processes.
     fn url(&self) -> String;
 
-    /// The store itself, as clients of this process use it.
+    /// The store as clients of this process use it.
     fn backend(&self) -> Arc<dyn Backend> {
         backend::open(&self.url()).unwrap()
     }
@@ -130,42 +131,42 @@ pub trait Server: Any + fmt::Debug + Send + Sync {
         builder.url(self.url()).build()
     }
 
-    /// What is stored in a namespace and should not outlive its locks. Whatever keeps tokens rising may stay.
+    /// The keys in a namespace that should not outlive its locks. What keeps tokens rising is left out.
     fn litter(&self, namespace: &str) -> Vec<String>;
 
-    /// The same without the marks that stay for a minute after a release, for an enqueue that may still arrive.
+    /// The same without marks, which stay for a minute after a release, for an enqueue that may still arrive.
     fn litter_but_marks(&self, namespace: &str) -> Vec<String> {
         self.litter(namespace)
     }
 
-    /// The process behind it, to be killed and cut off; `None` for an embedded store.
+    /// The server process, which a test may kill or cut off. `None` for an embedded store.
     fn process(&self) -> Option<&dyn ServerProcess>;
 }
 
 impl dyn Server {
-    /// This very kind of server, for facts about one store only.
+    /// This server as its own type, for facts about one store only.
     pub fn downcast<S: Server>(&self) -> Option<&S> {
         (self as &dyn Any).downcast_ref()
     }
 }
 
-/// A server that is a process of its own, behind a port.
+/// A server that is its own process, with a port.
 pub trait ServerProcess: fmt::Debug + Send + Sync {
     fn port(&self) -> u16;
 
     /// The URL of the same store at another port of this machine.
     fn url_at(&self, port: u16) -> String;
 
-    /// SIGKILL. Nothing happens when it is down already.
+    /// Sends SIGKILL. Does nothing if the server is down.
     fn kill(&self);
 
-    /// The words for its being down, in an error that names the port too.
+    /// The text that an error has when the server is down. The error names the port too.
     fn says_when_down(&self) -> &'static str;
 
-    /// What tells requests apart on their way to it.
+    /// Bytes by which a proxy recognises requests.
     fn marks(&self) -> Marks;
 
-    /// A way to it that can be cut, frozen and delayed, and the URL that leads through it.
+    /// A proxy to the server that can cut, freeze and delay, and the URL through it.
     fn through_a_proxy(&self) -> (Proxy, String) {
         let proxy = Proxy::to(self.port());
         let url = self.url_at(proxy.port());
@@ -173,22 +174,22 @@ pub trait ServerProcess: fmt::Debug + Send + Sync {
     }
 }
 
-/// Bytes that are in such a request and in no other that a fact sends meanwhile.
+/// Bytes that such a request contains, and no other request that a fact sends meanwhile.
 #[derive(Clone, Copy, Debug)]
 pub struct Marks {
-    /// Of the request that takes a ticket.
+    /// In the request that takes a ticket.
     pub enqueue: &'static [u8],
-    /// Of the request that makes a writer's ticket a reader's.
+    /// In the request that makes a writer's ticket a reader's.
     pub downgrade: &'static [u8],
 }
 
-/// The servers of a store that speak TLS. Clients log in with the [secret](crate::watch::SECRET), where the store has
-/// passwords.
+/// The servers of a store that speak TLS. If the store has passwords, clients log in with the
+/// [secret](crate::watch::SECRET).
 pub trait Tls {
     fn schemes(&self) -> Schemes;
 
-    /// A server that speaks only these versions of TLS, as `TLSv1.3`. It asks clients for a certificate of `clients`, if that
-    /// is given.
+    /// A server that speaks only these versions of TLS, for example `TLSv1.3`. With `clients`, it asks for client
+    /// certificates of that authority.
     fn start(
         &self,
         identity: &Identity,
@@ -199,12 +200,12 @@ pub trait Tls {
     /// A server that does not speak TLS.
     fn start_without(&self) -> Box<dyn Server>;
 
-    /// The words for an answer that is not of this store, from a server without TLS. `None` if its client says nothing of
-    /// what it has heard.
+    /// The text of an error about an answer of another protocol, from a server without TLS. `None` if the client does
+    /// not report what it received.
     fn not_understood(&self) -> Option<&'static str>;
 }
 
-/// Schemes without TLS and with it, and what somebody is told who uses one where the other is needed.
+/// The URL schemes without TLS and with TLS, and the error texts when one is used instead of the other.
 #[derive(Clone, Copy, Debug)]
 pub struct Schemes {
     pub plain: &'static str,
@@ -213,63 +214,64 @@ pub struct Schemes {
     pub not_plain: &'static str,
 }
 
-/// How random histories are played on a store.
+/// How random histories run on a store.
 #[derive(Clone, Copy, Debug)]
 pub struct Histories {
-    /// How many short ones, and how many long ones.
+    /// The numbers of short and of long histories.
     pub short: u64,
     pub long: u64,
-    /// Why none can be played here, beyond [`Store::available`].
+    /// The error says why none can run here, beyond [`Store::available`].
     pub available: fn() -> Result<(), String>,
     pub manner: Manner,
     pub start: fn() -> Box<dyn Stage>,
 }
 
-/// What a store is free to do in its own way. Times are in milliseconds.
+/// What a store may do in its own way. Times are in milliseconds.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Manner {
-    /// A grant that nobody hears ends after this time.
+    /// A grant that no client hears of ends after this time.
     pub unheard: Option<u64>,
-    /// How exactly the store's times can be foretold. Zero where its clock stands still between two steps.
+    /// The tolerance for the store's times. Zero where its clock stands still between two steps.
     pub slack: u64,
-    /// On Redis: the time after which a waiter rechecks is that after the whole of its batch.
+    /// On Redis, the recheck time of a waiter is computed after its whole batch.
     pub looks_after_batch: bool,
-    /// A ticket that becomes the first in line, because the first has left, is told when to look after the holders.
+    /// A ticket that becomes the first in line, because the first has left, is asked to recheck at the end of the
+    /// holders' leases.
     pub tells_first: bool,
-    /// Whom it tells to look again, and when, is tested elsewhere.
+    /// Other tests check which tickets the store asks to recheck, and when.
     pub tells_in_its_own_way: bool,
-    /// A batch is carried out at once, and looks at the names of those of its tickets that are there.
+    /// A batch is carried out at once. It looks at the names of those tickets that exist.
     pub by_id: bool,
-    /// A renewal is for the ttl of the enqueue, whatever ttl it names.
+    /// A renewal always uses the ttl of the enqueue, whatever ttl it names.
     pub keeps_the_first_ttl: bool,
     /// A wake-up may come later than the answer to the request that caused it.
     pub wakes_late: bool,
 }
 
-/// A server whose clock is in the hands of a test, and whose data it can damage.
+/// A server whose clock the test moves, and whose data it can damage.
 pub trait Stage {
     fn backend(&self) -> Arc<dyn Backend>;
 
-    /// A new history begins.
+    /// Starts a new history.
     fn begin(&mut self) {}
 
-    /// Lets time pass. Not called where tickets live as long as sessions do.
+    /// Lets time pass. Not called where tickets live as long as sessions.
     fn pass(&mut self, time: Duration);
 
-    /// How far the wall clock that leases are counted on is ahead of ours.
+    /// How far the wall clock of the leases is ahead of ours.
     fn ahead(&self) -> Duration {
         Duration::ZERO
     }
 
-    /// `false` if it cannot.
+    /// Loses all data. Returns `false` if it cannot.
     fn lose_data(&mut self) -> bool;
 
-    /// Removes one key of a name, as a server does that runs out of memory; `false` if it has no such keys.
+    /// Removes one key of a name, like a server that is out of memory. Returns `false` if it has no such keys.
     fn evict(&mut self, _key: &str) -> bool {
         false
     }
 
-    /// Whether it has noticed that this client of the namespace is gone.
+    /// Whether the server has noticed that this client of the namespace is gone.
     fn has_seen_the_end_of(&self, _namespace: &str, _client: usize) -> bool {
         true
     }

@@ -1,16 +1,16 @@
-//! The toolchain that expected output belongs to: messages of the compiler, and what rustdoc writes. It is the one that
-//! `rust-version` in `Cargo.toml` names, which is the only one that this workspace is tested with.
+//! The toolchain of the expected output, which is messages of the compiler and output of rustdoc. It is the version in
+//! `rust-version` of `Cargo.toml`, the only one that this workspace is tested with.
 
 use std::process::Command;
 
-/// Whether what this toolchain says can be compared with what is expected.
+/// Whether the output of this toolchain can be compared with the expected output.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Verdict {
     Ours,
-    /// It says the same in other words. Nothing is compared, and this is why.
+    /// Another toolchain, whose texts differ. Nothing is compared, for this reason.
     Another(String),
-    /// The same where everything has to be compared, as the CI does, or there is no toolchain. Not to compare is a
-    /// failure then.
+    /// The same where everything has to be compared, as in CI, or there is no toolchain. Then it is a failure not to
+    /// compare.
     Fails(String),
 }
 
@@ -22,7 +22,7 @@ pub fn verdict() -> Verdict {
     }
 }
 
-/// Such as `rustc 1.95.0 (59807616e 2026-04-14)`.
+/// For example `rustc 1.95.0 (59807616e 2026-04-14)`.
 fn version() -> Result<String, String> {
     let output = Command::new("rustc").arg("--version").output();
     let output =

@@ -1,23 +1,23 @@
-//! The record of a contended lock: who asked, got and gave it back when, as `load` writes it and `bench` reads it, and
-//! what follows from it. Overlap is judged by these times, which know nothing of the lock.
+//! The record of a contended lock: when each task asked for it, got it and released it. `load` writes it, and `bench`
+//! reads and evaluates it. Overlap is judged by these times, independently of the lock.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
 
 use crate::measure::{Durations, seconds};
 
-/// One acquisition, or a wait that came to nothing. Times are nanoseconds of [`now`](crate::measure::now).
+/// One acquisition, or a wait without success. Times are nanoseconds of [`now`](crate::measure::now).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Turn {
     pub asked: u64,
-    /// Zero: was still waiting at the end.
+    /// Zero if the task was still waiting at the end.
     pub acquired: u64,
     /// Just before the call of `release`.
     pub release_called: u64,
     pub task: u64,
 }
 
-/// A [`Turn`] in a file: its fields in this order, little-endian.
+/// The size of a [`Turn`] in a file: its fields in this order, little-endian.
 const ROW: usize = 4 * size_of::<u64>();
 
 pub fn write<'a>(
@@ -53,24 +53,24 @@ pub fn read(file: &mut impl Read) -> io::Result<Vec<Turn>> {
         .collect())
 }
 
-/// What the turns of all tasks at one lock amount to.
+/// The figures from the turns of all tasks at one lock.
 #[derive(Clone, Debug)]
 pub struct Contention {
     pub acquisitions: usize,
-    /// From one holder to the next, a second; of these, to another task.
+    /// Hand-overs from one holder to the next per second, and how many of these went to another task.
     pub hand_overs_s: f64,
     pub true_hand_overs_s: f64,
     /// The acquisitions of the task that got fewest, and of the one that got most.
     pub fewest: usize,
     pub most: usize,
-    /// Acquired before the holder before had called `release`: each is a failed lock.
+    /// Acquisitions before the previous holder called `release`. Each means that the lock failed.
     pub overlaps: usize,
     pub waits: Durations,
     pub still_waiting: usize,
 }
 
 impl Contention {
-    /// Of turns whose tasks are all different, acquired from `start` until `secs` later. Overlaps count at any time.
+    /// Evaluates turns of different tasks that were acquired within `secs` after `start`. Overlaps count at any time.
     pub fn of(turns: &[Turn], start: u64, secs: f64) -> Self {
         let end = start + (secs * 1e9) as u64;
         let mut held: Vec<&Turn> = turns.iter().filter(|turn| turn.acquired != 0).collect();

@@ -1,8 +1,8 @@
-//! The protected resource: it sees whether visits overlap, and knows nothing of locks. Enter after the lock was granted
-//! and leave before it is released, and an overlap that it reports is one.
+//! The protected resource. It notices when visits overlap, and knows nothing of locks. A visit begins after the lock
+//! was granted and ends before it is released. Then an overlap means that the lock failed.
 //!
-//! [`Witness`] watches inside one process, [`FileWitness`] over several, and [`FencedResource`] is the resource that
-//! protects itself by tokens: the only one that may be asked about a holder that was *frozen* inside.
+//! [`Witness`] watches inside one process, [`FileWitness`] across several. [`FencedResource`] protects itself by
+//! tokens, and is the only one that can judge a holder that was *frozen* inside.
 
 use std::fs::{self, File, TryLockError};
 use std::io::Write as _;
@@ -11,16 +11,16 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 pub use lockcore::testing::conformance::{Visit, Witness};
 
-/// Sees overlap among processes of one machine: all open the same folder.
+/// Notices overlap among processes of one machine, which all open the same folder.
 ///
-/// A visit holds `flock`s and enters only where it finds no conflicting one, so that no clock is compared, and a process
-/// that was killed inside has left. One that is *frozen* inside has not: ask a [`FencedResource`] about those.
+/// A visit holds `flock`s, and enters only where it finds no conflicting one. So no clocks are compared, and a process
+/// that was killed inside has left. A process that is *frozen* inside has not left: use a [`FencedResource`] for those.
 #[derive(Debug)]
 pub struct FileWitness {
     folder: PathBuf,
 }
 
-/// Inside the resource until dropped, or until the process dies.
+/// A visit to the resource, until it is dropped or the process dies.
 #[derive(Debug)]
 #[must_use = "the visit ends when this is dropped"]
 pub struct FileVisit {
@@ -29,8 +29,8 @@ pub struct FileVisit {
 
 impl Drop for FileVisit {
     fn drop(&mut self) {
-        // Closing would leave the lock, for a moment, with a child that is just being started and has a copy of the
-        // open file.
+        // Closing the file is not enough: a child that is just being started has a copy of the open file for a moment,
+        // and would keep the lock.
         for file in &self.locked {
             let _ = file.unlock();
         }
@@ -38,7 +38,7 @@ impl Drop for FileVisit {
 }
 
 impl FileWitness {
-    /// All files are made in this folder, which must exist.
+    /// Makes all files in this folder, which must exist.
     pub fn in_folder(folder: impl Into<PathBuf>) -> Self {
         Self {
             folder: folder.into(),
@@ -59,7 +59,7 @@ impl FileWitness {
         })
     }
 
-    /// Takes so many of the numbered slots; every visitor names the same capacity.
+    /// Takes so many of the numbered slots. Every visitor must name the same capacity.
     pub fn enter(&self, permits: u32, capacity: u32) -> FileVisit {
         self.enter_with(|| {
             let slots = (0..capacity).filter_map(|slot| {
@@ -71,7 +71,7 @@ impl FileWitness {
         })
     }
 
-    /// Visits that began, in all processes.
+    /// The number of visits, in all processes.
     pub fn visits(&self) -> usize {
         self.log().lines().count()
     }
@@ -91,13 +91,13 @@ impl FileWitness {
     }
 
     fn enter_with(&self, take: impl FnOnce() -> Option<Vec<File>>) -> FileVisit {
-        // One enters at a time: a slot that is found taken was then taken before this visit began, and so all that are
-        // found taken were taken at that one moment.
+        // One visitor enters at a time. So a slot that is found taken was taken before this visit began, and all slots
+        // that are found taken were taken at the same moment.
         let door = self.open("door");
         door.lock().unwrap();
         let taken = take();
         let what = if taken.is_some() { "visit" } else { "overlap" };
-        // One short write in append mode: lines of several processes do not mix.
+        // One short write in append mode, so that lines of several processes do not mix.
         let line = format!("{what} by process {}\n", std::process::id());
         self.open("log").write_all(line.as_bytes()).unwrap();
         FileVisit {
@@ -122,7 +122,7 @@ impl FileWitness {
     }
 }
 
-/// Only a lock that somebody has is an overlap; a file system that cannot lock is none.
+/// Only a lock that another visitor has is an overlap. A file system without locks is an error.
 fn free(tried: Result<(), TryLockError>) -> bool {
     match tried {
         Ok(()) => true,
@@ -131,13 +131,13 @@ fn free(tried: Result<(), TryLockError>) -> bool {
     }
 }
 
-/// A resource that remembers the highest fencing token and refuses what comes with a lower one.
+/// A resource that remembers the highest fencing token and refuses lower ones.
 #[derive(Debug, Default)]
 pub struct FencedResource {
     log: Mutex<FenceLog>,
 }
 
-/// What a fenced resource has been asked for.
+/// The writes that a fenced resource has seen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FenceLog {
     pub highest: u64,
@@ -145,7 +145,7 @@ pub struct FenceLog {
     pub refused: u64,
 }
 
-/// The write came with a token lower than one seen before.
+/// The error of a write whose token is lower than one seen before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Refused {
     pub token: u64,
@@ -153,7 +153,7 @@ pub struct Refused {
 }
 
 impl FencedResource {
-    /// One holder may write many times: an equal token passes.
+    /// Writes with a token. An equal token passes, because one holder may write many times.
     pub fn write(&self, token: u64) -> Result<(), Refused> {
         let mut log = self.lock();
         if token < log.highest {
@@ -224,8 +224,8 @@ mod tests {
         assert_eq!(witness.seen().overlaps, 1);
     }
 
-    // `flock` belongs to the open file, so that two values in one process behave as two processes do; a process that is
-    // killed inside is tried in tests/selftest.
+    // `flock` belongs to the open file, so two values in one process act like two processes. tests/selftest tests a
+    // process that is killed inside.
 
     #[test]
     fn file_visits_one_after_the_other_do_not_overlap() {

@@ -1,7 +1,7 @@
 //! A real ZooKeeper that the test owns: one server, or an ensemble of three, on free loopback ports in temporary
-//! folders, each server to be stopped, killed, frozen and restarted at will.
+//! folders. Each server can be stopped, killed, frozen and restarted.
 //!
-//! The harness asks with ZooKeeper's four-letter words, on connections of their own.
+//! The harness uses ZooKeeper's four-letter words, each on its own connection.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -21,8 +21,7 @@ use crate::eventually::{poll, wait_until};
 use crate::ports::free_port;
 use crate::proxy::Proxy;
 
-/// Where Debian's packages put them. The server's jar names what else it needs, but for the logging and some of
-/// what TLS needs.
+/// The paths of Debian's packages. The server's jar names its dependencies, except for logging and a part of TLS.
 const JARS: [&str; 4] = [
     "/usr/share/java/zookeeper.jar",
     "/usr/share/java/slf4j-simple.jar",
@@ -30,36 +29,36 @@ const JARS: [&str; 4] = [
     "/usr/share/java/netty-resolver.jar",
 ];
 
-/// A start takes half a second, an election another; on two saturated cores, many.
+/// A start takes half a second, and an election another half, or many seconds on two saturated cores.
 const START: Duration = Duration::from_secs(60);
 
-/// Longer than any answer takes, shorter than a test may hang on a server that it froze itself.
+/// Longer than any answer takes, and short enough for a test that hangs on a server that it froze itself.
 const ANSWER: Duration = Duration::from_secs(5);
 
-/// One server; gone with its value.
+/// One server. It ends with its value.
 #[derive(Debug)]
 pub struct ZooKeeperServer {
     port: u16,
-    /// Of the port that speaks TLS.
+    /// The port that speaks TLS.
     encrypted: Option<u16>,
-    /// Times that it was asked for its packets.
+    /// How often the harness has asked for its packet counts.
     packet_questions: AtomicU64,
-    /// Of an ensemble: its number in it.
+    /// Its number in its ensemble.
     number: Option<usize>,
-    /// For the JVM.
+    /// Properties for the JVM.
     properties: &'static [&'static str],
-    /// Before the folder, so that it is killed before the folder is removed.
+    /// Declared before the folder, so that the server is killed before its folder is removed.
     child: Mutex<Option<LeashedChild>>,
     folder: TempDir,
 }
 
 impl ZooKeeperServer {
-    /// A server by itself. It counts in ticks of 100 ms, so that sessions of 200 ms and more are possible.
+    /// A single server. Its ticks are 100 ms, so sessions of 200 ms and more are possible.
     pub fn start() -> Self {
         Self::with(&[])
     }
 
-    /// The URL with credentials, percent-encoded where they need it.
+    /// The URL with credentials, percent-encoded where necessary.
     pub fn url_with_user(&self, user: &str, password: &str) -> String {
         let mut url = url::Url::parse(&self.url()).unwrap();
         url.set_username(user).unwrap();
@@ -72,32 +71,31 @@ impl ZooKeeperServer {
         Self::launch(&[], &["-Dznode.container.checkIntervalMs=1000"])
     }
 
-    /// A server that is to be measured: its compiler may do all it can, once it is warm.
+    /// A server for measurements, whose JIT compiler is not limited. It needs a warm-up.
     pub fn for_load() -> Self {
         Self::launch(&[], &["-XX:TieredStopAtLevel=4"])
     }
 
-    /// A server with more lines in its configuration, for example `&["maxSessionTimeout=1000"]`; they outrank the
+    /// A server with more lines in its configuration, for example `&["maxSessionTimeout=1000"]`. They override the
     /// harness's own.
     pub fn with(lines: &[&str]) -> Self {
         Self::launch(lines, &[])
     }
 
-    /// A server with a port that speaks TLS only, with this certificate; [`url`](Self::url) is of that one. It asks
-    /// clients for one of the authority `clients` if that is given, and lets nobody in without. The harness goes on
-    /// asking at the other port.
+    /// A server with a port that speaks TLS only, with this certificate. [`url`](Self::url) has that port. With
+    /// `clients`, it requires a client certificate of that authority. The harness uses the other port.
     pub fn with_tls(identity: &Identity, clients: Option<&Authority>, lines: &[&str]) -> Self {
         let folder = identity.key.parent().unwrap();
         let mut lines: Vec<String> = lines.iter().map(ToString::to_string).collect();
         let mut set = |line: String| lines.push(line);
         set("serverCnxnFactory=org.apache.zookeeper.server.NettyServerCnxnFactory".into());
         set("ssl.protocol=TLSv1.3".into());
-        // Its own choice has none of TLS 1.3.
+        // The server's default ciphers include none of TLS 1.3.
         set(
             "ssl.ciphersuites=TLS_AES_256_GCM_SHA384,TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384"
                 .into(),
         );
-        // One file with both: the key first.
+        // One file has both, the key first.
         let pair =
             [&identity.key, &identity.certificate].map(|file| fs::read_to_string(file).unwrap());
         let store = tempfile::Builder::new()
@@ -107,7 +105,7 @@ impl ZooKeeperServer {
         let store = store.into_temp_path().keep().unwrap();
         fs::write(&store, pair.concat()).unwrap();
         set(format!("ssl.keyStore.location={}", store.display()));
-        // It wants some authority even if it asks no client.
+        // It requires some authority even if it asks clients for no certificate.
         let authority = clients.map_or(identity.certificate.as_path(), Authority::file);
         set(format!("ssl.trustStore.location={}", authority.display()));
         set(format!(
@@ -131,7 +129,8 @@ impl ZooKeeperServer {
 
     fn launch_with(lines: &[&str], adjust: impl Fn(&mut Self)) -> Self {
         Self::available().unwrap_or_else(|reason| panic!("{reason}"));
-        // Another process may take the port between our look and the server's bind; five times in a row it does not.
+        // Another process may take the port between our check and the server's bind. This does not happen five times in
+        // a row.
         for _ in 0..5 {
             let mut server = Self::prepare(None, free_port(), 100, lines);
             adjust(&mut server);
@@ -142,14 +141,14 @@ impl ZooKeeperServer {
         panic!("five free ports were taken before ZooKeeper could bind them");
     }
 
-    /// Whether there is a ZooKeeper here; the error says how to get it.
+    /// Whether ZooKeeper is installed. The error says how to get it.
     pub fn available() -> Result<(), String> {
         if let Some(missing) = JARS.iter().find(|jar| !Path::new(jar).exists()) {
             return Err(format!(
                 "there is no {missing}: apt-get install zookeeper libslf4j-java libnetty-java"
             ));
         }
-        // Asked once: every fact wants to know, and a JVM takes its time to say.
+        // Checked once, because every fact needs the result and a JVM starts slowly.
         static JAVA: OnceLock<Result<(), String>> = OnceLock::new();
         JAVA.get_or_init(|| {
             let mut java = Command::new("java");
@@ -167,7 +166,7 @@ impl ZooKeeperServer {
         .clone()
     }
 
-    /// That of the [`url`](Self::url).
+    /// The port of the [`url`](Self::url).
     pub fn port(&self) -> u16 {
         self.encrypted.unwrap_or(self.port)
     }
@@ -177,27 +176,27 @@ impl ZooKeeperServer {
         format!("zookeeper{tls}://127.0.0.1:{}", self.port())
     }
 
-    /// SIGKILL. Nothing happens when it is down already.
+    /// Sends SIGKILL. Does nothing if the server is down.
     pub fn kill(&self) {
         if let Some(child) = self.running().take() {
             child.kill();
         }
     }
 
-    /// SIGTERM. Nothing happens when it is down already.
+    /// Sends SIGTERM. Does nothing if the server is down.
     pub fn stop(&self) {
         if let Some(child) = self.running().take() {
             child.stop(ANSWER);
         }
     }
 
-    /// Starts it again on the same port with its data, stopping it first when it runs. Returns when it serves.
+    /// Starts it again on the same port with its data. Stops it first if it is running. Returns when it serves.
     pub fn restart(&self) {
         self.restart_alone();
         wait_until("the restarted server serves", START, || self.serves());
     }
 
-    /// The same, without waiting for it to be part of an ensemble.
+    /// The same, without waiting until it is part of an ensemble.
     pub fn restart_alone(&self) {
         self.stop();
         self.spawn();
@@ -210,17 +209,17 @@ impl ZooKeeperServer {
         self.restart();
     }
 
-    /// SIGSTOP: connections stay and nothing is answered.
+    /// Sends SIGSTOP: connections stay open, and nothing is answered.
     pub fn freeze(&self) {
         self.running().as_mut().expect("runs").freeze();
     }
 
-    /// SIGCONT.
+    /// Sends SIGCONT.
     pub fn thaw(&self) {
         self.running().as_mut().expect("runs").thaw();
     }
 
-    /// What it counts: `zk_packets_received` and so on. Asking counts as a packet too.
+    /// The server's counters: `zk_packets_received` and so on. This question counts as a packet too.
     pub fn mntr(&self) -> BTreeMap<String, String> {
         let told = self.ask("mntr").unwrap_or_default();
         told.lines()
@@ -229,10 +228,10 @@ impl ZooKeeperServer {
             .collect()
     }
 
-    /// Packets that it received and sent, without those of this question; for [`Packets::since`].
+    /// Packets that it received and sent, without those of this question. For [`Packets::since`].
     ///
-    /// The server counts a reply after it has sent it, so who was just answered may ask too early:
-    /// it is asked until two answers agree, a few times where others keep it busy.
+    /// The server counts a reply after it has sent it, so right after an answer the count may be too low. This asks
+    /// until two answers agree, and only a few times if other clients keep the server busy.
     pub fn packets(&self) -> Packets {
         let mut last = self.count_packets();
         for _ in 0..5 {
@@ -244,7 +243,7 @@ impl ZooKeeperServer {
         last
     }
 
-    /// By the word whose answer is short enough to count as one packet, whatever the counts are.
+    /// Uses the four-letter word whose answer always fits into one packet.
     fn count_packets(&self) -> Packets {
         let told = self.ask("srvr").unwrap_or_default();
         let asked_before = self.packet_questions.fetch_add(1, Ordering::Relaxed);
@@ -261,19 +260,19 @@ impl ZooKeeperServer {
         }
     }
 
-    /// The number of the last transaction that it knows of.
+    /// The number of the last transaction that it knows.
     pub fn transactions(&self) -> u64 {
         let told = self.ask("srvr").expect("a server that answers");
         let number = told.lines().find_map(|line| line.strip_prefix("Zxid: 0x"));
         u64::from_str_radix(number.expect("what it tells"), 16).unwrap()
     }
 
-    /// `leader`, `follower`, `standalone`; nothing while it does not serve.
+    /// `leader`, `follower` or `standalone`. `None` while it does not serve.
     pub fn role(&self) -> Option<String> {
         self.mntr().remove("zk_server_state")
     }
 
-    /// Whether clients are served.
+    /// Whether it serves clients.
     pub fn serves(&self) -> bool {
         self.role().is_some()
     }
@@ -284,13 +283,13 @@ impl ZooKeeperServer {
         told.matches(",sid=0x").count()
     }
 
-    /// Watches that its clients have set, by a count of its own.
+    /// The watches that its clients have set, by the server's own count.
     pub fn watches(&self) -> usize {
         let told = self.mntr().remove("zk_watch_count");
         told.map_or(0, |count| count.parse().unwrap())
     }
 
-    /// The paths of the ephemeral nodes under a path, sorted. Only a leader knows, or a server by itself.
+    /// The paths of the ephemeral nodes under a path, sorted. Only a leader or a single server knows them.
     pub fn ephemerals(&self, under: &str) -> Vec<String> {
         let told = self.ask("dump").unwrap_or_default();
         let mut paths: Vec<String> = told
@@ -303,7 +302,7 @@ impl ZooKeeperServer {
         paths
     }
 
-    /// The end of what the server has logged, over all its starts.
+    /// The end of the server's log, over all its starts.
     pub fn log_tail(&self) -> String {
         let log = fs::read(self.log()).unwrap_or_default();
         let log = String::from_utf8_lossy(&log);
@@ -340,7 +339,7 @@ impl ZooKeeperServer {
         server
     }
 
-    /// More lines for its configuration.
+    /// Adds lines to its configuration.
     fn configure(&self, lines: &[impl AsRef<str>]) {
         let file = self.folder.path().join("zoo.cfg");
         let mut config = File::options().append(true).open(file).unwrap();
@@ -349,7 +348,7 @@ impl ZooKeeperServer {
         }
     }
 
-    /// `false` when the port was taken.
+    /// Returns `false` if the port was taken.
     fn try_spawn(&self) -> bool {
         self.spawn();
         let started = poll(START, || match self.ended() {
@@ -367,7 +366,7 @@ impl ZooKeeperServer {
         }
     }
 
-    /// Of a server that has ended: somebody else listened there.
+    /// Whether a server that has ended found its port taken by another process.
     fn found_its_port_taken(&self) -> bool {
         let log = std::fs::read_to_string(self.log()).unwrap_or_default();
         log.contains("BindException")
@@ -381,14 +380,14 @@ impl ZooKeeperServer {
             .unwrap();
         let mut command = Command::new("java");
         command
-            // Small and quick to start: a test needs many of them, for seconds.
+            // Small and quick to start, because tests need many servers for a few seconds each.
             .args([
                 "-Xmx128m",
                 "-XX:+UseSerialGC",
                 "-XX:TieredStopAtLevel=1",
                 "-Xshare:auto",
             ])
-            // What these tests are about survives the death of a process; none cuts the power.
+            // The tests kill processes but never cut the power, so writes need not be forced to the disk.
             .arg("-Dzookeeper.forceSync=no")
             .arg("-Dorg.slf4j.simpleLogger.showDateTime=true")
             .args(self.properties)
@@ -403,7 +402,7 @@ impl ZooKeeperServer {
         *self.running() = Some(child.unwrap_or_else(|error| panic!("cannot run java: {error}")));
     }
 
-    /// A four-letter word; `None` when nobody answers.
+    /// Asks with a four-letter word. `None` when nobody answers.
     fn ask(&self, word: &str) -> Option<String> {
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, self.port));
         let mut stream = TcpStream::connect_timeout(&address, ANSWER).ok()?;
@@ -427,7 +426,7 @@ impl ZooKeeperServer {
     }
 }
 
-/// What a server received and sent, from a beginning that only [`Packets::since`] takes away.
+/// What a server received and sent. The start of the count is arbitrary, so use [`Packets::since`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packets {
     pub received: u64,
@@ -435,7 +434,7 @@ pub struct Packets {
 }
 
 impl Packets {
-    /// Since an earlier count.
+    /// The packets since an earlier count.
     pub fn since(self, earlier: Self) -> Self {
         Self {
             received: self.received.wrapping_sub(earlier.received),
@@ -448,37 +447,38 @@ impl Packets {
 #[derive(Debug)]
 pub struct Ensemble {
     servers: Vec<ZooKeeperServer>,
-    /// Between the servers, when they are to be cut off.
+    /// The proxies between the servers, if these can be cut off from each other.
     bridges: Vec<Bridge>,
 }
 
-/// Of an ensemble with bridges.
+/// The leader of an ensemble with bridges, by its number.
 const FIRST_LEADER: usize = 2;
 
-/// What one server says to another goes through here.
+/// A proxy for the connections from one server to another.
 #[derive(Debug)]
 struct Bridge {
     between: [usize; 2],
-    /// From a follower to its leader; else it carries votes.
+    /// Whether it carries a follower's connection to its leader. Otherwise it carries votes.
     follows: bool,
     proxy: Proxy,
 }
 
 impl Ensemble {
-    /// Returns when all three serve. It counts in ticks of 500 ms: sessions of a second and more.
+    /// Starts an ensemble, and returns when all three serve. Its ticks are 500 ms, so sessions of a second and more are
+    /// possible.
     pub fn start() -> Self {
         Self::launch(false, 10)
     }
 
-    /// An ensemble whose servers can be cut off from each other. The second leads, and the others follow. One that is
-    /// cut off goes on believing in the others for ten seconds.
+    /// An ensemble whose servers can be cut off from each other. The second leads, and the others follow. A server that
+    /// is cut off notices it only after ten seconds.
     pub fn with_bridges() -> Self {
         Self::launch(true, 20)
     }
 
     fn launch(bridged: bool, sync_limit: u32) -> Self {
         ZooKeeperServer::available().unwrap_or_else(|reason| panic!("{reason}"));
-        // As for a server by itself; here there are nine ports.
+        // As for a single server, but here there are nine ports.
         for _ in 0..5 {
             if let Some(ensemble) = Self::try_launch(bridged, sync_limit) {
                 return ensemble;
@@ -487,7 +487,7 @@ impl Ensemble {
         panic!("free ports were taken five times before the servers could bind them");
     }
 
-    /// `None` when somebody else has taken a port.
+    /// `None` if another process has taken a port.
     fn try_launch(bridged: bool, sync_limit: u32) -> Option<Self> {
         let ports: Vec<[u16; 3]> = (0..3)
             .map(|_| [free_port(), free_port(), free_port()])
@@ -495,7 +495,8 @@ impl Ensemble {
         let mut bridges = Vec::new();
         let servers: Vec<ZooKeeperServer> = (1..=3)
             .map(|number: usize| {
-                // While a bridge to a leader that does not listen yet is one that breaks, it costs this to begin anew.
+                // A bridge to a leader that does not listen yet accepts a connection and breaks it. Then this limits
+                // the time until the server tries again.
                 let init_limit = if bridged { 10 } else { 20 };
                 let mut lines = vec![
                     format!("initLimit={init_limit}"),
@@ -505,14 +506,15 @@ impl Ensemble {
                     if bridged && number != other {
                         for (follows, port) in [(true, &mut peer), (false, &mut election)] {
                             if follows && other != FIRST_LEADER {
-                                // A later leader listens late, and a refusal is what makes others try again.
+                                // A later leader listens late, and only a refused connection makes the others try
+                                // again.
                                 continue;
                             }
                             let proxy = Proxy::to(*port);
                             *port = proxy.port();
                             if !follows && number < other {
-                                // A server with a larger number is never called: it would call back, to the
-                                // caller's own address and so past the bridges.
+                                // A server with a larger number is never called: it would call back to the caller's own
+                                // address, and so around the bridges.
                                 proxy.cut();
                             }
                             bridges.push(Bridge {
@@ -530,7 +532,7 @@ impl Ensemble {
             .collect();
         let ensemble = Self { servers, bridges };
         let (first, later) = ensemble.servers.split_at(if bridged { 2 } else { 3 });
-        // Two are a majority, of which the second leads; one that comes later follows.
+        // Two servers are a majority, of which the second leads. The one that comes later follows.
         for servers in [first, later] {
             for server in servers {
                 server.spawn();
@@ -552,14 +554,14 @@ impl Ensemble {
         Some(ensemble)
     }
 
-    /// Nothing passes any more between a server and the others, and nobody is told.
+    /// Cuts the connections between a server and the others silently: neither side is told.
     pub fn cut_off(&self, server: &ZooKeeperServer) {
         for bridge in self.bridges_of(server) {
             bridge.proxy.freeze();
         }
     }
 
-    /// The same for the leader, and its followers are told: their connections to it are reset. It is not told.
+    /// The same for the leader, but its followers are told: their connections to it are reset. The leader is not told.
     pub fn cut_off_untold(&self, leader: &ZooKeeperServer) {
         for bridge in self.bridges_of(leader) {
             match bridge.follows {
@@ -588,7 +590,7 @@ impl Ensemble {
         &self.servers
     }
 
-    /// The server that leads; waits for an election to end.
+    /// The server that leads. Waits for an election to end.
     pub fn leader(&self) -> &ZooKeeperServer {
         let leads = |server: &&ZooKeeperServer| server.role().as_deref() == Some("leader");
         poll(START, || self.servers.iter().find(leads)).expect("no leader was elected")
@@ -602,7 +604,7 @@ impl Ensemble {
             .collect()
     }
 
-    /// All three serve.
+    /// Waits until all three serve.
     pub fn wait_until_complete(&self) {
         let complete = poll(START, || {
             self.servers

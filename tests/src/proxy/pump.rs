@@ -1,5 +1,5 @@
-//! One connection of the proxy: each direction is a reader that stamps chunks with the time when they are due, and a
-//! writer that passes them on then, unless frozen. When a connection is opened, cut and counted is not decided here.
+//! One connection of the proxy. In each direction, a reader stamps chunks with the time when they are due, and a writer
+//! passes them on at that time, unless frozen. `proxy` decides when a connection is opened, cut and counted.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -15,17 +15,18 @@ use super::{Rules, Shared};
 
 const CHUNK: usize = 16 * 1024;
 
-/// Chunks on their way in one direction, before its reader waits: enough for a delay not to become a throttle.
+/// The number of chunks on their way in one direction before the reader waits. It is large enough that a delay does not
+/// limit the throughput.
 const ON_THE_WAY: usize = 1_024;
 
-/// Why nothing more goes through a connection whose sides have not both shut down.
+/// Why a connection has ended although its sides have not both shut down.
 #[derive(Debug)]
 pub(super) enum Broken {
     /// One side failed.
     Failed,
-    /// The client is to be cut off, without the server being told.
+    /// Cuts off the client and does not tell the server.
     ClientCut,
-    /// The server has begun to answer a request of the trap.
+    /// The server has begun to answer a request whose reply has to be lost.
     ReplyLost,
 }
 
@@ -63,7 +64,7 @@ pub(super) async fn through(
     });
     let mut recent = Vec::new();
     let write_up = write(to_server, up, rules.clone(), &shared.bytes_up, |chunk| {
-        // Before it is passed on, so that the reply cannot be quicker.
+        // Set before the request is passed on, because the reply may be fast.
         if !trapped.load(Ordering::Relaxed) && shared.springs_the_trap(&mut recent, chunk) {
             trapped.store(true, Ordering::Relaxed);
         }
@@ -72,15 +73,15 @@ pub(super) async fn through(
     tokio::try_join!(read_up, read_down, write_up, write_down).map(drop)
 }
 
-/// Lets the server read what it was sent, which a reset could overtake, and answer into the void.
+/// Lets the server read what it was sent, which a reset could overtake, and drops its answers.
 pub(super) async fn drain(mut server: TcpStream) {
     let _ = server.shutdown().await;
     let mut void = vec![0; CHUNK];
     while server.read(&mut void).await.is_ok_and(|read| read > 0) {}
 }
 
-/// What ZooKeeper says but for its events, as far as it is complete; `begun` keeps the rest. A message is its length
-/// and, first of all, the number of the request that it answers: -1 for an event.
+/// Removes the events from complete messages of ZooKeeper. `begun` keeps the rest for the next call. A message has its
+/// length and then the number of the request that it answers, which is -1 for an event.
 fn without_events(begun: &mut Vec<u8>, chunk: &[u8]) -> Vec<u8> {
     begun.extend_from_slice(chunk);
     let mut kept = Vec::new();
@@ -97,7 +98,7 @@ fn without_events(begun: &mut Vec<u8>, chunk: &[u8]) -> Vec<u8> {
     kept
 }
 
-/// `on_chunk` says by how much what was just read is delayed, and what of it is passed on.
+/// `on_chunk` returns by how much a chunk is delayed, and which part of it is passed on.
 async fn read(
     mut from: ReadHalf<'_>,
     queue: mpsc::Sender<Chunk>,
@@ -107,11 +108,11 @@ async fn read(
     loop {
         let read = from.read(&mut buffer).await?;
         if read == 0 {
-            return Ok(()); // the queue's end is the writer's
+            return Ok(()); // the writer handles the end of the queue
         }
         let (delay, chunk) = on_chunk(&buffer[..read])?;
         if queue.send((Instant::now() + delay, chunk)).await.is_err() {
-            return Ok(()); // its writer has failed and says so itself
+            return Ok(()); // its writer has failed and reports it
         }
     }
 }
@@ -141,8 +142,8 @@ async fn pass(
     while !chunk.is_empty() {
         thawed(rules).await?;
         to.writable().await?;
-        // The rules stay borrowed over the write and its count: a `freeze` that has returned is never followed by one,
-        // and who asks for the traffic does not get a count that lags behind.
+        // The rules stay borrowed during the write and its count. So no write follows a `freeze` that has returned, and
+        // a reader of the traffic gets no old count.
         let rules = rules.borrow();
         if rules.frozen {
             continue;
@@ -167,7 +168,8 @@ async fn thawed(rules: &mut watch::Receiver<Rules>) -> io::Result<()> {
 }
 
 impl Shared {
-    /// Whether the chunk completes a request that gets no reply. `recent` is what a marker may have begun in.
+    /// Whether the chunk completes a request whose reply has to be lost. `recent` is the earlier part in which a marker
+    /// may have begun.
     fn springs_the_trap(&self, recent: &mut Vec<u8>, chunk: &[u8]) -> bool {
         let mut trap = self.trap();
         let Some(trap) = trap.as_mut().filter(|trap| trap.remaining > 0) else {

@@ -1,4 +1,5 @@
-//! Against a server that answers each line with `you said: ` and the line. What Redis makes of it is in tests/selftest.
+//! Tests with a server that answers each line with `you said: ` and the line. How Redis clients react is tested in
+//! tests/selftest.
 
 use std::io::{BufRead as _, BufReader, ErrorKind, Read as _, Write as _};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -9,10 +10,10 @@ use super::*;
 
 const SOON: Duration = Duration::from_secs(10);
 
-/// Long enough for a byte that is not held back to arrive.
+/// Long enough for a byte to arrive if it is not held back.
 const A_WHILE: Duration = Duration::from_millis(50);
 
-/// A server on a port; what it was told comes out of the channel.
+/// A server on a port. The channel has the lines that it received.
 fn server() -> (u16, mpsc::Receiver<String>) {
     let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -63,7 +64,7 @@ impl Client {
         heard
     }
 
-    /// The connection was reset, and did not end in good order.
+    /// Whether the connection was reset instead of closed normally.
     fn is_reset(&mut self) -> bool {
         self.hear()
             .is_err_and(|error| error.kind() == ErrorKind::ConnectionReset)
@@ -257,7 +258,7 @@ fn chunks_sent_while_others_are_delayed_do_not_wait_in_turn() {
     let began = Instant::now();
     for _ in 0..10 {
         client.say("a\n");
-        thread::sleep(Duration::from_millis(2)); // so that they are chunks of their own
+        thread::sleep(Duration::from_millis(2)); // so that they arrive as separate chunks
     }
     for _ in 0..10 {
         client.hear().unwrap();

@@ -1,4 +1,4 @@
-//! `memory:`. The suite uses the store of [`lockcore::testing`] instead, whose clients are as good as those of several
+//! `memory:`. Instead of it, the suite uses the store of [`lockcore::testing`], whose clients can act as several
 //! processes.
 
 use std::sync::Arc;
@@ -66,7 +66,7 @@ impl Store for Memory {
 }
 
 impl Server for testing::Store {
-    /// Of the store in memory that another process has to itself.
+    /// The URL of the store in memory that another process has for itself.
     fn url(&self) -> String {
         URL.into()
     }
@@ -95,7 +95,7 @@ impl Stage for Stopped {
         Arc::new(self.0.clone())
     }
 
-    /// It counts tickets over all names.
+    /// This store counts tickets over all names.
     fn begin(&mut self) {
         self.0.lose_data();
     }

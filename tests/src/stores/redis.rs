@@ -1,5 +1,5 @@
-//! `redis:`. All that a client may do at the server that facts share is what the store's guide says is needed, and only
-//! in the facts' namespaces.
+//! `redis:`. At the server that facts share, a client has only the rights that the store's guide lists, and only in the
+//! namespaces of the facts.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -26,7 +26,7 @@ impl Store for Redis {
     }
 
     fn available(&self) -> Result<(), String> {
-        // Asked once: every fact wants to know.
+        // Checked once, because every fact needs the result.
         static SERVER: OnceLock<Result<(), String>> = OnceLock::new();
         SERVER.get_or_init(RedisServer::available).clone()
     }
@@ -88,7 +88,7 @@ impl Store for Redis {
     }
 }
 
-/// The rights of the store's guide, read from the guide, for namespaces that match a pattern instead of for `lock`.
+/// The rights that the store's guide lists, for namespaces that match a pattern instead of for `lock`.
 pub fn documented(namespaces: &str, password: &str) -> Vec<String> {
     let namespace = format!("{namespaces}:1:");
     let words = of_the_page("# Minimum rights", password);
@@ -99,7 +99,7 @@ pub fn documented(namespaces: &str, password: &str) -> Vec<String> {
     words
 }
 
-/// Those at a sentinel.
+/// The rights at a sentinel.
 pub fn documented_at_sentinel(password: &str) -> Vec<String> {
     of_the_page("## At the sentinels", password)
 }
@@ -116,7 +116,7 @@ fn of_the_page(heading: &str, password: &str) -> Vec<String> {
     words
 }
 
-/// Makes the guide's user the only one beside the harness.
+/// Makes the guide's user the only one besides the harness.
 pub fn grant(server: &RedisServer, namespaces: &str, password: &str) {
     set_alone(server, &documented(namespaces, password));
 }
@@ -136,7 +136,7 @@ impl Server for RedisServer {
         self.url()
     }
 
-    /// Everything but the number that each name gave out last, which stays to keep its tokens rising.
+    /// All keys except the last number of each name, which stays to keep its tokens rising.
     fn litter(&self, namespace: &str) -> Vec<String> {
         let mut keys = self.keys(&format!("{namespace}:*"));
         keys.retain(|key| {
@@ -167,7 +167,8 @@ impl Server for RedisServer {
     }
 }
 
-/// The state of a name that nobody holds or waits for, but whose releases have left marks. `line.lua` says what is where.
+/// Whether this is the state of a name without tickets, which has only marks of releases. `line.lua` describes the
+/// format.
 fn only_tells_of_marks(state: String) -> bool {
     let [head, next, out] = [30..43, 43..56, 56..66].map(|place| state.get(place));
     state.len() == 76 && head == next && out == Some("0000000000")
@@ -193,13 +194,13 @@ impl ServerProcess for RedisServer {
     fn marks(&self) -> Marks {
         Marks {
             enqueue: b"EVALSHA",
-            // The argument of a renewal that says how many permits are left. A writer that stays one is left all.
+            // The argument of a renewal for the number of permits that stay. A renewal of a writer keeps all.
             downgrade: b"\r\n$10\r\n0000000001\r\n",
         }
     }
 }
 
-/// Used as the guide's user.
+/// A server for clients with the rights of the guide's user.
 #[derive(Debug)]
 struct SharedRedis(RedisServer);
 
@@ -212,7 +213,7 @@ impl Server for SharedRedis {
         self.0.litter(namespace)
     }
 
-    /// Nobody may break it.
+    /// `None`, because no fact may break it.
     fn process(&self) -> Option<&dyn ServerProcess> {
         None
     }
@@ -223,7 +224,7 @@ impl Tls for Redis {
         Schemes {
             plain: "redis",
             encrypted: "rediss",
-            // It waits for more of what it takes for a command, as a server does that hangs.
+            // The server takes the bytes for a command and waits for the rest, like a server that hangs.
             not_encrypted: "a server without TLS is silent too: redis:// is for it",
             not_plain: "if this port speaks TLS, the scheme is rediss",
         }

@@ -1,4 +1,4 @@
-//! `redis+sentinel:`. The scripts and the clock are those of a single server, so random histories are played on that.
+//! `redis+sentinel:`. Scripts and clock are those of a single server, so the random histories run on that one.
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -35,7 +35,7 @@ impl Store for Sentinel {
         true
     }
 
-    /// One server, and a sentinel that never replaces it: what happens to the server then is what the fact does to it.
+    /// One server, and a sentinel that never replaces it, so only the fact itself affects the server.
     fn start(&self) -> Box<dyn Server> {
         let server = RedisServer::start();
         let sentinel = one_that_names(server.port());
@@ -88,13 +88,13 @@ impl Server for Shared {
         self.0.master().litter_but_marks(namespace)
     }
 
-    /// Nobody may break it.
+    /// `None`, because no fact may break it.
     fn process(&self) -> Option<&dyn ServerProcess> {
         None
     }
 }
 
-/// The verbs are those of the server that keeps the locks.
+/// A server without replicas. The methods act on the server that keeps the locks.
 #[derive(Debug)]
 struct Alone {
     server: RedisServer,

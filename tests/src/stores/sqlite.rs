@@ -1,4 +1,4 @@
-//! `sqlite:`, a file of its own for each fact: nothing has to be started for it.
+//! `sqlite:`, with its own file for each fact. No server has to be started.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,7 +21,7 @@ impl Store for Sqlite {
     }
 
     fn capability(&self) -> Capability {
-        backend::open("sqlite:locks.db").unwrap().capability() // the file comes with the first client
+        backend::open("sqlite:locks.db").unwrap().capability() // the first client makes the file
     }
 
     fn timings(&self) -> Timings {
@@ -66,7 +66,7 @@ impl Server for SqliteFile {
         self.url()
     }
 
-    /// In any namespace: each fact has the file to itself.
+    /// The namespace does not matter, because each fact has its own file.
     fn litter(&self, _namespace: &str) -> Vec<String> {
         self.litter()
     }
@@ -81,7 +81,7 @@ impl Stage for SqliteFile {
         backend::open(&self.url()).unwrap()
     }
 
-    /// Nobody can set the clock that its times are of. What is relative to it is moved.
+    /// The clock of its times cannot be set. So this moves the times in the file.
     fn pass(&mut self, time: Duration) {
         let millis = time.as_millis();
         let earlier = |table| format!("UPDATE {table} SET expires_at = expires_at - {millis};");

@@ -1,4 +1,4 @@
-//! `zookeeper:`, and the same through its TLS.
+//! `zookeeper:`, and the same with TLS.
 
 use std::sync::{Arc, OnceLock};
 use std::thread;
@@ -15,10 +15,10 @@ use super::{
 use crate::certificates::{Authority, Identity};
 use crate::zookeeper_server::ZooKeeperServer;
 
-/// For a session that carries the lease: as long as the longest ttl of a fact.
+/// Sessions carry the leases, so this is as long as the longest ttl of a fact.
 const LONG_LEASES: &str = "?session_timeout=60s";
 
-/// For what Java does for the first time on a busy machine.
+/// Time for the first run of Java code on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 #[derive(Debug)]
@@ -40,7 +40,7 @@ impl Store for ZooKeeper {
     fn timings(&self) -> Timings {
         Timings {
             answers: Answers::AServer,
-            // The server looks after sessions from time to time.
+            // The server checks sessions only from time to time.
             follows_the_dead: Duration::from_secs(1),
             tells_when_to_recheck: false,
         }
@@ -90,7 +90,7 @@ impl Server for ZooKeeperServer {
         self.url()
     }
 
-    /// The tickets too. What they are in is removed by the server.
+    /// Tickets are litter too. The server removes their parent nodes.
     fn litter(&self, namespace: &str) -> Vec<String> {
         self.ephemerals(&format!("/{namespace}:"))
     }
@@ -117,7 +117,7 @@ impl ServerProcess for ZooKeeperServer {
         "no available hosts"
     }
 
-    /// In the names of nodes: how many permits of how many.
+    /// Names of nodes have the permits and the capacity.
     fn marks(&self) -> Marks {
         Marks {
             enqueue: b"-1073741824-1073741824-",
@@ -146,7 +146,7 @@ impl Server for ForLongLeases {
         self.0.litter(namespace)
     }
 
-    /// Nobody may break it.
+    /// `None`, because no fact may break it.
     fn process(&self) -> Option<&dyn ServerProcess> {
         None
     }
@@ -176,13 +176,14 @@ impl Tls for ZooKeeper {
         Box::new(ZooKeeperServer::start())
     }
 
-    /// The client library waits for more.
+    /// The client library waits for more bytes.
     fn not_understood(&self) -> Option<&'static str> {
         None
     }
 }
 
-/// Without the end of leases, which the core keeps there. A client that disconnects ends its session.
+/// Plays histories. The core keeps the ends of leases for this store, so they are left out. A client that disconnects
+/// ends its session.
 struct Sessions(ZooKeeperServer);
 
 impl Stage for Sessions {
@@ -197,7 +198,7 @@ impl Stage for Sessions {
     }
 }
 
-/// Through its TLS.
+/// ZooKeeper with TLS.
 #[derive(Debug)]
 pub struct ZooKeeperTls;
 
@@ -255,14 +256,14 @@ impl Encrypted {
         Self(ZooKeeperServer::with_tls(&identity, None, &[]))
     }
 
-    /// Java loads its TLS at the first handshake, which takes longer on a busy machine than a client waits for it.
+    /// Java loads its TLS code at the first handshake. On a busy machine this takes longer than a client waits.
     fn warm_up(&self) {
         let patient = Locks::builder().op_timeout(PATIENCE);
         let first = || {
             let runtime = Runtime::new().unwrap();
             runtime.block_on(async { self.client(patient).unwrap().ready(PATIENCE).await.unwrap() })
         };
-        // On a thread of its own: this one is a runtime's already.
+        // On another thread, because this one already has a runtime.
         thread::scope(|scope| scope.spawn(first).join().unwrap());
     }
 }

@@ -1,4 +1,4 @@
-//! W3 and W4: many tasks at one lock, in one process and in four.
+//! The workloads W3 and W4: many tasks at one lock, in one process and in four.
 
 use std::fs::File;
 use std::process::Command;
@@ -14,7 +14,7 @@ use crate::store::Asked;
 use crate::table::{Bar, Samples, Table};
 use crate::{Bench, floor};
 
-/// From the word to the start: every process has heard it by then.
+/// The time from the command to the start. By then every process has received the command.
 const LEAD: Duration = Duration::from_millis(50);
 
 pub(crate) fn one_process(bench: &Bench, table: &mut Table) {
@@ -25,7 +25,8 @@ pub(crate) fn four_processes(bench: &Bench, table: &mut Table) {
     measure(bench, table, "W4", 4, 16);
 }
 
-/// How often a peer that polls looks again. By itself rslock does every 200 ms, and gets a tenth of the hand-overs.
+/// How often a peer that polls looks again. The default of rslock is 200 ms, with which it gets a tenth of the
+/// hand-overs.
 const POLL_MS: &str = "10";
 
 fn measure(bench: &Bench, table: &mut Table, workload: &str, processes: usize, tasks: usize) {
@@ -97,7 +98,7 @@ fn measure(bench: &Bench, table: &mut Table, workload: &str, processes: usize, t
         table.row(&what, "hand-overs", samples.median("all"), "/s");
         let fair = match (workload, policy) {
             ("W3", Policy::Strict) if store.is_shared() => Some(Bar::AtLeast(0.95)),
-            // The same as at most 1.5 the other way round.
+            // This is a ratio of at most 1.5 the other way round.
             ("W4", Policy::Default) => Some(Bar::AtLeast(1.0 / 1.5)),
             _ => None,
         };
@@ -148,17 +149,18 @@ fn measure(bench: &Bench, table: &mut Table, workload: &str, processes: usize, t
     }
 }
 
-/// What a run has come to.
+/// The result of a run.
 struct Outcome {
     contention: Contention,
     acquisitions: f64,
     errors: f64,
-    /// Of all processes, in seconds.
+    /// The processor time of all processes, in seconds.
     cpu_s: f64,
     asked: Option<Asked>,
 }
 
-/// Starts the processes, lets them begin at the same time, and reads what they wrote: their last argument.
+/// Starts the processes, lets them begin at the same time, and reads the file that each wrote, which is its last
+/// argument.
 fn run_all(bench: &Bench, processes: usize, command: impl Fn(usize) -> Command) -> Outcome {
     let commands: Vec<Command> = (0..processes).map(command).collect();
     let mut running = Vec::new();
@@ -185,7 +187,7 @@ fn run_all(bench: &Bench, processes: usize, command: impl Fn(usize) -> Command) 
         acquisitions += report.figure("acquisitions");
         let rows = turns::read(&mut File::open(out).unwrap()).unwrap();
         turns.extend(rows.into_iter().map(|turn| Turn {
-            // Tasks of all processes are told apart.
+            // Gives tasks of different processes different numbers.
             task: turn.task + 1_000 * number as u64,
             ..turn
         }));
@@ -234,7 +236,7 @@ impl Outcome {
         }
     }
 
-    /// What a ZooKeeper was sent per acquisition.
+    /// The packets that a ZooKeeper received per acquisition.
     fn packets_each(&self) -> Option<f64> {
         let asked = self.asked.as_ref().filter(|asked| asked.redis.is_none())?;
         Some(asked.requests / self.each())

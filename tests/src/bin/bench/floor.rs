@@ -1,7 +1,8 @@
-//! What all floors do alike: pairs of one task and of many, the turns of many at one thing, and that thing handed to
-//! and fro between two processes. What is taken and given back is in `floor_*.rs`.
+//! The parts that all floors share: pairs of one task and of many, many tasks that contend for one thing, and that
+//! thing handed back and forth between two processes. `floor_*.rs` define what is acquired and released. A floor is the
+//! least that a lock can cost at a store.
 //!
-//! What contends runs in processes of its own, as `load` does, and keeps to the same words.
+//! Contenders run in processes of their own, like `load`, and use the same commands.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write as _};
@@ -18,27 +19,27 @@ use tokio::task::{JoinSet, coop};
 use crate::store::scheme;
 use crate::terms;
 
-/// Keys of the pair, as many as `load` takes.
+/// The number of keys of the pair, as in `load`.
 const KEYS: usize = 256;
 
-/// The floors of one store: the least that a lock can cost there, or what its client library takes for one.
+/// The floors of one store: the least that a lock can cost there, or the cost with the store's client library.
 pub(crate) struct Floor {
-    /// Lets a server get as fast as it can, before anything is measured.
+    /// Warms the server up before anything is measured.
     pub(crate) warm_up: Option<fn(url: &str)>,
-    /// The time of a round trip, in microseconds, over so many.
+    /// The time of a round trip, in microseconds, over so many round trips.
     pub(crate) ping: Option<fn(url: String, times: usize) -> f64>,
-    /// What is done instead of our pair: see [`pairs`] and [`many`].
+    /// The name of what replaces our pair: see [`pairs`] and [`many`].
     pub(crate) pair: &'static str,
     pub(crate) pairs: fn(url: String, pairs: usize, cold: bool) -> f64,
     pub(crate) many: fn(url: String, tasks: usize, secs: f64) -> f64,
-    /// What changes hands instead of our lock.
+    /// The name of what is handed over instead of our lock.
     pub(crate) turn: &'static str,
     pub(crate) turns: Turns,
 }
 
-/// Who hands it on to whom.
+/// Between which tasks it is handed over.
 pub(crate) enum Turns {
-    /// Tasks of this process, as many and as long as said: true hand-overs a second.
+    /// Tasks of this process, with their number and a duration. Returns true hand-overs per second.
     Here(fn(tasks: usize, secs: f64) -> f64),
     /// Tasks of processes that this program starts: see [`Process`].
     OfProcesses {
@@ -47,18 +48,18 @@ pub(crate) enum Turns {
     },
 }
 
-/// Takes a key that nobody else wants, and gives it back.
+/// Acquires and releases a key that no other task uses.
 pub(crate) trait Pair: Clone + Send + 'static {
     fn pair(&mut self, key: &str) -> impl Future<Output = ()> + Send;
 }
 
-/// What many want and one has: one task's hand on it.
+/// One task's access to a thing that only one task can have at a time.
 pub(crate) trait Token: Send + 'static {
     fn take(&mut self) -> impl Future<Output = ()> + Send;
     fn give_back(&mut self) -> impl Future<Output = ()> + Send;
 }
 
-/// One task, over 256 keys, or every key once: the p50 in microseconds.
+/// One task, over 256 keys, or every key once. Returns the p50 in microseconds.
 pub(crate) fn pairs<L: Pair>(
     lock: impl Future<Output = L> + Send + 'static,
     pairs: usize,
@@ -88,7 +89,7 @@ pub(crate) fn pairs<L: Pair>(
     })
 }
 
-/// Pairs a second of many tasks, each with a key of its own.
+/// Pairs per second of many tasks, each with its own key.
 pub(crate) fn many<L: Pair>(
     lock: impl Future<Output = L> + Send + 'static,
     tasks: usize,
@@ -105,7 +106,7 @@ pub(crate) fn many<L: Pair>(
                     while now() < end {
                         lock.pair(&key).await;
                         pairs += 1;
-                        // As in `load`: memory answers at once.
+                        // As in `load`, because memory answers at once.
                         coop::consume_budget().await;
                     }
                     pairs
@@ -120,7 +121,7 @@ pub(crate) fn many<L: Pair>(
     })
 }
 
-/// True hand-overs a second of tasks in this process.
+/// True hand-overs per second of tasks in this process.
 pub(crate) fn contend_here<T: Token>(tokens: Vec<T>, secs: f64) -> f64 {
     on_a_runtime(async move {
         let start = now();
@@ -214,7 +215,7 @@ impl Process {
     }
 }
 
-/// As `load URL w3`, with one of these for each task.
+/// Like `load URL w3`, with one of these tokens for each task.
 pub(crate) fn contend_when_told<T: Token>(
     runtime: &Runtime,
     tokens: impl Future<Output = Vec<T>>,
@@ -238,11 +239,12 @@ async fn contend_with<T: Token>(tokens: Vec<T>, secs: f64, out: &Path) {
     let acquisitions = turns.len();
     let report = serde_json::json!({"errors": 0, "acquisitions": acquisitions, "cpu_s": cpu});
     say(&report.to_string());
-    // A process that ended now would take with it what is given back by tasks of a library, and others wait for that.
+    // If the process ended now, tasks of a library that still release something would end too, and other processes wait
+    // for them.
     driver.for_each(drop);
 }
 
-/// As `load URL w5`, with the first of these.
+/// Like `load URL w5`, with the first of these tokens.
 pub(crate) fn obey_here<T: Token>(runtime: &Runtime, tokens: impl Future<Output = Vec<T>>) {
     let mut token = runtime.block_on(tokens).remove(0);
     say("READY");
@@ -267,7 +269,7 @@ pub(crate) fn obey_here<T: Token>(runtime: &Runtime, tokens: impl Future<Output 
     say(r#"{"errors": 0}"#);
 }
 
-/// A task on the threads of a runtime, as in `load`.
+/// Runs a task on the threads of a runtime, as in `load`.
 pub(crate) fn on_a_runtime<T: Send + 'static>(work: impl Future<Output = T> + Send + 'static) -> T {
     let runtime = runtime();
     runtime.block_on(runtime.spawn(work)).unwrap()

@@ -1,5 +1,5 @@
-//! What `memory:` is compared with: tokio's mutex in a map of names, which is what one would write by hand where no
-//! other process, lease or token is needed.
+//! The floor of `memory:` is tokio's mutex in a map of names, as one would write it by hand without other processes,
+//! leases or tokens.
 
 use std::collections::HashMap;
 use std::future::ready;
@@ -34,7 +34,7 @@ struct Shards {
 }
 
 impl Map {
-    /// Hands on one name of a new map.
+    /// Tasks that hand over one name of a new map.
     pub(crate) fn of_tasks(tasks: usize) -> Vec<OneName> {
         let map = Self::default();
         let one = |_| OneName {
@@ -55,7 +55,7 @@ impl Map {
         lock.lock_owned().await
     }
 
-    /// Names that nobody wants any more do not stay.
+    /// Removes the name when no task uses it any more.
     fn unlock(&self, name: &str, guard: OwnedMutexGuard<()>) {
         drop(guard);
         let mut shard = self
@@ -82,7 +82,7 @@ impl Pair for Map {
     }
 }
 
-/// What the tasks contend for.
+/// The name that the tasks contend for.
 pub(crate) struct OneName {
     map: Map,
     held: Option<OwnedMutexGuard<()>>,

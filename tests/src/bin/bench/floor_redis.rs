@@ -1,5 +1,6 @@
-//! The least that a lock can cost on Redis: `SET NX` and a script that compares and deletes, without a line, a token or
-//! a clock; and a token in a list that `BLPOP` hands on, without an owner. Nobody should use either as a lock.
+//! The floors of Redis, the least that a lock can cost there. One is `SET NX` and a script that compares and deletes,
+//! without a line, a token or a clock. The other is a token in a list that `BLPOP` hands over, without an owner.
+//! Neither should be used as a lock.
 
 use std::sync::Arc;
 
@@ -53,7 +54,7 @@ impl RawLock {
 impl Pair for RawLock {
     async fn pair(&mut self, key: &str) {
         self.number += 1;
-        // As long as an id that nobody else draws.
+        // As long as a random id.
         let id = format!("{:032x}", self.number);
         let mut set = cmd("SET");
         set.arg(key).arg(&id).arg("NX").arg("PX").arg(LEASE_MS);
@@ -82,7 +83,7 @@ fn ping(url: String, times: usize) -> f64 {
     })
 }
 
-/// A token in a list: who has popped it may work.
+/// A token in a list. The task that has popped it may work.
 pub(crate) struct List {
     connection: MultiplexedConnection,
     pop: Cmd,
@@ -90,7 +91,7 @@ pub(crate) struct List {
 }
 
 impl List {
-    /// A pop blocks its connection, so that each task has its own.
+    /// Each task has its own connection, because a pop blocks it.
     pub(crate) async fn of_tasks(url: &str, key: &str, tasks: usize) -> Vec<Self> {
         let client = client(url);
         let mut lists = Vec::new();

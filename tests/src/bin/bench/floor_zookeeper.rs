@@ -1,5 +1,5 @@
-//! What ZooKeeper is compared with, all of it the crate zookeeper-client's: the requests that every recipe makes, one
-//! after the other, which our pair has to beat because it need not wait between them; and that crate's own lock.
+//! The floors of ZooKeeper, both with the crate zookeeper-client. One is the requests of every lock recipe, one after
+//! another. Our pair has to be faster, because it need not wait between them. The other is that crate's own lock.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -30,18 +30,19 @@ const PORT: u16 = 2181;
 const SESSION: Duration = Duration::from_secs(30);
 const FOLDER: &str = "/floor";
 
-/// A server in Java is slow until its compiler knows what is asked often; floors come before ours, and would be higher.
+/// A server in Java is slow until its JIT compiler has compiled the common paths. Floors run before our own
+/// measurements and would look slower than they are.
 const WARM_UP_S: f64 = 8.0;
 const WARM_UP_TASKS: usize = 64;
 
-/// Until the server does what it can.
+/// Warms the server up.
 fn warm_up(url: &str) {
     eprintln!("bench: {WARM_UP_S} s for the server to warm up");
     many(RawTicket::connect(url.to_owned()), WARM_UP_TASKS, WARM_UP_S);
 }
 
-/// Creates an ephemeral sequential node, lists its parent, deletes it. The create of a parent that it has not seen yet
-/// is sent along with the node's, as ours is.
+/// Creates an ephemeral sequential node, lists its parent, and deletes it. If it has not used the parent yet, it sends
+/// the parent's create together with the node's, as our client does.
 #[derive(Clone)]
 pub(crate) struct RawTicket {
     client: Client,
@@ -66,22 +67,22 @@ impl Pair for RawTicket {
         let ticket = CreateMode::EphemeralSequential.with_acls(Acls::anyone_all());
         self.number += 1;
         let parent = format!("{FOLDER}/{key}");
-        // As long as an id that nobody else draws.
+        // As long as a random id.
         let prefix = format!("{parent}/{:032x}-", self.number);
         let sequence = loop {
             let is_new = self.parents.insert(parent.clone());
-            // Sent when called.
+            // The request is sent by the call.
             let made = is_new.then(|| self.client.create(&parent, b"", &container));
             let created = self.client.create(&prefix, b"", &ticket);
             if let Some(made) = made {
                 match made.await {
-                    Ok(_) | Err(Error::NodeExists) => {} // of an earlier run
+                    Ok(_) | Err(Error::NodeExists) => {} // from an earlier run
                     Err(error) => panic!("{error}"),
                 }
             }
             match created.await {
                 Ok((_, sequence)) => break sequence,
-                // Once a minute the server removes what is empty.
+                // Once a minute the server removes empty parents.
                 Err(Error::NoNode) if !is_new => self.parents.remove(&parent),
                 Err(error) => panic!("{error}"),
             };
@@ -93,7 +94,7 @@ impl Pair for RawTicket {
     }
 }
 
-/// `Client::lock`, as Curator names its nodes: the one form that tasks with one client may share.
+/// `Client::lock` with node names as in Curator, the only form that tasks with one client may share.
 pub(crate) struct Recipe {
     client: Client,
     folder: String,
@@ -101,7 +102,7 @@ pub(crate) struct Recipe {
 }
 
 impl Recipe {
-    /// One client for all of them.
+    /// One client for all tasks.
     pub(crate) async fn of_tasks(url: &str, key: &str, tasks: usize) -> Vec<Self> {
         let client = connect(url).await;
         let folder = format!("{FOLDER}/{key}");
@@ -124,15 +125,15 @@ impl Token for Recipe {
         self.held = Some(lock.into_owned());
     }
 
-    /// There is no release but the drop, whose delete a task of the library sends; it is let run, and its reply is not
-    /// waited for.
+    /// Its only release is the drop: a task of the library then sends a delete. This lets that task run and does not
+    /// wait for the reply.
     async fn give_back(&mut self) {
         self.held = None;
         yield_now().await;
     }
 }
 
-/// Without credentials.
+/// Connects without credentials.
 async fn connect(url: &str) -> Client {
     let url = Url::parse(url).unwrap();
     let (host, port) = (url.host_str().unwrap(), url.port().unwrap_or(PORT));

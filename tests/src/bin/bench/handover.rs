@@ -1,4 +1,5 @@
-//! W5: from the release in one process to the waiter in another, beside what hands over there otherwise.
+//! The workload W5: the time from the release in one process to the grant of the waiter in another, next to other ways
+//! to hand over at that store.
 
 use std::process::Command;
 use std::thread::sleep;
@@ -14,7 +15,7 @@ use crate::{Bench, floor};
 
 const HAND_OVERS: usize = 200;
 
-/// From the word to the waiter until the release: it stands in line by then.
+/// The time from the command to the waiter until the release. By then the waiter stands in line.
 const STANDS: Duration = Duration::from_millis(4);
 
 pub(crate) fn between_processes(bench: &Bench, table: &mut Table) {
@@ -52,7 +53,7 @@ pub(crate) fn between_processes(bench: &Bench, table: &mut Table) {
     }
 }
 
-/// From before the release until the other has it, and how many errors there were.
+/// The time from just before the release until the other process has the lock, and the number of errors.
 fn hand_to_and_fro(command: impl Fn() -> Command) -> (Durations, f64) {
     let mut holder = Process::start(&mut command());
     let mut waiter = Process::start(&mut command());

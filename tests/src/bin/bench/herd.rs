@@ -1,4 +1,4 @@
-//! W6: what a release costs with many waiting, and what waiting costs.
+//! The workload W6: the cost of a release with many waiters, and the cost of waiting.
 
 use std::thread::sleep;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::table::{Bar, Samples, Table};
 
 const LINES: [usize; 3] = [10, 100, 1_000];
 
-/// As many as the shortest line can give.
+/// As many as the shortest line allows.
 const RELEASES: usize = 10;
 const HOLD_MS: u64 = 1;
 const IDLE: Duration = Duration::from_secs(3);

@@ -1,4 +1,4 @@
-//! W7: 10,000 leases kept alive, on a free machine and on a saturated one.
+//! The workload W7: 10,000 leases kept alive, on an idle machine and on a saturated one.
 
 use std::hint::spin_loop;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,7 +13,7 @@ use crate::table::{Bar, Samples, Table};
 
 const LEASES: f64 = 10_000.0;
 
-/// Longer than a lease: one that nobody renewed is gone by then.
+/// Longer than a lease, so a lease without a renewal is gone by then.
 const HOLD: Duration = Duration::from_secs(31);
 
 pub(crate) fn many_leases(bench: &Bench, table: &mut Table) {
@@ -78,9 +78,9 @@ fn hold(bench: &Bench, samples: &mut Samples) {
     samples.add("errors", report.figure("errors"));
 }
 
-/// Keeps every core busy meanwhile.
+/// Runs the work while every core is kept busy.
 fn saturate(work: impl FnOnce()) {
-    /// However the work ends: the threads are waited for.
+    /// Stops the threads, however the work ends, so that they can be waited for.
     struct Over<'a>(&'a AtomicBool);
     impl Drop for Over<'_> {
         fn drop(&mut self) {

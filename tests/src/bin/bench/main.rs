@@ -1,5 +1,6 @@
-//! The bench driver: runs every mode of the program `load` against servers of its own, with floors and peers in the same
-//! run, and says what is below its bar.
+//! The bench driver. It runs every mode of the program `load` against servers of its own, together with floors and
+//! peers, and reports which figures miss their bars. A floor is the least that a lock can cost, a peer is another
+//! crate's lock, and a bar is the value that a figure must reach.
 //!
 //! ```text
 //! cargo build --release -p tests --bin load --bin bench
@@ -8,25 +9,25 @@
 //! target/release/bench memory: --only w1 --runs 5
 //! ```
 //!
-//! With the peers, which are other crates' locks, in the same runs:
+//! To run the peers too, build them first:
 //!
 //! ```text
 //! cargo build --release --manifest-path tests/peers/Cargo.toml --target-dir target
 //! ```
 //!
-//! W3 is one process with 64 tasks at one lock, W4 four processes with 16. Absolute figures move with the machine, so
-//! floors are taken in the same run, run by run in turn with ours; the server's commands and packets are counted and are
-//! exact.
+//! W3 is one process with 64 tasks at one lock, W4 is four processes with 16 tasks each. Absolute figures depend on the
+//! machine, so floors are measured in the same run, alternating with ours. The counts of the server's commands and
+//! packets are exact.
 //!
 //! | file | |
 //! |---|---|
 //! | `pairs.rs` `contention.rs` `handover.rs` `herd.rs` `leases.rs` | the workloads W1 and W2, W3 and W4, W5, W6, W7, each with its bars |
-//! | `store.rs` | what is benched: the server, and what it was asked |
-//! | `program.rs` | starting `load`, and what it reports |
-//! | `floor.rs` | what all floors do alike, and the processes that play them |
+//! | `store.rs` | the store under test: the server, and the requests that it received |
+//! | `program.rs` | starts `load`, and reads its report |
+//! | `floor.rs` | the parts that all floors share, and their processes |
 //! | `floor_redis.rs` `floor_memory.rs` | the least that a lock can cost there |
-//! | `floor_zookeeper.rs` | what its client library takes, step by step and as a lock: the peer |
-//! | `terms.rs` | what each store is measured beside, and what it has to reach |
+//! | `floor_zookeeper.rs` | the cost with its client library, step by step and as a lock (the peer) |
+//! | `terms.rs` | the floors, peers and bars of each store |
 //! | `table.rs` | medians, bars, the table |
 
 #![allow(
@@ -96,7 +97,7 @@ enum Workload {
     W7,
 }
 
-/// What all workloads are told.
+/// The settings of all workloads.
 struct Bench {
     store: Store,
     policies: Vec<Policy>,
@@ -105,7 +106,7 @@ struct Bench {
 }
 
 impl Bench {
-    /// Says on standard error what is being done, once for each run.
+    /// Prints to standard error what is running, once for each run.
     fn each_run(&self, what: &str) -> impl Iterator<Item = u32> {
         (1..=self.runs).inspect(move |run| {
             eprintln!(
@@ -148,7 +149,7 @@ fn main() -> ExitCode {
     }
 
     let mut rows = match &arguments.csv {
-        // Before the work: what cannot be written shall not be found out after it.
+        // Before the work, so that a file that cannot be written is noticed early.
         Some(path) => match File::create(path) {
             Ok(file) => Some(file),
             Err(error) => {
@@ -199,7 +200,7 @@ fn main() -> ExitCode {
         }
         sound &= table.is_sound();
     }
-    // Below a bar is a finding; errors and overlaps are a lock that failed.
+    // A missed bar is only a finding. Errors and overlaps mean that a lock failed.
     if sound {
         ExitCode::SUCCESS
     } else {
@@ -207,8 +208,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// How busy the machine was before we began: neighbours disturb every figure, and a wake-up on a core that sleeps costs
-/// more than one on a core that does not.
+/// How busy the machine was before the start. Other load disturbs every figure, and a wake-up on a core that sleeps
+/// costs more than one on a core that does not.
 fn busy() -> String {
     let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     match load.split(' ').next() {

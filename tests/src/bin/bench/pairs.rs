@@ -1,10 +1,10 @@
-//! W1 and W2: acquire and release where nobody else is, beside the least that excludes there.
+//! The workloads W1 and W2: acquire and release without contention, next to the floor.
 
 use crate::Bench;
 use crate::program::{self, load};
 use crate::table::{Bar, Samples, Table};
 
-/// Tasks of W2: the first are judged, the others show how it grows with them.
+/// The numbers of tasks of W2. The first is compared with its bar, the others show the trend.
 const TASKS: [usize; 5] = [64, 1, 4, 16, 256];
 
 pub(crate) fn one_client(bench: &Bench, table: &mut Table) {
@@ -22,7 +22,7 @@ pub(crate) fn one_client(bench: &Bench, table: &mut Table) {
 fn measure_one(bench: &Bench, table: &mut Table, policy: program::Policy, cold: bool, what: &str) {
     let store = &bench.store;
     let (pairs, floor) = (store.terms.pairs, store.terms.floor);
-    // The cycle before, and one pair on a name of its own.
+    // Not timed: one cycle over the keys before, and one pair on a name of its own.
     let untimed = if cold { 1 } else { 257 };
     let mut samples = Samples::default();
     for _ in bench.each_run(what) {

@@ -1,4 +1,4 @@
-//! Starting the program `load`, and what it reports.
+//! Starts the program `load`, and reads its report.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -13,11 +13,11 @@ use crate::store::Store;
 /// For answers that a saturated machine may delay.
 pub(crate) const SOON: Duration = Duration::from_secs(100);
 
-/// Who is served first; see `lockcore::Fair`.
+/// Which waiter is served first: see `lockcore::Fair`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Policy {
     Strict,
-    /// What the library does when nothing is said.
+    /// The default of the library.
     Default,
 }
 
@@ -30,7 +30,7 @@ impl Policy {
     }
 }
 
-/// Beside this program, where cargo puts all.
+/// The path of a program: in the folder of this program, where cargo puts all.
 fn path(program: &str) -> PathBuf {
     std::env::current_exe().unwrap().with_file_name(program)
 }
@@ -55,7 +55,7 @@ pub(crate) fn peers_available() -> Result<(), String> {
     }
 }
 
-/// The peer of a store in the mode of the program `load`, and its name; `None` if it has none or it is not built.
+/// The peer of a store in a mode of the program `load`, and its name. `None` if there is no peer or it is not built.
 pub(crate) fn peer(store: &Store, mode: &str) -> Option<(&'static str, Command)> {
     let name = store.terms.peer?;
     peers_available().ok()?;
@@ -75,13 +75,13 @@ pub(crate) fn load(store: &Store, policy: Policy, mode: &str) -> Command {
     command
 }
 
-/// Starts it, and reads its report when it needs nothing on the way.
+/// Starts the program, and reads its report. For modes that need no input.
 pub(crate) fn report(command: &mut Command) -> Report {
     end(Process::start(command))
 }
 
-/// Closes its input, reads its report, and waits until it has given back what it held: killed, it would leave its
-/// leases to the next run.
+/// Closes its input, reads its report, and waits until it has released its locks. If it were killed, the next run would
+/// meet its leases.
 pub(crate) fn end(mut process: Process) -> Report {
     process.close_input();
     let report = last_line(&mut process);
@@ -89,7 +89,7 @@ pub(crate) fn end(mut process: Process) -> Report {
     report
 }
 
-/// The report of a process that may still have something to give back.
+/// The report of a process that may still have to release something.
 pub(crate) fn last_line(process: &mut Process) -> Report {
     loop {
         let line = process.hear(SOON).expect("no report in time");

@@ -1,4 +1,4 @@
-//! What is benched: a store by its URL, on a server of its own or somewhere, and what it was asked meanwhile.
+//! The store under test: a store at a URL or on a server of its own, and the requests that it received.
 
 use std::cell::RefCell;
 
@@ -12,14 +12,14 @@ use url::Url;
 use crate::terms::{self, Terms};
 
 pub(crate) struct Store {
-    /// Scheme and host: what else is in a URL may be secret.
+    /// The scheme and host, because the rest of a URL may be secret.
     pub(crate) name: String,
     pub(crate) url: String,
     pub(crate) terms: Terms,
     capability: Capability,
-    /// To ask a Redis what it was asked.
+    /// A connection to a Redis, to read its statistics.
     redis: Option<RefCell<Connection>>,
-    /// What was started for it.
+    /// The server that was started for it.
     server: Option<Box<dyn Server>>,
 }
 
@@ -28,7 +28,7 @@ pub(crate) fn scheme(url: &str) -> &str {
 }
 
 impl Store {
-    /// At a URL, or on something of its own when it is called by the name only.
+    /// Opens a store at a URL, or starts a server of its own if there is only a name.
     pub(crate) fn open(name: &str) -> Result<Self, String> {
         let server = match stores::by_url().find(|store| store.name() == name) {
             Some(store) => {
@@ -63,12 +63,12 @@ impl Store {
         })
     }
 
-    /// Whether processes can meet there.
+    /// Whether several processes can share this store.
     pub(crate) fn is_shared(&self) -> bool {
         self.capability.cross_process
     }
 
-    /// Makes a list of the one token that the tasks of a floor hand on, where that is a list.
+    /// Makes the list with the one token that the tasks of a floor hand over, if the floor uses a list.
     pub(crate) fn put_token(&self, key: &str) {
         self.ask(redis::cmd("LPUSH").arg(key).arg("token"));
     }
@@ -84,7 +84,7 @@ impl Store {
         }
     }
 
-    /// `None` for a store that does not count, or whom we cannot ask.
+    /// `None` for a store without counts, or without access to them.
     pub(crate) fn reading(&self) -> Option<Reading> {
         let server = self.server.as_ref();
         if let Some(server) = server.and_then(|server| server.downcast::<ZooKeeperServer>()) {
@@ -108,7 +108,7 @@ impl Store {
         })
     }
 
-    /// What it was asked since an earlier reading.
+    /// The requests since an earlier reading.
     pub(crate) fn asked_since(&self, earlier: &Option<Reading>) -> Option<Asked> {
         match (earlier.as_ref()?, self.reading()?) {
             (Reading::ZooKeeper(earlier), Reading::ZooKeeper(later)) => Some(Asked {
@@ -152,9 +152,9 @@ pub(crate) enum Reading {
 }
 
 pub(crate) struct Asked {
-    /// By all clients, signs of life included.
+    /// The requests of all clients, probes included.
     pub(crate) requests: f64,
-    /// What of a Redis.
+    /// The commands of a Redis.
     pub(crate) redis: Option<Commands>,
 }
 
@@ -163,7 +163,7 @@ pub(crate) struct Commands {
     pub(crate) publishes: f64,
     pub(crate) other_requests: f64,
     pub(crate) inside_scripts: f64,
-    /// Of the server.
+    /// The processor time of the server.
     pub(crate) cpu_s: f64,
     micros: CommandStats,
 }
@@ -183,7 +183,7 @@ impl Commands {
             match command.as_str() {
                 "evalsha" | "eval" | "fcall" => asked.scripts += calls,
                 "publish" | "spublish" => asked.publishes += calls,
-                "info" => {} // ours
+                "info" => {} // the harness's own
                 other if is_a_request(other) => asked.other_requests += calls,
                 _ => asked.inside_scripts += calls,
             }
@@ -191,8 +191,8 @@ impl Commands {
         asked
     }
 
-    /// Microseconds that the server has spent in these, with all that they call if they are scripts. Hardly moves with
-    /// the machine.
+    /// The microseconds that the server has spent in these commands. A script's time includes the commands that it
+    /// calls. This depends little on the machine.
     pub(crate) fn micros_in(&self, commands: &[&str]) -> f64 {
         let spent = commands
             .iter()
@@ -205,7 +205,8 @@ impl Commands {
     }
 }
 
-/// A server counts what scripts call like what clients send. These are not called by scripts.
+/// Whether clients send this command. A server also counts commands that scripts call, and these are not called by
+/// scripts.
 fn is_a_request(command: &str) -> bool {
     let families = ["client|", "script|", "config|", "acl|", "command|"];
     let alone = [

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// The values of each figure, one a run.
+/// The values of each figure, one for each run.
 #[derive(Default)]
 pub(crate) struct Samples(BTreeMap<&'static str, Vec<f64>>);
 
@@ -12,32 +12,32 @@ impl Samples {
         self.0.entry(figure).or_default().push(value);
     }
 
-    /// `None` for what was never measured, as a floor where there is none.
+    /// `None` for a figure without values, such as the floor where there is none.
     pub(crate) fn median(&self, figure: &str) -> Option<f64> {
         let mut values = self.0.get(figure)?.clone();
         values.sort_by(f64::total_cmp);
         Some((values[(values.len() - 1) / 2] + values[values.len() / 2]) / 2.0)
     }
 
-    /// For what must never happen.
+    /// The largest value, for figures that must stay zero.
     pub(crate) fn most(&self, figure: &str) -> f64 {
         let values = self.0.get(figure).into_iter().flatten();
         values.copied().fold(0.0, f64::max)
     }
 }
 
-/// What a figure has to reach.
+/// The value that a figure has to reach.
 #[derive(Clone, Copy)]
 pub(crate) enum Bar {
     AtLeast(f64),
     AtMost(f64),
-    /// So many times the floor, at most.
+    /// At most so many times the floor.
     OfFloor(f64),
-    /// So many times the floor, at least.
+    /// At least so many times the floor.
     TimesFloor(f64),
-    /// To two decimals: counts per hand-over, where the first and the last of a run have no pair.
+    /// Equal to two decimals. For counts per hand-over, where the first and the last of a run have no pair.
     Exactly(f64),
-    /// Everything else is a lock that failed.
+    /// Zero. Any other value means that a lock failed.
     Never,
 }
 
@@ -97,7 +97,7 @@ impl Row {
     }
 }
 
-/// In thousands where it is large, with decimals where it is small.
+/// Formats a large number in thousands, and a small one with decimals.
 fn number(value: f64) -> String {
     match value.abs() {
         0.0 => "0".into(),
@@ -121,7 +121,7 @@ fn number(value: f64) -> String {
 pub(crate) struct Table(Vec<Row>);
 
 impl Table {
-    /// Nothing for a figure that was not measured.
+    /// Adds a row, unless the figure was not measured.
     pub(crate) fn row(
         &mut self,
         workload: impl Into<String>,
@@ -140,7 +140,8 @@ impl Table {
         self.0.last_mut().unwrap()
     }
 
-    /// One line a row, for spreadsheets and plots. Units are in the heading's order; what was not measured is empty.
+    /// One line for each row, for spreadsheets and plots. Units are in the order of the heading. Values that were not
+    /// measured are empty.
     pub(crate) fn csv(&self, store: &str) -> String {
         let mut lines = String::new();
         for row in &self.0 {
@@ -161,7 +162,7 @@ impl Table {
                 floor,
                 &floor_value,
             ];
-            // No name has a quote in it.
+            // No name contains a quote.
             let quoted = fields.map(|field| match field.contains(',') {
                 true => format!("\"{field}\""),
                 false => field.to_owned(),
@@ -172,7 +173,7 @@ impl Table {
         lines
     }
 
-    /// No lock has failed.
+    /// Whether no lock has failed.
     pub(crate) fn is_sound(&self) -> bool {
         let never = |row: &&Row| matches!(row.bar, Some(Bar::Never));
         self.0
@@ -207,7 +208,7 @@ impl fmt::Display for Table {
                 .iter()
                 .zip(widths)
                 .enumerate()
-                // Words to the left, numbers to the right.
+                // Words are aligned to the left, numbers to the right.
                 .map(|(column, (cell, width))| match column {
                     2 | 4 => format!("{cell:>width$}"),
                     _ => format!("{cell:<width$}"),

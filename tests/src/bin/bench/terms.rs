@@ -1,4 +1,4 @@
-//! What each store is measured beside, and what it has to reach. A store that is not here is measured all the same.
+//! The floors, peers and bars of each store. A store that is not listed here is measured without them.
 
 use crate::floor::Floor;
 use crate::program::Policy;
@@ -6,19 +6,19 @@ use crate::table::Bar;
 use crate::{floor_memory, floor_redis, floor_zookeeper};
 
 pub(crate) struct Terms {
-    /// Of W1 in one run.
+    /// The number of pairs of W1 in one run.
     pub(crate) pairs: usize,
     pub(crate) floor: Option<&'static Floor>,
-    /// A lock of another crate that the program `peers` drives there.
+    /// A lock of another crate, which the program `peers` drives.
     pub(crate) peer: Option<&'static str>,
-    /// The p50 of W1.
+    /// The bar for the p50 of W1.
     pub(crate) pair: Option<Bar>,
-    /// Pairs a second of W2, for the number of tasks that is judged.
+    /// The bar for the pairs per second of W2, with the number of tasks that is judged.
     pub(crate) many: Option<Bar>,
-    /// True hand-overs a second of W3 and of W4.
+    /// The bars for the true hand-overs per second of W3 and of W4.
     pub(crate) one_process: ByPolicy,
     pub(crate) four_processes: ByPolicy,
-    /// The p50 of W5.
+    /// The bar for the p50 of W5.
     pub(crate) hand_over: Option<Bar>,
 }
 
@@ -53,7 +53,7 @@ const UNKNOWN: Terms = Terms {
     hand_over: None,
 };
 
-/// By the scheme of a store's URL.
+/// The terms for the scheme of a store's URL.
 pub(crate) fn of(scheme: &str) -> Terms {
     match scheme {
         "memory" => Terms {

@@ -1,4 +1,4 @@
-//! What all modes use: locks with the lease that is agreed on, failures, the report, and words from and to the driver.
+//! Used by all modes: locks with the agreed lease, failures, the report, and lines to and from the driver.
 
 use std::fmt::Display;
 use std::io::{self, BufRead as _, Write as _};
@@ -8,10 +8,10 @@ use lockcore::{Error, Lock, Locks, Release, Wait};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
-/// Of all locks, and so of sessions where a store has them; the same in all programs that are compared.
+/// The lease of all locks, and of sessions where a store has them. It is the same in all programs that are compared.
 pub(crate) const LEASE: Duration = Duration::from_secs(30);
 
-/// A client of the store, and what the report begins with.
+/// A client of the store, and the first fields of the report.
 pub(crate) struct Client {
     pub(crate) locks: Locks,
     mode: &'static str,
@@ -31,8 +31,8 @@ impl Client {
         self.locks.mutex(key).wait(Wait::Forever)
     }
 
-    /// One untimed pair on a name of this process's own: the first contact (scripts to load, code to page in) is no
-    /// part of any figure.
+    /// One untimed pair on a name of this process. The costs of the first contact (scripts to load, code to page in)
+    /// are part of no figure.
     pub(crate) async fn warm_up(&self, failures: &mut Failures) {
         let lock = self.lock(format!("warm-up-{}", std::process::id()));
         if let Some(guard) = failures.note(lock.acquire().await) {
@@ -40,7 +40,7 @@ impl Client {
         }
     }
 
-    /// The last line. `figures` is an object.
+    /// Prints the report as the last line. `figures` is an object.
     pub(crate) fn report(&self, failures: &Failures, figures: Value) {
         let mut report = json!({"mode": self.mode, "store": self.store, "errors": failures.0});
         if let (Value::Object(report), Value::Object(figures)) = (&mut report, figures) {
@@ -50,7 +50,7 @@ impl Client {
     }
 }
 
-/// Counts what failed, and tells of the first on standard error.
+/// Counts failures, and prints the first to standard error.
 #[derive(Default)]
 pub(crate) struct Failures(u64);
 
@@ -59,7 +59,7 @@ impl Failures {
         outcome.map_err(|error| self.add(&error)).ok()
     }
 
-    /// A lock that was lost under its holder has failed as well.
+    /// A lock that was lost while it was held counts as a failure too.
     pub(crate) fn note_release(&mut self, outcome: Result<Release, Error>) {
         match outcome {
             Ok(Release::Released) => {}
@@ -80,19 +80,19 @@ impl Failures {
     }
 }
 
-/// After a failure: a store that is down is not asked without a pause.
+/// Pauses after a failure, so that a store that is down gets no tight loop of requests.
 pub(crate) async fn pause() {
     tokio::time::sleep(Duration::from_millis(10)).await;
 }
 
-/// A line to the driver, at once.
+/// Sends a line to the driver at once.
 pub(crate) fn say(line: &str) {
     let mut out = io::stdout().lock();
-    // A driver that is gone does not hear it, and that is all.
+    // If the driver is gone, the line is lost, which does not matter.
     let _ = writeln!(out, "{line}").and_then(|()| out.flush());
 }
 
-/// The lines of standard input, read by a thread that nobody has to wait for at the end.
+/// The lines of standard input. A thread reads them, and nothing waits for that thread at the end.
 pub(crate) struct Driver(mpsc::UnboundedReceiver<String>);
 
 impl Driver {
@@ -108,7 +108,7 @@ impl Driver {
         Self(lines)
     }
 
-    /// The next line; `None` when standard input has closed.
+    /// The next line, or `None` when standard input is closed.
     pub(crate) async fn hear(&mut self) -> Option<String> {
         self.0.recv().await
     }

@@ -1,5 +1,5 @@
-//! `w3`: many tasks at one lock, each asking again as soon as it has released. With a common start, several processes
-//! contend with each other.
+//! The mode `w3`: many tasks at one lock, each of which asks again as soon as it has released. With a common start,
+//! several processes contend with each other.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write as _};
@@ -15,10 +15,10 @@ use tokio::time::timeout;
 use crate::Failed;
 use crate::client::{Client, Driver, Failures, pause, say};
 
-/// After the end, for those who wait: then their wait has come to nothing.
+/// How long waiters may still wait after the end. Then their wait counts as not granted.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// Room for what a task gets in a second before its record has to grow. Pages that are not used cost nothing.
+/// Room for the turns of one task in a second before its record has to grow. Unused pages cost nothing.
 const ROOM_PER_SECOND: f64 = 50_000.0;
 
 pub(crate) async fn contend(
@@ -29,7 +29,7 @@ pub(crate) async fn contend(
     start: u64,
     out: &str,
 ) -> Result<(), Failed> {
-    // Before the work: what cannot be written shall not be found out after it.
+    // Before the work, so that a file that cannot be written is noticed early.
     let rows = match out {
         "-" => None,
         path => {
@@ -84,11 +84,11 @@ async fn told_start() -> Result<u64, Failed> {
     })
 }
 
-/// What one task has seen; nothing in it is shared.
+/// The record of one task. Tasks share nothing in it.
 struct Record {
     task: u64,
     turns: Vec<Turn>,
-    /// When the wait that is under way began.
+    /// When the current wait began.
     waits_since: Option<u64>,
     failures: Failures,
 }
@@ -103,10 +103,11 @@ impl Record {
         }
     }
 
-    /// Takes its turns until `end`.
+    /// Takes turns until `end`.
     async fn work(mut self, lock: Lock, end: u64) -> Self {
         let left = Duration::from_nanos(end.saturating_sub(now()));
-        // One timer a task, not one a turn. When it fires the wait is dropped, which takes it out of the line.
+        // One timer for each task, not for each turn. When it fires, the wait is dropped, which removes it from the
+        // line.
         let _ = timeout(left + GRACE, self.take_turns(&lock, end)).await;
         if let Some(asked) = self.waits_since {
             self.turns.push(Turn {
@@ -139,7 +140,7 @@ impl Record {
                 release_called: time,
                 task: self.task,
             });
-            // Read last, so that no part of the turn is left out where turns are looked at for overlap.
+            // Read last, so that the check for overlap covers the whole turn.
             if let Some(turn) = self.turns.last_mut() {
                 turn.release_called = now();
             }

@@ -1,5 +1,5 @@
-//! `w5`: acquires and releases when told so, and says when it did. Two of these show how long it takes from the release
-//! in one process to the waiter in another.
+//! The mode `w5`: acquires and releases on command, and reports when it did. Two such processes show how long it takes
+//! from the release in one to the grant of the waiter in the other.
 
 use serde_json::json;
 use tests::measure::now;

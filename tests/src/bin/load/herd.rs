@@ -1,4 +1,5 @@
-//! `w6`: one holder and a line of waiters; what does it cost to hand over when many wait, and to wait?
+//! The mode `w6`: one holder and a line of waiters. It measures the cost of a hand-over with many waiters, and the cost
+//! of waiting.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,11 +14,11 @@ use tokio::time::{sleep, timeout};
 use crate::Failed;
 use crate::client::{Client, Driver, Failures, pause, say};
 
-/// The line stands when this has passed without anybody joining it.
+/// The line is complete when nobody has joined it for this long.
 const SETTLED: Duration = Duration::from_millis(500);
 const LOOK: Duration = Duration::from_millis(100);
 
-/// After the report, for a driver to count what the store was asked before the rest of the line leaves it.
+/// A pause after the report, in which a driver counts the requests at the store before the rest of the line leaves it.
 const LINGER: Duration = Duration::from_secs(1);
 
 pub(crate) async fn run(
@@ -31,7 +32,8 @@ pub(crate) async fn run(
         return Err("K counts releases: at least 1".into());
     }
     let mut failures = Failures::default();
-    // Else the first release on a new server is counted twice: asked by the script's hash, and again with its text.
+    // Otherwise the first release on a new server counts twice: it is sent with the script's hash, and again with its
+    // text.
     client.warm_up(&mut failures).await;
     let lock = client.lock(key);
     let first = lock.acquire().await?;
@@ -41,7 +43,7 @@ pub(crate) async fn run(
         again: Semaphore::new(k.saturating_sub(n + 1)),
         told,
     });
-    // Gone when this function ends; then the keeper gives back what they had.
+    // These tasks end with this function. Then the keeper releases their tickets.
     let mut line = JoinSet::new();
     for _ in 0..n {
         line.spawn(Arc::clone(&herd).wait_in_line(lock.clone(), hold));
@@ -76,7 +78,8 @@ pub(crate) async fn run(
     Ok(())
 }
 
-/// Until everybody has joined, or nobody joins any more: tasks that queue inside the process do not show at the store.
+/// Waits until all have joined, or nobody joins any more: tasks in the queue inside the process do not show at the
+/// store.
 async fn line_stands(client: &Client, key: &str, all: usize) -> Result<(), Error> {
     let (mut length, mut since) = (0, now());
     while length < all && now() - since < SETTLED.as_nanos() as u64 {
@@ -90,9 +93,10 @@ async fn line_stands(client: &Client, key: &str, all: usize) -> Result<(), Error
 }
 
 struct Herd {
-    /// A winner takes one before it releases; without one it stays, so that nothing happens at the store after DONE.
+    /// A winner takes one before it releases. Without one it keeps the lock, so that nothing happens at the store after
+    /// DONE.
     turns: Semaphore,
-    /// A waiter takes one to queue again. There are none unless the line is too short for so many releases.
+    /// A waiter takes one to queue again. There are none unless the line is too short for the number of releases.
     again: Semaphore,
     told: mpsc::UnboundedSender<Result<Release, Error>>,
 }
@@ -125,7 +129,7 @@ impl Herd {
             sleep(hold).await;
         }
         let released = guard.release().await;
-        // Nobody listens any more: the last release has been told, or Ctrl-C has come.
+        // The receiver is gone: the last release has been reported, or Ctrl-C has come.
         let _ = self.told.send(released);
     }
 }

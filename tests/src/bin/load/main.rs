@@ -1,22 +1,22 @@
-//! The load program: drives one store in one way and says what it took. Programs of other lock libraries can be driven
-//! and judged the same way, so it uses the public API only.
+//! The load program. It drives one store in one way and reports the cost. It uses only the public API, so programs for
+//! other lock libraries can be driven and judged the same way.
 //!
 //! ```text
 //! cargo build --release -p tests --bin load
 //! load redis://127.0.0.1/ w1 20000          LOCK_FAIR=strict load redis://127.0.0.1/ w3 64 2.5 key 0 rows
 //! ```
 //!
-//! The last line of standard output is one JSON object. All times are nanoseconds of `CLOCK_MONOTONIC`, which processes
-//! of one machine share; the lease is 30 s. The program `bench` runs all of it and judges.
+//! The last line of standard output is one JSON object. All times are nanoseconds of `CLOCK_MONOTONIC`, which all
+//! processes of a machine share. The lease is 30 s. The program `bench` runs all modes and judges them.
 //!
 //! | file | modes |
 //! |---|---|
-//! | `pairs.rs` | `w1`, `w2`: acquire and release, nobody else there |
+//! | `pairs.rs` | `w1`, `w2`: acquire and release without contention |
 //! | `contention.rs` | `w3`: many tasks at one lock |
 //! | `handover.rs` | `w5`: from the release in one process to the waiter in another |
-//! | `herd.rs` | `w6`: what a release costs with many waiting |
+//! | `herd.rs` | `w6`: the cost of a release with many waiters |
 //! | `leases.rs` | `w7`: many leases kept alive |
-//! | `client.rs` | what all of them use: locks, failures, the driver's words |
+//! | `client.rs` | used by all modes: locks, failures, lines of the driver |
 
 #![allow(
     clippy::unwrap_used,
@@ -42,9 +42,9 @@ type Failed = Box<dyn std::error::Error + Send + Sync>;
 
 /// How long a store may take to answer for the first time.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How long the end may take: what was held when Ctrl-C came is given back.
+/// How long the end may take. Locks that are held when Ctrl-C comes are released in this time.
 const END: Duration = Duration::from_secs(10);
-/// What a shell reports of a program that Ctrl-C ended.
+/// The exit code that a shell reports for a program that Ctrl-C ended.
 const INTERRUPTED: u8 = 130;
 
 /// Drives a lock store in one way; the last line of the output is one JSON object with what it took.
@@ -160,7 +160,7 @@ impl Mode {
     }
 }
 
-/// As the library reads `LOCK_FAIR`.
+/// Reads the text as the library reads `LOCK_FAIR`.
 fn fair(text: &str) -> Result<Fair, humantime::DurationError> {
     match text {
         "strict" => Ok(Fair::Strict),
@@ -168,7 +168,7 @@ fn fair(text: &str) -> Result<Fair, humantime::DurationError> {
     }
 }
 
-/// Scheme and host: what else is in the URL may be secret.
+/// The scheme and host, because the rest of the URL may be secret.
 fn redacted(url: &str) -> String {
     match url::Url::parse(url) {
         Ok(url) => match url.host_str() {
@@ -187,7 +187,7 @@ fn main() -> ExitCode {
     }
     let runtime = runtime.enable_all().build().unwrap();
     let outcome = runtime.block_on(run(arguments));
-    // What Ctrl-C left unfinished is not waited for.
+    // Does not wait for work that Ctrl-C left unfinished.
     runtime.shutdown_background();
     outcome.unwrap_or_else(|error| {
         eprintln!("load: {error}");
@@ -200,7 +200,7 @@ async fn run(arguments: Arguments) -> Result<ExitCode, Failed> {
     locks.ready(PATIENCE).await?;
 
     let client = Client::new(&locks, arguments.mode.name(), redacted(&arguments.url));
-    // On the runtime's own threads: beside them, each answer of the store would cost a change of threads.
+    // On the runtime's own threads. On another one, each answer of the store would cost a change of threads.
     let mut work = tokio::spawn(arguments.mode.run(client));
     let code = tokio::select! {
         outcome = &mut work => {

@@ -1,4 +1,4 @@
-//! `w1` and `w2`: acquire and release where nobody else is.
+//! The modes `w1` and `w2`: acquire and release without contention.
 
 use std::sync::{Arc, OnceLock};
 
@@ -10,17 +10,17 @@ use tokio::task::{JoinSet, coop};
 
 use crate::client::{Client, Failures, pause};
 
-/// Keys that `w1` cycles over.
+/// The number of keys that `w1` cycles over.
 const KEYS: usize = 256;
 
-/// Room for what a task does in a second before its record has to grow.
+/// Room for the pairs of one task in a second before its record has to grow.
 const ROOM_PER_SECOND: f64 = 20_000.0;
 
 pub(crate) async fn one_client(client: &Client, n: usize, cold: bool) {
     let mut record = Record::with_capacity(n);
     client.warm_up(&mut record.failures).await;
     let locks: Vec<Lock> = if cold {
-        // No run may find what an earlier one left.
+        // A run must not find data of an earlier one.
         let run = now();
         (0..n)
             .map(|i| client.lock(format!("w1c{run}-{i}")))
@@ -61,7 +61,7 @@ pub(crate) async fn many_clients(client: &Client, tasks: usize, secs: f64) {
                 let mut time = now();
                 while time < end {
                     time = record.pair(&lock, time).await;
-                    // A store in memory answers at once: without this the first tasks would keep the threads.
+                    // A store in memory answers at once. Without this, the first tasks would keep the threads.
                     coop::consume_budget().await;
                 }
                 (record, time)
@@ -82,13 +82,13 @@ pub(crate) async fn many_clients(client: &Client, tasks: usize, secs: f64) {
     client.report(&all.failures, figures(&all.pairs, ended - start));
 }
 
-/// What one task has measured.
+/// The measurements of one task.
 struct Record {
     pairs: Vec<Pair>,
     failures: Failures,
 }
 
-/// Nanoseconds.
+/// The times of one pair in nanoseconds.
 struct Pair {
     lock: u64,
     unlock: u64,
@@ -102,7 +102,7 @@ impl Record {
         }
     }
 
-    /// Acquires and releases, and returns when that was over: when the next pair begins.
+    /// Acquires and releases. Returns when that ended, which is when the next pair begins.
     async fn pair(&mut self, lock: &Lock, began: u64) -> u64 {
         let Some(guard) = self.failures.note(lock.acquire().await) else {
             pause().await;
