@@ -28,7 +28,7 @@ pub(crate) fn facts_of_the_kit(store: Kind) -> Vec<Trial> {
         an_extended_lease_is_renewed_at_its_own_pace
         an_extension_waits_for_a_shorter_renewal_that_is_under_way
         a_shorter_renewal_that_arrives_late_cuts_no_valid_lease
-        an_extension_that_is_not_acknowledged_is_asked_for_by_later_renewals
+        an_unacknowledged_extension_is_repeated_by_later_renewals
     ]
 }
 
@@ -239,7 +239,7 @@ async fn a_shorter_renewal_that_arrives_late_cuts_no_valid_lease(_: Store) {
     give_back(guard).await;
 }
 
-async fn an_extension_that_is_not_acknowledged_is_asked_for_by_later_renewals(_: Store) {
+async fn an_unacknowledged_extension_is_repeated_by_later_renewals(_: Store) {
     for (request, expected) in [(true, ErrorKind::Unknown), (false, ErrorKind::Unavailable)] {
         let kit = Kit::new();
         let locks = kit.client().unwrap();

@@ -24,9 +24,9 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
 
 pub(crate) fn facts_of_redis(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT;
-        redis_compares_tokens_exactly_beyond_what_a_double_holds
+        redis_compares_tokens_exactly_beyond_the_precision_of_a_double
         redis_refuses_a_text_that_is_no_token
-        redis_remembers_a_fence_for_as_long_as_it_was_told
+        redis_remembers_a_fence_for_the_requested_time
         redis_lets_no_late_write_in_from_many_clients_at_once
     ]
 }
@@ -109,7 +109,7 @@ fn set(server: &RedisServer, token: &str, value: &str) -> bool {
 }
 
 /// Numbers in Lua are doubles. The numbers of each pair differ by one, and most pairs are equal as doubles.
-async fn redis_compares_tokens_exactly_beyond_what_a_double_holds(_: Store) {
+async fn redis_compares_tokens_exactly_beyond_the_precision_of_a_double(_: Store) {
     let server = RedisServer::start();
     let borders = [
         1_i64,
@@ -176,7 +176,7 @@ async fn redis_refuses_a_text_that_is_no_token(_: Store) {
     assert_eq!(server.command::<u8>(&["EXISTS", "v"]), 0);
 }
 
-async fn redis_remembers_a_fence_for_as_long_as_it_was_told(_: Store) {
+async fn redis_remembers_a_fence_for_the_requested_time(_: Store) {
     let server = RedisServer::start();
     assert!(set(&server, "7", "x"));
     let left: i64 = server.command(&["PTTL", "price:{7}:fence"]);

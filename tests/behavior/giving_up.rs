@@ -35,7 +35,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         a_waiter_that_gives_up_does_not_hold_up_the_line
         shutdown_ends_waiters_at_once_and_leaves_nothing
         shutdown_lets_work_finish
-        shutdown_stops_what_does_not_finish
+        shutdown_stops_work_that_does_not_finish
         shutdown_under_load_leaves_nothing
         a_request_that_is_repeated_finds_its_ticket
     ]
@@ -325,7 +325,7 @@ async fn shutdown_lets_work_finish(store: Store) {
     assert_nothing_left(&store, &locks, "a").await;
 }
 
-async fn shutdown_stops_what_does_not_finish(store: Store) {
+async fn shutdown_stops_work_that_does_not_finish(store: Store) {
     let locks = store.client();
     let (_never_sent, may_finish) = tokio::sync::oneshot::channel::<()>();
     let task = run_until(&locks, may_finish).await;

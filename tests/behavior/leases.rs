@@ -37,7 +37,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         a_min_hold_that_no_lease_can_keep_is_refused
         a_lock_kept_by_min_hold_is_free_on_time_though_its_client_ends
         a_lock_kept_for_longer_than_its_ttl_outlives_its_client
-        a_loss_is_told_to_a_view_whose_guard_is_gone_already
+        a_loss_is_reported_to_a_view_whose_guard_is_gone
         a_client_that_ends_in_order_tells_of_no_trouble
         danger_is_reported_before_the_loss_and_not_without_need
         an_error_of_the_body_is_passed_on_and_the_lock_is_free
@@ -478,7 +478,7 @@ async fn a_min_hold_that_no_lease_can_keep_is_refused(store: Store) {
 }
 
 /// The stopped work has dropped its guard before the task of the view is polled.
-async fn a_loss_is_told_to_a_view_whose_guard_is_gone_already(store: Store) {
+async fn a_loss_is_reported_to_a_view_whose_guard_is_gone(store: Store) {
     let (locks, counts) = store.counted(Fair::Strict);
     counts.refuse_renewals(true);
     let lock = locks.mutex("a").ttl(Duration::from_millis(600));

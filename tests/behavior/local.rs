@@ -28,7 +28,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         a_long_chain_of_dropped_waiters_ends_without_recursion
         a_waiter_dropped_with_the_lock_in_its_hands_passes_it_on
         a_leader_that_gives_up_leaves_its_place_at_the_store_to_the_next
-        a_lost_lock_that_its_holder_keeps_does_not_keep_the_line
+        a_lost_lock_whose_guard_remains_does_not_stop_the_line
         an_aged_ticket_is_not_passed_on
         readers_of_a_process_share_one_ticket
         a_reader_does_not_join_past_a_local_writer
@@ -333,7 +333,7 @@ async fn a_leader_that_gives_up_leaves_its_place_at_the_store_to_the_next(store:
 }
 
 /// The ticket is gone while its guard still exists. The waiters behind it ask the store.
-async fn a_lost_lock_that_its_holder_keeps_does_not_keep_the_line(store: Store) {
+async fn a_lost_lock_whose_guard_remains_does_not_stop_the_line(store: Store) {
     let (locks, counts) = store.counted(Fair::Local(Duration::from_secs(60)));
     let lock = locks.mutex("a").ttl(Duration::from_secs(2)).wait(SOON);
     let guard = lock.acquire().await.unwrap();

@@ -36,7 +36,7 @@ pub(crate) fn facts_of_the_kit(store: Kind) -> Vec<Trial> {
 pub(crate) fn facts_of_redis(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, DEFAULT;
         an_outage_is_one_warning_and_its_end_another
-        a_mistake_that_an_outage_turns_out_to_be_is_told_as_well
+        a_mistake_behind_an_outage_is_logged_as_well
         renewals_that_are_refused_are_one_warning_and_their_end_another
     ]
 }
@@ -316,7 +316,7 @@ async fn an_outage_is_one_warning_and_its_end_another(store: Store) {
     assert_eq!(told.len(), 2, "{told:?}");
 }
 
-async fn a_mistake_that_an_outage_turns_out_to_be_is_told_as_well(store: Store) {
+async fn a_mistake_behind_an_outage_is_logged_as_well(store: Store) {
     let server = RedisServer::start();
     grant(&server, "lock", SECRET);
     let owner = marked(&store, "owner");

@@ -25,7 +25,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         names_on_two_stores_are_taken_in_one_order
         a_lock_that_is_not_free_leaves_the_others_free
         one_wait_budget_covers_all_locks
-        a_wait_of_zero_takes_what_is_free_and_refuses_the_rest
+        a_wait_of_zero_takes_free_locks_or_is_refused
         limits_of_the_hold_begin_when_all_are_held
         an_ensure_of_several_holds_for_each_of_them
         a_name_that_is_given_twice_is_locked_once_in_the_stronger_way
@@ -166,7 +166,7 @@ async fn one_wait_budget_covers_all_locks(store: Store) {
     assert_nothing_left(&store, &locks, "b").await;
 }
 
-async fn a_wait_of_zero_takes_what_is_free_and_refuses_the_rest(store: Store) {
+async fn a_wait_of_zero_takes_free_locks_or_is_refused(store: Store) {
     let (locks, other) = (store.client(), store.client());
     let both = Locks::all([locks.mutex("a"), locks.mutex("b")]).wait(Duration::ZERO);
 

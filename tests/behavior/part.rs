@@ -25,7 +25,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         a_waiter_for_permits_is_woken_when_they_are_given_back
         permits_never_exceed_the_capacity_while_some_are_given_back
         giving_back_none_or_all_permits_is_refused_and_changes_nothing
-        guards_of_one_hold_give_back_of_the_same_permits
+        guards_of_one_hold_give_back_from_the_same_permits
         a_lost_lock_gives_no_permits_back
         permits_given_back_by_a_call_dropped_at_any_poll_go_to_others
     ]
@@ -148,7 +148,7 @@ async fn giving_back_none_or_all_permits_is_refused_and_changes_nothing(store: S
     }
 }
 
-async fn guards_of_one_hold_give_back_of_the_same_permits(store: Store) {
+async fn guards_of_one_hold_give_back_from_the_same_permits(store: Store) {
     let locks = store.client();
     let one = locks.semaphore("s", 8).permits(8).acquire().await.unwrap();
     let other = one.reenter().unwrap();

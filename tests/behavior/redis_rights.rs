@@ -18,7 +18,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT;
         a_user_with_the_documented_rights_can_do_everything_and_nothing_else
         without_any_one_of_the_documented_rights_the_client_says_which_is_missing
-        a_right_that_is_taken_away_is_missed_and_noticed_when_it_is_back
+        a_right_that_is_taken_away_is_reported_and_noticed_when_it_is_back
         a_command_that_is_denied_in_mid_life_is_named_and_costs_no_lease
         a_wrong_password_is_a_mistake_and_does_not_show
         a_wrong_password_is_offered_once_for_each_caller
@@ -113,7 +113,7 @@ async fn without_any_one_of_the_documented_rights_the_client_says_which_is_missi
     }
 }
 
-async fn a_right_that_is_taken_away_is_missed_and_noticed_when_it_is_back(_: Store) {
+async fn a_right_that_is_taken_away_is_reported_and_noticed_when_it_is_back(_: Store) {
     let server = RedisServer::start();
     grant(&server, "lock", SECRET);
     let locks = client(server.url_with_user(USER, SECRET));

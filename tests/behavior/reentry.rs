@@ -24,7 +24,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         another_client_does_not_re_enter
         a_spawned_task_is_a_stranger
         a_scope_carries_the_lock_into_a_spawned_task
-        a_scope_carries_what_is_held_around_it_too
+        a_scope_carries_the_locks_held_around_it_too
         an_inner_guard_that_outlives_the_outer_keeps_the_lock
         the_lock_lasts_until_the_last_of_several_guards
         a_semaphore_is_not_re_entered
@@ -286,7 +286,7 @@ async fn a_scope_carries_the_lock_into_a_spawned_task(store: Store) {
     give_back(locks.mutex("a").try_acquire().await.unwrap()).await;
 }
 
-async fn a_scope_carries_what_is_held_around_it_too(store: Store) {
+async fn a_scope_carries_the_locks_held_around_it_too(store: Store) {
     let locks = store.client();
     let (a, b, again) = (locks.mutex("a"), locks.mutex("b"), locks.mutex("a"));
     a.run(async |_| {

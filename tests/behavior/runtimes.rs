@@ -13,7 +13,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store;
         a_client_survives_the_runtime_that_connected_first
         the_end_of_a_runtime_is_no_trouble_with_the_store
-        a_place_in_line_is_not_left_to_a_runtime_that_would_not_hear_of_it
+        a_place_in_line_is_not_left_to_a_runtime_that_has_ended
         a_guard_dropped_when_its_runtime_shuts_down_releases
         a_waiter_that_goes_down_with_its_runtime_leaves_nothing
         a_guard_can_be_released_outside_of_any_runtime
@@ -72,7 +72,7 @@ async fn the_end_of_a_runtime_is_no_trouble_with_the_store(store: Store) {
 
 /// The leader, which stands in line for the process, ends with its runtime. The ticket's wake-up would go to that
 /// runtime, and nobody would receive it.
-async fn a_place_in_line_is_not_left_to_a_runtime_that_would_not_hear_of_it(store: Store) {
+async fn a_place_in_line_is_not_left_to_a_runtime_that_has_ended(store: Store) {
     let (locks, theirs) = (store.client(), store.client());
     let guard = theirs.mutex("a").acquire().await.unwrap();
     let (first, second) = (runtime(), runtime());

@@ -9,7 +9,7 @@ use crate::facts;
 pub(crate) fn facts() -> Vec<Trial> {
     facts![RedisServer::available();
         redis_is_reached_through_the_proxy
-        a_lost_reply_is_of_a_script_that_ran
+        a_script_whose_reply_is_lost_has_run
         a_cut_connection_fails_and_a_new_one_works_after_the_restore
         a_proxy_outlives_a_restart_of_its_server
     ]
@@ -33,7 +33,7 @@ fn redis_is_reached_through_the_proxy() {
     assert_eq!(proxy.traffic().connections, 1);
 }
 
-fn a_lost_reply_is_of_a_script_that_ran() {
+fn a_script_whose_reply_is_lost_has_run() {
     let server = RedisServer::start();
     let proxy = Proxy::to(server.port());
     let script =

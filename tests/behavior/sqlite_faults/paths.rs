@@ -21,7 +21,7 @@ use crate::store::{Kind, SOON, Store, begin, give_back, kind, tickets};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
     let mut facts = crate::store_facts![store, crate::store::DEFAULT;
-        the_file_and_what_lies_beside_it_are_for_their_owner_only
+        the_file_and_the_files_beside_it_are_for_their_owner_only
         a_path_that_cannot_be_used_says_why
         a_file_that_may_only_be_read_is_a_mistake
         the_database_of_another_program_is_left_alone
@@ -41,7 +41,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
     facts
 }
 
-async fn the_file_and_what_lies_beside_it_are_for_their_owner_only(store: Store) {
+async fn the_file_and_the_files_beside_it_are_for_their_owner_only(store: Store) {
     let guard = client(&store).mutex("a").acquire().await.unwrap();
 
     let mut names = BTreeSet::new();

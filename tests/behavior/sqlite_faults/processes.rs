@@ -15,7 +15,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
         processes_exclude_each_other_in_the_order_of_their_tickets
         processes_killed_at_random_moments_leave_a_sound_file
         a_release_in_another_process_is_found_within_moments
-        a_first_in_line_that_gives_up_leaves_the_next_to_the_end_of_a_dead_holder
+        after_the_first_in_line_gives_up_the_next_rechecks_a_dead_holder
     ]
 }
 
@@ -126,7 +126,7 @@ async fn a_release_in_another_process_is_found_within_moments(store: Store) {
 }
 
 /// And not to its own renewal, which is a third of its ttl away. The next waiter is of this process or of another.
-async fn a_first_in_line_that_gives_up_leaves_the_next_to_the_end_of_a_dead_holder(store: Store) {
+async fn after_the_first_in_line_gives_up_the_next_rechecks_a_dead_holder(store: Store) {
     let (url, long) = (store.file().url(), Duration::from_secs(60));
     let patient = || builder(&url).ttl(long).build().unwrap();
     let locks = patient();

@@ -43,8 +43,8 @@ fn compare(arguments: Arguments) -> ExitCode {
         || tests.join("../target"),
         |folder| tests.join("..").join(folder),
     );
-    // With every feature of every member, like the docs: then only rustdoc has to run again. This does not change the
-    // stability of cargo itself.
+    // With every feature of every member, like the docs: then only rustdoc has to run again. Only rustdoc gets unstable
+    // options, cargo does not.
     let written = Command::new("cargo")
         .args([
             "doc",

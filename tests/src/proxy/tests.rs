@@ -183,7 +183,7 @@ fn a_frozen_proxy_can_be_cut() {
 }
 
 #[test]
-fn a_lost_reply_is_of_a_request_that_the_server_served() {
+fn a_request_whose_reply_is_lost_was_carried_out() {
     let (port, heard) = server();
     let proxy = Proxy::to(port);
     let mut client = Client::of(&proxy);
