@@ -527,7 +527,7 @@ async fn readers_of_the_process_share_a_downgraded_ticket(store: Store) {
 
     let one = catalog.read().acquire().await.unwrap();
     let other = catalog.read().try_acquire().await.unwrap();
-    assert_eq!(counts.enqueued(), 1, "a ticket of its own");
+    assert_eq!(counts.enqueued(), 1, "a reader has a ticket of its own");
     assert_eq!(
         one.grant_id().as_u64() >> 10,
         guard.grant_id().as_u64() >> 10
@@ -801,7 +801,11 @@ async fn an_acknowledgement_of_an_earlier_renewal_lets_nobody_in(_: Store) {
     assert_eq!(places[0].permits, lockcore::backend::FULL.get());
     let reader = begin(catalog.read());
     tickets(&locks, "c", 2).await;
-    assert_eq!(locks.inspect("c").await.unwrap().len(), 2, "it has joined");
+    assert_eq!(
+        locks.inspect("c").await.unwrap().len(),
+        2,
+        "the reader has joined the ticket"
+    );
 
     again.arrived().await;
     again.let_go();

@@ -119,7 +119,11 @@ async fn a_request_behind_ten_thousand_tickets_is_refused(store: Store) {
         let awake = awake_since(asked);
         assert!(awake < SOON, "{awake:?}");
     }
-    assert_eq!(length().await, MOST_TICKETS, "it has left something behind");
+    assert_eq!(
+        length().await,
+        MOST_TICKETS,
+        "the refused request has left a ticket"
+    );
 
     let leaving = Departure::new(in_line, false);
     let left = stranger.release(vec![leaving]).await.unwrap();

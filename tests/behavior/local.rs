@@ -291,7 +291,7 @@ async fn a_waiter_dropped_with_the_lock_in_its_hands_passes_it_on(store: Store) 
 
     let ticket = guard.grant_id().as_u64() >> 10;
     give_back(guard).await;
-    assert!(!second.is_finished(), "the first was before it");
+    assert!(!second.is_finished(), "the first waiter comes first");
     drop(first);
 
     let second = second.await.unwrap().unwrap();

@@ -611,8 +611,8 @@ impl Model {
         (first.number == number).then(|| self.soonest(name))?
     }
 
-    /// On Redis: whether the store asks this waiter to recheck. It does if a grant that no client hears of came before,
-    /// and no earlier waiter can learn that this grant ends.
+    /// On Redis: whether a request is asked to recheck because it led to a grant that no client hears of. No earlier
+    /// waiter would learn that this grant ends.
     fn is_told_to_look_again(&self, name: usize, recheck_in: Option<Duration>) -> bool {
         let Some((unheard, shown)) = self.manner.unheard.zip(recheck_in) else {
             return false;

@@ -31,7 +31,7 @@ async fn a_waiter_from_before_a_reconnect_is_woken_after_it(_: Store) {
     proxy.cut();
     proxy.restore();
     give_back(locks.mutex("b").acquire().await.unwrap()).await;
-    eventually("it has asked after its place", SOON, async || {
+    eventually("the waiter has asked about its place", SOON, async || {
         // Two scripts are for the lock that shows that the client works again. The third is the renewal.
         server
             .command_stats_since(&before)

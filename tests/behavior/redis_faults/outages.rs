@@ -221,7 +221,7 @@ async fn a_server_that_reads_its_data_is_unavailable_and_comes_back(_: Store) {
     let restart = tokio::task::spawn_blocking(move || starting.restart());
 
     // As above, one request may stay without an answer.
-    eventually("told of it", SOON, async || {
+    eventually("told that it loads", SOON, async || {
         let error = locks.mutex("b").try_acquire().await.unwrap_err();
         assert!(
             matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Unknown),

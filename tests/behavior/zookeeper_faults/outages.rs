@@ -215,7 +215,7 @@ async fn a_process_out_of_descriptors_is_refused_and_recovers(_: Store) {
                 .count()
         };
         let mut counted = (0, 0);
-        eventually("it has started", SOON, async || {
+        eventually("the new server has started", SOON, async || {
             tokio::time::sleep(Duration::from_millis(100)).await;
             counted = (counted.1, open());
             counted.0 == counted.1 && counted.1 > 7
