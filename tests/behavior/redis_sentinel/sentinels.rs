@@ -25,6 +25,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
         a_sentinel_that_is_down_or_silent_is_not_missed
         without_a_majority_of_sentinels_nobody_gets_in_and_nobody_loses_a_lock
         sentinels_that_come_back_are_listened_to_again
+        an_idle_connection_follows_another_of_its_client_to_a_new_master
         one_sentinel_that_is_wrong_leads_nobody_away
         sentinels_that_disagree_are_not_believed
         a_service_that_no_sentinel_knows_is_a_mistake
@@ -156,10 +157,8 @@ async fn sentinels_that_come_back_are_listened_to_again(_: Store) {
     .await;
 
     // Two of them name another server when they are back, so the client goes there.
-    let port = elsewhere.port().to_string();
     for sentinel in &sentinels[..2] {
-        sentinel.command::<()>(&["SENTINEL", "REMOVE", SERVICE]);
-        sentinel.command::<()>(&["SENTINEL", "MONITOR", SERVICE, "127.0.0.1", &port, "1"]);
+        name(sentinel, &elsewhere);
         sentinel.stop();
         sentinel.restart();
     }
@@ -172,6 +171,51 @@ async fn sentinels_that_come_back_are_listened_to_again(_: Store) {
     })
     .await;
     drop(server);
+}
+
+/// The connection of this runtime has no requests while the sentinels are started again, so it hears none of them. The
+/// keeper's connection renews a lease, and so asks them.
+async fn an_idle_connection_follows_another_of_its_client_to_a_new_master(_: Store) {
+    let (server, sentinels) = watched();
+    let elsewhere = RedisServer::start();
+    let builder = builder(url(&sentinels)).op_timeout(STALL);
+    let locks = builder.ttl(Duration::from_secs(3)).build().unwrap();
+    let held = locks.mutex("held").acquire().await.unwrap();
+    eventually("the keeper is connected too", SOON, async || {
+        clients(&server) == 2
+    })
+    .await;
+
+    for sentinel in &sentinels {
+        name(sentinel, &elsewhere);
+        sentinel.kill();
+    }
+    for sentinel in &sentinels {
+        sentinel.restart();
+    }
+
+    eventually("both connections have left", SOON, async || {
+        clients(&server) == 0
+    })
+    .await;
+    drop(held);
+}
+
+/// How many connections of clients this server has. Those of sentinels and of the harness are not counted: they speak the
+/// older protocol.
+fn clients(server: &RedisServer) -> usize {
+    let clients: String = server.command(&["CLIENT", "LIST"]);
+    clients
+        .lines()
+        .filter(|client| client.contains("resp=3"))
+        .count()
+}
+
+/// Makes a sentinel name this server, now and after its next start.
+fn name(sentinel: &RedisServer, server: &RedisServer) {
+    let port = server.port().to_string();
+    sentinel.command::<()>(&["SENTINEL", "REMOVE", SERVICE]);
+    sentinel.command::<()>(&["SENTINEL", "MONITOR", SERVICE, "127.0.0.1", &port, "1"]);
 }
 
 /// Not even a sentinel that answers first and has seen more failovers than the others: it may watch other servers under

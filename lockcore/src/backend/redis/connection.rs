@@ -5,7 +5,7 @@ use std::sync::Arc;
 use redis::aio::MultiplexedConnection;
 
 use super::dial::Driver;
-use super::sentinels::Watch;
+use super::watch::Watch;
 
 /// One multiplexed connection: commands and wake-ups on the same socket (RESP3).
 #[derive(Clone, Debug)]

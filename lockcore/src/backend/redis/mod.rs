@@ -11,6 +11,8 @@ mod released;
 mod rights;
 mod sentinels;
 mod tickets;
+mod views;
+mod watch;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,8 +32,9 @@ use crate::tls::Tls;
 
 use connection::RedisConnection;
 use dial::Server;
-use released::Recent;
+use released::Repetition;
 use sentinels::Sentinels;
+use watch::Watch;
 
 /// Opens `redis://…`.
 pub(crate) fn open(url: &Url, _: &Tls) -> Result<Arc<dyn Backend>, Error> {
@@ -103,14 +106,13 @@ impl Backend for Redis {
             Self::Sentinels(sentinels) => {
                 let sentinels = Arc::clone(sentinels);
                 Box::pin(async move {
-                    let (master, watch) = sentinels.master().await?;
+                    let (master, watch) = Watch::begin(&sentinels).await?;
                     let mut connection = watch.meanwhile(connected(&master, events)).await?;
                     watch.leave_when_moved(&connection.driver);
-                    // Without the watch: what repeats releases keeps no sentinel connected.
+                    // Without the watch, with which this task ends.
                     let repeats = connection.clone();
-                    let watch = Arc::new(watch);
-                    release_again(repeats, Arc::clone(&sentinels), watch.released_elsewhere());
-                    connection.watch = Some(watch);
+                    watch.spawn(release_again(repeats, watch.released_elsewhere()));
+                    connection.watch = Some(Arc::new(watch));
                     Ok(Arc::new(connection) as Arc<dyn Connection>)
                 })
             }
@@ -155,22 +157,15 @@ async fn connected(server: &Server, events: EventSink) -> Result<RedisConnection
     })
 }
 
-/// Nobody waits for this. One batch at a time, so that renewals need not wait for it. What does not get through is repeated
-/// on the next connection.
-fn release_again(connection: RedisConnection, sentinels: Arc<Sentinels>, again: Vec<Recent>) {
-    if again.is_empty() {
-        return;
-    }
-    tokio::spawn(async move {
-        for (at, batch) in again.chunks(BATCH).enumerate() {
-            let departures = batch.iter().map(|recent| recent.departure.clone());
-            let repeated = tickets::release(connection.clone(), departures.collect()).await;
-            if repeated.is_err() {
-                sentinels.released.put_back(&again[at * BATCH..]);
-                return;
-            }
+/// Nobody waits for this. One batch at a time, so that renewals need not wait for it. If it is dropped, because the
+/// connection ends, the next connection repeats the rest.
+async fn release_again(connection: RedisConnection, mut again: Repetition) {
+    while let Some(batch) = again.next(BATCH) {
+        if tickets::release(connection.clone(), batch).await.is_err() {
+            return;
         }
-    });
+        again.is_done(BATCH);
+    }
 }
 
 impl Connection for RedisConnection {

@@ -22,12 +22,12 @@ const MOST: usize = 10_000;
 pub(super) struct Released(Mutex<VecDeque<Recent>>);
 
 /// A release that was acknowledged.
-#[derive(Clone, Debug)]
-pub(super) struct Recent {
+#[derive(Debug)]
+struct Recent {
     at: Instant,
     /// The address that has acknowledged it.
     master: Arc<str>,
-    pub(super) departure: Departure,
+    departure: Departure,
 }
 
 impl Released {
@@ -48,27 +48,53 @@ impl Released {
         }));
     }
 
-    /// Those that another master than this one has acknowledged. They are forgotten here. Their age does not count: a
-    /// master that has died is replaced after as long as its sentinels are told to wait.
-    pub(super) fn elsewhere(&self, master: &str) -> Vec<Recent> {
+    /// Takes out those that another master than this one has acknowledged. Their age does not count: a master that has
+    /// died is replaced after as long as its sentinels are told to wait.
+    pub(super) fn elsewhere(self: &Arc<Self>, master: &str) -> Repetition {
         let mut all = self.all();
         let (elsewhere, here): (VecDeque<_>, VecDeque<_>) =
             all.drain(..).partition(|recent| &*recent.master != master);
         *all = here;
-        elsewhere.into()
-    }
-
-    /// These were not repeated, because the connection broke.
-    pub(super) fn put_back(&self, recent: &[Recent]) {
-        let mut all = self.all();
-        let room = MOST.saturating_sub(all.len());
-        for recent in recent.iter().take(room).rev() {
-            all.push_front(recent.clone());
+        Repetition {
+            released: Arc::clone(self),
+            left: elsewhere,
         }
     }
 
     fn all(&self) -> MutexGuard<'_, VecDeque<Recent>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Releases that are to be repeated. If it is dropped, those that are left are remembered again.
+pub(super) struct Repetition {
+    released: Arc<Released>,
+    left: VecDeque<Recent>,
+}
+
+impl Repetition {
+    /// So many of those that are left, the oldest. `None` if none is left.
+    pub(super) fn next(&self, most: usize) -> Option<Vec<Departure>> {
+        let next = self.left.iter().take(most);
+        let next: Vec<_> = next.map(|recent| recent.departure.clone()).collect();
+        (!next.is_empty()).then_some(next)
+    }
+
+    /// So many, the oldest, have been repeated.
+    pub(super) fn is_done(&mut self, most: usize) {
+        self.left.drain(..most.min(self.left.len()));
+    }
+}
+
+impl Drop for Repetition {
+    fn drop(&mut self) {
+        let now = Clock::BOOT.now();
+        let mut all = self.released.all();
+        let room = MOST.saturating_sub(all.len());
+        for mut recent in self.left.drain(..).take(room).rev() {
+            recent.at = now; // or the next release would end it
+            all.push_front(recent);
+        }
     }
 }
 
@@ -94,34 +120,37 @@ mod tests {
         }
     }
 
+    fn names(again: &Repetition) -> Vec<String> {
+        let next = again.next(MOST).unwrap_or_default();
+        let names = next.iter().map(|departure| departure.request.name.as_str());
+        names.map(str::to_owned).collect()
+    }
+
     #[test]
-    fn releases_of_another_master_are_handed_out_once_and_can_be_put_back() {
-        let released = Released::default();
+    fn releases_of_another_master_are_handed_out_once_and_the_rest_comes_back() {
+        let released = Arc::<Released>::default();
         let (a, b) = (Arc::from("a"), Arc::from("b"));
         released.note(&a, vec![departure("x"), departure("y")]);
         released.note(&b, vec![departure("z")]);
 
-        let again = released.elsewhere("b");
-        assert_eq!(again.len(), 2);
-        assert_eq!(released.elsewhere("b").len(), 0);
-        released.put_back(&again[1..]);
-        let left = released.elsewhere("c");
-        let names: Vec<_> = left
-            .iter()
-            .map(|recent| recent.departure.request.name.as_str())
-            .collect();
-        assert_eq!(names, ["y", "z"]);
+        let mut again = released.elsewhere("b");
+        assert_eq!(names(&again), ["x", "y"]);
+        assert!(released.elsewhere("b").next(1).is_none());
+        again.is_done(1);
+        drop(again);
+
+        assert_eq!(names(&released.elsewhere("c")), ["y", "z"]);
     }
 
     #[test]
     fn the_oldest_releases_are_remembered_if_there_are_too_many() {
-        let released = Released::default();
+        let released = Arc::<Released>::default();
         let master = Arc::from("a");
         released.note(&master, vec![departure("oldest")]);
         released.note(&master, vec![departure("x"); MOST]);
 
-        let again = released.elsewhere("b");
-        assert_eq!(again.len(), MOST);
-        assert_eq!(again[0].departure.request.name.as_str(), "oldest");
+        let names = names(&released.elsewhere("b"));
+
+        assert_eq!((names.len(), names[0].as_str()), (MOST, "oldest"));
     }
 }

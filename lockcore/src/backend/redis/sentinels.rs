@@ -9,38 +9,26 @@
 use std::collections::HashMap;
 use std::convert::Infallible;
 use std::fmt;
-use std::future::Future;
-use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::sync::Arc;
 
 use redis::aio::MultiplexedConnection;
 use redis::{
     AsyncConnectionConfig, ConnectionAddr, ConnectionInfo, IntoConnectionInfo as _, PushInfo,
-    PushKind, RedisConnectionInfo, Value,
+    RedisConnectionInfo,
 };
-use tokio::runtime::Handle;
 use tokio::sync::{oneshot, watch};
-use tokio::task::JoinSet;
 use url::Url;
 
-use super::dial::{Driver, Part, Server, prepared};
-use super::released::{Recent, Released};
+use super::dial::{Part, Server, prepared};
+use super::released::Released;
+use super::views::{Address, SWITCH, View, Views, is_majority, switched_to};
 use crate::backend::meant::nearest;
-use crate::backend::{Departure, Fault, StoreError, hosts};
-use crate::clock::{Clock, Instant};
+use crate::backend::{Fault, StoreError, hosts};
 use crate::error::Error;
 #[cfg(feature = "redis-tls")]
 use crate::tls::{Connector, Tls};
 
 const PORT: u16 = 26379;
-
-/// The channel on which a sentinel says that a master has changed: `<service> <old host> <old port> <new host> <new
-/// port>`.
-const SWITCH: &str = "+switch-master";
-
-/// The shortest time between two tries to reach the sentinels that have failed. There are tries only while there are
-/// requests.
-const AGAIN: Duration = Duration::from_secs(1);
 
 const FORM: &str = "the URL is not of the form \
     redis+sentinel://[user[:password]@]host[:port][,host[:port]…]/service[/database number]\
@@ -48,12 +36,14 @@ const FORM: &str = "the URL is not of the form \
 
 /// The sentinels of a URL, and how to log in at the master that they name.
 pub(super) struct Sentinels {
-    servers: Vec<Server>,
+    pub(super) servers: Vec<Server>,
     /// The name that the sentinels have for the master.
     service: String,
     /// The user, password and database at the master.
     master: RedisConnectionInfo,
-    pub(super) released: Released,
+    pub(super) released: Arc<Released>,
+    /// The master that a connection of this client has found last.
+    latest: watch::Sender<Option<Address>>,
 }
 
 impl Sentinels {
@@ -120,7 +110,7 @@ impl Sentinels {
         let servers = addresses.into_iter().map(|(host, port)| {
             let address = Address { host, port };
             Ok(Server {
-                info: address.with(&own)?,
+                info: info(&address, &own)?,
                 #[cfg(feature = "redis-tls")]
                 tls: None,
                 part: Part::Sentinel,
@@ -130,7 +120,8 @@ impl Sentinels {
             servers: servers.collect::<Result<_, Error>>()?,
             service,
             master,
-            released: Released::default(),
+            released: Arc::default(),
+            latest: watch::Sender::new(None),
         })
     }
 
@@ -158,24 +149,31 @@ impl Sentinels {
         }
     }
 
-    /// The master, and a watch that says when it changes. Must run in the runtime of the connection that will be made.
-    pub(super) async fn master(self: &Arc<Self>) -> Result<(Server, Watch), StoreError> {
-        let watch = Watch::begin(Arc::clone(self));
-        let master = watch.agreed().await?;
-        let server = self.server_at(&master)?;
-        let address = master.to_string().into();
-        let watch = Watch {
-            master,
-            address,
-            ..watch
-        };
-        Ok((server, watch))
+    /// How many sentinels the URL names.
+    pub(super) fn count(&self) -> usize {
+        self.servers.len()
     }
 
-    fn server_at(&self, master: &Address) -> Result<Server, StoreError> {
+    /// A connection has found this master.
+    pub(super) fn note_master(&self, master: &Address) {
+        self.latest.send_if_modified(|latest| {
+            let is_another = latest.as_ref() != Some(master);
+            if is_another {
+                *latest = Some(master.clone());
+            }
+            is_another
+        });
+    }
+
+    /// Changes when a connection of this client has found another master.
+    pub(super) fn masters(&self) -> watch::Receiver<Option<Address>> {
+        self.latest.subscribe()
+    }
+
+    pub(super) fn server_at(&self, master: &Address) -> Result<Server, StoreError> {
         let mistake = |error: Error| StoreError::new(Fault::Config, error.to_string());
         Ok(Server {
-            info: master.with(&self.master).map_err(mistake)?,
+            info: info(master, &self.master).map_err(mistake)?,
             #[cfg(feature = "redis-tls")]
             tls: match &self.servers[0].tls {
                 Some(tls) => Some(tls.for_host(&master.host).map_err(mistake)?),
@@ -186,7 +184,7 @@ impl Sentinels {
     }
 
     /// Asks one sentinel, and stores what it says in `views` until its connection ends. Returns why it cannot be heard.
-    async fn hear(&self, at: usize, views: &watch::Sender<Views>) -> StoreError {
+    pub(super) async fn hear(&self, at: usize, views: &watch::Sender<Views>) -> StoreError {
         let server = &self.servers[at];
         let (open, closed) = oneshot::channel::<()>();
         let (views_of_sink, service) = (views.clone(), self.service.clone());
@@ -270,7 +268,7 @@ impl Sentinels {
         ))
     }
 
-    fn no_majority(&self, views: &Views) -> StoreError {
+    pub(super) fn no_majority(&self, views: &Views) -> StoreError {
         let all = self.servers.len();
         let mistakes = views.0.iter().filter(|view| match view {
             View::Failed(error) => error.fault() == Fault::Config,
@@ -310,264 +308,19 @@ impl fmt::Debug for Sentinels {
     }
 }
 
+/// How to log in at this server.
+fn info(address: &Address, settings: &RedisConnectionInfo) -> Result<ConnectionInfo, Error> {
+    // An IPv6 address has brackets only in a URL.
+    let host = address.host.trim_start_matches('[').trim_end_matches(']');
+    let address = ConnectionAddr::Tcp(host.to_owned(), address.port);
+    let info = address.into_connection_info();
+    let info = info.map_err(|_| Error::config(FORM))?;
+    Ok(prepared(info.set_redis_settings(settings.clone())))
+}
+
 fn quoted<'a>(names: impl Iterator<Item = &'a String>) -> String {
     let names: Vec<_> = names.map(|name| format!("\"{name}\"")).collect();
     names.join(", ")
-}
-
-/// A server as sentinels name it.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Address {
-    host: String,
-    port: u16,
-}
-
-impl Address {
-    fn with(&self, settings: &RedisConnectionInfo) -> Result<ConnectionInfo, Error> {
-        // An IPv6 address has brackets only in a URL.
-        let host = self.host.trim_start_matches('[').trim_end_matches(']');
-        let address = ConnectionAddr::Tcp(host.to_owned(), self.port);
-        let info = address.into_connection_info();
-        let info = info.map_err(|_| Error::config(FORM))?;
-        Ok(prepared(info.set_redis_settings(settings.clone())))
-    }
-}
-
-impl fmt::Display for Address {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}", self.host, self.port)
-    }
-}
-
-/// What one sentinel says.
-#[derive(Clone, Debug)]
-enum View {
-    /// It has not answered yet.
-    Asked,
-    /// It names this master, and would send a message if the master changed.
-    Names(Address),
-    /// It could not be asked, or its connection has ended.
-    Failed(StoreError),
-}
-
-/// What each sentinel says, in the order of the URL.
-#[derive(Clone, Debug)]
-struct Views(Vec<View>);
-
-impl Views {
-    /// The server that is named most often, and by how many sentinels.
-    fn best(&self) -> Option<(&Address, usize)> {
-        let named = self.0.iter().filter_map(|view| match view {
-            View::Names(master) => Some(master),
-            View::Asked | View::Failed(_) => None,
-        });
-        let count = |master: &Address| named.clone().filter(|other| *other == master).count();
-        let counted = named.clone().map(|master| (master, count(master)));
-        counted.max_by_key(|(_, count)| *count)
-    }
-
-    /// The server that a majority names.
-    fn master(&self) -> Option<&Address> {
-        let (master, count) = self.best()?;
-        is_majority(count, self.0.len()).then_some(master)
-    }
-
-    /// Whether a majority is impossible, whatever the missing answers are.
-    fn cannot_agree(&self) -> bool {
-        let asked = self.0.iter().filter(|view| matches!(view, View::Asked));
-        let best = self.best().map_or(0, |(_, count)| count);
-        !is_majority(best + asked.count(), self.0.len())
-    }
-}
-
-fn is_majority(some: usize, all: usize) -> bool {
-    2 * some > all
-}
-
-/// The new master of the service, if the message is about this service.
-fn switched_to(push: &PushInfo, service: &str) -> Option<Address> {
-    let [Value::BulkString(channel), Value::BulkString(message)] = &push.data[..] else {
-        return None;
-    };
-    if push.kind != PushKind::Message || channel != SWITCH.as_bytes() {
-        return None;
-    }
-    let words: Vec<_> = std::str::from_utf8(message).ok()?.split(' ').collect();
-    match words[..] {
-        [of, _, _, host, port] if of == service => Some(Address {
-            host: host.to_owned(),
-            port: port.parse().ok()?,
-        }),
-        _ => None,
-    }
-}
-
-/// Listens to the sentinels, until it is dropped.
-#[derive(Debug)]
-pub(super) struct Watch {
-    sentinels: Arc<Sentinels>,
-    views: watch::Sender<Views>,
-    /// The master to which the connection is made.
-    master: Address,
-    /// The same as text.
-    address: Arc<str>,
-    runtime: Handle,
-    listeners: Mutex<Listeners>,
-}
-
-#[derive(Debug)]
-struct Listeners {
-    /// Each task ends when its sentinel is not heard any more. All tasks end when this is dropped.
-    tasks: JoinSet<()>,
-    again: Instant,
-}
-
-impl Watch {
-    /// Asks all sentinels at once.
-    fn begin(sentinels: Arc<Sentinels>) -> Self {
-        let all = sentinels.servers.len();
-        let watch = Self {
-            views: watch::Sender::new(Views(vec![View::Asked; all])),
-            sentinels,
-            master: Address::default(),
-            address: Arc::default(),
-            runtime: Handle::current(),
-            listeners: Mutex::new(Listeners {
-                tasks: JoinSet::new(),
-                again: Clock::BOOT.now().after(AGAIN),
-            }),
-        };
-        if let Ok(mut listeners) = watch.listeners.lock() {
-            for at in 0..all {
-                watch.listen_to(at, &mut listeners.tasks);
-            }
-        }
-        watch
-    }
-
-    fn listen_to(&self, at: usize, tasks: &mut JoinSet<()>) {
-        let (sentinels, views) = (Arc::clone(&self.sentinels), self.views.clone());
-        let listener = async move {
-            let failed = sentinels.hear(at, &views).await;
-            views.send_modify(|views| views.0[at] = View::Failed(failed));
-        };
-        tasks.spawn_on(listener, &self.runtime);
-    }
-
-    /// The master that a majority names. Does not wait for sentinels whose answers cannot change the result.
-    async fn agreed(&self) -> Result<Address, StoreError> {
-        let mut views = self.views.subscribe();
-        let settled = |views: &Views| views.master().is_some() || views.cannot_agree();
-        // The sender lives in `self`, so this cannot fail.
-        let _ = views.wait_for(settled).await;
-        let views = views.borrow();
-        let master = views.master().cloned();
-        master.ok_or_else(|| self.sentinels.no_majority(&views))
-    }
-
-    /// Resolves when a majority names another server than the one of this connection.
-    fn moved(&self) -> impl Future<Output = ()> + Send + 'static {
-        let (mut views, here) = (self.views.subscribe(), self.master.clone());
-        async move {
-            let elsewhere = |views: &Views| views.master().is_some_and(|master| *master != here);
-            if views.wait_for(elsewhere).await.is_err() {
-                std::future::pending::<()>().await;
-            }
-        }
-    }
-
-    /// Makes the connection, unless a majority names another master before it is done. Without this check the client
-    /// could wait for an old master that is silent.
-    pub(super) async fn meanwhile<T>(
-        &self,
-        connecting: impl Future<Output = Result<T, StoreError>>,
-    ) -> Result<T, StoreError> {
-        tokio::select! {
-            connected = connecting => connected,
-            () = self.moved() => Err(StoreError::new(
-                Fault::Retry,
-                format!("cannot connect to the master {}: the sentinels name another one by now", self.master),
-            )),
-        }
-    }
-
-    /// Ends the connection when a majority names another master.
-    pub(super) fn leave_when_moved(&self, driver: &Driver) {
-        let (moved, end) = (self.moved(), driver.end());
-        if let Ok(mut listeners) = self.listeners.lock() {
-            let leave = async move {
-                moved.await;
-                end.abort();
-            };
-            listeners.tasks.spawn_on(leave, &self.runtime);
-        }
-    }
-
-    /// Remembers releases that the master has acknowledged.
-    pub(super) fn note_released(&self, departures: Vec<Departure>) {
-        self.sentinels.released.note(&self.address, departures);
-    }
-
-    /// The latest releases that earlier masters have acknowledged.
-    pub(super) fn released_elsewhere(&self) -> Vec<Recent> {
-        self.sentinels.released.elsewhere(&self.address)
-    }
-
-    /// Called for each request: asks the sentinels again that are not heard any more. The request does not wait for
-    /// that.
-    pub(super) fn listen_again(&self) {
-        let is_deaf = |view: &View| matches!(view, View::Failed(_));
-        if !self.views.borrow().0.iter().any(is_deaf) {
-            return;
-        }
-        let now = Clock::BOOT.now();
-        let Ok(mut listeners) = self.listeners.try_lock() else {
-            return;
-        };
-        if now < listeners.again {
-            return;
-        }
-        listeners.again = now.after(AGAIN);
-        let tasks = &mut listeners.tasks;
-        while tasks.try_join_next().is_some() {}
-        let mut deaf = Vec::new();
-        self.views.send_if_modified(|views| {
-            for (at, view) in views.0.iter_mut().enumerate() {
-                if is_deaf(view) {
-                    *view = View::Asked;
-                    deaf.push(at);
-                }
-            }
-            false // no task waits for this change
-        });
-        for at in deaf {
-            self.listen_to(at, tasks);
-        }
-    }
-
-    /// Warnings about the sentinels for an operator.
-    pub(super) fn warnings(&self) -> Vec<String> {
-        let mut warnings = Vec::new();
-        let all = self.sentinels.servers.len();
-        if all < 3 {
-            warnings.push(format!(
-                "the URL names {all} of the sentinels, and a majority of them has to answer; name all of them, and at least \
-                 three"
-            ));
-        }
-        for (view, server) in self.views.borrow().0.iter().zip(&self.sentinels.servers) {
-            match view {
-                View::Failed(error) => warnings.push(format!("one sentinel is missing: {error}")),
-                View::Names(master) if *master != self.master => warnings.push(format!(
-                    "the sentinels disagree: {} names {master}, and most name {}",
-                    server.info.addr(),
-                    self.master
-                )),
-                View::Asked | View::Names(_) => {}
-            }
-        }
-        warnings
-    }
 }
 
 #[cfg(test)]
@@ -664,32 +417,6 @@ mod tests {
         }
     }
 
-    #[test]
-    fn the_master_is_the_server_that_a_majority_of_all_sentinels_names() {
-        let (retry, config) = (failed(Fault::Retry), failed(Fault::Config));
-        for (views, master, cannot_agree) in [
-            (vec![names("a"), View::Asked, View::Asked], None, false),
-            (vec![names("a"), names("b"), View::Asked], None, false),
-            (vec![names("a"), names("b"), names("b")], Some("b"), false),
-            (vec![names("a"), names("b"), names("c")], None, true),
-            (vec![names("a"), retry.clone(), View::Asked], None, false),
-            (vec![names("a"), retry.clone(), config.clone()], None, true),
-            (vec![names("a"), names("b")], None, true),
-            (
-                vec![names("a"), names("a"), names("b"), names("b")],
-                None,
-                true,
-            ),
-            (vec![names("a")], Some("a"), false),
-        ] {
-            let views = Views(views);
-            let found = views.master().map(|master| master.host.as_str());
-            assert_eq!(found, master, "{views:?}");
-            let is_hopeless = master.is_none() && views.cannot_agree();
-            assert_eq!(is_hopeless, cannot_agree, "{views:?}");
-        }
-    }
-
     /// A wrong password at one sentinel is no reason to give up, if the others can still agree.
     #[test]
     fn without_a_majority_the_fault_is_config_only_if_the_rest_cannot_form_one() {
@@ -708,32 +435,5 @@ mod tests {
             let error = sentinels.no_majority(&Views(views.to_vec()));
             assert_eq!(error.fault(), fault, "{error}");
         }
-    }
-
-    #[test]
-    fn only_a_message_about_the_service_names_another_master() {
-        let push = |kind: PushKind, channel: &str, message: &str| PushInfo {
-            kind,
-            data: [channel, message]
-                .map(|text| Value::BulkString(text.as_bytes().to_vec()))
-                .to_vec(),
-        };
-        let about = |message| switched_to(&push(PushKind::Message, SWITCH, message), "s");
-
-        let to = about("s 10.0.0.1 6379 10.0.0.2 6380").unwrap();
-        assert_eq!(to.to_string(), "10.0.0.2:6380");
-        for other in [
-            "t 10.0.0.1 6379 10.0.0.2 6380",
-            "s 10.0.0.1 6379 10.0.0.2",
-            "s 10.0.0.1 6379 10.0.0.2 port",
-            "s",
-            "",
-        ] {
-            assert_eq!(about(other), None, "{other}");
-        }
-        let elsewhere = push(PushKind::Message, "+sdown", "s a 1 b 2");
-        assert_eq!(switched_to(&elsewhere, "s"), None);
-        let answer = push(PushKind::Subscribe, SWITCH, "s a 1 b 2");
-        assert_eq!(switched_to(&answer, "s"), None);
     }
 }

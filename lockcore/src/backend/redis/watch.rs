@@ -1,0 +1,252 @@
+//! A watch over the sentinels, for one connection to the master: it tells when the master changes.
+
+use std::future::Future;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::runtime::Handle;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+use super::dial::{Driver, Server};
+use super::released::Repetition;
+use super::sentinels::Sentinels;
+use super::views::{Address, View, Views};
+use crate::backend::{Departure, Fault, StoreError};
+use crate::clock::{Clock, Instant};
+
+/// The shortest time between two tries to reach the sentinels that have failed, as long as nothing says that the master
+/// has changed. There are tries only while there are requests. A try is a connection for each failed sentinel; once a
+/// second that costs little, and is soon enough for a sentinel that was started again.
+const AGAIN: Duration = Duration::from_secs(1);
+
+/// Listens to the sentinels until it is dropped, for a connection to the master that they have named.
+#[derive(Debug)]
+pub(super) struct Watch {
+    listening: Arc<Listening>,
+    master: Address,
+    /// The same as text.
+    address: Arc<str>,
+}
+
+/// What the sentinels say now.
+#[derive(Debug)]
+struct Listening {
+    sentinels: Arc<Sentinels>,
+    views: watch::Sender<Views>,
+    runtime: Handle,
+    tasks: Mutex<Tasks>,
+}
+
+/// All tasks end when this is dropped.
+#[derive(Debug)]
+struct Tasks {
+    /// One for each sentinel that is heard, and those of the connection.
+    running: JoinSet<()>,
+    again: Instant,
+}
+
+impl Watch {
+    /// Asks all sentinels at once. Returns the master, and the watch over it. Must run in the runtime of the connection
+    /// that will be made.
+    pub(super) async fn begin(sentinels: &Arc<Sentinels>) -> Result<(Server, Self), StoreError> {
+        let listening = Listening::begin(sentinels);
+        let master = listening.agreed().await?;
+        let server = sentinels.server_at(&master)?;
+        sentinels.note_master(&master);
+        let address = master.to_string().into();
+        let watch = Self {
+            listening,
+            master,
+            address,
+        };
+        Ok((server, watch))
+    }
+
+    /// Resolves when a majority names another server than the one of this connection: to that server.
+    fn moved(&self) -> impl Future<Output = Address> + Send + 'static {
+        let (mut views, here) = (self.listening.views.subscribe(), self.master.clone());
+        async move {
+            let elsewhere = |views: &Views| views.master().is_some_and(|master| *master != here);
+            let elsewhere = match views.wait_for(elsewhere).await {
+                Ok(views) => views.master().cloned(),
+                Err(_) => None, // this watch is over
+            };
+            match elsewhere {
+                Some(master) => master,
+                None => std::future::pending().await,
+            }
+        }
+    }
+
+    /// Makes the connection, unless a majority names another master before it is done. Without this check the client
+    /// could wait for an old master that is silent.
+    pub(super) async fn meanwhile<T>(
+        &self,
+        connecting: impl Future<Output = Result<T, StoreError>>,
+    ) -> Result<T, StoreError> {
+        tokio::select! {
+            connected = connecting => connected,
+            _ = self.moved() => Err(StoreError::new(
+                Fault::Retry,
+                format!("cannot connect to the master {}: the sentinels name another one by now", self.master),
+            )),
+        }
+    }
+
+    /// Ends the connection when a majority names another master, and makes the other connections of this client ask.
+    pub(super) fn leave_when_moved(&self, driver: &Driver) {
+        let (moved, end) = (self.moved(), driver.end());
+        let sentinels = Arc::clone(&self.listening.sentinels);
+        self.spawn(async move {
+            let master = moved.await;
+            sentinels.note_master(&master);
+            end.abort();
+        });
+    }
+
+    /// Runs a task that ends with this watch, and so with the connection.
+    pub(super) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        let listening = &self.listening;
+        listening.tasks().running.spawn_on(task, &listening.runtime);
+    }
+
+    /// Remembers releases that the master has acknowledged.
+    pub(super) fn note_released(&self, departures: Vec<Departure>) {
+        let released = &self.listening.sentinels.released;
+        released.note(&self.address, departures);
+    }
+
+    /// The latest releases that earlier masters have acknowledged. They are to be repeated at this one.
+    pub(super) fn released_elsewhere(&self) -> Repetition {
+        self.listening.sentinels.released.elsewhere(&self.address)
+    }
+
+    /// Called for each request: asks the sentinels again that are not heard any more. The request does not wait for
+    /// that.
+    pub(super) fn listen_again(&self) {
+        if !self.listening.views.borrow().0.iter().any(is_deaf) {
+            return;
+        }
+        let now = Clock::BOOT.now();
+        if now < self.listening.tasks().again {
+            return;
+        }
+        self.listening.ask_again();
+    }
+
+    /// Warnings about the sentinels for an operator.
+    pub(super) fn warnings(&self) -> Vec<String> {
+        let mut warnings = Vec::new();
+        let all = self.listening.sentinels.servers.len();
+        if all < 3 {
+            warnings.push(format!(
+                "the URL names {all} of the sentinels, and a majority of them has to answer; name all of them, and at least \
+                 three"
+            ));
+        }
+        for (view, server) in self
+            .listening
+            .views
+            .borrow()
+            .0
+            .iter()
+            .zip(&self.listening.sentinels.servers)
+        {
+            match view {
+                View::Failed(error) => warnings.push(format!("one sentinel is missing: {error}")),
+                View::Names(master) if *master != self.master => warnings.push(format!(
+                    "the sentinels disagree: {} names {master}, and most name {}",
+                    server.info.addr(),
+                    self.master
+                )),
+                View::Asked | View::Names(_) => {}
+            }
+        }
+        warnings
+    }
+}
+
+impl Listening {
+    /// Asks all sentinels at once, and listens to them.
+    fn begin(sentinels: &Arc<Sentinels>) -> Arc<Self> {
+        let all = sentinels.count();
+        let listening = Arc::new(Self {
+            views: watch::Sender::new(Views(vec![View::Asked; all])),
+            sentinels: Arc::clone(sentinels),
+            runtime: Handle::current(),
+            tasks: Mutex::new(Tasks {
+                running: JoinSet::new(),
+                again: Clock::BOOT.now().after(AGAIN),
+            }),
+        });
+        listening.ask(0..all);
+        listening.ask_again_when_another_has_moved();
+        listening
+    }
+
+    fn ask(&self, sentinels: impl IntoIterator<Item = usize>) {
+        let mut tasks = self.tasks();
+        tasks.again = Clock::BOOT.now().after(AGAIN);
+        while tasks.running.try_join_next().is_some() {}
+        for at in sentinels {
+            let (sentinels, views) = (Arc::clone(&self.sentinels), self.views.clone());
+            let listener = async move {
+                let failed = sentinels.hear(at, &views).await;
+                views.send_modify(|views| views.0[at] = View::Failed(failed));
+            };
+            tasks.running.spawn_on(listener, &self.runtime);
+        }
+    }
+
+    /// Asks the sentinels that are not heard any more.
+    fn ask_again(&self) {
+        let mut deaf = Vec::new();
+        self.views.send_if_modified(|views| {
+            for (at, view) in views.0.iter_mut().enumerate() {
+                if is_deaf(view) {
+                    *view = View::Asked;
+                    deaf.push(at);
+                }
+            }
+            false // no task waits for this change
+        });
+        self.ask(deaf);
+    }
+
+    /// A connection that nobody uses asks nobody, and would stay at an old master if its sentinels were started again in
+    /// the meantime. So it asks when another connection of the client has found another master. It does not believe that
+    /// connection: the sentinels decide.
+    fn ask_again_when_another_has_moved(self: &Arc<Self>) {
+        let (mut masters, this) = (self.sentinels.masters(), Arc::downgrade(self));
+        let asks = async move {
+            while masters.changed().await.is_ok() {
+                let Some(listening) = this.upgrade() else {
+                    return;
+                };
+                listening.ask_again();
+            }
+        };
+        self.tasks().running.spawn_on(asks, &self.runtime);
+    }
+
+    /// The master that a majority names. Does not wait for sentinels whose answers cannot change the result.
+    async fn agreed(&self) -> Result<Address, StoreError> {
+        let mut views = self.views.subscribe();
+        let settled = |views: &Views| views.master().is_some() || views.cannot_agree();
+        // The sender lives in `self`, so this cannot fail.
+        let _ = views.wait_for(settled).await;
+        let views = views.borrow();
+        let master = views.master().cloned();
+        master.ok_or_else(|| self.sentinels.no_majority(&views))
+    }
+
+    fn tasks(&self) -> MutexGuard<'_, Tasks> {
+        self.tasks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Whether a sentinel is not heard any more.
+fn is_deaf(view: &View) -> bool {
+    matches!(view, View::Failed(_))
+}
