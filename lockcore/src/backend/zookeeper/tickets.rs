@@ -7,6 +7,7 @@
 //!   enqueue of the same id looks for it first, and so does its release;
 //! - `Mine::Standing`: the ticket exists under a known path, until its release is acknowledged.
 
+mod alone;
 mod enqueue;
 mod release;
 mod renew;
