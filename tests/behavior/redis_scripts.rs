@@ -1,5 +1,6 @@
-//! The scripts of the Redis store, one call at a time: moments that no client can bring about at will. Here is what the
-//! groups of facts share, which are the files of this folder.
+//! Facts about the scripts of the Redis store. The tests call one script at a time, and so create situations that a
+//! client cannot create at will. The groups of facts are in the folder `redis_scripts`. This file has the code that
+//! they share.
 
 mod batches;
 mod cost;
@@ -27,7 +28,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     groups.into_iter().flat_map(|facts| facts(store)).collect()
 }
 
-/// As the store puts it together.
+/// The text of a script with its includes, as the store sends it.
 fn script(verb: &str) -> String {
     let text = match verb {
         "enqueue" => include_str!("../../lockcore/src/backend/redis/scripts/enqueue.lua"),
@@ -49,12 +50,12 @@ const LINE: &str = "t:1:{a}:line";
 
 const ENDS: &str = "t:1:{a}:ends";
 
-/// An id that can be read.
+/// An id of the right length that contains a readable name.
 fn id(name: &str) -> String {
     format!("{name:.>32}")
 }
 
-/// As a client is connected, beside the harness.
+/// A connection of its own, beside that of the harness.
 fn connect(server: &RedisServer) -> redis::Connection {
     let client = redis::Client::open(server.url()).unwrap();
     client.get_connection().unwrap()
@@ -74,7 +75,7 @@ fn asking(id: &str, permits: &str, capacity: &str, ttl_millis: &str) -> String {
     format!("+{ttl_millis:0>12}{id}:{permits:0>10}:{capacity:0>10}:00:me")
 }
 
-/// No number of a ticket.
+/// The argument of an enqueue when the client has seen no ticket of this name.
 const UNSEEN: &str = "0000000000000000";
 
 fn release(server: &RedisServer, name: &str, mark_millis: &str) -> i64 {
@@ -96,7 +97,7 @@ fn renew_with(server: &RedisServer, name: &str, permits: &str) -> Vec<i64> {
     server.command(&call)
 }
 
-/// A batch: of each ticket its name, its permits and its ttl.
+/// Renews several tickets in one call. Each ticket is its name, its permits and its ttl in milliseconds.
 fn renew_all(server: &RedisServer, keys: &[&str], tickets: &[[&str; 3]]) -> Vec<i64> {
     let mut call = redis::cmd("EVAL");
     call.arg(script("renew")).arg(keys.len()).arg(keys);
@@ -124,7 +125,7 @@ fn records(server: &RedisServer) -> Vec<String> {
     records
 }
 
-/// Where the record of a ticket is: under which key, and in which field.
+/// The key of a ticket's record, and the field if the key is a hash.
 fn place(server: &RedisServer, name: &str) -> Option<(String, Option<String>)> {
     let state: Option<String> = server.command(&["GET", KEY]);
     if state?.contains(&id(name)) {
@@ -155,13 +156,13 @@ fn now(server: &RedisServer) -> u64 {
     seconds * 1000 + micros / 1000
 }
 
-/// Nobody has looked at the line since.
+/// Waits for the end of a lease. No script has looked at the line since.
 async fn lease_is_over(server: &RedisServer, name: &str) {
     let expires = expires(server, name);
     eventually("the lease is over", SOON, async || now(server) > expires).await;
 }
 
-/// Ends a lease that was long enough to do anything in.
+/// Ends a lease early, so that the lease can be long and the test does not have to wait.
 fn end_lease(server: &RedisServer, name: &str) {
     let record = record(server, name).unwrap();
     let over = format!("{}{:013}{}", &record[..16], 1, &record[29..]);
@@ -177,7 +178,7 @@ fn end_lease(server: &RedisServer, name: &str) {
     }
 }
 
-/// Exclusive tickets `t1`, `t2` and so on that live, and behind them others that do not any more. The first holds.
+/// Makes a line of exclusive tickets `t1`, `t2` and so on: first the live ones, then the expired ones. The first holds.
 fn fill(server: &RedisServer, live: u32, dead: u32) {
     const FILL: &str = "local now = redis.call('TIME')[1] * 1000 \
         local function record(i, expires) \
@@ -195,7 +196,7 @@ fn fill(server: &RedisServer, live: u32, dead: u32) {
     server.command::<()>(&["EVAL", FILL, "1", KEY, &live, &dead]);
 }
 
-/// All ten permits.
+/// Asks for all ten permits.
 fn ask(server: &RedisServer, name: &str, capacity: u32, waits: bool) -> redis::RedisResult<Value> {
     let record = asking(&id(name), "10", &capacity.to_string(), "60000");
     let script = script("enqueue");

@@ -8,16 +8,16 @@ use crate::store::{Kind, Store};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT;
-        a_holder_that_is_named_twice_in_a_batch_stays_small
-        a_waiter_that_is_named_twice_in_a_batch_is_told_twice_when_to_look
-        tickets_of_a_batch_that_name_one_twice_are_renewed_in_their_order
-        one_that_a_batch_lets_in_and_renews_is_told_by_the_reply_alone
-        a_lease_that_a_batch_lets_in_and_renews_is_as_long_as_it_says
+        a_holder_named_twice_in_a_batch_does_not_grow_again
+        a_waiter_named_twice_in_a_batch_is_told_twice_when_to_recheck
+        a_batch_that_names_a_ticket_twice_is_carried_out_in_order
+        a_waiter_that_a_batch_grants_and_renews_is_told_only_by_the_reply
+        a_waiter_that_a_batch_grants_and_renews_gets_the_lease_of_the_reply
     ]
 }
 
-/// What was read of a batch before is not put down over what the batch has made of it.
-async fn a_holder_that_is_named_twice_in_a_batch_stays_small(_: Store) {
+/// The second renewal must not write the number of permits that the script read before the first.
+async fn a_holder_named_twice_in_a_batch_does_not_grow_again(_: Store) {
     let server = RedisServer::start();
     for (name, permits) in [("x", "5"), ("y", "5"), ("w", "4")] {
         enqueue(&server, name, permits, "60000");
@@ -31,7 +31,7 @@ async fn a_holder_that_is_named_twice_in_a_batch_stays_small(_: Store) {
     assert_eq!(&record(&server, "x").unwrap()[62..72], "0000000001");
 }
 
-async fn a_waiter_that_is_named_twice_in_a_batch_is_told_twice_when_to_look(_: Store) {
+async fn a_waiter_named_twice_in_a_batch_is_told_twice_when_to_recheck(_: Store) {
     let server = RedisServer::start();
     enqueue(&server, "holds", "10", "60000");
     enqueue(&server, "w", "10", "60000");
@@ -45,8 +45,8 @@ async fn a_waiter_that_is_named_twice_in_a_batch_is_told_twice_when_to_look(_: S
     assert!((50_000..=60_000).contains(&first), "{first} ms");
 }
 
-/// Also if a ticket of another name stands between both, and only one of them can take the short way.
-async fn tickets_of_a_batch_that_name_one_twice_are_renewed_in_their_order(_: Store) {
+/// A ticket of another name stands between the two, and only one of the two can take the short cut.
+async fn a_batch_that_names_a_ticket_twice_is_carried_out_in_order(_: Store) {
     let server = RedisServer::start();
     enqueue(&server, "x", "10", "60000");
 
@@ -62,8 +62,8 @@ async fn tickets_of_a_batch_that_name_one_twice_are_renewed_in_their_order(_: St
     assert_eq!(&record(&server, "x").unwrap()[62..72], "0000000009");
 }
 
-/// It hears of its turn once.
-async fn one_that_a_batch_lets_in_and_renews_is_told_by_the_reply_alone(_: Store) {
+/// It gets no wake-up in addition. The first message goes to the waiter behind it.
+async fn a_waiter_that_a_batch_grants_and_renews_is_told_only_by_the_reply(_: Store) {
     let server = RedisServer::start();
     let mut connection = connect(&server);
     let mut hears = connection.as_pubsub();
@@ -85,8 +85,8 @@ async fn one_that_a_batch_lets_in_and_renews_is_told_by_the_reply_alone(_: Store
     assert!(told.starts_with(&id("last")), "{told}");
 }
 
-/// Nobody hears that it was let in, but its renewal says so.
-async fn a_lease_that_a_batch_lets_in_and_renews_is_as_long_as_it_says(_: Store) {
+/// No connection receives a wake-up for it. The grant is not cut short, because the reply says that it holds.
+async fn a_waiter_that_a_batch_grants_and_renews_gets_the_lease_of_the_reply(_: Store) {
     let server = RedisServer::start();
     assert_eq!(enqueue(&server, "holds", "10", "60000")[0], 0);
     assert_eq!(enqueue(&server, "next", "5", "60000")[0], 1);

@@ -1,4 +1,4 @@
-//! What a verb costs at the server: calls, and bytes.
+//! The cost of a verb at the server: calls and bytes.
 
 use libtest_mimic::Trial;
 use tests::eventually::eventually;
@@ -9,22 +9,22 @@ use crate::store::{Kind, SOON, Store};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT;
-        a_pair_of_one_and_a_hand_over_are_so_many_calls
-        what_a_verb_costs_does_not_depend_on_how_many_hold
+        an_uncontended_pair_and_a_hand_over_take_a_fixed_number_of_calls
+        the_cost_of_a_verb_does_not_depend_on_the_number_of_holders
         no_verb_reads_a_state_twice_or_prolongs_a_key_that_is_not_there
-        what_a_name_takes_at_the_server
-        places_that_are_empty_do_not_become_many
-        a_mark_that_has_run_out_costs_no_more_calls
-        who_cannot_have_it_at_once_changes_nothing
+        the_memory_of_a_name_at_the_server_is_bounded
+        empty_places_in_line_do_not_accumulate
+        an_expired_mark_costs_no_more_calls
+        a_request_that_is_refused_at_once_changes_nothing
     ]
 }
 
-/// Calls inside the scripts meanwhile, not of the scripts.
+/// The calls that scripts make during `work`. The calls of the scripts themselves are left out.
 fn calls(server: &RedisServer, work: impl FnOnce()) -> Vec<(String, u64)> {
     let before = server.command_stats();
     work();
     let mut calls: Vec<_> = server.command_stats_since(&before).into_iter().collect();
-    // Nor of the library that the test asks by, which tells newer servers its name.
+    // The Redis client of this test sends its name to newer servers. This call is left out too.
     calls.retain(|(command, _)| !command.contains("eval") && !command.contains("client"));
     calls
 }
@@ -34,8 +34,8 @@ fn count(calls: &[(&str, u64)]) -> Vec<(String, u64)> {
     calls.iter().map(owned).collect()
 }
 
-/// Exact, where times depend on the machine.
-async fn a_pair_of_one_and_a_hand_over_are_so_many_calls(_: Store) {
+/// The numbers of calls are exact. Times would depend on the machine.
+async fn an_uncontended_pair_and_a_hand_over_take_a_fixed_number_of_calls(_: Store) {
     let server = RedisServer::start();
     let pair = || {
         assert_eq!(enqueue(&server, "x", "10", "60000")[0], 0);
@@ -45,7 +45,7 @@ async fn a_pair_of_one_and_a_hand_over_are_so_many_calls(_: Store) {
     let alone = calls(&server, pair);
     assert_eq!(alone, count(&[("get", 2), ("set", 2), ("time", 1)]));
 
-    // Some connection hears it.
+    // A connection receives the wake-ups.
     let mut connection = connect(&server);
     let mut hears = connection.as_pubsub();
     hears.subscribe("t:1:wake:00").unwrap();
@@ -56,7 +56,7 @@ async fn a_pair_of_one_and_a_hand_over_are_so_many_calls(_: Store) {
     assert_eq!(hand_over, the_calls_of_a_hand_over());
 }
 
-/// From one holder to the next, who comes behind those who wait.
+/// The calls of a hand-over: the holder releases and enqueues again, behind the waiters.
 fn hand_over(server: &RedisServer, holds: &str) -> Vec<(String, u64)> {
     calls(server, || {
         assert_eq!(release(server, holds, "0"), 1);
@@ -72,8 +72,8 @@ fn the_calls_of_a_hand_over() -> Vec<(String, u64)> {
     expected
 }
 
-/// Nor does a renewal, however many of one name there are in a batch.
-async fn what_a_verb_costs_does_not_depend_on_how_many_hold(_: Store) {
+/// The cost of a renewal does not depend on it either, also when a batch has several tickets of one name.
+async fn the_cost_of_a_verb_does_not_depend_on_the_number_of_holders(_: Store) {
     let cost = |holders: usize| {
         let server = RedisServer::start();
         let ids: Vec<_> = (0..holders).map(|number| id(&number.to_string())).collect();
@@ -103,7 +103,7 @@ async fn what_a_verb_costs_does_not_depend_on_how_many_hold(_: Store) {
     assert!(all <= 29, "{few:?}");
 }
 
-/// Where one holds, and others wait.
+/// One ticket holds, and others wait.
 async fn no_verb_reads_a_state_twice_or_prolongs_a_key_that_is_not_there(_: Store) {
     let server = RedisServer::start();
     for name in ["holds", "w", "x"] {
@@ -135,8 +135,8 @@ async fn no_verb_reads_a_state_twice_or_prolongs_a_key_that_is_not_there(_: Stor
     }
 }
 
-/// With a name of 12 characters and 16 of an owner, on a 64-bit server.
-async fn what_a_name_takes_at_the_server(_: Store) {
+/// The bounds are for a 64-bit server.
+async fn the_memory_of_a_name_at_the_server_is_bounded(_: Store) {
     let server = RedisServer::start();
     let taken = || {
         let usage = |key: &String| -> usize { server.command(&["MEMORY", "USAGE", key]) };
@@ -154,13 +154,13 @@ async fn what_a_name_takes_at_the_server(_: Store) {
     assert_eq!(release(&server, "holds", "0"), 1);
     let idle = taken();
 
-    println!("{idle} bytes idle, {held} held, {waiter} for each who waits");
+    println!("{idle} bytes idle, {held} held, {waiter} for each waiter");
     assert!(idle <= 80 && held <= 240 && waiter <= 320);
 }
 
-/// Somebody waits from the beginning; those who come behind it leave again. When it leaves too, no verb is to look at all
-/// the places between it and the next.
-async fn places_that_are_empty_do_not_become_many(_: Store) {
+/// One waiter stays while thousands behind it come and leave. When it leaves too, no verb may have to look at all the
+/// empty places up to the next waiter.
+async fn empty_places_in_line_do_not_accumulate(_: Store) {
     let server = RedisServer::start();
     for id in ["holds", "stays"] {
         enqueue(&server, id, "10", "60000");
@@ -192,8 +192,8 @@ async fn places_that_are_empty_do_not_become_many(_: Store) {
     assert_eq!(server.keys("*"), [KEY]);
 }
 
-/// Though the line is never empty, and so its state never shorter.
-async fn a_mark_that_has_run_out_costs_no_more_calls(_: Store) {
+/// This is so although the line is never empty, and so its state is never written in the short form.
+async fn an_expired_mark_costs_no_more_calls(_: Store) {
     let server = RedisServer::start();
     let mut connection = connect(&server);
     let mut hears = connection.as_pubsub();
@@ -209,8 +209,9 @@ async fn a_mark_that_has_run_out_costs_no_more_calls(_: Store) {
     assert_eq!(hand_over(&server, "next"), the_calls_of_a_hand_over());
 }
 
-/// Neither a try nor a capacity that does not fit: nothing of them reaches a replica or the log.
-async fn who_cannot_have_it_at_once_changes_nothing(_: Store) {
+/// It is refused because it does not wait, or because its capacity does not fit. Nothing of it reaches a replica or the
+/// append-only file.
+async fn a_request_that_is_refused_at_once_changes_nothing(_: Store) {
     let forms: [&[(&str, &str)]; 3] = [
         &[("holds", "10")],
         &[("holds", "10"), ("waits", "10")],

@@ -1,4 +1,4 @@
-//! Keys of a name that are lost, or are somebody else's.
+//! Keys of a name that are lost, and keys with foreign values.
 
 use libtest_mimic::Trial;
 use redis::Value;
@@ -12,17 +12,17 @@ use crate::store::{Kind, Store};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT;
-        ends_that_are_lost_are_made_anew
-        who_held_by_a_hash_that_is_lost_is_told_and_keeps_nobody_out_for_longer_than_its_lease
-        a_renewal_that_cannot_see_the_line_makes_nothing_smaller
-        what_is_left_of_a_line_without_its_state_keeps_nobody_out
-        what_is_not_the_state_of_a_lock_is_refused_and_left_as_it_is
+        lost_ends_are_rebuilt
+        a_holder_in_a_lost_hash_is_told_and_blocks_others_only_until_its_lease_ends
+        a_renewal_that_cannot_read_the_line_gives_up_no_permits
+        the_rest_of_a_line_without_its_state_keeps_nobody_out
+        a_value_that_is_not_the_state_of_a_lock_is_refused_and_left_unchanged
         holders_of_a_lost_hash_keep_their_permits_until_the_last_has_expired
     ]
 }
 
-/// By whichever verb finds it gone.
-async fn ends_that_are_lost_are_made_anew(_: Store) {
+/// The first verb that misses the key rebuilds it.
+async fn lost_ends_are_rebuilt(_: Store) {
     for verb in [
         "enqueue",
         "renew",
@@ -60,10 +60,8 @@ async fn ends_that_are_lost_are_made_anew(_: Store) {
     }
 }
 
-/// Of several holders, the hash has what each of them holds.
-async fn who_held_by_a_hash_that_is_lost_is_told_and_keeps_nobody_out_for_longer_than_its_lease(
-    _: Store,
-) {
+/// If there are several holders, the hash has the record of each.
+async fn a_holder_in_a_lost_hash_is_told_and_blocks_others_only_until_its_lease_ends(_: Store) {
     let server = RedisServer::start();
     for id in ["a", "b"] {
         assert_eq!(enqueue(&server, id, "5", "60000")[0], 0);
@@ -80,8 +78,8 @@ async fn who_held_by_a_hash_that_is_lost_is_told_and_keeps_nobody_out_for_longer
     assert_eq!(line(&server), ["c"]);
 }
 
-/// A later one could not tell any more who is let in by it.
-async fn a_renewal_that_cannot_see_the_line_makes_nothing_smaller(_: Store) {
+/// Otherwise a later renewal would find nothing to give up, and the waiter would not be granted.
+async fn a_renewal_that_cannot_read_the_line_gives_up_no_permits(_: Store) {
     let server = RedisServer::start();
     enqueue(&server, "x", "10", "60000");
     enqueue(&server, "w", "1", "60000");
@@ -97,8 +95,8 @@ async fn a_renewal_that_cannot_see_the_line_makes_nothing_smaller(_: Store) {
     assert_eq!(renew_with(&server, "w", "1")[0], 0);
 }
 
-/// By every verb, and the message says which key it is.
-async fn what_is_not_the_state_of_a_lock_is_refused_and_left_as_it_is(_: Store) {
+/// Every verb refuses it. If the answer is an error message, it names the key.
+async fn a_value_that_is_not_the_state_of_a_lock_is_refused_and_left_unchanged(_: Store) {
     let server = RedisServer::start();
     let line = format!("{:016}L{}", 7, "x".repeat(59));
     let record = format!("{:016}{:013}{}", 7, 9_999_999_999_999u64, "y".repeat(60));
@@ -145,8 +143,8 @@ async fn what_is_not_the_state_of_a_lock_is_refused_and_left_as_it_is(_: Store) 
     }
 }
 
-/// Neither a line nor several holders.
-async fn what_is_left_of_a_line_without_its_state_keeps_nobody_out(_: Store) {
+/// The rest is a line behind one holder, or behind several.
+async fn the_rest_of_a_line_without_its_state_keeps_nobody_out(_: Store) {
     for permits in ["10", "5"] {
         let server = RedisServer::start();
         enqueue(&server, "x", permits, "60000");

@@ -1,4 +1,4 @@
-//! A server that denies a command half-way, or a write at all.
+//! A server that denies a command in the middle of a script, and a server that denies every write.
 
 use libtest_mimic::Trial;
 use redis::Value;
@@ -13,16 +13,16 @@ use crate::store::{Kind, SOON, Store};
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT;
         the_rest_of_a_batch_is_replicated_after_a_message_was_denied
-        a_verb_that_is_denied_a_command_costs_neither_permits_nor_turns
-        a_denied_message_lets_in_no_more_than_there_is
-        a_denied_message_costs_neither_permits_nor_the_next_its_turn
-        permits_are_counted_anew_after_a_command_was_denied_half_way
-        a_replica_says_so_to_whoever_renews_or_releases
-        a_server_that_may_not_write_says_so_to_whoever_asks_whatever_it_holds
+        a_verb_that_is_denied_a_command_loses_neither_permits_nor_turns
+        a_denied_message_grants_no_more_permits_than_there_are
+        a_denied_message_loses_neither_permits_nor_the_turn_of_the_next
+        permits_are_recounted_after_a_command_was_denied_half_way
+        a_replica_answers_renewals_and_releases_with_readonly
+        a_server_that_may_not_write_answers_each_enqueue_with_its_error
     ]
 }
 
-/// Messages are not replicated, all else is, whatever becomes of a message.
+/// A message is not replicated. A script that is denied a message must still replicate all its writes.
 async fn the_rest_of_a_batch_is_replicated_after_a_message_was_denied(_: Store) {
     let server = RedisServer::start();
     let replica = RedisServer::replica_of(&server);
@@ -62,7 +62,7 @@ async fn the_rest_of_a_batch_is_replicated_after_a_message_was_denied(_: Store) 
     }
 }
 
-/// Takes a command from whoever calls the scripts here, meanwhile.
+/// Takes the right to a command from the user of this test during `work`.
 fn without<T>(server: &RedisServer, command: &str, work: impl FnOnce() -> T) -> T {
     let user: String = server.command(&["ACL", "WHOAMI"]);
     server.command::<()>(&["ACL", "SETUSER", &user, &format!("-{command}")]);
@@ -71,8 +71,9 @@ fn without<T>(server: &RedisServer, command: &str, work: impl FnOnce() -> T) -> 
     done
 }
 
-/// Whichever it is. What an enqueue may have left is given back, and a release repeated, as clients do.
-async fn a_verb_that_is_denied_a_command_costs_neither_permits_nor_turns(_: Store) {
+/// This is true of each command of the scripts. As a client does, the test releases what an enqueue may have left, and
+/// repeats a denied release.
+async fn a_verb_that_is_denied_a_command_loses_neither_permits_nor_turns(_: Store) {
     let rights = include_str!("../../../lockcore/src/backend/redis/scripts/rights.lua");
     let commands: Vec<_> = rights.split("{ '").skip(1).collect();
     let commands = commands.iter().map(|call| call.split('\'').next().unwrap());
@@ -109,7 +110,7 @@ async fn a_verb_that_is_denied_a_command_costs_neither_permits_nor_turns(_: Stor
             let whole = call(verb);
             let whole: Vec<_> = whole.iter().map(String::as_str).collect();
             let _: Result<Value, _> = without(&server, command, || server.try_command(&whole));
-            // Its client may have died, and nobody come after it.
+            // Its client may have died, and there may be no later request for this name.
             for key in server.keys("*") {
                 let life: i64 = server.command(&["PTTL", &key]);
                 assert!(life > 0, "{case}: {key} stays");
@@ -142,7 +143,7 @@ async fn a_verb_that_is_denied_a_command_costs_neither_permits_nor_turns(_: Stor
     }
 }
 
-/// A verb of one ticket: of `n`, which is new, or of one that is there.
+/// The command for a verb: an enqueue of the new ticket `n`, or a verb for a ticket that is there.
 fn call(verb: &str) -> Vec<String> {
     let (script, arguments) = match verb.split_once(' ') {
         Some(("release", name)) => (script("release"), vec![id(name)]),
@@ -167,8 +168,8 @@ fn call(verb: &str) -> Vec<String> {
     .concat()
 }
 
-/// The asker is let in first, and the one behind it could not be told.
-async fn a_denied_message_lets_in_no_more_than_there_is(_: Store) {
+/// The ticket that asks is granted first. The message to the ticket behind it is denied.
+async fn a_denied_message_grants_no_more_permits_than_there_are(_: Store) {
     let server = RedisServer::start();
     assert_eq!(enqueue(&server, "a", "2", "60000")[0], 0);
     assert_eq!(enqueue(&server, "b", "4", "60000")[0], 0);
@@ -185,7 +186,7 @@ async fn a_denied_message_lets_in_no_more_than_there_is(_: Store) {
     }
 }
 
-async fn a_denied_message_costs_neither_permits_nor_the_next_its_turn(_: Store) {
+async fn a_denied_message_loses_neither_permits_nor_the_turn_of_the_next(_: Store) {
     let server = RedisServer::start();
     assert_eq!(enqueue(&server, "a", "5", "60000")[0], 0);
     assert_eq!(enqueue(&server, "b", "5", "60000")[0], 0);
@@ -200,8 +201,8 @@ async fn a_denied_message_costs_neither_permits_nor_the_next_its_turn(_: Store) 
     assert_eq!(enqueue(&server, "all", "10", "60000")[0], 0);
 }
 
-/// Between the record of a holder and its end.
-async fn permits_are_counted_anew_after_a_command_was_denied_half_way(_: Store) {
+/// The record of the holder is removed, and the removal of its end is denied.
+async fn permits_are_recounted_after_a_command_was_denied_half_way(_: Store) {
     let server = RedisServer::start();
     for (name, permits) in [("a", "4"), ("b", "3"), ("c", "3")] {
         assert_eq!(enqueue(&server, name, permits, "60000")[0], 0);
@@ -214,8 +215,9 @@ async fn permits_are_counted_anew_after_a_command_was_denied_half_way(_: Store) 
     assert_eq!(enqueue(&server, "more", "1", "60000")[0], 1);
 }
 
-/// Of a ticket that it has, alone or in a line, and of one that it has not: it may be behind its master.
-async fn a_replica_says_so_to_whoever_renews_or_releases(_: Store) {
+/// The ticket may be alone, in a line, or unknown to the replica. A replica must not answer that an unknown ticket is
+/// lost, because it may be behind its master.
+async fn a_replica_answers_renewals_and_releases_with_readonly(_: Store) {
     let master = RedisServer::start();
     for id in ["alone", "next"] {
         enqueue(&master, id, "10", "60000");
@@ -240,8 +242,9 @@ async fn a_replica_says_so_to_whoever_renews_or_releases(_: Store) {
     }
 }
 
-/// It may be behind its master, or have no room: "busy" would be an answer that a free lock changes nothing about.
-async fn a_server_that_may_not_write_says_so_to_whoever_asks_whatever_it_holds(_: Store) {
+/// It may be a replica behind its master, or have no memory left. An answer of "busy" would be wrong: the server would
+/// refuse the request for a free lock too.
+async fn a_server_that_may_not_write_answers_each_enqueue_with_its_error(_: Store) {
     let forms: [&[(&str, &str)]; 5] = [
         &[],
         &[("holds", "10")],

@@ -1,4 +1,4 @@
-//! Who holds, who waits, who has died in line, and how many there may be.
+//! Holders, waiters, expired waiters in line, and the limits of a line.
 
 use libtest_mimic::Trial;
 use tests::eventually::eventually;
@@ -13,19 +13,20 @@ use crate::store::{Kind, SOON, Store};
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT;
         a_line_longer_than_a_page_is_walked_to_its_end
-        who_waits_behind_an_unheard_grant_looks_again_when_it_ends
-        one_ticket_alone_is_one_key_and_none_is_a_number
-        a_crowd_that_has_died_keeps_nobody_out
-        who_comes_behind_waiters_that_died_is_told_when_to_look_again
-        a_ticket_that_is_dead_is_released_alike_in_each_form_of_the_state
-        the_next_in_line_is_woken_past_those_who_died
-        no_release_and_no_renewal_shortens_the_life_of_a_number_ahead_of_the_clock
-        one_more_than_the_most_who_may_hold_is_answered_busy
-        an_exhausted_name_keeps_those_it_has_let_in
+        a_waiter_behind_an_unheard_grant_rechecks_when_it_ends
+        a_name_with_one_ticket_is_one_key_and_an_unused_one_is_a_number
+        a_crowd_of_expired_waiters_keeps_nobody_out
+        a_waiter_behind_expired_ones_is_told_when_to_recheck
+        an_expired_ticket_is_released_in_each_form_of_the_state
+        expired_waiters_are_passed_over_when_the_next_is_woken
+        no_release_or_renewal_shortens_the_life_of_a_number_ahead_of_the_clock
+        a_request_beyond_the_limit_of_holders_is_answered_busy
+        an_exhausted_name_keeps_its_tickets
     ]
 }
 
-/// Readers of 1 of 10, more than one page of the walk, then one who wants all: who leaves, wakes just whom it lets in.
+/// Ten readers hold one permit each. A waiter needs all ten permits, and thirty readers wait behind it, which is more
+/// than the script reads at a time. Each release grants exactly the tickets that then fit.
 async fn a_line_longer_than_a_page_is_walked_to_its_end(_: Store) {
     let server = RedisServer::start();
     for number in 0..10 {
@@ -47,15 +48,15 @@ async fn a_line_longer_than_a_page_is_walked_to_its_end(_: Store) {
     assert_eq!(enqueue(&server, "all", "10", "60000")[0], 0);
     assert_eq!(enqueue(&server, "r10", "1", "60000")[0], 1);
     assert_eq!(release(&server, "all", "0"), 1);
-    // Ten of the thirty, in their order.
+    // The first ten of the thirty readers hold.
     for number in 10..40 {
         let status = enqueue(&server, &format!("r{number}"), "1", "60000")[0];
         assert_eq!(status, i64::from(number >= 20), "r{number}");
     }
 }
 
-/// A waiter that is dead when its turn comes costs two seconds, also those who find that out by coming later.
-async fn who_waits_behind_an_unheard_grant_looks_again_when_it_ends(_: Store) {
+/// A waiter that does not receive its wake-up keeps the lock for two seconds. A later waiter is told to recheck then.
+async fn a_waiter_behind_an_unheard_grant_rechecks_when_it_ends(_: Store) {
     let server = RedisServer::start();
     assert_eq!(enqueue(&server, "holds", "10", "60000")[0], 0);
     assert_eq!(enqueue(&server, "dead", "10", "60000")[0], 1);
@@ -69,7 +70,7 @@ async fn who_waits_behind_an_unheard_grant_looks_again_when_it_ends(_: Store) {
     assert!((1..=2000).contains(&recheck), "{recheck} ms");
 }
 
-async fn one_ticket_alone_is_one_key_and_none_is_a_number(_: Store) {
+async fn a_name_with_one_ticket_is_one_key_and_an_unused_one_is_a_number(_: Store) {
     let server = RedisServer::start();
     for turn in 0..2 {
         assert_eq!(enqueue(&server, "x", "10", "60000")[0], 0);
@@ -87,9 +88,9 @@ async fn one_ticket_alone_is_one_key_and_none_is_a_number(_: Store) {
     assert_eq!(encoding, "int");
 }
 
-/// Whether somebody who lives waits before it, behind whom nobody is looked at, or it comes next; and whether or not
-/// others live behind the crowd.
-async fn a_crowd_that_has_died_keeps_nobody_out(_: Store) {
+/// The crowd stands directly behind the holder, or behind a live waiter. Behind the crowd there are live waiters, or
+/// none.
+async fn a_crowd_of_expired_waiters_keeps_nobody_out(_: Store) {
     for (before, behind) in [(1, 0), (2, 0), (2, 130)] {
         let server = RedisServer::start();
         fill(&server, before, 10_000 - before - behind);
@@ -119,7 +120,7 @@ async fn a_crowd_that_has_died_keeps_nobody_out(_: Store) {
         })
         .await;
 
-        // Which part of the line is looked at for dead ones, the clock says.
+        // The time decides which part of the line an enqueue searches for expired tickets.
         assert!(tries == 1 || behind > 0, "{tries} tries");
 
         assert_eq!(line(&server).last().unwrap(), "x");
@@ -131,8 +132,8 @@ async fn a_crowd_that_has_died_keeps_nobody_out(_: Store) {
     }
 }
 
-/// Its reply is the place for it: a message would be there before the reply.
-async fn who_comes_behind_waiters_that_died_is_told_when_to_look_again(_: Store) {
+/// The reply says it. A message would arrive before the reply.
+async fn a_waiter_behind_expired_ones_is_told_when_to_recheck(_: Store) {
     let server = RedisServer::start();
     for id in ["holds", "dead", "dead too"] {
         enqueue(&server, id, "10", "60000");
@@ -147,8 +148,8 @@ async fn who_comes_behind_waiters_that_died_is_told_when_to_look_again(_: Store)
     assert!((1..=2010).contains(&recheck), "{recheck} ms");
 }
 
-/// It was there, and nobody had got in instead.
-async fn a_ticket_that_is_dead_is_released_alike_in_each_form_of_the_state(_: Store) {
+/// The release succeeds, because no other ticket has been granted in its place.
+async fn an_expired_ticket_is_released_in_each_form_of_the_state(_: Store) {
     let forms: [&[(&str, &str)]; 4] = [
         &[("dead", "10")],
         &[("dead", "10"), ("waits", "10")],
@@ -185,8 +186,8 @@ async fn a_ticket_that_is_dead_is_released_alike_in_each_form_of_the_state(_: St
     }
 }
 
-/// The short way from the holder to the next in line is for one who lives.
-async fn the_next_in_line_is_woken_past_those_who_died(_: Store) {
+/// The script has a short cut from the holder to the next in line. It must not be taken when the next has expired.
+async fn expired_waiters_are_passed_over_when_the_next_is_woken(_: Store) {
     let server = RedisServer::start();
     enqueue(&server, "holds", "10", "60000");
     enqueue(&server, "dead", "10", "60000");
@@ -198,13 +199,14 @@ async fn the_next_in_line_is_woken_past_those_who_died(_: Store) {
 
     assert_eq!(line(&server), ["reads", "reads too"]);
     for id in ["reads", "reads too"] {
-        // Nobody listens to the channel: woken all the same, and cut short for it.
+        // No connection receives the wake-up, so the grant is cut short.
         assert!(expires(&server, id) <= now(&server) + 2000, "{id}");
     }
 }
 
-/// The key lives until a day after the clock has passed the number: else a clock that was put back gives it out again.
-async fn no_release_and_no_renewal_shortens_the_life_of_a_number_ahead_of_the_clock(_: Store) {
+/// The key has to live for a day after the clock has passed the number. If it expired earlier, a clock that was set
+/// back would give the number out again.
+async fn no_release_or_renewal_shortens_the_life_of_a_number_ahead_of_the_clock(_: Store) {
     for cause in ["unknown", "lost", "full"] {
         let server = RedisServer::start();
         let seen = (now(&server) + 23 * 3_600_000) * 1000;
@@ -227,8 +229,8 @@ async fn no_release_and_no_renewal_shortens_the_life_of_a_number_ahead_of_the_cl
     }
 }
 
-/// With nobody in line, among whom the dead could be looked for.
-async fn one_more_than_the_most_who_may_hold_is_answered_busy(_: Store) {
+/// There are 10,000 holders and no waiters, so there are no expired waiters to remove.
+async fn a_request_beyond_the_limit_of_holders_is_answered_busy(_: Store) {
     let server = RedisServer::start();
     let holders = "for i = 1, 10000 do
         local id = string.format('%032d', i)
@@ -248,7 +250,7 @@ async fn one_more_than_the_most_who_may_hold_is_answered_busy(_: Store) {
     assert_eq!(reply[0], 2, "{reply:?}");
 }
 
-async fn an_exhausted_name_keeps_those_it_has_let_in(_: Store) {
+async fn an_exhausted_name_keeps_its_tickets(_: Store) {
     let server = RedisServer::start();
     assert_eq!(enqueue(&server, "holds", "10", "60000")[0], 0);
     assert_eq!(enqueue(&server, "next", "10", "60000")[0], 1);
