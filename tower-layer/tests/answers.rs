@@ -48,7 +48,7 @@ fn at(path: &str, header: (&'static str, &'static str)) -> In {
     request
 }
 
-/// As a client of gRPC asks.
+/// A request of a gRPC client.
 fn grpc(path: &str) -> In {
     let mut request = at(path, ("content-type", "application/grpc"));
     *request.method_mut() = Method::POST;
@@ -260,7 +260,7 @@ mod in_axum {
     use super::*;
     use crate::common::lose;
 
-    /// As a handler does.
+    /// The answer of a handler that returns this error.
     async fn by_a_handler(error: Error) -> Response<axum::body::Body> {
         let error = std::sync::Mutex::new(Some(error));
         let error = std::sync::Arc::new(error);
@@ -281,7 +281,7 @@ mod in_axum {
     #[tokio::test]
     async fn a_handler_that_takes_a_lock_itself_answers_as_the_layer_does() {
         let store = Store::new();
-        // What is left of a lease is told in the answer.
+        // The answer names the rest of a lease, which must not change during the test.
         store.clock().stop();
         let (locks, down) = (store.client().unwrap(), store.client().unwrap());
         let _other = hold(&locks, NAME).await;
@@ -344,7 +344,7 @@ mod in_axum {
     async fn a_handler_whose_lock_was_lost_does_not_say_that_nothing_was_done() {
         let locks = memory();
         let guard = hold(&locks, NAME).await;
-        // With no time for the holder.
+        // The holder gets no time to end.
         let shutdown = locks.shutdown(Duration::ZERO);
         let (lost, _) = in_time(futures_util::future::join(
             guard.while_held(std::future::pending::<()>()),

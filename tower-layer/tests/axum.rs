@@ -227,7 +227,7 @@ async fn the_route_names_the_lock_in_every_place_that_axum_has_for_a_layer() {
     }
 }
 
-/// Where only what has a handler is locked, what has none needs no lock to be refused.
+/// Only routes with a handler are locked here. A method without a handler is refused without a lock.
 #[tokio::test]
 async fn a_method_without_a_handler_is_refused_without_a_lock() {
     let locks = memory();

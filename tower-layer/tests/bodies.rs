@@ -630,7 +630,7 @@ async fn a_frame_that_was_held_back_does_not_pass_for_the_end_when_the_lock_is_l
     assert!(in_time(body.frame()).await.is_none());
 }
 
-/// As long as a client reads nothing, a server polls no body.
+/// A server does not poll a body while its client reads nothing.
 #[tokio::test]
 async fn a_body_that_nobody_polls_ends_with_the_longest_hold_and_then_the_lock_does() {
     let store = Store::new();

@@ -108,7 +108,7 @@ async fn an_equal_token_passes_again_and_each_resource_has_a_fence_of_its_own() 
         ("7", "2049", StatusCode::OK),
         ("7", "2048", StatusCode::PRECONDITION_FAILED),
         ("8", "1024", StatusCode::OK),
-        // As texts the other way round, as doubles equal.
+        // As doubles, the first two tokens would be equal. As texts, the last one would be the highest.
         ("9", "9223372036854775806", StatusCode::OK),
         ("9", "9223372036854775805", StatusCode::PRECONDITION_FAILED),
         ("9", "999", StatusCode::PRECONDITION_FAILED),
@@ -193,7 +193,7 @@ async fn a_higher_token_waits_until_the_lower_ones_have_answered() {
         "overlaps"
     );
 
-    // Those that come now are late already.
+    // Requests with lower tokens that arrive now are too late.
     let late = in_time(call(&mut service, request("7", "1024")))
         .await
         .unwrap();
@@ -415,7 +415,7 @@ async fn a_request_under_a_lock_takes_its_token_along_and_another_goes_as_it_is(
     let guard = locks.mutex("account:7").acquire().await.unwrap();
     let token = guard.fencing_token().unwrap().to_string();
 
-    // What is there already may be of a lock that was held before.
+    // A token that the request has already may be of a lock that was held before.
     let mut under_lock = request("7", "1");
     under_lock.extensions_mut().insert(guard.held());
     let under_lock = sent(under_lock).await.unwrap();

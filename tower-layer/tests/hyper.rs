@@ -422,7 +422,7 @@ async fn a_client_that_stops_reading_keeps_the_lock_no_longer_than_it_may() {
         store.clock().advance(longest);
 
         nothing_is_left(&locks, NAME).await;
-        // What was on its way comes, and then no end that looks like one.
+        // Frames that were on their way still arrive. After them the body must not end as if it were complete.
         let mut body = response.into_body();
         let end = loop {
             match in_time(body.frame()).await {

@@ -1,5 +1,5 @@
-//! What names the lock, what passes without one, and what is refused. Path parameters and matched
-//! paths are in `axum`.
+//! The name of the lock, requests that pass without a lock, and requests that are refused. The tests of path parameters
+//! and matched paths are in `axum`.
 #![allow(
     clippy::unwrap_used,
     reason = "clippy.toml lets tests unwrap, but not their helpers"
@@ -19,8 +19,8 @@ use http_body_util::BodyExt;
 use lockcore_tower::{Key, LockLayer};
 use tower::{Layer, ServiceExt, service_fn};
 
-/// What the handler found locked: `Ok(None)` if it was called without a lock; or the answer of the
-/// layer, as its status and the detail.
+/// The name of the lock that the handler holds, or `Ok(None)` if it was called without a lock. The error is the answer
+/// of the layer: its status and the detail.
 async fn locked(key: &Key, request: In) -> Result<Option<String>, (StatusCode, String)> {
     let layer = LockLayer::new(memory(), key.clone());
     let service = layer.layer(service_fn(async |request: In| {

@@ -1,7 +1,7 @@
-//! Clients that are killed while they wait for a lock or hold it: how long until it is free.
+//! Clients are killed while they wait for a lock or hold it. The tests measure the time until the lock is free.
 //!
-//! What a layer learns of a client it learns from the server, so this is about both: `axum::serve`, which is hyper's
-//! server. `cargo test --all-features --test killed -- --nocapture` prints the table.
+//! The layer hears of the end of a client from the server, so the tests are about both. The server is `axum::serve`,
+//! which is hyper's. `cargo test --all-features --test killed -- --nocapture` prints the table.
 #![allow(
     clippy::unwrap_used,
     reason = "clippy.toml lets tests unwrap, but not their helpers"
@@ -33,19 +33,19 @@ use tokio::sync::Notify;
 const NAME: &str = "order:42";
 const PATH: &str = "/orders/42";
 
-/// What ends the hold of a client whose end nobody notices.
+/// Ends the hold of a client if the server does not notice that the client has died.
 const MAX_HOLD: Duration = Duration::from_secs(10);
 
 /// A few milliseconds on a machine that is not busy; on one that is, still much less than the longest hold.
 const AT_ONCE: Duration = Duration::from_secs(5);
 
-/// What a busy machine may need beside the longest hold.
+/// The time that a busy machine may need on top of the longest hold.
 const BUSY: Duration = Duration::from_secs(10);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
     Http1,
-    /// With a second request behind the first.
+    /// HTTP/1.1 with a second request behind the first.
     Pipelined,
     Http2,
 }
@@ -162,7 +162,7 @@ async fn until_free(case: Case) -> Duration {
     took
 }
 
-/// A handler that works on whatever comes, and does not look at the body meanwhile.
+/// A server with a handler that never answers and does not look at the body. With `body_first`, the layer reads it.
 async fn serve(locks: &Locks, body_first: bool) -> (SocketAddr, Arc<Notify>) {
     let entered = Arc::new(Notify::new());
     let handler = post({

@@ -1,4 +1,4 @@
-//! How many different names requests may lock, and what is said where there are too many.
+//! The number of different names that requests may lock, and the answer when there are too many.
 #![allow(
     clippy::unwrap_used,
     reason = "clippy.toml lets tests unwrap, but not their helpers"
@@ -40,7 +40,7 @@ async fn a_name_too_many_is_refused_before_the_store_hears_of_it_and_the_others_
     let layer = by_path(&locks).max_names(2, HOUR);
     let calls = Arc::new(AtomicU32::new(0));
     for name in ["/a", "/b", "/a", "/b"] {
-        // By clones, as a router makes one for each route.
+        // Each request uses a clone of the layer. A router makes one for each route.
         let answer = ask(&layer.clone(), &calls, get(name)).await;
         assert_eq!(answer.status(), StatusCode::OK, "{name}");
     }
@@ -75,7 +75,7 @@ async fn the_next_stretch_of_time_begins_with_no_name() {
     let layer = by_path(&common::memory()).max_names(1, STRETCH);
     let calls = Arc::new(AtomicU32::new(0));
 
-    // As long as it takes for a name that is not the first of its stretch to be let in at last.
+    // Repeats each request until its name is let in, which may be only in the next stretch.
     in_time(async {
         for name in ["/a", "/b", "/c"] {
             while ask(&layer, &calls, get(name)).await.status() != StatusCode::OK {

@@ -1,4 +1,4 @@
-//! How the layer asks for the lock, and how long it keeps it, as it was told.
+//! The options of the layer: how it asks for the lock, and how long it keeps it.
 #![allow(
     clippy::unwrap_used,
     reason = "clippy.toml lets tests unwrap, but not their helpers"
@@ -99,7 +99,7 @@ fn grpc(headers: &[(&'static str, &'static str)]) -> In {
     request
 }
 
-// ---- who excludes whom
+// ---- which requests exclude each other
 
 #[tokio::test]
 async fn safe_methods_share_the_key_and_exclude_other_methods() {
@@ -143,7 +143,7 @@ async fn options_are_asked_for_without_a_lock() {
         assert_eq!(response.status(), StatusCode::OK);
         assert_eq!(response.body(), "-", "no lock");
     }
-    // As a call of gRPC could be sent, to a server that does not look at the method.
+    // A gRPC call with this method, for a server that does not look at the method.
     let mut call = by_method(Method::OPTIONS);
     let content = HeaderValue::from_static("application/grpc");
     call.headers_mut().insert("content-type", content);
@@ -245,7 +245,7 @@ async fn a_request_waits_no_longer_than_its_client() {
         "10",
         "not the client's bound"
     );
-    // What speaks no gRPC has no such header.
+    // In a request that is not gRPC, the header means nothing.
     let response = ask(&sooner, tokens(), with(&[("grpc-timeout", "0n")])).await;
     assert_eq!(response.status(), StatusCode::CONFLICT);
 
@@ -464,7 +464,7 @@ async fn the_status_and_the_pause_of_a_refusal_can_be_chosen() {
     assert_eq!(chosen.status(), StatusCode::LOCKED);
     let problem: serde_json::Value = serde_json::from_str(chosen.body()).unwrap();
     assert_eq!(problem["status"], 423);
-    // Of the holder's ten seconds one is over, and its lease has not been renewed yet.
+    // One of the holder's ten seconds has passed, and its lease has not been renewed yet.
     assert_eq!(chosen.headers()["retry-after"], "9");
 }
 
@@ -546,7 +546,7 @@ async fn a_request_for_an_upgrade_is_locked_until_its_answer_where_that_was_chos
     }
 }
 
-/// Whatever a handler goes by that we do not.
+/// A handler may switch protocols although the layer saw no request for it.
 #[tokio::test]
 async fn a_handler_that_upgrades_unasked_does_not_get_through() {
     let locks = memory();
@@ -571,7 +571,7 @@ async fn a_request_that_is_not_for_an_upgrade_is_locked() {
             ("upgrade", "h2c"),
         ]),
         with(&[("connection", "upgrade")]),
-        // As HTTP has it, the header is ignored by who does not know the protocol.
+        // As HTTP requires, a server that does not know the protocol ignores the header.
         with(&[("connection", "upgrade"), ("upgrade", "x/1")]),
         with(&[
             ("connection", "upgrade"),

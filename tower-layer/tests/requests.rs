@@ -180,7 +180,7 @@ async fn the_lock_is_not_taken_before_the_call() {
     service.ready().await.unwrap();
     assert_eq!(tickets(&locks, "order:42").await, 0);
 
-    // Nor by a future that is not polled.
+    // A future that is not polled takes none either.
     let response = service.call(get("/order:42"));
     assert_eq!(tickets(&locks, "order:42").await, 0);
     drop(response);
@@ -214,7 +214,7 @@ async fn a_request_that_waits_for_its_lock_keeps_no_place_in_the_service() {
     let mut service = by_path(&locks).wait(SOON * 2).layer(limited);
     let next = service.clone();
 
-    // Of a caller that keeps its service, and so what that has reserved.
+    // This caller keeps its service, and so the place that the service has reserved.
     in_time(service.ready()).await.unwrap();
     let waits = tokio::spawn(service.call(get("/order:42")));
     until_tickets(&locks, "order:42", 2).await;
@@ -276,7 +276,7 @@ async fn the_service_is_made_ready_again_under_the_lock_that_was_waited_for() {
     service.ready().await.unwrap();
     let response = tokio::spawn(service.call(get("/order:42")));
     until_tickets(&locks, "order:42", 2).await;
-    // As busy as it can be, and then it fails.
+    // The inner service is busy, and then it fails.
     handle.allow(0);
     other.release().await.unwrap();
     until_tickets(&locks, "order:42", 1).await;

@@ -527,7 +527,7 @@ async fn all_locks_are_kept_until_the_end_of_the_body_or_of_the_head() {
         .unwrap();
 }
 
-/// What is taken inside would otherwise wait for the request itself.
+/// Otherwise a lock that the handler takes would wait for the request itself.
 #[tokio::test]
 async fn handler_and_body_re_enter_each_of_the_locks() {
     let locks = memory();

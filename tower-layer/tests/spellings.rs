@@ -24,9 +24,9 @@ use lockcore::{FencingToken, Locks, TicketInfo};
 use lockcore_tower::{FenceLayer, Key, LockLayer, TOKEN_HEADER};
 use tokio::net::TcpListener;
 
-/// All are 12 for whoever parses them as a number.
+/// Parsed as numbers, all of them are 12.
 const SPELLINGS: [&str; 4] = ["12", "012", "%31%32", "+12"];
-/// What a raw key makes of them, and of a further one that stands for that in per cent where nothing decodes it.
+/// Their names under a raw key. Where nothing decodes the percent-encoded one, 0012 stands in for it.
 const NAMES: [&str; 4] = ["order:12", "order:012", "order:+12", "order:0012"];
 
 async fn serve(app: Router) -> SocketAddr {

@@ -127,7 +127,7 @@ async fn settle(request: Request<String>) -> Result<Response<String>, Status> {
 
 type Texts = Pin<Box<dyn Stream<Item = Result<String, Status>> + Send>>;
 
-/// As many as the request says, or no end after the first.
+/// Streams as many texts as the request says. If the request is no number, the stream does not end after the first.
 async fn watch(request: Request<String>) -> Result<Response<Texts>, Status> {
     let first = stream::once(async { Ok("1".to_owned()) });
     Ok(Response::new(match request.into_inner().parse::<usize>() {
@@ -349,7 +349,7 @@ async fn a_call_that_is_refused_is_told_why() {
     let misconfigured = served_under(misconfigured, Orders::default()).await;
 
     let mut hurried = of_order("42", String::new());
-    // By tonic's timers, which are real, it never comes; by the clock of the store it is over at once.
+    // Tonic's timers are real, so this deadline does not pass there. On the clock of the store, the test lets it pass.
     let deadline = Duration::from_secs(600);
     hurried.set_timeout(deadline);
     let calling = Arc::clone(&client);
@@ -473,7 +473,7 @@ async fn a_handler_that_takes_a_lock_itself_answers_as_the_layer_does() {
     assert_eq!(hidden.code(), Code::Aborted);
     assert!(!hidden.message().contains(NAME), "{hidden}");
     assert_status(status(&misconfigured), Code::Internal, "misconfigured");
-    // What was refused was not begun, and what was lost may be done in part.
+    // The work of a refused request was not begun. The work of a request that lost its lock may be done in part.
     assert_status(
         status(&down),
         Code::Unavailable,

@@ -1,4 +1,4 @@
-//! What the layers add to the traces.
+//! The fields and lines that the layers add to the traces.
 //!
 //! A program of its own with one test, because `tracing` remembers for each place in the code whether anybody listens: a
 //! test that passes such a place while another begins to listen can leave it deaf for the whole program.
@@ -27,7 +27,7 @@ use tracing_subscriber::fmt::format::FmtSpan;
 struct Traces(Arc<Mutex<Vec<u8>>>);
 
 impl Traces {
-    /// What was told since the last time.
+    /// The text since the last call.
     fn take(&self) -> String {
         String::from_utf8(std::mem::take(&mut *self.0.lock().unwrap())).unwrap()
     }

@@ -268,7 +268,7 @@ async fn a_request_that_is_refused_for_its_body_uses_up_no_name() {
         let response = ask(layer.clone(), named(id, body)).await;
         assert_eq!(response.status(), status, "{id}");
     }
-    // Of one name too many nothing is read either: its body would be too slow.
+    // For one name too many the body is not read either. Reading it would take too long.
     let refused = ask(layer, named("other", parts(stream::pending()))).await;
     assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE);
 }

@@ -152,7 +152,7 @@ where
     problem
 }
 
-/// How long the keeper gets to show that it was told of a release too early; it needs a fraction.
+/// The time that the keeper gets to show that a release reached it too early. It needs a fraction of it.
 const TOO_EARLY: Duration = Duration::from_millis(20);
 
 /// Dropped with what it is put into; notes how many tickets the store has as long as that lasts.
