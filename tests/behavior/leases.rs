@@ -565,7 +565,7 @@ async fn an_error_of_the_body_is_passed_on_and_the_lock_is_free(store: Store) {
     give_back(guard).await;
 }
 
-/// Neither earlier nor at the end of the lease.
+/// The lock becomes free after `min_hold`, neither earlier nor only at the end of the lease.
 async fn a_lock_kept_by_min_hold_is_free_on_time_though_its_client_ends(store: Store) {
     let (ttl, least) = (Duration::from_secs(8), Duration::from_millis(800));
     let elsewhere = store.client();

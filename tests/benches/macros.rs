@@ -37,7 +37,7 @@ async fn by_hand(locks: &Locks, id: u64) -> Result<u64, Error> {
     Ok(next)
 }
 
-/// Of one call, in the thread that calls, once everything that is made at first use is there.
+/// The allocations of one call in the calling thread, when everything that is made at first use is there.
 fn allocations<F: Future<Output = Result<u64, Error>>>(call: impl Fn() -> F) -> u64 {
     const CALLS: u64 = 1_000;
     let runtime = Builder::new_current_thread().build().unwrap();
@@ -50,7 +50,7 @@ fn allocations<F: Future<Output = Result<u64, Error>>>(call: impl Fn() -> F) -> 
     };
     calls(CALLS);
     let counted = allocation_counter::measure(|| calls(CALLS));
-    // What comes once in many calls, a vector that grows or a fetch of identities, is not counted.
+    // The division leaves out what happens once in many calls: a vector that grows, or a fetch of identities.
     counted.count_total / CALLS
 }
 

@@ -9,7 +9,7 @@ use lockcore::{Error, Lock, Locks};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::Mutex;
 
-/// Of one pair, in the thread that asks, once everything that is made at first use is there.
+/// The allocations of one pair in the calling thread, when everything that is made at first use is there.
 fn allocations(lock: &Lock) -> u64 {
     const PAIRS: u64 = 1_000;
     let runtime = Builder::new_current_thread().build().unwrap();

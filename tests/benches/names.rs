@@ -5,7 +5,7 @@
 use criterion::{Criterion, criterion_group, criterion_main};
 use lockcore::backend::{Name, Namespace};
 
-/// As long as a name stays readable at Redis.
+/// The length up to which a name stays readable at Redis.
 const LIMIT: usize = 512;
 
 fn keys(criterion: &mut Criterion) {

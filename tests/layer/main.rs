@@ -41,7 +41,7 @@ const PARTS: usize = 50;
 const PAUSE: Duration = Duration::from_millis(100);
 const PART: &str = "0123456789";
 
-/// What a busy machine may need for it all to be seen.
+/// The delay with which the test may see an event on a busy machine.
 const BUSY: Duration = Duration::from_millis(500);
 
 /// A response of five seconds under a lease of two; the store is cut off after one. The server that holds the lock
@@ -92,8 +92,8 @@ fn a_stream_whose_store_is_gone_breaks_off_before_the_next_is_let_in() {
         let error = end.expect("an end that looks like one").unwrap_err();
         assert!(!error.is_timeout(), "{error:?}");
         assert!(last_made < next, "two at a time");
-        // By its own clock, not by what the store says: it hears nothing any more. The last renewal was a third of the
-        // lease before the cut at most.
+        // The layer hears nothing from the store any more, so it gives up by its own clock. The last renewal was at
+        // most a third of the lease before the cut.
         assert!(ended >= cut + LEASE / 3, "it gave up a lease that was still good");
         assert!(ended <= cut + LEASE + BUSY, "it went on after its lease");
         assert!(next <= cut + LEASE + BUSY, "the next one waited for long after");

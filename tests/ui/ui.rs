@@ -1,5 +1,5 @@
-//! What the compiler says where `#[distributed_lock]` refuses. What it accepts is in `pass`, a program of its own:
-//! without a case that runs, trybuild checks all that are refused in one go, and links none.
+//! The messages of the compiler for functions that `#[distributed_lock]` refuses. Functions that it accepts are in
+//! `pass`, a program of its own: if no case has to run, trybuild checks all refused ones in one go, and links none.
 //!
 //! After a change of a message: `TRYBUILD=overwrite cargo test -p ui`, then read the diff. Each toolchain words and places
 //! its messages in its own way, so with another one than that of `rust-version` in `Cargo.toml` this shows as ignored. Where

@@ -48,14 +48,14 @@ impl Prices {
         })
     }
 
-    /// Who has set the price with the fence.
+    /// The process that set the price with the fence.
     pub async fn fenced(&self) -> sqlx::Result<String> {
         sqlx::query_scalar("SELECT set_by FROM fenced")
             .fetch_one(&self.0)
             .await
     }
 
-    /// Who has set the price without the fence.
+    /// The process that set the price without the fence.
     pub async fn unfenced(&self) -> sqlx::Result<String> {
         sqlx::query_scalar("SELECT set_by FROM unfenced")
             .fetch_one(&self.0)

@@ -58,8 +58,8 @@ async fn a_forged_wake_up_grants_nothing(_: Store) {
     tickets(&locks, "a", 2).await;
     let channels: Vec<String> = server.command(&["PUBSUB", "CHANNELS", "test:1:wake:*"]);
     assert!(channels.len() >= 2);
-    // What a forger can send that may publish but not read: any id, any number, any garbage. With a stolen id it can
-    // send any number except the right one.
+    // A forger that may publish but not read can send any id, any number and any garbage. With a stolen id it can send
+    // any number except the right one.
     let mut ids: Vec<String> = server.command(&["HKEYS", "test:1:{a}:line"]);
     ids.retain(|field| field.len() == 32);
     let [id] = &ids[..] else { panic!("{ids:?}") };

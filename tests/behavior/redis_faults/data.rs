@@ -268,7 +268,7 @@ async fn the_remains_of_a_name_are_gone_a_day_later(_: Store) {
     }
 }
 
-/// Whatever the ttl of holders and waiters, keys live on for a day.
+/// Keys live on for a day, also if the ttl of holders and waiters is short.
 async fn no_request_shortens_the_life_of_a_key(_: Store) {
     let server = RedisServer::start();
     let locks = client(&server);

@@ -193,7 +193,7 @@ async fn tokens_rise_although_the_sequence_starts_again(_: Store) {
     }
 }
 
-/// At whatever point they run out.
+/// The descriptors may run out at any point.
 async fn a_process_out_of_descriptors_is_refused_and_recovers(_: Store) {
     let server = ZooKeeperServer::start();
     let mut refused = 0;

@@ -22,7 +22,7 @@ use tests::turns::{self, Turn};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-/// As in `load`.
+/// The same lease as in `load`.
 const LEASE: Duration = Duration::from_secs(30);
 const KEYS: usize = 256;
 const GRACE: Duration = Duration::from_secs(1);

@@ -3,7 +3,7 @@ use lockcore::{Error, distributed_lock};
 struct Shop;
 
 impl Shop {
-    // As of a macro that takes itself for `#[async_trait]`.
+    // The signature looks as if `#[async_trait]` had made it, but the body does not.
     #[distributed_lock(key = "order")]
     fn settle<'life0, 'async_trait>(
         &'life0 self,
