@@ -1,4 +1,4 @@
-//! Answers that were chosen: of a function of the service's own, without the key, and of handlers that take locks
+//! Answers that the service chooses: made by its own function, without the key, or made by handlers that take locks
 //! themselves.
 #![allow(
     clippy::unwrap_used,
@@ -236,7 +236,7 @@ async fn a_key_stays_taken_for_its_least_time_and_the_response_does_not_wait_for
         parts.status
     };
 
-    // Were it to wait, it would do so for ever: the time stands still.
+    // The clock of the store stands still, so a request that waits would wait for ever.
     let first = status(&layer).await;
     let at_once = status(&layer.clone().try_only()).await;
     store.clock().advance(LEAST - Duration::from_millis(1));
@@ -339,7 +339,7 @@ mod in_axum {
         assert_eq!(&body, of_the_layer.body());
     }
 
-    /// Part of its work may be done, also if it is its own process that took the lock away.
+    /// Part of its work may be done, also if its own process ended the lock.
     #[tokio::test]
     async fn a_handler_whose_lock_was_lost_does_not_say_that_nothing_was_done() {
         let locks = memory();

@@ -41,7 +41,7 @@ async fn serve(app: Router) -> SocketAddr {
     address
 }
 
-/// One connection that is kept alive; it closes when this is dropped.
+/// One connection that is kept alive. It closes when this value is dropped.
 async fn connect(address: SocketAddr) -> SendRequest<Empty<Bytes>> {
     let stream = TcpStream::connect(address).await.unwrap();
     let (client, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
@@ -59,7 +59,7 @@ fn request(method: Method, path: &str) -> Request<Empty<Bytes>> {
         .unwrap()
 }
 
-/// One request without a connection.
+/// Sends one request to the router, without a connection.
 async fn ask(app: Router, path: &str) -> Response<Body> {
     in_time(app.oneshot(Request::get(path).body(Body::empty()).unwrap()))
         .await
@@ -70,8 +70,8 @@ fn chunks() -> impl stream::Stream<Item = Result<&'static str, Infallible>> {
     stream::iter(["a", "b", "c"].map(Ok))
 }
 
-/// A client that reads to the end and asks again at once must find the key free, however the end
-/// of a response is told on the wire.
+/// A client that reads to the end and asks again at once must find the key free. On the wire there are several ways to
+/// end a response.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_key_is_free_for_the_next_request_on_the_same_connection() {
     let locks = memory();
@@ -253,13 +253,13 @@ async fn a_method_without_a_handler_is_refused_without_a_lock() {
         let status = ask(&by_method, method).await;
         assert_eq!(status, StatusCode::METHOD_NOT_ALLOWED);
     }
-    // The router's own layer does not know what has a handler; but what OPTIONS is.
+    // The router's own layer does not know which methods have a handler, but it never locks OPTIONS.
     assert_eq!(ask(&by_route, Method::GET).await, StatusCode::CONFLICT);
     let options = ask(&by_route, Method::OPTIONS).await;
     assert_eq!(options, StatusCode::METHOD_NOT_ALLOWED);
 }
 
-/// A service that is nested is no route of the router around it. What is known inside:
+/// A nested service is no route of the router around it.
 #[tokio::test]
 async fn in_a_nested_service_the_parameters_are_known_and_the_route_is_not() {
     let locks = memory();
@@ -286,7 +286,7 @@ async fn in_a_nested_service_the_parameters_are_known_and_the_route_is_not() {
 }
 
 #[tokio::test]
-async fn of_two_parameters_with_one_name_it_is_the_one_that_a_map_has() {
+async fn the_last_of_two_parameters_with_one_name_names_the_lock() {
     type Parameters = Path<std::collections::HashMap<String, String>>;
     let inner = Router::new()
         .route(
@@ -304,7 +304,7 @@ async fn of_two_parameters_with_one_name_it_is_the_one_that_a_map_has() {
     assert_eq!(body, "order:42 42");
 }
 
-/// Nothing is matched yet.
+/// Here the layer runs before the router has matched a route.
 #[tokio::test]
 async fn around_a_whole_router_neither_parameter_nor_route_is_known() {
     let locks = memory();

@@ -31,7 +31,7 @@ fn request() -> Request<Empty<Bytes>> {
     get("/order:42")
 }
 
-/// Sends a request whose handler answers with `response`.
+/// Sends a request. Its handler answers with `response`.
 async fn respond<B>(
     locks: &Locks,
     request: Request<Empty<Bytes>>,
@@ -43,7 +43,7 @@ where
     respond_under(layer(locks), request, response).await
 }
 
-/// `watched` has the same facts for bodies that a task watches.
+/// The program `watched` has the same facts, but there a task watches the bodies.
 fn layer(locks: &Locks) -> LockLayer {
     match module_path!().starts_with("watched") {
         true => by_path(locks).max_hold(SOON * 100),
@@ -102,7 +102,7 @@ async fn handler_and_body_re_enter_the_lock_of_their_request() {
     nothing_is_left(&locks, NAME).await;
 }
 
-/// A body that sends what the test tells it, and knows of no end before it comes.
+/// A body that sends the parts of the test, and does not know its end before it comes.
 struct Scripted {
     parts: mpsc::UnboundedReceiver<Result<Frame<Bytes>, &'static str>>,
     size: SizeHint,
@@ -329,7 +329,7 @@ async fn the_frame_that_completes_the_declared_length_comes_when_the_lock_is_fre
         script.data("cd");
         assert_eq!(data(&mut body).await, "ab");
 
-        // The body may still work after its last byte; it does so under the lock.
+        // The body may still work after its last byte, and must do so under the lock.
         assert!(body.frame().now_or_never().is_none());
         assert_eq!(tickets(&locks, NAME).await, 1);
         script.data("");
@@ -388,7 +388,7 @@ async fn trailers_come_when_the_lock_is_free() {
     assert_eq!(data(&mut body).await, "one");
     script.trailers();
 
-    // The script has not ended: nobody asks a body for more after its trailers.
+    // The script has not ended, but no reader polls a body after its trailers.
     let trailers = in_time(body.frame())
         .await
         .unwrap()
@@ -468,7 +468,7 @@ async fn the_body_goes_before_the_lock_at_its_end_too() {
     assert_eq!(witness.saw_tickets(), Some(1));
 }
 
-/// The releases at a store that does not answer them before the test says so.
+/// The releases at a store. The store does not answer them before the test allows it.
 #[derive(Clone, Debug, Default)]
 struct Releases {
     asked: Arc<Notify>,
@@ -549,7 +549,7 @@ async fn a_store_that_does_not_answer_the_release_does_not_spoil_the_response() 
     )
     .await;
 
-    // After one operation timeout, a second.
+    // The body ends after one operation timeout, which is a second.
     assert_eq!(
         in_time(response.into_body().collect())
             .await
@@ -585,7 +585,7 @@ async fn a_body_that_loses_its_lock_while_it_waits_ends_in_an_error() {
         let part = body.frame().await;
         (part, body.frame().await.is_none())
     });
-    // Returns when the reader has been woken, has dropped the body and then the guard.
+    // This returns when the reader has woken up and has dropped the body, and then the guard.
     lose(&locks).await;
 
     let (part, ends_there) = in_time(reader).await.unwrap();
@@ -661,9 +661,9 @@ async fn a_body_that_nobody_polls_ends_with_the_longest_hold_and_then_the_lock_d
     assert!(in_time(body.frame()).await.is_none());
 }
 
-/// The task that ends it and the one that reads it meet at any point.
+/// One task ends the body at any point while another task reads it.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_body_that_is_being_read_when_its_longest_hold_is_over_ends_once_and_for_all() {
+async fn a_body_whose_longest_hold_ends_while_it_is_read_ends_once() {
     let locks = memory();
     let mut read = 0;
     while read < 100 {
@@ -682,7 +682,7 @@ async fn a_body_that_is_being_read_when_its_longest_hold_is_over_ends_once_and_f
         let response = Response::new(http_body_util::StreamBody::new(Box::pin(parts)));
         let response = respond_under(layer, request(), response).await;
         if response.status() == StatusCode::SERVICE_UNAVAILABLE {
-            // It was over before the head.
+            // The longest hold was over before the head of the response was sent.
             nothing_is_left(&locks, NAME).await;
             continue;
         }

@@ -33,11 +33,11 @@ where
     })
 }
 
-/// The fewest of many rounds: random numbers are fetched some at a time, and maps grow now and then.
+/// The fewest allocations of many rounds. Some rounds need more, because they fetch random numbers or grow a map.
 fn allocations(round: impl AsyncFn()) -> u64 {
     let rounds = (0..100).map(|_| {
         let one = || {
-            // The memory store answers at once; the budget that tokio gives a task would end.
+            // The memory store answers at once. Without `unconstrained`, tokio's budget for a task would make it wait.
             unconstrained(round()).now_or_never().expect("no wait");
         };
         let AllocationInfo { count_total, .. } = allocation_counter::measure(one);
@@ -46,16 +46,15 @@ fn allocations(round: impl AsyncFn()) -> u64 {
     rounds.min().unwrap()
 }
 
-/// A pair in memory: the name, as it is given and as it is shared; request, lease and hold; the answers of the
-/// store to both, and its list of tickets; what is released, and what became of it.
+/// One pair in memory allocates the name (given and shared), request, lease and hold, the answers of the store to both
+/// requests, its list of tickets, the release and its result.
 const OF_A_LOCK: u64 = 10;
 
-/// Beyond the lock itself: its future and its release, which are boxed; and three for `Held` as the first
-/// extension of a request.
+/// The layer boxes its future and its release. It allocates three times for `Held` as the first extension of a request.
 const OF_THE_LAYER: u64 = 5;
 
 #[tokio::test]
-async fn a_request_allocates_what_its_lock_does_and_little_more() {
+async fn a_request_allocates_little_more_than_its_lock() {
     let locks = memory();
     locks.ready(SOON).await.unwrap();
     let alone = service_fn(async |_: In| {

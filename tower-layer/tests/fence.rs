@@ -1,5 +1,4 @@
-//! Fences and the tokens that are sent to them, step by step. Over real connections they are in
-//! `fence_servers`.
+//! Fences and the tokens that are sent to them, step by step. `fence_servers` has the tests over real connections.
 #![allow(
     clippy::unwrap_used,
     reason = "clippy.toml lets tests unwrap, but not their helpers"
@@ -35,7 +34,7 @@ fn fence() -> FenceLayer {
     FenceLayer::new(Key::header("account-id"))
 }
 
-/// A service behind a fence, and the one behind it.
+/// A service with a fence in front, and the handle of the inner service.
 type Fenced = (Spawn<FenceService<Mock<In, Out>>>, Handle<In, Out>);
 
 fn fenced(fence: &FenceLayer) -> Fenced {
@@ -60,19 +59,19 @@ fn ok() -> Out {
 
 type Call = ResponseFuture<<Mock<In, Out> as Service<In>>::Future, Full<Bytes>, tower::BoxError>;
 
-/// Calls the service, which has a handler ready for it.
+/// Calls the service. The inner service is ready for one request.
 fn call((service, handle): &mut Fenced, request: In) -> Pin<Box<Call>> {
     handle.allow(1);
     assert!(service.poll_ready().is_ready());
     Box::pin(service.call(request))
 }
 
-/// The handler has begun: what with, and how to answer.
+/// Waits until a handler has begun. Returns its request, and the sender for its answer.
 async fn begun(mock: &mut Handle<In, Out>) -> (In, mock::SendResponse<Out>) {
     in_time(mock.next_request()).await.unwrap()
 }
 
-/// One request on its own, past a handler that always answers.
+/// Sends one request. Its handler always answers.
 async fn alone(fence: &FenceLayer, request: In) -> StatusCode {
     let service = fence.layer(service_fn(async |_: In| Ok::<_, tower::BoxError>(ok())));
     in_time(service.oneshot(request)).await.unwrap().status()
@@ -113,7 +112,7 @@ async fn an_equal_token_passes_again_and_each_resource_has_a_fence_of_its_own() 
         ("9", "9223372036854775805", StatusCode::PRECONDITION_FAILED),
         ("9", "999", StatusCode::PRECONDITION_FAILED),
     ] {
-        // A service of its own each time, as a router has per route: the memory is the layer's.
+        // A router makes a service for each route, and so does this test. The memory belongs to the layer.
         let status = alone(&fence.clone(), request(account, token)).await;
         assert_eq!(status, expected, "{account} {token}");
     }
@@ -177,7 +176,7 @@ async fn the_handler_finds_the_token_to_write_with() {
     assert_eq!(seen.extensions().get(), Some(&token));
 }
 
-/// The gap that comparing alone leaves: one has passed, stands still, and would write after the other.
+/// If the fence only compared tokens, a request could pass, stand still, and write after the later one.
 #[tokio::test]
 async fn a_higher_token_waits_until_the_lower_ones_have_answered() {
     let mut service = fenced(&fence());
@@ -215,7 +214,7 @@ async fn a_higher_token_waits_until_the_lower_ones_have_answered() {
     assert_eq!(in_time(later).await.unwrap().unwrap().status(), 200);
 }
 
-/// Otherwise those that wait for one resource would keep out those for all others.
+/// Otherwise requests that wait for one resource would keep out the requests for all others.
 #[tokio::test]
 async fn a_request_that_waits_for_lower_tokens_keeps_no_place_in_the_service() {
     let (entered, ends) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
@@ -247,7 +246,7 @@ async fn a_request_that_waits_for_lower_tokens_keeps_no_place_in_the_service() {
     assert_eq!(in_time(waits).await.unwrap().status(), StatusCode::OK);
 }
 
-/// A request whose turn has come, with token 2, and its service, which is as busy as it can be.
+/// Returns a request with token 2 whose turn has come, and the handle of its service, which has no place left.
 async fn one_waits_for_its_busy_service(
     fence: &FenceLayer,
 ) -> (
@@ -272,7 +271,7 @@ async fn one_waits_for_its_busy_service(
     (waits, handle)
 }
 
-/// It gave back its place in the service when it began to wait.
+/// The request gave back its place in the service when it began to wait.
 #[tokio::test]
 async fn the_service_is_made_ready_again_before_a_request_that_has_waited_is_handled() {
     let (waits, mut handle) = one_waits_for_its_busy_service(&fence()).await;
@@ -288,7 +287,7 @@ async fn the_service_is_made_ready_again_before_a_request_that_has_waited_is_han
     assert_eq!(waited.status(), StatusCode::OK);
 }
 
-/// Else a request that waits for its service could keep out the one that its service waits for.
+/// Otherwise a request that waits for its service could keep out the request that its service waits for.
 #[tokio::test]
 async fn a_request_that_waits_for_its_busy_service_keeps_no_higher_token_out() {
     let fence = fence();
@@ -317,7 +316,7 @@ async fn a_waiting_request_is_refused_when_a_higher_token_comes() {
     let mut third = call(&mut service, request("7", "3"));
     assert!(third.as_mut().now_or_never().is_none());
 
-    // At once, and not when the first has ended.
+    // It is refused at once, and not when the first has ended.
     let refused = in_time(second).await.unwrap();
     assert_eq!(refused.status(), StatusCode::PRECONDITION_FAILED);
     first_writes.send_response(ok());

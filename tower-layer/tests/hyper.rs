@@ -37,7 +37,7 @@ const BOTH: [Version; 2] = [Version::HTTP_11, Version::HTTP_2];
 
 type Body = UnsyncBoxBody<Bytes, Infallible>;
 
-/// A server whose handler gets each request's path and how often it was called before.
+/// Starts a server. The layer is in front of the handler.
 async fn serve<F>(
     version: Version,
     layer: LockLayer,
@@ -70,7 +70,7 @@ where
     address
 }
 
-/// One connection; it closes when this is dropped.
+/// One connection. It closes when this value is dropped.
 enum Client {
     Http1(http1::SendRequest<Empty<Bytes>>, JoinHandle<()>),
     Http2(http2::SendRequest<Empty<Bytes>>, JoinHandle<()>),
@@ -124,7 +124,7 @@ fn data(text: &'static str) -> Frame<Bytes> {
     Frame::data(text.into())
 }
 
-/// One part, and then nothing for ever.
+/// A response that sends one part, and then nothing for ever.
 fn endless() -> Response<Body> {
     streamed(stream::iter([data("part")]).chain(stream::pending()))
 }
@@ -135,8 +135,8 @@ fn at(path: &str, method: Method) -> In {
     request
 }
 
-/// A client that reads to the end and asks again at once must find the key free, however the end
-/// of a response is told on the wire.
+/// A client that reads to the end and asks again at once must find the key free. On the wire there are several ways to
+/// end a response.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_key_is_free_for_the_next_request_on_the_same_connection() {
     for version in BOTH {
@@ -198,7 +198,7 @@ async fn requests_of_many_connections_never_overlap() {
             move |_| {
                 let (inside, calls) = (Arc::clone(&inside), Arc::clone(&calls));
                 async move {
-                    // Until the end of the body.
+                    // The request is inside until the end of its body.
                     streamed(stream::unfold(0, move |part| {
                         let (inside, calls) = (Arc::clone(&inside), Arc::clone(&calls));
                         async move {
@@ -237,7 +237,7 @@ async fn requests_of_many_connections_never_overlap() {
     }
 }
 
-/// Over HTTP/2 the connection stays: what goes is the stream.
+/// Over HTTP/2 only the stream ends, and the connection stays.
 #[tokio::test]
 async fn a_client_that_goes_away_leaves_nothing_behind() {
     for version in BOTH {
@@ -260,7 +260,7 @@ async fn a_client_that_goes_away_leaves_nothing_behind() {
         })
         .await;
 
-        // While it waits.
+        // The client goes away while its request waits.
         let other = hold(&locks, NAME).await;
         gives_up_when(
             version,
@@ -272,7 +272,7 @@ async fn a_client_that_goes_away_leaves_nothing_behind() {
         until_tickets(&locks, NAME, 1).await;
         other.release().await.unwrap();
 
-        // While it is handled.
+        // The client goes away while its request is handled.
         gives_up_when(version, address, at(PATH, Method::POST), entered.notified()).await;
         nothing_is_left(&locks, NAME).await;
         assert!(
@@ -280,7 +280,7 @@ async fn a_client_that_goes_away_leaves_nothing_behind() {
             "the handler goes before the lock"
         );
 
-        // While it is answered.
+        // The client goes away while it receives the answer.
         let mut client = Client::connect(version, address).await;
         let mut body = client.send(get(PATH)).await.unwrap().into_body();
         assert!(in_time(body.frame()).await.unwrap().is_ok());
@@ -293,7 +293,7 @@ async fn a_client_that_goes_away_leaves_nothing_behind() {
     }
 }
 
-/// Drops a request in the moment that `event` comes, and over HTTP/1 its connection with it.
+/// Drops a request at the moment of `event`. Over HTTP/1 this closes its connection.
 async fn gives_up_when(
     version: Version,
     address: SocketAddr,
@@ -307,7 +307,7 @@ async fn gives_up_when(
     };
     assert!(answered.is_none(), "{answered:?}");
     if version == Version::HTTP_2 {
-        // The connection works on.
+        // The connection still works.
         let free = client.send(get("/order:43")).await.unwrap();
         assert_eq!(free.status(), StatusCode::OK);
     }
@@ -376,7 +376,7 @@ async fn a_lock_that_is_lost_while_streaming_breaks_the_response_off() {
                 .await
                 .expect("not the end")
                 .unwrap_err();
-            // The connection closes in the middle; or RST_STREAM, and the connection stays.
+            // Over HTTP/1 the connection closes in the middle. Over HTTP/2 RST_STREAM comes, and the connection stays.
             let how = match version {
                 Version::HTTP_2 => "Reset",
                 _ => "UnexpectedEof",
@@ -387,7 +387,7 @@ async fn a_lock_that_is_lost_while_streaming_breaks_the_response_off() {
     }
 }
 
-/// The connection stays, and nobody polls the body: what is in the way is full.
+/// The connection stays, but all buffers are full, so the server does not poll the body.
 #[tokio::test]
 async fn a_client_that_stops_reading_keeps_the_lock_no_longer_than_it_may() {
     for version in BOTH {
@@ -411,7 +411,7 @@ async fn a_client_that_stops_reading_keeps_the_lock_no_longer_than_it_may() {
         let mut client = Client::connect(version, address).await;
 
         let response = client.send(get(PATH)).await.unwrap();
-        // The server runs between these steps, until there is no room for more.
+        // The server runs between these steps, until all buffers are full.
         let mut last = 0;
         while std::mem::replace(&mut last, parts.load(Ordering::SeqCst)) != last || last == 0 {
             for _ in 0..1_000 {
@@ -463,7 +463,7 @@ async fn a_request_for_an_upgrade_is_refused_and_the_connection_works_on() {
             headers.insert("connection", HeaderValue::from_static("Upgrade"));
             headers.insert("upgrade", HeaderValue::from_static("websocket"));
         }
-        // Otherwise the server has not told yet that it knows of extended CONNECT.
+        // The first answer also tells the client that the server supports extended CONNECT.
         assert_eq!(
             client.send(get(PATH)).await.unwrap().status(),
             StatusCode::OK

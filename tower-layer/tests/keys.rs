@@ -78,7 +78,7 @@ async fn a_header_names_the_lock() {
 }
 
 #[tokio::test]
-async fn the_name_excludes_whoever_else_holds_it_and_is_told_to_the_client() {
+async fn a_request_for_a_name_that_is_held_is_refused_with_the_name() {
     let locks = memory();
     let _other = hold(&locks, "payment:1").await;
     let layer = LockLayer::new(locks, Key::header("key").prefix("payment:")).try_only();
@@ -170,14 +170,14 @@ async fn an_extension_names_the_lock() {
     request.extensions_mut().insert(User { id: 7 });
     assert_eq!(name(&key, request).await, "user:7");
 
-    // Whose mistake that is, the client can do nothing about.
+    // The server forgot the extension. The client cannot correct that.
     let refused = locked(&key, get("/")).await;
     assert_refused(&refused, StatusCode::INTERNAL_SERVER_ERROR, "User");
     assert_eq!(locked(&key.optional(), get("/")).await, Ok(None));
 }
 
 #[tokio::test]
-async fn an_extension_that_fails_to_be_displayed_panics_nobody() {
+async fn an_extension_that_cannot_be_displayed_does_not_panic() {
     struct Shy;
 
     impl fmt::Display for Shy {
@@ -254,7 +254,7 @@ async fn a_template_says_what_is_missing_and_is_bounded_as_a_whole() {
 }
 
 #[tokio::test]
-async fn a_typed_value_in_a_template_is_written_as_its_type_is_and_told_apart_as_others_are() {
+async fn a_typed_value_in_a_template_is_written_by_its_type_and_escaped() {
     let key = Key::template("{header.from:i64}-{header.to:i64}-{header.host}")
         .read_as::<IpAddr>("header.host");
     let request = |from: &'static str, to: &'static str, host: &'static str| {
@@ -279,9 +279,9 @@ async fn a_typed_value_in_a_template_is_written_as_its_type_is_and_told_apart_as
     assert_refused(&no_address, StatusCode::BAD_REQUEST, says);
 }
 
-/// A type that is written as nothing, or at length.
+/// The type writes an empty text, or a very long one.
 #[tokio::test]
-async fn the_text_that_a_type_writes_is_as_bounded_as_the_clients() {
+async fn a_text_that_a_type_writes_has_the_bounds_of_a_text_of_the_client() {
     struct Repeated(usize);
 
     impl FromStr for Repeated {
@@ -353,7 +353,7 @@ fn a_bad_template_is_seen_at_the_start() {
 }
 
 #[tokio::test]
-async fn a_request_that_needs_no_lock_passes_whatever_else_it_says() {
+async fn a_request_that_needs_no_lock_passes_without_its_header() {
     let key = Key::header("id").when(|request| !request.method.is_safe());
 
     assert_eq!(locked(&key, get("/")).await, Ok(None));

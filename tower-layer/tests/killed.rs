@@ -36,7 +36,7 @@ const PATH: &str = "/orders/42";
 /// Ends the hold of a client if the server does not notice that the client has died.
 const MAX_HOLD: Duration = Duration::from_secs(10);
 
-/// A few milliseconds on a machine that is not busy; on one that is, still much less than the longest hold.
+/// Noticing takes a few milliseconds. This bound is for a busy machine, and still much less than the longest hold.
 const AT_ONCE: Duration = Duration::from_secs(5);
 
 /// The time that a busy machine may need on top of the longest hold.
@@ -82,11 +82,11 @@ impl fmt::Display for Case {
 }
 
 impl Case {
-    /// Whether the server is sure to notice the end of this client at once, as it has read all that came and looks for
-    /// more. Of a small body it usually has, ahead of the handler.
+    /// Whether the server certainly notices the end of this client at once. It does if it has read all that was sent
+    /// and waits for more. It usually reads a small body before the handler does, but not always.
     fn is_noticed(&self) -> bool {
         match self.way {
-            // The stream is reset with its connection, which is always read.
+            // The server always reads the connection, and resets its streams when it closes.
             Way::Http2 => true,
             Way::Http1 => self.body == 0 || self.body_first,
             Way::Pipelined => false,
@@ -117,7 +117,7 @@ async fn the_lock_of_a_client_that_was_killed_is_free_when_that_is_noticed() {
         }
     }
 
-    // Many at once, because the slow ones only wait.
+    // Many cases run at once, because the slow ones only wait.
     let measured = stream::iter(cases)
         .map(|case| async move { (case, until_free(case).await) })
         .buffered(18);
@@ -136,7 +136,7 @@ async fn the_lock_of_a_client_that_was_killed_is_free_when_that_is_noticed() {
     }
 }
 
-/// From the kill until another has the lock.
+/// Returns the time from the kill until another client has the lock.
 async fn until_free(case: Case) -> Duration {
     let store = Locks::builder().url("memory:").op_timeout(MAX_HOLD);
     let locks = store.build().unwrap();
@@ -200,7 +200,7 @@ impl Client {
         let client = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", name])
             .env(CLIENT, format!("{:?} {} {address}", case.way, case.body))
-            // It ends by itself when this does.
+            // The client ends when this pipe closes, and so when this process ends.
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .spawn();
@@ -220,7 +220,7 @@ impl Drop for Client {
     }
 }
 
-/// Sends its request and then does nothing more.
+/// The client process: it sends its request and then does nothing more.
 async fn client(order: &str) {
     std::thread::spawn(|| {
         let _ = std::io::stdin().read(&mut [0]);

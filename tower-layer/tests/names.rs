@@ -45,7 +45,7 @@ async fn a_name_too_many_is_refused_before_the_store_hears_of_it_and_the_others_
         assert_eq!(answer.status(), StatusCode::OK, "{name}");
     }
 
-    // A store that is asked would not answer.
+    // From here on, a request to the store would not be answered.
     store.freeze();
     let refused = ask(&layer, &calls, get("/c")).await;
     let mut to_grpc = get("/d");

@@ -29,7 +29,7 @@ fn one_lock(locks: &Locks) -> LockLayer {
     LockLayer::new(locks.clone(), Key::template(NAME))
 }
 
-/// A handler that answers with the tokens of what it holds.
+/// A handler that answers with the token of its lock.
 fn tokens()
 -> impl Service<In, Response = Response<String>, Error = Infallible, Future: Send> + Clone + Send {
     service_fn(async |request: In| {
@@ -39,7 +39,7 @@ fn tokens()
     })
 }
 
-/// A handler that lets a test wait until it runs, and never ends.
+/// A handler that never ends. The test can wait until it runs.
 fn endless() -> (
     Arc<Notify>,
     impl Service<In, Response = Response<String>, Error = Infallible, Future: Send> + Clone + Send,
@@ -131,9 +131,9 @@ async fn safe_methods_share_the_key_and_exclude_other_methods() {
     assert_eq!(status(&layer, get("/")).await, StatusCode::CONFLICT);
 }
 
-/// A browser sends it ahead of the request proper, without the header that names the lock.
+/// A browser sends OPTIONS before the real request, without the header that names the lock.
 #[tokio::test]
-async fn options_are_asked_for_without_a_lock() {
+async fn a_request_for_options_takes_no_lock() {
     let locks = memory();
     let _other = hold(&locks, NAME).await;
     let by_header = LockLayer::new(locks.clone(), Key::header("id"));
@@ -188,14 +188,14 @@ fn a_number_of_permits_that_cannot_be_had_is_seen_at_the_start() {
 // ---- how long it waits
 
 #[tokio::test]
-async fn no_more_wait_than_may_and_one_that_goes_away_makes_room() {
+async fn a_full_line_refuses_requests_until_a_waiter_leaves() {
     let locks = memory();
     let other = hold(&locks, NAME).await;
     let layer = one_lock(&locks).wait(SOON * 2).max_waiting(1);
 
     let waits = tokio::spawn(layer.layer(tokens()).oneshot(post()));
     until_tickets(&locks, NAME, 2).await;
-    // In time, although the wait is longer than that.
+    // The refusal comes at once. The wait is longer than `in_time` allows.
     assert_eq!(status(&layer, post()).await, StatusCode::CONFLICT);
 
     waits.abort();
@@ -206,7 +206,7 @@ async fn no_more_wait_than_may_and_one_that_goes_away_makes_room() {
     other.release().await.unwrap();
     in_time(entered.notified()).await;
 
-    // It waits no more, now that it has the lock.
+    // The request that has the lock does not count as a waiter.
     let next = tokio::spawn(layer.layer(tokens()).oneshot(post()));
     until_tickets(&locks, NAME, 2).await;
     waits.abort();
@@ -215,7 +215,7 @@ async fn no_more_wait_than_may_and_one_that_goes_away_makes_room() {
 }
 
 #[tokio::test]
-async fn where_nobody_may_wait_a_free_key_is_still_had() {
+async fn a_free_key_is_locked_although_no_request_may_wait() {
     let locks = memory();
     let layer = one_lock(&locks).max_waiting(0);
 
@@ -228,7 +228,7 @@ async fn where_nobody_may_wait_a_free_key_is_still_had() {
 async fn a_request_waits_no_longer_than_its_client() {
     let locks = memory();
     let _other = hold(&locks, NAME).await;
-    // The client's own wait, which is not told, is longer than `in_time` allows.
+    // The layer sets no wait here. The default of `Locks` is longer than `in_time` allows.
     let layer = one_lock(&locks);
     let forever = layer.clone().wait(lockcore::Wait::Forever);
 
@@ -274,7 +274,7 @@ async fn a_deadline_header_that_was_not_named_means_nothing() {
     );
 }
 
-// ---- what it keeps
+// ---- how long it keeps the lock
 
 #[tokio::test]
 async fn a_request_that_holds_for_too_long_is_stopped() {
@@ -410,7 +410,7 @@ async fn a_second_layer_with_the_same_key_re_enters() {
     let locks = memory();
     let one = one_lock(&locks);
     for inner in [one.clone(), one.clone().shared()] {
-        // Both give their token: re-entered, it is the same one.
+        // A re-entered lock has the same token.
         let outer = one.clone().token_header();
         let response = ask(&outer, inner.layer(tokens()), post()).await;
 
@@ -502,7 +502,7 @@ async fn the_token_of_an_exclusive_lock_is_told_to_the_client() {
 
 fn upgrades() -> [In; 7] {
     [
-        // Servers and frameworks go by less than the standard asks for.
+        // Servers and frameworks accept less than the standard requires.
         with(&[("connection", "keep-alive"), ("upgrade", "websocket")]),
         with(&[("connection", "upgrade-insecure"), ("upgrade", "websocket")]),
         with(&[("connection", "Upgrade"), ("upgrade", "websocket")]),
@@ -565,7 +565,7 @@ async fn a_handler_that_upgrades_unasked_does_not_get_through() {
 #[tokio::test]
 async fn a_request_that_is_not_for_an_upgrade_is_locked() {
     let requests = [
-        // What `curl --http2` and nginx send.
+        // `curl --http2` and nginx send these headers.
         with(&[
             ("connection", "Upgrade, HTTP2-Settings"),
             ("upgrade", "h2c"),
@@ -601,7 +601,7 @@ fn assert_grpc(headers: &HeaderMap, code: &str, says: &str) {
     assert!(message.contains(says), "{message}");
 }
 
-/// Nobody else would take a 200 for a refusal.
+/// Other clients would take the status 200 of a gRPC refusal for success.
 #[tokio::test]
 async fn only_grpc_clients_get_a_grpc_status() {
     let locks = memory();
@@ -644,7 +644,7 @@ async fn only_grpc_clients_get_a_grpc_status() {
     }
 }
 
-/// Deadlines of calls are of tokio's clock, which stands still until there is nothing else to do.
+/// Deadlines of calls use tokio's clock, which only moves when no task can run.
 #[tokio::test(start_paused = true)]
 async fn a_call_keeps_the_lock_no_longer_than_its_deadline() {
     let locks = memory();
@@ -652,7 +652,7 @@ async fn a_call_keeps_the_lock_no_longer_than_its_deadline() {
     let layer = one_lock(&locks).ttl(SOON * 10);
     let timeout = || grpc(&[("grpc-timeout", "1S")]);
 
-    // Over before it has begun, it is not begun.
+    // A call whose deadline has passed is not begun.
     let calls = Arc::new(std::sync::atomic::AtomicUsize::new(0));
     let counts = service_fn({
         let calls = Arc::clone(&calls);
@@ -670,7 +670,7 @@ async fn a_call_keeps_the_lock_no_longer_than_its_deadline() {
     assert_grpc(stopped.headers(), "4", "Deadline passed");
     nothing_is_left(&locks, NAME).await;
 
-    // A stream, of which nobody asks for more.
+    // The deadline ends a stream that no task polls.
     let streams = layer.layer(service_fn(async |_: In| {
         let response = Response::builder().header("content-type", "application/grpc");
         let parts = futures_util::stream::pending::<Result<http_body::Frame<Bytes>, Infallible>>();
@@ -685,7 +685,7 @@ async fn a_call_keeps_the_lock_no_longer_than_its_deadline() {
     assert_eq!(end.trailers_ref().unwrap()["grpc-status"], "4");
     assert!(http_body::Body::is_end_stream(&*body));
 
-    // And of which somebody waits for more.
+    // The deadline also ends a stream while a task waits for its next part.
     let response = in_time(streams.oneshot(timeout())).await.unwrap();
     let waits = tokio::spawn(response.into_body().collect());
     let trailers = in_time(waits).await.unwrap().unwrap();
@@ -697,7 +697,7 @@ async fn a_call_keeps_the_lock_no_longer_than_its_deadline() {
 async fn a_call_that_asked_for_a_signal_is_not_stopped_by_its_deadline() {
     let layer = one_lock(&memory()).on_lost(OnLost::Signal);
     let service = service_fn(async |_: In| {
-        // Beyond the deadline.
+        // The handler works past the deadline.
         tokio::time::sleep(Duration::from_millis(100)).await;
         Ok::<_, Infallible>(Response::new("to the end".to_owned()))
     });

@@ -1,5 +1,5 @@
-//! From the request to the head of the response. Bodies are in `bodies`, axum and real connections
-//! in `axum`.
+//! From the request to the head of the response. The tests of bodies are in `bodies`, those of axum and of real
+//! connections in `axum`.
 
 mod common;
 
@@ -51,7 +51,7 @@ async fn a_held_key_is_answered_with_409_and_retry_after() {
     assert_eq!(problem["status"], 409);
     assert_eq!(problem["key"], "order:42");
     assert!(problem["type"].as_str().unwrap().ends_with("#lock-held"));
-    // The waiter leaves the line, on the keeper.
+    // The keeper takes the waiter out of the line.
     until_tickets(&locks, "order:42", 1).await;
 }
 
@@ -202,7 +202,7 @@ async fn the_service_that_was_made_ready_is_the_one_that_is_called() {
     assert_eq!(response.await.unwrap().unwrap().status(), StatusCode::OK);
 }
 
-/// Otherwise those that wait for one key would keep out those for all others.
+/// Otherwise requests that wait for one key would keep out the requests for all others.
 #[tokio::test]
 async fn a_request_that_waits_for_its_lock_keeps_no_place_in_the_service() {
     let locks = memory();
@@ -229,11 +229,11 @@ async fn a_request_that_waits_for_its_lock_keeps_no_place_in_the_service() {
     drop(service);
 }
 
-/// The handler that has the only place asks for the lock of a request that waits for that place.
+/// A handler has the only place in the service, and waits for the lock of a request that waits for that place.
 #[tokio::test]
 async fn a_request_waits_for_its_service_no_longer_than_for_its_lock() {
     let store = Store::new();
-    // The wait for the lock does not end; that for the service is of tokio's clock.
+    // The wait for the lock uses the clock of the store and so does not end. The wait for the service uses tokio's.
     store.clock().stop();
     let locks = store.client().unwrap();
     let other = hold(&locks, "order:2").await;
@@ -352,7 +352,7 @@ async fn a_request_that_is_dropped_after_any_number_of_polls_leaves_nothing_behi
 
     let polls = drop_request_after_each_poll(&locks, &["order:42"], &layer, "/order:42").await;
 
-    // Before the handler, in it, and before each of the three answers of the body.
+    // It was dropped before the handler, in it, and before each of the three answers of the body.
     assert!(polls >= 5, "{polls}");
 }
 
@@ -437,7 +437,7 @@ async fn a_handler_that_loses_its_lock_is_dropped_and_answered_with_503() {
 #[tokio::test]
 async fn the_answer_to_a_loss_does_not_wait_for_the_store() {
     let store = Store::new();
-    // No operation times out any more.
+    // With the clock stopped, no operation times out.
     store.clock().stop();
     let locks = store.client().unwrap();
     let entered = Arc::new(Notify::new());
@@ -473,7 +473,7 @@ async fn a_handler_is_not_polled_again_once_the_lock_is_lost() {
                 .unwrap()
                 .clone();
             async move {
-                // Always ready for the next step: only a look before each poll can stop it.
+                // This future is ready again after each step, so only a check before each poll can stop it.
                 loop {
                     if !held.is_valid() {
                         polled_after.fetch_add(1, Ordering::SeqCst);
@@ -585,11 +585,11 @@ async fn a_name_in_use_as_a_semaphore_is_answered_with_500() {
     assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
 }
 
-/// A connection that fails every request in one way, with a password in its words.
+/// A connection that fails every request with this fault. The message contains a password.
 #[derive(Debug)]
 struct Broken(Arc<dyn Connection>, Fault);
 
-/// A client of a store that does.
+/// A client of a store with such connections.
 fn broken(fault: Fault) -> Locks {
     let memory = backend::open("memory:").expect("it needs nothing");
     let store = around(memory, move |connection| Broken(connection, fault));

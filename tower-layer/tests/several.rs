@@ -71,7 +71,7 @@ async fn status(layer: &LockLayer, path: &str) -> StatusCode {
     ask(layer, get(path)).await.status()
 }
 
-/// A handler that hands out what it holds, and never ends.
+/// A handler that never ends. The test receives the locks that it holds.
 fn endless() -> (
     oneshot::Receiver<MultiHeld>,
     impl Service<In, Response = Whole, Error = Infallible, Future: Send> + Clone + Send + 'static,
@@ -91,7 +91,7 @@ fn endless() -> (
 
 // ---- exclusion
 
-/// Money goes around between accounts, by requests that name them in every order, out of two processes. Each reads two
+/// Requests of two processes move money between accounts, which they name in every order. Each request reads two
 /// balances, and writes them after a pause.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn requests_that_share_any_name_never_overlap_and_none_waits_in_a_circle() {
@@ -136,7 +136,7 @@ async fn requests_that_share_any_name_never_overlap_and_none_waits_in_a_circle()
     let requests = (0..REQUESTS).map(|number| {
         let from = number % ACCOUNTS;
         let to = (from + 1 + number / ACCOUNTS % (ACCOUNTS - 1)) % ACCOUNTS;
-        // Every third of them holds one account more.
+        // Every third request locks one more account.
         let third = (0..ACCOUNTS).find(|it| number % 3 == 0 && *it != from && *it != to);
         let path = match third {
             Some(third) => format!("/{from}/{to}/{third}"),
@@ -200,7 +200,7 @@ async fn a_name_that_is_found_twice_is_locked_once() {
     let locks = memory();
     assert_eq!(text(&by_segments(&locks), get("/b/a/b/a")).await, "a b");
 
-    // Permits would be added up, and there are not as many.
+    // If the name were locked twice, the permits would add up to four, and there are only three.
     let permits = by_segments(&locks).permits(2, 3);
     assert_eq!(text(&permits, get("/c/c")).await, "c");
 }
@@ -332,7 +332,7 @@ async fn an_upgrade_under_several_locks_is_refused_with_their_names() {
     }
 }
 
-/// A part of the wait goes by at the first lock, and the second gets the rest.
+/// The first lock uses up a part of the wait. The second gets the rest.
 #[tokio::test]
 async fn the_wait_is_one_for_all_locks() {
     let store = Store::new();
@@ -362,7 +362,7 @@ async fn a_request_counts_as_waiting_for_each_of_its_names() {
 
     let waits = tokio::spawn(layer.layer(names()).oneshot(get("/a/b")));
     until_tickets(&locks, "b", 2).await;
-    // In time, although the wait is longer than that.
+    // The refusal comes at once. The wait is longer than `in_time` allows.
     assert_eq!(status(&layer, "/b").await, StatusCode::CONFLICT);
     assert_eq!(status(&layer, "/a/c").await, StatusCode::CONFLICT);
     assert_eq!(status(&layer, "/c").await, StatusCode::OK);
@@ -371,7 +371,7 @@ async fn a_request_counts_as_waiting_for_each_of_its_names() {
     let response = in_time(waits).await.unwrap().unwrap();
     assert_eq!(response.status(), StatusCode::OK);
     drop(response);
-    // Nobody waits any more.
+    // No request waits any more.
     assert_eq!(status(&layer, "/a/b").await, StatusCode::OK);
 }
 
@@ -444,7 +444,7 @@ async fn two_new_names_are_refused_before_the_body_is_read_where_there_is_room_f
     );
 }
 
-// ---- what stays behind
+// ---- clean-up
 
 #[tokio::test]
 async fn a_request_for_several_locks_that_is_dropped_after_any_number_of_polls_leaves_nothing_behind()
@@ -454,12 +454,12 @@ async fn a_request_for_several_locks_that_is_dropped_after_any_number_of_polls_l
 
     let polls = drop_request_after_each_poll(&locks, &["a", "b"], &layer, "/a/b").await;
 
-    // Before the handler, in it, and before each of the three answers of the body.
+    // It was dropped before the handler, in it, and before each of the three answers of the body.
     assert!(polls >= 5, "{polls}");
 }
 
 #[tokio::test]
-async fn a_request_that_goes_away_while_it_waits_for_the_rest_gives_back_what_it_has() {
+async fn a_request_that_goes_away_while_it_waits_for_the_rest_gives_its_locks_back() {
     let locks = memory();
     let other = hold(&locks, "b").await;
     let service = by_segments(&locks).layer(names());
@@ -559,7 +559,7 @@ async fn handler_and_body_re_enter_each_of_the_locks() {
 }
 
 #[tokio::test]
-async fn a_layer_inside_takes_what_the_outer_one_has_already() {
+async fn an_inner_layer_re_enters_the_locks_of_the_outer_one() {
     let locks = memory();
     let outer = by_segments(&locks);
     let inner = LockLayer::all(locks.clone(), ["b", "c"].map(Key::template));
@@ -575,10 +575,10 @@ async fn a_layer_inside_takes_what_the_outer_one_has_already() {
 
 // ---- losses
 
-/// Deletes a ticket at the store, as an operator does it by hand.
+/// Deletes a ticket at the store, as an operator can do by hand.
 #[derive(Debug, Default)]
 struct Deleting {
-    /// The tickets of "b" are gone.
+    /// Whether the tickets of "b" are deleted.
     deleted: Arc<AtomicBool>,
 }
 
@@ -615,7 +615,7 @@ impl Deleting {
         Locks::with_backend(store).unwrap()
     }
 
-    /// Deletes the ticket of "b", and has it renewed: returns when its loss is known.
+    /// Deletes the ticket of "b", and requests a renewal of it. Returns when the client knows that it is lost.
     async fn lose_b(&self, held: &MultiHeld) {
         self.deleted.store(true, Ordering::SeqCst);
         let renewed = held.get("b").unwrap().ensure(Duration::from_secs(10));
@@ -645,7 +645,7 @@ async fn a_handler_that_loses_one_of_its_locks_is_stopped_and_the_others_are_fre
     nothing_is_left(&locks, "a").await;
 }
 
-/// A response whose body sends nothing, and what it holds.
+/// Returns a response whose body sends nothing, and its locks.
 async fn streaming(
     layer: LockLayer,
     content_type: &'static str,
@@ -717,7 +717,7 @@ async fn the_longest_hold_ends_all_locks_although_nobody_polls_the_body() {
     store.clock().stop();
     let locks = store.client().unwrap();
     let longest = Duration::from_secs(10);
-    // The lease does not end before.
+    // The lease lasts longer than the longest hold.
     let layer = by_segments(&locks).ttl(longest * 10).max_hold(longest);
     let (held, response) = streaming(layer, "text/plain").await;
     assert!(held.is_valid());
@@ -734,7 +734,8 @@ async fn the_longest_hold_ends_all_locks_although_nobody_polls_the_body() {
     assert!(error.is::<lockcore::Error>());
 }
 
-/// The first is lost while the second is waited for: the handler is not called, so the client may try again.
+/// The first lock is lost while the request waits for the second. The handler is not called, so the client may try
+/// again.
 #[tokio::test]
 async fn a_request_that_loses_a_lock_before_it_has_all_is_told_to_try_again() {
     let store = Store::new();
@@ -759,7 +760,7 @@ async fn a_request_that_loses_a_lock_before_it_has_all_is_told_to_try_again() {
 
 // ---- tokens
 
-/// Writes to accounts of another service, which keeps a fence before each.
+/// The handler writes to accounts of another service, which has a fence in front of each account.
 #[tokio::test]
 async fn each_write_goes_out_with_the_token_of_its_own_name() {
     let locks = memory();
@@ -796,7 +797,7 @@ async fn each_write_goes_out_with_the_token_of_its_own_name() {
         tokens.split(' ').map(str::to_owned).collect::<Vec<_>>()
     };
 
-    // One name has had many more holders than the other.
+    // The name `busy` has had more holders than `quiet`, so its tokens differ.
     for _ in 0..5 {
         tokens("/busy").await;
     }

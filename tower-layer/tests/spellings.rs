@@ -1,4 +1,4 @@
-//! One id in several spellings, over real connections: judged by the handlers, which act on the parsed value.
+//! One id in several spellings, over real connections. The handlers act on the parsed value, so they must not overlap.
 #![allow(
     clippy::unwrap_used,
     reason = "clippy.toml lets tests unwrap, but not their helpers"
@@ -61,16 +61,16 @@ impl Order12 {
         }
     }
 
-    /// Stays until all requests that are not done are in here or wait: then those that are let in beside it have
-    /// been counted.
+    /// Returns when each request is done, in a handler, or waiting. By then, all requests that are let in beside this
+    /// one have been counted.
     async fn settle(&self, id: u64) {
         assert_eq!(id, 12);
         let inside = self.inside.fetch_add(1, Ordering::SeqCst) + 1;
         self.most_inside.fetch_max(inside, Ordering::SeqCst);
         in_time(async {
             loop {
-                // In the order in which a request goes from one to the next, backwards: one that does so meanwhile
-                // is not counted, and never twice.
+                // A request goes from waiting to inside to done, and this counts in the opposite order. So a request
+                // that moves during the count may be missed, but is never counted twice.
                 let mut here = self.done.load(Ordering::SeqCst);
                 here += self.inside.load(Ordering::SeqCst);
                 for name in NAMES {
@@ -88,14 +88,14 @@ impl Order12 {
     }
 }
 
-/// How many wait for a name, at the store and inside this client.
+/// The number of waiters for a name, at the store and inside this client.
 async fn waiting(locks: &Locks, name: &str) -> u32 {
     let places = locks.inspect(name).await.unwrap();
     let waiting = |place: &TicketInfo| u32::from(!place.granted) + place.local_waiters;
     places.iter().map(waiting).sum()
 }
 
-/// How many handlers of order 12 ran at a time when all its spellings came at once.
+/// Sends a request in each spelling at the same time. Returns how many handlers of order 12 overlapped.
 async fn most_at_once(
     locks: &Locks,
     app: Router<Order12>,
@@ -136,7 +136,7 @@ async fn all_spellings_of_a_path_parameter_are_one_lock() {
     }
 }
 
-/// So that the facts here are seen to find what they look for; the docs of the raw keys warn of it.
+/// This shows that the other tests here can fail. The docs of the raw keys warn of the overlap.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_raw_key_lets_the_spellings_in_beside_each_other() {
     let locks = memory();
@@ -157,7 +157,7 @@ async fn all_spellings_of_a_query_parameter_are_one_lock() {
         order.settle(id.parse().unwrap()).await;
     };
     let by_query = |address: SocketAddr, spelling: &str| {
-        // There a plus is a blank.
+        // In a query, a plus is a blank.
         let spelling = spelling.replace('+', "%2B");
         Request::post(format!("http://{address}/orders?id={spelling}"))
     };
@@ -198,7 +198,7 @@ async fn all_spellings_of_a_header_are_one_lock() {
     }
 }
 
-/// The one that writes last is the one with the higher token, whatever it calls the account.
+/// The last write is that of the higher token, in every spelling of the account.
 #[tokio::test(flavor = "multi_thread")]
 async fn all_spellings_of_a_resource_have_one_fence() {
     let written = Arc::new(AtomicI64::new(0));

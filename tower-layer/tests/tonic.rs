@@ -1,4 +1,4 @@
-//! The layer in a server of tonic's, called by a client of tonic's.
+//! The layer in a tonic server, called by a tonic client.
 #![allow(
     clippy::unwrap_used,
     reason = "clippy.toml lets tests unwrap, but not their helpers"
@@ -34,7 +34,7 @@ use tower::{Service, service_fn};
 
 const NAME: &str = "order:42";
 
-/// Messages are texts.
+/// The codec: messages are texts.
 #[derive(Clone, Copy, Default)]
 struct Text;
 
@@ -74,7 +74,7 @@ impl Decoder for Text {
     }
 }
 
-/// A service with a method of each kind. What would be generated from a `.proto` file.
+/// A service with a method of each kind. In a real program, this code is generated from a `.proto` file.
 #[derive(Clone, Default)]
 struct Orders {
     entered: Arc<Notify>,
@@ -149,7 +149,7 @@ fn by_order(locks: &Locks) -> LockLayer {
     LockLayer::new(locks.clone(), Key::metadata("order-id").prefix("order:"))
 }
 
-/// A client of a server with the layer around all of it.
+/// A client of a server. The layer is around the whole server.
 async fn served_under(layer: LockLayer, orders: Orders) -> Client {
     client_of(|incoming| {
         let server = Server::builder().layer(layer).add_service(orders);
@@ -188,7 +188,7 @@ impl Client {
         Ok(response?.into_inner())
     }
 
-    /// Calls `Watch`: so many messages, or no end after the first.
+    /// Calls `Watch`. The server sends so many messages, or does not end after the first.
     async fn watch(&self, messages: &str) -> Result<Streaming<String>, Status> {
         let request = of_order("42", messages.to_owned());
         let mut client = self.ready().await;
@@ -208,7 +208,7 @@ fn of_order<T>(order: &str, message: T) -> Request<T> {
     request
 }
 
-/// Messages that a test sends when it likes.
+/// Messages that the test sends one by one.
 fn by_hand() -> (mpsc::UnboundedSender<String>, Request<Messages>) {
     let (send, mut receive) = mpsc::unbounded_channel();
     let messages: Messages = Box::pin(stream::poll_fn(move |cx| receive.poll_recv(cx)));
@@ -277,7 +277,7 @@ async fn a_stream_from_the_server_keeps_the_lock_until_its_end() {
     assert_eq!(tickets(&locks, NAME).await, 1);
     let busy = in_time(client.unary("Settle", "42")).await;
     assert_status(busy, Code::Aborted, "(key: order:42)");
-    // The client goes away.
+    // The client drops the stream.
     drop(endless);
     nothing_is_left(&locks, NAME).await;
 }
@@ -417,7 +417,7 @@ async fn the_layer_may_stand_around_one_service() {
     assert_eq!(name.unwrap(), "shop.Orders/Settle");
 }
 
-/// A client may lock before it calls. Nobody else can make an error of its transport, but anybody a response.
+/// A client may take the lock before it calls. Only tonic can make its transport errors, so a refusal is a response.
 #[tokio::test]
 async fn calls_of_a_client_under_the_layer_for_any_service_wait_or_are_told_later() {
     let locks = memory();

@@ -1,4 +1,4 @@
-//! Requests whose body is read before their lock is asked for.
+//! The layer reads the body of a request before it asks for the lock.
 #![allow(
     clippy::unwrap_used,
     reason = "clippy.toml lets tests unwrap, but not their helpers"
@@ -46,7 +46,7 @@ fn body_first(locks: &Locks) -> LockLayer<BodyFirst> {
     layer.read_body_first(LIMIT, SOON * 2)
 }
 
-/// A server that gives bodies back; and what tells of each request before its lock is asked for.
+/// A server that sends bodies back. The notification comes for each request before its lock is asked for.
 async fn serve(layer: LockLayer<BodyFirst>) -> (SocketAddr, Arc<Notify>) {
     let arrived = Arc::new(Notify::new());
     let tell = from_fn({
@@ -64,7 +64,7 @@ async fn serve(layer: LockLayer<BodyFirst>) -> (SocketAddr, Arc<Notify>) {
     (address, arrived)
 }
 
-/// One request on a connection of its own, which closes when the task is aborted.
+/// Sends one request on its own connection. The connection closes when the task is aborted.
 fn send(
     version: Version,
     address: SocketAddr,
@@ -153,7 +153,7 @@ fn data(data: &'static [u8]) -> io::Result<Frame<Bytes>> {
     Ok(Frame::data(Bytes::from_static(data)))
 }
 
-/// Reads the body as a handler does, and says what it got.
+/// Sends a request. Its handler reads the body, and answers with its size, trailers and data.
 async fn ask(layer: LockLayer<BodyFirst>, request: Request<Parts>) -> Response<Bytes> {
     let service = layer.layer(service_fn(async |request: Request<RequestBody<Parts>>| {
         let size = http_body::Body::size_hint(request.body()).exact();
@@ -175,7 +175,7 @@ fn of(body: Parts) -> Request<Parts> {
 }
 
 #[tokio::test]
-async fn a_body_that_was_read_is_the_one_that_was_sent() {
+async fn the_handler_gets_the_body_as_it_was_sent() {
     let locks = memory();
     let end = HeaderMap::from_iter([("x-end".parse().unwrap(), HeaderValue::from_static("1"))]);
     let whole = stream::iter([data(b"ab"), data(b""), data(b"c"), Ok(Frame::trailers(end))]);
@@ -273,7 +273,7 @@ async fn a_request_that_is_refused_for_its_body_uses_up_no_name() {
     assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE);
 }
 
-/// However many ask for one hot key, their bodies take no memory.
+/// Many requests may ask for one hot key, and their bodies must take no memory.
 #[tokio::test]
 async fn a_request_that_finds_the_line_of_its_key_full_is_refused_before_its_body_is_read() {
     let locks = memory();
@@ -292,7 +292,7 @@ async fn a_request_that_finds_the_line_of_its_key_full_is_refused_before_its_bod
     assert_eq!(problem["key"], NAME);
     other.release().await.unwrap();
     assert_eq!(in_time(waiting).await.unwrap().status(), StatusCode::OK);
-    // Looking took no place in the line; and where nobody may wait, a free key is still had.
+    // The refused request took no place in the line. A free key is locked also if no request may wait.
     for layer in [layer.clone(), layer.max_waiting(0)] {
         let response = ask(layer, of(parts(stream::empty()))).await;
         assert_eq!(response.status(), StatusCode::OK);

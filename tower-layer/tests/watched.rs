@@ -1,4 +1,4 @@
-//! The facts of `bodies` for bodies that have a longest hold, and with it a task that ends them on time.
+//! The facts of `bodies` for bodies with a longest hold. A task watches these bodies and ends them on time.
 
 #[path = "bodies.rs"]
 mod bodies;

@@ -1,4 +1,4 @@
-//! The layer for services that are not of HTTP: requests are jobs, errors have no text.
+//! The layer for services without HTTP. Here requests are jobs, and errors have no text.
 #![allow(
     clippy::unwrap_used,
     reason = "clippy.toml lets tests unwrap, but not their helpers"
@@ -19,7 +19,7 @@ use tokio::sync::{Barrier, Notify};
 use tower::limit::ConcurrencyLimitLayer;
 use tower::{Layer, Service, ServiceExt, service_fn};
 
-/// Whose order it is about; nobody's for none.
+/// A job names the order that it is about. A job without one needs no lock.
 #[derive(Debug, PartialEq)]
 struct Job(Option<&'static str>);
 
@@ -32,7 +32,7 @@ enum Answer {
     Later(Job),
 }
 
-/// Nothing that a lock's error could become by itself.
+/// An error of the service. There is no conversion from an error of the lock.
 #[derive(Debug, PartialEq)]
 enum Failure {
     NoOrder,
@@ -67,7 +67,7 @@ async fn unreached(_: Job) -> Result<Answer, Failure> {
     panic!("the service should not be called")
 }
 
-/// A service that lets a test wait until it is at work, and never ends.
+/// A service that never ends. The test can wait until it is at work.
 fn endless(
     witness: &Witness,
 ) -> (
@@ -155,12 +155,12 @@ async fn a_lock_may_be_shared_and_have_options() {
     assert_eq!(refused.unwrap_err().kind(), ErrorKind::Busy);
 }
 
-/// Errors that are made from a boxed one, and from nothing else.
+/// An error that can only be made from a boxed error.
 #[derive(Debug)]
 struct OnlyBoxed(Box<dyn std::error::Error + Send + Sync>);
 
 #[tokio::test]
-async fn an_error_that_takes_only_a_boxed_one_can_be_made() {
+async fn a_service_error_can_be_made_from_a_boxed_lock_error() {
     let locks = impatient();
     let _other = hold(&locks, NAME).await;
     let layer = WorkLayer::new(locks, |_: &Job| Ok::<_, OnlyBoxed>(Some(NAME.to_owned())));
@@ -169,13 +169,13 @@ async fn an_error_that_takes_only_a_boxed_one_can_be_made() {
 
     let OnlyBoxed(error) = in_time(service.oneshot(JOB)).await.unwrap_err();
 
-    // Busy too, as nothing else was said of it.
+    // A busy lock goes to `on_error` too, because there is no `on_busy`.
     let error: &Error = error.downcast_ref().unwrap();
     assert_eq!(error.kind(), ErrorKind::Busy);
 }
 
 #[tokio::test]
-async fn a_job_without_a_name_passes_and_one_that_has_none_to_tell_is_refused() {
+async fn a_job_without_a_name_passes_and_one_whose_name_fails_is_refused() {
     let locks = memory();
     locks.shutdown(SOON).await.unwrap();
 
@@ -221,7 +221,7 @@ async fn a_job_that_loses_its_lock_is_stopped_and_then_the_lock_goes() {
 #[tokio::test]
 async fn the_answer_to_a_loss_does_not_wait_for_the_store() {
     let store = Store::new();
-    // No operation times out any more.
+    // With the clock stopped, no operation times out.
     store.clock().stop();
     let locks = store.client().unwrap();
     let entered = Arc::new(Notify::new());
@@ -307,7 +307,7 @@ async fn a_job_that_waits_keeps_no_place_in_the_service() {
     assert_eq!(in_time(waits).await.unwrap(), Ok(Answer::Done));
 }
 
-/// The job that has the only place asks for the lock of a job that waits for that place.
+/// A job has the only place in the service, and waits for the lock of a job that waits for that place.
 #[tokio::test]
 async fn a_job_waits_for_its_service_no_longer_than_it_may_and_is_given_back() {
     let locks = memory();
@@ -359,7 +359,7 @@ async fn a_job_with_a_name_too_many_is_given_back_before_the_store_hears_of_it()
         assert_eq!(job(name).await, Ok(Answer::Done), "{name}");
     }
 
-    // A store that is asked would not answer.
+    // From here on, a request to the store would not be answered.
     store.freeze();
     let too_many = job("c").await;
     store.thaw();

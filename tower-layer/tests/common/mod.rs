@@ -1,4 +1,4 @@
-//! What the tests share: a store, requests, and ways to look at a lock without sleeping.
+//! The code that the tests share: a store, requests, and ways to look at a lock without sleeping.
 #![allow(dead_code, reason = "each test file uses a part")]
 #![allow(
     clippy::unwrap_used,
@@ -18,7 +18,7 @@ use lockcore::{ErrorKind, Guard, Locks};
 use lockcore_tower::{Key, LockLayer};
 use tower::{Layer, ServiceExt, service_fn};
 
-/// Longer than anything here takes, shorter than a lease that nobody renews any more.
+/// Longer than each step of a test takes, and shorter than a lease that is not renewed any more.
 pub const SOON: Duration = Duration::from_secs(5);
 
 pub type In = Request<Empty<Bytes>>;
@@ -27,7 +27,7 @@ pub fn memory() -> Locks {
     Locks::connect("memory:").unwrap()
 }
 
-/// Locks the path of the request without its slash; `/` passes through.
+/// Locks the path of the request without its slash. A request for `/` takes no lock.
 pub fn by_path(locks: &Locks) -> LockLayer {
     let key = Key::from_fn(|request| {
         Ok(Some(request.uri.path()[1..].to_owned()).filter(|name| !name.is_empty()))
@@ -43,10 +43,10 @@ pub async fn hold(locks: &Locks, name: &str) -> Guard {
     locks.mutex(name).try_acquire().await.unwrap()
 }
 
-/// Loses everything that this client holds. Its shutdown lets work go on for half of the time, and
-/// releases over its head after three quarters, which no test here may come to.
+/// Ends all locks of this client by a shutdown, which stops work after half of its time. After three quarters it would
+/// release locks although their work still runs, and no test may get that far.
 pub async fn lose(locks: &Locks) {
-    // On a busy machine the releases may take longer than that. The locks are lost all the same.
+    // On a busy machine the releases may take longer than this. The locks are lost anyway.
     if let Err(error) = locks.shutdown(Duration::from_secs(3)).await {
         assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     }
@@ -58,14 +58,14 @@ pub async fn in_time<F: Future>(future: F) -> F::Output {
         .expect("should not take so long")
 }
 
-/// How many hold a name or wait for it, at the store and inside this client.
+/// The number of holders and waiters of a name, at the store and inside this client.
 pub async fn tickets(locks: &Locks, name: &str) -> usize {
     let places = locks.inspect(name).await.unwrap();
     let local: u32 = places.iter().map(|place| place.local_waiters).sum();
     places.len() + local as usize
 }
 
-/// Waits until there are so many tickets. The store has no event for it, so this looks again.
+/// Waits until there are `count` tickets. The store has no event for it, so this asks again and again.
 pub async fn until_tickets(locks: &Locks, name: &str, count: usize) {
     in_time(async {
         while tickets(locks, name).await != count {
@@ -75,8 +75,8 @@ pub async fn until_tickets(locks: &Locks, name: &str, count: usize) {
     .await;
 }
 
-/// Begins it anew each time and drops it after one poll more than the last time, until it ends within its polls: returns
-/// how many these are. Whenever it is dropped, nothing of it is left behind.
+/// Begins a future again and again, and drops it after 0, 1, 2 ... polls, until one ends within its polls. Returns the
+/// number of these polls. Checks that each dropped future leaves nothing behind.
 pub async fn drop_after_each_poll<F: Future>(
     locks: &Locks,
     names: &[&str],
@@ -97,7 +97,7 @@ pub async fn drop_after_each_poll<F: Future>(
     }
 }
 
-/// The same for a request whose handler and body take their time, so that there is a poll for each of their steps.
+/// The same for a request. Its handler and its body yield, so that each of their steps needs a poll.
 pub async fn drop_request_after_each_poll(
     locks: &Locks,
     names: &[&str],
@@ -123,7 +123,7 @@ pub async fn drop_request_after_each_poll(
     drop_after_each_poll(locks, names, whole).await
 }
 
-/// Waits in line for the lock: what was left behind would stand before us for a whole lease.
+/// Waits in line for the lock. A ticket that was left behind would stand in front of this one for a whole lease.
 pub async fn nothing_is_left(locks: &Locks, name: &str) {
     let guard = locks
         .mutex(name)
@@ -155,7 +155,7 @@ where
 /// The time that the keeper gets to show that a release reached it too early. It needs a fraction of it.
 const TOO_EARLY: Duration = Duration::from_millis(20);
 
-/// Dropped with what it is put into; notes how many tickets the store has as long as that lasts.
+/// Counts the tickets at the store when a handler or a body is dropped that owns an [`Inside`] of it.
 #[derive(Clone)]
 pub struct Witness {
     locks: Locks,
@@ -178,7 +178,7 @@ impl Witness {
         Inside(self.clone())
     }
 
-    /// `None` if nothing was dropped yet.
+    /// `None` if no `Inside` was dropped yet.
     pub fn saw_tickets(&self) -> Option<usize> {
         *self.seen.lock().unwrap()
     }
