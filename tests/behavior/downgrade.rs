@@ -40,7 +40,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         a_read_that_outlives_a_dropped_write_lets_readers_in
         the_last_writer_of_several_lets_readers_in
         a_write_inside_that_ends_lets_the_reads_beside_it_in
-        a_write_that_outlives_what_is_inside_renews_nothing
+        a_write_that_outlives_its_inner_holds_renews_nothing
         min_hold_keeps_only_the_read_side_after_a_downgrade
     ]
 }
@@ -433,7 +433,7 @@ async fn a_read_that_outlives_a_dropped_write_lets_readers_in(store: Store) {
     assert_nothing_left(&store, &locks, "c").await;
 }
 
-/// In each order in which the two guards can end.
+/// The two guards may end in either order.
 async fn the_last_writer_of_several_lets_readers_in(store: Store) {
     let (locks, other) = (store.client(), store.client());
     let catalog = locks.rwlock("c");
@@ -459,7 +459,7 @@ async fn the_last_writer_of_several_lets_readers_in(store: Store) {
     }
 }
 
-/// Its turn becomes a reader's turn.
+/// The turn of the inner write becomes a reader's turn.
 async fn a_write_inside_that_ends_lets_the_reads_beside_it_in(store: Store) {
     let locks = store.client();
     let catalog = locks.rwlock("c");
@@ -486,7 +486,7 @@ async fn a_write_inside_that_ends_lets_the_reads_beside_it_in(store: Store) {
     assert_nothing_left(&store, &locks, "c").await;
 }
 
-async fn a_write_that_outlives_what_is_inside_renews_nothing(store: Store) {
+async fn a_write_that_outlives_its_inner_holds_renews_nothing(store: Store) {
     let (locks, counts) = store.counted(DEFAULT);
     let catalog = locks.rwlock("c");
     let write = catalog.write();
@@ -792,7 +792,7 @@ async fn an_acknowledgement_of_an_earlier_renewal_lets_nobody_in(_: Store) {
     let before = guard.remaining();
     kit.fail_next(Verb::Renew, Fault::Unknown);
     assert_eq!(kind(guard.downgrade().await), ErrorKind::Unknown);
-    // The keeper's next renewal, and all that follow.
+    // The keeper's next renewal is held back, and so are all that follow.
     let mut again = kit.hold_next(Verb::Renew);
 
     of_the_writer.let_go();

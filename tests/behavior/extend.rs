@@ -120,7 +120,7 @@ async fn max_hold_stays_the_end_of_an_extended_lease(store: Store) {
     assert_eq!(guard.lost().await, LostReason::MaxHold);
 }
 
-/// Also in this process, which normally passes a lock on in memory.
+/// The waiter is in this process, which normally passes a lock on in memory.
 async fn a_waiter_that_comes_after_an_extended_lease_has_its_own_ttl(store: Store) {
     let locks = store.client();
     let lock = locks.mutex("a").ttl(TTL).wait(SOON);

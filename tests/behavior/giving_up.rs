@@ -130,7 +130,7 @@ async fn a_waiter_dropped_in_the_moment_of_the_grant_passes_the_lock_on(store: S
         let lock = other.mutex("a").wait(SOON);
         let first = tokio::spawn(async move { lock.acquire().await.map(drop) });
         tickets(&locks, "a", 2).await;
-        // On a shared store it stands behind the first of its process.
+        // On a shared store, the second ticket stands behind the first of its process.
         let second = begin(other.mutex("a").wait(SOON));
         tickets(&other, "a", 3).await;
 

@@ -103,7 +103,7 @@ async fn count(locks: &Locks, id: u32, inside: bool) -> Result<(), Error> {
     }
 }
 
-/// One warning for the two functions, however many keys they are called with.
+/// There is one warning for the two functions, although they are called with many keys.
 async fn annotated_functions_are_reported_by_their_templates(store: Store) {
     let locks = store.client();
     for id in 0..20 {
@@ -121,7 +121,7 @@ async fn annotated_functions_are_reported_by_their_templates(store: Store) {
     }
 }
 
-/// With ever new names. A test of the library checks that the memory for them is bounded.
+/// The names are always new. A test of the library checks that the memory for them is bounded.
 async fn a_single_order_is_never_reported(store: Store) {
     let locks = store.client();
     let shop = locks.mutex("one:shop");

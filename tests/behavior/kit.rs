@@ -249,7 +249,7 @@ async fn an_enqueue_that_arrives_after_its_release_takes_nothing(_: Store) {
     soon(enqueue.arrived()).await;
     task.abort();
     assert!(task.await.is_err());
-    // Until the keeper has given up waiting for the reply.
+    // The clock moves until the keeper has given up waiting for the reply.
     let released = async {
         loop {
             kit.clock().advance(Duration::from_millis(100));
@@ -499,7 +499,7 @@ async fn the_innermost_default_counts_and_tasks_are_outside(_: Store) {
     assert_eq!(kind(once().await), ErrorKind::Config);
 }
 
-/// In the queue of a process: the leader's time budget is over, and the store has not failed.
+/// The leader of a process's queue has used up its time. The store has not failed.
 async fn a_leader_that_runs_out_of_time_does_not_fail_the_others(_: Store) {
     let kit = Kit::new();
     kit.clock().stop();

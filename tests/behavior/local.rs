@@ -66,7 +66,7 @@ async fn a_contended_lock_is_passed_on_without_asking_the_store(store: Store) {
     }
 
     assert_eq!(witness.assert_no_overlap().visits, 640);
-    // One ticket for each turn. Only the last task finds no other to pass it on to.
+    // A turn of the process uses one ticket, and ends only when no other task waits.
     let asked = counts.all() - before;
     assert!(asked <= 60, "{asked} requests for 640 hand-overs");
 }
@@ -411,7 +411,7 @@ async fn a_reader_does_not_join_past_a_local_writer(store: Store) {
     give_back(reader).await;
 }
 
-/// One ticket for all of them. It is not the writer's ticket, which would keep readers of other processes out.
+/// All readers share one ticket. It is not the writer's ticket, which would keep readers of other processes out.
 async fn readers_behind_a_writer_come_in_together(store: Store) {
     let (locks, counts) = store.counted(Fair::Local(Duration::from_secs(60)));
     let catalog = locks.rwlock("c");

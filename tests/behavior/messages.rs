@@ -28,7 +28,7 @@ pub(crate) fn facts_of_redis(store: Kind) -> Vec<Trial> {
     ]
 }
 
-/// Messages about the configuration, whatever the store.
+/// Messages about the configuration. They do not depend on the store.
 pub(crate) fn facts_of_settings(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, DEFAULT;
         unlikely_settings_are_warned_of_once
@@ -39,7 +39,7 @@ pub(crate) fn facts_of_settings(store: Kind) -> Vec<Trial> {
 pub(crate) fn facts_of_the_kit(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, DEFAULT;
         an_ensure_spoilt_by_a_slow_reply_is_no_mistake
-        an_ensure_beyond_max_hold_is_a_mistake_whatever_the_ttl
+        an_ensure_beyond_max_hold_is_a_mistake_with_any_ttl
     ]
 }
 
@@ -88,7 +88,7 @@ async fn a_lease_that_nobody_was_to_renew_does_not_blame_a_renewal(store: Store)
     }
 }
 
-/// With the same lock, with a lock that shares its lane, and with a lock that needs a ticket of its own.
+/// The caller waits with the same lock, with a lock that shares its lane, and with a lock that needs its own ticket.
 async fn a_caller_that_waits_for_its_own_guard_is_told_so(store: Store) {
     let locks = store.client();
     let changes: [fn(Lock) -> Lock; 3] = [
@@ -172,7 +172,7 @@ async fn an_ensure_spoilt_by_a_slow_reply_is_no_mistake(_: Store) {
     give_back(guard).await;
 }
 
-async fn an_ensure_beyond_max_hold_is_a_mistake_whatever_the_ttl(_: Store) {
+async fn an_ensure_beyond_max_hold_is_a_mistake_with_any_ttl(_: Store) {
     let kit = Kit::new();
     let locks = kit.client().unwrap();
     kit.clock().stop();

@@ -380,7 +380,7 @@ async fn a_lock_lost_while_the_others_are_waited_for_is_an_error(store: Store) {
 
     let error = both.acquire().await.unwrap_err();
 
-    // At once, because the other locks would be useless.
+    // The error comes at once, because the other locks would be useless.
     assert_eq!(error.kind(), ErrorKind::Lost(LostReason::Expired));
     assert_eq!(error.name(), Some("a"));
     tickets(&other, "b", 1).await;

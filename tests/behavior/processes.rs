@@ -46,7 +46,7 @@ pub(crate) fn facts_of_none(store: Kind) -> Vec<Trial> {
 /// Facts that count with the server's own statistics.
 pub(crate) fn facts_of_redis(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT;
-        one_hand_over_costs_two_scripts_and_one_message_whatever_the_number_of_waiters
+        one_hand_over_costs_two_scripts_and_one_message_with_any_number_of_waiters
         a_release_wakes_exactly_the_waiters_that_it_lets_in
         a_line_inside_one_process_costs_the_store_next_to_nothing
         an_uncontended_pair_costs_two_scripts
@@ -319,9 +319,7 @@ async fn a_crowd_of_processes_that_are_killed_overlaps_nowhere(store: Store) {
 }
 
 /// The counts are exact, so this fact has its own server.
-async fn one_hand_over_costs_two_scripts_and_one_message_whatever_the_number_of_waiters(
-    store: Store,
-) {
+async fn one_hand_over_costs_two_scripts_and_one_message_with_any_number_of_waiters(store: Store) {
     let server = tests::redis_server::RedisServer::start();
     for waiters in [1, 10, 100] {
         let client = || {
@@ -471,7 +469,7 @@ async fn killed_readers_let_the_writer_in_after_their_leases(store: Store) {
     assert!(after < short + moments(&store), "{after:?}");
 }
 
-/// For locks that several may hold at once. The counts are exact, so this fact has its own server.
+/// These are locks that several may hold at once. The counts are exact, so this fact has its own server.
 async fn a_release_wakes_exactly_the_waiters_that_it_lets_in(store: Store) {
     let server = tests::redis_server::RedisServer::start();
     let client = || {

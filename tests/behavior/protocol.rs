@@ -28,7 +28,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         a_ticket_that_a_denied_request_may_have_left_is_given_back
         a_request_that_was_denied_from_the_start_leaves_nothing_to_give_back
         a_release_leaves_a_mark_when_an_earlier_try_is_still_under_way
-        an_unanswered_try_makes_the_outcome_unknown_whatever_the_next_answer_is
+        an_unanswered_try_makes_the_outcome_unknown_with_any_next_answer
         a_grant_that_arrives_after_its_end_is_not_handed_out
         a_renewed_lease_counts_from_the_send_of_the_renewal
         an_ensured_lease_counts_from_the_send_of_the_renewal
@@ -264,7 +264,7 @@ async fn a_release_leaves_a_mark_when_an_earlier_try_is_still_under_way(_: Store
     }
 }
 
-async fn an_unanswered_try_makes_the_outcome_unknown_whatever_the_next_answer_is(_: Store) {
+async fn an_unanswered_try_makes_the_outcome_unknown_with_any_next_answer(_: Store) {
     let (locks, mut store) = played();
     let task = begin(locks.mutex("a"));
     drop(store.enqueue().await); // the connection breaks in the first try
@@ -336,7 +336,7 @@ async fn an_ensured_lease_counts_from_the_send_of_the_renewal(_: Store) {
     assert_eq!(guard.remaining(), whole - late);
 }
 
-/// With this, two renewals may fail before the lease is in danger.
+/// So two renewals may fail before the lease is in danger.
 async fn a_renewal_goes_out_after_a_third_of_the_lease(_: Store) {
     let (kit, locks) = kit();
     let guard = locks.mutex("a").ttl(30 * TTL).acquire().await.unwrap();
@@ -660,7 +660,7 @@ async fn a_renewal_passes_the_requests_that_wait(_: Store) {
     }
 }
 
-/// However many requests fail because of the break, and whether they or the driver of the connection report it first.
+/// Any number of requests may fail because of the break, and they or the connection's driver may report it first.
 async fn a_break_is_followed_by_one_connection(_: Store) {
     let (locks, store) = played();
     let connections = || store.connections.lock().unwrap().len();
@@ -677,7 +677,7 @@ async fn a_break_is_followed_by_one_connection(_: Store) {
     for round in 1..=100 {
         let before = connections();
         assert_eq!(before, round, "one too many");
-        // Dropped below, which ends the driver of the connection.
+        // The drop below ends the driver of the connection.
         let events = store.events.lock().unwrap().pop();
         store.broken.store(round, Ordering::SeqCst);
         let asking: Vec<_> = (0..8)

@@ -229,7 +229,7 @@ async fn another_client_does_not_re_enter(store: Store) {
     let outer = locks.mutex("a");
     outer
         .run(async |held| {
-            // In this task, which holds the lock.
+            // The wait is in this task, which holds the lock.
             let inner = other.mutex("a").wait(SOON);
             tokio::select! {
                 biased;

@@ -197,7 +197,7 @@ async fn a_current_thread_runtime_will_do(store: Store) {
     .await;
 }
 
-/// With a lease of 3 s, no worker runs anything for 10 s.
+/// No worker runs anything for 10 s, and the lease is 3 s.
 async fn blocking_every_worker_for_ten_seconds_loses_no_lease(store: Store) {
     let locks = store.client();
     let users = locks.clone();

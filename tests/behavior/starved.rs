@@ -31,7 +31,7 @@ const TTL: Duration = Duration::from_secs(2);
 /// Twice the ttl: the store's clock may end the ticket, and it starts when the keeper stops renewing.
 const SOON_AFTER_TTL: Duration = Duration::from_secs(4);
 
-/// With the default operation timeout, which is part of these bounds.
+/// The client has the default operation timeout, which is part of these bounds.
 fn client(store: &Store) -> Locks {
     store.client_with(Locks::builder())
 }

@@ -30,7 +30,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         a_certificate_that_has_expired_is_refused
         a_server_without_tls_is_refused_and_told_nothing
         a_server_of_another_protocol_is_a_mistake
-        a_server_that_wants_tls_is_recognised_without
+        a_client_without_tls_recognises_a_server_that_wants_it
         a_client_with_a_certificate_gets_in
         a_client_without_the_certificate_that_is_demanded_is_told_so
         a_certificate_that_the_server_refuses_is_named
@@ -224,7 +224,7 @@ async fn a_server_without_tls_is_refused_and_told_nothing(store: Store) {
     }
 }
 
-/// A server that sends this answer to each client, whatever the client sends.
+/// A server that sends this answer to each client. It ignores the requests.
 fn says_only(answer: &'static [u8]) -> u16 {
     let listener = tests::ports::listen();
     listener.set_nonblocking(true).unwrap();
@@ -261,7 +261,7 @@ async fn a_server_of_another_protocol_is_a_mistake(store: Store) {
 }
 
 /// The server resets the connection. A server in trouble does that too, so this is not taken for a mistake.
-async fn a_server_that_wants_tls_is_recognised_without(store: Store) {
+async fn a_client_without_tls_recognises_a_server_that_wants_it(store: Store) {
     let ca = Authority::new();
     let server = server(&store, &ca);
     let builder = client(&url_of(schemes(&store).plain, port(&*server)));

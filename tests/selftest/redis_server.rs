@@ -17,7 +17,7 @@ pub(crate) fn facts() -> Vec<Trial> {
         a_user_with_an_awkward_password_gets_in_by_url
         the_harness_gets_in_where_nobody_else_does
         a_killed_server_comes_back_empty_on_the_same_port
-        a_stopped_server_comes_back_with_what_it_saved
+        a_stopped_server_comes_back_with_its_saved_data
         a_restart_changes_the_process_and_not_the_port
         a_frozen_server_answers_after_the_thaw
         a_dropped_server_is_gone_with_its_folder_even_frozen
@@ -122,7 +122,7 @@ fn a_killed_server_comes_back_empty_on_the_same_port() {
     assert_eq!(get(&url, "a").unwrap(), None);
 }
 
-fn a_stopped_server_comes_back_with_what_it_saved() {
+fn a_stopped_server_comes_back_with_its_saved_data() {
     let server = RedisServer::with(&["--appendonly", "yes"]);
     server.command::<()>(&["SET", "a", "1"]);
 

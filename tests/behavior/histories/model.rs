@@ -22,7 +22,7 @@ pub(super) struct Model {
     ids: Vec<Id>,
     pub(super) names: Vec<Name>,
     queues: Vec<Queue<Known>>,
-    /// In milliseconds since the history began.
+    /// The time in milliseconds since the history began.
     pub(super) now: u64,
     pub(super) connected: [bool; CLIENTS],
     /// Tickets that were released before they were enqueued, and until when the store remembers that.

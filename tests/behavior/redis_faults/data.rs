@@ -261,7 +261,7 @@ async fn the_remains_of_a_name_are_gone_a_day_later(_: Store) {
     for key in keys {
         let left: i64 = server.command(&["PTTL", &key]);
         assert!(
-            // And not earlier, whatever the ttl was.
+            // It does not expire earlier either, although the ttl was short.
             left > 86_400_000 - 60_000 && left <= 86_400_000 + 1000,
             "{key} lives for {left} ms"
         );

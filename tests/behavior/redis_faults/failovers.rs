@@ -125,7 +125,7 @@ async fn a_client_whose_address_leads_to_the_new_master_is_there_in_a_moment(_: 
         proxy.lead_to(new.port());
         let failed_over = Instant::now();
 
-        // In the first operation that is requested.
+        // The first operation after the failover recovers.
         let name = format!("n{round}");
         give_back(locks.mutex(name).acquire().await.unwrap()).await;
 
@@ -141,7 +141,7 @@ async fn a_client_whose_address_leads_to_the_new_master_is_there_in_a_moment(_: 
     nothing_left(&old).await;
 }
 
-/// Not even from its own data: it may be behind its master, and then the client would stay there.
+/// It must not answer from its own data: it may be behind its master, and the client would stay there.
 async fn a_replica_answers_nothing_before_it_is_the_master(_: Store) {
     let old = RedisServer::start();
     let new = RedisServer::replica_of(&old);

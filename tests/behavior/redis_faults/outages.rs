@@ -114,7 +114,7 @@ async fn tasks_in_line_behind_one_another_learn_together_that_the_store_is_down(
     for error in tasks.join_all().await {
         assert_eq!(error, ErrorKind::Unavailable);
     }
-    // One after another would take 15 s.
+    // If they asked one after another, it would take 15 s.
     assert!(awake_since(started) < Duration::from_secs(5));
 }
 

@@ -214,7 +214,7 @@ async fn the_database_of_the_url_is_used(_: Store) {
     assert!(error.to_string().contains("out of range"), "{error}");
 }
 
-/// Also if the server became a replica after the client connected: it may become a master again.
+/// The server became a replica after the client connected. It may become a master again.
 async fn ready_reports_a_replica(_: Store) {
     let server = RedisServer::start();
     let locks = hasty(&server);

@@ -16,7 +16,8 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
-/// With all defaults. For a task that does not get in within the default `wait`, a timeout is a proper answer too.
+/// The client has all defaults. For a task that does not get in within the default `wait`, a timeout is a proper answer
+/// too.
 async fn a_burst_costs_no_lease_and_everybody_has_an_answer(store: Store) {
     let at_once = if tests::fact::long() { 10_000 } else { 2_000 };
     let locks = client(&store);

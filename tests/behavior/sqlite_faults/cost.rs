@@ -18,7 +18,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
-/// So long that no renewal is counted.
+/// This ttl is so long that no renewal is counted.
 const LONG: Duration = Duration::from_secs(60);
 
 fn holder_without_renewals(store: &Store) -> Holder {

@@ -26,7 +26,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
         a_file_that_may_only_be_read_is_a_mistake
         the_database_of_another_program_is_left_alone
         a_file_of_another_layout_is_refused
-        clients_of_one_process_meet_whatever_they_call_the_file
+        clients_of_one_process_meet_under_any_name_of_the_file
         a_file_with_two_names_is_refused_until_it_has_one
         a_process_without_file_descriptors_finds_the_store_unavailable_and_then_goes_on
     ];
@@ -157,7 +157,7 @@ async fn a_file_of_another_layout_is_refused(store: Store) {
     assert_eq!(known, [(token >> 10).to_string()]);
 }
 
-async fn clients_of_one_process_meet_whatever_they_call_the_file(store: Store) {
+async fn clients_of_one_process_meet_under_any_name_of_the_file(store: Store) {
     let folder = store.file().folder();
     let link = folder.join("link.db");
     let locks = client(&store);
@@ -216,7 +216,7 @@ async fn a_file_with_two_names_is_refused_until_it_has_one(store: Store) {
 /// The options of `unshare` for a namespace where this user may mount.
 type Namespace = &'static [&'static str];
 
-/// As root, or as an ordinary user who is root only in the namespace.
+/// Works as root, and as an ordinary user, who is then root only in the namespace.
 fn namespace_with_mounts() -> Result<Namespace, String> {
     let folder = std::env::temp_dir();
     let mut reason = String::new();

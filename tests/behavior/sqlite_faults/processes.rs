@@ -32,7 +32,7 @@ async fn processes_that_come_first_at_once_agree_on_one_file(store: Store) {
     }
 }
 
-/// In real processes. Each asks again as soon as it has released.
+/// These are real processes. Each asks again as soon as it has released.
 async fn processes_exclude_each_other_in_the_order_of_their_tickets(store: Store) {
     let mut holders: Vec<_> = (0..4).map(|_| holder(&store, "a")).collect();
     for holder in &mut holders {
@@ -65,7 +65,7 @@ fn one_after_another(holders: &mut [Holder], rounds: usize) {
     }
 }
 
-/// Also in the middle of a transaction or of a checkpoint.
+/// A kill may come in the middle of a transaction or of a checkpoint.
 async fn processes_killed_at_random_moments_leave_a_sound_file(store: Store) {
     let mut random = fastrand::Rng::with_seed(5);
     let rounds = if tests::fact::long() { 300 } else { 30 };

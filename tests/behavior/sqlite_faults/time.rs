@@ -81,7 +81,7 @@ async fn the_remains_of_a_name_are_gone_a_day_later(store: Store) {
          UPDATE names SET last = last - {day} WHERE name = 'test:1:{{dead}}'"
     ));
 
-    // So many times that a sweep certainly runs.
+    // With so many acquisitions, a sweep certainly runs.
     for _ in 0..251 {
         give_back(locks.mutex("young").acquire().await.unwrap()).await;
     }

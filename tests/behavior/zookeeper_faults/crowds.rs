@@ -19,7 +19,7 @@ use crate::store::{Kind, SOON, Store, give_back, tickets};
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT;
         only_a_client_with_tickets_has_its_leader_checked
-        one_hand_over_costs_the_same_whatever_the_number_of_waiters
+        one_hand_over_costs_the_same_with_any_number_of_waiters
         a_crowd_of_clients_costs_the_same_however_many_they_are
         a_waiter_costs_the_same_bytes_however_many_others_wait
         a_crowd_that_comes_and_goes_never_overlaps
@@ -55,7 +55,7 @@ async fn only_a_client_with_tickets_has_its_leader_checked(_: Store) {
     give_back(guard).await;
 }
 
-async fn one_hand_over_costs_the_same_whatever_the_number_of_waiters(_: Store) {
+async fn one_hand_over_costs_the_same_with_any_number_of_waiters(_: Store) {
     let server = ZooKeeperServer::start();
     for waiters in [1, 10, 100] {
         let (holding, waiting) = (counted(&server), counted(&server));
@@ -126,7 +126,7 @@ async fn a_crowd_of_clients_costs_the_same_however_many_they_are(_: Store) {
                 witness.seen().visits >= least
             })
         };
-        // Until all clients know how many there are.
+        // After so many visits, all clients know how many there are.
         visits(200 + 40 * clients as u64).await;
         let (before, began) = (server.packets(), witness.seen().visits);
         visits(began + 1000).await;

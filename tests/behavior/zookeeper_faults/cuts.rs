@@ -42,7 +42,7 @@ async fn a_waiter_from_before_a_reconnect_is_woken_after_it(_: Store) {
     assert!(after < Duration::from_millis(500), "{after:?}");
 }
 
-/// For a mutex, whose waiter stands behind one other ticket, and for a semaphore, where the ticket that leaves is not
+/// Checks a mutex, whose waiter stands behind one other ticket, and a semaphore, where the ticket that leaves is not
 /// the one in front of the waiter.
 async fn a_watch_that_is_lost_costs_a_third_of_a_ttl(_: Store) {
     let server = ZooKeeperServer::start();

@@ -31,7 +31,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
     facts
 }
 
-/// With all defaults, because the facts are about time. An operation that hangs on a server that is cut off must end
+/// Uses all defaults, because the facts are about time. An operation that hangs on a server that is cut off must end
 /// before that server notices the cut.
 fn builder(url: String) -> Builder {
     faults::builder(url).fair(Fair::Strict)

@@ -130,7 +130,8 @@ async fn credentials_that_are_refused_are_a_mistake(_: Store) {
     }
 }
 
-/// With the rights that the guide lists: none at the root, and all below the chroot node except changing its rights.
+/// The user has the rights that the guide lists: none at the root, and all below the chroot node except the right to
+/// change its rights.
 async fn a_user_with_the_documented_rights_can_do_everything(_: Store) {
     use zookeeper_client::{Acl, AuthId, Permission};
     let server = ZooKeeperServer::start();
