@@ -83,7 +83,6 @@ fn facts_of(store: Kind) -> Vec<Trial> {
     trials.extend(local::facts(store));
     trials.extend(reentry::facts(store));
     trials.extend(downgrade::facts(store));
-    trials.extend(downgrade::local_facts(store));
     trials.extend(multi::facts(store));
     trials.extend(messages::facts(store));
     trials.extend(logs::facts(store));
