@@ -1,0 +1,294 @@
+//! Connections that break, events that are missed, and data that is lost: how a client reconnects, and which tickets
+//! it asks about again.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use futures_util::FutureExt;
+use libtest_mimic::Trial;
+use lockcore::backend::{Enqueued, Fault, Released, Renewed};
+use lockcore::testing::{Hold, Store as Kit, Verb};
+use lockcore::{ErrorKind, Event, Fair, Locks};
+use tests::eventually::eventually;
+
+use super::player::{Asked, played};
+use super::{TTL, kit, still_granted};
+use crate::store::{Kind, SOON, Store, begin, give_back, kind, tickets};
+
+pub(super) fn facts(store: Kind) -> Vec<Trial> {
+    crate::store_facts![store, crate::store::DEFAULT;
+        clients_that_lost_their_connections_do_not_come_back_all_at_once
+        after_a_gap_a_client_rechecks_a_hundred_tickets_at_a_time
+        after_a_gap_many_leases_are_rechecked_in_bounded_steps
+        a_late_answer_replaces_no_connection_on_which_others_are_answered
+        a_break_is_followed_by_one_connection
+        a_listener_hears_that_the_store_is_back_though_nobody_asks
+        a_listener_that_comes_during_an_outage_is_told_of_it
+        after_a_loss_of_data_nothing_is_passed_on_before_the_store_was_asked
+        a_ticket_is_passed_on_again_when_the_store_has_confirmed_it
+    ]
+}
+
+/// Each client reconnects within 20 ms, at a random time.
+async fn clients_that_lost_their_connections_do_not_come_back_all_at_once(_: Store) {
+    let (kit, locks) = kit();
+    let holder = locks.mutex("a").acquire().await.unwrap();
+    let theirs = kit.another_process();
+    let clients: Vec<Locks> = (0..30).map(|_| theirs.client().unwrap()).collect();
+    // The waiters stand in line at the store and send nothing. Each client reconnects on its own, after one pause.
+    let _waiters: Vec<_> = clients
+        .iter()
+        .map(|client| begin(client.mutex("a")))
+        .collect();
+    tickets(&locks, "a", 1 + clients.len()).await;
+    let mut back: Vec<_> = (clients.iter())
+        .map(|_| theirs.hold_next(Verb::Connect))
+        .collect();
+
+    let mut events: Vec<_> = clients.iter().map(Locks::events).collect();
+
+    theirs.break_connections();
+    for client in &mut events {
+        assert_eq!(client.recv().await, Some(Event::Suspended));
+    }
+    // All pauses have begun, on a stopped clock.
+    let is_there = |hold: &mut Hold| hold.arrived().now_or_never().is_some();
+    assert!(!is_there(&mut back[0]), "somebody comes without a pause");
+    // Half of the longest pause.
+    kit.clock().advance(Duration::from_millis(11));
+
+    let first = tokio::time::timeout(SOON, back[0].arrived());
+    first.await.expect("nobody comes before the longest pause");
+    assert!(!is_there(back.last_mut().unwrap()), "all are back");
+    kit.clock().advance(Duration::from_millis(11));
+    let last = tokio::time::timeout(SOON, back.last_mut().unwrap().arrived());
+    last.await.expect("somebody stays away");
+    drop(holder);
+}
+
+/// A script at the store must stay short.
+async fn after_a_gap_a_client_rechecks_a_hundred_tickets_at_a_time(_: Store) {
+    let (locks, mut store) = played();
+    let mut guards = Vec::new();
+    for number in 0..250 {
+        guards.push(store.grant(&locks.mutex(format!("n{number}"))).await);
+    }
+    let events = Arc::clone(&store.events.lock().unwrap()[0]);
+
+    events.gap();
+
+    let mut sizes = Vec::new();
+    while sizes.iter().sum::<usize>() < guards.len() {
+        let (tickets, reply) = store.renewal().await;
+        sizes.push(tickets.len());
+        let answers = tickets.iter().map(|request| Renewed::Granted {
+            valid_for: request.ttl,
+        });
+        reply.send(Ok(answers.collect())).unwrap();
+    }
+    sizes.sort_unstable(); // they may be sent in any order
+    assert_eq!(sizes, [50, 100, 100]);
+}
+
+async fn after_a_gap_many_leases_are_rechecked_in_bounded_steps(_: Store) {
+    let (locks, mut store) = played();
+    let mut guards = Vec::new();
+    for number in 0..2_000 {
+        guards.push(store.grant(&locks.mutex(format!("n{number}"))).await);
+    }
+    let events = Arc::clone(&store.events.lock().unwrap()[0]);
+
+    // Twice, as if two connections broke.
+    events.gap();
+    events.gap();
+
+    let (mut under_way, mut asked) = (Vec::new(), 0);
+    while asked < guards.len() {
+        if under_way.is_empty() {
+            under_way.push(store.next().await);
+        }
+        // And all further requests that arrive without an answer from the test.
+        while let Ok(next) = tokio::time::timeout(Duration::from_millis(50), store.next()).await {
+            under_way.push(next);
+        }
+        assert!((1..=8).contains(&under_way.len()), "{}", under_way.len());
+        let Asked::Renew(tickets, reply) = under_way.remove(0) else {
+            panic!("not a renewal");
+        };
+        asked += tickets.len();
+        reply.send(Ok(still_granted(&tickets))).unwrap();
+    }
+}
+
+async fn a_late_answer_replaces_no_connection_on_which_others_are_answered(_: Store) {
+    let (locks, mut store) = played();
+    let late = begin(locks.mutex("late").wait(SOON));
+    let mut unanswered = vec![store.enqueue().await.1];
+    let began = Instant::now();
+    while began.elapsed() < 3 * TTL {
+        let asking = begin(locks.mutex("prompt"));
+        // The late request is repeated after an operation timeout.
+        loop {
+            match store.next().await {
+                Asked::Enqueue(request, reply) if request.name.as_str() == "prompt" => {
+                    let _ = reply.send(Ok(Enqueued::Busy { retry_in: None }));
+                    break;
+                }
+                Asked::Enqueue(_, reply) => unanswered.push(reply),
+                // The release of the caller that has given up.
+                Asked::Release(_, reply) => reply.send(Ok(vec![Released::NotFound])).unwrap(),
+                other @ Asked::Renew(..) => panic!("not an enqueue: {other:?}"),
+            }
+        }
+        assert_eq!(kind(asking.await.unwrap()), ErrorKind::Busy);
+    }
+    assert_eq!(
+        store.connections.lock().unwrap().len(),
+        1,
+        "it was replaced"
+    );
+    late.abort();
+}
+
+/// Any number of requests may fail because of the break, and they or the connection's driver may report it first.
+async fn a_break_is_followed_by_one_connection(_: Store) {
+    let (locks, store) = played();
+    let connections = || store.connections.lock().unwrap().len();
+    locks.ready(SOON).await.unwrap();
+    let mut asked = store.asked;
+    let playing = tokio::spawn(async move {
+        while let Some(next) = asked.recv().await {
+            if let Asked::Enqueue(_, reply) = next {
+                let _ = reply.send(Ok(Enqueued::Busy { retry_in: None }));
+            }
+        }
+    });
+
+    for round in 1..=100 {
+        let before = connections();
+        assert_eq!(before, round, "one too many");
+        // The drop below ends the driver of the connection.
+        let events = store.events.lock().unwrap().pop();
+        store.broken.store(round, Ordering::SeqCst);
+        let asking: Vec<_> = (0..8)
+            .map(|number| begin(locks.mutex(format!("n{number}")).wait(SOON)))
+            .collect();
+        drop(events);
+        eventually("it is connected again", SOON, async || {
+            connections() > before
+        })
+        .await;
+        for asked in asking {
+            let _ = asked.await.unwrap();
+        }
+    }
+    playing.abort();
+}
+
+async fn a_listener_hears_that_the_store_is_back_though_nobody_asks(_: Store) {
+    let (kit, locks) = kit();
+    let mut events = locks.events();
+    give_back(locks.mutex("a").acquire().await.unwrap()).await;
+    for _ in 0..3 {
+        kit.fail_next(Verb::Connect, Fault::Retry);
+    }
+
+    kit.break_connections();
+
+    let clock = kit.clock().clone();
+    let turning = tokio::spawn(async move {
+        loop {
+            clock.advance(Duration::from_millis(100));
+            tokio::time::sleep(Duration::from_millis(1)).await; // lets the supervisor's pauses pass
+        }
+    });
+    let next = tokio::time::timeout(SOON, events.recv()).await;
+    assert_eq!(next.expect("nothing is told"), Some(Event::Suspended));
+    let next = tokio::time::timeout(SOON, events.recv()).await;
+    assert_eq!(next.expect("nothing is told"), Some(Event::Restored));
+    turning.abort();
+}
+
+async fn a_listener_that_comes_during_an_outage_is_told_of_it(_: Store) {
+    let (kit, locks) = kit();
+    give_back(locks.mutex("a").acquire().await.unwrap()).await;
+    let mut first = locks.events();
+    let mut again = kit.hold_next(Verb::Connect);
+    kit.break_connections();
+    let next = tokio::time::timeout(SOON, first.recv()).await;
+    assert_eq!(next.expect("nothing is told"), Some(Event::Suspended));
+
+    let mut late = locks.events();
+
+    assert_eq!(late.recv().await, Some(Event::Suspended));
+    let clock = kit.clock().clone();
+    let turning = tokio::spawn(async move {
+        loop {
+            clock.advance(Duration::from_millis(10));
+            tokio::time::sleep(Duration::from_millis(1)).await; // lets the supervisor's pauses pass
+        }
+    });
+    again.arrived().await;
+    turning.abort();
+    again.let_go();
+    for events in [&mut first, &mut late] {
+        let next = tokio::time::timeout(SOON, events.recv()).await;
+        assert_eq!(next.expect("nothing is told"), Some(Event::Restored));
+    }
+}
+
+/// A client whose tasks may keep a lock among themselves for an hour.
+fn keeps_its_own(kit: &Kit) -> Locks {
+    let fair = Fair::Local(Duration::from_secs(3600));
+    kit.client_with(Locks::builder().fair(fair)).unwrap()
+}
+
+/// Otherwise the next holders would have lower tokens than those that the store has given out since.
+async fn after_a_loss_of_data_nothing_is_passed_on_before_the_store_was_asked(_: Store) {
+    let kit = Kit::new();
+    let (locks, elsewhere) = (keeps_its_own(&kit), kit.another_process().client().unwrap());
+    let holder = locks.mutex("a").acquire().await.unwrap();
+    let waiter = begin(locks.mutex("a").wait(SOON));
+    tickets(&locks, "a", 2).await;
+    let mut renewal = kit.hold_next(Verb::Renew);
+    kit.lose_data();
+    kit.break_connections();
+    renewal.arrived().await;
+    let theirs = elsewhere.mutex("a").try_acquire().await.unwrap();
+
+    drop(holder);
+
+    tickets(&elsewhere, "a", 2).await;
+    assert!(!waiter.is_finished(), "two are in");
+    renewal.let_go();
+    let before = theirs.fencing_token().unwrap();
+    give_back(theirs).await;
+    let next = waiter.await.unwrap().unwrap();
+    assert!(next.fencing_token().unwrap() > before);
+}
+
+async fn a_ticket_is_passed_on_again_when_the_store_has_confirmed_it(_: Store) {
+    let kit = Kit::new();
+    let locks = keeps_its_own(&kit);
+    let holder = locks.mutex("a").acquire().await.unwrap();
+    let waiter = begin(locks.mutex("a").wait(SOON));
+    tickets(&locks, "a", 2).await;
+    let before = holder.remaining();
+    kit.clock().advance(Duration::from_secs(1));
+    kit.break_connections();
+    eventually("it is confirmed", SOON, async || {
+        holder.remaining() + Duration::from_millis(500) > before
+    })
+    .await;
+
+    let grant = holder.grant_id();
+    drop(holder);
+
+    let next = waiter.await.unwrap().unwrap();
+    assert_eq!(
+        next.grant_id().as_u64() >> 10,
+        grant.as_u64() >> 10,
+        "another ticket"
+    );
+}

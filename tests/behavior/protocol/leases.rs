@@ -1,0 +1,283 @@
+//! When a lease or a place in line is renewed or asked about again, and from when its time counts.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use libtest_mimic::Trial;
+use lockcore::backend::{Capability, Released, Renewed, Request};
+use lockcore::testing::Verb;
+use lockcore::{ErrorKind, Locks, LostReason, Wait};
+use tests::eventually::eventually;
+use tracing::Level;
+
+use super::player::{Asked, played, waiting, wire};
+use super::{TTL, kit, still_granted};
+use crate::store::{Kind, SOON, Store, begin, give_back, kind, tickets};
+use crate::traces::{self, LOGGED};
+
+pub(super) fn facts(store: Kind) -> Vec<Trial> {
+    crate::store_facts![store, crate::store::DEFAULT;
+        a_grant_that_arrives_after_its_end_is_not_handed_out
+        a_renewed_lease_counts_from_the_send_of_the_renewal
+        an_ensured_lease_counts_from_the_send_of_the_renewal
+        a_renewal_goes_out_after_a_third_of_the_lease
+        a_place_in_line_that_has_aged_is_renewed_before_it_is_handed_out
+        a_waiter_asks_again_each_time_the_holders_lease_may_be_over
+        a_lease_that_is_being_released_is_not_renewed
+        an_acknowledgement_that_comes_after_the_deadline_leads_to_a_release
+        a_renewal_that_the_store_leaves_out_is_repeated
+        a_ticket_that_cannot_be_renewed_is_one_warning_while_others_are_renewed
+    ]
+}
+
+async fn a_grant_that_arrives_after_its_end_is_not_handed_out(_: Store) {
+    let (kit, locks) = kit();
+    let mut late = kit.hold_next(Verb::Enqueue);
+    let task = begin(locks.mutex("a").ttl(Duration::from_millis(100)));
+    late.arrived().await;
+
+    kit.clock().advance(Duration::from_millis(100));
+    late.let_go();
+
+    // The old ticket is released and a new one is taken, in either order.
+    let guard = task.await.unwrap().unwrap();
+    assert!(guard.is_valid());
+    tickets(&locks, "a", 1).await;
+    give_back(guard).await;
+}
+
+async fn a_renewed_lease_counts_from_the_send_of_the_renewal(_: Store) {
+    let (kit, locks) = kit();
+    let guard = locks.mutex("a").ttl(10 * TTL).acquire().await.unwrap();
+    let whole = guard.remaining();
+    let mut renewal = kit.hold_next(Verb::Renew);
+    kit.clock().advance(5 * TTL);
+    renewal.arrived().await;
+
+    let late = Duration::from_millis(900);
+    kit.clock().advance(late);
+    let before = guard.remaining();
+    renewal.let_go();
+
+    eventually("the renewal is worked in", SOON, async || {
+        guard.remaining() > before
+    })
+    .await;
+    assert_eq!(guard.remaining(), whole - late);
+}
+
+/// The same for a renewal that the caller requests.
+async fn an_ensured_lease_counts_from_the_send_of_the_renewal(_: Store) {
+    let (kit, locks) = kit();
+    let lock = locks.mutex("a").ttl(10 * TTL).renew(false);
+    let guard = lock.acquire().await.unwrap();
+    let whole = guard.remaining();
+    kit.clock().advance(5 * TTL);
+    let mut renewal = kit.hold_next(Verb::Renew);
+    let late = Duration::from_millis(900);
+
+    let (outcome, ()) = tokio::join!(guard.ensure(whole), async {
+        renewal.arrived().await;
+        kit.clock().advance(late);
+        renewal.let_go();
+    });
+
+    assert_eq!(kind(outcome), ErrorKind::Unavailable);
+    assert_eq!(guard.remaining(), whole - late);
+}
+
+/// So two renewals may fail before the lease is in danger.
+async fn a_renewal_goes_out_after_a_third_of_the_lease(_: Store) {
+    let (kit, locks) = kit();
+    let guard = locks.mutex("a").ttl(30 * TTL).acquire().await.unwrap();
+    for _ in 0..2 {
+        let mut renewal = kit.hold_next(Verb::Renew);
+        // A third of the ttl is 10 s. Drift allowance and jitter are 1.3 s at most.
+        kit.clock().advance(Duration::from_millis(8600));
+        // When this is released, the keeper has looked at the clock.
+        drop(locks.mutex("other").acquire().await.unwrap());
+        tickets(&locks, "other", 0).await;
+        tokio::select! {
+            biased;
+            () = renewal.arrived() => panic!("renewed with {:?} left", guard.remaining()),
+            () = std::future::ready(()) => {}
+        }
+
+        kit.clock().advance(Duration::from_millis(1400));
+        renewal.arrived().await;
+        let before = guard.remaining();
+        renewal.let_go();
+        eventually("it is renewed", SOON, async || guard.remaining() > before).await;
+    }
+}
+
+/// A hand-over needs only the wake-up, if enough of the ticket's lease is left.
+async fn a_place_in_line_that_has_aged_is_renewed_before_it_is_handed_out(_: Store) {
+    let (kit, locks) = kit();
+    let holder = locks.mutex("a").ttl(100 * TTL).acquire().await.unwrap();
+    let theirs = kit.another_process();
+    let lock = theirs.client().unwrap().mutex("a").ttl(10 * TTL);
+    let waiter = begin(lock.wait(Wait::Forever));
+    tickets(&locks, "a", 2).await;
+    let mut unanswered = theirs.hold_next(Verb::Renew);
+    kit.clock().advance(6 * TTL);
+    unanswered.arrived().await;
+
+    give_back(holder).await;
+
+    // Without the renewal, it would have two fifths left.
+    let guard = waiter.await.unwrap().unwrap();
+    assert!(guard.remaining() > 9 * TTL, "{:?}", guard.remaining());
+}
+
+/// A dead holder sends nothing. The waiter rechecks when the holder's lease should be over, again if it was renewed in
+/// between.
+async fn a_waiter_asks_again_each_time_the_holders_lease_may_be_over(_: Store) {
+    let (locks, mut store) = played();
+    let _task = begin(locks.mutex("a").ttl(60 * TTL).wait(SOON));
+    let recheck_in = Duration::from_millis(200);
+    let (_, reply) = store.enqueue().await;
+    let mut told = Instant::now();
+    reply.send(Ok(waiting(60 * TTL, Some(recheck_in)))).unwrap();
+    for _ in 0..3 {
+        let (_, reply) = store.renewal().await;
+        // The ordinary renewals are 20 s apart.
+        let after = told.elapsed();
+        assert!(
+            after >= recheck_in * 9 / 10 && after < recheck_in + TTL,
+            "{after:?}"
+        );
+        told = Instant::now();
+        reply
+            .send(Ok(vec![Renewed::Waiting {
+                valid_for: 60 * TTL,
+                recheck_in: Some(recheck_in),
+            }]))
+            .unwrap();
+    }
+}
+
+/// A release first takes the lease out of later batches.
+async fn a_lease_that_is_being_released_is_not_renewed(_: Store) {
+    for dropped in [true, false] {
+        let (locks, mut store) = played();
+        let leaving = store.grant(&locks.mutex("leaving").ttl(TTL)).await;
+        // A lease whose renewal is due at the same time as the other's.
+        let _staying = store.grant(&locks.mutex("staying").ttl(TTL)).await;
+        if dropped {
+            drop(leaving);
+        } else {
+            tokio::spawn(leaving.release());
+        }
+        let Asked::Release(_, _not_answered_yet) = store.next().await else {
+            panic!("not a release");
+        };
+
+        let (tickets, _) = store.renewal().await;
+
+        let renewed: Vec<&str> = tickets
+            .iter()
+            .map(|request| request.name.as_str())
+            .collect();
+        assert_eq!(renewed, ["staying"], "dropped: {dropped}");
+    }
+}
+
+async fn an_acknowledgement_that_comes_after_the_deadline_leads_to_a_release(_: Store) {
+    let (kit, locks) = kit();
+    let guard = locks.mutex("a").ttl(10 * TTL).acquire().await.unwrap();
+    let end = guard.remaining();
+    // The renewal is under way at the deadline, and is answered before the ticket ends at the store, which is later.
+    let mut renewal = kit.hold_next(Verb::Renew);
+    kit.clock().advance(end - Duration::from_millis(500));
+    renewal.arrived().await;
+    kit.clock().advance(Duration::from_millis(500));
+    assert_eq!(guard.lost().await, LostReason::Expired);
+
+    renewal.let_go();
+
+    tickets(&locks, "a", 0).await;
+    assert!(!guard.is_valid());
+}
+
+async fn a_renewal_that_the_store_leaves_out_is_repeated(_: Store) {
+    let (locks, mut store) = played();
+    let guard = store.grant(&locks.mutex("a").ttl(TTL)).await;
+    for _ in 0..2 {
+        let (_, reply) = store.renewal().await;
+        reply.send(Ok(Vec::new())).unwrap();
+    }
+    let (tickets, reply) = store.renewal().await;
+    reply.send(Ok(still_granted(&tickets))).unwrap();
+    eventually("it is renewed", SOON, async || guard.remaining() > TTL / 2).await;
+}
+
+async fn a_ticket_that_cannot_be_renewed_is_one_warning_while_others_are_renewed(store: Store) {
+    let owner = format!("{LOGGED}{}:renewals", store.namespace);
+    let (wire, mut store) = wire(Capability::new());
+    let locks = Locks::builder()
+        .backend(wire)
+        .owner(&owner)
+        .build()
+        .unwrap();
+    let lock = |name: &str, ttl| locks.mutex(name).ttl(ttl);
+    let refused = store.grant(&lock("refused", 9 * TTL)).await;
+    let renewed = store.grant(&lock("renewed", 3 * TTL)).await;
+    let warnings = || {
+        let lines = traces::lines(&owner).into_iter();
+        let warnings = lines.filter(|line| line.level == Level::WARN);
+        warnings.map(|line| line.text).collect::<Vec<_>>()
+    };
+
+    let (mut failures, mut between) = (0, 0);
+    while failures < 8 || between < 2 {
+        let (tickets, reply) = store.renewal().await;
+        let answer = |ticket: &Arc<Request>| match ticket.name.as_str() {
+            "refused" => Renewed::Failed,
+            _ => Renewed::Granted {
+                valid_for: ticket.ttl,
+            },
+        };
+        let answers: Vec<_> = tickets.iter().map(answer).collect();
+        failures += u32::from(answers.contains(&Renewed::Failed));
+        between += u32::from(failures > 2 && answers != [Renewed::Failed]);
+        reply.send(Ok(answers)).unwrap();
+    }
+    // Log lines are written in order, so all lines about the refusals come before this one.
+    let over = |text: &String| text.contains("accepts renewals again");
+    while !warnings().iter().any(over) {
+        let (tickets, reply) = store.renewal().await;
+        let answer = |ticket: &Arc<Request>| Renewed::Granted {
+            valid_for: ticket.ttl,
+        };
+        reply
+            .send(Ok(tickets.iter().map(answer).collect()))
+            .unwrap();
+    }
+    let told = warnings();
+    let [refused_once, _] = &told[..] else {
+        panic!("{told:#?}");
+    };
+    assert!(
+        refused_once.contains("refuses renewals") && refused_once.contains("\"refused\""),
+        "{told:?}"
+    );
+
+    drop((refused, renewed));
+    let mut left = 2;
+    while left > 0 {
+        match store.next().await {
+            Asked::Release(tickets, reply) => {
+                left -= tickets.len();
+                let answers = vec![Released::Released; tickets.len()];
+                reply.send(Ok(answers)).unwrap();
+            }
+            Asked::Renew(tickets, reply) => {
+                reply
+                    .send(Ok(vec![Renewed::Failed; tickets.len()]))
+                    .unwrap();
+            }
+            other => panic!("nobody asked for {other:?}"),
+        }
+    }
+}
