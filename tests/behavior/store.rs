@@ -5,19 +5,20 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use libtest_mimic::Trial;
 use lockcore::backend::{Backend, Capability};
+pub(crate) use lockcore::testing::conformance::steps::{
+    A_FEW_MILLIS, LEASE, SOON, STALL, begin, give_back, soon, tickets,
+};
 use lockcore::testing::conformance::{self, Fact, Subject};
-use lockcore::{Builder, Error, ErrorKind, Fair, Guard, Lock, Locks};
+use lockcore::{Builder, Error, ErrorKind, Fair, Locks};
 use tests::eventually::eventually;
 use tests::sqlite_file::SqliteFile;
-use tests::stalls::awake_since;
 use tests::stores::{self, Server, Suite, Timings};
 use tests::watch::SECRET;
 use tokio::runtime::Runtime;
-use tokio::task::JoinHandle;
 
 use crate::counted::{Counted, Counts};
 use crate::traces;
@@ -33,19 +34,6 @@ pub(crate) struct Store {
     pub(crate) namespace: String,
     server: Arc<dyn Server>,
 }
-
-/// A timeout that is long enough for a slow machine and short enough to notice a hang.
-pub(crate) const SOON: Duration = Duration::from_secs(10);
-
-/// For how long a busy machine may stall without failing a fact that is not about time.
-pub(crate) const STALL: Duration = Duration::from_secs(30);
-
-/// The ttl of a [client](Store::client): longer than [`STALL`], with renewals 20 s apart. Waiters use it as their wait
-/// in facts that bound the wait by [`soon`], or not at all.
-pub(crate) const LEASE: Duration = STALL.saturating_mul(2);
-
-/// Stores count in milliseconds, and may round up or down.
-pub(crate) const A_FEW_MILLIS: Duration = Duration::from_millis(20);
 
 /// What a bound allows on top, because this machine runs other tests too.
 pub(crate) const SLACK: Duration = Duration::from_millis(1500);
@@ -236,33 +224,4 @@ pub(crate) fn shows_no_password(shown: &impl Debug) {
         !text.contains(SECRET) && !text.contains(traces::WRONG),
         "{text}"
     );
-}
-
-/// Waits until a name has so many holders and waiters together: tickets at the store, and waiters inside this client.
-pub(crate) async fn tickets(locks: &Locks, name: &str, count: usize) {
-    eventually("the line has formed", SOON, async || {
-        let places = locks.inspect(name).await.unwrap();
-        let local: u32 = places.iter().map(|place| place.local_waiters).sum();
-        places.len() + local as usize == count
-    })
-    .await;
-}
-
-/// The result of a future that has to end [soon](SOON). Time in which the machine stalls does not count.
-pub(crate) async fn soon<T>(coming: impl Future<Output = T>) -> T {
-    let began = Instant::now();
-    let came = coming.await;
-    let awake = awake_since(began);
-    assert!(awake < SOON, "{awake:?}");
-    came
-}
-
-/// Spawns a task that acquires the lock.
-pub(crate) fn begin(lock: Lock) -> JoinHandle<Result<Guard, Error>> {
-    tokio::spawn(async move { lock.acquire().await })
-}
-
-/// Releases the lock and checks that it was held to the end.
-pub(crate) async fn give_back(guard: Guard) {
-    assert_eq!(guard.release().await.unwrap(), lockcore::Release::Released);
 }

@@ -1,40 +1,22 @@
 //! Waits for something to become true. This is the only place in the tests that polls: where an event can be awaited,
-//! await the event.
+//! await the event. The loop for async code is in the conformance suite, which needs it too.
 
 use std::thread;
 use std::time::{Duration, Instant};
 
+use lockcore::testing::conformance::steps::STEP;
+/// The same as [`wait_until`] for async code. It does not block the runtime's threads.
+pub use lockcore::testing::conformance::steps::eventually;
+
 use crate::stalls;
 
-/// Short compared with everything that a test measures, and long enough not to keep one of two cores busy.
-const STEP: Duration = Duration::from_millis(2);
-
-/// The time limit. Time in which the machine stalls does not count, because nothing can become true in it.
-struct Patience {
-    began: Instant,
-    within: Duration,
-}
-
-impl Patience {
-    fn new(within: Duration) -> Self {
-        stalls::watch();
-        Self {
-            began: Instant::now(),
-            within,
-        }
-    }
-
-    /// Checked before each step, so that there is one more try after a slow answer.
-    fn is_over(&self) -> bool {
-        stalls::awake_since(self.began) >= self.within
-    }
-}
-
-/// Asks until there is an answer. Returns `None` if there was none within the time.
+/// Asks until there is an answer. Returns `None` if there was none within the time, in which stalls of the machine do not
+/// count. After a slow answer there is one more try.
 pub fn poll<T>(within: Duration, mut answer: impl FnMut() -> Option<T>) -> Option<T> {
-    let patience = Patience::new(within);
+    stalls::watch();
+    let began = Instant::now();
     loop {
-        let over = patience.is_over();
+        let over = stalls::awake_since(began) >= within;
         if let Some(answer) = answer() {
             return Some(answer);
         }
@@ -49,19 +31,6 @@ pub fn poll<T>(within: Duration, mut answer: impl FnMut() -> Option<T>) -> Optio
 pub fn wait_until(what: &str, within: Duration, mut holds: impl FnMut() -> bool) {
     if poll(within, || holds().then_some(())).is_none() {
         panic!("not within {within:?}: {what}");
-    }
-}
-
-/// The same for async code. It does not block the runtime's threads.
-pub async fn eventually(what: &str, within: Duration, mut holds: impl AsyncFnMut() -> bool) {
-    let patience = Patience::new(within);
-    loop {
-        let over = patience.is_over();
-        if holds().await {
-            return;
-        }
-        assert!(!over, "not within {within:?}: {what}");
-        tokio::time::sleep(STEP).await;
     }
 }
 

@@ -37,6 +37,8 @@ mod kit;
 mod requests;
 #[doc(hidden)]
 pub mod stalls;
+#[doc(hidden)]
+pub mod steps;
 mod subject;
 mod witness;
 

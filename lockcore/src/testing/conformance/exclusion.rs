@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
 
 use super::fact::{Fact, any_store, group_of, that_pushes};
-use super::kit::{A_FEW_MILLIS, LEASE, SLACK, STALL, Store, begin, give_back, kind, soon, tickets};
+use super::kit::{SLACK, Store, kind};
 use super::stalls::{awake_since, stalled_since};
+use super::steps::{A_FEW_MILLIS, LEASE, STALL, begin, give_back, soon, tickets};
 use super::witness::Witness;
 use crate::error::{Error, ErrorKind};
 use crate::hold::Release;

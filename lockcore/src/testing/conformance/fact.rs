@@ -6,8 +6,9 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::kit::{LEASE, Store};
+use super::kit::Store;
 use super::stalls;
+use super::steps::LEASE;
 use super::subject::Subject;
 use crate::backend::Capability;
 use crate::options::Fair;

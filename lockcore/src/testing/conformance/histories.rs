@@ -6,7 +6,8 @@ use std::sync::Arc;
 use fastrand::Rng;
 
 use super::fact::{Fact, any_store, group_of};
-use super::kit::{Asker, Store, eventually, with};
+use super::kit::{Asker, Store, with};
+use super::steps::{SOON, eventually};
 use crate::backend::{Enqueued, FULL, Id, Released, Renewed, Request, queue};
 
 pub(super) fn all() -> Vec<Fact> {
@@ -166,7 +167,7 @@ async fn agree(store: &Store, clients: &[Asker], line: &Line, granted: &mut Hash
         if at < holds {
             granted.insert(ticket.request.id, ticket.number);
         }
-        eventually("the store agrees with the rule", async || {
+        eventually("the store agrees with the rule", SOON, async || {
             let answer = client.renew(&ticket.request).await;
             assert!(is_there(&answer), "{answer:?}");
             let is_granted = matches!(answer, Renewed::Granted { .. });

@@ -3,12 +3,11 @@
 use std::fmt::Debug;
 use std::num::NonZeroU32;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tokio::sync::mpsc;
-use tokio::task::JoinHandle;
 
-use super::stalls::awake_since;
+use super::steps::{LEASE, SOON, STALL};
 use super::subject::Subject;
 use crate::backend::{
     Connection, Departure, Enqueued, EventSink, FULL, Id, Name, Namespace, News, Released, Renewed,
@@ -16,23 +15,8 @@ use crate::backend::{
 };
 use crate::builder::Builder;
 use crate::error::{Error, ErrorKind};
-use crate::hold::{Guard, Release};
-use crate::lock::Lock;
 use crate::locks::Locks;
 use crate::options::Fair;
-
-/// Long enough for a slow machine, short enough to notice a hang.
-pub(super) const SOON: Duration = Duration::from_secs(10);
-
-/// How long a busy machine may stand still without making a fact fail. (Facts about time are the exception.)
-pub(super) const STALL: Duration = Duration::from_secs(30);
-
-/// The ttl of a [client](Store::client). It is longer than such a stall. Renewals are 20 s apart. It is also the wait
-/// in facts that bound the wait by [`soon`] or do not bound it.
-pub(super) const LEASE: Duration = STALL.saturating_mul(2);
-
-/// Stores count in milliseconds, and may round in any direction.
-pub(super) const A_FEW_MILLIS: Duration = Duration::from_millis(20);
 
 /// The length of a wait that is expected to end without a lock.
 pub(super) const SLACK: Duration = Duration::from_millis(1500);
@@ -183,47 +167,7 @@ impl Asker {
     }
 }
 
-/// Waits until `holds` returns true. Panics with `what` if that takes too long. Time in which the machine stands still
-/// does not count.
-pub(super) async fn eventually(what: &str, mut holds: impl AsyncFnMut() -> bool) {
-    let began = Instant::now();
-    while !holds().await {
-        assert!(awake_since(began) < SOON, "not within {SOON:?}: {what}");
-        tokio::time::sleep(Duration::from_millis(2)).await;
-    }
-}
-
-/// Waits for the result, which has to come [soon](SOON). Time in which the machine stands still does not count.
-pub(super) async fn soon<T>(coming: impl Future<Output = T>) -> T {
-    let began = Instant::now();
-    let came = coming.await;
-    let awake = awake_since(began);
-    assert!(awake < SOON, "{awake:?}");
-    came
-}
-
 /// The kind of an expected error.
 pub(super) fn kind<T: Debug>(outcome: Result<T, Error>) -> ErrorKind {
     outcome.expect_err("should have failed").kind()
-}
-
-/// Waits until a name has `count` holders and waiters together: tickets at the store, and callers that wait inside this
-/// client.
-pub(super) async fn tickets(locks: &Locks, name: &str, count: usize) {
-    eventually("the line has formed", async || {
-        let places = locks.inspect(name).await.unwrap();
-        let local: u32 = places.iter().map(|place| place.local_waiters).sum();
-        places.len() + local as usize == count
-    })
-    .await;
-}
-
-/// Starts a task that acquires the lock.
-pub(super) fn begin(lock: Lock) -> JoinHandle<Result<Guard, Error>> {
-    tokio::spawn(async move { lock.acquire().await })
-}
-
-/// Releases the lock, and checks that it was held to the end.
-pub(super) async fn give_back(guard: Guard) {
-    assert_eq!(guard.release().await.unwrap(), Release::Released);
 }

@@ -7,7 +7,8 @@ use std::task::Poll;
 use std::time::Duration;
 
 use super::fact::{Fact, any_store, group_of, that_pushes, without_sessions};
-use super::kit::{LEASE, Store, eventually, with};
+use super::kit::{Store, with};
+use super::steps::{LEASE, SOON, eventually};
 use crate::backend::{Capability, Departure, Enqueued, MAX_TICKET, Released, Renewed, Request};
 
 pub(super) fn all() -> Vec<Fact> {
@@ -228,7 +229,7 @@ async fn connections_of_two_openings_see_the_same_tickets(store: Store) {
         assert_eq!(numbers, [first, second]);
     }
     assert_eq!(one.release(&holds).await, Released::Released);
-    eventually("the other client's ticket holds", async || {
+    eventually("the other client's ticket holds", SOON, async || {
         matches!(other.renew(&waits).await, Renewed::Granted { .. })
     })
     .await;
@@ -301,7 +302,7 @@ async fn a_waiter_that_leaves_lets_in_the_waiters_behind_it(store: Store) {
 
     assert_eq!(client.release(&all).await, Released::Released);
 
-    eventually("the waiter behind it holds", async || {
+    eventually("the waiter behind it holds", SOON, async || {
         matches!(client.renew(&another).await, Renewed::Granted { .. })
     })
     .await;
@@ -382,7 +383,7 @@ async fn a_ticket_ends_after_its_ttl_and_the_next_holds(store: Store) {
     let renewed = client.renew(&shorter).await;
     assert!(matches!(renewed, Renewed::Granted { .. }), "{renewed:?}");
 
-    eventually("the next one holds", async || {
+    eventually("the next one holds", SOON, async || {
         matches!(client.renew(&next).await, Renewed::Granted { .. })
     })
     .await;
@@ -466,13 +467,13 @@ async fn a_renewal_sets_when_a_ticket_expires(store: Store) {
 
     let renewed = client.renew(&lasts(&first, short)).await;
     assert!(matches!(renewed, Renewed::Waiting { .. }), "{renewed:?}");
-    eventually("the first in line has ended", async || {
+    eventually("the first in line has ended", SOON, async || {
         numbers().await == [line[0], line[2]]
     })
     .await;
     let renewed = client.renew(&lasts(&holds, short)).await;
     assert!(matches!(renewed, Renewed::Granted { .. }), "{renewed:?}");
-    eventually("the holder has ended", async || {
+    eventually("the holder has ended", SOON, async || {
         client.renew(&lasts(&second, long)).await == Renewed::Granted { valid_for: long }
     })
     .await;
@@ -498,7 +499,7 @@ async fn tickets_are_made_smaller_in_one_batch(store: Store) {
 
     let holds = |answer: &Renewed| matches!(answer, Renewed::Granted { .. });
     assert!(renewed.iter().all(holds), "{renewed:?}");
-    eventually("the waiters hold", async || {
+    eventually("the waiters hold", SOON, async || {
         let asked = client.connection.renew(waiters.to_vec()).await.unwrap();
         asked.iter().all(holds)
     })
