@@ -1,0 +1,256 @@
+//! How long a lease lasts: renewals, `ensure`, and leases without renewal.
+
+use std::time::{Duration, Instant};
+
+use libtest_mimic::Trial;
+use lockcore::{ErrorKind, LostReason, Release};
+use tests::stalls::awake_since;
+
+use crate::store::{
+    A_FEW_MILLIS, Kind, LEASE, SLACK, SOON, STALL, Store, assert_nothing_left, begin, give_back,
+    kind, tickets,
+};
+
+pub(super) fn facts(store: Kind) -> Vec<Trial> {
+    crate::store_facts![store;
+        a_stalled_holder_is_lost_before_its_next_step_and_cannot_take_the_lock_back
+        work_that_lasts_three_leases_keeps_the_lock
+        a_lease_without_renewal_ends_and_says_so
+        a_lease_without_renewal_is_handed_over_with_its_whole_ttl
+        ensure_renews_when_less_remains
+        ensure_refuses_a_time_that_no_renewal_can_give
+        renewals_do_not_outlive_the_release
+        a_waiter_with_a_short_ttl_does_not_shorten_the_holder
+        a_waiter_outlives_many_of_its_own_leases_in_line
+        a_leaked_guard_is_not_renewed_beyond_its_limit
+    ]
+}
+
+/// How much of a whole ttl the holder counts on: a few milliseconds less, because its clock may be slower than the
+/// store's.
+fn by_its_own_clock(ttl: Duration) -> Duration {
+    ttl - ttl / 100 - Duration::from_millis(5) - A_FEW_MILLIS
+}
+
+async fn a_stalled_holder_is_lost_before_its_next_step_and_cannot_take_the_lock_back(store: Store) {
+    let lease = Duration::from_millis(400);
+    let asked = Instant::now(); // the store starts the lease after this moment
+    let stalled = store
+        .client()
+        .mutex("a")
+        .ttl(lease)
+        .renew(false)
+        .acquire()
+        .await
+        .unwrap();
+    let started = Instant::now();
+
+    let next = store
+        .client()
+        .mutex("a")
+        .wait(LEASE)
+        .acquire()
+        .await
+        .unwrap();
+    let awake = awake_since(started);
+
+    assert!(!stalled.is_valid(), "two valid holders");
+    assert!(
+        asked.elapsed() >= lease - A_FEW_MILLIS,
+        "{:?}",
+        asked.elapsed()
+    );
+    assert!(awake < lease + SOON / 4, "{awake:?}");
+    assert!(stalled.fencing_token().unwrap() < next.fencing_token().unwrap());
+    assert_eq!(stalled.release().await.unwrap(), Release::AlreadyLost);
+    assert!(next.is_valid());
+    give_back(next).await;
+}
+
+async fn work_that_lasts_three_leases_keeps_the_lock(store: Store) {
+    let lease = Duration::from_secs(2); // a renewal has two thirds of it, enough for a machine that is busy or stalls
+    let guard = store
+        .client()
+        .mutex("a")
+        .ttl(lease)
+        .acquire()
+        .await
+        .unwrap();
+    let started = Instant::now();
+    let other = store.client();
+
+    while started.elapsed() < 3 * lease {
+        assert_eq!(kind(other.mutex("a").try_acquire().await), ErrorKind::Busy);
+        assert!(guard.is_valid());
+        tokio::task::yield_now().await;
+    }
+
+    give_back(guard).await;
+    give_back(other.mutex("a").try_acquire().await.unwrap()).await;
+}
+
+async fn a_lease_without_renewal_ends_and_says_so(store: Store) {
+    let lease = Duration::from_millis(200);
+    let locks = store.client();
+    let mut late = Duration::ZERO;
+    for round in 0..10 {
+        let lock = locks.mutex(format!("a{round}")).ttl(lease).renew(false);
+        let guard = lock.acquire().await.unwrap();
+        let held = Instant::now();
+
+        assert_eq!(guard.lost().await, LostReason::Expired);
+
+        late += awake_since(held).saturating_sub(lease);
+        assert_eq!(guard.remaining(), Duration::ZERO);
+        let error = guard.ensure(Duration::from_millis(1)).await;
+        assert_eq!(kind(error), ErrorKind::Lost(LostReason::Expired));
+    }
+    // Checked as a sum: in a single wait, a client that looks only once a second could be late by less than the slack.
+    assert!(late < SLACK, "{late:?}");
+}
+
+/// The waiter's ticket has aged in line. Without renewal it must not be granted with only the rest of its ttl.
+async fn a_lease_without_renewal_is_handed_over_with_its_whole_ttl(store: Store) {
+    let locks = store.client();
+    let guard = locks.mutex("a").acquire().await.unwrap();
+    let ttl = STALL;
+    let lock = locks.mutex("a").ttl(ttl).renew(false).wait(LEASE);
+    let waiter = begin(lock);
+    tickets(&locks, "a", 2).await;
+    tokio::time::sleep(Duration::from_millis(500)).await; // the ticket ages, which no event reports
+    let left = Instant::now();
+    drop(guard);
+
+    let guard = waiter.await.unwrap().unwrap();
+    let whole = guard.remaining() + left.elapsed();
+    assert!(whole >= by_its_own_clock(ttl), "{whole:?}");
+}
+
+async fn ensure_renews_when_less_remains(store: Store) {
+    let ttl = STALL;
+    let lock = store.client().mutex("a").ttl(ttl).renew(false);
+    let guard = lock.acquire().await.unwrap();
+    while guard.remaining() > by_its_own_clock(ttl) - Duration::from_secs(2) {
+        tokio::task::yield_now().await;
+    }
+    let asked = Instant::now();
+
+    let more = by_its_own_clock(ttl) - Duration::from_secs(1);
+    guard.ensure(more).await.unwrap();
+
+    let whole = guard.remaining() + asked.elapsed();
+    assert!(whole >= by_its_own_clock(ttl), "{whole:?}");
+    give_back(guard).await;
+}
+
+async fn ensure_refuses_a_time_that_no_renewal_can_give(store: Store) {
+    let guard = store.client().mutex("a").ttl(STALL).acquire().await;
+    let guard = guard.unwrap();
+
+    assert_eq!(kind(guard.ensure(LEASE).await), ErrorKind::Config);
+    give_back(guard).await;
+}
+
+/// With leases this short, a renewal is always due or under way when the release is sent.
+async fn renewals_do_not_outlive_the_release(store: Store) {
+    let locks = store.client();
+    let end = Instant::now() + Duration::from_secs(2);
+    let mut rounds = 0;
+    while Instant::now() < end {
+        let guard = locks
+            .mutex("a")
+            .ttl(Duration::from_millis(100))
+            .acquire()
+            .await
+            .unwrap();
+        tokio::time::sleep(Duration::from_millis(20 + rounds % 20)).await; // varies the moment within the renewal
+        guard.release().await.unwrap();
+        let free = store
+            .client()
+            .mutex("a")
+            .ttl(Duration::from_secs(60))
+            .try_acquire()
+            .await;
+        give_back(free.unwrap()).await;
+        rounds += 1;
+    }
+    assert_nothing_left(&store, &locks, "a").await;
+}
+
+async fn a_waiter_with_a_short_ttl_does_not_shorten_the_holder(store: Store) {
+    let holder = store.client();
+    let ttl = LEASE;
+    let asked = Instant::now();
+    let guard = holder.mutex("a").ttl(ttl).acquire().await.unwrap();
+    let impatient = store.client().mutex("a").ttl(Duration::from_millis(100));
+    assert_eq!(
+        kind(impatient.wait(Duration::from_millis(400)).acquire().await),
+        ErrorKind::Timeout
+    );
+
+    let places = holder.inspect("a").await.unwrap();
+
+    let whole = places[0].remaining + asked.elapsed();
+    assert!(
+        places[0].granted && whole >= ttl - A_FEW_MILLIS,
+        "{places:?}"
+    );
+    assert_eq!(
+        kind(store.client().mutex("a").try_acquire().await),
+        ErrorKind::Busy
+    );
+    give_back(guard).await;
+}
+
+async fn a_waiter_outlives_many_of_its_own_leases_in_line(store: Store) {
+    let locks = store.client();
+    let guard = locks.mutex("a").acquire().await.unwrap();
+    // Its place in line is renewed even if the lease that it will get is not.
+    let (mut waiters, mut places) = (Vec::new(), Vec::new());
+    for renew in [true, false] {
+        let lock = store
+            .client()
+            .mutex("a")
+            .ttl(Duration::from_secs(1)) // a busy machine has two thirds of it for each renewal
+            .renew(renew)
+            .wait(LEASE);
+        waiters.push(begin(lock));
+        tickets(&locks, "a", waiters.len() + 1).await;
+        places.push(locks.inspect("a").await.unwrap()[waiters.len()].ticket);
+    }
+    tokio::time::sleep(Duration::from_secs(5)).await; // five leases, which no event reports
+
+    let line = locks.inspect("a").await.unwrap();
+    let line: Vec<u64> = line[1..].iter().map(|place| place.ticket).collect();
+    assert_eq!(line, places, "a place was lost");
+    drop(guard);
+    for waiter in waiters {
+        give_back(waiter.await.unwrap().unwrap()).await;
+    }
+}
+
+async fn a_leaked_guard_is_not_renewed_beyond_its_limit(store: Store) {
+    let (ttl, limit) = (Duration::from_millis(300), Duration::from_millis(700));
+    let lock = store.client().mutex("a").ttl(ttl).max_hold(limit);
+    // Taken before the request: the time counts from the grant, and the caller learns of that later.
+    let started = Instant::now();
+    let leaked: &'static lockcore::Guard = Box::leak(Box::new(lock.acquire().await.unwrap()));
+
+    assert_eq!(leaked.lost().await, LostReason::MaxHold);
+    assert!(started.elapsed() >= limit);
+    let next = store
+        .client()
+        .mutex("a")
+        .wait(STALL)
+        .acquire()
+        .await
+        .unwrap();
+
+    assert!(
+        awake_since(started) < limit + ttl + Duration::from_secs(2),
+        "{:?}",
+        awake_since(started)
+    );
+    assert!(next.fencing_token().unwrap() > leaked.fencing_token().unwrap());
+    give_back(next).await;
+}
