@@ -1,4 +1,7 @@
-//! Holders and waiters in other processes, which are killed, are frozen, or end.
+//! Holders and waiters in other processes, which are killed, are frozen, or end. The facts about their cost are in the
+//! folder of this file.
+
+mod cost;
 
 use std::collections::VecDeque;
 use std::process::Command;
@@ -15,6 +18,8 @@ use tests::witness::{FencedResource, FileWitness};
 use crate::store::{
     Kind, SLACK, SOON, Store, assert_nothing_left, begin, give_back, kind, tickets,
 };
+
+pub(crate) use self::cost::facts as facts_of_redis;
 
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     let mut facts = crate::store_facts![store, crate::store::DEFAULT;
@@ -40,16 +45,6 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
 pub(crate) fn facts_of_none(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT;
         a_signal_that_comes_before_anybody_looks_is_not_missed
-    ]
-}
-
-/// Facts that count with the server's own statistics.
-pub(crate) fn facts_of_redis(store: Kind) -> Vec<Trial> {
-    crate::store_facts![store, crate::store::DEFAULT;
-        one_hand_over_costs_two_scripts_and_one_message_with_any_number_of_waiters
-        a_release_wakes_exactly_the_waiters_that_it_lets_in
-        a_line_inside_one_process_costs_the_store_next_to_nothing
-        an_uncontended_pair_costs_two_scripts
     ]
 }
 
@@ -318,110 +313,6 @@ async fn a_crowd_of_processes_that_are_killed_overlaps_nowhere(store: Store) {
     give_back(next.unwrap()).await;
 }
 
-/// The counts are exact, so this fact has its own server.
-async fn one_hand_over_costs_two_scripts_and_one_message_with_any_number_of_waiters(store: Store) {
-    let server = tests::redis_server::RedisServer::start();
-    for waiters in [1, 10, 100] {
-        let client = || {
-            lockcore::Locks::builder()
-                .url(server.url())
-                .namespace(&store.namespace)
-                .fair(lockcore::Fair::Strict)
-                .ttl(Duration::from_secs(120)) // so long that no renewal is counted
-                .wait(3 * SOON)
-                .build()
-                .unwrap()
-        };
-        let (holding, waiting) = (client(), client());
-        give_back(holding.mutex("warm").acquire().await.unwrap()).await;
-        let guard = holding.mutex("a").acquire().await.unwrap();
-        let mut tasks = tokio::task::JoinSet::new();
-        for _ in 0..waiters {
-            let lock = waiting.mutex("a");
-            tasks.spawn(async move { give_back(lock.acquire().await.unwrap()).await });
-        }
-        // Looking with a client costs scripts too. The harness looks with another command.
-        eventually("the line has formed", SOON, async || {
-            let key = format!("{}:1:{{a}}:line", store.namespace);
-            server.command::<usize>(&["HLEN", &key]) == 2 * waiters
-        })
-        .await;
-
-        let before = server.command_stats();
-        give_back(guard).await;
-        while let Some(done) = tasks.join_next().await {
-            done.unwrap();
-        }
-        let spent = server.command_stats_since(&before);
-
-        let calls = |command: &str| spent.get(command).copied().unwrap_or(0);
-        println!(
-            "{waiters} waiters: {} scripts, {} messages",
-            calls("evalsha"),
-            calls("publish")
-        );
-        // Each waiter's enqueue came before the count. The count has one release for each waiter, and the holder's.
-        assert_eq!(calls("evalsha"), waiters as u64 + 1);
-        assert_eq!(calls("publish"), waiters as u64);
-        assert_eq!(calls("eval"), 0);
-    }
-}
-
-/// With the default policy, a hundred waiters of one process are one ticket.
-async fn a_line_inside_one_process_costs_the_store_next_to_nothing(store: Store) {
-    let server = tests::redis_server::RedisServer::start();
-    let client = || {
-        lockcore::Locks::builder()
-            .url(server.url())
-            .namespace(&store.namespace)
-            .fair(lockcore::Fair::Local(Duration::from_secs(60)))
-            .ttl(Duration::from_secs(120)) // so long that no renewal is counted
-            .build()
-            .unwrap()
-    };
-    let (holding, waiting) = (client(), client());
-    let guard = holding.mutex("a").acquire().await.unwrap();
-    let mut tasks = tokio::task::JoinSet::new();
-    for _ in 0..100 {
-        let lock = waiting.mutex("a").wait(SOON);
-        tasks.spawn(async move { give_back(lock.acquire().await.unwrap()).await });
-    }
-    tickets(&waiting, "a", 101).await;
-
-    let before = server.command_stats();
-    give_back(guard).await;
-    while let Some(done) = tasks.join_next().await {
-        done.unwrap();
-    }
-    let spent = server.command_stats_since(&before);
-
-    let calls = |command: &str| spent.get(command).copied().unwrap_or(0);
-    // The holder's release, one message, and the release after the last of the hundred.
-    assert_eq!((calls("evalsha"), calls("publish")), (2, 1));
-}
-
-async fn an_uncontended_pair_costs_two_scripts(store: Store) {
-    let server = tests::redis_server::RedisServer::start();
-    let locks = lockcore::Locks::builder()
-        .url(server.url())
-        .namespace(&store.namespace)
-        .build()
-        .unwrap();
-    give_back(locks.mutex("warm").acquire().await.unwrap()).await;
-
-    let before = server.command_stats();
-    for number in 0..50 {
-        give_back(locks.mutex(format!("n{number}")).acquire().await.unwrap()).await;
-    }
-    let spent = server.command_stats_since(&before);
-
-    let calls = |command: &str| spent.get(command).copied().unwrap_or(0);
-    assert_eq!(
-        (calls("evalsha"), calls("eval"), calls("publish")),
-        (100, 0, 0)
-    );
-}
-
 async fn the_permits_of_a_killed_holder_are_back_after_its_lease(store: Store) {
     let ttl = Duration::from_secs(2);
     let locks = store.client();
@@ -467,64 +358,4 @@ async fn killed_readers_let_the_writer_in_after_their_leases(store: Store) {
 
     let after = awake_since(killed);
     assert!(after < short + moments(&store), "{after:?}");
-}
-
-/// These are locks that several may hold at once. The counts are exact, so this fact has its own server.
-async fn a_release_wakes_exactly_the_waiters_that_it_lets_in(store: Store) {
-    let server = tests::redis_server::RedisServer::start();
-    let client = || {
-        lockcore::Locks::builder()
-            .url(server.url())
-            .namespace(&store.namespace)
-            .fair(lockcore::Fair::Strict)
-            .ttl(Duration::from_secs(120)) // so long that no renewal is counted
-            .wait(3 * SOON)
-            .build()
-            .unwrap()
-    };
-    let (holding, waiting) = (client(), client());
-    let three = holding
-        .semaphore("s", 3)
-        .permits(3)
-        .acquire()
-        .await
-        .unwrap();
-    let writer = holding.rwlock("c").write().acquire().await.unwrap();
-    let (served, mut let_in) = tokio::sync::mpsc::unbounded_channel();
-    for number in 0..20 {
-        // Two of the waiters fit in. A writer stands behind the fourth reader.
-        let two_of_them = waiting.semaphore("s", 3).permits(1 + number % 2);
-        let catalog = waiting.rwlock("c");
-        let reader = if number == 4 {
-            catalog.write()
-        } else {
-            catalog.read()
-        };
-        for lock in [two_of_them, reader] {
-            let served = served.clone();
-            tokio::spawn(async move { served.send(lock.acquire().await.unwrap()) });
-        }
-        tickets(&holding, "s", number as usize + 2).await;
-        tickets(&holding, "c", number as usize + 2).await;
-    }
-    let mut guards = Vec::new();
-    for (guard, fit) in [(three, 2), (writer, 4)] {
-        let before = server.command_stats();
-        give_back(guard).await;
-        for _ in 0..fit {
-            guards.push(let_in.recv().await.unwrap());
-        }
-        let spent = server.command_stats_since(&before);
-
-        assert_eq!((spent["evalsha"], spent["publish"]), (1, fit));
-    }
-    assert!(let_in.try_recv().is_err(), "more than fit were let in");
-
-    // The other readers hold and know it, and the writer still waits for them.
-    let reader = guards.pop().unwrap();
-    assert_eq!(reader.name(), "c");
-    let before = server.command_stats();
-    give_back(reader).await;
-    let spent = server.command_stats_since(&before);
-    assert_eq!((spent["evalsha"], spent.get("publish")), (1, None));
 }
