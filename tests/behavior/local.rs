@@ -1,4 +1,7 @@
-//! The queue inside one process: what it passes on in memory, in which order, and when it must not.
+//! The queue inside one process: what it passes on in memory, in which order, and when it must not. The facts about
+//! readers are in the folder of this file.
+
+mod readers;
 
 use std::collections::BTreeSet;
 use std::pin::Pin;
@@ -17,7 +20,7 @@ use tokio::task::coop::unconstrained;
 use crate::store::{Kind, SOON, Store, assert_nothing_left, begin, give_back, kind, tickets};
 
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
-    crate::store_facts![store, crate::store::DEFAULT;
+    let mut facts = crate::store_facts![store, crate::store::DEFAULT;
         a_contended_lock_is_passed_on_without_asking_the_store
         a_ticket_is_passed_on_a_thousand_times_at_most
         everybody_in_a_process_is_served_a_few_times_in_a_turn
@@ -30,14 +33,12 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         a_leader_that_gives_up_leaves_its_place_at_the_store_to_the_next
         a_lost_lock_whose_guard_remains_does_not_stop_the_line
         an_aged_ticket_is_not_passed_on
-        readers_of_a_process_share_one_ticket
-        a_reader_does_not_join_past_a_local_writer
-        readers_behind_a_writer_come_in_together
-        readers_that_try_at_once_both_get_in
         try_asks_nobody_when_the_process_itself_holds_the_lock
         another_ttl_is_another_ticket
         a_view_of_a_lock_that_was_passed_on_is_over
-    ]
+    ];
+    facts.extend(readers::facts(store));
+    facts
 }
 
 /// The purpose of the queue: many tasks, few requests.
@@ -373,82 +374,6 @@ async fn an_aged_ticket_is_not_passed_on(store: Store) {
     let next = waiter.await.unwrap().unwrap();
     assert_eq!(counts.enqueued(), 2);
     give_back(next).await;
-}
-
-async fn readers_of_a_process_share_one_ticket(store: Store) {
-    let (locks, counts) = store.counted(Fair::Local(Duration::from_secs(60)));
-    let catalog = locks.rwlock("c");
-    let mut readers = Vec::new();
-    for _ in 0..20 {
-        readers.push(catalog.read().acquire().await.unwrap());
-    }
-
-    assert_eq!(counts.enqueued(), 1);
-    assert_eq!(locks.inspect("c").await.unwrap().len(), 1);
-    let last = readers.pop().unwrap();
-    drop(readers);
-    assert_eq!(kind(catalog.write().try_acquire().await), ErrorKind::Busy);
-    give_back(last).await;
-    give_back(catalog.write().try_acquire().await.unwrap()).await;
-}
-
-async fn a_reader_does_not_join_past_a_local_writer(store: Store) {
-    let (locks, _) = store.counted(Fair::Local(Duration::from_secs(60)));
-    let catalog = locks.rwlock("c");
-    let reader = catalog.read().acquire().await.unwrap();
-    let writer = begin(catalog.write().wait(SOON));
-    tickets(&locks, "c", 2).await;
-
-    assert_eq!(kind(catalog.read().try_acquire().await), ErrorKind::Busy);
-    writer.abort();
-    let _ = writer.await;
-
-    // When the writer is gone, the next reader joins the ticket again.
-    eventually("a reader joins", SOON, async || {
-        catalog.read().try_acquire().await.is_ok()
-    })
-    .await;
-    give_back(reader).await;
-}
-
-/// All readers share one ticket. It is not the writer's ticket, which would keep readers of other processes out.
-async fn readers_behind_a_writer_come_in_together(store: Store) {
-    let (locks, counts) = store.counted(Fair::Local(Duration::from_secs(60)));
-    let catalog = locks.rwlock("c");
-    let writer = catalog.write().acquire().await.unwrap();
-    // They continue only when all of them are inside.
-    let inside = Arc::new(tokio::sync::Barrier::new(11));
-    let mut readers = JoinSet::new();
-    for _ in 0..10 {
-        let (read, inside) = (catalog.read().wait(SOON), Arc::clone(&inside));
-        readers.spawn(async move {
-            let guard = read.acquire().await.unwrap();
-            inside.wait().await;
-            inside.wait().await;
-            give_back(guard).await;
-        });
-    }
-    tickets(&locks, "c", 11).await;
-    let next = begin(catalog.write().wait(SOON));
-    tickets(&locks, "c", 12).await;
-
-    give_back(writer).await;
-    inside.wait().await;
-    // The next writer asked earlier.
-    assert_eq!(kind(catalog.read().try_acquire().await), ErrorKind::Busy);
-    inside.wait().await;
-    while let Some(done) = readers.join_next().await {
-        done.unwrap();
-    }
-    give_back(next.await.unwrap().unwrap()).await;
-    assert_eq!(counts.enqueued(), 3, "a writer, the readers, a writer");
-}
-
-async fn readers_that_try_at_once_both_get_in(store: Store) {
-    let read = store.client().rwlock("c").read();
-    let (one, other) = tokio::join!(read.try_acquire(), read.try_acquire());
-    give_back(one.unwrap()).await;
-    give_back(other.unwrap()).await;
 }
 
 async fn try_asks_nobody_when_the_process_itself_holds_the_lock(store: Store) {
