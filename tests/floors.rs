@@ -48,8 +48,8 @@ const LOCKCORE: Floors<'_> = &[
     (
         "ground",
         &[
-            "clock", "error", "hash", "log", "name", "options", "owner", "queue", "request",
-            "sync", "tls", "token",
+            "clock", "error", "fork", "hash", "log", "name", "options", "owner", "queue",
+            "request", "sync", "tls", "token",
         ],
     ),
 ];

@@ -283,7 +283,7 @@ impl Builder {
     /// # Errors
     ///
     /// [`Config`](crate::ErrorKind::Config) for a value that is not usable;
-    /// [`Unavailable`](crate::ErrorKind::Unavailable) when no thread can be started.
+    /// [`Unavailable`](crate::ErrorKind::Unavailable) when no thread can be started, or memory is short.
     pub fn build(mut self) -> Result<Locks, Error> {
         if let Some(backend) = self.backend.take() {
             // A URL that was set is ignored: it names another store, and was not checked.
@@ -379,7 +379,7 @@ impl Locks {
     /// # Errors
     ///
     /// [`Config`](crate::ErrorKind::Config) for a URL that this build does not know;
-    /// [`Unavailable`](crate::ErrorKind::Unavailable) when no thread can be started.
+    /// [`Unavailable`](crate::ErrorKind::Unavailable) when no thread can be started, or memory is short.
     pub fn connect(url: &str) -> Result<Self, Error> {
         Self::builder().url(url).build()
     }
@@ -402,7 +402,7 @@ impl Locks {
     ///
     /// # Errors
     ///
-    /// [`Unavailable`](crate::ErrorKind::Unavailable) when no thread can be started.
+    /// [`Unavailable`](crate::ErrorKind::Unavailable) when no thread can be started, or memory is short.
     #[cfg(any(feature = "backend", test))]
     pub fn with_backend(backend: Arc<dyn Backend>) -> Result<Self, Error> {
         Self::builder().backend(backend).build()

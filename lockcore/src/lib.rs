@@ -110,6 +110,7 @@ mod backend;
 // The ground: plain values, the clock, and the one rule that decides which tickets hold.
 mod clock;
 mod error;
+mod fork;
 mod hash;
 mod log;
 mod name;

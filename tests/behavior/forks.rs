@@ -15,6 +15,16 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
+pub(crate) fn facts_of_memory(store: Kind) -> Vec<Trial> {
+    // The fact puts a function of its own in front of that of the C library.
+    if !cfg!(all(target_os = "linux", target_env = "gnu")) {
+        return Vec::new();
+    }
+    crate::store_facts![store, crate::store::DEFAULT;
+        a_process_that_cannot_notice_a_fork_gets_an_error_instead_of_a_client
+    ]
+}
+
 fn forked(store: &Store, arguments: &[&str]) -> Process {
     let mut command = Command::new(env!("CARGO_BIN_EXE_forked"));
     command
@@ -63,4 +73,25 @@ async fn a_body_that_forks_is_stopped_in_the_child_where_it_awaits(store: Store)
         .release()
         .await
         .unwrap();
+}
+
+async fn a_process_that_cannot_notice_a_fork_gets_an_error_instead_of_a_client(_: Store) {
+    // What the C library answers (ENOMEM) when it has no memory for a fork handler.
+    const NO_MEMORY: &str =
+        "int __register_atfork(void *a, void *b, void *c, void *d) { return 12; }";
+    let folder = tempfile::tempdir().unwrap();
+    let (source, library) = (folder.path().join("fork.c"), folder.path().join("fork.so"));
+    std::fs::write(&source, NO_MEMORY).unwrap();
+    let mut compiler = Command::new("cc"); // Rust links with it, so it is there
+    compiler.args(["-shared", "-fPIC", "-o"]).arg(&library);
+    let compiled = compiler.arg(&source).status().expect("cc runs");
+    assert!(compiled.success());
+
+    let mut forked = Command::new(env!("CARGO_BIN_EXE_forked"));
+    forked.args(["memory:", "--idle"]);
+    let ended = forked.env("LD_PRELOAD", &library).output().unwrap();
+
+    let error = String::from_utf8_lossy(&ended.stderr);
+    assert_eq!(ended.status.code(), Some(1), "{error}");
+    assert!(error.contains("start it again"), "{error}");
 }

@@ -112,6 +112,7 @@ fn facts_of(store: Kind) -> Vec<Trial> {
 fn facts_of_memory(store: Kind) -> Vec<Trial> {
     let groups = [
         kit::facts,
+        forks::facts_of_memory,
         stress::facts_of_the_kit,
         protocol::facts,
         inversions::facts,

@@ -50,7 +50,7 @@ impl Keeper {
                 Error::unavailable(format!("cannot start the keeper's runtime: {error}"))
             })?;
         let keeper = runtime.handle().clone();
-        let shared = Arc::new(Shared::new(backend, settings, keeper, supervise::begin));
+        let shared = Arc::new(Shared::new(backend, settings, keeper, supervise::begin)?);
         let (end, ended) = mpsc::channel();
         let for_thread = Arc::clone(&shared);
         let thread = std::thread::Builder::new()

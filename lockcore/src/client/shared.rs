@@ -16,6 +16,7 @@ use super::table::Table;
 use crate::backend::{Backend, Capability};
 use crate::clock::{Clock, Instant};
 use crate::error::Error;
+use crate::fork::Process;
 use crate::log::{Log, guarded};
 use crate::name::Namespace;
 use crate::request::Id;
@@ -44,8 +45,8 @@ pub(crate) struct Shared {
     /// Starts the supervisor of a link, on the keeper.
     pub(super) supervise: fn(Arc<Shared>, Arc<Link>),
     observer: OnceLock<Weak<dyn LeaseObserver>>,
-    /// Detects a fork since the client was made.
-    fork: forkguard::Guard,
+    /// The process that made the client.
+    process: Process,
     /// The highest ticket number that this client was told, on any name.
     highest_seen: AtomicU64,
     /// See [`Shared::epoch`].
@@ -85,13 +86,16 @@ pub(crate) struct Sent {
 }
 
 impl Shared {
+    /// # Errors
+    ///
+    /// The errors of [`Process::this`].
     pub(crate) fn new(
         backend: Arc<dyn Backend>,
         settings: Settings,
         keeper: runtime::Handle,
         supervise: fn(Arc<Self>, Arc<Link>),
-    ) -> Self {
-        Self {
+    ) -> Result<Self, Error> {
+        Ok(Self {
             capability: backend.capability(),
             backend,
             clock: settings.clock,
@@ -104,7 +108,7 @@ impl Shared {
             links: Links::default(),
             supervise,
             observer: OnceLock::new(),
-            fork: forkguard::new(),
+            process: Process::this()?,
             highest_seen: AtomicU64::new(0),
             epoch: AtomicU64::new(1),
             table: Mutex::default(),
@@ -115,7 +119,7 @@ impl Shared {
             refusing: AtomicBool::new(false),
             told_end: AtomicBool::new(false),
             log: Log::default(),
-        }
+        })
     }
 
     /// From now on `observer` is told of leases that are over. Called once.
@@ -146,13 +150,8 @@ impl Shared {
     /// The child has neither the keeper's thread nor connections of its own. It has copies: sockets that the parent
     /// uses, and mutexes that a thread of the parent may have held at the fork. So the client cannot work there, and no
     /// part of it may be touched.
-    ///
-    /// This reads a counter that a fork handler of the C library raises in the child. To ask for the process id would be
-    /// a system call, which costs more than all mutexes that an acquire and its release take. A child that is made
-    /// without fork handlers, by a bare `clone`, is not detected; there not even `malloc` may be called.
     pub(crate) fn is_forked(&self) -> bool {
-        // The detector forgets a fork that it has told of, so the one of the client is never asked itself.
-        self.fork.clone().detected_fork()
+        !self.process.is_this()
     }
 
     /// # Errors

@@ -19,7 +19,7 @@ use crate::error::LostReason;
 fn shared(settings: Settings) -> Arc<Shared> {
     let memory = Arc::new(Memory::new(Clock::BOOT));
     let runtime = tokio::runtime::Handle::current();
-    Arc::new(Shared::new(memory, settings, runtime, |_, _| ()))
+    Arc::new(Shared::new(memory, settings, runtime, |_, _| ()).unwrap())
 }
 
 /// The machine slept, or the store was slow. The reply is applied before the keeper has looked at the deadline, and

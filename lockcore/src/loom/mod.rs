@@ -128,10 +128,5 @@ fn client() -> Arc<Shared> {
         ..Settings::of_tests()
     };
     let memory = Arc::new(Memory::new(clock));
-    Arc::new(Shared::new(
-        memory,
-        settings,
-        runtime.handle().clone(),
-        |_, _| (),
-    ))
+    Arc::new(Shared::new(memory, settings, runtime.handle().clone(), |_, _| ()).unwrap())
 }

@@ -136,7 +136,7 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// [`Unavailable`](crate::ErrorKind::Unavailable) when no thread can be started.
+    /// [`Unavailable`](crate::ErrorKind::Unavailable) when no thread can be started, or memory is short.
     pub fn client(&self) -> Result<Locks, Error> {
         self.client_with(Locks::builder())
     }
