@@ -3,7 +3,10 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use crate::error::Error;
+use once_cell::race::OnceBox;
+
+use crate::error::{Error, ErrorKind};
+use crate::fork::Process;
 use crate::locks::Locks;
 
 tokio::task_local! {
@@ -11,9 +14,24 @@ tokio::task_local! {
     static SCOPED: Locks;
 }
 
-static DEFAULT: Mutex<Default> = Mutex::new(Default::Unset);
+/// The default of the process that asked for one first. That may be a parent of this process.
+static FIRST: OnceBox<Default> = OnceBox::new();
 
-enum Default {
+/// The default of one process.
+///
+/// A forked child has a default of its own and leaves that of its parent alone. The parent's client does not work there,
+/// and if a thread of the parent has held the mutex at the fork, nobody in the child ever releases it. The same would be
+/// true of a `OnceLock`; a `OnceBox` does not wait for other threads. What the child has of the parent's default is never
+/// dropped, as no static is.
+struct Default {
+    process: Process,
+    /// No code of a user runs under it: no client is made or dropped there, because both log.
+    state: Mutex<State>,
+    /// That of a forked child of this process.
+    of_child: OnceBox<Default>,
+}
+
+enum State {
     Unset,
     Set(Locks),
     /// The client stays here and refuses. Otherwise a request at the end of the process would make a new client, and
@@ -26,15 +44,19 @@ enum Default {
 /// # Errors
 ///
 /// [`Config`](crate::ErrorKind::Config) when there is a default already, set by an earlier call or made at first use:
-/// two defaults would not exclude each other. A default that was shut down may be replaced.
+/// two defaults would not exclude each other. A default that was shut down may be replaced. A forked child has no default
+/// until it sets or makes one.
 pub fn set_default(locks: Locks) -> Result<(), Error> {
-    let mut default = lock();
-    if let Default::Set(_) = *default {
+    let default = Default::of_this_process()?;
+    let mut state = default.state();
+    if let State::Set(_) = *state {
         return Err(Error::config(
             "the default client is set already; call lockcore::set_default before the first annotated function runs, and once",
         ));
     }
-    *default = Default::Set(locks);
+    let former = std::mem::replace(&mut *state, State::Set(locks));
+    drop(state);
+    drop(former);
     Ok(())
 }
 
@@ -80,17 +102,23 @@ pub fn default_locks() -> Result<Locks, Error> {
     if let Ok(locks) = SCOPED.try_with(Locks::clone) {
         return Ok(locks);
     }
-    let mut default = lock();
-    if let Default::Set(locks) | Default::ShutDown(locks) = &*default {
+    let default = Default::of_this_process()?;
+    if let Some(locks) = default.state().client() {
         return Ok(locks.clone());
     }
-    let locks = Locks::from_env().map_err(|error| {
-        Error::config(format!(
+    let made = Locks::from_env().map_err(|error| match error.kind() {
+        ErrorKind::Config => Error::config(format!(
             "there is no default client ({error}); call lockcore::set_default(…) in main, or set LOCK_URL"
-        ))
+        )),
+        _ => error,
     })?;
-    *default = Default::Set(locks.clone());
-    Ok(locks)
+    let mut state = default.state();
+    if let Some(locks) = state.client() {
+        // Another task was faster. `made` is dropped after the mutex is free, because it was declared before.
+        return Ok(locks.clone());
+    }
+    *state = State::Set(made.clone());
+    Ok(made)
 }
 
 /// [Shuts down](Locks::shutdown) the process-wide default, if there is one. Later requests to it are refused.
@@ -122,18 +150,51 @@ pub fn default_locks() -> Result<Locks, Error> {
 ///
 /// As [`Locks::shutdown`].
 pub async fn shutdown(deadline: Duration) -> Result<(), Error> {
+    // If this process cannot have a default, there is none.
+    let Ok(default) = Default::of_this_process() else {
+        return Ok(());
+    };
     let locks = {
-        let mut default = lock();
-        let (Default::Set(locks) | Default::ShutDown(locks)) = &*default else {
+        let mut state = default.state();
+        let Some(locks) = state.client().cloned() else {
             return Ok(());
         };
-        let locks = locks.clone();
-        *default = Default::ShutDown(locks.clone());
+        *state = State::ShutDown(locks.clone());
         locks
     };
     locks.shutdown(deadline).await
 }
 
-fn lock() -> MutexGuard<'static, Default> {
-    DEFAULT.lock().unwrap_or_else(PoisonError::into_inner)
+impl Default {
+    fn of_this_process() -> Result<&'static Self, Error> {
+        let mut place = &FIRST;
+        loop {
+            let default = place.get_or_try_init(|| Self::unset().map(Box::new))?;
+            if default.process.is_this() {
+                return Ok(default);
+            }
+            place = &default.of_child;
+        }
+    }
+
+    fn unset() -> Result<Self, Error> {
+        Ok(Self {
+            process: Process::this()?,
+            state: Mutex::new(State::Unset),
+            of_child: OnceBox::new(),
+        })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn client(&self) -> Option<&Locks> {
+        match self {
+            Self::Unset => None,
+            Self::Set(locks) | Self::ShutDown(locks) => Some(locks),
+        }
+    }
 }

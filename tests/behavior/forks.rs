@@ -15,6 +15,15 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
+pub(crate) fn facts_of_the_default(store: Kind) -> Vec<Trial> {
+    if !store.serves_forked_children() {
+        return Vec::new();
+    }
+    crate::store_facts![store, crate::store::DEFAULT;
+        a_forked_child_has_a_default_client_of_its_own
+    ]
+}
+
 pub(crate) fn facts_of_memory(store: Kind) -> Vec<Trial> {
     // The fact puts a function of its own in front of that of the C library.
     if !cfg!(all(target_os = "linux", target_env = "gnu")) {
@@ -30,7 +39,9 @@ fn forked(store: &Store, arguments: &[&str]) -> Process {
     command
         .arg(store.url())
         .args(["--namespace", &store.namespace])
-        .args(arguments);
+        .args(arguments)
+        .env("LOCK_URL", store.url())
+        .env("LOCK_NAMESPACE", &store.namespace);
     Process::start(&mut command)
 }
 
@@ -73,6 +84,22 @@ async fn a_body_that_forks_is_stopped_in_the_child_where_it_awaits(store: Store)
         .release()
         .await
         .unwrap();
+}
+
+async fn a_forked_child_has_a_default_client_of_its_own(store: Store) {
+    let mut forked = forked(&store, &["--default"]);
+
+    // The parent has set its default; the child makes one; the child of the child sets one.
+    for process in ["PARENT", "CHILD", "GRANDCHILD"] {
+        forked.expect(&format!("{process} WORKED"), SOON);
+    }
+    for _ in 0..20 {
+        forked.expect("CHILD WORKED", SOON);
+    }
+    // The parent has shut its default down.
+    forked.expect("PARENT FAILED", SOON);
+    forked.expect("CHILD WORKED", SOON);
+    forked.finish(SOON);
 }
 
 async fn a_process_that_cannot_notice_a_fork_gets_an_error_instead_of_a_client(_: Store) {

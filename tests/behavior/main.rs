@@ -94,6 +94,7 @@ fn facts_of(store: Kind) -> Vec<Trial> {
     trials.extend(stress::facts(store));
     trials.extend(hostile::facts(store));
     trials.extend(histories::facts(store));
+    trials.extend(forks::facts_of_the_default(store));
     if store.capability().cross_process {
         trials.extend(downgrade::facts_of_processes(store));
         trials.extend(forks::facts(store));

@@ -5,6 +5,7 @@
 //! forked URL           the parent holds `parent` when it forks
 //! forked URL --idle    the parent has a client when it forks, which has not been asked for anything
 //! forked URL --body    a body that runs under `parent` forks, and awaits in the child
+//! forked URL --default the parent has a default client; `LOCK_URL` and `LOCK_NAMESPACE` name the same store
 //!
 //! CHILD SEES <reason> <what its release finds> <kind>   of the parent's lock and of the parent's client, if there is a lock
 //! CHILD HELD <token> | CHILD FAILED <kind> <error>    a client that the child makes asks for `child`
@@ -12,14 +13,16 @@
 //! PARENT VALID true | PARENT VALID false              when the child has ended, if it holds `parent`
 //! CHILD WENT ON | CHILD STOPPED <kind>                what becomes of the body in the child
 //! PARENT WENT ON                                      the body has ended in the parent
+//! <process> WORKED | <process> FAILED <kind> <error>  what an annotated function returns there
 //! ```
 
 use std::io;
+use std::thread;
 use std::time::Duration;
 
 use clap::Parser;
 use fork::{Fork, fork, waitpid};
-use lockcore::{Guard, Locks};
+use lockcore::{Guard, Locks, distributed_lock};
 use tokio::runtime::Runtime;
 
 #[derive(Parser)]
@@ -33,37 +36,86 @@ struct Arguments {
     /// Forks while it holds the lock.
     #[arg(long, conflicts_with = "idle")]
     body: bool,
+    /// Works with the process-wide default.
+    #[arg(long, conflicts_with_all = ["idle", "body"])]
+    default: bool,
 }
 
+type Outcome = Result<(), Box<dyn std::error::Error>>;
+
 // The runtimes are made by hand, because the parent's runtime has no threads in the child.
-fn main() -> Result<(), Box<dyn std::error::Error>> {
+fn main() -> Outcome {
     let arguments = Arguments::parse();
+    if arguments.default {
+        return default(&arguments);
+    }
     let runtime = runtime()?;
     let locks = client(&arguments)?;
     if arguments.body {
         return body(&runtime, &locks);
     }
-    let held = match arguments.idle {
+    let mut held = match arguments.idle {
         true => None,
         false => Some(runtime.block_on(locks.mutex("parent").acquire())?),
     };
-    match fork()? {
-        Fork::Child => {
-            let outcome = parents(&locks, held).and_then(|()| child(&arguments));
-            if let Err(error) = &outcome {
-                eprintln!("forked: {error}");
-            }
-            std::process::exit(i32::from(outcome.is_err()));
-        }
-        Fork::Parent(child) => waitpid(child)?,
-    };
+    in_child(|| {
+        parents(&locks, held.take())?;
+        child(&arguments)
+    })?;
     if let Some(held) = held {
         println!("PARENT VALID {}", held.is_valid());
     }
     Ok(())
 }
 
-fn body(runtime: &Runtime, locks: &Locks) -> Result<(), Box<dyn std::error::Error>> {
+/// Returns in the parent, when the child has ended.
+fn in_child(work: impl FnOnce() -> Outcome) -> Outcome {
+    match fork()? {
+        Fork::Child => {
+            let outcome = work();
+            if let Err(error) = &outcome {
+                eprintln!("forked: {error}");
+            }
+            std::process::exit(i32::from(outcome.is_err()));
+        }
+        Fork::Parent(child) => Ok(waitpid(child).map(drop)?),
+    }
+}
+
+fn default(arguments: &Arguments) -> Outcome {
+    lockcore::set_default(client(arguments)?)?;
+    annotated("PARENT")?;
+    in_child(|| {
+        annotated("CHILD")?;
+        in_child(|| {
+            lockcore::set_default(client(arguments)?)?;
+            annotated("GRANDCHILD")
+        })
+    })?;
+    // Another thread is likely to use the default while this one forks.
+    thread::spawn(|| while lockcore::default_locks().is_ok() {});
+    for _ in 0..20 {
+        in_child(|| annotated("CHILD"))?;
+    }
+    runtime()?.block_on(lockcore::shutdown(Duration::from_secs(5)))?;
+    annotated("PARENT")?;
+    in_child(|| annotated("CHILD"))
+}
+
+fn annotated(process: &str) -> Outcome {
+    #[distributed_lock(key = "annotated")]
+    async fn work() -> Result<(), lockcore::Error> {
+        Ok(())
+    }
+
+    match runtime()?.block_on(work()) {
+        Ok(()) => println!("{process} WORKED"),
+        Err(error) => println!("{process} FAILED {:?} {error}", error.kind()),
+    }
+    Ok(())
+}
+
+fn body(runtime: &Runtime, locks: &Locks) -> Outcome {
     let lock = locks.mutex("parent");
     let forks = lock.run(async |_| match fork()? {
         Fork::Child => {
@@ -88,7 +140,7 @@ fn body(runtime: &Runtime, locks: &Locks) -> Result<(), Box<dyn std::error::Erro
 }
 
 /// Shows the parent's lock and client as the child sees them, and drops them.
-fn parents(locks: &Locks, held: Option<Guard>) -> Result<(), Box<dyn std::error::Error>> {
+fn parents(locks: &Locks, held: Option<Guard>) -> Outcome {
     let Some(held) = held else { return Ok(()) };
     let runtime = runtime()?;
     assert!(!held.is_valid() && held.remaining().is_zero());
@@ -100,7 +152,7 @@ fn parents(locks: &Locks, held: Option<Guard>) -> Result<(), Box<dyn std::error:
     Ok(())
 }
 
-fn child(arguments: &Arguments) -> Result<(), Box<dyn std::error::Error>> {
+fn child(arguments: &Arguments) -> Outcome {
     let runtime = runtime()?;
     let locks = client(arguments)?;
     let lock = locks.mutex("child").wait(Duration::from_secs(5));
