@@ -4,6 +4,7 @@
 mod readers;
 
 use std::collections::BTreeSet;
+use std::future::ready;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -177,7 +178,7 @@ async fn a_holder_of_many_tasks_lets_other_processes_in(store: Store) {
     }
     let had = |least: usize| {
         let turns = Arc::clone(&turns);
-        async move || turns.lock().unwrap().len() >= least
+        move || ready(turns.lock().unwrap().len() >= least)
     };
     eventually("it is busy", SOON, had(3)).await;
     let before = turns.lock().unwrap().len();

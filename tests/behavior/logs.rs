@@ -1,6 +1,7 @@
 //! What an operator reads: which log lines there are, at which level, and how often. `guide/logs.md` describes them.
 
 use std::collections::HashMap;
+use std::future::ready;
 use std::time::Duration;
 
 use libtest_mimic::Trial;
@@ -376,9 +377,9 @@ async fn renewals_that_are_refused_are_one_warning_and_their_end_another(store: 
     let renewed = async || {
         // The remaining time falls, except at a renewal.
         let mut last = guard.remaining();
-        eventually("renewed", SOON, async || {
+        eventually("renewed", SOON, || {
             let now = guard.remaining();
-            now > std::mem::replace(&mut last, now)
+            ready(now > std::mem::replace(&mut last, now))
         })
         .await;
     };

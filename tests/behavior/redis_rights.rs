@@ -1,5 +1,6 @@
 //! Users and their rights at a Redis server: wrong passwords, missing rights, and that messages show neither password.
 
+use std::future::ready;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -149,9 +150,9 @@ async fn a_command_that_is_denied_in_mid_life_is_named_and_costs_no_lease(_: Sto
     let renewed = async || {
         // The remaining time falls, except at a renewal.
         let mut last = holds.remaining();
-        eventually("renewed", SOON, async || {
+        eventually("renewed", SOON, || {
             let now = holds.remaining();
-            now > std::mem::replace(&mut last, now)
+            ready(now > std::mem::replace(&mut last, now))
         })
         .await;
     };

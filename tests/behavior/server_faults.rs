@@ -9,6 +9,7 @@ use tests::eventually::eventually;
 use tests::proxy::Proxy;
 use tests::stalls::awake_since;
 use tests::stores::Server;
+use tokio::sync::Mutex;
 
 use crate::faults::{Work, builder, is_unavailable_within_one_operation, patient};
 use crate::store::{DEFAULT, Kind, LEASE, SLACK, SOON, Store, begin, give_back, kind, tickets};
@@ -202,11 +203,12 @@ async fn a_downgrade_whose_reply_is_lost_has_let_readers_in_and_no_writer(store:
         let places = other.inspect("a").await.unwrap();
         assert_eq!(places[0].ticket, grant.as_u64() >> 10, "{places:?}");
         if acknowledged {
+            let guard = Mutex::new(guard);
             eventually("it is acknowledged", SOON, async || {
-                guard.downgrade().await.is_ok()
+                guard.lock().await.downgrade().await.is_ok()
             })
             .await;
-            give_back(guard).await;
+            give_back(guard.into_inner()).await;
         } else {
             drop(guard);
         }

@@ -1,5 +1,7 @@
 //! Holders, waiters, expired waiters in line, and the limits of a line.
 
+use std::future::ready;
+
 use libtest_mimic::Trial;
 use tests::eventually::eventually;
 use tests::redis_server::RedisServer;
@@ -114,9 +116,9 @@ async fn a_crowd_of_expired_waiters_keeps_nobody_out(_: Store) {
         }
 
         let mut tries = 0;
-        eventually("there is room", SOON, async || {
+        eventually("there is room", SOON, || {
             tries += 1;
-            enqueue(&server, "x", "10", "60000")[0] == 1
+            ready(enqueue(&server, "x", "10", "60000")[0] == 1)
         })
         .await;
 

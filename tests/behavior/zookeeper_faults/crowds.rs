@@ -1,6 +1,7 @@
 //! Requests and bytes for one client and for many, and many clients that come and go.
 
 use std::collections::BTreeMap;
+use std::future::ready;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -122,8 +123,8 @@ async fn a_crowd_of_clients_costs_the_same_however_many_they_are(_: Store) {
         }
         let visits = |least| {
             let witness = Arc::clone(&witness);
-            eventually("the crowd moves", 3 * SOON, async move || {
-                witness.seen().visits >= least
+            eventually("the crowd moves", 3 * SOON, move || {
+                ready(witness.seen().visits >= least)
             })
         };
         // After so many visits, all clients know how many there are.

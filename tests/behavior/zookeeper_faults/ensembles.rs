@@ -1,5 +1,6 @@
 //! Three servers, one of which is cut off, hangs or dies.
 
+use std::future::ready;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -40,9 +41,9 @@ fn builder(url: String) -> Builder {
 /// Waits until a later check than the creation of the session has proved the lease.
 async fn is_proved_again(held: &Held) {
     let mut left = held.remaining();
-    eventually("it is proved again", SOON, async || {
+    eventually("it is proved again", SOON, || {
         let before = std::mem::replace(&mut left, held.remaining());
-        left > before
+        ready(left > before)
     })
     .await;
 }

@@ -1,5 +1,7 @@
 //! A server that goes down and comes back, with its data or without.
 
+use std::cell::Cell;
+use std::future::ready;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -214,24 +216,24 @@ async fn a_process_out_of_descriptors_is_refused_and_recovers(_: Store) {
                 .unwrap()
                 .count()
         };
-        let mut counted = (0, 0);
+        let counted = Cell::new((0, 0));
         eventually("the new server has started", SOON, async || {
             tokio::time::sleep(Duration::from_millis(100)).await;
-            counted = (counted.1, open());
-            counted.0 == counted.1 && counted.1 > 7
+            let (_, before) = counted.replace((counted.get().1, open()));
+            before == counted.get().1 && before > 7
         })
         .await;
-        limit(counted.1 + spare);
+        limit(counted.get().1 + spare);
 
         process.say("try");
         let told = process.hear(SOON).expect("an answer");
         if told == "FAILED Unavailable" {
             refused += 1;
             limit(1024);
-            eventually("it recovers", SOON, async || {
+            eventually("it recovers", SOON, || {
                 process.say("try");
                 let told = process.hear(SOON).expect("an answer");
-                told.starts_with("HELD")
+                ready(told.starts_with("HELD"))
             })
             .await;
         } else {

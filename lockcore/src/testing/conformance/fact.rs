@@ -16,7 +16,7 @@ use crate::options::Fair;
 /// On a working store no fact takes longer. A fact that does is taken to hang.
 const LONGEST: Duration = Duration::from_secs(120);
 
-type Body = fn(Store) -> Pin<Box<dyn Future<Output = ()>>>;
+type Body = fn(Store) -> Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// Whether a fact applies to a store with this capability. The error is the reason why it does not.
 type Needs = fn(&Capability) -> Result<(), &'static str>;
@@ -71,10 +71,30 @@ impl Fact {
     /// Checks the fact in a namespace of its own, so that facts can run at the same time. Needs a runtime with several
     /// threads.
     ///
+    /// ```
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), lockcore::Error> {
+    /// use std::sync::Arc;
+    ///
+    /// use lockcore::backend;
+    /// use lockcore::testing::conformance::{self, Subject};
+    ///
+    /// let store = backend::open("memory:")?;
+    /// let subject: Arc<dyn Subject> = Arc::new(move || Arc::clone(&store));
+    /// let mut checks = tokio::task::JoinSet::new();
+    /// for fact in conformance::facts() {
+    ///     for fair in fact.policies() {
+    ///         checks.spawn(fact.check(Arc::clone(&subject), *fair));
+    ///     }
+    /// }
+    /// checks.join_all().await;
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Panics
     ///
     /// If the fact is not true of the store, or if the check takes more than two minutes.
-    pub async fn check(&self, subject: Arc<dyn Subject>, fair: Fair) {
+    pub async fn check(self, subject: Arc<dyn Subject>, fair: Fair) {
         stalls::watch();
         let checked = (self.body)(Store::new(subject, fair));
         let in_time = tokio::time::timeout(LONGEST, checked).await;

@@ -53,7 +53,14 @@ pub async fn soon<T>(coming: impl Future<Output = T>) -> T {
 
 /// Asks again and again until the condition holds. Panics with `what` if it does not within the time, in which stalls of
 /// the machine do not count. After a slow answer there is one more try.
-pub async fn eventually(what: &str, within: Duration, mut holds: impl AsyncFnMut() -> bool) {
+///
+/// This is not bound by `AsyncFnMut`, whose futures could not be required to be `Send`, as those of a [fact](super::Fact)
+/// are.
+pub async fn eventually<F: Future<Output = bool>>(
+    what: &str,
+    within: Duration,
+    mut holds: impl FnMut() -> F,
+) {
     stalls::watch();
     let began = Instant::now();
     loop {
