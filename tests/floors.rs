@@ -78,7 +78,7 @@ const LOCKCORE_TOWER: Floors<'_> = &[
     (
         "ground",
         &[
-            "deadline", "frame", "guard", "header", "names", "read", "waiters",
+            "deadline", "frame", "guard", "header", "names", "protocol", "read", "waiters",
         ],
     ),
 ];

@@ -22,8 +22,9 @@ use crate::deadline::{Deadline, Overdue};
 use crate::frame::{BoxError, in_bytes};
 use crate::guard::{AnyGuard, LockNames};
 use crate::header::TOKEN_HEADER;
+use crate::protocol::{Protocol, has_grpc_trailers};
 use crate::read::{Reading, Unread};
-use crate::refusal::{Answers, Problem, Protocol, has_grpc_trailers};
+use crate::refusal::{Answers, Problem};
 use crate::reserved::{NotReady, Reserved};
 use crate::settings::{HoldUntil, Order, Settings, Upgrades};
 

@@ -369,6 +369,7 @@ mod frame;
 mod guard;
 mod header;
 mod names;
+mod protocol;
 pub mod read;
 mod waiters;
 

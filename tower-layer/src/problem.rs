@@ -7,7 +7,8 @@ use axum::response::{IntoResponse, Response};
 use lockcore::Error;
 
 use crate::body::LockBody;
-use crate::refusal::{self, Answers, Protocol};
+use crate::protocol::Protocol;
+use crate::refusal::{self, Answers};
 
 /// The answer that the [layer](crate::LockLayer) gives for an error of a lock: for handlers, and functions that they
 /// call, that take a lock themselves. `?` converts a [`lockcore::Error`] into it.

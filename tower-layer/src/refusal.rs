@@ -1,18 +1,21 @@
 //! Requests that the layer answers itself: the reasons, and their texts in problem details (RFC 9457) and in gRPC.
 //! `response` makes the responses.
 
+mod json;
+mod kind;
+
 use std::borrow::Cow;
-use std::fmt::{self, Write};
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::CONTENT_TYPE;
-use http::request::Parts;
-use http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
+use http::{HeaderMap, Response, StatusCode};
 use lockcore::{Error, ErrorKind};
 use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 
+use self::json::push_string;
+use self::kind::Kind;
 use crate::guard::LockNames;
 use crate::header::TOKEN_HEADER;
 use crate::read::Unread;
@@ -132,14 +135,6 @@ impl<'a> Refusal<'a> {
     }
 }
 
-/// The protocol of the client, which decides the form of the answer.
-#[derive(Clone, Debug)]
-pub(crate) enum Protocol {
-    Http,
-    /// Contains the content type of the request, which is also the content type of the answer.
-    Grpc(HeaderValue),
-}
-
 /// Why a request has no ordinary response.
 ///
 /// The texts contain nothing that the store said, because that may name hosts; it goes to the logs. The texts of
@@ -154,75 +149,6 @@ pub(crate) struct Problem {
     keys: Vec<String>,
     /// When the lock is free if it is not renewed, if that is known.
     free_in: Option<Duration>,
-}
-
-/// The kinds of problems. A section of the crate's page explains each.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
-    Held,
-    /// The lock is held, and the client's deadline ended the wait.
-    Deadline,
-    Unavailable,
-    Lost,
-    /// The client's deadline has passed.
-    Overdue,
-    Key,
-    /// There is no room for another name.
-    Names,
-    Upgrade,
-    Body(Unread),
-    Misconfigured,
-    /// From a fence: a higher token has been seen.
-    Late,
-    Token,
-    Full,
-}
-
-/// <https://grpc.github.io/grpc/core/md_doc_statuscodes.html>
-#[derive(Clone, Copy, Debug)]
-enum GrpcCode {
-    Cancelled = 1,
-    InvalidArgument = 3,
-    DeadlineExceeded = 4,
-    ResourceExhausted = 8,
-    FailedPrecondition = 9,
-    Aborted = 10,
-    Unimplemented = 12,
-    Internal = 13,
-    Unavailable = 14,
-}
-
-impl Protocol {
-    pub(crate) fn of(request: &Parts) -> Self {
-        match request.headers.get(CONTENT_TYPE) {
-            Some(content) if request.method == Method::POST && is_grpc(content) => {
-                Self::Grpc(content.clone())
-            }
-            _ => Self::Http,
-        }
-    }
-}
-
-/// Whether this is a content type of gRPC or gRPC-Web, with or without a message format and parameters. A type that
-/// only begins like one must not match: its sender would take the refusal, which has status 200, for a success.
-fn is_grpc(content: &HeaderValue) -> bool {
-    let content = content.as_bytes();
-    let end = content.iter().position(|byte| b"+; \t".contains(byte));
-    let kind = &content[..end.unwrap_or(content.len())];
-    [
-        "application/grpc",
-        "application/grpc-web",
-        "application/grpc-web-text",
-    ]
-    .iter()
-    .any(|grpc| kind.eq_ignore_ascii_case(grpc.as_bytes()))
-}
-
-/// Whether a response can carry its status in trailers. In gRPC-Web, trailers are part of the body.
-pub(crate) fn has_grpc_trailers(headers: &HeaderMap) -> bool {
-    let content = headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes);
-    let behind = content.and_then(|content| content.strip_prefix(b"application/grpc"));
-    behind.is_some_and(|behind| matches!(behind.first(), None | Some(b'+' | b';')))
 }
 
 /// The longest text, in bytes, that a function can refuse a request with. The text goes into a gRPC header, and may
@@ -456,18 +382,7 @@ impl Problem {
     }
 
     pub(crate) fn may_be_repeated(&self) -> bool {
-        match self.kind {
-            Kind::Held | Kind::Deadline | Kind::Unavailable => true,
-            Kind::Names | Kind::Full => true,
-            // A part of the work may be done, so only the client can decide whether to try again.
-            Kind::Lost | Kind::Overdue => false,
-            Kind::Key
-            | Kind::Upgrade
-            | Kind::Body(_)
-            | Kind::Misconfigured
-            | Kind::Late
-            | Kind::Token => false,
-        }
+        self.kind.may_be_repeated()
     }
 
     /// In whole seconds, because the header has no fractions. Rounded up, so that no client comes back too early.
@@ -507,78 +422,6 @@ impl Problem {
         json.push('}');
         json
     }
-}
-
-impl Kind {
-    fn section(self) -> &'static str {
-        match self {
-            Self::Held | Self::Deadline => "lock-held",
-            Self::Unavailable => "lock-unavailable",
-            Self::Lost => "lock-lost",
-            Self::Overdue => "deadline-passed",
-            Self::Key => "lock-key",
-            Self::Names => "lock-names",
-            Self::Upgrade => "lock-upgrade",
-            Self::Body(_) => "request-body",
-            Self::Misconfigured => "lock-misconfigured",
-            Self::Late => "write-refused",
-            Self::Token => "fencing-token",
-            Self::Full => "fence-full",
-        }
-    }
-
-    fn title(self) -> &'static str {
-        match self {
-            Self::Held | Self::Deadline => "Locked by another request",
-            Self::Unavailable => "Lock not available",
-            Self::Lost => "Lock lost",
-            Self::Overdue => "Deadline passed",
-            Self::Key => "No key to lock",
-            Self::Names => "Too many names",
-            Self::Upgrade => "No upgrade under a lock",
-            Self::Body(Unread::TooLarge) => "Request body too large",
-            Self::Body(Unread::TooSlow) => "Request body too slow",
-            Self::Body(Unread::Broken) => "Request body broke off",
-            Self::Misconfigured => "Lock misconfigured",
-            Self::Late => "Refused: a later holder of the lock was here",
-            Self::Token => "No fencing token",
-            Self::Full => "Too many resources",
-        }
-    }
-
-    fn grpc_code(self) -> GrpcCode {
-        match self {
-            Self::Held => GrpcCode::Aborted,
-            Self::Deadline | Self::Overdue => GrpcCode::DeadlineExceeded,
-            Self::Unavailable | Self::Lost | Self::Full => GrpcCode::Unavailable,
-            Self::Key | Self::Token => GrpcCode::InvalidArgument,
-            // Not UNAVAILABLE, because clients repeat such a call by themselves and at once.
-            Self::Names => GrpcCode::ResourceExhausted,
-            Self::Late => GrpcCode::FailedPrecondition,
-            Self::Upgrade => GrpcCode::Unimplemented,
-            Self::Body(Unread::TooLarge) => GrpcCode::ResourceExhausted,
-            Self::Body(Unread::TooSlow) => GrpcCode::DeadlineExceeded,
-            Self::Body(Unread::Broken) => GrpcCode::Cancelled,
-            Self::Misconfigured => GrpcCode::Internal,
-        }
-    }
-}
-
-/// Escapes a string as RFC 8259, section 7, requires: quotation mark, reverse solidus and control characters.
-fn push_string(json: &mut String, text: &str) {
-    json.push('"');
-    for c in text.chars() {
-        match c {
-            '"' => json.push_str("\\\""),
-            '\\' => json.push_str("\\\\"),
-            c if c < ' ' => {
-                // Writing to a string cannot fail.
-                let _ = write!(json, "\\u{:04x}", u32::from(c));
-            }
-            c => json.push(c),
-        }
-    }
-    json.push('"');
 }
 
 #[cfg(test)]
@@ -653,58 +496,5 @@ mod tests {
         assert_eq!(seconds(s(10), Some(ms(2))), 1);
         assert_eq!(seconds(ms(1), None), 1);
         assert_eq!(seconds(Duration::MAX, None), u64::MAX);
-    }
-
-    #[test]
-    fn every_type_of_a_problem_is_a_section_of_the_crates_page() {
-        use Kind::*;
-        let page = include_str!("lib.rs");
-        let (_, answers) = page.split_once("//! # Answers\n").unwrap();
-        let (answers, _) = answers.split_once("//! # ").unwrap();
-        // The same conversion as in rustdoc, from a heading to an anchor.
-        let headings = answers
-            .lines()
-            .filter_map(|line| line.strip_prefix("//! ### "));
-        let anchors: Vec<_> = headings
-            .map(|heading| heading.to_lowercase().replace(' ', "-"))
-            .collect();
-
-        for kind in [
-            Held,
-            Deadline,
-            Unavailable,
-            Lost,
-            Overdue,
-            Key,
-            Names,
-            Upgrade,
-            Body(Unread::TooLarge),
-            Misconfigured,
-            Late,
-            Token,
-            Full,
-        ] {
-            let section = kind.section();
-            assert!(anchors.iter().any(|anchor| anchor == section), "{section}");
-        }
-    }
-
-    #[test]
-    fn trailers_are_for_grpc_and_not_for_grpc_web() {
-        let has = |content: &'static str| {
-            let headers = HeaderMap::from_iter([(CONTENT_TYPE, HeaderValue::from_static(content))]);
-            has_grpc_trailers(&headers)
-        };
-
-        for content in [
-            "application/grpc",
-            "application/grpc+proto",
-            "application/grpc;a=b",
-        ] {
-            assert!(has(content), "{content}");
-        }
-        for content in ["application/grpc-web+proto", "application/json", ""] {
-            assert!(!has(content), "{content}");
-        }
     }
 }

@@ -4,7 +4,8 @@ use http::header::{CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderValue, Response};
 
 use crate::body::LockBody;
-use crate::refusal::{Answers, Problem, Protocol, Refusal};
+use crate::protocol::Protocol;
+use crate::refusal::{Answers, Problem, Refusal};
 
 impl Problem {
     pub(crate) fn into_response<B>(

@@ -12,8 +12,9 @@ use tower_service::Service;
 use crate::body::LockBody;
 use crate::frame::BoxError;
 use crate::future::{ResponseFuture, Want, under_lock};
+use crate::protocol::Protocol;
 use crate::read::{AsItComes, Reading};
-use crate::refusal::{Problem, Protocol};
+use crate::refusal::Problem;
 use crate::reserved::Reserved;
 use crate::settings::{Settings, Upgrades};
 

@@ -11,7 +11,8 @@ use crate::deadline::{self, Deadline};
 use crate::guard::{AnyLock, LockNames};
 use crate::keys::Keys;
 use crate::names::Names;
-use crate::refusal::{Answers, Problem, Protocol};
+use crate::protocol::Protocol;
+use crate::refusal::{Answers, Problem};
 use crate::waiters::{Waiter, Waiters};
 
 /// Until when a request keeps its lock.

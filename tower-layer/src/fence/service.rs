@@ -11,7 +11,8 @@ use super::seen::Pass;
 use crate::body::LockBody;
 use crate::frame::BoxError;
 use crate::future::ResponseFuture;
-use crate::refusal::{Answers, Problem, Protocol};
+use crate::protocol::Protocol;
+use crate::refusal::{Answers, Problem};
 use crate::reserved::Reserved;
 
 /// A service that late requests do not reach. Made by [`FenceLayer`](crate::FenceLayer).
