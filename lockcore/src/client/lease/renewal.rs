@@ -1,0 +1,194 @@
+//! The renewals of a lease: what each asks for, and how much of its answer may be relied on. Sending them is in `keeper`.
+
+use std::cell::Cell;
+use std::num::NonZeroU32;
+use std::ops::Deref;
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+use super::Lease;
+use super::asked::Asked;
+use crate::backend::{Fault, StoreError};
+use crate::clock::{Instant, nanos};
+use crate::request::Request;
+use crate::sync::atomic::Ordering;
+
+/// How late a request that was not answered may still be carried out. A server that was stopped reads its requests when
+/// it continues. After this time such a request counts as never carried out.
+pub(crate) const LONGEST_STALL: Duration = Duration::from_secs(60);
+
+/// One renewal of a lease. If it is dropped before the store has [answered](Self::answered), it counts as one that may
+/// still arrive.
+#[derive(Debug)]
+pub(crate) struct Renewal {
+    lease: Arc<Lease>,
+    request: Arc<Request>,
+    sent: Instant,
+    /// See [`Lease::at_most`].
+    at_most: Duration,
+    answered: Cell<bool>,
+}
+
+impl Lease {
+    /// From now on it is renewed with this ttl, if that is longer than the one it has.
+    pub(crate) fn lengthen(&self, ttl: Duration) {
+        let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        if ttl > self.ttl() {
+            self.ttl.store(nanos(ttl), Ordering::SeqCst);
+            asked.shorter += std::mem::take(&mut asked.now);
+        }
+    }
+
+    /// The request as it was enqueued, with the present ttl.
+    pub(crate) fn as_enqueued(&self) -> Arc<Request> {
+        self.asked_with(self.request.permits.get(), self.ttl())
+    }
+
+    /// The request with the permits and the ttl that the ticket is to have now.
+    pub(crate) fn as_it_is(&self) -> Arc<Request> {
+        self.asked_with(self.permits(), self.ttl())
+    }
+
+    fn asked_with(&self, permits: u32, ttl: Duration) -> Arc<Request> {
+        let as_enqueued = (self.request.permits.get(), self.request.ttl);
+        match NonZeroU32::new(permits) {
+            Some(fewer) if (permits, ttl) != as_enqueued => Arc::new(Request {
+                permits: fewer,
+                ttl,
+                ..(*self.request).clone()
+            }),
+            _ => Arc::clone(&self.request),
+        }
+    }
+
+    /// The next renewal, which is about to be sent. While the ticket is being made smaller, every renewal asks for the
+    /// smaller number.
+    pub(crate) fn renewal(self: &Arc<Self>, now: Instant) -> Renewal {
+        let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        asked.now += 1;
+        let (ttl, at_most) = (self.ttl(), self.at_most(&asked, now));
+        drop(asked);
+        Renewal {
+            lease: Arc::clone(self),
+            request: self.asked_with(self.permits(), ttl),
+            sent: now,
+            at_most,
+            answered: Cell::new(false),
+        }
+    }
+
+    /// Whether a renewal that is sent now may count on the whole ttl.
+    pub(crate) fn is_trusted(&self, now: Instant) -> bool {
+        let asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        self.at_most(&asked, now) >= self.ttl()
+    }
+
+    /// The longest validity that a renewal sent now may count on: another renewal, with a shorter ttl, may be carried
+    /// out after it.
+    fn at_most(&self, asked: &Asked, now: Instant) -> Duration {
+        if asked.shorter > 0 || self.is_ambiguous() {
+            self.request.ttl // no renewal has a shorter one
+        } else if now < asked.late_until {
+            asked.late
+        } else {
+            Duration::MAX
+        }
+    }
+}
+
+impl Renewal {
+    /// The store has answered, so this renewal cannot arrive later. Returns how much of the ttl that the store gave may
+    /// be relied on.
+    pub(crate) fn answered(self, valid_for: Duration) -> Duration {
+        self.answered.set(true);
+        valid_for.min(self.at_most)
+    }
+
+    /// The renewal failed. It was not carried out, unless the error leaves that unknown.
+    pub(crate) fn refused(&self, error: &StoreError) {
+        self.answered.set(error.fault() != Fault::Unknown);
+    }
+}
+
+impl Deref for Renewal {
+    type Target = Arc<Request>;
+
+    fn deref(&self) -> &Arc<Request> {
+        &self.request
+    }
+}
+
+impl Drop for Renewal {
+    fn drop(&mut self) {
+        let lease = &self.lease;
+        let mut asked = lease.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        match self.request.ttl < lease.ttl() {
+            true => asked.shorter -= 1,
+            false => asked.now -= 1,
+        }
+        if !self.answered.get() {
+            // Renewals that were late before have arrived by now or never will: they do not count any more.
+            if asked.late_until <= self.sent {
+                asked.late = Duration::MAX;
+            }
+            asked.late = asked.late.min(self.request.ttl);
+            asked.late_until = asked.late_until.max(self.sent.after(LONGEST_STALL));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{TTL, at, lease};
+    use super::*;
+
+    #[test]
+    fn a_longer_ttl_is_believed_in_when_no_shorter_renewal_can_follow() {
+        let (lease, long) = (Arc::new(lease()), 6 * TTL);
+        lease.answered(7, at(100), TTL);
+        let shorter = lease.renewal(at(103));
+        lease.lengthen(long);
+        lease.lengthen(TTL);
+        assert_eq!(lease.ttl(), long);
+
+        // The shorter one is under way, and is answered after the longer one.
+        let longer = lease.renewal(at(104));
+        assert_eq!((longer.ttl, longer.id), (long, lease.request.id));
+        assert_eq!(longer.answered(long), TTL);
+        assert_eq!(shorter.answered(TTL), TTL);
+        assert_eq!(lease.renewal(at(104)).answered(long), long);
+
+        // Never answered: it may still arrive for as long as a server may have been stopped.
+        let longest = 2 * long;
+        drop(lease.renewal(at(105)));
+        lease.lengthen(longest);
+        assert!(!lease.is_trusted(at(164)));
+        assert_eq!(lease.renewal(at(164)).answered(longest), long);
+        assert!(lease.is_trusted(at(165)));
+        assert_eq!(lease.renewal(at(165)).answered(longest), longest);
+
+        // A late renewal that has the same ttl does no harm.
+        drop(lease.renewal(at(170)));
+        assert_eq!(lease.renewal(at(171)).answered(longest), longest);
+        // The enqueue, with its short ttl, may be carried out again.
+        lease.set_ambiguous();
+        assert_eq!(lease.renewal(at(300)).answered(longest), TTL);
+    }
+
+    #[test]
+    fn a_renewal_that_was_refused_does_not_follow() {
+        for (fault, believed) in [
+            (Fault::Refused, 2 * TTL),
+            (Fault::Retry, 2 * TTL),
+            (Fault::Config, 2 * TTL),
+            (Fault::Unknown, TTL),
+        ] {
+            let lease = Arc::new(lease());
+            let renewal = lease.renewal(at(101));
+            renewal.refused(&StoreError::new(fault, "refused"));
+            drop(renewal);
+            lease.lengthen(2 * TTL);
+            assert_eq!(lease.renewal(at(102)).answered(2 * TTL), believed);
+        }
+    }
+}
