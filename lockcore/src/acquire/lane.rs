@@ -247,8 +247,9 @@ impl<H> Lane<H> {
     pub(super) fn serve(&mut self, exclusive: bool, at: Moment) -> Option<(Arc<Lease>, u16)> {
         let ttl = self.ttl;
         let tenure = self.current.as_mut()?;
-        // A reader does not join an exclusive ticket: that would keep the readers of other processes out. Nobody joins
-        // a ticket that is being downgraded: the store may have let readers of other processes in, or may not have.
+        // The users of a ticket use the same permits, so the rule that counts permits, `queue::granted`, does not decide
+        // here. A reader does not join an exclusive ticket: that would keep the readers of other processes out. Nobody joins a
+        // ticket that is being downgraded: the store may have let readers of other processes in, or may not have.
         let fits = match tenure.lease.is_exclusive() {
             true => exclusive && tenure.users == 0,
             false => !exclusive && tenure.lease.is_shared(),

@@ -91,7 +91,9 @@ impl Shared {
         let mut table = self.table();
         match table.leases.get_mut(&id) {
             Some(tracked) if !matches!(tracked.stage, Stage::Held | Stage::Kept { .. }) => {}
-            Some(tracked) if tracked.is_renewing() => tracked.outdate(),
+            Some(tracked) if tracked.is_renewing() => {
+                tracked.recheck_after_answer(self.clock.now());
+            }
             Some(_) => self.set_recheck(&mut table, id, self.clock.now()),
             None => {}
         }

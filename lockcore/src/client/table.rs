@@ -69,8 +69,9 @@ pub(crate) struct Tracked {
     asked: u64,
     /// Its enqueue is under way. A task that is polled has the answer by then.
     pub(crate) answer_by: Option<Instant>,
-    /// It waits, and must be renewed by then, even if the answer that is under way sets a later time.
-    pub(crate) recheck_by: Option<Instant>,
+    /// It must be checked by then, even if the answer that is under way sets a later time. This is not `due`: until the
+    /// answer comes, that is the end of the ticket, and the answer moves the end.
+    recheck_by: Instant,
 }
 
 impl Tracked {
@@ -82,7 +83,7 @@ impl Tracked {
             renewal: RenewalStage::Idle,
             asked: epoch,
             answer_by: None,
-            recheck_by: None,
+            recheck_by: Instant::FAR_FUTURE,
         }
     }
 
@@ -95,9 +96,14 @@ impl Tracked {
         self.asked >= epoch
     }
 
-    /// The answer that is under way may be older than the present question: the ticket is renewed once more.
-    pub(crate) fn outdate(&mut self) {
-        self.asked = 0;
+    /// It is to be checked at `by`, and an answer is under way that may be older than the reason for this.
+    pub(crate) fn recheck_after_answer(&mut self, by: Instant) {
+        self.recheck_by = self.recheck_by.min(by);
+    }
+
+    /// The answer has come and would have it checked at `due`. Returns when it is to be checked.
+    pub(crate) fn due_after_answer(&mut self, due: Instant) -> Instant {
+        due.min(std::mem::replace(&mut self.recheck_by, Instant::FAR_FUTURE))
     }
 
     /// Whether its task is not polled any more: the task has not looked at the answer to its enqueue, or has not

@@ -134,6 +134,33 @@ async fn a_waiter_rechecks_when_it_is_told_to_and_not_too_often() {
     }
 }
 
+#[tokio::test]
+async fn a_held_ticket_that_changes_while_it_is_renewed_is_renewed_once_more() {
+    let clock = Clock::by_hand();
+    clock.stop();
+    let shared = shared(Settings {
+        clock: clock.clone(),
+        ..Settings::of_tests()
+    });
+    let lease = Arc::new(lease());
+    shared.arm(&lease).expect("open");
+    let (id, ttl) = (lease.request.id, lease.request.ttl);
+    lease.answered(7, clock.now(), ttl);
+    let later = Shared::renewal_time(&lease, ttl);
+    let due = || shared.table().leases.get(&id).and_then(|lease| lease.due);
+    shared.entrust(id, Stage::Held, later);
+    shared.table().leases.get_mut(&id).expect("there").renewal = RenewalStage::UnderWay;
+
+    shared.recheck_now(id);
+
+    assert_eq!(due(), Some(later), "not before the answer");
+    shared.renewal_over(id, later);
+    assert_eq!(due(), Some(clock.now()));
+    // This happens only once.
+    shared.renewal_over(id, later);
+    assert_eq!(due(), Some(later));
+}
+
 /// Runs the code on a thread of its own, because a deadlocked thread cannot be ended.
 fn without_deadlock(code: impl FnOnce(&tokio::runtime::Runtime) + Send + 'static) {
     let (done, is_done) = std::sync::mpsc::channel();

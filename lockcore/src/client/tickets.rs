@@ -56,7 +56,7 @@ impl Shared {
             return false;
         };
         tracked.stage = stage;
-        let due = tracked.recheck_by.take().map_or(due, |by| due.min(by));
+        let due = tracked.due_after_answer(due);
         self.set_recheck(&mut table, id, due);
         true
     }
@@ -140,7 +140,7 @@ impl Shared {
                 true => due,
                 false => self.clock.now(),
             };
-            let due = tracked.recheck_by.take().map_or(due, |by| due.min(by));
+            let due = tracked.due_after_answer(due);
             self.set_recheck(&mut table, id, due);
         }
     }
@@ -165,8 +165,7 @@ impl Shared {
                 if tracked.stage == Stage::Asked
                     || tracked.stage == Stage::Waiting && tracked.is_renewing() =>
             {
-                let by = tracked.recheck_by.map_or(due, |before| before.min(due));
-                tracked.recheck_by = Some(by);
+                tracked.recheck_after_answer(due);
             }
             Some(tracked) if tracked.stage != Stage::Waiting => {}
             Some(tracked) if tracked.due.is_some_and(|before| before <= due) => {}

@@ -165,7 +165,8 @@ impl Held {
         self.0.label
     }
 
-    /// The permits that inner holds must get before they begin.
+    /// The permits that inner holds must get before they begin. The semaphore serves in the order of arrival, which is
+    /// the rule of `queue::granted`.
     pub(crate) fn inner_permits(&self) -> Arc<Semaphore> {
         let all = || Arc::new(Semaphore::new(INNER_PERMITS as usize));
         Arc::clone(self.0.inner_permits.get_or_init(all))
