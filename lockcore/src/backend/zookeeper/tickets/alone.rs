@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use zookeeper_client::{CreateMode, Error as ZkError, MultiWriteError, MultiWriteResult};
 
-use super::enqueue::stands;
+use super::stands;
 use crate::backend::zookeeper::errors::failed;
 use crate::backend::zookeeper::layout::{Parent, Ticket};
 use crate::backend::zookeeper::session::{Session, Standing};

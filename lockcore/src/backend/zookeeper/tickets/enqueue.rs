@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use zookeeper_client::{CreateMode, CreateSequence, Error as ZkError, Stat};
 
-use super::{alone, valid_for};
+use super::{alone, stands, valid_for};
 use crate::backend::zookeeper::errors::failed;
 use crate::backend::zookeeper::layout::{self, Parent, Ticket};
 use crate::backend::zookeeper::session::{Listed, Mine, Session, Standing};
@@ -12,7 +12,6 @@ use crate::backend::{Enqueued, Fault, StoreError};
 use crate::clock::Clock;
 use crate::queue::MOST_TICKETS;
 use crate::request::Request;
-use crate::token::MAX_TICKET;
 
 /// How much of the session timeout must be certain before a lock is asked for. After the process was stopped for a
 /// while, no time is certain until two more probes are answered. Tickets that were taken before that would be of no
@@ -276,53 +275,6 @@ async fn send(
         created,
         listed,
     }
-}
-
-/// Notes that a ticket exists. Its number is the transaction that created it. No two creates share a transaction, and
-/// the numbers rise over restarts and over lives of the parent.
-pub(super) fn stands(
-    session: &Arc<Session>,
-    request: &Request,
-    parent: &Parent,
-    sequence: i32,
-    path: String,
-    czxid: i64,
-    alone: bool,
-) -> Result<Standing, StoreError> {
-    let number = u64::try_from(czxid).ok();
-    let Some(ticket) = number.filter(|number| (1..=MAX_TICKET).contains(number)) else {
-        session.delete_unasked(path);
-        session.state().left(request.id);
-        return Err(StoreError::new(
-            Fault::Refused,
-            format!(
-                "ZooKeeper: transaction {czxid:#x} is no ticket number; its epoch has more than 21 bits"
-            ),
-        ));
-    };
-    let standing = Standing {
-        parent: parent.path.clone(),
-        path,
-        permits: request.permits.get(),
-        shrinks_to: None,
-        sequence,
-        alone,
-        ticket,
-        granted: false,
-        seen: Some(Clock::BOOT.now()),
-        lost: false,
-        leaving: false,
-    };
-    let mut state = session.state();
-    // Its node exists, so its create was committed. If a later attempt found it, it may be from the first attempt, so
-    // the time of the first send counts.
-    if let Some(Mine::Asked(sent)) = state.tickets.get(&request.id) {
-        let sent = *sent;
-        state.proof.committed(sent);
-    }
-    state.stands(request.id, standing.clone());
-    drop(state);
-    Ok(standing)
 }
 
 /// Whether a ticket holds, by its place.
