@@ -27,6 +27,7 @@ mod owners;
 mod part;
 mod processes;
 mod protocol;
+mod redis_durability;
 mod redis_faults;
 mod redis_rights;
 mod redis_scripts;
@@ -132,6 +133,7 @@ fn facts_of_redis(store: Kind) -> Vec<Trial> {
     let groups = [
         processes::facts_of_redis,
         redis_faults::facts,
+        redis_durability::facts,
         redis_scripts::facts,
         fencing::facts_of_redis,
         hostile::facts_of_redis,

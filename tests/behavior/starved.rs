@@ -233,7 +233,8 @@ async fn max_hold_counts_from_the_grant(store: Store) {
     })
     .await;
 
-    tokio::time::sleep(limit).await; // waits until its limit is over
+    // Longer than its limit, because a client may learn of the grant later than the store tells others of it.
+    tokio::time::sleep(2 * limit).await;
 
     let guard = match starved.poll() {
         Poll::Ready(outcome) => outcome.unwrap(),

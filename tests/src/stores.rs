@@ -4,6 +4,7 @@
 //! [`Store`] describes a store before a server runs, and [`Server`] is a running one. Both have few default methods,
 //! because each store should say what may differ.
 
+pub mod durable;
 pub mod memory;
 pub mod redis;
 pub mod sentinel;
@@ -26,6 +27,7 @@ pub const ALL: &[&dyn Store] = &[
     &memory::Memory,
     &redis::Redis,
     &sentinel::Sentinel,
+    &durable::Durable,
     &sqlite::Sqlite,
     &zookeeper::ZooKeeper,
     &zookeeper::ZooKeeperTls,
@@ -84,8 +86,8 @@ pub trait Store: fmt::Debug + Send + Sync {
 pub enum Suite {
     /// All facts that its capability allows.
     Whole,
-    /// Only the facts about exclusion. It is one of the other stores over another kind of connection, for which a
-    /// client needs more than the URL.
+    /// Only the facts about exclusion. It is one of the other stores in another form: over another kind of connection, for
+    /// which a client needs more than the URL, or with another setting.
     Exclusion,
 }
 

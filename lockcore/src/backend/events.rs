@@ -12,6 +12,7 @@ pub struct EventSink {
     receiver: u64,
     namespace: Namespace,
     default_ttl: Duration,
+    op_timeout: Duration,
     tell: Box<dyn Fn(News) + Send + Sync>,
 }
 
@@ -65,6 +66,7 @@ impl EventSink {
             receiver,
             namespace,
             default_ttl: Duration::from_secs(10),
+            op_timeout: Duration::from_secs(1),
             tell: Box::new(tell),
         }
     }
@@ -72,6 +74,12 @@ impl EventSink {
     /// The same, for a client whose locks have this ttl by default.
     pub(crate) fn with_default_ttl(mut self, ttl: Duration) -> Self {
         self.default_ttl = ttl;
+        self
+    }
+
+    /// The same, for a client whose operations may take this long.
+    pub(crate) fn with_op_timeout(mut self, op_timeout: Duration) -> Self {
+        self.op_timeout = op_timeout;
         self
     }
 
@@ -93,6 +101,12 @@ impl EventSink {
     #[must_use]
     pub fn default_ttl(&self) -> Duration {
         self.default_ttl
+    }
+
+    /// How long one operation may take (`LOCK_OP_TIMEOUT`), for a store that can tell its server.
+    #[must_use]
+    pub fn op_timeout(&self) -> Duration {
+        self.op_timeout
     }
 
     /// A ticket is granted. May be called from any thread. Wakes the waiter without blocking.

@@ -146,11 +146,14 @@ pub struct Capability {
     /// others back until it is their turn, in order of arrival. Renewals are never held back, so a burst of requests
     /// cannot delay them by more than this many requests take. With `u32::MAX` nothing is held back.
     pub in_flight: u32,
+    /// A wake-up grants the ticket. If not, the store may not be sure of it: the waiter renews its ticket, and holds it
+    /// when the answer is [`Renewed::Granted`].
+    pub wake_ups_grant: bool,
 }
 
 impl Capability {
-    /// Wake-ups are pushed, several processes share the store, a ttl may be up to a year, and 1,000 requests may be in
-    /// flight.
+    /// Wake-ups are pushed and grant, several processes share the store, a ttl may be up to a year, and 1,000 requests
+    /// may be in flight.
     #[must_use]
     pub const fn new() -> Self {
         Self {
@@ -159,6 +162,7 @@ impl Capability {
             longest_ttl: YEAR,
             sessions: false,
             in_flight: 1_000,
+            wake_ups_grant: true,
         }
     }
 
@@ -194,6 +198,13 @@ impl Capability {
     #[must_use]
     pub const fn in_flight(mut self, requests: u32) -> Self {
         self.in_flight = if requests == 0 { 1 } else { requests };
+        self
+    }
+
+    /// Sets [`wake_ups_grant`](Self::wake_ups_grant).
+    #[must_use]
+    pub const fn wake_ups_grant(mut self, yes: bool) -> Self {
+        self.wake_ups_grant = yes;
         self
     }
 }
@@ -405,13 +416,13 @@ impl StoreError {
         Self::replace(Fault::Unknown, message)
     }
 
-    /// The request was answered, and stopped for good after it had begun, for example because a right was taken away. A
-    /// part of it may have been carried out. The core gives back the ticket that an enqueue may have left.
+    /// The request was answered, and does not count although it, or a part of it, may have been carried out: for example
+    /// because a right was taken away after it had begun. The core gives back the ticket that an enqueue may have left.
     #[must_use]
-    pub fn halfway(message: impl Into<String>) -> Self {
+    pub fn halfway(fault: Fault, message: impl Into<String>) -> Self {
         Self {
             halfway: true,
-            ..Self::new(Fault::Config, message)
+            ..Self::new(fault, message)
         }
     }
 

@@ -257,7 +257,7 @@ async fn renew(shared: Arc<Shared>, leases: Vec<Arc<Lease>>) {
                 renewal.refused(&error);
             }
             let tickets = renewals.len();
-            if matches!(error.fault(), Fault::Refused | Fault::Config) {
+            if matches!(error.fault(), Fault::Refused | Fault::Config) || error.is_halfway() {
                 shared.renewals_refused(renewing.leases.as_slice(), &error);
             }
             shared.log(Level::DEBUG, move || {

@@ -168,7 +168,8 @@ fn sink(shared: &Arc<Shared>, link: &Link) -> (EventSink, oneshot::Receiver<()>)
         }
     };
     let events = EventSink::new(link.receiver, shared.namespace.clone(), tell);
-    (events.with_default_ttl(shared.defaults.ttl), when_closed)
+    let events = events.with_default_ttl(shared.defaults.ttl);
+    (events.with_op_timeout(shared.op_timeout), when_closed)
 }
 
 enum Attempt {

@@ -157,7 +157,11 @@ impl Shared {
 
     /// The store asks us to query again after `after`, because no wake-up will be sent.
     pub(crate) fn recheck(&self, id: Id, after: Duration) {
-        let due = self.clock.now().after(after.max(LEAST_RECHECK));
+        self.ask_at(id, self.clock.now().after(after.max(LEAST_RECHECK)));
+    }
+
+    /// Renews a ticket that waits at `due` at the latest.
+    fn ask_at(&self, id: Id, due: Instant) {
         let mut table = self.table();
         match table.leases.get_mut(&id) {
             // The answer to its enqueue or renewal that is on its way may be older than this message.
@@ -176,6 +180,9 @@ impl Shared {
 
     /// A wake-up has come. If the ticket is not ours, or no longer ours, nothing happens.
     pub(crate) fn granted(&self, wake: Wake) {
+        if !self.capability.wake_ups_grant {
+            return self.ask_at(wake.id, self.clock.now());
+        }
         let lease = self
             .table()
             .leases

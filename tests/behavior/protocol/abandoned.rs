@@ -90,7 +90,7 @@ async fn a_ticket_that_a_denied_request_may_have_left_is_given_back(_: Store) {
         let (locks, mut store) = played();
         let task = begin(locks.mutex("a"));
         let (request, reply) = store.enqueue().await;
-        let denied = Err(StoreError::halfway("denied"));
+        let denied = Err(StoreError::halfway(Fault::Config, "denied"));
         if dropped {
             abandon(task).await;
             reply.send(denied).unwrap();

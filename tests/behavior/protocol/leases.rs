@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
-use lockcore::backend::{Capability, Released, Renewed, Request};
+use lockcore::backend::{Capability, Fault, Released, Renewed, Request, StoreError};
 use lockcore::testing::Verb;
 use lockcore::{ErrorKind, Locks, LostReason, Wait};
 use tests::eventually::eventually;
 use tracing::Level;
 
-use super::player::{Asked, played, waiting, wire};
+use super::player::{Asked, played, played_with, waiting, wire};
 use super::{TTL, kit, still_granted};
 use crate::store::{Kind, SOON, Store, begin, give_back, kind, tickets};
 use crate::traces::{self, LOGGED};
@@ -22,6 +22,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
         an_ensured_lease_counts_from_the_send_of_the_renewal
         a_renewal_goes_out_after_a_third_of_the_lease
         a_place_in_line_that_has_aged_is_renewed_before_it_is_handed_out
+        a_wake_up_that_a_store_does_not_stand_for_is_asked_about_until_it_is_answered
         a_waiter_asks_again_each_time_the_holders_lease_may_be_over
         a_lease_that_is_being_released_is_not_renewed
         an_acknowledgement_that_comes_after_the_deadline_leads_to_a_release
@@ -128,6 +129,35 @@ async fn a_place_in_line_that_has_aged_is_renewed_before_it_is_handed_out(_: Sto
     // Without the renewal, it would have two fifths left.
     let guard = waiter.await.unwrap().unwrap();
     assert!(guard.remaining() > 9 * TTL, "{:?}", guard.remaining());
+}
+
+/// For example a store that cannot tell at once whether its replicas know of the grant.
+async fn a_wake_up_that_a_store_does_not_stand_for_is_asked_about_until_it_is_answered(_: Store) {
+    let (locks, mut store) = played_with(Capability::new().wake_ups_grant(false));
+    let task = begin(locks.mutex("a").ttl(60 * TTL).wait(SOON));
+    let (request, reply) = store.enqueue().await;
+    reply.send(Ok(waiting(60 * TTL, None))).unwrap();
+
+    let valid_for = 60 * TTL;
+    let no = Renewed::Waiting {
+        valid_for,
+        recheck_in: None,
+    };
+    let unknown = || StoreError::halfway(Fault::Unknown, "not acknowledged");
+    store.wake(request.id);
+    let (_, reply) = store.renewal().await;
+    reply.send(Ok(vec![no])).unwrap();
+    store.wake(request.id);
+    let (_, reply) = store.renewal().await;
+    reply.send(Err(unknown())).unwrap();
+    // It asks again soon: ordinary renewals are 20 s apart.
+    let (_, reply) = store.renewal().await;
+    assert!(!task.is_finished());
+    reply
+        .send(Ok(vec![Renewed::Granted { valid_for }]))
+        .unwrap();
+
+    drop(task.await.unwrap().unwrap());
 }
 
 /// A dead holder sends nothing. The waiter rechecks when the holder's lease should be over, again if it was renewed in

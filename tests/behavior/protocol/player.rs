@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use lockcore::backend::{
-    Answer, Backend, Capability, Connection, Departure, Enqueued, EventSink, Fault, Name, Released,
-    Renewed, Request, StoreError, TicketInfo,
+    Answer, Backend, Capability, Connection, Departure, Enqueued, EventSink, Fault, Id, Name,
+    Released, Renewed, Request, StoreError, TicketInfo, Wake,
 };
 use lockcore::{Guard, Locks};
 use tokio::sync::{mpsc, oneshot};
@@ -184,6 +184,13 @@ impl Player {
                 tickets.remove(0)
             }
             other => panic!("not a release: {other:?}"),
+        }
+    }
+
+    /// Wakes the owner of a ticket with the number of [`waiting`].
+    pub(super) fn wake(&self, id: Id) {
+        for events in &*self.events.lock().unwrap() {
+            events.granted(Wake::new(id, 7));
         }
     }
 

@@ -99,26 +99,43 @@ pub fn documented(namespaces: &str, password: &str) -> Vec<String> {
     words
 }
 
+/// The rights that are needed besides, for locks that replicas must have.
+pub fn documented_for_durability() -> Vec<String> {
+    words_of("## With durability")[3..].to_vec()
+}
+
 /// The rights at a sentinel.
 pub fn documented_at_sentinel(password: &str) -> Vec<String> {
     of_the_page("## At the sentinels", password)
 }
 
 fn of_the_page(heading: &str, password: &str) -> Vec<String> {
+    let secret = format!(">{password}");
+    let words = words_of(heading).into_iter();
+    let words: Vec<_> = words.map(|word| word.replace(">secret", &secret)).collect();
+    assert!(words.contains(&secret), "no password in the page's rights");
+    words
+}
+
+fn words_of(heading: &str) -> Vec<String> {
     let page = include_str!("../../../lockcore/src/backend/redis/guide.md");
     let rights = page.split(heading).nth(1).unwrap();
     let rights = rights.split("```").nth(1).unwrap();
-    let secret = format!(">{password}");
-    let words = rights.replace(">secret", &secret);
-    let words: Vec<_> = (words.split_whitespace().skip(1).map(String::from)).collect();
+    let words: Vec<_> = (rights.split_whitespace().skip(1).map(String::from)).collect();
     assert_eq!(words[..3], ["ACL", "SETUSER", USER]);
-    assert!(words.contains(&secret), "no password in the page's rights");
     words
 }
 
 /// Makes the guide's user the only one besides the harness.
 pub fn grant(server: &RedisServer, namespaces: &str, password: &str) {
     set_alone(server, &documented(namespaces, password));
+}
+
+/// Adds the rights for locks that replicas must have.
+pub fn grant_durability(server: &RedisServer) {
+    let mut words = vec!["ACL".to_owned(), "SETUSER".to_owned(), USER.to_owned()];
+    words.extend(documented_for_durability());
+    server.command::<()>(&words.iter().map(String::as_str).collect::<Vec<_>>());
 }
 
 /// The same at a sentinel.

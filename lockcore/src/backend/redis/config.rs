@@ -8,19 +8,23 @@ use url::Url;
 
 use super::connection::RedisConnection;
 use super::dial::{Part, Server, prepared};
+use super::durability::{self, Durability};
 use super::errors::failed;
+use crate::backend::meant::nearest;
 use crate::backend::{Fault, StoreError};
 use crate::error::Error;
 #[cfg(feature = "redis-tls")]
 use crate::tls::{Connector, Tls};
 
-/// The server of `redis://[user[:password]@]host[:port][/database]`.
+/// The server of `redis://[user[:password]@]host[:port][/database][?durability=…]`.
 pub(super) fn server(url: &Url) -> Result<Server, Error> {
+    let (info, durability) = settings(url)?;
     Ok(Server {
-        info: connection_info(url)?,
+        info,
         #[cfg(feature = "redis-tls")]
         tls: None,
         part: Part::Alone,
+        durability,
     })
 }
 
@@ -32,22 +36,47 @@ pub(super) fn encrypted_server(url: &Url, tls: &Tls) -> Result<Server, Error> {
     address
         .set_scheme("redis")
         .map_err(|()| Error::config(FORM))?;
-    let info = connection_info(&address)?;
+    let (info, durability) = settings(&address)?;
     let tls = Connector::new(tls, url.host_str().unwrap_or_default())?;
     Ok(Server {
         info,
         tls: Some(tls),
         part: Part::Alone,
+        durability,
     })
 }
 
-const FORM: &str = "the URL is not of the form redis://[user[:password]@]host[:port][/database number] (rediss:// with TLS)";
+const FORM: &str = "the URL is not of the form redis://[user[:password]@]host[:port][/database number][?durability=…] \
+    (rediss:// with TLS)";
+
+/// How to log in, and what must have a write before it counts.
+fn settings(url: &Url) -> Result<(ConnectionInfo, Option<Durability>), Error> {
+    let mut durability = None;
+    let options = url.query().unwrap_or_default().split('&');
+    for option in options.filter(|option| !option.is_empty()) {
+        match option.split_once('=').unwrap_or((option, "")) {
+            (durability::OPTION, value) => {
+                durability = Some(durability::option(value).map_err(Error::config)?);
+            }
+            (other, _) => {
+                let meant = nearest(other, [durability::OPTION]);
+                let meant = meant.map(|meant| format!(", did you mean {meant}?"));
+                return Err(Error::config(format!(
+                    "{FORM}: nothing but {} may be set{}",
+                    durability::OPTION,
+                    meant.unwrap_or_default()
+                )));
+            }
+        }
+    }
+    let mut address = url.clone();
+    address.set_query(None);
+    Ok((connection_info(&address)?, durability))
+}
 
 fn connection_info(url: &Url) -> Result<ConnectionInfo, Error> {
-    if url.query().is_some() || url.fragment().is_some() {
-        return Err(Error::config(format!(
-            "{FORM}: nothing may follow the database number"
-        )));
+    if url.fragment().is_some() {
+        return Err(Error::config(format!("{FORM}: nothing may follow a \"#\"")));
     }
     let host = url.host_str().unwrap_or_default();
     if host.is_empty() {
@@ -119,6 +148,9 @@ pub(super) async fn keeps_locks(
 /// Reads `INFO`. If the user has no right to it, the settings stay unchecked.
 pub(super) async fn check(connection: RedisConnection) -> Result<Vec<String>, StoreError> {
     let watch = connection.watch;
+    if let Some(verbs) = &connection.acknowledged {
+        verbs.check().await?;
+    }
     let mut connection = connection.connection;
     let mut warnings = Vec::new();
     let info: Result<String, _> = redis::cmd("INFO").query_async(&mut connection).await;
@@ -182,7 +214,7 @@ mod tests {
     use super::*;
 
     fn info(url: &str) -> Result<ConnectionInfo, Error> {
-        connection_info(&Url::parse(url).unwrap())
+        Ok(settings(&Url::parse(url).unwrap())?.0)
     }
 
     #[test]

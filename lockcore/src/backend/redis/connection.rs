@@ -1,10 +1,13 @@
 //! A connection that is up.
 
+use std::future::Future;
 use std::sync::Arc;
 
 use redis::aio::MultiplexedConnection;
+use redis::{Cmd, RedisResult, Value};
 
 use super::dial::Driver;
+use super::group::Acknowledged;
 use super::watch::Watch;
 
 /// One multiplexed connection: commands and wake-ups on the same socket (RESP3).
@@ -16,4 +19,24 @@ pub(super) struct RedisConnection {
     pub(super) driver: Arc<Driver>,
     /// The watch over the sentinels, if they have named this server.
     pub(super) watch: Option<Arc<Watch>>,
+    /// The connection for verbs whose writes are acknowledged, if the URL asks for that.
+    pub(super) acknowledged: Option<Arc<Acknowledged>>,
+}
+
+/// The way of a verb to the server.
+pub(super) trait Socket: Send {
+    fn connection(&self) -> &RedisConnection;
+
+    fn query(&mut self, command: Cmd) -> impl Future<Output = RedisResult<Value>> + Send;
+}
+
+impl Socket for RedisConnection {
+    fn connection(&self) -> &RedisConnection {
+        self
+    }
+
+    async fn query(&mut self, command: Cmd) -> RedisResult<Value> {
+        let _under_way = self.driver.in_flight.begin();
+        command.query_async(&mut self.connection).await
+    }
 }

@@ -16,6 +16,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::task::{AbortHandle, JoinError, JoinSet};
 
+use super::durability::Durability;
 use super::errors::not_connected;
 use super::gathering::{Gathering, InFlight};
 use crate::backend::{Fault, StoreError};
@@ -29,6 +30,8 @@ pub(super) struct Server {
     #[cfg(feature = "redis-tls")]
     pub(super) tls: Option<Connector>,
     pub(super) part: Part,
+    /// What must have a write before it counts. `None`: the server alone.
+    pub(super) durability: Option<Durability>,
 }
 
 /// The role of a server for the client. Error messages depend on it, because they say where to correct something.

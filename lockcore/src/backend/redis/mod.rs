@@ -1,16 +1,20 @@
 //! Redis and Valkey: see [`guide::redis`](crate::guide::redis) for what it promises and needs.
 
+mod acknowledged;
 mod config;
 mod connection;
 mod dial;
+mod durability;
 mod errors;
 mod events;
 mod gathering;
+mod group;
 mod layout;
 mod released;
 mod rights;
 mod sentinels;
 mod tickets;
+mod turn;
 mod views;
 mod watch;
 
@@ -19,6 +23,7 @@ use std::time::Duration;
 
 use futures_util::TryFutureExt as _;
 use redis::AsyncConnectionConfig;
+use tokio::sync::oneshot;
 use url::Url;
 
 use super::{
@@ -32,6 +37,7 @@ use crate::tls::Tls;
 
 use connection::RedisConnection;
 use dial::Server;
+use group::Opened;
 use released::Repetition;
 use sentinels::Sentinels;
 use watch::Watch;
@@ -80,7 +86,14 @@ enum Redis {
 
 impl Backend for Redis {
     fn capability(&self) -> Capability {
-        Capability::new().longest_ttl(LONGEST_TTL)
+        let durability = match self {
+            Self::Server(server) => server.durability,
+            Self::Sentinels(sentinels) => sentinels.durability(),
+        };
+        Capability::new()
+            .longest_ttl(LONGEST_TTL)
+            // See `acknowledged`.
+            .wake_ups_grant(durability.is_none())
     }
 
     fn silence(&self) -> &'static str {
@@ -125,6 +138,9 @@ async fn connected(server: &Server, events: EventSink) -> Result<RedisConnection
     let channel: Arc<str> = format!("{:016x}", events.receiver()).into();
     let namespace = events.namespace().clone();
     let channels = layout::wake_channel(&namespace, &channel);
+    let op_timeout = events.op_timeout();
+    let (open, ended) = oneshot::channel::<()>();
+    let sink = events::sink(events);
     let config = AsyncConnectionConfig::new()
         // The core has its own deadlines, on the lease clock. The timers of the user's runtime may be paused or off.
         .set_connection_timeout(None)
@@ -132,7 +148,10 @@ async fn connected(server: &Server, events: EventSink) -> Result<RedisConnection
         // More requests than this wait until they can be written. The default of 50 is less than the number of tasks in
         // one busy process.
         .set_pipeline_buffer_size(1024)
-        .set_push_sender(events::sink(events));
+        .set_push_sender(move |push| {
+            let _goes_with_the_connection = &open;
+            sink(push)
+        });
     let (mut connection, driver) = server.connect(config).await?;
     // All three requests are sent together, in one round trip.
     let keeps_locks = config::keeps_locks(connection.clone(), server);
@@ -141,7 +160,14 @@ async fn connected(server: &Server, events: EventSink) -> Result<RedisConnection
     let subscribed = connection.subscribe(&channels);
     let failed = |error| server.failed(error);
     let (missing, subscribed) = (missing.map_err(failed), subscribed.map_err(failed));
-    let ((), missing, ()) = tokio::try_join!(keeps_locks, missing, subscribed)?;
+    let acknowledged = async {
+        match server.durability {
+            Some(durability) => Opened::of(server, durability).await.map(Some),
+            None => Ok(None),
+        }
+    };
+    let ((), missing, (), acknowledged) =
+        tokio::try_join!(keeps_locks, missing, subscribed, acknowledged)?;
     if !missing.is_empty() {
         let missing = missing.join(", ").to_lowercase();
         return Err(server.mistake(format_args!(
@@ -149,11 +175,19 @@ async fn connected(server: &Server, events: EventSink) -> Result<RedisConnection
             errors::GUIDE
         )));
     }
+    let acknowledged = match acknowledged {
+        Some(opened) => {
+            let beside = opened.beside(server, &driver, ended, channels, op_timeout);
+            Some(Arc::new(beside.await?))
+        }
+        None => None,
+    };
     Ok(RedisConnection {
         connection,
         channel,
         driver: Arc::new(driver),
         watch: None,
+        acknowledged,
     })
 }
 
@@ -170,11 +204,19 @@ async fn release_again(connection: RedisConnection, mut again: Repetition) {
 
 impl Connection for RedisConnection {
     fn enqueue(&self, request: Arc<Request>) -> Answer<Enqueued> {
-        Box::pin(tickets::enqueue(self.clone(), request))
+        let mut connection = self.clone();
+        match self.acknowledged.clone() {
+            Some(verbs) => Box::pin(acknowledged::enqueue(verbs, connection, request)),
+            None => Box::pin(async move { tickets::enqueue(&mut connection, request).await }),
+        }
     }
 
     fn renew(&self, tickets: Vec<Arc<Request>>) -> Answer<Vec<Renewed>> {
-        Box::pin(tickets::renew(self.clone(), tickets))
+        let mut connection = self.clone();
+        match self.acknowledged.clone() {
+            Some(verbs) => Box::pin(acknowledged::renew(verbs, connection, tickets)),
+            None => Box::pin(async move { tickets::renew(&mut connection, tickets).await }),
+        }
     }
 
     fn release(&self, tickets: Vec<Departure>) -> Answer<Vec<Released>> {

@@ -20,6 +20,7 @@ use tokio::sync::{oneshot, watch};
 use url::Url;
 
 use super::dial::{Part, Server, prepared};
+use super::durability::{self, Durability};
 use super::released::Released;
 use super::views::{Address, SWITCH, View, Views, is_majority, switched_to};
 use crate::backend::meant::nearest;
@@ -32,7 +33,7 @@ const PORT: u16 = 26379;
 
 const FORM: &str = "the URL is not of the form \
     redis+sentinel://[user[:password]@]host[:port][,host[:port]…]/service[/database number]\
-    [?sentinel_user=…&sentinel_password=…] (rediss+sentinel:// with TLS)";
+    [?sentinel_user=…&sentinel_password=…&durability=…] (rediss+sentinel:// with TLS)";
 
 /// The sentinels of a URL, and how to log in at the master that they name.
 pub(super) struct Sentinels {
@@ -41,6 +42,7 @@ pub(super) struct Sentinels {
     service: String,
     /// The user, password and database at the master.
     master: RedisConnectionInfo,
+    durability: Option<Durability>,
     pub(super) released: Arc<Released>,
     /// The master that a connection of this client has found last.
     latest: watch::Sender<Option<Address>>,
@@ -76,6 +78,7 @@ impl Sentinels {
             master = master.set_password(decoded(password)?);
         }
         let mut own = RedisConnectionInfo::default();
+        let mut durability = None;
         // Not decoded as an HTML form, where a plus means a space: a password may contain a plus.
         let options = url.query().unwrap_or_default().split('&');
         for option in options.filter(|option| !option.is_empty()) {
@@ -87,11 +90,16 @@ impl Sentinels {
                 }
                 "sentinel_user" => own.set_username(value),
                 "sentinel_password" => own.set_password(value),
+                durability::OPTION => {
+                    durability = Some(durability::option(&value).map_err(Error::config)?);
+                    own
+                }
                 other => {
-                    let meant = nearest(other, ["sentinel_user", "sentinel_password"]);
+                    let options = ["sentinel_user", "sentinel_password", durability::OPTION];
+                    let meant = nearest(other, options);
                     let meant = meant.map(|meant| format!(", did you mean {meant}?"));
                     return Err(wrong(&format!(
-                        "nothing but sentinel_user and sentinel_password may be set{}",
+                        "nothing but sentinel_user, sentinel_password and durability may be set{}",
                         meant.unwrap_or_default()
                     )));
                 }
@@ -114,12 +122,14 @@ impl Sentinels {
                 #[cfg(feature = "redis-tls")]
                 tls: None,
                 part: Part::Sentinel,
+                durability: None,
             })
         });
         Ok(Self {
             servers: servers.collect::<Result<_, Error>>()?,
             service,
             master,
+            durability,
             released: Arc::default(),
             latest: watch::Sender::new(None),
         })
@@ -137,6 +147,10 @@ impl Sentinels {
             }
         }
         Ok(sentinels)
+    }
+
+    pub(super) fn durability(&self) -> Option<Durability> {
+        self.durability
     }
 
     pub(super) fn silence(&self) -> &'static str {
@@ -180,6 +194,7 @@ impl Sentinels {
                 None => None,
             },
             part: Part::Master,
+            durability: self.durability,
         })
     }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use redis::{Cmd, RedisWrite, Value};
 
-use super::connection::RedisConnection;
+use super::connection::{RedisConnection, Socket};
 use super::errors::{GUIDE, failed, is_stopped};
 use super::layout::{self, Script};
 use super::rights;
@@ -19,11 +19,11 @@ use crate::request::Request;
 const MARK: Duration = Duration::from_secs(60);
 
 pub(super) async fn enqueue(
-    mut connection: RedisConnection,
+    socket: &mut impl Socket,
     request: Arc<Request>,
 ) -> Result<Enqueued, StoreError> {
     let namespace = request.name.namespace();
-    let channel = Arc::clone(&connection.channel);
+    let channel = Arc::clone(&socket.connection().channel);
     let write = |call: &mut Cmd| {
         let Request { id, ttl, .. } = *request;
         let (ttl, seen) = (ttl.as_millis(), request.highest_seen);
@@ -38,7 +38,7 @@ pub(super) async fn enqueue(
             call.write_arg_fmt(0);
         }
     };
-    let reply = match run(&mut connection, &layout::ENQUEUE, namespace, 1, write).await? {
+    let reply = match run(socket, &layout::ENQUEUE, namespace, 1, write).await? {
         ticket @ Value::BulkString(_) => {
             return Ok(Enqueued::Granted {
                 ticket: redis::from_redis_value(ticket).map_err(unreadable)?,
@@ -69,7 +69,7 @@ pub(super) async fn enqueue(
 }
 
 pub(super) async fn renew(
-    mut connection: RedisConnection,
+    socket: &mut impl Socket,
     tickets: Vec<Arc<Request>>,
 ) -> Result<Vec<Renewed>, StoreError> {
     // All tickets of a client are in one namespace.
@@ -88,9 +88,9 @@ pub(super) async fn renew(
         }
     };
     let keys = tickets.len();
-    let reply = numbers(run(&mut connection, &layout::RENEW, namespace, keys, write).await?)?;
+    let reply = numbers(run(socket, &layout::RENEW, namespace, keys, write).await?)?;
     if reply.chunks(3).all(|answer| answer[0] == 3) {
-        all_failed(&connection, namespace).await?;
+        all_failed(socket.connection(), namespace).await?;
     }
     reply
         .chunks(3)
@@ -235,7 +235,7 @@ async fn denied(connection: &RedisConnection, namespace: &Namespace) -> Option<S
     let missing = missing.await.ok().filter(|missing| !missing.is_empty())?;
     let missing = missing.join(", ").to_lowercase();
     let text = format!("Redis: the user may not run {missing} any more{GUIDE}");
-    Some(StoreError::halfway(text))
+    Some(StoreError::halfway(Fault::Config, text))
 }
 
 /// Called when all tickets of a batch have failed: a missing right may be the reason for all. If only some have failed,
@@ -247,13 +247,13 @@ async fn all_failed(connection: &RedisConnection, namespace: &Namespace) -> Resu
 /// Runs a script by its hash. A server that is new or has restarted does not know the script, and then gets its text.
 /// Such a server has certainly not run the script, so nothing is done twice.
 async fn run(
-    connection: &mut RedisConnection,
+    socket: &mut impl Socket,
     script: &Script,
     namespace: &Namespace,
     keys: usize,
     write_keys_and_arguments: impl Fn(&mut Cmd),
 ) -> Result<Value, StoreError> {
-    if let Some(watch) = &connection.watch {
+    if let Some(watch) = &socket.connection().watch {
         watch.listen_again();
     }
     let command = |verb: &str, script: &str| {
@@ -263,18 +263,15 @@ async fn run(
         write_keys_and_arguments(&mut command);
         command
     };
-    let _under_way = connection.driver.in_flight.begin();
-    let by_hash = command("EVALSHA", &script.sha1);
-    let outcome = match by_hash.query_async(&mut connection.connection).await {
+    let outcome = match socket.query(command("EVALSHA", &script.sha1)).await {
         Err(error) if error.code() == Some("NOSCRIPT") => {
-            let by_text = command("EVAL", &script.source);
-            by_text.query_async(&mut connection.connection).await
+            socket.query(command("EVAL", &script.source)).await
         }
         outcome => outcome,
     };
     match outcome {
         Err(error) if is_stopped(&error.to_string()) => {
-            let denied = denied(connection, namespace).await;
+            let denied = denied(socket.connection(), namespace).await;
             Err(denied.unwrap_or_else(|| failed(error)))
         }
         outcome => outcome.map_err(failed),

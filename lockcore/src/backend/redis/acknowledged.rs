@@ -1,0 +1,129 @@
+//! Verbs that count only when replicas, or the disk, have their writes: `?durability=…`.
+//!
+//! The server acknowledges a write before anything else has it. `WAIT` tells when others do. It is about the earlier
+//! writes of its own connection, and that connection stands still until it is answered. So these verbs have a
+//! connection of their own, and wait there in turn: the verbs that come while one `WAIT` is under way go out together
+//! behind it, with one `WAIT` at their end.
+//!
+//! Enqueue and renew are such verbs, if their answer says that the ticket is there. Nothing else is:
+//!
+//! - **A refusal** (busy, gone, lost, another capacity) gives nothing that could be lost.
+//! - **A release** that a promoted server has not received keeps a name taken until the lease ends. Nobody else gets in.
+//! - **A wake-up** tells a waiter that the master has granted its ticket. Every promoted server that has what was
+//!   acknowledged has that ticket, in its place in line. If a *release* let the waiter in, all tickets in front of it
+//!   have been given up by their clients. A promoted server that has not received the releases still counts these
+//!   tickets, so it lets nobody past, neither the waiter nor anyone behind it, until they expire there. That is safe.
+//!   But the ticket in front may instead have *expired* at the master. A master that was cut off expires the tickets of
+//!   clients that renew them at the server that has replaced it. If its wake-up were believed, the waiter would hold
+//!   beside them. A wake-up does not tell which of the two it was. So with durability a wake-up
+//!   [grants nothing](crate::backend::Capability::wake_ups_grant): the waiter renews, here, and holds when that is
+//!   acknowledged. Then the replicas have the state in which it holds, with all that came before.
+//!
+//! A ticket whose enqueue is not acknowledged in time is given back by the core, because the error is
+//! [half-way](StoreError::halfway). It is not released here: if the caller were gone in the middle of that, the core
+//! could ask again with the same id, and the release could arrive after that. The core asks no more with an id that it
+//! has released.
+//!
+//! A release goes out on the other connection, so it can overtake the enqueue of its ticket only if that was not
+//! answered. In that case the core says that the enqueue may follow, and the release leaves a mark. An enqueue that is
+//! still waiting for its turn when its caller goes away is not sent at all.
+//!
+//! Both connections lead to the same server, which is checked when they are made, and end together.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::{Cmd, RedisResult, Value};
+
+use super::connection::{RedisConnection, Socket};
+use super::group::{Acknowledged, Acknowledgement, settled};
+use super::tickets;
+use crate::backend::{Enqueued, Fault, Renewed, StoreError};
+use crate::request::Request;
+
+/// Takes a ticket that counts when it is acknowledged.
+pub(super) async fn enqueue(
+    verbs: Arc<Acknowledged>,
+    connection: RedisConnection,
+    request: Arc<Request>,
+) -> Result<Enqueued, StoreError> {
+    let budget = verbs.op_timeout;
+    let mut socket = Acknowledging::new(verbs, connection, budget);
+    let answer = tickets::enqueue(&mut socket, request).await?;
+    match answer {
+        Enqueued::Granted { .. } | Enqueued::Waiting { .. } => socket.acknowledged().await?,
+        Enqueued::Busy { .. } | Enqueued::CapacityMismatch { .. } | Enqueued::Gone => {}
+    }
+    Ok(answer)
+}
+
+/// Renews tickets. What is not acknowledged in time is unknown.
+pub(super) async fn renew(
+    verbs: Arc<Acknowledged>,
+    connection: RedisConnection,
+    tickets: Vec<Arc<Request>>,
+) -> Result<Vec<Renewed>, StoreError> {
+    // The core gives a renewal no more time than a quarter of the ttl, and then would not hear why it failed.
+    let ttls = tickets.iter().map(|request| request.ttl / 4);
+    let budget = ttls.min().unwrap_or_default().min(verbs.op_timeout);
+    let mut socket = Acknowledging::new(verbs, connection, budget);
+    let mut answers = tickets::renew(&mut socket, tickets).await?;
+    let is_there =
+        |answer: &Renewed| matches!(answer, Renewed::Granted { .. } | Renewed::Waiting { .. });
+    if !answers.iter().any(is_there) {
+        return Ok(answers);
+    }
+    let Err(error) = socket.acknowledged().await else {
+        return Ok(answers);
+    };
+    // A ticket that is lost needs no acknowledgement, and its holder must learn it now.
+    if answers.contains(&Renewed::Lost) {
+        let unknown = answers.iter_mut().filter(|answer| is_there(answer));
+        unknown.for_each(|answer| *answer = Renewed::Failed);
+        return Ok(answers);
+    }
+    // The master has carried it out, so it must not count as refused.
+    Err(match error.is_broken() {
+        true => error,
+        false => StoreError::halfway(Fault::Unknown, error.to_string()),
+    })
+}
+
+/// Sends one verb on the connection whose writes are acknowledged.
+struct Acknowledging {
+    verbs: Arc<Acknowledged>,
+    connection: RedisConnection,
+    budget: Duration,
+    /// Of the last command that was sent. An earlier one was not carried out: the server did not know the script.
+    acknowledgement: Option<Acknowledgement>,
+}
+
+impl Acknowledging {
+    fn new(verbs: Arc<Acknowledged>, connection: RedisConnection, budget: Duration) -> Self {
+        Self {
+            verbs,
+            connection,
+            budget,
+            acknowledgement: None,
+        }
+    }
+
+    async fn acknowledged(self) -> Result<(), StoreError> {
+        match self.acknowledgement {
+            Some(acknowledgement) => settled(acknowledgement).await,
+            None => Ok(()), // nothing was sent
+        }
+    }
+}
+
+impl Socket for Acknowledging {
+    fn connection(&self) -> &RedisConnection {
+        &self.connection
+    }
+
+    async fn query(&mut self, command: Cmd) -> RedisResult<Value> {
+        let answered = self.verbs.send(command, self.budget).await?;
+        self.acknowledgement = Some(answered.acknowledgement);
+        answered.reply
+    }
+}

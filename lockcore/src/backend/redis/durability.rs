@@ -1,0 +1,191 @@
+//! The `durability` of a URL: what must have a write before it counts, and how the server is asked for that.
+
+use std::fmt;
+use std::time::Duration;
+
+use redis::{Cmd, Value};
+
+/// The option of a URL.
+pub(super) const OPTION: &str = "durability";
+
+/// Its values, for error messages.
+const VALUES: &str =
+    "durability=replicas:N, durability=fsync or durability=fsync+replicas:N, with N from 1 to 100";
+
+/// Reads the value of the option. The error lists the values.
+pub(super) fn option(value: &str) -> Result<Durability, String> {
+    Durability::parse(value)
+        .ok_or_else(|| format!("the URL's durability is not one that Redis has; write {VALUES}"))
+}
+
+/// More replicas than a master has: a greater number is a mistake.
+const MOST_REPLICAS: u32 = 100;
+
+/// What must have a write before it counts: replicas, the server's own disk, or both.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Durability {
+    /// The server's disk. If replicas are asked for as well, their disks too.
+    fsync: bool,
+    /// So many replicas. 0 only with `fsync`.
+    replicas: u32,
+}
+
+impl Durability {
+    /// `None` for anything but [`VALUES`].
+    fn parse(value: &str) -> Option<Self> {
+        let (fsync, rest) = match value.strip_prefix("fsync") {
+            Some("") => {
+                return Some(Self {
+                    fsync: true,
+                    replicas: 0,
+                });
+            }
+            Some(rest) => (true, rest.strip_prefix('+')?),
+            None => (false, value),
+        };
+        let number = rest.strip_prefix("replicas:")?;
+        let is_plain = number.bytes().all(|digit| digit.is_ascii_digit());
+        let replicas = number.parse().ok().filter(|_| is_plain)?;
+        (1..=MOST_REPLICAS)
+            .contains(&replicas)
+            .then_some(Self { fsync, replicas })
+    }
+
+    /// The command that waits for it, by the name that access lists have for it.
+    pub(super) fn command_name(self) -> &'static str {
+        if self.fsync { "waitaof" } else { "wait" }
+    }
+
+    /// The command that waits until all earlier commands of its connection are there, or this time is over. Its
+    /// connection stands still meanwhile.
+    pub(super) fn wait(self, within: Duration) -> Cmd {
+        self.wait_for(self.replicas, within)
+    }
+
+    /// A command that fails if the server cannot do this or the user may not ask for it. It waits for no replica.
+    pub(super) fn attempt(self) -> Cmd {
+        self.wait_for(0, Duration::ZERO)
+    }
+
+    fn wait_for(self, replicas: u32, within: Duration) -> Cmd {
+        let mut wait = Cmd::new();
+        match self.fsync {
+            true => wait.arg("WAITAOF").arg(1).arg(replicas),
+            false => wait.arg("WAIT").arg(replicas),
+        };
+        // For the server, 0 means "for ever".
+        wait.arg(within.as_millis().max(1) as u64); // far less than 2⁶⁴
+        wait
+    }
+
+    /// What is missing after the [wait](Self::wait), by its answer. `None` if nothing is.
+    pub(super) fn shortfall(self, answer: Value) -> Result<Option<String>, redis::ParsingError> {
+        let of = self.replicas;
+        if !self.fsync {
+            let have: u32 = redis::from_redis_value(answer)?;
+            let text = || format!("{have} of {of} replicas have acknowledged the write");
+            return Ok((have < of).then(text));
+        }
+        let (here, have): (u32, u32) = redis::from_redis_value(answer)?;
+        let has = if here == 0 { "has not" } else { "has" };
+        let here_too = format!("the server {has} written it to its disk");
+        Ok(match (here > 0 && have >= of, of) {
+            (true, _) => None,
+            (false, 0) => Some(here_too),
+            (false, _) => Some(format!(
+                "{have} of {of} replicas have written it to their disks, and {here_too}"
+            )),
+        })
+    }
+
+    /// What a person can do if it is never reached in time.
+    pub(super) fn advice(self) -> &'static str {
+        match (self.fsync, self.replicas) {
+            (false, _) => {
+                "see INFO replication at the master: that many replicas must follow; if they are only slow, raise LOCK_OP_TIMEOUT"
+            }
+            (true, 0) => {
+                "set appendfsync always at the server; with everysec it takes up to a second, so raise LOCK_OP_TIMEOUT to 4s"
+            }
+            (true, _) => {
+                "set appendonly yes and appendfsync always at the master and its replicas; see INFO replication there"
+            }
+        }
+    }
+}
+
+/// As in the URL.
+impl fmt::Display for Durability {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.fsync, self.replicas) {
+            (true, 0) => f.write_str("fsync"),
+            (true, replicas) => write!(f, "fsync+replicas:{replicas}"),
+            (false, replicas) => write!(f, "replicas:{replicas}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_three_forms_with_a_sane_number_are_read() {
+        for value in ["replicas:1", "replicas:100", "fsync", "fsync+replicas:2"] {
+            let read = Durability::parse(value).map(|read| read.to_string());
+            assert_eq!(read.as_deref(), Some(value));
+        }
+        for value in [
+            "",
+            "replicas",
+            "replicas:",
+            "replicas:0",
+            "replicas:101",
+            "replicas:+1",
+            "replicas:-1",
+            "replicas:99999999999",
+            "replicas:1+fsync",
+            "replicas:1 ",
+            "fsync+",
+            "fsync+replicas:0",
+            "fsync replicas:1",
+            "fsyncreplicas:1",
+            "majority",
+            "Fsync",
+        ] {
+            assert_eq!(Durability::parse(value), None, "{value}");
+        }
+    }
+
+    #[test]
+    fn an_answer_that_falls_short_is_told_with_both_numbers() {
+        let short = |value: &str, answer| {
+            let durability = Durability::parse(value).unwrap();
+            durability.shortfall(answer).unwrap().unwrap_or_default()
+        };
+        let both = |here, there| Value::Array(vec![Value::Int(here), Value::Int(there)]);
+
+        let text = short("replicas:2", Value::Int(1));
+        assert_eq!(text, "1 of 2 replicas have acknowledged the write");
+        for more in [2, 3] {
+            assert_eq!(short("replicas:2", Value::Int(more)), "");
+        }
+        assert!(short("fsync", both(0, 3)).contains("has not written"));
+        assert_eq!(short("fsync", both(1, 0)), "");
+        assert!(short("fsync+replicas:2", both(1, 1)).contains("1 of 2 replicas"));
+        assert!(short("fsync+replicas:2", both(0, 2)).contains("has not written"));
+        assert_eq!(short("fsync+replicas:2", both(1, 2)), "");
+    }
+
+    /// A wait without an end would stop the connection for ever.
+    #[test]
+    fn a_wait_always_has_an_end() {
+        for value in ["replicas:1", "fsync"] {
+            let durability = Durability::parse(value).unwrap();
+            for wait in [durability.attempt(), durability.wait(Duration::ZERO)] {
+                let packed = wait.get_packed_command();
+                assert!(packed.ends_with(b"$1\r\n1\r\n"), "{packed:?}");
+            }
+        }
+    }
+}

@@ -1,0 +1,174 @@
+//! `redis:` with `?durability=replicas:1`: a master and a replica, which must have every lock. Scripts and clock are
+//! those of a single server, so the random histories run on that one.
+
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use lockcore::Locks;
+use lockcore::backend::{self, Capability};
+
+use super::redis::{Redis, USER, grant, grant_durability};
+use super::{Histories, Marks, Server, ServerProcess, Store, Suite, Timings};
+use crate::fact;
+use crate::redis_server::{self, RedisServer};
+use crate::watch::SECRET;
+
+const OPTION: &str = "?durability=replicas:1";
+
+/// Redis acknowledges nothing for up to a second after a replica has connected.
+const FIRST_ACKNOWLEDGEMENT: Duration = Duration::from_secs(30);
+
+#[derive(Debug)]
+pub struct Durable;
+
+impl Store for Durable {
+    fn name(&self) -> &'static str {
+        "durable"
+    }
+
+    fn available(&self) -> Result<(), String> {
+        Redis.available()
+    }
+
+    fn capability(&self) -> Capability {
+        let url = format!("redis://127.0.0.1{OPTION}");
+        backend::open(&url).unwrap().capability()
+    }
+
+    /// The whole suite takes longer than it is worth in every run: the verbs are those of `redis:`.
+    fn suite(&self) -> Suite {
+        match fact::long() {
+            true => Suite::Whole,
+            false => Suite::Exclusion,
+        }
+    }
+
+    fn timings(&self) -> Timings {
+        Redis.timings()
+    }
+
+    fn serves_forked_children(&self) -> bool {
+        true
+    }
+
+    fn start(&self) -> Box<dyn Server> {
+        Box::new(Pair::start())
+    }
+
+    /// Clients have the rights of the guide.
+    fn shared(&self) -> Arc<dyn Server> {
+        static SHARED: OnceLock<Arc<Shared>> = OnceLock::new();
+        SHARED
+            .get_or_init(|| {
+                let pair = Pair::start();
+                grant(&pair.master, "fact*", SECRET);
+                grant_durability(&pair.master);
+                Arc::new(Shared(pair))
+            })
+            .clone()
+    }
+
+    fn histories(&self) -> Option<Histories> {
+        None
+    }
+}
+
+/// The methods act on the master.
+#[derive(Debug)]
+struct Pair {
+    master: RedisServer,
+    _replica: RedisServer,
+}
+
+impl Pair {
+    fn start() -> Self {
+        let master = RedisServer::start();
+        let user = redis_server::USER;
+        let replica = master.replica_with(&["--masteruser", user, "--masterauth", user]);
+        let pair = Self {
+            master,
+            _replica: replica,
+        };
+        pair.wait_until_acknowledged();
+        pair
+    }
+
+    fn wait_until_acknowledged(&self) {
+        let url = self.url();
+        // A fact may run on a runtime of its own, which must not be entered twice.
+        let thread = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .unwrap();
+            let locks = Locks::builder().url(url).op_timeout(FIRST_ACKNOWLEDGEMENT);
+            let locks = locks.build().unwrap();
+            runtime
+                .block_on(locks.ready(FIRST_ACKNOWLEDGEMENT))
+                .unwrap();
+        });
+        thread.join().unwrap();
+    }
+}
+
+impl Server for Pair {
+    fn url(&self) -> String {
+        self.master.url() + OPTION
+    }
+
+    fn litter(&self, namespace: &str) -> Vec<String> {
+        self.master.litter(namespace)
+    }
+
+    fn litter_but_marks(&self, namespace: &str) -> Vec<String> {
+        self.master.litter_but_marks(namespace)
+    }
+
+    fn process(&self) -> Option<&dyn ServerProcess> {
+        Some(self)
+    }
+}
+
+impl ServerProcess for Pair {
+    fn port(&self) -> u16 {
+        self.master.port()
+    }
+
+    fn url_at(&self, port: u16) -> String {
+        self.master.url_at(port) + OPTION
+    }
+
+    fn kill(&self) {
+        self.master.kill();
+    }
+
+    fn says_when_down(&self) -> &'static str {
+        self.master.says_when_down()
+    }
+
+    fn marks(&self) -> Marks {
+        self.master.marks()
+    }
+}
+
+#[derive(Debug)]
+struct Shared(Pair);
+
+impl Server for Shared {
+    fn url(&self) -> String {
+        self.0.master.url_with_user(USER, SECRET) + OPTION
+    }
+
+    fn litter(&self, namespace: &str) -> Vec<String> {
+        self.0.litter(namespace)
+    }
+
+    fn litter_but_marks(&self, namespace: &str) -> Vec<String> {
+        self.0.litter_but_marks(namespace)
+    }
+
+    /// `None`, because no fact may break it.
+    fn process(&self) -> Option<&dyn ServerProcess> {
+        None
+    }
+}
