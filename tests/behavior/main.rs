@@ -27,6 +27,7 @@ mod owners;
 mod part;
 mod processes;
 mod protocol;
+mod redis_cluster;
 mod redis_durability;
 mod redis_faults;
 mod redis_rights;
@@ -59,6 +60,7 @@ fn main() {
     trials.extend(facts_of_memory(&stores::memory::Memory));
     trials.extend(facts_of_redis(&stores::redis::Redis));
     trials.extend(facts_of_sqlite(&stores::sqlite::Sqlite));
+    trials.extend(redis_cluster::facts(&stores::cluster::Cluster));
     trials.extend(redis_sentinel::facts(&stores::sentinel::Sentinel));
     trials.extend(zookeeper_faults::facts(&stores::zookeeper::ZooKeeper));
     let mut arguments = Arguments::from_args();

@@ -6,6 +6,7 @@
 //! | [`stores`] | the list of stores, and everything that the suite has to know about each of them |
 //! | [`redis_server`] | a real Redis on a free port, with a method for every way it can fail |
 //! | [`redis_sentinels`] | a Redis master with its replicas, and the sentinels that watch them |
+//! | [`redis_cluster`] | the nodes of a Redis Cluster, and the moving of slots between them |
 //! | [`certificates`] | a CA of our own, with valid certificates and one of each bad kind |
 //! | [`zookeeper_server`] | the same for ZooKeeper, one server or an ensemble of three |
 //! | [`sqlite_file`] | a SQLite file that can be read and damaged from outside |
@@ -40,6 +41,7 @@ pub mod measure;
 pub mod ports;
 pub mod process;
 pub mod proxy;
+pub mod redis_cluster;
 pub mod redis_sentinels;
 pub mod redis_server;
 pub mod sqlite_file;

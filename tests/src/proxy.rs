@@ -71,6 +71,8 @@ struct Shared {
     open: Mutex<usize>,
     closed_one: Condvar,
     trap: Mutex<Option<Trap>>,
+    /// See [`Proxy::rename`].
+    renamed: Mutex<Option<(Vec<u8>, Vec<u8>)>>,
     connections: AtomicU64,
     bytes_up: AtomicU64,
     bytes_down: AtomicU64,
@@ -178,6 +180,16 @@ impl Proxy {
             marker: marker.to_vec(),
             remaining: count,
         });
+    }
+
+    /// From now on, replies have the second text in place of the first, if it comes in one piece. Both are of one length.
+    pub fn rename(&self, from: &[u8], to: &[u8]) {
+        assert_eq!(
+            from.len(),
+            to.len(),
+            "lengths in front of the text would be wrong"
+        );
+        *self.shared.renamed() = Some((from.to_vec(), to.to_vec()));
     }
 
     pub fn traffic(&self) -> Traffic {
@@ -316,6 +328,10 @@ impl Shared {
 
     fn trap(&self) -> MutexGuard<'_, Option<Trap>> {
         self.trap.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn renamed(&self) -> MutexGuard<'_, Option<(Vec<u8>, Vec<u8>)>> {
+        self.renamed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

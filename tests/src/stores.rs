@@ -4,6 +4,7 @@
 //! [`Store`] describes a store before a server runs, and [`Server`] is a running one. Both have few default methods,
 //! because each store should say what may differ.
 
+pub mod cluster;
 pub mod durable;
 pub mod memory;
 pub mod redis;
@@ -27,6 +28,7 @@ pub const ALL: &[&dyn Store] = &[
     &memory::Memory,
     &redis::Redis,
     &sentinel::Sentinel,
+    &cluster::Cluster,
     &durable::Durable,
     &sqlite::Sqlite,
     &zookeeper::ZooKeeper,

@@ -75,6 +75,24 @@ const SCHEMES: &[Scheme] = &[
         open: None,
     },
     Scheme {
+        name: "redis+cluster",
+        feature: "redis",
+        tls: false,
+        #[cfg(feature = "redis")]
+        open: Some(super::redis::open_cluster),
+        #[cfg(not(feature = "redis"))]
+        open: None,
+    },
+    Scheme {
+        name: "rediss+cluster",
+        feature: "redis-tls",
+        tls: true,
+        #[cfg(feature = "redis-tls")]
+        open: Some(super::redis::open_encrypted_cluster),
+        #[cfg(not(feature = "redis-tls"))]
+        open: None,
+    },
+    Scheme {
         name: "zookeeper",
         feature: "zookeeper",
         tls: false,
@@ -285,9 +303,9 @@ mod tests {
 
     #[test]
     fn an_unknown_scheme_lists_the_known_ones() {
-        let message = message("redis+cluster://localhost");
+        let message = message("mongodb://localhost");
         assert!(
-            message.contains("unknown scheme \"redis+cluster\"; this build knows memory"),
+            message.contains("unknown scheme \"mongodb\"; this build knows memory"),
             "{message}"
         );
     }
@@ -299,6 +317,7 @@ mod tests {
             ("redi://h", "redis"),
             ("redisss://h", "rediss"),
             ("redis-sentinel://h/s", "redis+sentinel"),
+            ("redis-cluster://h", "redis+cluster"),
             ("rediss+sentinal://h/s", "rediss+sentinel"),
             ("memroy:", "memory"),
             ("sqllite:a.db", "sqlite"),
@@ -406,6 +425,11 @@ mod tests {
                 cfg!(feature = "redis-tls"),
             ),
             (
+                "rediss+cluster://h",
+                "redis-tls",
+                cfg!(feature = "redis-tls"),
+            ),
+            (
                 "zookeeper+tls://h",
                 "zookeeper-tls",
                 cfg!(feature = "zookeeper-tls"),
@@ -427,7 +451,9 @@ mod tests {
             let message = open_with(url, &tls).expect_err(url).to_string();
             assert!(
                 message.contains("LOCK_CA_FILE")
-                    && message.contains("these do: rediss, rediss+sentinel, zookeeper+tls"),
+                    && message.contains(
+                        "these do: rediss, rediss+sentinel, rediss+cluster, zookeeper+tls"
+                    ),
                 "{message}"
             );
         }

@@ -56,10 +56,13 @@ pub(super) async fn through(
             return Err(Broken::ReplyLost);
         }
         let rules = rules.borrow();
-        let chunk = match rules.events_lost {
+        let mut chunk = match rules.events_lost {
             true => without_events(&mut begun, chunk),
             false => chunk.to_vec(),
         };
+        if let Some((from, to)) = &*shared.renamed() {
+            rename(&mut chunk, from, to);
+        }
         Ok((rules.delay_down, chunk))
     });
     let mut recent = Vec::new();
@@ -96,6 +99,14 @@ fn without_events(begun: &mut Vec<u8>, chunk: &[u8]) -> Vec<u8> {
         }
     }
     kept
+}
+
+fn rename(chunk: &mut [u8], from: &[u8], to: &[u8]) {
+    for at in 0..chunk.len().saturating_sub(from.len() - 1) {
+        if chunk[at..].starts_with(from) {
+            chunk[at..at + to.len()].copy_from_slice(to);
+        }
+    }
 }
 
 /// `on_chunk` returns by how much a chunk is delayed, and which part of it is passed on.

@@ -90,8 +90,11 @@ impl Store for Redis {
 
 /// The rights that the store's guide lists, for namespaces that match a pattern instead of for `lock`.
 pub fn documented(namespaces: &str, password: &str) -> Vec<String> {
+    adapted(of_the_page("# Minimum rights", password), namespaces)
+}
+
+fn adapted(words: Vec<String>, namespaces: &str) -> Vec<String> {
     let namespace = format!("{namespaces}:1:");
-    let words = of_the_page("# Minimum rights", password);
     let adapted = words.iter().map(|word| word.replace("lock:1:", &namespace));
     let words: Vec<_> = adapted.collect();
     let keys = format!("~{namespace}*");
@@ -102,6 +105,11 @@ pub fn documented(namespaces: &str, password: &str) -> Vec<String> {
 /// The rights that are needed besides, for locks that replicas must have.
 pub fn documented_for_durability() -> Vec<String> {
     words_of("## With durability")[3..].to_vec()
+}
+
+/// The rights that the page lists for the nodes of a cluster.
+pub fn documented_in_a_cluster(namespaces: &str, password: &str) -> Vec<String> {
+    adapted(of_the_page("## In a cluster", password), namespaces)
 }
 
 /// The rights at a sentinel.
@@ -136,6 +144,11 @@ pub fn grant_durability(server: &RedisServer) {
     let mut words = vec!["ACL".to_owned(), "SETUSER".to_owned(), USER.to_owned()];
     words.extend(documented_for_durability());
     server.command::<()>(&words.iter().map(String::as_str).collect::<Vec<_>>());
+}
+
+/// The same at a node of a cluster.
+pub fn grant_in_a_cluster(node: &RedisServer, namespaces: &str, password: &str) {
+    set_alone(node, &documented_in_a_cluster(namespaces, password));
 }
 
 /// The same at a sentinel.

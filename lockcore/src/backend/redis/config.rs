@@ -101,6 +101,13 @@ fn connection_info(url: &Url) -> Result<ConnectionInfo, Error> {
 /// The oldest version with RESP3.
 const OLDEST: u32 = 6;
 
+/// The oldest version with channels that lie in a slot.
+const OLDEST_OF_A_CLUSTER: u32 = 7;
+
+fn major(version: &str) -> Option<u32> {
+    version.split('.').next()?.parse().ok()
+}
+
 const REPLICA: &str = "this Redis server is a replica and takes no locks; connect to its master";
 
 /// Checks that the server accepts locks. Each connection asks again: after a failover the address of a master may lead
@@ -121,10 +128,11 @@ pub(super) async fn keeps_locks(
         Some(Value::BulkString(text)) => text == value.as_bytes(),
         _ => false,
     };
-    if is("mode", "cluster") {
+    let of_a_cluster = matches!(server.part, Part::Seed | Part::Node);
+    if is("mode", "cluster") && !of_a_cluster {
         return Err(server.mistake(
             "this server is part of a Redis Cluster, where the locks of one client lie on several \
-             servers; redis:// is for a single server (cluster-enabled no)",
+             servers; write redis+cluster://host:port, with as many of its nodes as you know",
         ));
     }
     if is("mode", "sentinel") {
@@ -133,12 +141,28 @@ pub(super) async fn keeps_locks(
              master that it watches for SERVICE",
         ));
     }
-    if is("role", "replica") {
+    if of_a_cluster && !is("mode", "cluster") {
+        return Err(server.mistake(
+            "this server is not part of a Redis Cluster; for a single server the scheme is redis or rediss",
+        ));
+    }
+    if of_a_cluster
+        && let Some(Value::BulkString(version)) = answer.get("version")
+        && let Some(version) = std::str::from_utf8(version).ok()
+        && major(version).is_some_and(|major| major < OLDEST_OF_A_CLUSTER)
+    {
+        return Err(server.mistake(format_args!(
+            "Redis {version} is too old for a cluster; {OLDEST_OF_A_CLUSTER} or later is needed, or Valkey"
+        )));
+    }
+    // Any node can say where the slots are.
+    if is("role", "replica") && server.part != Part::Seed {
         // Not a `Config` error: at the next try the address may lead to a master, or the sentinels may name another
         // server.
         let reason = match server.part {
             Part::Master => "it is a replica, and the sentinels still name it",
-            Part::Alone | Part::Sentinel => REPLICA,
+            Part::Node => "it is a replica by now",
+            Part::Alone | Part::Sentinel | Part::Seed => REPLICA,
         };
         return Err(server.because(Fault::Retry, reason));
     }
@@ -147,7 +171,7 @@ pub(super) async fn keeps_locks(
 
 /// Reads `INFO`. If the user has no right to it, the settings stay unchecked.
 pub(super) async fn check(connection: RedisConnection) -> Result<Vec<String>, StoreError> {
-    let watch = connection.watch;
+    let (watch, in_a_cluster) = (connection.watch, connection.hop.is_some());
     if let Some(verbs) = &connection.acknowledged {
         verbs.check().await?;
     }
@@ -171,8 +195,7 @@ pub(super) async fn check(connection: RedisConnection) -> Result<Vec<String>, St
             .map(str::trim)
     };
     if let Some(version) = field("redis_version")
-        && let Some(Ok(major)) = version.split('.').next().map(str::parse::<u32>)
-        && major < OLDEST
+        && major(version).is_some_and(|major| major < OLDEST)
     {
         return Err(StoreError::new(
             Fault::Config,
@@ -183,14 +206,14 @@ pub(super) async fn check(connection: RedisConnection) -> Result<Vec<String>, St
         return Err(StoreError::replace(Fault::Retry, REPLICA));
     }
     if let Some(replicas) = field("connected_slaves") {
-        let by_sentinels = watch.is_some();
-        if by_sentinels && replicas == "0" {
+        let fails_over = watch.is_some() || in_a_cluster;
+        if fails_over && replicas == "0" {
             warnings.push(
                 "no replica is connected to the Redis master, so no failover is possible; start one".to_owned(),
             );
         }
         // Only a server with min-replicas-to-write has this field.
-        if (by_sentinels || replicas != "0") && field("min_slaves_good_slaves").is_none() {
+        if (fails_over || replicas != "0") && field("min_slaves_good_slaves").is_none() {
             warnings.push(
                 "Redis takes writes when no replica hears it (min-replicas-to-write 0): a master that is cut off goes on \
                  granting locks that others hold at the one that has replaced it. Set min-replicas-to-write 1"

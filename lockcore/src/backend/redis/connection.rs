@@ -6,6 +6,7 @@ use std::sync::Arc;
 use redis::aio::MultiplexedConnection;
 use redis::{Cmd, RedisResult, Value};
 
+use super::cluster::Hop;
 use super::dial::Driver;
 use super::group::Acknowledged;
 use super::watch::Watch;
@@ -21,6 +22,8 @@ pub(super) struct RedisConnection {
     pub(super) watch: Option<Arc<Watch>>,
     /// The connection for verbs whose writes are acknowledged, if the URL asks for that.
     pub(super) acknowledged: Option<Arc<Acknowledged>>,
+    /// How this request reached a node of a cluster.
+    pub(super) hop: Option<Hop>,
 }
 
 /// The way of a verb to the server.
@@ -30,6 +33,14 @@ pub(super) trait Socket: Send {
     fn query(&mut self, command: Cmd) -> impl Future<Output = RedisResult<Value>> + Send;
 }
 
+impl RedisConnection {
+    /// Whether the slot of this request is on its way to the server, and the request was sent there because its key has
+    /// arrived.
+    pub(super) fn is_asking(&self) -> bool {
+        self.hop.as_ref().is_some_and(|hop| hop.asking)
+    }
+}
+
 impl Socket for RedisConnection {
     fn connection(&self) -> &RedisConnection {
         self
@@ -37,6 +48,17 @@ impl Socket for RedisConnection {
 
     async fn query(&mut self, command: Cmd) -> RedisResult<Value> {
         let _under_way = self.driver.in_flight.begin();
-        command.query_async(&mut self.connection).await
+        if !self.is_asking() {
+            return command.query_async(&mut self.connection).await;
+        }
+        // ASKING is for the next command of the connection, so no other task's may come between the two.
+        let mut both = redis::pipe();
+        both.cmd("ASKING").add_command(command);
+        let answers = self.connection.send_packed_commands(&both, 1, 1).await?;
+        answers
+            .into_iter()
+            .next()
+            .unwrap_or(Value::Nil)
+            .extract_error()
     }
 }

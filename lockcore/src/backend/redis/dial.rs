@@ -43,6 +43,10 @@ pub(super) enum Part {
     Sentinel,
     /// Sentinels have named it, and it has the locks.
     Master,
+    /// The URL names it, and it names the nodes of its cluster.
+    Seed,
+    /// It is a node of a cluster, and has some of the locks.
+    Node,
 }
 
 impl Part {
@@ -51,6 +55,7 @@ impl Part {
         match self {
             Self::Alone => ("redis", "rediss"),
             Self::Sentinel | Self::Master => ("redis+sentinel", "rediss+sentinel"),
+            Self::Seed | Self::Node => ("redis+cluster", "rediss+cluster"),
         }
     }
 }
@@ -185,6 +190,7 @@ impl Server {
             Part::Alone => "",
             Part::Sentinel => "the sentinel ",
             Part::Master => "the master ",
+            Part::Seed | Part::Node => "the cluster's node ",
         };
         StoreError::new(fault, format!("cannot connect to {part}{server}: {reason}"))
     }

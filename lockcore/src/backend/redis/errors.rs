@@ -52,7 +52,7 @@ pub(super) fn failed(error: RedisError) -> StoreError {
     };
     let hint = match code {
         Some("MOVED" | "ASK" | "CROSSSLOT") => {
-            " (this is a Redis Cluster; redis:// is for a single server)"
+            " (this is a Redis Cluster; redis:// is for a single server, and redis+cluster:// for a cluster)"
         }
         Some("READONLY" | "MASTERDOWN") => " (this is a replica; connect to its master)",
         Some("OOM") => " (the server is full; raise maxmemory)",
@@ -68,6 +68,9 @@ pub(super) fn failed(error: RedisError) -> StoreError {
         }
         // The script may have written something before this.
         _ if is_stopped(&text) => GUIDE,
+        _ if text.contains("a non local key") => {
+            " (the keys of this name are on their way to another node of the cluster)"
+        }
         _ => "",
     };
     let text = format!("Redis: {text}{hint}");

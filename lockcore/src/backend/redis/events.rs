@@ -14,16 +14,22 @@ use crate::request::Id;
 /// the end by that.
 pub(super) fn sink(events: EventSink) -> impl Fn(PushInfo) -> Result<(), Infallible> + Send + Sync {
     move |push| {
-        if push.kind == PushKind::Message
-            && let Some(Value::BulkString(message)) = push.data.get(1)
-        {
-            match parse(message) {
-                Some(Message::Granted(wake)) => events.granted(wake),
-                Some(Message::Again(id, after)) => events.recheck(id, after),
-                None => {}
-            }
-        }
+        tell(&events, &push);
         Ok(())
+    }
+}
+
+/// Passes a message on, if it is one.
+pub(super) fn tell(events: &EventSink, push: &PushInfo) {
+    // The second kind is that of a channel that lies in a slot of a cluster.
+    if matches!(push.kind, PushKind::Message | PushKind::SMessage)
+        && let Some(Value::BulkString(message)) = push.data.get(1)
+    {
+        match parse(message) {
+            Some(Message::Granted(wake)) => events.granted(wake),
+            Some(Message::Again(id, after)) => events.recheck(id, after),
+            None => {}
+        }
     }
 }
 

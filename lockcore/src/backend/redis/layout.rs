@@ -25,7 +25,8 @@ pub(super) fn some_key(namespace: &Namespace) -> String {
     format!("{}:{VERSION}:{{}}", namespace.as_str())
 }
 
-/// The channel of one receiver. Scripts make its name from the part of a key in front of the brace.
+/// The channel of one receiver. Scripts make its name from the part of a key in front of the brace, and from the channel
+/// in the record of a ticket. In a cluster the receiver ends with a hash tag.
 pub(super) fn wake_channel(namespace: &Namespace, receiver: &str) -> String {
     format!("{}:{VERSION}:wake:{receiver}", namespace.as_str())
 }

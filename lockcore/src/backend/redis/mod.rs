@@ -1,6 +1,7 @@
 //! Redis and Valkey: see [`guide::redis`](crate::guide::redis) for what it promises and needs.
 
 mod acknowledged;
+mod cluster;
 mod config;
 mod connection;
 mod dial;
@@ -22,7 +23,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::TryFutureExt as _;
-use redis::AsyncConnectionConfig;
+use redis::aio::MultiplexedConnection;
+use redis::{AsyncConnectionConfig, RedisResult};
 use tokio::sync::oneshot;
 use url::Url;
 
@@ -31,10 +33,11 @@ use super::{
     StoreError, TicketInfo,
 };
 use crate::error::Error;
-use crate::name::Name;
+use crate::name::{Name, Namespace};
 use crate::request::Request;
 use crate::tls::Tls;
 
+use cluster::Seeds;
 use connection::RedisConnection;
 use dial::Server;
 use group::Opened;
@@ -68,6 +71,19 @@ pub(crate) fn open_encrypted_by_sentinels(url: &Url, tls: &Tls) -> Result<Arc<dy
     Ok(Arc::new(Redis::Sentinels(Arc::new(sentinels))))
 }
 
+/// Opens `redis+cluster://…`.
+pub(crate) fn open_cluster(url: &Url, _: &Tls) -> Result<Arc<dyn Backend>, Error> {
+    let seeds = Seeds::plain(url)?;
+    Ok(Arc::new(Redis::Cluster(Arc::new(seeds))))
+}
+
+/// Opens `rediss+cluster://…`, the same over TLS.
+#[cfg(feature = "redis-tls")]
+pub(crate) fn open_encrypted_cluster(url: &Url, tls: &Tls) -> Result<Arc<dyn Backend>, Error> {
+    let seeds = Seeds::encrypted(url, tls)?;
+    Ok(Arc::new(Redis::Cluster(Arc::new(seeds))))
+}
+
 /// Half of the day for which a key stays after the last request. So no ticket can outlive its key, even if the server's
 /// clock jumps by hours.
 const LONGEST_TTL: Duration = Duration::from_secs(12 * 60 * 60);
@@ -82,6 +98,8 @@ enum Redis {
     Server(Arc<Server>),
     /// The master that the sentinels name.
     Sentinels(Arc<Sentinels>),
+    /// The nodes of a cluster, each for the names in its slots.
+    Cluster(Arc<Seeds>),
 }
 
 impl Backend for Redis {
@@ -89,6 +107,7 @@ impl Backend for Redis {
         let durability = match self {
             Self::Server(server) => server.durability,
             Self::Sentinels(sentinels) => sentinels.durability(),
+            Self::Cluster(_) => None,
         };
         Capability::new()
             .longest_ttl(LONGEST_TTL)
@@ -104,6 +123,7 @@ impl Backend for Redis {
             }
             Self::Server(_) => "",
             Self::Sentinels(sentinels) => sentinels.silence(),
+            Self::Cluster(seeds) => seeds.silence(),
         }
     }
 
@@ -129,6 +149,13 @@ impl Backend for Redis {
                     Ok(Arc::new(connection) as Arc<dyn Connection>)
                 })
             }
+            Self::Cluster(seeds) => {
+                let seeds = Arc::clone(seeds);
+                Box::pin(async move {
+                    let connection = cluster::connected(seeds, events).await?;
+                    Ok(Arc::new(connection) as Arc<dyn Connection>)
+                })
+            }
         }
     }
 }
@@ -141,40 +168,22 @@ async fn connected(server: &Server, events: EventSink) -> Result<RedisConnection
     let op_timeout = events.op_timeout();
     let (open, ended) = oneshot::channel::<()>();
     let sink = events::sink(events);
-    let config = AsyncConnectionConfig::new()
-        // The core has its own deadlines, on the lease clock. The timers of the user's runtime may be paused or off.
-        .set_connection_timeout(None)
-        .set_response_timeout(None)
-        // More requests than this wait until they can be written. The default of 50 is less than the number of tasks in
-        // one busy process.
-        .set_pipeline_buffer_size(1024)
-        .set_push_sender(move |push| {
-            let _goes_with_the_connection = &open;
-            sink(push)
-        });
-    let (mut connection, driver) = server.connect(config).await?;
-    // All three requests are sent together, in one round trip.
-    let keeps_locks = config::keeps_locks(connection.clone(), server);
-    let missing = rights::missing(connection.clone(), &namespace, &channels);
+    let config = settings().set_push_sender(move |push| {
+        let _goes_with_the_connection = &open;
+        sink(push)
+    });
+    let (connection, driver) = server.connect(config).await?;
+    let mut subscribes = connection.clone();
     // Resolves when the server has confirmed the subscription, so no wake-up can come before it.
-    let subscribed = connection.subscribe(&channels);
-    let failed = |error| server.failed(error);
-    let (missing, subscribed) = (missing.map_err(failed), subscribed.map_err(failed));
+    let subscribed = subscribes.subscribe(&channels);
+    let checked = checked(server, &connection, &namespace, &channels, subscribed);
     let acknowledged = async {
         match server.durability {
             Some(durability) => Opened::of(server, durability).await.map(Some),
             None => Ok(None),
         }
     };
-    let ((), missing, (), acknowledged) =
-        tokio::try_join!(keeps_locks, missing, subscribed, acknowledged)?;
-    if !missing.is_empty() {
-        let missing = missing.join(", ").to_lowercase();
-        return Err(server.mistake(format_args!(
-            "the user may not run {missing}{}",
-            errors::GUIDE
-        )));
-    }
+    let ((), acknowledged) = tokio::try_join!(checked, acknowledged)?;
     let acknowledged = match acknowledged {
         Some(opened) => {
             let beside = opened.beside(server, &driver, ended, channels, op_timeout);
@@ -188,7 +197,43 @@ async fn connected(server: &Server, events: EventSink) -> Result<RedisConnection
         driver: Arc::new(driver),
         watch: None,
         acknowledged,
+        hop: None,
     })
+}
+
+/// What all connections to servers with locks have in common.
+fn settings() -> AsyncConnectionConfig {
+    AsyncConnectionConfig::new()
+        // The core has its own deadlines, on the lease clock. The timers of the user's runtime may be paused or off.
+        .set_connection_timeout(None)
+        .set_response_timeout(None)
+        // More requests than this wait until they can be written. The default of 50 is less than the number of tasks in
+        // one busy process.
+        .set_pipeline_buffer_size(1024)
+}
+
+/// Checks that the server accepts locks and that the user has the rights. Sends one more request with these, so that all
+/// are in one round trip, and returns its answer.
+async fn checked<T>(
+    server: &Server,
+    connection: &MultiplexedConnection,
+    namespace: &Namespace,
+    channel: &str,
+    also: impl Future<Output = RedisResult<T>>,
+) -> Result<T, StoreError> {
+    let keeps_locks = config::keeps_locks(connection.clone(), server);
+    let missing = rights::missing(connection.clone(), namespace, channel);
+    let failed = |error| server.failed(error);
+    let (missing, also) = (missing.map_err(failed), also.map_err(failed));
+    let ((), missing, also) = tokio::try_join!(keeps_locks, missing, also)?;
+    if !missing.is_empty() {
+        let missing = missing.join(", ").to_lowercase();
+        return Err(server.mistake(format_args!(
+            "the user may not run {missing}{}",
+            errors::GUIDE
+        )));
+    }
+    Ok(also)
 }
 
 /// Nobody waits for this. One batch at a time, so that renewals need not wait for it. If it is dropped, because the

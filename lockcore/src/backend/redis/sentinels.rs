@@ -324,7 +324,10 @@ impl fmt::Debug for Sentinels {
 }
 
 /// How to log in at this server.
-fn info(address: &Address, settings: &RedisConnectionInfo) -> Result<ConnectionInfo, Error> {
+pub(super) fn info(
+    address: &Address,
+    settings: &RedisConnectionInfo,
+) -> Result<ConnectionInfo, Error> {
     // An IPv6 address has brackets only in a URL.
     let host = address.host.trim_start_matches('[').trim_end_matches(']');
     let address = ConnectionAddr::Tcp(host.to_owned(), address.port);

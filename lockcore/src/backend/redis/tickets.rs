@@ -256,11 +256,15 @@ async fn run(
     if let Some(watch) = &socket.connection().watch {
         watch.listen_again();
     }
+    let asking = socket.connection().is_asking();
     let command = |verb: &str, script: &str| {
         // Space for one ticket.
         let mut command = Cmd::with_capacity(16, 512);
         command.arg(verb).arg(script).arg(keys);
         write_keys_and_arguments(&mut command);
+        if asking {
+            command.arg("asking");
+        }
         command
     };
     let outcome = match socket.query(command("EVALSHA", &script.sha1)).await {
@@ -269,6 +273,9 @@ async fn run(
         }
         outcome => outcome,
     };
+    if let (Some(hop), Err(error)) = (&socket.connection().hop, &outcome) {
+        hop.note(error);
+    }
     match outcome {
         Err(error) if is_stopped(&error.to_string()) => {
             let denied = denied(socket.connection(), namespace).await;

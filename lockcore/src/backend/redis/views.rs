@@ -10,8 +10,8 @@ use crate::backend::StoreError;
 /// port>`.
 pub(super) const SWITCH: &str = "+switch-master";
 
-/// A server as sentinels name it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// A server as sentinels, or the nodes of a cluster, name it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Address {
     pub(super) host: String,
     pub(super) port: u16,

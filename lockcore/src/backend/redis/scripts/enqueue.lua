@@ -4,6 +4,7 @@
 -- ARGV  1 the record without its number, with '+' and the ttl in ms as the expiry: see record.lua
 --       2 the highest ticket number that the client has seen, in 16 digits
 --       3 '0' for a request that does not wait; absent for one that waits
+--       last 'asking' if the name's keys are on their way to this node of a cluster
 -- Reply number of the ticket, as text            granted, for the ttl
 --       {1, ticket, ttl in ms, recheck in ms}     waiting; -1: no recheck
 --       {2, ms until the first holder expires}    busy, or too many waiters; -1: unknown
@@ -66,7 +67,7 @@ local MOST_TICKETS = 10000
 -- it.
 local in_line = was and string.byte(was, 17) == 76 -- 'L'
 local at = in_line and 76 or 0
-local ends = is_next and not ARGV[3] and string.sub(was, at + 63, at + 72) == capacity
+local ends = is_next and ARGV[3] ~= '0' and string.sub(was, at + 63, at + 72) == capacity
   and string.sub(was, at + 74, at + 83) == capacity and string.sub(was, at + 30, at + 61) ~= id and end_of(was, at)
 if ends and ends > now then
   local rows, record, recheck_in = key .. ':line', number .. ARGV[1], ends - now
@@ -158,7 +159,7 @@ local function take()
   local alone = line.out == 0
   if not alone and line.capacity ~= capacity then return 3 end
   local holds = not first(line) and (alone or line.out + permits <= capacity)
-  if not holds and (ARGV[3] or is_full()) then return 2 end
+  if not holds and (ARGV[3] == '0' or is_full()) then return 2 end
   if drawn >= tonumber(END_OF_NUMBERS) then return 5 end
   number = string.format('%016d', drawn)
 

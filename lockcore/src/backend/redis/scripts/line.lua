@@ -56,6 +56,15 @@ local function read(key, was, now)
     or record and (not end_of(record) or string.byte(record, 62) ~= 58) then -- ':'
     return redis.error_reply(foreign)
   end
+  -- In a cluster, the keys of a slot go to another node one by one, and a key that has not arrived looks like one that is
+  -- not there. This question about two keys is refused (TRYAGAIN) if one of them is missing.
+  if ARGV[#ARGV] == 'asking' then
+    if line.out > 0 and not line.solo then
+      redis.call('EXISTS', key, line.rows, line.ends)
+    elseif line.head < line.next then
+      redis.call('EXISTS', key, line.rows)
+    end
+  end
   return line
 end
 

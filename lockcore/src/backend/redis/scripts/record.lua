@@ -45,9 +45,14 @@ end
 -- was demoted. It would hear there of a grant that is cut short here, and would believe in it for its whole ttl, while
 -- the next waiter holds too. A message that is not replicated reaches exactly the connections that are counted.
 local function tell(key, record, message)
-  local channel = string.match(key, '^[^{]*') .. 'wake:' .. string.match(record, '^%x+', 85)
+  local channel = string.match(key, '^[^{]*') .. 'wake:' .. string.match(record, '^[^:]+', 85)
+  local text, heard = id_of(record) .. ' ' .. message
   redis.set_repl(redis.REPL_NONE)
-  local heard = redis.pcall('PUBLISH', channel, id_of(record) .. ' ' .. message)
+  if string.find(channel, '}', 1, true) then
+    heard = redis.pcall('SPUBLISH', channel, text)
+  else
+    heard = redis.pcall('PUBLISH', channel, text)
+  end
   redis.set_repl(redis.REPL_ALL)
   if type(heard) == 'table' then return nil, heard end
   return heard

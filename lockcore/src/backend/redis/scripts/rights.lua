@@ -34,7 +34,15 @@ local with_key = {
   { 'ZRANGEBYSCORE', key, '-inf', '1' },
   { 'ZREM', key, 'id' },
 }
-local without = { { 'PUBLISH', channel, 'message' }, { 'TIME' } }
+local without = { { 'TIME' } }
+if string.sub(channel, -1) == '}' then
+  without[2] = { 'SPUBLISH', channel, 'message' }
+  without[3] = { 'SSUBSCRIBE', channel }
+  without[4] = { 'SUNSUBSCRIBE', channel }
+  without[5] = { 'ASKING' }
+else
+  without[2] = { 'PUBLISH', channel, 'message' }
+end
 
 local function denied(calls)
   local names = {}

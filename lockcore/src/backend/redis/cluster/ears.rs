@@ -1,0 +1,280 @@
+//! The connection on which a node sends wake-ups.
+//!
+//! It carries nothing but subscriptions. When a slot leaves a node, the server ends the subscriptions in it by a message
+//! that nobody has asked for, and the driver takes that message for the answer to the oldest request that is under way.
+//! From then on every answer would go to the wrong request. On a connection that has only subscriptions, this costs
+//! nothing but another connection.
+
+use std::collections::{HashMap, HashSet};
+use std::convert::Infallible;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use futures_util::future::join_all;
+use redis::aio::MultiplexedConnection;
+use redis::{PushInfo, PushKind, Value};
+use tokio::sync::{Notify, mpsc, oneshot, watch};
+
+use super::Task;
+use super::routes::Routes;
+use super::slots;
+use crate::backend::redis::dial::Server;
+use crate::backend::redis::errors::failed;
+use crate::backend::redis::{events, layout, settings};
+use crate::backend::{EventSink, Fault, StoreError};
+
+/// Where this client listens at one node.
+#[derive(Debug)]
+pub(super) struct Ears {
+    shared: Arc<Shared>,
+    wishes: mpsc::UnboundedSender<u16>,
+    _task: Task,
+}
+
+#[derive(Debug)]
+struct Shared {
+    routes: Weak<Routes>,
+    events: Weak<EventSink>,
+    heard: watch::Sender<Heard>,
+    /// Slots whose subscription this client ends.
+    leaving: Mutex<HashSet<u16>>,
+    /// Whether requests are under way.
+    asks: AtomicBool,
+    /// The answers go to the wrong requests from now on.
+    mixed_up: Notify,
+}
+
+#[derive(Debug, Default)]
+struct Heard {
+    /// The server has confirmed these.
+    slots: HashSet<u16>,
+    /// The server has refused these.
+    refused: HashMap<u16, StoreError>,
+    /// The connection is of no use any more.
+    ended: Option<StoreError>,
+}
+
+impl Ears {
+    pub(super) fn open(routes: &Arc<Routes>, server: Server) -> Self {
+        let shared = Arc::new(Shared {
+            routes: Arc::downgrade(routes),
+            events: Weak::clone(&routes.events),
+            heard: watch::Sender::default(),
+            leaving: Mutex::default(),
+            asks: AtomicBool::new(false),
+            mixed_up: Notify::new(),
+        });
+        let (wishes, wished) = mpsc::unbounded_channel();
+        let listens = Arc::clone(&shared);
+        let task = Task::spawn(&routes.runtime, async move {
+            let reason = listens.listen(&server, wished).await;
+            let heard_any = listens.heard.send_replace(Heard {
+                ended: Some(reason),
+                ..Heard::default()
+            });
+            if !heard_any.slots.is_empty() {
+                listens.missed();
+            }
+        });
+        Self {
+            shared,
+            wishes,
+            _task: task,
+        }
+    }
+
+    pub(super) fn hears(&self, slot: u16) -> bool {
+        self.shared.heard.borrow().slots.contains(&slot)
+    }
+
+    pub(super) fn have_ended(&self) -> bool {
+        self.shared.heard.borrow().ended.is_some() || self.wishes.is_closed()
+    }
+
+    /// Begins to listen in a slot.
+    pub(super) fn wish(&self, slot: u16) {
+        self.shared.heard.send_if_modified(|heard| {
+            heard.refused.remove(&slot);
+            false
+        });
+        let _ = self.wishes.send(slot); // if the task has ended, `heard` says so
+    }
+
+    /// Resolves when this client listens in the slot.
+    pub(super) async fn until_heard(&self, slot: u16) -> Result<(), StoreError> {
+        let mut heard = self.shared.heard.subscribe();
+        let lost = || StoreError::new(Fault::Retry, "the connection for wake-ups is lost");
+        loop {
+            {
+                let heard = heard.borrow_and_update();
+                if heard.slots.contains(&slot) {
+                    return Ok(());
+                }
+                let failed = heard.refused.get(&slot).or(heard.ended.as_ref());
+                if let Some(error) = failed {
+                    return Err(error.clone());
+                }
+            }
+            tokio::select! {
+                changed = heard.changed() => changed.map_err(|_| lost())?,
+                // The runtime has ended, and the task with it.
+                () = self.wishes.closed() => {
+                    if !self.have_ended_with_reason() {
+                        return Err(lost());
+                    }
+                }
+            }
+        }
+    }
+
+    fn have_ended_with_reason(&self) -> bool {
+        self.shared.heard.borrow().ended.is_some()
+    }
+}
+
+impl Shared {
+    /// Runs until the connection has ended. Returns why.
+    async fn listen(
+        self: &Arc<Self>,
+        server: &Server,
+        mut wished: mpsc::UnboundedReceiver<u16>,
+    ) -> StoreError {
+        let (open, closed) = oneshot::channel::<()>();
+        let sink = Arc::clone(self);
+        let config = settings().set_push_sender(move |push: PushInfo| {
+            let _goes_with_the_sink = &open;
+            sink.pushed(&push);
+            Ok::<_, Infallible>(())
+        });
+        let (connection, _driver) = match server.connect(config).await {
+            Ok(connected) => connected,
+            Err(error) => return error,
+        };
+        let serve = async {
+            while let Some(slot) = wished.recv().await {
+                let mut batch = HashSet::from([slot]);
+                while let Ok(slot) = wished.try_recv() {
+                    batch.insert(slot);
+                }
+                if !self.subscribe(&connection, batch).await {
+                    return;
+                }
+            }
+        };
+        tokio::select! {
+            _ = closed => {}
+            () = self.mixed_up.notified() => {}
+            () = serve => {}
+        }
+        server.because(Fault::Retry, "the connection for wake-ups is lost")
+    }
+
+    /// Subscribes in these slots, and ends the subscriptions that no ticket needs any more. Returns whether the
+    /// connection is still of use.
+    async fn subscribe(&self, connection: &MultiplexedConnection, slots: HashSet<u16>) -> bool {
+        let Some(routes) = self.routes.upgrade() else {
+            return false;
+        };
+        let unneeded = self.unneeded(&routes);
+        let requests = slots.iter().map(|slot| ("SSUBSCRIBE", *slot));
+        let requests = requests.chain(unneeded.iter().map(|slot| ("SUNSUBSCRIBE", *slot)));
+        let (namespace, receiver) = (routes.namespace.clone(), routes.receiver);
+        drop(routes);
+        let requests = requests.map(|(verb, slot)| {
+            let channel = layout::wake_channel(&namespace, &slots::channel(receiver, slot));
+            let request = redis::cmd(verb).arg(channel).take();
+            let mut connection = connection.clone();
+            async move { (slot, request.query_async::<Value>(&mut connection).await) }
+        });
+        self.asks.store(true, Ordering::SeqCst);
+        // All of them go out together.
+        let answers = join_all(requests).await;
+        self.asks.store(false, Ordering::SeqCst);
+        for (slot, answer) in answers {
+            let error = match answer {
+                // The sink has been told.
+                Ok(Value::Push { .. }) => continue,
+                Ok(_) => return false,
+                Err(error) => failed(error),
+            };
+            if error.is_broken() {
+                return false;
+            }
+            self.leaving().remove(&slot);
+            self.heard.send_modify(|heard| {
+                heard.refused.insert(slot, error);
+            });
+        }
+        true
+    }
+
+    /// Slots in which no ticket of this receiver waits any more. From now on they count as not heard.
+    fn unneeded(&self, routes: &Routes) -> Vec<u16> {
+        let mut unneeded = HashSet::new();
+        self.heard.send_if_modified(|heard| {
+            let wanted = |slot: &u16| routes.wants(*slot);
+            let (kept, left) = heard.slots.iter().copied().partition(wanted);
+            heard.slots = kept;
+            unneeded = left;
+            false
+        });
+        // A request enters its wish before it looks whether its slot is heard. If it has looked before the slot was taken
+        // out, the wish is there now.
+        let (again, unneeded): (Vec<_>, Vec<_>) =
+            unneeded.into_iter().partition(|slot| routes.wants(*slot));
+        if !again.is_empty() {
+            self.heard.send_modify(|heard| heard.slots.extend(again));
+        }
+        self.leaving().extend(&unneeded);
+        unneeded
+    }
+
+    /// Runs inside the connection's driver.
+    fn pushed(&self, push: &PushInfo) {
+        let slot = || match push.data.first() {
+            Some(Value::BulkString(channel)) => std::str::from_utf8(channel).ok().map(slots::of),
+            _ => None,
+        };
+        match push.kind {
+            PushKind::SSubscribe => {
+                if let Some(slot) = slot() {
+                    self.heard.send_modify(|heard| {
+                        heard.slots.insert(slot);
+                    });
+                }
+            }
+            PushKind::SUnsubscribe => {
+                let Some(slot) = slot() else { return };
+                self.heard.send_modify(|heard| {
+                    heard.slots.remove(&slot);
+                });
+                // If nobody has asked for this, the slot has left the node.
+                if !self.leaving().remove(&slot) {
+                    self.missed();
+                    if self.asks.load(Ordering::SeqCst) {
+                        self.mixed_up.notify_one();
+                    }
+                }
+            }
+            _ => {
+                if let Some(events) = self.events.upgrade() {
+                    events::tell(&events, push);
+                }
+            }
+        }
+    }
+
+    /// Wake-ups may have been missed, and the slots may be elsewhere.
+    fn missed(&self) {
+        if let Some(events) = self.events.upgrade() {
+            events.gap();
+        }
+        if let Some(routes) = self.routes.upgrade() {
+            routes.refresh();
+        }
+    }
+
+    fn leaving(&self) -> MutexGuard<'_, HashSet<u16>> {
+        self.leaving.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,203 @@
+//! Which node serves which slots, as `CLUSTER SHARDS` says it.
+
+use std::collections::{BTreeSet, HashMap};
+
+use redis::Value;
+
+use super::slots::SLOTS;
+use crate::backend::redis::views::Address;
+
+/// The masters, and their slots.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Map {
+    /// From the first to the last slot, in order.
+    ranges: Vec<(u16, u16, Address)>,
+    /// What a node has said about single slots since then.
+    moved: HashMap<u16, Address>,
+}
+
+impl Map {
+    /// Reads the answer to `CLUSTER SHARDS` of the node `told_by`. `None` if it cannot be read.
+    pub(super) fn parse(answer: Value, told_by: &Address, encrypted: bool) -> Option<Self> {
+        let mut map = Self::default();
+        for shard in items(answer)? {
+            let mut shard = fields(shard)?;
+            let slots: Vec<u16> = redis::from_redis_value(shard.remove("slots")?).ok()?;
+            let nodes = items(shard.remove("nodes")?)?;
+            let nodes = nodes.into_iter().map(fields).collect::<Option<Vec<_>>>()?;
+            let is = |node: &HashMap<String, Value>, field: &str, value: &str| {
+                node.get(field).and_then(text).as_deref() == Some(value)
+            };
+            let master = |node: &&HashMap<String, Value>| is(node, "role", "master");
+            // For a moment after a failover two nodes may be listed as masters, and the one that has failed serves
+            // nothing.
+            let masters = || nodes.iter().filter(master);
+            let sound = masters().find(|node| is(node, "health", "online"));
+            let Some(master) = sound.or_else(|| masters().next()) else {
+                continue;
+            };
+            let Some(address) = address(master, told_by, encrypted) else {
+                continue;
+            };
+            for range in slots.chunks_exact(2) {
+                map.ranges.push((range[0], range[1], address.clone()));
+            }
+        }
+        map.ranges.sort_unstable();
+        Some(map)
+    }
+
+    /// The node that serves a slot.
+    pub(super) fn master(&self, slot: u16) -> Option<&Address> {
+        if let Some(moved) = self.moved.get(&slot) {
+            return Some(moved);
+        }
+        let behind = self.ranges.partition_point(|(first, ..)| *first <= slot);
+        let (_, last, address) = self.ranges.get(behind.checked_sub(1)?)?;
+        (slot <= *last).then_some(address)
+    }
+
+    /// A node has said that another one serves this slot.
+    pub(super) fn moved(&mut self, slot: u16, to: Address) {
+        self.moved.insert(slot, to);
+    }
+
+    /// All nodes that serve a slot.
+    pub(super) fn masters(&self) -> BTreeSet<Address> {
+        let ranges = self.ranges.iter().map(|(.., address)| address);
+        ranges.chain(self.moved.values()).cloned().collect()
+    }
+
+    /// How many slots no node serves.
+    pub(super) fn uncovered(&self) -> usize {
+        let covered = self
+            .ranges
+            .iter()
+            .map(|(first, last, _)| usize::from(last - first) + 1);
+        usize::from(SLOTS).saturating_sub(covered.sum())
+    }
+}
+
+/// Where clients reach a node. `None` if it has no port of this kind.
+fn address(node: &HashMap<String, Value>, told_by: &Address, encrypted: bool) -> Option<Address> {
+    let port = node.get(if encrypted { "tls-port" } else { "port" })?;
+    let port = redis::from_redis_value_ref(port).ok()?;
+    let host = node.get("endpoint").and_then(text).unwrap_or_default();
+    Some(Address {
+        host: known_host(host, told_by),
+        port,
+    })
+}
+
+/// A node that does not know its own address names none, or `?`. It is then at the address where it was asked.
+pub(super) fn known_host(host: String, told_by: &Address) -> String {
+    match host.as_str() {
+        "" | "?" => told_by.host.clone(),
+        _ => host,
+    }
+}
+
+fn items(value: Value) -> Option<Vec<Value>> {
+    match value {
+        Value::Array(items) => Some(items),
+        _ => None,
+    }
+}
+
+/// The fields of a map, which RESP2 and RESP3 write in different ways.
+fn fields(value: Value) -> Option<HashMap<String, Value>> {
+    redis::from_redis_value(value).ok()
+}
+
+fn text(value: &Value) -> Option<String> {
+    redis::from_redis_value_ref(value).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(host: &str, port: u16) -> Address {
+        Address {
+            host: host.into(),
+            port,
+        }
+    }
+
+    fn node(port: u16, endpoint: &str, role: &str, health: &str) -> String {
+        format!(
+            "*12\r\n+id\r\n+n{port}\r\n+port\r\n:{port}\r\n+endpoint\r\n${}\r\n{endpoint}\r\n+role\r\n+{role}\r\n\
+             +health\r\n+{health}\r\n+tls-port\r\n:{}\r\n",
+            endpoint.len(),
+            port + 1000
+        )
+    }
+
+    fn shard(slots: &[u16], nodes: &[String]) -> String {
+        let numbers: String = slots.iter().map(|slot| format!(":{slot}\r\n")).collect();
+        let (count, nodes) = (nodes.len(), nodes.concat());
+        format!(
+            "*4\r\n+slots\r\n*{}\r\n{numbers}+nodes\r\n*{count}\r\n{nodes}",
+            slots.len()
+        )
+    }
+
+    fn map(shards: &[String], encrypted: bool) -> Map {
+        let answer = format!("*{}\r\n{}", shards.len(), shards.concat());
+        let answer = redis::parse_redis_value(answer.as_bytes()).unwrap();
+        Map::parse(answer, &at("asked", 1), encrypted).unwrap()
+    }
+
+    #[test]
+    fn each_slot_has_the_master_of_its_shard() {
+        let first = [
+            node(1, "h1", "replica", "online"),
+            node(2, "h2", "master", "online"),
+        ];
+        let second = [
+            node(3, "h3", "master", "fail"),
+            node(4, "", "master", "online"),
+        ];
+        let map = map(
+            &[
+                shard(&[9000, 16383, 0, 10], &first),
+                shard(&[11, 12], &second),
+            ],
+            false,
+        );
+
+        for (slot, master) in [
+            (0, Some(at("h2", 2))),
+            (10, Some(at("h2", 2))),
+            (11, Some(at("asked", 4))),
+            (13, None),
+            (8999, None),
+            (9000, Some(at("h2", 2))),
+            (16383, Some(at("h2", 2))),
+        ] {
+            assert_eq!(map.master(slot), master.as_ref(), "{slot}");
+        }
+        assert_eq!(map.uncovered(), 16384 - 11 - 2 - 7384);
+    }
+
+    #[test]
+    fn a_client_with_tls_uses_the_port_for_it() {
+        let nodes = [node(1, "?", "master", "online")];
+        let map = map(&[shard(&[0, 16383], &nodes)], true);
+
+        assert_eq!(map.master(7), Some(&at("asked", 1001)));
+        assert_eq!(map.uncovered(), 0);
+    }
+
+    #[test]
+    fn what_a_node_has_said_about_a_slot_counts_for_this_slot() {
+        let nodes = [node(1, "h1", "master", "online")];
+        let mut map = map(&[shard(&[0, 16383], &nodes)], false);
+
+        map.moved(7, at("h2", 2));
+
+        assert_eq!(map.master(7), Some(&at("h2", 2)));
+        assert_eq!(map.master(8), Some(&at("h1", 1)));
+        assert_eq!(map.masters().len(), 2);
+    }
+}

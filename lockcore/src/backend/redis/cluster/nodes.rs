@@ -1,0 +1,187 @@
+//! The link to one node: opened when the first request for it comes, and gone when it breaks.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
+
+use tokio::sync::{oneshot, watch};
+
+use super::Task;
+use super::ears::Ears;
+use super::routes::Routes;
+use super::slots;
+use crate::backend::redis::connection::RedisConnection;
+use crate::backend::redis::dial::{Part, Server};
+use crate::backend::redis::views::Address;
+use crate::backend::redis::{checked, layout, settings};
+use crate::backend::{Fault, StoreError};
+use crate::clock::{Clock, Instant};
+
+/// A node that could not be reached is not tried again for this time.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// One try to reach a node, and what came of it.
+#[derive(Debug)]
+pub(super) struct Node {
+    pub(super) address: Address,
+    link: watch::Receiver<Link>,
+    ears: Mutex<Option<Arc<Ears>>>,
+    /// Since when requests have been sent without any answer, in nanoseconds of the lease clock. 0 if the last event was
+    /// an answer.
+    silent_since: AtomicU64,
+    _task: Task,
+}
+
+#[derive(Debug)]
+enum Link {
+    Opening,
+    Up(RedisConnection),
+    /// With the time of the next try.
+    Down(StoreError, Instant),
+}
+
+impl Node {
+    pub(super) fn open(routes: &Arc<Routes>, address: Address) -> Arc<Self> {
+        Arc::new_cyclic(|node| {
+            let (state, link) = watch::channel(Link::Opening);
+            let (of, node) = (Arc::downgrade(routes), Weak::clone(node));
+            let opening = connect(Arc::clone(routes), address.clone());
+            let task = async move {
+                let (down, was_up) = match opening.await {
+                    Ok((connection, closed)) => {
+                        state.send_replace(Link::Up(connection));
+                        let _ = closed.await; // nothing is ever sent, so this resolves at the end of the connection
+                        let lost = StoreError::new(Fault::Retry, "the connection is lost");
+                        (Link::Down(lost, Instant::from_nanos(0)), true)
+                    }
+                    Err(error) => {
+                        // A mistake may be corrected at any time.
+                        let pause = match error.fault() {
+                            Fault::Config => Duration::ZERO,
+                            _ => PAUSE,
+                        };
+                        (Link::Down(error, Clock::BOOT.now().after(pause)), false)
+                    }
+                };
+                state.send_replace(down);
+                if let (Some(routes), Some(node)) = (of.upgrade(), node.upgrade()) {
+                    routes.lost(&node, was_up);
+                }
+            };
+            Self {
+                address,
+                link,
+                ears: Mutex::default(),
+                silent_since: AtomicU64::new(0),
+                _task: Task::spawn(&routes.runtime, task),
+            }
+        })
+    }
+
+    /// The connection. Waits until it is open.
+    pub(super) async fn link(&self) -> Result<RedisConnection, StoreError> {
+        let mut link = self.link.clone();
+        let settled = link.wait_for(|link| !matches!(link, Link::Opening)).await;
+        match settled.as_deref() {
+            Ok(Link::Up(connection)) => Ok(connection.clone()),
+            Ok(Link::Down(error, _)) => Err(error.clone()),
+            // The task has ended with its runtime.
+            Ok(Link::Opening) | Err(_) => Err(StoreError::new(
+                Fault::Retry,
+                "the runtime of the connection has ended",
+            )),
+        }
+    }
+
+    /// Whether the next request should try to reach the node again.
+    pub(super) fn is_gone(&self) -> bool {
+        match &*self.link.borrow() {
+            Link::Down(_, again) => *again <= Clock::BOOT.now(),
+            Link::Opening | Link::Up(_) => self.link.has_changed().is_err(),
+        }
+    }
+
+    /// Ends the connections to the node. Requests that are under way fail.
+    pub(super) fn close(&self) {
+        if let Link::Up(connection) = &*self.link.borrow() {
+            connection.driver.end().abort();
+        }
+        self.ears().take();
+    }
+
+    /// A request is about to be sent.
+    pub(super) fn asked(&self) {
+        let (now, order) = (Clock::BOOT.now().as_nanos(), Ordering::Relaxed);
+        let _ = self.silent_since.compare_exchange(0, now, order, order);
+    }
+
+    pub(super) fn answered(&self) {
+        self.silent_since.store(0, Ordering::Relaxed);
+    }
+
+    /// For how long requests have been sent without any answer.
+    pub(super) fn silence(&self) -> Duration {
+        match self.silent_since.load(Ordering::Relaxed) {
+            0 => Duration::ZERO,
+            since => Instant::from_nanos(since).until(Clock::BOOT.now()),
+        }
+    }
+
+    /// Whether this client listens there in this slot.
+    pub(super) fn hears(&self, slot: u16) -> bool {
+        let ears = self.ears().clone();
+        ears.is_some_and(|ears| ears.hears(slot))
+    }
+
+    /// Begins to listen there in this slot.
+    pub(super) fn listen(&self, routes: &Arc<Routes>, slot: u16) -> Result<Arc<Ears>, StoreError> {
+        let mut ears = self.ears();
+        let open = match &*ears {
+            Some(open) if !open.have_ended() => Arc::clone(open),
+            _ => {
+                let server = routes.seeds.server_at(&self.address, Part::Node)?;
+                let open = Arc::new(Ears::open(routes, server));
+                *ears = Some(Arc::clone(&open));
+                open
+            }
+        };
+        drop(ears);
+        open.wish(slot);
+        Ok(open)
+    }
+
+    fn ears(&self) -> std::sync::MutexGuard<'_, Option<Arc<Ears>>> {
+        self.ears.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Connects to a node, and checks that it takes locks. The second part of the result resolves when the connection ends.
+async fn connect(
+    routes: Arc<Routes>,
+    address: Address,
+) -> Result<(RedisConnection, oneshot::Receiver<()>), StoreError> {
+    let server: Server = routes.seeds.server_at(&address, Part::Node)?;
+    let (namespace, receiver) = (routes.namespace.clone(), routes.receiver);
+    drop(routes); // this task must not keep the connection open
+    let (open, closed) = oneshot::channel::<()>();
+    // The driver drops this when the connection ends.
+    let sink = move |_| {
+        let _goes_with_the_sink = &open;
+        Ok::<_, std::convert::Infallible>(())
+    };
+    let config = settings().set_push_sender(sink);
+    let (connection, driver) = server.connect(config).await?;
+    let channel = slots::channel(receiver, 0);
+    let channels = layout::wake_channel(&namespace, &channel);
+    let nothing = std::future::ready(Ok(()));
+    checked(&server, &connection, &namespace, &channels, nothing).await?;
+    let connection = RedisConnection {
+        connection,
+        channel,
+        driver: Arc::new(driver),
+        watch: None,
+        acknowledged: None,
+        hop: None,
+    };
+    Ok((connection, closed))
+}

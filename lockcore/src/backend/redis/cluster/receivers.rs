@@ -1,0 +1,83 @@
+//! In which slots the connections of a client wait for wake-ups.
+//!
+//! A wake-up goes to the connection that has asked for the ticket, but the keeper renews the ticket on a connection of its
+//! own. When a slot has moved to another node, the answers to those renewals tell it first. So here they reach the
+//! connection that must listen at that node now.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use super::routes::Routes;
+use crate::backend::redis::views::Address;
+use crate::clock::{Clock, Instant};
+
+/// A subscription stays for this time after the last ticket that it was for has ended. So a name that is often waited for
+/// costs no subscription each time.
+const LINGER: Duration = Duration::from_secs(30);
+
+/// The receivers of a client, by their numbers. A connection that replaces another has the same number.
+#[derive(Debug, Default)]
+pub(super) struct Receivers(Mutex<HashMap<u64, Receiver>>);
+
+#[derive(Debug, Default)]
+struct Receiver {
+    routes: Weak<Routes>,
+    /// Until when a ticket in this slot may wait for a wake-up.
+    wanted: HashMap<u16, Instant>,
+}
+
+impl Receivers {
+    /// From now on, this connection is the one of its receiver.
+    pub(super) fn begin(&self, receiver: u64, routes: Weak<Routes>) {
+        let now = Clock::BOOT.now();
+        let mut all = self.all();
+        all.retain(|_, other| {
+            other.wanted.retain(|_, until| *until > now);
+            other.routes.strong_count() > 0 || !other.wanted.is_empty()
+        });
+        all.entry(receiver).or_default().routes = routes;
+    }
+
+    /// A ticket in this slot may wait for so long.
+    pub(super) fn want(&self, receiver: u64, slot: u16, ticket: Duration) {
+        let until = Clock::BOOT.now().after(ticket).after(LINGER);
+        let mut all = self.all();
+        let wanted = &mut all.entry(receiver).or_default().wanted;
+        let known = wanted.entry(slot).or_insert(until);
+        *known = until.max(*known);
+    }
+
+    pub(super) fn wants(&self, receiver: u64, slot: u16) -> bool {
+        let now = Clock::BOOT.now();
+        let all = self.all();
+        let until = all.get(&receiver).and_then(|of| of.wanted.get(&slot));
+        until.is_some_and(|until| *until > now)
+    }
+
+    /// A ticket of this client waits for so long at this node. Returns whether each connection that may have asked for it
+    /// listens there. Those that do not begin to.
+    pub(super) fn still_waits(&self, slot: u16, ticket: Duration, at: &Address) -> bool {
+        let now = Clock::BOOT.now();
+        let until = now.after(ticket).after(LINGER);
+        let mut connections = Vec::new();
+        for receiver in self.all().values_mut() {
+            if let Some(wanted) = receiver.wanted.get_mut(&slot)
+                && *wanted > now
+            {
+                *wanted = until.max(*wanted);
+                connections.extend(receiver.routes.upgrade());
+            }
+        }
+        // Outside of the mutex.
+        let mut all_hear = true;
+        for connection in connections {
+            all_hear &= connection.hears_at(slot, at);
+        }
+        all_hear
+    }
+
+    fn all(&self) -> MutexGuard<'_, HashMap<u64, Receiver>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

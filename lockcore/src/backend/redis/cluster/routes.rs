@@ -1,0 +1,386 @@
+//! Which node a request goes to. Keeps the map of the cluster, and asks for it again when an answer, or a missing one,
+//! says that it is out of date.
+
+use std::collections::{BTreeSet, HashMap};
+use std::future::Future;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use tokio::runtime::Handle;
+
+use super::map::{Map, known_host};
+use super::nodes::Node;
+use super::seeds::Seeds;
+use super::{Hop, Redirect, Task, slots};
+use crate::backend::redis::connection::RedisConnection;
+use crate::backend::redis::views::Address;
+use crate::backend::{EventSink, Fault, StoreError};
+use crate::clock::{Clock, Instant};
+use crate::name::Namespace;
+
+/// The shortest time between two questions for the map.
+const AGAIN: Duration = Duration::from_secs(1);
+
+/// A node that has answered nothing for this time may be gone.
+const SILENT: Duration = Duration::from_secs(1);
+
+/// One connection to the cluster.
+#[derive(Debug)]
+pub(super) struct Routes {
+    pub(super) seeds: Arc<Seeds>,
+    pub(super) namespace: Namespace,
+    pub(super) receiver: u64,
+    pub(super) runtime: Handle,
+    /// Owned by a task of the runtime, so that the core learns when the runtime has ended.
+    pub(super) events: Weak<EventSink>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    map: Map,
+    nodes: HashMap<Address, Arc<Node>>,
+    /// When the map may be asked for again.
+    again: Instant,
+    refresh: Option<Task>,
+    /// Owns the sink of events.
+    alive: Option<Task>,
+}
+
+/// An answer, and where it came from.
+pub(super) struct Answered<T> {
+    pub(super) answer: T,
+    pub(super) node: Arc<Node>,
+    /// This client listened there before it asked.
+    pub(super) heard: bool,
+}
+
+impl Routes {
+    pub(super) fn begin(seeds: Arc<Seeds>, events: EventSink, map: Map) -> Arc<Self> {
+        let (namespace, receiver) = (events.namespace().clone(), events.receiver());
+        let events = Arc::new(events);
+        let runtime = Handle::current();
+        let weak = Arc::downgrade(&events);
+        let alive = Task::spawn(&runtime, async move {
+            let _events = events;
+            std::future::pending::<()>().await;
+        });
+        let routes = Arc::new(Self {
+            seeds,
+            namespace,
+            receiver,
+            runtime,
+            events: weak,
+            state: Mutex::new(State {
+                map,
+                nodes: HashMap::new(),
+                again: Clock::BOOT.now(),
+                refresh: None,
+                alive: Some(alive),
+            }),
+        });
+        routes
+            .seeds
+            .receivers
+            .begin(receiver, Arc::downgrade(&routes));
+        routes
+    }
+
+    /// Sends a request to the node that serves a slot. If that node names another one, sends it there, once.
+    pub(super) async fn ask<T, F>(
+        self: &Arc<Self>,
+        slot: u16,
+        verb: impl Fn(RedisConnection) -> F,
+    ) -> Result<Answered<T>, StoreError>
+    where
+        F: Future<Output = Result<T, StoreError>>,
+    {
+        let node = self.master_of(slot)?;
+        let hop = Hop::default();
+        let error = match self.ask_at(&node, slot, &hop, &verb).await {
+            Ok(answered) => return Ok(answered),
+            Err(error) => error,
+        };
+        let Some(redirect) = hop.redirect() else {
+            return Err(error);
+        };
+        let Some(node) = self.follow(slot, &node, redirect) else {
+            let (from, to) = (&node.address, &redirect.to);
+            let text =
+                format!("{from} says that the slot {slot} is at \"{to}\", which leads nowhere");
+            return Err(StoreError::new(Fault::Retry, text));
+        };
+        let hop = Hop {
+            asking: redirect.asking,
+            ..Hop::default()
+        };
+        let outcome = self.ask_at(&node, slot, &hop, &verb).await;
+        match (outcome, hop.redirect()) {
+            (Err(_), Some(_)) => {
+                let text = format!("the slot {slot} is on its way to another node of the cluster");
+                Err(StoreError::new(Fault::Retry, text))
+            }
+            (outcome, _) => outcome,
+        }
+    }
+
+    async fn ask_at<T, F>(
+        self: &Arc<Self>,
+        node: &Arc<Node>,
+        slot: u16,
+        hop: &Hop,
+        verb: &impl Fn(RedisConnection) -> F,
+    ) -> Result<Answered<T>, StoreError>
+    where
+        F: Future<Output = Result<T, StoreError>>,
+    {
+        let asks = Asks::begin(self, node);
+        let mut heard = false;
+        let outcome = match node.link().await {
+            Ok(mut link) => {
+                link.channel = slots::channel(self.receiver, slot);
+                link.hop = Some(hop.clone());
+                heard = node.hears(slot);
+                verb(link).await
+            }
+            Err(error) => Err(error),
+        };
+        asks.end();
+        match outcome {
+            Ok(answer) => Ok(Answered {
+                answer,
+                node: Arc::clone(node),
+                heard,
+            }),
+            Err(error) => Err(self.understood(error)),
+        }
+    }
+
+    /// A node that breaks does not break the connection to the others.
+    fn understood(self: &Arc<Self>, error: StoreError) -> StoreError {
+        if matches!(error.fault(), Fault::Retry | Fault::Unknown) {
+            self.refresh();
+        }
+        match error.is_broken() {
+            true => StoreError::new(error.fault(), error.to_string()),
+            false => error,
+        }
+    }
+
+    /// The node that serves a slot.
+    fn master_of(self: &Arc<Self>, slot: u16) -> Result<Arc<Node>, StoreError> {
+        let node = {
+            let state = &mut *self.state();
+            let master = state.map.master(slot).cloned();
+            master.map(|address| self.node(state, address))
+        };
+        node.ok_or_else(|| {
+            self.refresh();
+            let text = format!("no node of the cluster serves the slot {slot}");
+            StoreError::new(Fault::Retry, text)
+        })
+    }
+
+    fn node(self: &Arc<Self>, state: &mut State, address: Address) -> Arc<Node> {
+        match state.nodes.get(&address) {
+            Some(node) if !node.is_gone() => Arc::clone(node),
+            _ => {
+                let node = Node::open(self, address.clone());
+                state.nodes.insert(address, Arc::clone(&node));
+                node
+            }
+        }
+    }
+
+    /// The node that a redirection names. `None` if it names the node that it came from.
+    fn follow(self: &Arc<Self>, slot: u16, from: &Node, redirect: &Redirect) -> Option<Arc<Node>> {
+        let to = address(&redirect.to, &from.address).filter(|to| *to != from.address)?;
+        let state = &mut *self.state();
+        if !redirect.asking {
+            state.map.moved(slot, to.clone());
+        }
+        Some(self.node(state, to))
+    }
+
+    /// Asks for the map again, unless it has just been asked for.
+    pub(super) fn refresh(self: &Arc<Self>) {
+        let state = self.state();
+        if state.again <= Clock::BOOT.now() {
+            self.ask_for_the_map(state);
+        }
+    }
+
+    fn ask_for_the_map(self: &Arc<Self>, mut state: MutexGuard<'_, State>) {
+        let now = Clock::BOOT.now();
+        state.again = now.after(AGAIN);
+        let nodes = state.nodes.values().filter(|node| node.silence() < SILENT);
+        let mut nodes: BTreeSet<_> = nodes.map(|node| node.address.clone()).collect();
+        nodes.extend(state.map.masters());
+        nodes.extend(self.seeds.addresses.iter().cloned());
+        let (seeds, namespace) = (Arc::clone(&self.seeds), self.namespace.clone());
+        let weak = Arc::downgrade(self);
+        // A question that is still under way is given up for this one.
+        state.refresh = Some(Task::spawn(&self.runtime, async move {
+            let told = seeds.ask(nodes, &namespace).await;
+            if let Some(routes) = weak.upgrade() {
+                match told {
+                    Ok(map) => routes.adopt(map),
+                    // Nobody is left to ask. The core connects again, as after a break.
+                    Err(error) => routes.end(&error),
+                }
+            }
+        }));
+    }
+
+    fn adopt(&self, map: Map) {
+        let masters = map.masters();
+        let left: Vec<_> = {
+            let mut state = self.state();
+            let complete = map.uncovered() == 0;
+            state.map = map;
+            let left =
+                |address: &Address, _: &mut Arc<Node>| complete && !masters.contains(address);
+            state.nodes.extract_if(left).map(|(_, node)| node).collect()
+        };
+        // A replaced master may be silent, and would keep its requests waiting.
+        for node in &left {
+            node.close();
+        }
+        if !left.is_empty() {
+            self.missed();
+        }
+    }
+
+    fn end(&self, error: &StoreError) {
+        tracing::debug!(%error, "no node of the cluster can be asked");
+        let mut state = self.state();
+        state.alive = None;
+    }
+
+    /// The connection to a node has ended, or could not be made.
+    pub(super) fn lost(self: &Arc<Self>, node: &Arc<Node>, was_up: bool) {
+        {
+            let mut state = self.state();
+            let known = state.nodes.get(&node.address);
+            if known.is_some_and(|known| Arc::ptr_eq(known, node)) && node.is_gone() {
+                state.nodes.remove(&node.address);
+            }
+        }
+        if was_up {
+            self.missed();
+            self.ask_for_the_map(self.state());
+        } else {
+            self.refresh();
+        }
+    }
+
+    /// A node is silent: the next request for it opens another connection, unless the map leads elsewhere by then.
+    fn give_up(self: &Arc<Self>, node: &Arc<Node>) {
+        let known = {
+            let nodes = &mut self.state().nodes;
+            let known = nodes.get(&node.address);
+            let is_known = known.is_some_and(|known| Arc::ptr_eq(known, node));
+            is_known.then(|| nodes.remove(&node.address))
+        };
+        if known.is_some() {
+            node.close();
+            self.missed();
+        }
+        self.refresh();
+    }
+
+    /// Wake-ups or data may have been lost.
+    fn missed(&self) {
+        if let Some(events) = self.events.upgrade() {
+            events.gap();
+        }
+    }
+
+    /// A request for a ticket in this slot is about to be sent, and the ticket may wait.
+    pub(super) fn want(&self, slot: u16, ticket: Duration) {
+        self.seeds.receivers.want(self.receiver, slot, ticket);
+    }
+
+    pub(super) fn wants(&self, slot: u16) -> bool {
+        self.seeds.receivers.wants(self.receiver, slot)
+    }
+
+    /// Whether this connection listens in the slot at the node that serves it.
+    pub(super) fn hears(&self, slot: u16) -> bool {
+        let state = self.state();
+        let node = state.map.master(slot).and_then(|at| state.nodes.get(at));
+        node.is_some_and(|node| node.hears(slot))
+    }
+
+    /// Whether this connection listens in the slot at this node. If not, it begins to.
+    pub(super) fn hears_at(self: &Arc<Self>, slot: u16, at: &Address) -> bool {
+        let node = {
+            let state = &mut *self.state();
+            if state.map.master(slot) != Some(at) {
+                state.map.moved(slot, at.clone());
+            }
+            self.node(state, at.clone())
+        };
+        let hears = node.hears(slot);
+        if !hears {
+            let _ = node.listen(self, slot); // the next renewal asks again
+        }
+        hears
+    }
+
+    /// All masters that serve slots, and how many slots nobody serves.
+    pub(super) fn masters(self: &Arc<Self>) -> (Vec<Arc<Node>>, usize) {
+        let state = &mut *self.state();
+        let masters = state.map.masters();
+        let nodes = masters.into_iter().map(|address| self.node(state, address));
+        let nodes = nodes.collect();
+        (nodes, state.map.uncovered())
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A request that is under way at a node. If its future is dropped before the answer has come, the node may be gone.
+struct Asks<'a> {
+    routes: &'a Arc<Routes>,
+    node: &'a Arc<Node>,
+    is_over: bool,
+}
+
+impl<'a> Asks<'a> {
+    fn begin(routes: &'a Arc<Routes>, node: &'a Arc<Node>) -> Self {
+        if node.silence() >= SILENT {
+            routes.refresh();
+        }
+        node.asked();
+        Self {
+            routes,
+            node,
+            is_over: false,
+        }
+    }
+
+    fn end(mut self) {
+        self.is_over = true;
+        self.node.answered();
+    }
+}
+
+impl Drop for Asks<'_> {
+    fn drop(&mut self) {
+        if !self.is_over && self.node.silence() >= SILENT {
+            self.routes.give_up(self.node);
+        }
+    }
+}
+
+/// The address in a redirection: `host:port`, or `:port` for the host of the node that answered.
+fn address(text: &str, told_by: &Address) -> Option<Address> {
+    let (host, port) = text.rsplit_once(':')?;
+    Some(Address {
+        host: known_host(host.to_owned(), told_by),
+        port: port.parse().ok()?,
+    })
+}

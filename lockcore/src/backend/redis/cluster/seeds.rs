@@ -1,0 +1,224 @@
+//! The nodes of the URL, how to log in at every node, and the first question to them: where the slots are.
+
+use std::collections::BTreeSet;
+use std::fmt;
+
+use redis::{ConnectionAddr, RedisConnectionInfo, Value};
+use tokio::task::JoinSet;
+use url::Url;
+
+use super::map::Map;
+use super::receivers::Receivers;
+use super::slots;
+use crate::backend::redis::dial::{Part, Server};
+use crate::backend::redis::sentinels::info;
+use crate::backend::redis::views::Address;
+use crate::backend::redis::{checked, layout, settings};
+use crate::backend::{Fault, StoreError, hosts};
+use crate::error::Error;
+use crate::name::Namespace;
+#[cfg(feature = "redis-tls")]
+use crate::tls::{Connector, Tls};
+
+const PORT: u16 = 6379;
+
+const FORM: &str = "the URL is not of the form redis+cluster://[user[:password]@]host[:port][,host[:port]…] \
+    (rediss+cluster:// with TLS)";
+
+/// The nodes of a URL, and how to log in at every node of their cluster.
+pub(in crate::backend::redis) struct Seeds {
+    pub(super) addresses: Vec<Address>,
+    /// The user and the password.
+    login: RedisConnectionInfo,
+    /// For any host. `None` if the cluster is not encrypted.
+    #[cfg(feature = "redis-tls")]
+    tls: Option<Connector>,
+    pub(super) receivers: Receivers,
+}
+
+impl Seeds {
+    /// Reads `redis+cluster://…`.
+    pub(in crate::backend::redis) fn plain(url: &Url) -> Result<Self, Error> {
+        let wrong = |what: &str| Error::config(format!("{FORM}: {what}"));
+        let decoded = |part: &str| hosts::decoded(part).map_err(wrong);
+        if !matches!(url.path(), "" | "/") {
+            return Err(wrong(
+                "nothing may follow the hosts, because a cluster has one database",
+            ));
+        }
+        if url.query().is_some() || url.fragment().is_some() {
+            return Err(wrong("nothing may follow the hosts"));
+        }
+        let mut login = RedisConnectionInfo::default();
+        if !url.username().is_empty() {
+            login = login.set_username(decoded(url.username())?);
+        }
+        if let Some(password) = url.password() {
+            login = login.set_password(decoded(password)?);
+        }
+        let addresses = hosts::hosts(url, PORT).map_err(wrong)?;
+        let address = |(host, port)| Address { host, port };
+        Ok(Self {
+            addresses: addresses.into_iter().map(address).collect(),
+            login,
+            #[cfg(feature = "redis-tls")]
+            tls: None,
+            receivers: Receivers::default(),
+        })
+    }
+
+    /// Reads `rediss+cluster://…`: the same, with TLS to all nodes.
+    #[cfg(feature = "redis-tls")]
+    pub(in crate::backend::redis) fn encrypted(url: &Url, tls: &Tls) -> Result<Self, Error> {
+        let mut seeds = Self::plain(url)?;
+        // The certificate files are read once, for all hosts.
+        seeds.tls = Some(Connector::new(tls, "localhost")?);
+        Ok(seeds)
+    }
+
+    pub(in crate::backend::redis) fn silence(&self) -> &'static str {
+        match self.is_encrypted() {
+            true => {
+                "; one of the nodes in the URL must answer; servers without TLS are silent: redis+cluster:// is for them"
+            }
+            false => "; one of the nodes in the URL must answer",
+        }
+    }
+
+    fn is_encrypted(&self) -> bool {
+        #[cfg(feature = "redis-tls")]
+        return self.tls.is_some();
+        #[cfg(not(feature = "redis-tls"))]
+        return false;
+    }
+
+    pub(super) fn server_at(&self, address: &Address, part: Part) -> Result<Server, StoreError> {
+        let mistake = |error: Error| StoreError::new(Fault::Config, error.to_string());
+        let info = info(address, &self.login).map_err(mistake)?;
+        #[cfg(feature = "redis-tls")]
+        let tls = match (&self.tls, info.addr()) {
+            (Some(tls), ConnectionAddr::Tcp(host, _)) => Some(tls.for_host(host).map_err(mistake)?),
+            _ => None,
+        };
+        Ok(Server {
+            info,
+            #[cfg(feature = "redis-tls")]
+            tls,
+            part,
+            durability: None,
+        })
+    }
+
+    /// Asks these nodes at once. Returns the first answer that has a node for every slot, or else the one with the most
+    /// slots. If it is dropped, it asks no more.
+    pub(super) async fn ask(
+        &self,
+        nodes: BTreeSet<Address>,
+        namespace: &Namespace,
+    ) -> Result<Map, StoreError> {
+        let mut asked = JoinSet::new();
+        let channel = slots::channel(0, 0);
+        let (mut best, mut errors) = (None::<Map>, Vec::new());
+        for address in nodes {
+            let server = match self.server_at(&address, Part::Seed) {
+                Ok(server) => server,
+                Err(error) => {
+                    errors.push(error);
+                    continue;
+                }
+            };
+            let encrypted = self.is_encrypted();
+            let channel = layout::wake_channel(namespace, &channel);
+            let namespace = namespace.clone();
+            asked.spawn(async move {
+                let (connection, _driver) = server.connect(settings()).await?;
+                let question = redis::cmd("CLUSTER").arg("SHARDS").take();
+                let mut asks = connection.clone();
+                let answer = question.query_async::<Value>(&mut asks);
+                let answer = checked(&server, &connection, &namespace, &channel, answer).await?;
+                Map::parse(answer, &address, encrypted).ok_or_else(|| {
+                    server.because(Fault::Retry, "its answer to CLUSTER SHARDS cannot be read")
+                })
+            });
+        }
+        while let Some(told) = asked.join_next().await {
+            match told {
+                Ok(Ok(map)) if map.uncovered() == 0 => return Ok(map),
+                Ok(Ok(map)) => {
+                    let is_better = |best: &Map| map.uncovered() < best.uncovered();
+                    if best.as_ref().is_none_or(is_better) {
+                        best = Some(map);
+                    }
+                }
+                Ok(Err(error)) => errors.push(error),
+                Err(ended) => {
+                    // For example a runtime without its I/O driver. The core turns this panic into an error.
+                    if let Ok(panic) = ended.try_into_panic() {
+                        std::panic::resume_unwind(panic);
+                    }
+                }
+            }
+        }
+        best.ok_or_else(|| no_map(errors))
+    }
+}
+
+/// No node has said where the slots are. A mistake that one of them reports is only one for a person if no other node
+/// could be asked later.
+fn no_map(errors: Vec<StoreError>) -> StoreError {
+    let is_mistake = |error: &StoreError| error.fault() == Fault::Config;
+    let fault = match errors.iter().all(is_mistake) {
+        true => Fault::Config,
+        false => Fault::Retry,
+    };
+    let errors: Vec<_> = errors.iter().map(ToString::to_string).collect();
+    StoreError::new(fault, errors.join("; "))
+}
+
+/// Shows neither the user nor the password.
+impl fmt::Debug for Seeds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Seeds")
+            .field("addresses", &self.addresses)
+            .field("encrypted", &self.is_encrypted())
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn seeds(url: &str) -> Result<Seeds, Error> {
+        Seeds::plain(&Url::parse(url).unwrap())
+    }
+
+    #[test]
+    fn hosts_user_and_password_are_taken_from_the_url() {
+        let seeds = seeds("redis+cluster://ann:p%40ss@h1%3A1,h2,%5B%3A%3A1%5D").unwrap();
+
+        let server = |at: usize| seeds.server_at(&seeds.addresses[at], Part::Node).unwrap();
+        let shown: Vec<_> = (0..3)
+            .map(|at| server(at).info.addr().to_string())
+            .collect();
+        assert_eq!(shown, ["h1:1", "h2:6379", "::1:6379"]);
+        let info = server(2).info;
+        let settings = info.redis_settings();
+        let login = (settings.username(), settings.password());
+        assert_eq!(login, (Some("ann"), Some("p@ss")));
+        assert!(!format!("{seeds:?}").contains("p@ss"));
+    }
+
+    #[test]
+    fn a_url_with_more_than_hosts_is_refused() {
+        for (url, why) in [
+            ("redis+cluster://h/0", "a cluster has one database"),
+            ("redis+cluster://h?x=1", "nothing may follow the hosts"),
+            ("redis+cluster://h#x", "nothing may follow the hosts"),
+            ("redis+cluster://h1,,h2", "a host is missing"),
+        ] {
+            let error = seeds(url).expect_err(url).to_string();
+            assert!(error.contains(why), "{error}");
+        }
+    }
+}

@@ -1,0 +1,246 @@
+//! The operations. Each goes to the node that serves the slot of its name. A batch is split by names, because a script may
+//! touch one slot only, and because keys of one slot that is moving may be on two nodes. All parts are sent at once.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use tokio::sync::oneshot;
+
+use super::Task;
+use super::routes::{Answered, Routes};
+use super::slots;
+use crate::backend::redis::connection::RedisConnection;
+use crate::backend::redis::{config, layout, tickets};
+use crate::backend::{
+    Answer, Connection, Departure, Enqueued, Fault, Released, Renewed, StoreError, TicketInfo,
+};
+use crate::name::Name;
+use crate::request::Request;
+
+/// A waiter whose wake-up might not be heard looks again after this time.
+const DEAF: Duration = Duration::from_millis(500);
+
+/// One connection to all nodes of a cluster.
+#[derive(Debug)]
+pub(in crate::backend::redis) struct ClusterConnection(pub(super) Arc<Routes>);
+
+impl Connection for ClusterConnection {
+    fn enqueue(&self, request: Arc<Request>) -> Answer<Enqueued> {
+        let routes = Arc::clone(&self.0);
+        let slot = slot_of(&request.name);
+        if !request.wait {
+            let verb = move |link| once(link, Arc::clone(&request));
+            return Box::pin(async move { Ok(routes.ask(slot, verb).await?.answer) });
+        }
+        routes.want(slot, request.ttl);
+        if routes.hears(slot) {
+            return Box::pin(enqueue(routes, slot, request));
+        }
+        // Several steps, and the ticket is at the store after the first. So they do not wait for a caller that is not
+        // polled. If the future is dropped, the task ends.
+        Box::pin(async move {
+            let (tell, told) = oneshot::channel();
+            let _ends_with_the_caller = Task::spawn(&routes.runtime.clone(), async move {
+                let _ = tell.send(enqueue(routes, slot, request).await); // nobody listens if the caller has gone
+            });
+            let ended =
+                |_| StoreError::new(Fault::Unknown, "the runtime of the connection has ended");
+            told.await.map_err(ended)?
+        })
+    }
+
+    fn renew(&self, tickets: Vec<Arc<Request>>) -> Answer<Vec<Renewed>> {
+        let routes = Arc::clone(&self.0);
+        Box::pin(async move {
+            let name = |request: &Arc<Request>| request.name.clone();
+            let ask = |slot, part| renew(Arc::clone(&routes), slot, part);
+            in_parts(tickets, name, Renewed::Failed, ask).await
+        })
+    }
+
+    fn release(&self, tickets: Vec<Departure>) -> Answer<Vec<Released>> {
+        let routes = Arc::clone(&self.0);
+        Box::pin(async move {
+            let name = |departure: &Departure| departure.request.name.clone();
+            let ask = |slot, part: Vec<Departure>| {
+                let routes = Arc::clone(&routes);
+                async move {
+                    let verb = |link| tickets::release(link, part.clone());
+                    Ok(routes.ask(slot, verb).await?.answer)
+                }
+            };
+            in_parts(tickets, name, Released::Failed, ask).await
+        })
+    }
+
+    fn inspect(&self, name: Name) -> Answer<Vec<TicketInfo>> {
+        let routes = Arc::clone(&self.0);
+        Box::pin(async move {
+            let verb = |link| tickets::inspect(link, name.clone());
+            Ok(routes.ask(slot_of(&name), verb).await?.answer)
+        })
+    }
+
+    fn forget(&self, name: Name) -> Answer<()> {
+        let routes = Arc::clone(&self.0);
+        Box::pin(async move {
+            let verb = |link| tickets::forget(link, name.clone());
+            routes.ask(slot_of(&name), verb).await.map(drop)
+        })
+    }
+
+    fn check(&self) -> Answer<Vec<String>> {
+        Box::pin(check(Arc::clone(&self.0)))
+    }
+}
+
+fn slot_of(name: &Name) -> u16 {
+    slots::of(&layout::key(name))
+}
+
+async fn once(mut link: RedisConnection, request: Arc<Request>) -> Result<Enqueued, StoreError> {
+    tickets::enqueue(&mut link, request).await
+}
+
+/// A ticket that has to wait needs a subscription in its slot. Most need none, because they are granted at once, so the
+/// subscription comes after the first answer. A wake-up that was sent in between is noticed by asking once more.
+async fn enqueue(
+    routes: Arc<Routes>,
+    slot: u16,
+    request: Arc<Request>,
+) -> Result<Enqueued, StoreError> {
+    let verb = |link| once(link, Arc::clone(&request));
+    let first = routes.ask(slot, verb).await?;
+    if first.heard || !matches!(first.answer, Enqueued::Waiting { .. }) {
+        return Ok(first.answer);
+    }
+    if let Err(error) = listen(&routes, slot, &first).await {
+        if error.fault() == Fault::Config {
+            return Err(StoreError::halfway(Fault::Config, error.to_string()));
+        }
+        tracing::debug!(%error, "a waiter cannot be woken by its node, and looks again by itself");
+        return Ok(looks_again(first.answer));
+    }
+    // If this fails, the ticket may be there all the same.
+    let unknown = |error: StoreError| StoreError::new(Fault::Unknown, error.to_string());
+    let second = routes.ask(slot, verb).await.map_err(unknown)?;
+    match second.heard {
+        true => Ok(second.answer),
+        false => Ok(looks_again(second.answer)),
+    }
+}
+
+async fn listen<T>(
+    routes: &Arc<Routes>,
+    slot: u16,
+    answered: &Answered<T>,
+) -> Result<(), StoreError> {
+    answered.node.listen(routes, slot)?.until_heard(slot).await
+}
+
+fn looks_again(answer: Enqueued) -> Enqueued {
+    match answer {
+        Enqueued::Waiting {
+            ticket,
+            valid_for,
+            recheck_in,
+        } => Enqueued::Waiting {
+            ticket,
+            valid_for,
+            recheck_in: Some(recheck_in.map_or(DEAF, |recheck| recheck.min(DEAF))),
+        },
+        answer => answer,
+    }
+}
+
+async fn renew(
+    routes: Arc<Routes>,
+    slot: u16,
+    part: Vec<Arc<Request>>,
+) -> Result<Vec<Renewed>, StoreError> {
+    let verb = |mut link: RedisConnection| {
+        let part = part.clone();
+        async move { tickets::renew(&mut link, part).await }
+    };
+    let Answered {
+        mut answer, node, ..
+    } = routes.ask(slot, verb).await?;
+    for renewed in &mut answer {
+        if let Renewed::Waiting {
+            valid_for,
+            recheck_in,
+        } = renewed
+        {
+            let receivers = &routes.seeds.receivers;
+            if !receivers.still_waits(slot, *valid_for, &node.address) {
+                *recheck_in = Some(recheck_in.map_or(DEAF, |recheck| recheck.min(DEAF)));
+            }
+        }
+    }
+    Ok(answer)
+}
+
+/// Asks for the tickets of each name apart, all at once, and puts the answers in order. If a part fails, its tickets have
+/// `failed`. If all parts fail, the result is the first error.
+async fn in_parts<T: Clone, A: Clone, F>(
+    tickets: Vec<T>,
+    name_of: impl Fn(&T) -> Name,
+    failed: A,
+    ask: impl Fn(u16, Vec<T>) -> F,
+) -> Result<Vec<A>, StoreError>
+where
+    F: Future<Output = Result<Vec<A>, StoreError>>,
+{
+    let mut answers = vec![failed; tickets.len()];
+    let mut parts: HashMap<Name, (Vec<usize>, Vec<T>)> = HashMap::new();
+    for (at, ticket) in tickets.into_iter().enumerate() {
+        let (places, part) = parts.entry(name_of(&ticket)).or_default();
+        places.push(at);
+        part.push(ticket);
+    }
+    let asks = parts.into_iter().map(|(name, (places, part))| {
+        let ask = ask(slot_of(&name), part);
+        async move { (places, ask.await) }
+    });
+    let (mut answered, mut error) = (false, None);
+    for (places, outcome) in join_all(asks).await {
+        match outcome {
+            Ok(part) => {
+                answered = true;
+                for (at, answer) in places.into_iter().zip(part) {
+                    answers[at] = answer;
+                }
+            }
+            Err(failed) => {
+                tracing::debug!(error = %failed, "a part of a batch has failed");
+                error.get_or_insert(failed);
+            }
+        }
+    }
+    match error {
+        Some(error) if !answered => Err(error),
+        _ => Ok(answers),
+    }
+}
+
+/// Checks each master.
+async fn check(routes: Arc<Routes>) -> Result<Vec<String>, StoreError> {
+    let (masters, uncovered) = routes.masters();
+    let mut warnings = Vec::new();
+    if uncovered > 0 {
+        warnings.push(format!(
+            "no node of the cluster serves {uncovered} of its slots, and locks in these slots are unavailable; see \
+             redis-cli --cluster check"
+        ));
+    }
+    for master in masters {
+        let mut link = master.link().await?;
+        link.hop = Some(super::Hop::default());
+        for warning in config::check(link).await? {
+            warnings.push(format!("{}: {warning}", master.address));
+        }
+    }
+    Ok(warnings)
+}

@@ -1,0 +1,169 @@
+//! What clients say when the URL, the rights or the cluster are wrong.
+
+use std::time::Duration;
+
+use libtest_mimic::Trial;
+use lockcore::backend::{self, EventSink, Namespace};
+use lockcore::{ErrorKind, Locks};
+use tests::redis_cluster::{Cluster, NEVER};
+use tests::redis_server::RedisServer;
+use tests::stores::redis::{USER, documented_in_a_cluster};
+use tests::watch::SECRET;
+
+use super::{client, key};
+use crate::faults::builder;
+use crate::store::{Kind, SOON, STALL, Store, begin, give_back, shows_no_password, tickets};
+
+pub(super) fn facts(store: Kind) -> Vec<Trial> {
+    crate::store_facts![store, crate::store::DEFAULT, "redis_cluster";
+        a_single_server_is_told_apart_and_named_with_its_scheme
+        one_node_of_the_url_that_answers_is_enough
+        without_any_one_of_the_documented_rights_the_client_says_which_is_missing
+        slots_that_nobody_serves_are_named_and_the_others_can_be_used
+        readiness_warns_of_a_master_without_a_replica_and_of_eviction
+    ]
+}
+
+async fn a_single_server_is_told_apart_and_named_with_its_scheme(_: Store) {
+    let server = RedisServer::start();
+    let url = format!("redis+cluster://127.0.0.1:{}", server.port());
+    let error = client(&url).mutex("a").acquire().await.unwrap_err();
+
+    assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+    let text = error.to_string();
+    assert!(text.contains("not part of a Redis Cluster"), "{text}");
+    assert!(text.contains("the scheme is redis"), "{text}");
+}
+
+async fn one_node_of_the_url_that_answers_is_enough(_: Store) {
+    let cluster = Cluster::with(3, false, NEVER, &[]);
+    let gone = tests::ports::free_port();
+    let url = format!(
+        "redis+cluster://127.0.0.1:{gone},127.0.0.1:{}",
+        cluster.nodes[2].port()
+    );
+    let locks = client(&url);
+
+    for number in 0..10 {
+        give_back(locks.mutex(format!("n{number}")).acquire().await.unwrap()).await;
+    }
+}
+
+async fn without_any_one_of_the_documented_rights_the_client_says_which_is_missing(_: Store) {
+    let cluster = Cluster::of_one();
+    let node = &cluster.nodes[0];
+    let documented = documented_in_a_cluster("lock", SECRET);
+    let command = |words: &[String]| {
+        node.command::<()>(&words.iter().map(String::as_str).collect::<Vec<_>>());
+    };
+    let commands = documented.iter().filter_map(|word| word.strip_prefix('+'));
+    let mut without: Vec<_> = commands
+        .filter(|command| *command != "info") // only for readiness, which skips it
+        .map(|command| (vec![format!("-{command}")], command.to_owned()))
+        .collect();
+    assert!(without.len() > 18, "the page names {without:?} only");
+    without.push((
+        vec!["resetchannels".into(), "&other:*".into()],
+        "spublish".into(),
+    ));
+    for (number, (change, named)) in without.into_iter().enumerate() {
+        let mut words = documented.clone();
+        words[2] = format!("user{number}");
+        words.extend(change.iter().cloned());
+        command(&words);
+        let url = format!(
+            "redis+cluster://user{number}:{SECRET}@127.0.0.1:{}",
+            node.port()
+        );
+        let locks = Locks::builder().url(url).op_timeout(STALL).build().unwrap();
+
+        let error = locks.mutex("a").acquire().await.expect_err(&named);
+
+        let text = error.to_string();
+        assert_eq!(
+            error.kind(),
+            ErrorKind::Config,
+            "without {change:?}: {text}"
+        );
+        assert!(
+            text.contains("Minimum rights"),
+            "without {change:?}: {text}"
+        );
+        assert!(text.contains(&named), "without {change:?}: {text}");
+        shows_no_password(&error);
+        assert_eq!(node.keys("*"), Vec::<String>::new(), "without {change:?}");
+    }
+    // With all of them, a lock is handed over.
+    command(&documented);
+    let url = format!("redis+cluster://{USER}:{SECRET}@127.0.0.1:{}", node.port());
+    let client = || {
+        Locks::builder()
+            .url(&url)
+            .op_timeout(STALL)
+            .build()
+            .unwrap()
+    };
+    let guard = client().mutex("a").acquire().await.unwrap();
+    let next = begin(client().mutex("a").wait(SOON));
+    tickets(&client(), "a", 2).await;
+    give_back(guard).await;
+    give_back(next.await.unwrap().unwrap()).await;
+}
+
+/// What is logged when a client gets ready.
+async fn told(cluster: &Cluster) -> String {
+    client(&cluster.url()).ready(SOON).await.unwrap(); // they are only warnings
+    let events = EventSink::new(1, Namespace::new("test").unwrap(), |_| ());
+    let connection = backend::open(&cluster.url()).unwrap().connect(events);
+    connection.await.unwrap().check().await.unwrap().join("\n")
+}
+
+async fn slots_that_nobody_serves_are_named_and_the_others_can_be_used(_: Store) {
+    let partial = ["--cluster-require-full-coverage", "no"];
+    let cluster = Cluster::with(1, false, NEVER, &partial);
+    let node = &cluster.nodes[0];
+    let slot = tests::redis_cluster::slot(node, &key("a")).to_string();
+    node.command::<()>(&["CLUSTER", "DELSLOTS", &slot]);
+    let locks = builder(cluster.url())
+        .op_timeout(Duration::from_secs(2))
+        .build()
+        .unwrap();
+
+    let error = locks.mutex("a").try_acquire().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    assert!(
+        error.to_string().contains(&format!("slot {slot}")),
+        "{error}"
+    );
+    give_back(locks.mutex("b").acquire().await.unwrap()).await;
+    let warnings = told(&cluster).await;
+    assert!(warnings.contains("serves 1 of its slots"), "{warnings}");
+
+    node.command::<()>(&["CLUSTER", "ADDSLOTS", &slot]);
+    give_back(
+        client(&cluster.url())
+            .mutex("a")
+            .wait(SOON)
+            .acquire()
+            .await
+            .unwrap(),
+    )
+    .await;
+}
+
+async fn readiness_warns_of_a_master_without_a_replica_and_of_eviction(_: Store) {
+    let evicts = ["--maxmemory-policy", "allkeys-lru"];
+    let cluster = Cluster::with(1, false, NEVER, &evicts);
+
+    let warnings = told(&cluster).await;
+
+    for part in [
+        "no replica is connected",
+        "allkeys-lru",
+        "min-replicas-to-write 1",
+    ] {
+        assert!(warnings.contains(part), "{warnings}");
+    }
+    let port = cluster.nodes[0].port().to_string();
+    assert!(warnings.contains(&port), "{warnings}");
+}

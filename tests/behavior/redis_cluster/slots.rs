@@ -1,0 +1,323 @@
+//! Slots that move from one master to another, and names in different slots.
+
+use std::time::Duration;
+
+use libtest_mimic::Trial;
+use lockcore::{Error, ErrorKind, Guard, Lock, Locks};
+use tests::eventually::eventually;
+use tests::redis_cluster::{Cluster, NEVER, slot};
+use tests::redis_server::RedisServer;
+use tests::witness::Witness;
+use tokio::task::JoinHandle;
+
+use super::{LONG_WAIT, TTL, client, key, nothing_left};
+use crate::faults::builder;
+use crate::store::{Kind, SOON, Store, begin, give_back, kind, tickets};
+
+pub(super) fn facts(store: Kind) -> Vec<Trial> {
+    crate::store_facts![store, crate::store::DEFAULT, "redis_cluster";
+        a_slot_that_moves_under_a_hold_costs_it_nothing
+        a_slot_that_moves_under_a_line_costs_nobody_a_place_or_a_wake_up
+        a_name_whose_keys_are_on_two_nodes_lets_nobody_in_out_of_turn
+        a_name_that_is_alone_can_be_used_while_its_slot_moves
+        a_redirection_that_leads_to_its_own_node_ends
+        names_on_two_nodes_are_acquired_together_or_not_at_all
+        the_slot_of_a_name_is_where_the_server_looks_for_it
+        an_uncontended_pair_costs_what_it_costs_at_one_server
+    ]
+}
+
+/// Three masters without replicas: nothing fails here.
+fn masters() -> Cluster {
+    Cluster::with(3, false, NEVER, &[])
+}
+
+fn another<'a>(cluster: &'a Cluster, than: &RedisServer) -> &'a RedisServer {
+    let mut nodes = cluster.nodes.iter();
+    nodes.find(|node| node.port() != than.port()).unwrap()
+}
+
+/// Three clients in line for a name that another one holds.
+async fn line(holder: &Locks, url: &str, name: &str) -> Vec<JoinHandle<Result<Guard, Error>>> {
+    let mut line = Vec::new();
+    for place in 0..3 {
+        let lock: Lock = client(url).mutex(name).wait(LONG_WAIT);
+        line.push(begin(lock));
+        tickets(holder, name, place + 2).await;
+    }
+    line
+}
+
+/// Each of them gets its turn, in order, and at once.
+async fn are_served(line: Vec<JoinHandle<Result<Guard, Error>>>, mut last: Guard) {
+    let resource = Witness::exclusive();
+    for next in line {
+        let token = last.grant_id().as_u64();
+        give_back(last).await;
+        // A waiter that is not woken would notice its turn at its next renewal, a third of the ttl later.
+        let next = tokio::time::timeout(TTL / 5, next).await;
+        last = next.expect("was not woken").unwrap().unwrap();
+        drop(resource.enter(1));
+        assert!(last.grant_id().as_u64() > token);
+    }
+    give_back(last).await;
+    resource.assert_no_overlap();
+}
+
+async fn a_slot_that_moves_under_a_hold_costs_it_nothing(_: Store) {
+    let cluster = masters();
+    let locks = client(&cluster.url());
+    let guard = locks.mutex("a").acquire().await.unwrap();
+    let old = cluster.master_of(&key("a"));
+
+    let new = cluster.move_slot_of(&key("a"));
+
+    assert_ne!(old.port(), new.port());
+    guard.ensure(TTL - Duration::from_secs(1)).await.unwrap();
+    assert_eq!(
+        kind(client(&cluster.url()).mutex("a").try_acquire().await),
+        ErrorKind::Busy
+    );
+    give_back(guard).await;
+    assert_eq!(new.keys("test:*"), [key("a")]);
+    assert_eq!(old.keys("test:*"), Vec::<String>::new());
+}
+
+/// The server ends the subscriptions of the waiters. They listen at the new master, by their renewals.
+async fn a_slot_that_moves_under_a_line_costs_nobody_a_place_or_a_wake_up(_: Store) {
+    let cluster = masters();
+    let url = cluster.url();
+    let locks = client(&url);
+    let guard = locks.mutex("a").acquire().await.unwrap();
+    let line = line(&locks, &url, "a").await;
+
+    let new = cluster.move_slot_of(&key("a"));
+
+    eventually("the waiters listen at the new master", SOON, async || {
+        let channels: Vec<String> = new.command(&["PUBSUB", "SHARDCHANNELS", "test:*"]);
+        channels.len() == 3
+    })
+    .await;
+    are_served(line, guard).await;
+    nothing_left(&cluster, &["a"]).await;
+}
+
+/// The state has moved, and the line has not: then the line looks empty at the new node.
+async fn a_name_whose_keys_are_on_two_nodes_lets_nobody_in_out_of_turn(_: Store) {
+    let cluster = masters();
+    let url = cluster.url();
+    let locks = client(&url);
+    let (mutex, shared) = ("a", "b");
+    let guard = locks.mutex(mutex).acquire().await.unwrap();
+    let line = line(&locks, &url, mutex).await;
+    let semaphore = |locks: &Locks| locks.semaphore(shared, 2).permits(1);
+    let mut several = Vec::new();
+    for _ in 0..2 {
+        several.push(semaphore(&client(&url)).acquire().await.unwrap());
+    }
+    let mut moving = Vec::new();
+    for name in [mutex, shared] {
+        let old = cluster.master_of(&key(name));
+        let new = another(&cluster, old);
+        let slot = cluster.begin_moving(&key(name), new);
+        cluster.move_key(old, new, &key(name));
+        moving.push((slot, old, new));
+    }
+
+    // Neither the old node nor the new one can see both keys.
+    let hasty = || {
+        builder(&url)
+            .op_timeout(Duration::from_millis(300))
+            .build()
+            .unwrap()
+    };
+    for _ in 0..5 {
+        for outcome in [
+            hasty().mutex(mutex).try_acquire().await,
+            semaphore(&hasty()).try_acquire().await,
+            hasty().semaphore(shared, 2).permits(2).try_acquire().await,
+        ] {
+            let error = outcome.expect_err("let in");
+            let kind = error.kind();
+            let is_refused = matches!(
+                kind,
+                ErrorKind::Unavailable | ErrorKind::Unknown | ErrorKind::Busy
+            );
+            assert!(is_refused, "{error}");
+        }
+    }
+
+    for (slot, old, new) in moving {
+        cluster.finish_moving(slot, old, new);
+    }
+    for guard in several {
+        guard.ensure(TTL / 2).await.unwrap();
+        assert_eq!(
+            kind(semaphore(&client(&url)).try_acquire().await),
+            ErrorKind::Busy
+        );
+        let next = semaphore(&client(&url)).wait(LONG_WAIT);
+        let next = begin(next);
+        give_back(guard).await;
+        let next = next.await.unwrap().unwrap();
+        std::mem::forget(next);
+    }
+    tickets(&locks, mutex, 4).await;
+    eventually("all waiters listen", SOON, async || {
+        let new = cluster.master_of(&key(mutex));
+        let channels: Vec<String> = new.command(&["PUBSUB", "SHARDCHANNELS", "test:*"]);
+        channels.len() >= 3
+    })
+    .await;
+    are_served(line, guard).await;
+}
+
+/// With one holder, a name has one key, which is at one node or at the other.
+async fn a_name_that_is_alone_can_be_used_while_its_slot_moves(_: Store) {
+    let cluster = masters();
+    let url = cluster.url();
+    let locks = client(&url);
+    let guard = locks.mutex("a").acquire().await.unwrap();
+    let old = cluster.master_of(&key("a"));
+    let new = another(&cluster, old);
+    let slot = cluster.begin_moving(&key("a"), new);
+
+    for moves in [false, true] {
+        if moves {
+            cluster.move_key(old, new, &key("a"));
+        }
+        guard
+            .ensure(TTL - Duration::from_millis(100))
+            .await
+            .unwrap();
+        let other = client(&url).mutex("a").try_acquire().await;
+        assert_eq!(kind(other), ErrorKind::Busy);
+    }
+    give_back(guard).await;
+    // Its number has moved, so this grant comes from the new node.
+    give_back(locks.mutex("a").acquire().await.unwrap()).await;
+
+    cluster.finish_moving(slot, old, new);
+    nothing_left(&cluster, &["a"]).await;
+}
+
+/// The new owner has not heard that it is the owner, and each node names the other.
+async fn a_redirection_that_leads_to_its_own_node_ends(_: Store) {
+    let cluster = masters();
+    let url = cluster.url();
+    let locks = builder(&url)
+        .op_timeout(Duration::from_millis(500))
+        .build()
+        .unwrap();
+    give_back(locks.mutex("a").acquire().await.unwrap()).await;
+    let old = cluster.master_of(&key("a"));
+    let new = another(&cluster, old);
+    let number = slot(old, &key("a")).to_string();
+    let before = old.command_stats();
+    let id: String = new.command(&["CLUSTER", "MYID"]);
+    // The key must be gone, or the node would not give the slot away.
+    old.flush();
+    old.command::<()>(&["CLUSTER", "SETSLOT", &number, "NODE", &id]);
+
+    let error = locks.mutex("a").try_acquire().await.unwrap_err();
+
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    let asked = old.command_stats_since(&before).get("evalsha").copied();
+    assert!(asked.unwrap_or(0) < 50, "asked {asked:?} times");
+    new.command::<()>(&["CLUSTER", "SETSLOT", &number, "NODE", &id]);
+    let locks = client(&url);
+    give_back(locks.mutex("a").wait(SOON).acquire().await.unwrap()).await;
+}
+
+async fn names_on_two_nodes_are_acquired_together_or_not_at_all(_: Store) {
+    let cluster = masters();
+    let url = cluster.url();
+    let (locks, others) = (client(&url), client(&url));
+    let names: Vec<_> = (0..6).map(|number| format!("n{number}")).collect();
+    let ports = names
+        .iter()
+        .map(|name| cluster.master_of(&key(name)).port());
+    let ports: std::collections::BTreeSet<_> = ports.collect();
+    assert!(ports.len() > 1, "all names are at one node");
+    let held = others.mutex(&names[5]).acquire().await.unwrap();
+
+    let all = Locks::all(names.iter().map(|name| locks.mutex(name)));
+    assert_eq!(kind(all.try_acquire().await), ErrorKind::Busy);
+    for name in &names[..5] {
+        tickets(&locks, name, 0).await;
+    }
+    give_back(held).await;
+    let all = all.acquire().await.unwrap();
+    for name in &names {
+        assert_eq!(
+            kind(others.mutex(name).try_acquire().await),
+            ErrorKind::Busy
+        );
+    }
+    drop(all);
+    for name in &names {
+        tickets(&locks, name, 0).await;
+    }
+}
+
+/// Each name is looked for at the node that the library computes. A wrong slot would cost a redirection each time.
+async fn the_slot_of_a_name_is_where_the_server_looks_for_it(_: Store) {
+    let cluster = masters();
+    let locks = client(&cluster.url());
+    // Opens the connections.
+    for number in 0..50 {
+        give_back(
+            locks
+                .mutex(format!("warm{number}"))
+                .acquire()
+                .await
+                .unwrap(),
+        )
+        .await;
+    }
+    let errors = |node: &RedisServer| -> u64 {
+        let stats: String = node.command(&["INFO", "errorstats"]);
+        let moved = stats
+            .lines()
+            .find_map(|line| line.strip_prefix("errorstat_MOVED:count="));
+        moved.map_or(0, |count| count.trim().parse().unwrap())
+    };
+    let before: u64 = cluster.nodes.iter().map(errors).sum();
+
+    for name in ["a", "ä", "a}{b", "with space", "x/y%", &"long".repeat(200)] {
+        give_back(locks.mutex(name).acquire().await.unwrap()).await;
+    }
+    for number in 0..200 {
+        give_back(
+            locks
+                .mutex(format!("name{number}"))
+                .acquire()
+                .await
+                .unwrap(),
+        )
+        .await;
+    }
+
+    let after: u64 = cluster.nodes.iter().map(errors).sum();
+    assert_eq!(after, before, "requests were redirected");
+}
+
+/// Waiting costs a subscription, for the first in a while. Not waiting costs none.
+async fn an_uncontended_pair_costs_what_it_costs_at_one_server(_: Store) {
+    let cluster = masters();
+    let locks = client(&cluster.url());
+    let pair = async || give_back(locks.mutex("a").acquire().await.unwrap()).await;
+    pair().await;
+    let node = cluster.master_of(&key("a"));
+    let before = node.command_stats();
+
+    for _ in 0..10 {
+        pair().await;
+    }
+
+    let mut since = node.command_stats_since(&before);
+    since.retain(|command, _| !command.starts_with("cluster"));
+    println!("{since:?}");
+    assert_eq!(since["evalsha"], 20, "{since:?}");
+    assert!(!since.contains_key("ssubscribe"), "{since:?}");
+}

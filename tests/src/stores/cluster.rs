@@ -1,0 +1,163 @@
+//! `redis+cluster:`. Facts that break nothing share three masters with their replicas. A fact that breaks its server gets
+//! a cluster of one master with all slots, which is the only place where breaking one node breaks the store. The rule of
+//! the queue and the scripts are those of a single server, so the random histories run on that one.
+
+use std::sync::{Arc, OnceLock};
+
+use lockcore::backend::{self, Capability};
+
+use super::redis::{Redis, USER, grant_in_a_cluster};
+use super::{Histories, Marks, Server, ServerProcess, Store, Timings};
+use crate::proxy::Proxy;
+use crate::redis_cluster::{Cluster as Nodes, NEVER};
+use crate::redis_server::RedisServer;
+use crate::watch::SECRET;
+
+#[derive(Debug)]
+pub struct Cluster;
+
+impl Store for Cluster {
+    fn name(&self) -> &'static str {
+        "cluster"
+    }
+
+    fn available(&self) -> Result<(), String> {
+        Redis.available()
+    }
+
+    fn capability(&self) -> Capability {
+        backend::open("redis+cluster://127.0.0.1")
+            .unwrap()
+            .capability()
+    }
+
+    fn timings(&self) -> Timings {
+        Redis.timings()
+    }
+
+    fn serves_forked_children(&self) -> bool {
+        true
+    }
+
+    fn start(&self) -> Box<dyn Server> {
+        Box::new(Alone(Nodes::of_one()))
+    }
+
+    /// Clients have the rights of the guide.
+    fn shared(&self) -> Arc<dyn Server> {
+        static SHARED: OnceLock<Arc<Shared>> = OnceLock::new();
+        SHARED
+            .get_or_init(|| {
+                let cluster = Nodes::start(NEVER);
+                for node in &cluster.nodes {
+                    grant_in_a_cluster(node, "fact*", SECRET);
+                }
+                Arc::new(Shared {
+                    cluster,
+                    login: format!("{USER}:{SECRET}@"),
+                })
+            })
+            .clone()
+    }
+
+    fn start_for_load(&self) -> Box<dyn Server> {
+        let cluster = Nodes::with(3, false, NEVER, &[]);
+        Box::new(Shared {
+            cluster,
+            login: String::new(),
+        })
+    }
+
+    fn histories(&self) -> Option<Histories> {
+        None
+    }
+}
+
+#[derive(Debug)]
+struct Shared {
+    cluster: Nodes,
+    login: String,
+}
+
+impl Server for Shared {
+    fn url(&self) -> String {
+        let url = self.cluster.url();
+        url.replace("://", &format!("://{}", self.login))
+    }
+
+    fn litter(&self, namespace: &str) -> Vec<String> {
+        let nodes = self.cluster.masters().into_iter();
+        nodes.flat_map(|node| node.litter(namespace)).collect()
+    }
+
+    fn litter_but_marks(&self, namespace: &str) -> Vec<String> {
+        let nodes = self.cluster.masters().into_iter();
+        nodes
+            .flat_map(|node| node.litter_but_marks(namespace))
+            .collect()
+    }
+
+    /// `None`, because no fact may break it.
+    fn process(&self) -> Option<&dyn ServerProcess> {
+        None
+    }
+}
+
+/// One master with all slots.
+#[derive(Debug)]
+struct Alone(Nodes);
+
+impl Alone {
+    fn node(&self) -> &RedisServer {
+        &self.0.nodes[0]
+    }
+}
+
+impl Server for Alone {
+    fn url(&self) -> String {
+        self.0.url()
+    }
+
+    fn litter(&self, namespace: &str) -> Vec<String> {
+        self.node().litter(namespace)
+    }
+
+    fn litter_but_marks(&self, namespace: &str) -> Vec<String> {
+        self.node().litter_but_marks(namespace)
+    }
+
+    fn process(&self) -> Option<&dyn ServerProcess> {
+        Some(self)
+    }
+}
+
+impl ServerProcess for Alone {
+    fn port(&self) -> u16 {
+        self.node().port()
+    }
+
+    fn url_at(&self, port: u16) -> String {
+        format!("redis+cluster://127.0.0.1:{port}")
+    }
+
+    fn kill(&self) {
+        self.node().kill();
+    }
+
+    fn says_when_down(&self) -> &'static str {
+        "refused"
+    }
+
+    fn marks(&self) -> Marks {
+        self.node().marks()
+    }
+
+    /// The node names its own port to clients. The proxy names the port of the proxy.
+    fn through_a_proxy(&self) -> (Proxy, String) {
+        let proxy = Proxy::to(self.port());
+        let line = |port: u16| format!("$4\r\nport\r\n:{port}\r\n");
+        proxy.rename(line(self.port()).as_bytes(), line(proxy.port()).as_bytes());
+        let url = self.url_at(proxy.port());
+        (proxy, url)
+    }
+}
