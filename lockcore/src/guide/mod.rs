@@ -17,7 +17,7 @@
 //! |---|---|
 //! | [`memory`] | `memory:`, inside one process |
 //! | [`sqlite`] | `sqlite:`, a file, for the processes of one machine |
-//! | [`redis`] | `redis://` and `rediss://`, one Redis or Valkey server; `redis+sentinel://` and `rediss+sentinel://`, the one that sentinels name |
+//! | [`redis`] | `redis://` and `rediss://`, one Redis or Valkey server; `redis+sentinel://` and `rediss+sentinel://`, the one that sentinels name; `redis+cluster://` and `rediss+cluster://`, a Redis Cluster |
 //! | [`zookeeper`] | `zookeeper://` and `zookeeper+tls://`, an ensemble |
 
 #[doc = include_str!("promises.md")]

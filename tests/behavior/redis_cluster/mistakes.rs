@@ -5,13 +5,14 @@ use std::time::Duration;
 use libtest_mimic::Trial;
 use lockcore::backend::{self, EventSink, Namespace};
 use lockcore::{ErrorKind, Locks};
+use tests::certificates::Authority;
 use tests::redis_cluster::{Cluster, NEVER};
 use tests::redis_server::RedisServer;
 use tests::stores::redis::{USER, documented_in_a_cluster};
 use tests::watch::SECRET;
 
-use super::{client, key};
-use crate::faults::builder;
+use super::{TTL, client, key};
+use crate::faults::{builder, works_again};
 use crate::store::{Kind, SOON, STALL, Store, begin, give_back, shows_no_password, tickets};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
@@ -21,6 +22,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
         without_any_one_of_the_documented_rights_the_client_says_which_is_missing
         slots_that_nobody_serves_are_named_and_the_others_can_be_used
         readiness_warns_of_a_master_without_a_replica_and_of_eviction
+        with_tls_the_nodes_are_reached_at_their_ports_for_it
     ]
 }
 
@@ -108,6 +110,58 @@ async fn without_any_one_of_the_documented_rights_the_client_says_which_is_missi
     tickets(&client(), "a", 2).await;
     give_back(guard).await;
     give_back(next.await.unwrap().unwrap()).await;
+}
+
+async fn with_tls_the_nodes_are_reached_at_their_ports_for_it(_: Store) {
+    let ca = Authority::new();
+    let identity = ca.server(&["127.0.0.1"]);
+    let node = |tls_cluster: &str| {
+        let bus = tests::ports::free_port().to_string();
+        let mut extra = vec!["--cluster-enabled", "yes", "--cluster-port", &bus];
+        extra.extend(["--tls-cluster", tls_cluster, "--requirepass", SECRET]);
+        let node = RedisServer::with_tls(&identity, None, &extra);
+        node.command::<()>(&["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]);
+        node
+    };
+    let client = |scheme: &str, node: &RedisServer| {
+        let url = format!("{scheme}://:{SECRET}@127.0.0.1:{}", node.port());
+        builder(url).op_timeout(SOON).ttl(TTL)
+    };
+    let encrypted = |node: &RedisServer| {
+        let builder = client("rediss+cluster", node).ca_file(ca.file());
+        builder.build().unwrap()
+    };
+
+    let sound = node("yes");
+    let locks = encrypted(&sound);
+    works_again(&locks, "a", SOON).await;
+    let guard = locks.mutex("a").acquire().await.unwrap();
+    let next = begin(encrypted(&sound).mutex("a").wait(SOON));
+    tickets(&locks, "a", 2).await;
+    give_back(guard).await;
+    give_back(next.await.unwrap().unwrap()).await;
+
+    let plain = client("redis+cluster", &sound).op_timeout(Duration::from_millis(500));
+    let error = plain
+        .build()
+        .unwrap()
+        .mutex("b")
+        .acquire()
+        .await
+        .unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    let text = error.to_string();
+    assert!(text.contains("the scheme is rediss+cluster"), "{text}");
+    shows_no_password(&error);
+
+    // Redis 7.0 names its port for TLS only with the other setting.
+    let error = encrypted(&node("no"))
+        .mutex("a")
+        .acquire()
+        .await
+        .unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+    assert!(error.to_string().contains("set tls-cluster yes"), "{error}");
 }
 
 /// What is logged when a client gets ready.

@@ -24,6 +24,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
         names_on_two_nodes_are_acquired_together_or_not_at_all
         the_slot_of_a_name_is_where_the_server_looks_for_it
         an_uncontended_pair_costs_what_it_costs_at_one_server
+        a_hand_over_costs_what_it_costs_at_one_server
     ]
 }
 
@@ -150,6 +151,7 @@ async fn a_name_whose_keys_are_on_two_nodes_lets_nobody_in_out_of_turn(_: Store)
     for (slot, old, new) in moving {
         cluster.finish_moving(slot, old, new);
     }
+    let mut later = Vec::new();
     for guard in several {
         guard.ensure(TTL / 2).await.unwrap();
         assert_eq!(
@@ -160,7 +162,10 @@ async fn a_name_whose_keys_are_on_two_nodes_lets_nobody_in_out_of_turn(_: Store)
         let next = begin(next);
         give_back(guard).await;
         let next = next.await.unwrap().unwrap();
-        std::mem::forget(next);
+        later.push(next);
+    }
+    for guard in later {
+        give_back(guard).await;
     }
     tickets(&locks, mutex, 4).await;
     eventually("all waiters listen", SOON, async || {
@@ -182,14 +187,11 @@ async fn a_name_that_is_alone_can_be_used_while_its_slot_moves(_: Store) {
     let new = another(&cluster, old);
     let slot = cluster.begin_moving(&key("a"), new);
 
-    for moves in [false, true] {
+    for (ttl, moves) in [(2 * TTL, false), (3 * TTL, true)] {
         if moves {
             cluster.move_key(old, new, &key("a"));
         }
-        guard
-            .ensure(TTL - Duration::from_millis(100))
-            .await
-            .unwrap();
+        guard.extend(ttl).await.unwrap();
         let other = client(&url).mutex("a").try_acquire().await;
         assert_eq!(kind(other), ErrorKind::Busy);
     }
@@ -320,4 +322,34 @@ async fn an_uncontended_pair_costs_what_it_costs_at_one_server(_: Store) {
     println!("{since:?}");
     assert_eq!(since["evalsha"], 20, "{since:?}");
     assert!(!since.contains_key("ssubscribe"), "{since:?}");
+}
+
+/// Once both clients listen in the slot.
+async fn a_hand_over_costs_what_it_costs_at_one_server(_: Store) {
+    let cluster = masters();
+    let url = cluster.url();
+    let clients = [client(&url), client(&url)];
+    let node = cluster.master_of(&key("a"));
+    let line = format!("{}:line", key("a"));
+    let mut holder = clients[0].mutex("a").acquire().await.unwrap();
+    let mut before = node.command_stats();
+    for round in 1..=14 {
+        // Each client has waited once, and listens.
+        if round == 5 {
+            before = node.command_stats();
+        }
+        let next = begin(clients[round % 2].mutex("a").wait(LONG_WAIT));
+        eventually("it waits", SOON, async || {
+            node.command::<u64>(&["HLEN", &line]) == 2
+        })
+        .await;
+        give_back(holder).await;
+        holder = next.await.unwrap().unwrap();
+    }
+
+    let since = node.command_stats_since(&before);
+    println!("ten hand-overs: {since:?}");
+    assert_eq!((since["evalsha"], since["spublish"]), (20, 10), "{since:?}");
+    assert!(!since.contains_key("ssubscribe"), "{since:?}");
+    give_back(holder).await;
 }

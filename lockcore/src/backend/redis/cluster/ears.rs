@@ -20,6 +20,7 @@ use super::routes::Routes;
 use super::slots;
 use crate::backend::redis::dial::Server;
 use crate::backend::redis::errors::failed;
+use crate::backend::redis::views::Address;
 use crate::backend::redis::{events, layout, settings};
 use crate::backend::{EventSink, Fault, StoreError};
 
@@ -33,6 +34,7 @@ pub(super) struct Ears {
 
 #[derive(Debug)]
 struct Shared {
+    node: Address,
     routes: Weak<Routes>,
     events: Weak<EventSink>,
     heard: watch::Sender<Heard>,
@@ -55,8 +57,9 @@ struct Heard {
 }
 
 impl Ears {
-    pub(super) fn open(routes: &Arc<Routes>, server: Server) -> Self {
+    pub(super) fn open(routes: &Arc<Routes>, node: Address, server: Server) -> Self {
         let shared = Arc::new(Shared {
+            node,
             routes: Arc::downgrade(routes),
             events: Weak::clone(&routes.events),
             heard: watch::Sender::default(),
@@ -256,11 +259,17 @@ impl Shared {
                     }
                 }
             }
-            _ => {
-                if let Some(events) = self.events.upgrade() {
+            PushKind::SMessage => {
+                let Some(slot) = slot() else { return };
+                // A replica passes on the messages of its master, which has not counted whoever hears them there, and cuts
+                // the grant short.
+                let routes = self.routes.upgrade();
+                let is_counted = routes.is_some_and(|routes| routes.serves(slot, &self.node));
+                if let Some(events) = self.events.upgrade().filter(|_| is_counted) {
                     events::tell(&events, push);
                 }
             }
+            _ => {}
         }
     }
 

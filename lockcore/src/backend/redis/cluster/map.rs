@@ -14,6 +14,8 @@ pub(super) struct Map {
     ranges: Vec<(u16, u16, Address)>,
     /// What a node has said about single slots since then.
     moved: HashMap<u16, Address>,
+    /// A master has no port of the kind that this client needs: with TLS, or without.
+    pub(super) lacks_ports: bool,
 }
 
 impl Map {
@@ -37,6 +39,7 @@ impl Map {
                 continue;
             };
             let Some(address) = address(master, told_by, encrypted) else {
+                map.lacks_ports |= !slots.is_empty();
                 continue;
             };
             for range in slots.chunks_exact(2) {

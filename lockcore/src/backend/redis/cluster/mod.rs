@@ -75,6 +75,10 @@ impl Task {
     fn spawn(runtime: &Handle, task: impl Future<Output = ()> + Send + 'static) -> Self {
         Self(runtime.spawn(task).abort_handle())
     }
+
+    fn is_over(&self) -> bool {
+        self.0.is_finished()
+    }
 }
 
 impl Drop for Task {

@@ -140,7 +140,7 @@ impl Node {
             Some(open) if !open.have_ended() => Arc::clone(open),
             _ => {
                 let server = routes.seeds.server_at(&self.address, Part::Node)?;
-                let open = Arc::new(Ears::open(routes, server));
+                let open = Arc::new(Ears::open(routes, self.address.clone(), server));
                 *ears = Some(Arc::clone(&open));
                 open
             }

@@ -4,8 +4,8 @@
 //! own. When a slot has moved to another node, the answers to those renewals tell it first. So here they reach the
 //! connection that must listen at that node now.
 
-use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError, Weak};
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use super::routes::Routes;
@@ -18,7 +18,11 @@ const LINGER: Duration = Duration::from_secs(30);
 
 /// The receivers of a client, by their numbers. A connection that replaces another has the same number.
 #[derive(Debug, Default)]
-pub(super) struct Receivers(Mutex<HashMap<u64, Receiver>>);
+pub(super) struct Receivers {
+    all: Mutex<HashMap<u64, Receiver>>,
+    /// The masters that a connection has found last.
+    masters: Mutex<BTreeSet<Address>>,
+}
 
 #[derive(Debug, Default)]
 struct Receiver {
@@ -37,6 +41,22 @@ impl Receivers {
             other.routes.strong_count() > 0 || !other.wanted.is_empty()
         });
         all.entry(receiver).or_default().routes = routes;
+    }
+
+    /// A connection has learnt which nodes are masters. Returns the others, if this is news.
+    pub(super) fn note_masters(
+        &self,
+        receiver: u64,
+        masters: BTreeSet<Address>,
+    ) -> Vec<Arc<Routes>> {
+        let known = &mut *self.masters.lock().unwrap_or_else(PoisonError::into_inner);
+        if *known == masters {
+            return Vec::new();
+        }
+        *known = masters;
+        let all = self.all();
+        let others = all.iter().filter(|(other, _)| **other != receiver);
+        others.filter_map(|(_, of)| of.routes.upgrade()).collect()
     }
 
     /// A ticket in this slot may wait for so long.
@@ -78,6 +98,6 @@ impl Receivers {
     }
 
     fn all(&self) -> MutexGuard<'_, HashMap<u64, Receiver>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.all.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

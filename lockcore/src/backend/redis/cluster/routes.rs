@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
+use tokio::sync::watch;
 
 use super::map::{Map, known_host};
 use super::nodes::Node;
@@ -21,8 +22,9 @@ use crate::name::Namespace;
 /// The shortest time between two questions for the map.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// A node that has answered nothing for this time may be gone.
-const SILENT: Duration = Duration::from_secs(1);
+/// A node that has answered nothing for this time may be gone. It is less than the default time of an operation, after
+/// which a request is given up.
+const SILENT: Duration = Duration::from_millis(500);
 
 /// One connection to the cluster.
 #[derive(Debug)]
@@ -34,6 +36,8 @@ pub(super) struct Routes {
     /// Owned by a task of the runtime, so that the core learns when the runtime has ended.
     pub(super) events: Weak<EventSink>,
     state: Mutex<State>,
+    /// How often the map was asked for.
+    rounds: watch::Sender<u64>,
 }
 
 #[derive(Debug)]
@@ -78,11 +82,14 @@ impl Routes {
                 refresh: None,
                 alive: Some(alive),
             }),
+            rounds: watch::Sender::default(),
         });
         routes
             .seeds
             .receivers
             .begin(receiver, Arc::downgrade(&routes));
+        let masters = routes.state().map.masters();
+        routes.tell_the_others(masters);
         routes
     }
 
@@ -95,7 +102,7 @@ impl Routes {
     where
         F: Future<Output = Result<T, StoreError>>,
     {
-        let node = self.master_of(slot)?;
+        let node = self.reached(slot).await?;
         let hop = Hop::default();
         let error = match self.ask_at(&node, slot, &hop, &verb).await {
             Ok(answered) => return Ok(answered),
@@ -121,6 +128,21 @@ impl Routes {
                 Err(StoreError::new(Fault::Retry, text))
             }
             (outcome, _) => outcome,
+        }
+    }
+
+    /// The node that serves a slot. If it cannot be reached, nothing has been sent, and the map may name another one by now.
+    async fn reached(self: &Arc<Self>, slot: u16) -> Result<Arc<Node>, StoreError> {
+        let node = self.master_of(slot)?;
+        let asks = Asks::begin(self, &node);
+        let link = node.link().await;
+        asks.end();
+        match link {
+            Err(error) if error.fault() == Fault::Retry => {
+                self.refreshed().await;
+                self.master_of(slot)
+            }
+            _ => Ok(node),
         }
     }
 
@@ -228,18 +250,32 @@ impl Routes {
                     // Nobody is left to ask. The core connects again, as after a break.
                     Err(error) => routes.end(&error),
                 }
+                routes.rounds.send_modify(|rounds| *rounds += 1);
             }
         }));
+    }
+
+    /// Resolves when the map has been asked for, unless it was asked for just before.
+    async fn refreshed(self: &Arc<Self>) {
+        let mut rounds = self.rounds.subscribe();
+        self.refresh();
+        let is_under_way = {
+            let state = self.state();
+            state.refresh.as_ref().is_some_and(|task| !task.is_over())
+        };
+        if is_under_way {
+            let _ = rounds.changed().await; // the sender lives in `self`
+        }
     }
 
     fn adopt(&self, map: Map) {
         let masters = map.masters();
         let left: Vec<_> = {
             let mut state = self.state();
-            let complete = map.uncovered() == 0;
+            let is_complete = map.uncovered() == 0;
             state.map = map;
             let left =
-                |address: &Address, _: &mut Arc<Node>| complete && !masters.contains(address);
+                |address: &Address, _: &mut Arc<Node>| is_complete && !masters.contains(address);
             state.nodes.extract_if(left).map(|(_, node)| node).collect()
         };
         // A replaced master may be silent, and would keep its requests waiting.
@@ -248,6 +284,15 @@ impl Routes {
         }
         if !left.is_empty() {
             self.missed();
+        }
+        self.tell_the_others(masters);
+    }
+
+    /// A connection that nobody uses would not notice that a master was replaced, and its next request would go to one that
+    /// may be silent.
+    fn tell_the_others(&self, masters: BTreeSet<Address>) {
+        for other in self.seeds.receivers.note_masters(self.receiver, masters) {
+            other.refresh();
         }
     }
 
@@ -303,6 +348,11 @@ impl Routes {
 
     pub(super) fn wants(&self, slot: u16) -> bool {
         self.seeds.receivers.wants(self.receiver, slot)
+    }
+
+    /// Whether this is the node that serves a slot, as far as this connection knows.
+    pub(super) fn serves(&self, slot: u16, node: &Address) -> bool {
+        self.state().map.master(slot) == Some(node)
     }
 
     /// Whether this connection listens in the slot at the node that serves it.

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
-use redis::{ConnectionAddr, RedisConnectionInfo, Value};
+use redis::{RedisConnectionInfo, Value};
 use tokio::task::JoinSet;
 use url::Url;
 
@@ -97,7 +97,9 @@ impl Seeds {
         let info = info(address, &self.login).map_err(mistake)?;
         #[cfg(feature = "redis-tls")]
         let tls = match (&self.tls, info.addr()) {
-            (Some(tls), ConnectionAddr::Tcp(host, _)) => Some(tls.for_host(host).map_err(mistake)?),
+            (Some(tls), redis::ConnectionAddr::Tcp(host, _)) => {
+                Some(tls.for_host(host).map_err(mistake)?)
+            }
             _ => None,
         };
         Ok(Server {
@@ -136,9 +138,21 @@ impl Seeds {
                 let mut asks = connection.clone();
                 let answer = question.query_async::<Value>(&mut asks);
                 let answer = checked(&server, &connection, &namespace, &channel, answer).await?;
-                Map::parse(answer, &address, encrypted).ok_or_else(|| {
+                let map = Map::parse(answer, &address, encrypted).ok_or_else(|| {
                     server.because(Fault::Retry, "its answer to CLUSTER SHARDS cannot be read")
-                })
+                })?;
+                if map.lacks_ports {
+                    let (given, needed) = match encrypted {
+                        true => (
+                            "with TLS",
+                            "set tls-cluster yes at the nodes, or write redis+cluster://",
+                        ),
+                        false => ("without TLS", "write rediss+cluster://"),
+                    };
+                    let text = format_args!("it names nodes that have no port {given}; {needed}");
+                    return Err(server.mistake(text));
+                }
+                Ok(map)
             });
         }
         while let Some(told) = asked.join_next().await {

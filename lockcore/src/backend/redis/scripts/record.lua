@@ -44,6 +44,8 @@ end
 -- replicated, even if no connection receives it here. Consider a waiter whose connection has stayed at a master that
 -- was demoted. It would hear there of a grant that is cut short here, and would believe in it for its whole ttl, while
 -- the next waiter holds too. A message that is not replicated reaches exactly the connections that are counted.
+-- In a cluster the channel ends with a tag, '}', and lies in the slot of the key. There the replicas of this server pass
+-- the message on as well, so clients believe a message only from the server that serves the slot.
 local function tell(key, record, message)
   local channel = string.match(key, '^[^{]*') .. 'wake:' .. string.match(record, '^[^:]+', 85)
   local text, heard = id_of(record) .. ' ' .. message
