@@ -6,9 +6,9 @@ use std::sync::Arc;
 use redis::aio::MultiplexedConnection;
 use redis::{Cmd, RedisResult, Value};
 
-use super::cluster::Hop;
 use super::dial::Driver;
 use super::group::Acknowledged;
+use super::hop::Hop;
 use super::watch::Watch;
 
 /// One multiplexed connection: commands and wake-ups on the same socket (RESP3).

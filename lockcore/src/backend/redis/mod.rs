@@ -10,7 +10,9 @@ mod errors;
 mod events;
 mod gathering;
 mod group;
+mod hop;
 mod layout;
+mod opening;
 mod released;
 mod rights;
 mod sentinels;
@@ -22,9 +24,6 @@ mod watch;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::TryFutureExt as _;
-use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, RedisResult};
 use tokio::sync::oneshot;
 use url::Url;
 
@@ -33,7 +32,7 @@ use super::{
     StoreError, TicketInfo,
 };
 use crate::error::Error;
-use crate::name::{Name, Namespace};
+use crate::name::Name;
 use crate::request::Request;
 use crate::tls::Tls;
 
@@ -41,6 +40,7 @@ use cluster::Seeds;
 use connection::RedisConnection;
 use dial::Server;
 use group::Opened;
+use opening::{checked, settings};
 use released::Repetition;
 use sentinels::Sentinels;
 use watch::Watch;
@@ -199,41 +199,6 @@ async fn connected(server: &Server, events: EventSink) -> Result<RedisConnection
         acknowledged,
         hop: None,
     })
-}
-
-/// What all connections to servers with locks have in common.
-fn settings() -> AsyncConnectionConfig {
-    AsyncConnectionConfig::new()
-        // The core has its own deadlines, on the lease clock. The timers of the user's runtime may be paused or off.
-        .set_connection_timeout(None)
-        .set_response_timeout(None)
-        // More requests than this wait until they can be written. The default of 50 is less than the number of tasks in
-        // one busy process.
-        .set_pipeline_buffer_size(1024)
-}
-
-/// Checks that the server accepts locks and that the user has the rights. Sends one more request with these, so that all
-/// are in one round trip, and returns its answer.
-async fn checked<T>(
-    server: &Server,
-    connection: &MultiplexedConnection,
-    namespace: &Namespace,
-    channel: &str,
-    also: impl Future<Output = RedisResult<T>>,
-) -> Result<T, StoreError> {
-    let keeps_locks = config::keeps_locks(connection.clone(), server);
-    let missing = rights::missing(connection.clone(), namespace, channel);
-    let failed = |error| server.failed(error);
-    let (missing, also) = (missing.map_err(failed), also.map_err(failed));
-    let ((), missing, also) = tokio::try_join!(keeps_locks, missing, also)?;
-    if !missing.is_empty() {
-        let missing = missing.join(", ").to_lowercase();
-        return Err(server.mistake(format_args!(
-            "the user may not run {missing}{}",
-            errors::GUIDE
-        )));
-    }
-    Ok(also)
 }
 
 /// Nobody waits for this. One batch at a time, so that renewals need not wait for it. If it is dropped, because the

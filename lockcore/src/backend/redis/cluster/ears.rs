@@ -8,21 +8,22 @@
 use std::collections::{HashMap, HashSet};
 use std::convert::Infallible;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use futures_util::future::join_all;
 use redis::aio::MultiplexedConnection;
 use redis::{PushInfo, PushKind, Value};
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 
-use super::Task;
-use super::routes::Routes;
+use super::context::Context;
 use super::slots;
+use super::task::Task;
 use crate::backend::redis::dial::Server;
 use crate::backend::redis::errors::failed;
+use crate::backend::redis::opening::settings;
 use crate::backend::redis::views::Address;
-use crate::backend::redis::{events, layout, settings};
-use crate::backend::{EventSink, Fault, StoreError};
+use crate::backend::redis::{events, layout};
+use crate::backend::{Fault, StoreError};
 
 /// Where this client listens at one node.
 #[derive(Debug)]
@@ -35,8 +36,7 @@ pub(super) struct Ears {
 #[derive(Debug)]
 struct Shared {
     node: Address,
-    routes: Weak<Routes>,
-    events: Weak<EventSink>,
+    context: Context,
     heard: watch::Sender<Heard>,
     /// Slots whose subscription this client ends.
     leaving: Mutex<HashSet<u16>>,
@@ -57,11 +57,10 @@ struct Heard {
 }
 
 impl Ears {
-    pub(super) fn open(routes: &Arc<Routes>, node: Address, server: Server) -> Self {
+    pub(super) fn open(context: &Context, node: Address, server: Server) -> Self {
         let shared = Arc::new(Shared {
             node,
-            routes: Arc::downgrade(routes),
-            events: Weak::clone(&routes.events),
+            context: context.clone(),
             heard: watch::Sender::default(),
             leaving: Mutex::default(),
             asks: AtomicBool::new(false),
@@ -69,7 +68,7 @@ impl Ears {
         });
         let (wishes, wished) = mpsc::unbounded_channel();
         let listens = Arc::clone(&shared);
-        let task = Task::spawn(&routes.runtime, async move {
+        let task = Task::spawn(&context.runtime, async move {
             let reason = listens.listen(&server, wished).await;
             let heard_any = listens.heard.send_replace(Heard {
                 ended: Some(reason),
@@ -175,16 +174,16 @@ impl Shared {
     /// Subscribes in these slots, and ends the subscriptions that no ticket needs any more. Returns whether the
     /// connection is still of use.
     async fn subscribe(&self, connection: &MultiplexedConnection, slots: HashSet<u16>) -> bool {
-        let Some(routes) = self.routes.upgrade() else {
-            return false;
-        };
-        let unneeded = self.unneeded(&routes);
+        let unneeded = self.unneeded();
         let requests = slots.iter().map(|slot| ("SSUBSCRIBE", *slot));
         let requests = requests.chain(unneeded.iter().map(|slot| ("SUNSUBSCRIBE", *slot)));
-        let (namespace, receiver) = (routes.namespace.clone(), routes.receiver);
-        drop(routes);
+        let Context {
+            namespace,
+            receiver,
+            ..
+        } = &self.context;
         let requests = requests.map(|(verb, slot)| {
-            let channel = layout::wake_channel(&namespace, &slots::channel(receiver, slot));
+            let channel = layout::wake_channel(namespace, &slots::channel(*receiver, slot));
             let request = redis::cmd(verb).arg(channel).take();
             let mut connection = connection.clone();
             async move { (slot, request.query_async::<Value>(&mut connection).await) }
@@ -212,10 +211,10 @@ impl Shared {
     }
 
     /// Slots in which no ticket of this receiver waits any more. From now on they count as not heard.
-    fn unneeded(&self, routes: &Routes) -> Vec<u16> {
+    fn unneeded(&self) -> Vec<u16> {
         let mut unneeded = HashSet::new();
         self.heard.send_if_modified(|heard| {
-            let wanted = |slot: &u16| routes.wants(*slot);
+            let wanted = |slot: &u16| self.context.wants(*slot);
             let (kept, left) = heard.slots.iter().copied().partition(wanted);
             heard.slots = kept;
             unneeded = left;
@@ -223,8 +222,9 @@ impl Shared {
         });
         // A request enters its wish before it looks whether its slot is heard. If it has looked before the slot was taken
         // out, the wish is there now.
-        let (again, unneeded): (Vec<_>, Vec<_>) =
-            unneeded.into_iter().partition(|slot| routes.wants(*slot));
+        let (again, unneeded): (Vec<_>, Vec<_>) = unneeded
+            .into_iter()
+            .partition(|slot| self.context.wants(*slot));
         if !again.is_empty() {
             self.heard.send_modify(|heard| heard.slots.extend(again));
         }
@@ -263,9 +263,9 @@ impl Shared {
                 let Some(slot) = slot() else { return };
                 // A replica passes on the messages of its master, which has not counted whoever hears them there, and cuts
                 // the grant short.
-                let routes = self.routes.upgrade();
-                let is_counted = routes.is_some_and(|routes| routes.serves(slot, &self.node));
-                if let Some(events) = self.events.upgrade().filter(|_| is_counted) {
+                let whole = self.context.whole.upgrade();
+                let is_counted = whole.is_some_and(|whole| whole.serves(slot, &self.node));
+                if let Some(events) = self.context.events.upgrade().filter(|_| is_counted) {
                     events::tell(&events, push);
                 }
             }
@@ -275,11 +275,11 @@ impl Shared {
 
     /// Wake-ups may have been missed, and the slots may be elsewhere.
     fn missed(&self) {
-        if let Some(events) = self.events.upgrade() {
+        if let Some(events) = self.context.events.upgrade() {
             events.gap();
         }
-        if let Some(routes) = self.routes.upgrade() {
-            routes.refresh();
+        if let Some(whole) = self.context.whole.upgrade() {
+            whole.refresh();
         }
     }
 

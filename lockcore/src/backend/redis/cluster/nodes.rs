@@ -6,14 +6,15 @@ use std::time::Duration;
 
 use tokio::sync::{oneshot, watch};
 
-use super::Task;
+use super::context::Context;
 use super::ears::Ears;
-use super::routes::Routes;
 use super::slots;
+use super::task::Task;
 use crate::backend::redis::connection::RedisConnection;
 use crate::backend::redis::dial::{Part, Server};
+use crate::backend::redis::layout;
+use crate::backend::redis::opening::{checked, settings};
 use crate::backend::redis::views::Address;
-use crate::backend::redis::{checked, layout, settings};
 use crate::backend::{Fault, StoreError};
 use crate::clock::{Clock, Instant};
 
@@ -41,40 +42,38 @@ enum Link {
 }
 
 impl Node {
-    pub(super) fn open(routes: &Arc<Routes>, address: Address) -> Arc<Self> {
-        Arc::new_cyclic(|node| {
-            let (state, link) = watch::channel(Link::Opening);
-            let (of, node) = (Arc::downgrade(routes), Weak::clone(node));
-            let opening = connect(Arc::clone(routes), address.clone());
-            let task = async move {
-                let (down, was_up) = match opening.await {
-                    Ok((connection, closed)) => {
-                        state.send_replace(Link::Up(connection));
-                        let _ = closed.await; // nothing is ever sent, so this resolves at the end of the connection
-                        let lost = StoreError::new(Fault::Retry, "the connection is lost");
-                        (Link::Down(lost, Instant::from_nanos(0)), true)
-                    }
-                    Err(error) => {
-                        // A mistake may be corrected at any time.
-                        let pause = match error.fault() {
-                            Fault::Config => Duration::ZERO,
-                            _ => PAUSE,
-                        };
-                        (Link::Down(error, Clock::BOOT.now().after(pause)), false)
-                    }
-                };
-                state.send_replace(down);
-                if let (Some(routes), Some(node)) = (of.upgrade(), node.upgrade()) {
-                    routes.lost(&node, was_up);
+    pub(super) fn open(context: &Context, address: Address) -> Arc<Self> {
+        let (state, link) = watch::channel(Link::Opening);
+        let (whole, of) = (Weak::clone(&context.whole), address.clone());
+        let opening = connect(context.clone(), address.clone());
+        let task = async move {
+            let (down, was_up) = match opening.await {
+                Ok((connection, closed)) => {
+                    state.send_replace(Link::Up(connection));
+                    let _ = closed.await; // nothing is ever sent, so this resolves at the end of the connection
+                    let lost = StoreError::new(Fault::Retry, "the connection is lost");
+                    (Link::Down(lost, Instant::from_nanos(0)), true)
+                }
+                Err(error) => {
+                    // A mistake may be corrected at any time.
+                    let pause = match error.fault() {
+                        Fault::Config => Duration::ZERO,
+                        _ => PAUSE,
+                    };
+                    (Link::Down(error, Clock::BOOT.now().after(pause)), false)
                 }
             };
-            Self {
-                address,
-                link,
-                ears: Mutex::default(),
-                silent_since: AtomicU64::new(0),
-                _task: Task::spawn(&routes.runtime, task),
+            state.send_replace(down);
+            if let Some(whole) = whole.upgrade() {
+                whole.lost(&of, was_up);
             }
+        };
+        Arc::new(Self {
+            address,
+            link,
+            ears: Mutex::default(),
+            silent_since: AtomicU64::new(0),
+            _task: Task::spawn(&context.runtime, task),
         })
     }
 
@@ -134,13 +133,13 @@ impl Node {
     }
 
     /// Begins to listen there in this slot.
-    pub(super) fn listen(&self, routes: &Arc<Routes>, slot: u16) -> Result<Arc<Ears>, StoreError> {
+    pub(super) fn listen(&self, context: &Context, slot: u16) -> Result<Arc<Ears>, StoreError> {
         let mut ears = self.ears();
         let open = match &*ears {
             Some(open) if !open.have_ended() => Arc::clone(open),
             _ => {
-                let server = routes.seeds.server_at(&self.address, Part::Node)?;
-                let open = Arc::new(Ears::open(routes, self.address.clone(), server));
+                let server = context.seeds.server_at(&self.address, Part::Node)?;
+                let open = Arc::new(Ears::open(context, self.address.clone(), server));
                 *ears = Some(Arc::clone(&open));
                 open
             }
@@ -157,12 +156,10 @@ impl Node {
 
 /// Connects to a node, and checks that it takes locks. The second part of the result resolves when the connection ends.
 async fn connect(
-    routes: Arc<Routes>,
+    context: Context,
     address: Address,
 ) -> Result<(RedisConnection, oneshot::Receiver<()>), StoreError> {
-    let server: Server = routes.seeds.server_at(&address, Part::Node)?;
-    let (namespace, receiver) = (routes.namespace.clone(), routes.receiver);
-    drop(routes); // this task must not keep the connection open
+    let server: Server = context.seeds.server_at(&address, Part::Node)?;
     let (open, closed) = oneshot::channel::<()>();
     // The driver drops this when the connection ends.
     let sink = move |_| {
@@ -171,10 +168,10 @@ async fn connect(
     };
     let config = settings().set_push_sender(sink);
     let (connection, driver) = server.connect(config).await?;
-    let channel = slots::channel(receiver, 0);
-    let channels = layout::wake_channel(&namespace, &channel);
+    let channel = slots::channel(context.receiver, 0);
+    let channels = layout::wake_channel(&context.namespace, &channel);
     let nothing = std::future::ready(Ok(()));
-    checked(&server, &connection, &namespace, &channels, nothing).await?;
+    checked(&server, &connection, &context.namespace, &channels, nothing).await?;
     let connection = RedisConnection {
         connection,
         channel,

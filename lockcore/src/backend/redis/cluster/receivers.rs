@@ -8,7 +8,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use super::routes::Routes;
+use super::whole::Whole;
 use crate::backend::redis::views::Address;
 use crate::clock::{Clock, Instant};
 
@@ -26,21 +26,28 @@ pub(super) struct Receivers {
 
 #[derive(Debug, Default)]
 struct Receiver {
-    routes: Weak<Routes>,
+    /// Its latest connection.
+    whole: Option<Weak<dyn Whole>>,
     /// Until when a ticket in this slot may wait for a wake-up.
     wanted: HashMap<u16, Instant>,
 }
 
+impl Receiver {
+    fn connection(&self) -> Option<Arc<dyn Whole>> {
+        self.whole.as_ref()?.upgrade()
+    }
+}
+
 impl Receivers {
     /// From now on, this connection is the one of its receiver.
-    pub(super) fn begin(&self, receiver: u64, routes: Weak<Routes>) {
+    pub(super) fn begin(&self, receiver: u64, whole: Weak<dyn Whole>) {
         let now = Clock::BOOT.now();
         let mut all = self.all();
         all.retain(|_, other| {
             other.wanted.retain(|_, until| *until > now);
-            other.routes.strong_count() > 0 || !other.wanted.is_empty()
+            other.connection().is_some() || !other.wanted.is_empty()
         });
-        all.entry(receiver).or_default().routes = routes;
+        all.entry(receiver).or_default().whole = Some(whole);
     }
 
     /// A connection has learnt which nodes are masters. Returns the others, if this is news.
@@ -48,7 +55,7 @@ impl Receivers {
         &self,
         receiver: u64,
         masters: BTreeSet<Address>,
-    ) -> Vec<Arc<Routes>> {
+    ) -> Vec<Arc<dyn Whole>> {
         let known = &mut *self.masters.lock().unwrap_or_else(PoisonError::into_inner);
         if *known == masters {
             return Vec::new();
@@ -56,7 +63,7 @@ impl Receivers {
         *known = masters;
         let all = self.all();
         let others = all.iter().filter(|(other, _)| **other != receiver);
-        others.filter_map(|(_, of)| of.routes.upgrade()).collect()
+        others.filter_map(|(_, of)| of.connection()).collect()
     }
 
     /// A ticket in this slot may wait for so long.
@@ -86,7 +93,7 @@ impl Receivers {
                 && *wanted > now
             {
                 *wanted = until.max(*wanted);
-                connections.extend(receiver.routes.upgrade());
+                connections.extend(receiver.connection());
             }
         }
         // Outside of the mutex.

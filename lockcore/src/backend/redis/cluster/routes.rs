@@ -9,15 +9,18 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
+use super::context::Context;
 use super::map::{Map, known_host};
 use super::nodes::Node;
 use super::seeds::Seeds;
-use super::{Hop, Redirect, Task, slots};
+use super::slots;
+use super::task::Task;
+use super::whole::Whole;
 use crate::backend::redis::connection::RedisConnection;
+use crate::backend::redis::hop::{Hop, Redirect};
 use crate::backend::redis::views::Address;
 use crate::backend::{EventSink, Fault, StoreError};
 use crate::clock::{Clock, Instant};
-use crate::name::Namespace;
 
 /// The shortest time between two questions for the map.
 const AGAIN: Duration = Duration::from_secs(1);
@@ -29,12 +32,7 @@ const SILENT: Duration = Duration::from_millis(500);
 /// One connection to the cluster.
 #[derive(Debug)]
 pub(super) struct Routes {
-    pub(super) seeds: Arc<Seeds>,
-    pub(super) namespace: Namespace,
-    pub(super) receiver: u64,
-    pub(super) runtime: Handle,
-    /// Owned by a task of the runtime, so that the core learns when the runtime has ended.
-    pub(super) events: Weak<EventSink>,
+    pub(super) context: Context,
     state: Mutex<State>,
     /// How often the map was asked for.
     rounds: watch::Sender<u64>,
@@ -64,17 +62,20 @@ impl Routes {
         let (namespace, receiver) = (events.namespace().clone(), events.receiver());
         let events = Arc::new(events);
         let runtime = Handle::current();
-        let weak = Arc::downgrade(&events);
+        let sink = Arc::downgrade(&events);
         let alive = Task::spawn(&runtime, async move {
             let _events = events;
             std::future::pending::<()>().await;
         });
-        let routes = Arc::new(Self {
-            seeds,
-            namespace,
-            receiver,
-            runtime,
-            events: weak,
+        let routes = Arc::new_cyclic(|whole: &Weak<Self>| Self {
+            context: Context {
+                seeds,
+                namespace,
+                receiver,
+                runtime,
+                events: sink,
+                whole: whole.clone(),
+            },
             state: Mutex::new(State {
                 map,
                 nodes: HashMap::new(),
@@ -84,10 +85,8 @@ impl Routes {
             }),
             rounds: watch::Sender::default(),
         });
-        routes
-            .seeds
-            .receivers
-            .begin(receiver, Arc::downgrade(&routes));
+        let whole = Weak::clone(&routes.context.whole);
+        routes.context.seeds.receivers.begin(receiver, whole);
         let masters = routes.state().map.masters();
         routes.tell_the_others(masters);
         routes
@@ -160,7 +159,7 @@ impl Routes {
         let mut heard = false;
         let outcome = match node.link().await {
             Ok(mut link) => {
-                link.channel = slots::channel(self.receiver, slot);
+                link.channel = slots::channel(self.context.receiver, slot);
                 link.hop = Some(hop.clone());
                 heard = node.hears(slot);
                 verb(link).await
@@ -181,7 +180,7 @@ impl Routes {
     /// A node that breaks does not break the connection to the others.
     fn understood(self: &Arc<Self>, error: StoreError) -> StoreError {
         if matches!(error.fault(), Fault::Retry | Fault::Unknown) {
-            self.refresh();
+            self.ask_again();
         }
         match error.is_broken() {
             true => StoreError::new(error.fault(), error.to_string()),
@@ -197,7 +196,7 @@ impl Routes {
             master.map(|address| self.node(state, address))
         };
         node.ok_or_else(|| {
-            self.refresh();
+            self.ask_again();
             let text = format!("no node of the cluster serves the slot {slot}");
             StoreError::new(Fault::Retry, text)
         })
@@ -207,7 +206,7 @@ impl Routes {
         match state.nodes.get(&address) {
             Some(node) if !node.is_gone() => Arc::clone(node),
             _ => {
-                let node = Node::open(self, address.clone());
+                let node = Node::open(&self.context, address.clone());
                 state.nodes.insert(address, Arc::clone(&node));
                 node
             }
@@ -225,7 +224,7 @@ impl Routes {
     }
 
     /// Asks for the map again, unless it has just been asked for.
-    pub(super) fn refresh(self: &Arc<Self>) {
+    fn ask_again(self: &Arc<Self>) {
         let state = self.state();
         if state.again <= Clock::BOOT.now() {
             self.ask_for_the_map(state);
@@ -238,11 +237,14 @@ impl Routes {
         let nodes = state.nodes.values().filter(|node| node.silence() < SILENT);
         let mut nodes: BTreeSet<_> = nodes.map(|node| node.address.clone()).collect();
         nodes.extend(state.map.masters());
-        nodes.extend(self.seeds.addresses.iter().cloned());
-        let (seeds, namespace) = (Arc::clone(&self.seeds), self.namespace.clone());
+        nodes.extend(self.context.seeds.addresses.iter().cloned());
+        let (seeds, namespace) = (
+            Arc::clone(&self.context.seeds),
+            self.context.namespace.clone(),
+        );
         let weak = Arc::downgrade(self);
         // A question that is still under way is given up for this one.
-        state.refresh = Some(Task::spawn(&self.runtime, async move {
+        state.refresh = Some(Task::spawn(&self.context.runtime, async move {
             let told = seeds.ask(nodes, &namespace).await;
             if let Some(routes) = weak.upgrade() {
                 match told {
@@ -258,7 +260,7 @@ impl Routes {
     /// Resolves when the map has been asked for, unless it was asked for just before.
     async fn refreshed(self: &Arc<Self>) {
         let mut rounds = self.rounds.subscribe();
-        self.refresh();
+        self.ask_again();
         let is_under_way = {
             let state = self.state();
             state.refresh.as_ref().is_some_and(|task| !task.is_over())
@@ -291,7 +293,12 @@ impl Routes {
     /// A connection that nobody uses would not notice that a master was replaced, and its next request would go to one that
     /// may be silent.
     fn tell_the_others(&self, masters: BTreeSet<Address>) {
-        for other in self.seeds.receivers.note_masters(self.receiver, masters) {
+        for other in self
+            .context
+            .seeds
+            .receivers
+            .note_masters(self.context.receiver, masters)
+        {
             other.refresh();
         }
     }
@@ -300,23 +307,6 @@ impl Routes {
         tracing::debug!(%error, "no node of the cluster can be asked");
         let mut state = self.state();
         state.alive = None;
-    }
-
-    /// The connection to a node has ended, or could not be made.
-    pub(super) fn lost(self: &Arc<Self>, node: &Arc<Node>, was_up: bool) {
-        {
-            let mut state = self.state();
-            let known = state.nodes.get(&node.address);
-            if known.is_some_and(|known| Arc::ptr_eq(known, node)) && node.is_gone() {
-                state.nodes.remove(&node.address);
-            }
-        }
-        if was_up {
-            self.missed();
-            self.ask_for_the_map(self.state());
-        } else {
-            self.refresh();
-        }
     }
 
     /// A node is silent: the next request for it opens another connection, unless the map leads elsewhere by then.
@@ -331,28 +321,22 @@ impl Routes {
             node.close();
             self.missed();
         }
-        self.refresh();
+        self.ask_again();
     }
 
     /// Wake-ups or data may have been lost.
     fn missed(&self) {
-        if let Some(events) = self.events.upgrade() {
+        if let Some(events) = self.context.events.upgrade() {
             events.gap();
         }
     }
 
     /// A request for a ticket in this slot is about to be sent, and the ticket may wait.
     pub(super) fn want(&self, slot: u16, ticket: Duration) {
-        self.seeds.receivers.want(self.receiver, slot, ticket);
-    }
-
-    pub(super) fn wants(&self, slot: u16) -> bool {
-        self.seeds.receivers.wants(self.receiver, slot)
-    }
-
-    /// Whether this is the node that serves a slot, as far as this connection knows.
-    pub(super) fn serves(&self, slot: u16, node: &Address) -> bool {
-        self.state().map.master(slot) == Some(node)
+        self.context
+            .seeds
+            .receivers
+            .want(self.context.receiver, slot, ticket);
     }
 
     /// Whether this connection listens in the slot at the node that serves it.
@@ -360,22 +344,6 @@ impl Routes {
         let state = self.state();
         let node = state.map.master(slot).and_then(|at| state.nodes.get(at));
         node.is_some_and(|node| node.hears(slot))
-    }
-
-    /// Whether this connection listens in the slot at this node. If not, it begins to.
-    pub(super) fn hears_at(self: &Arc<Self>, slot: u16, at: &Address) -> bool {
-        let node = {
-            let state = &mut *self.state();
-            if state.map.master(slot) != Some(at) {
-                state.map.moved(slot, at.clone());
-            }
-            self.node(state, at.clone())
-        };
-        let hears = node.hears(slot);
-        if !hears {
-            let _ = node.listen(self, slot); // the next renewal asks again
-        }
-        hears
     }
 
     /// All masters that serve slots, and how many slots nobody serves.
@@ -392,6 +360,46 @@ impl Routes {
     }
 }
 
+impl Whole for Routes {
+    fn refresh(self: Arc<Self>) {
+        self.ask_again();
+    }
+
+    fn serves(&self, slot: u16, node: &Address) -> bool {
+        self.state().map.master(slot) == Some(node)
+    }
+
+    fn hears_at(self: Arc<Self>, slot: u16, at: &Address) -> bool {
+        let node = {
+            let state = &mut *self.state();
+            if state.map.master(slot) != Some(at) {
+                state.map.moved(slot, at.clone());
+            }
+            self.node(state, at.clone())
+        };
+        let hears = node.hears(slot);
+        if !hears {
+            let _ = node.listen(&self.context, slot); // the next renewal asks again
+        }
+        hears
+    }
+
+    fn lost(self: Arc<Self>, node: &Address, was_up: bool) {
+        {
+            let nodes = &mut self.state().nodes;
+            if nodes.get(node).is_some_and(|node| node.is_gone()) {
+                nodes.remove(node);
+            }
+        }
+        if was_up {
+            self.missed();
+            self.ask_for_the_map(self.state());
+        } else {
+            self.ask_again();
+        }
+    }
+}
+
 /// A request that is under way at a node. If its future is dropped before the answer has come, the node may be gone.
 struct Asks<'a> {
     routes: &'a Arc<Routes>,
@@ -402,7 +410,7 @@ struct Asks<'a> {
 impl<'a> Asks<'a> {
     fn begin(routes: &'a Arc<Routes>, node: &'a Arc<Node>) -> Self {
         if node.silence() >= SILENT {
-            routes.refresh();
+            routes.ask_again();
         }
         node.asked();
         Self {

@@ -8,10 +8,11 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use tokio::sync::oneshot;
 
-use super::Task;
 use super::routes::{Answered, Routes};
 use super::slots;
+use super::task::Task;
 use crate::backend::redis::connection::RedisConnection;
+use crate::backend::redis::hop::Hop;
 use crate::backend::redis::{config, layout, tickets};
 use crate::backend::{
     Answer, Connection, Departure, Enqueued, Fault, Released, Renewed, StoreError, TicketInfo,
@@ -42,7 +43,7 @@ impl Connection for ClusterConnection {
         // polled. If the future is dropped, the task ends.
         Box::pin(async move {
             let (tell, told) = oneshot::channel();
-            let _ends_with_the_caller = Task::spawn(&routes.runtime.clone(), async move {
+            let _ends_with_the_caller = Task::spawn(&routes.context.runtime.clone(), async move {
                 let _ = tell.send(enqueue(routes, slot, request).await); // nobody listens if the caller has gone
             });
             let ended =
@@ -137,7 +138,11 @@ async fn listen<T>(
     slot: u16,
     answered: &Answered<T>,
 ) -> Result<(), StoreError> {
-    answered.node.listen(routes, slot)?.until_heard(slot).await
+    answered
+        .node
+        .listen(&routes.context, slot)?
+        .until_heard(slot)
+        .await
 }
 
 fn looks_again(answer: Enqueued) -> Enqueued {
@@ -173,7 +178,7 @@ async fn renew(
             recheck_in,
         } = renewed
         {
-            let receivers = &routes.seeds.receivers;
+            let receivers = &routes.context.seeds.receivers;
             if !receivers.still_waits(slot, *valid_for, &node.address) {
                 *recheck_in = Some(recheck_in.map_or(DEAF, |recheck| recheck.min(DEAF)));
             }
@@ -237,7 +242,7 @@ async fn check(routes: Arc<Routes>) -> Result<Vec<String>, StoreError> {
     }
     for master in masters {
         let mut link = master.link().await?;
-        link.hop = Some(super::Hop::default());
+        link.hop = Some(Hop::default());
         for warning in config::check(link).await? {
             warnings.push(format!("{}: {warning}", master.address));
         }

@@ -1,0 +1,28 @@
+//! What all parts of a connection to a cluster share.
+
+use std::sync::{Arc, Weak};
+
+use tokio::runtime::Handle;
+
+use super::seeds::Seeds;
+use super::whole::Whole;
+use crate::backend::EventSink;
+use crate::name::Namespace;
+
+#[derive(Clone, Debug)]
+pub(super) struct Context {
+    pub(super) seeds: Arc<Seeds>,
+    pub(super) namespace: Namespace,
+    pub(super) receiver: u64,
+    pub(super) runtime: Handle,
+    /// Owned by a task of the runtime, so that the core learns when the runtime has ended.
+    pub(super) events: Weak<EventSink>,
+    pub(super) whole: Weak<dyn Whole>,
+}
+
+impl Context {
+    /// Whether a ticket of this receiver may wait in a slot.
+    pub(super) fn wants(&self, slot: u16) -> bool {
+        self.seeds.receivers.wants(self.receiver, slot)
+    }
+}

@@ -1,0 +1,26 @@
+//! Tasks that end with their owner.
+
+use std::future::Future;
+
+use tokio::runtime::Handle;
+use tokio::task::AbortHandle;
+
+/// A task of the connection's runtime, until it is dropped.
+#[derive(Debug)]
+pub(super) struct Task(AbortHandle);
+
+impl Task {
+    pub(super) fn spawn(runtime: &Handle, task: impl Future<Output = ()> + Send + 'static) -> Self {
+        Self(runtime.spawn(task).abort_handle())
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        self.0.is_finished()
+    }
+}
+
+impl Drop for Task {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}

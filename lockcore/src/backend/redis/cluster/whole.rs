@@ -1,0 +1,21 @@
+//! A connection to a cluster, as its parts see it.
+
+use std::fmt::Debug;
+use std::sync::Arc;
+
+use crate::backend::redis::views::Address;
+
+/// The whole connection.
+pub(super) trait Whole: Debug + Send + Sync {
+    /// Asks for the map again, unless it has just been asked for.
+    fn refresh(self: Arc<Self>);
+
+    /// Whether this is the node that serves a slot, as far as this connection knows.
+    fn serves(&self, slot: u16, node: &Address) -> bool;
+
+    /// Whether this connection listens in the slot at this node. If not, it begins to.
+    fn hears_at(self: Arc<Self>, slot: u16, at: &Address) -> bool;
+
+    /// The connection to a node has ended, or could not be made.
+    fn lost(self: Arc<Self>, node: &Address, was_up: bool);
+}

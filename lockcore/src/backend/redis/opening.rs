@@ -1,0 +1,47 @@
+//! What a connection to a server with locks begins with.
+
+use std::future::Future;
+
+use futures_util::TryFutureExt as _;
+use redis::aio::MultiplexedConnection;
+use redis::{AsyncConnectionConfig, RedisResult};
+
+use super::dial::Server;
+use super::{config, errors, rights};
+use crate::backend::StoreError;
+use crate::name::Namespace;
+
+/// What all connections to servers with locks have in common.
+pub(super) fn settings() -> AsyncConnectionConfig {
+    AsyncConnectionConfig::new()
+        // The core has its own deadlines, on the lease clock. The timers of the user's runtime may be paused or off.
+        .set_connection_timeout(None)
+        .set_response_timeout(None)
+        // More requests than this wait until they can be written. The default of 50 is less than the number of tasks in
+        // one busy process.
+        .set_pipeline_buffer_size(1024)
+}
+
+/// Checks that the server accepts locks and that the user has the rights. Sends one more request with these, so that all
+/// are in one round trip, and returns its answer.
+pub(super) async fn checked<T>(
+    server: &Server,
+    connection: &MultiplexedConnection,
+    namespace: &Namespace,
+    channel: &str,
+    also: impl Future<Output = RedisResult<T>>,
+) -> Result<T, StoreError> {
+    let keeps_locks = config::keeps_locks(connection.clone(), server);
+    let missing = rights::missing(connection.clone(), namespace, channel);
+    let failed = |error| server.failed(error);
+    let (missing, also) = (missing.map_err(failed), also.map_err(failed));
+    let ((), missing, also) = tokio::try_join!(keeps_locks, missing, also)?;
+    if !missing.is_empty() {
+        let missing = missing.join(", ").to_lowercase();
+        return Err(server.mistake(format_args!(
+            "the user may not run {missing}{}",
+            errors::GUIDE
+        )));
+    }
+    Ok(also)
+}
