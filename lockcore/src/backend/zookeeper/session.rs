@@ -97,8 +97,6 @@ pub(super) struct Standing {
     /// the core makes one change at a time and asks until it is acknowledged.
     pub(super) shrinks_to: Option<String>,
     pub(super) sequence: i32,
-    /// Its parent was created with it. If it is still the only ticket, it is deleted together with its parent.
-    pub(super) alone: bool,
     pub(super) ticket: u64,
     /// It holds. That is never taken back.
     pub(super) granted: bool,
@@ -256,15 +254,6 @@ impl Session {
     /// A request that was sent at this time was committed.
     pub(super) fn committed(&self, sent: Instant) {
         self.state().proof.committed(sent);
-    }
-
-    /// The error of a create. The id is forgotten if certainly nothing was created.
-    pub(super) fn not_created(&self, id: Id, error: ZkError) -> StoreError {
-        let error = failed(error);
-        if error.fault() != Fault::Unknown {
-            self.state().left(id);
-        }
-        error
     }
 
     /// Whether there are tickets whose leases need a commit now.
@@ -471,7 +460,7 @@ impl State {
         self.parents.contains(path)
     }
 
-    pub(super) fn remember_parent(&mut self, path: &str) {
+    fn remember_parent(&mut self, path: &str) {
         if self.parents.len() >= KNOWN_PARENTS {
             self.parents.clear();
         }
@@ -500,9 +489,7 @@ impl State {
 
     /// The store has answered with a ticket.
     pub(super) fn stands(&mut self, id: Id, standing: Standing) {
-        if !standing.alone {
-            self.remember_parent(&standing.parent);
-        }
+        self.remember_parent(&standing.parent);
         self.tickets.insert(id, Mine::Standing(standing));
     }
 
@@ -517,15 +504,6 @@ impl State {
     pub(super) fn granted(&mut self, id: Id) {
         if let Some(standing) = self.standing_mut(id) {
             standing.granted = true;
-        }
-    }
-
-    /// Others use its name too.
-    pub(super) fn is_not_alone(&mut self, id: Id) {
-        if let Some(standing) = self.standing_mut(id) {
-            standing.alone = false;
-            let parent = standing.parent.clone();
-            self.remember_parent(&parent);
         }
     }
 

@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use zookeeper_client::Error as ZkError;
 
-use super::alone;
 use crate::backend::zookeeper::errors::failed;
 use crate::backend::zookeeper::layout::Parent;
 use crate::backend::zookeeper::session::Session;
@@ -50,24 +49,22 @@ async fn delete(
         let id = departure.request.id;
         let mut state = session.state();
         state.leaves(id);
-        let mut mine = state.standing(id).cloned();
+        let path = state.standing(id).map(|standing| standing.path.clone());
+        let smaller = state.standing(id).and_then(|mine| mine.shrinks_to.clone());
         if departure.enqueue_may_follow {
-            // A node that appears later is seen by the line's watch, and deleted. That watch must not be the first to
-            // delete the ticket, or nobody would know that it was there.
-            if let Some(mine) = &mut mine {
-                mine.alone = false;
-            }
+            // A node that appears later is seen by the line's watch, and deleted.
             state.mark_gone(id, &parent.path);
             session.follow(&mut state, &parent.path);
         }
         drop(state);
         // Even if we do not know the id, a node of it may exist: of an attempt that was never answered, or of an
         // earlier session.
-        let search = departure.enqueue_may_follow || mine.is_none();
-        let smaller = mine.as_ref().and_then(|mine| mine.shrinks_to.as_ref());
-        let smaller = smaller.map(|path| client.delete(path, None));
-        let deleted = mine.map(|mine| alone::delete(session, id, mine));
-        sent.push((deleted, smaller, search));
+        let search = departure.enqueue_may_follow || path.is_none();
+        sent.push((
+            path.map(|path| client.delete(&path, None)),
+            smaller.map(|path| client.delete(&path, None)),
+            search,
+        ));
     }
     // After this, the effect of requests on an earlier connection is visible, under either path.
     let may_follow = |departure: &Departure| departure.enqueue_may_follow;
@@ -96,15 +93,8 @@ async fn delete(
             let nodes = line.filter(|ticket| ticket.id == id);
             found.extend(nodes.map(|ticket| client.delete(&parent.child(&ticket.node), None)));
         }
-        let mut outcomes = Vec::new();
-        if let Some(deleted) = deleted {
-            outcomes.push(deleted.await);
-        }
-        for deleted in smaller.into_iter().chain(found) {
-            outcomes.push(deleted.await);
-        }
-        for outcome in outcomes {
-            match was_deleted(outcome)? {
+        for deleted in deleted.into_iter().chain(smaller).chain(found) {
+            match was_deleted(deleted.await)? {
                 Released::NotFound => {}
                 outcome => released = outcome,
             }
