@@ -192,11 +192,17 @@ impl Shared {
         // All of them go out together.
         let answers = join_all(requests).await;
         self.asks.store(false, Ordering::SeqCst);
+        let mut elsewhere = false;
         for (slot, answer) in answers {
             let error = match answer {
                 // The sink has been told.
                 Ok(Value::Push { .. }) => continue,
                 Ok(_) => return false,
+                // It is on its way, or has just arrived there. The waiter looks again until it is heard.
+                Err(error) if error.redirect_node().is_some() => {
+                    elsewhere = true;
+                    StoreError::new(Fault::Retry, "the slot is at another node by now")
+                }
                 Err(error) => failed(error),
             };
             if error.is_broken() {
@@ -206,6 +212,9 @@ impl Shared {
             self.heard.send_modify(|heard| {
                 heard.refused.insert(slot, error);
             });
+        }
+        if elsewhere && let Some(whole) = self.context.whole.upgrade() {
+            whole.refresh();
         }
         true
     }

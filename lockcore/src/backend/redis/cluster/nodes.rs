@@ -92,6 +92,10 @@ impl Node {
         }
     }
 
+    pub(super) fn is_up(&self) -> bool {
+        matches!(*self.link.borrow(), Link::Up(_))
+    }
+
     /// Whether the next request should try to reach the node again.
     pub(super) fn is_gone(&self) -> bool {
         match &*self.link.borrow() {

@@ -42,6 +42,8 @@ pub(super) struct Routes {
 struct State {
     map: Map,
     nodes: HashMap<Address, Arc<Node>>,
+    /// Nodes that were silent.
+    given_up: BTreeSet<Address>,
     /// When the map may be asked for again.
     again: Instant,
     refresh: Option<Task>,
@@ -79,6 +81,7 @@ impl Routes {
             state: Mutex::new(State {
                 map,
                 nodes: HashMap::new(),
+                given_up: BTreeSet::new(),
                 again: Clock::BOOT.now(),
                 refresh: None,
                 alive: Some(alive),
@@ -135,7 +138,7 @@ impl Routes {
         let node = self.master_of(slot)?;
         let asks = Asks::begin(self, &node);
         let link = node.link().await;
-        asks.end();
+        asks.end(false);
         match link {
             Err(error) if error.fault() == Fault::Retry => {
                 self.refreshed().await;
@@ -157,16 +160,18 @@ impl Routes {
     {
         let asks = Asks::begin(self, node);
         let mut heard = false;
-        let outcome = match node.link().await {
+        let (outcome, is_answered) = match node.link().await {
             Ok(mut link) => {
                 link.channel = slots::channel(self.context.receiver, slot);
                 link.hop = Some(hop.clone());
                 heard = node.hears(slot);
-                verb(link).await
+                let outcome = verb(link).await;
+                let is_answered = !outcome.as_ref().is_err_and(StoreError::is_broken);
+                (outcome, is_answered)
             }
-            Err(error) => Err(error),
+            Err(error) => (Err(error), false),
         };
-        asks.end();
+        asks.end(is_answered);
         match outcome {
             Ok(answer) => Ok(Answered {
                 answer,
@@ -276,6 +281,7 @@ impl Routes {
             let mut state = self.state();
             let is_complete = map.uncovered() == 0;
             state.map = map;
+            state.given_up.retain(|node| masters.contains(node));
             let left =
                 |address: &Address, _: &mut Arc<Node>| is_complete && !masters.contains(address);
             state.nodes.extract_if(left).map(|(_, node)| node).collect()
@@ -312,10 +318,15 @@ impl Routes {
     /// A node is silent: the next request for it opens another connection, unless the map leads elsewhere by then.
     fn give_up(self: &Arc<Self>, node: &Arc<Node>) {
         let known = {
-            let nodes = &mut self.state().nodes;
+            let State {
+                nodes, given_up, ..
+            } = &mut *self.state();
             let known = nodes.get(&node.address);
             let is_known = known.is_some_and(|known| Arc::ptr_eq(known, node));
-            is_known.then(|| nodes.remove(&node.address))
+            is_known.then(|| {
+                given_up.insert(node.address.clone());
+                nodes.remove(&node.address)
+            })
         };
         if known.is_some() {
             node.close();
@@ -344,6 +355,17 @@ impl Routes {
         let state = self.state();
         let node = state.map.master(slot).and_then(|at| state.nodes.get(at));
         node.is_some_and(|node| node.hears(slot))
+    }
+
+    /// Whether the node that serves a slot may be gone: it is silent, or was given up and has not answered since.
+    pub(super) fn is_doubtful(&self, slot: u16) -> bool {
+        let state = self.state();
+        let Some(address) = state.map.master(slot) else {
+            return true;
+        };
+        state.nodes.get(address).is_some_and(|node| {
+            node.silence() >= SILENT || !node.is_up() && state.given_up.contains(address)
+        })
     }
 
     /// All masters that serve slots, and how many slots nobody serves.
@@ -420,9 +442,11 @@ impl<'a> Asks<'a> {
         }
     }
 
-    fn end(mut self) {
+    fn end(mut self, is_answered: bool) {
         self.is_over = true;
-        self.node.answered();
+        if is_answered {
+            self.node.answered();
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
+use futures_util::FutureExt as _;
 use redis::{RedisConnectionInfo, Value};
 use tokio::task::JoinSet;
 use url::Url;
@@ -137,8 +138,10 @@ impl Seeds {
                 let (connection, _driver) = server.connect(settings()).await?;
                 let question = redis::cmd("CLUSTER").arg("SHARDS").take();
                 let mut asks = connection.clone();
-                let answer = question.query_async::<Value>(&mut asks);
+                // Its error comes second: a server that is not part of a cluster is told apart by the checks.
+                let answer = question.query_async::<Value>(&mut asks).map(Ok);
                 let answer = checked(&server, &connection, &namespace, &channel, answer).await?;
+                let answer = answer.map_err(|error| server.failed(error))?;
                 let map = Map::parse(answer, &address, encrypted).ok_or_else(|| {
                     server.because(Fault::Retry, "its answer to CLUSTER SHARDS cannot be read")
                 })?;

@@ -5,7 +5,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::join_all;
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
 use tokio::sync::oneshot;
 
 use super::routes::{Answered, Routes};
@@ -57,7 +58,7 @@ impl Connection for ClusterConnection {
         Box::pin(async move {
             let name = |request: &Arc<Request>| request.name.clone();
             let ask = |slot, part| renew(Arc::clone(&routes), slot, part);
-            in_parts(tickets, name, Renewed::Failed, ask).await
+            in_parts(&routes, tickets, name, Renewed::Failed, ask).await
         })
     }
 
@@ -72,7 +73,7 @@ impl Connection for ClusterConnection {
                     Ok(routes.ask(slot, verb).await?.answer)
                 }
             };
-            in_parts(tickets, name, Released::Failed, ask).await
+            in_parts(&routes, tickets, name, Released::Failed, ask).await
         })
     }
 
@@ -189,7 +190,10 @@ async fn renew(
 
 /// Asks for the tickets of each name apart, all at once, and puts the answers in order. If a part fails, its tickets have
 /// `failed`. If all parts fail, the result is the first error.
+///
+/// A node that may be gone does not keep the answers of the others waiting: its tickets have `failed` too.
 async fn in_parts<T: Clone, A: Clone, F>(
+    routes: &Routes,
     tickets: Vec<T>,
     name_of: impl Fn(&T) -> Name,
     failed: A,
@@ -199,18 +203,24 @@ where
     F: Future<Output = Result<Vec<A>, StoreError>>,
 {
     let mut answers = vec![failed; tickets.len()];
+    let mut waits = Vec::new();
     let mut parts: HashMap<Name, (Vec<usize>, Vec<T>)> = HashMap::new();
     for (at, ticket) in tickets.into_iter().enumerate() {
         let (places, part) = parts.entry(name_of(&ticket)).or_default();
         places.push(at);
         part.push(ticket);
     }
-    let asks = parts.into_iter().map(|(name, (places, part))| {
-        let ask = ask(slot_of(&name), part);
-        async move { (places, ask.await) }
-    });
+    let mut asks: FuturesUnordered<_> = parts
+        .into_iter()
+        .map(|(name, (places, part))| {
+            let slot = slot_of(&name);
+            waits.push(slot);
+            let ask = ask(slot, part);
+            async move { (slot, places, ask.await) }
+        })
+        .collect();
     let (mut answered, mut error) = (false, None);
-    for (places, outcome) in join_all(asks).await {
+    while let Some((slot, places, outcome)) = asks.next().await {
         match outcome {
             Ok(part) => {
                 answered = true;
@@ -222,6 +232,12 @@ where
                 tracing::debug!(error = %failed, "a part of a batch has failed");
                 error.get_or_insert(failed);
             }
+        }
+        let over = waits.iter().position(|other| *other == slot);
+        over.map(|over| waits.swap_remove(over));
+        // The core gives up the whole batch when its time is over, with the answers that are here by then.
+        if answered && waits.iter().all(|slot| routes.is_doubtful(*slot)) {
+            break;
         }
     }
     match error {
