@@ -8,13 +8,17 @@ use tests::proxy::Proxy;
 use tests::stalls::awake_since;
 use tests::zookeeper_server::ZooKeeperServer;
 
-use super::{client, nothing_left, through};
+use super::{client, nothing_left, operator, through};
 use crate::store::{Kind, LEASE, SOON, Store, begin, give_back, tickets};
+
+/// The parent of the tickets of `a`.
+const PARENT: &str = "/test:1/{a}";
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT;
         a_waiter_from_before_a_reconnect_is_woken_after_it
         a_watch_that_is_lost_costs_a_third_of_a_ttl
+        late_events_of_a_parent_that_is_gone_grant_nothing
     ]
 }
 
@@ -74,4 +78,38 @@ async fn a_watch_that_is_lost_costs_a_third_of_a_ttl(_: Store) {
         }
         nothing_left(&server).await;
     }
+}
+
+/// The numbers of a new parent begin again, so a late event can be of a node with the number of a newer one. The slow
+/// client gets the events after it has read the line of the newest parent, in which its waiter is not the first.
+async fn late_events_of_a_parent_that_is_gone_grant_nothing(_: Store) {
+    let server = ZooKeeperServer::start();
+    let proxy = Proxy::to(server.port());
+    let (locks, slow) = (client(&server), through(&proxy));
+    let admin = operator(&server).await;
+    let hold = async || locks.mutex("a").acquire().await.unwrap();
+    let guard = hold().await;
+    let follows = slow.mutex("a").wait(Duration::from_millis(100));
+    let kind = follows.acquire().await.unwrap_err().kind();
+    assert_eq!(kind, lockcore::ErrorKind::Timeout);
+    give_back(guard).await;
+    nothing_left(&server).await;
+    assert!(server.watches() > 0, "the slow client still follows");
+    proxy.delay(Duration::ZERO, Duration::from_millis(200));
+    admin.delete(PARENT, None).await.unwrap();
+    give_back(hold().await).await;
+    admin.delete(PARENT, None).await.unwrap();
+    let holder = hold().await;
+
+    let waiter = begin(slow.mutex("a").wait(LEASE));
+    tickets(&locks, "a", 2).await;
+    // Each answer arrives after all that the server sent before it.
+    for _ in 0..8 {
+        slow.inspect("a").await.unwrap();
+        assert!(!waiter.is_finished(), "two hold at once");
+    }
+
+    assert!(holder.is_valid());
+    give_back(holder).await;
+    give_back(waiter.await.unwrap().unwrap()).await;
 }

@@ -16,11 +16,14 @@
 //!   granted from it, whatever the line looks like. A line that is not current is not used: then renewals ask the
 //!   store.
 
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
 use std::sync::{Arc, MutexGuard};
 
+use futures_util::FutureExt as _;
 use tokio::task::AbortHandle;
-use zookeeper_client::{AddWatchMode, Error as ZkError, EventType, Stat};
+use zookeeper_client::{
+    AddWatchMode, Error as ZkError, EventType, PersistentWatcher, Stat, WatchedEvent,
+};
 
 use super::layout::{self, Ticket};
 use super::line::By;
@@ -108,6 +111,13 @@ impl Session {
             }
         }
         self.tell(state, path, lost);
+    }
+
+    /// The copy of a line is of an earlier life of its parent.
+    fn parent_changed(&self, path: &str) {
+        if let Some(line) = self.state().lines.get_mut(path) {
+            line.current = false;
+        }
     }
 
     /// Returns `false` when the line must be read again.
@@ -272,6 +282,13 @@ async fn follow_line(session: &Arc<Session>, path: &str) -> Option<By> {
     };
     let mut listed = listing.await;
     loop {
+        // All changes that the list shows have been reported by now, because the server sends events and answers in one
+        // order. If the parent has changed, they may be of an earlier life than the list, with the same numbers.
+        let mut reported = reported(&mut watcher, path)?;
+        if reported.contains(&Change::Parent) {
+            listed = session.client.get_children(path).await;
+            continue;
+        }
         match &listed {
             Ok((children, parent)) => session.line_was_read(path, children, Some(parent)),
             Err(ZkError::NoNode) => session.line_was_read(path, &[], None),
@@ -285,24 +302,25 @@ async fn follow_line(session: &Arc<Session>, path: &str) -> Option<By> {
         }
         let mut came = 0;
         loop {
-            let event = watcher.changed().await;
-            let node = event.path.strip_prefix(path);
-            let node = node.and_then(|rest| rest.strip_prefix('/'));
-            let complete = match (event.event_type, node) {
-                // The watch is gone with the connection. After the end of the session the watcher cannot be used:
-                // another call would panic.
-                (EventType::Session, _) => return None,
-                (EventType::NodeCreated, Some(node)) => {
+            let change = match reported.pop_front() {
+                Some(change) => change,
+                None => Change::of(&watcher.changed().await, path),
+            };
+            let complete = match change {
+                Change::End => return None,
+                Change::Came(node) => {
                     came += 1;
-                    session.came(path, node)
+                    session.came(path, &node)
                 }
-                (EventType::NodeDeleted, Some(node)) => {
-                    session.went(path, node);
+                Change::Went(node) => {
+                    session.went(path, &node);
                     true
                 }
-                // The parent itself was deleted or created: the numbers of a new parent begin again.
-                (EventType::NodeCreated | EventType::NodeDeleted, None) => false,
-                (EventType::NodeDataChanged | EventType::NodeChildrenChanged, _) => true,
+                Change::Parent => {
+                    session.parent_changed(path);
+                    false
+                }
+                Change::Other => true,
             };
             if !complete {
                 break;
@@ -317,6 +335,45 @@ async fn follow_line(session: &Arc<Session>, path: &str) -> Option<By> {
         }
         listed = session.client.get_children(path).await;
     }
+}
+
+/// A change of a line, as its watch reports it.
+#[derive(Debug, PartialEq, Eq)]
+enum Change {
+    Came(String),
+    Went(String),
+    /// The parent itself was deleted or created: the numbers of a new parent begin again.
+    Parent,
+    Other,
+    /// The watch is gone with the connection.
+    End,
+}
+
+impl Change {
+    fn of(event: &WatchedEvent, path: &str) -> Self {
+        let node = event.path.strip_prefix(path);
+        let node = node.and_then(|rest| rest.strip_prefix('/'));
+        match (event.event_type, node) {
+            (EventType::Session, _) => Self::End,
+            (EventType::NodeCreated, Some(node)) => Self::Came(node.to_owned()),
+            (EventType::NodeDeleted, Some(node)) => Self::Went(node.to_owned()),
+            (EventType::NodeCreated | EventType::NodeDeleted, None) => Self::Parent,
+            (EventType::NodeDataChanged | EventType::NodeChildrenChanged, _) => Self::Other,
+        }
+    }
+}
+
+/// The changes that have been reported and not looked at. `None` when the watch is gone: after the end of the session the
+/// watcher cannot be used, because another call would panic.
+fn reported(watcher: &mut PersistentWatcher, path: &str) -> Option<VecDeque<Change>> {
+    let mut reported = VecDeque::new();
+    while let Some(event) = watcher.changed().now_or_never() {
+        match Change::of(&event, path) {
+            Change::End => return None,
+            change => reported.push_back(change),
+        }
+    }
+    Some(reported)
 }
 
 async fn follow_ticket_ahead(session: &Arc<Session>, path: &str) -> Option<By> {

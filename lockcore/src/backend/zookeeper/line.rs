@@ -143,7 +143,7 @@ impl Line {
     /// still in the copy, the line was read before that create, so it has not been counted yet.
     fn came_anew(&mut self, ticket: Ticket) {
         let is_there = self.tickets.iter().any(|other| other.node == ticket.node);
-        let same = |other: &&mut Ticket| other.sequence == ticket.sequence;
+        let same = |other: &&mut Ticket| other.sequence == ticket.sequence && other.id == ticket.id;
         if !is_there && let Some(old) = self.tickets.iter_mut().find(same) {
             *old = ticket;
             self.highest = self.highest.wrapping_add(1);
@@ -261,6 +261,21 @@ mod tests {
             assert!(line.came(ticket(10)));
             assert!(line.is_current());
         }
+    }
+
+    /// The event is from an earlier life of the parent, whose numbers were the same.
+    #[test]
+    fn a_ticket_of_another_id_takes_the_place_of_none() {
+        let (holds, waits, stranger) = (ticket(0), ticket(1), ticket(0));
+        let mut line = Line::default();
+        let children = [holds.node.clone(), waits.node.clone()];
+        line.read(&children, Some(&stat(2, 2)));
+
+        assert!(line.came(stranger.clone()));
+        assert_eq!(line.went(&stranger.node), None);
+
+        assert_eq!(line.tickets, [holds, waits]);
+        assert_eq!(line.highest, 1);
     }
 
     /// The watch is set for our oldest waiter. If that one is withdrawn, the next waiter still gets its node.

@@ -325,10 +325,8 @@ async fn answer(
                 session.delete_unasked(parent.child(&other.node)); // as in `find`
             }
         }
-        let Some(at) = line
-            .iter()
-            .position(|other| other.sequence == standing.sequence)
-        else {
+        let is_it = |other: &Ticket| other.id == request.id && other.sequence == standing.sequence;
+        let Some(at) = line.iter().position(is_it) else {
             // Somebody deleted it, or the server that answered is behind. The core takes a new ticket.
             session.state().left(request.id);
             session.delete_unasked(standing.path);

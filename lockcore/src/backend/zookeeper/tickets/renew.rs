@@ -139,7 +139,9 @@ async fn read_lines(
         let line = listed.await.map_err(failed)?;
         let holders = layout::holders(&*line);
         for (at, mine) in unclear.iter().filter(|(_, mine)| mine.parent == *parent) {
-            let same = |other: &layout::Ticket| other.sequence == mine.sequence;
+            let same = |other: &layout::Ticket| {
+                other.id == tickets[*at].id && other.sequence == mine.sequence
+            };
             answers[*at] = match line.iter().position(same) {
                 None => Renewed::Lost,
                 Some(place) => {
