@@ -1,6 +1,7 @@
 //! ZooKeeper servers that are down, restarted, cut off or deposed, and sessions that end. Each fact has its own
 //! servers. This file has what the groups of facts share. The groups are the files of this folder.
 
+mod alone;
 mod crowds;
 mod cuts;
 mod ensembles;
@@ -23,6 +24,7 @@ use crate::store::{Kind, SOON};
 
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     let groups = [
+        alone::facts,
         crowds::facts,
         outages::facts,
         replies::facts,

@@ -85,21 +85,20 @@ async fn a_watch_that_is_lost_costs_a_third_of_a_ttl(_: Store) {
 async fn late_events_of_a_parent_that_is_gone_grant_nothing(_: Store) {
     let server = ZooKeeperServer::start();
     let proxy = Proxy::to(server.port());
-    let (locks, slow) = (client(&server), through(&proxy));
+    let (locks, slow, alone) = (client(&server), through(&proxy), client(&server));
     let admin = operator(&server).await;
-    let hold = async || locks.mutex("a").acquire().await.unwrap();
-    let guard = hold().await;
-    let follows = slow.mutex("a").wait(Duration::from_millis(100));
-    let kind = follows.acquire().await.unwrap_err().kind();
-    assert_eq!(kind, lockcore::ErrorKind::Timeout);
+    let guard = locks.mutex("a").acquire().await.unwrap();
+    let waiter = begin(slow.mutex("a").wait(LEASE));
+    tickets(&locks, "a", 2).await;
     give_back(guard).await;
-    nothing_left(&server).await;
+    give_back(waiter.await.unwrap().unwrap()).await;
     assert!(server.watches() > 0, "the slow client still follows");
     proxy.delay(Duration::ZERO, Duration::from_millis(200));
     admin.delete(PARENT, None).await.unwrap();
-    give_back(hold().await).await;
-    admin.delete(PARENT, None).await.unwrap();
-    let holder = hold().await;
+    // Makes the parent, and removes it.
+    give_back(alone.mutex("a").acquire().await.unwrap()).await;
+    assert!(admin.check_stat(PARENT).await.unwrap().is_none());
+    let holder = alone.mutex("a").acquire().await.unwrap();
 
     let waiter = begin(slow.mutex("a").wait(LEASE));
     tickets(&locks, "a", 2).await;

@@ -38,6 +38,13 @@ pub(crate) fn failed(error: ZkError) -> StoreError {
     StoreError::new(fault, format!("ZooKeeper: {error}{hint}"))
 }
 
+/// As [`failed`], for a request about a ticket that has just been created. The ticket stands, so it must be released,
+/// whatever became of this request.
+pub(crate) fn failed_after_create(error: ZkError) -> StoreError {
+    let failed = failed(error);
+    StoreError::halfway(failed.fault(), failed.to_string())
+}
+
 /// As [`failed`], while connecting: nothing has been asked yet, so no outcome is unknown. `hint` is appended to the
 /// message.
 pub(crate) fn not_connected(hosts: &str, error: ZkError, hint: &str) -> StoreError {

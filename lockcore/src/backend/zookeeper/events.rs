@@ -5,7 +5,7 @@
 //! A name without a waiter here has no watch. This is why a grant from the copy is safe:
 //!
 //! - A line is *current* from the moment when it was listed, after its watch was set, until the connection is
-//!   disturbed. Events come in the order of the changes, and none is left out. (If one were left out, the next create
+//!   disturbed or the parent changes. Events come in the order of the changes, and none is left out. (If one were left out, the next create
 //!   would show it: each create takes exactly one number. Then the line is read again.)
 //! - If a ticket of ours is in a current line, all older tickets are in front of it there, because it got its number
 //!   last. Events that are still on their way can only be about younger tickets, and about deletions. Believing in a
@@ -16,14 +16,12 @@
 //!   granted from it, whatever the line looks like. A line that is not current is not used: then renewals ask the
 //!   store.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::HashSet;
 use std::sync::{Arc, MutexGuard};
 
 use futures_util::FutureExt as _;
 use tokio::task::AbortHandle;
-use zookeeper_client::{
-    AddWatchMode, Error as ZkError, EventType, PersistentWatcher, Stat, WatchedEvent,
-};
+use zookeeper_client::{AddWatchMode, Error as ZkError, EventType, Stat};
 
 use super::layout::{self, Ticket};
 use super::line::By;
@@ -113,11 +111,17 @@ impl Session {
         self.tell(state, path, lost);
     }
 
-    /// The copy of a line is of an earlier life of its parent.
-    fn parent_changed(&self, path: &str) {
-        if let Some(line) = self.state().lines.get_mut(path) {
-            line.current = false;
+    /// The copy of a line is of an earlier life of its parent. Returns `false` when the line need not be followed any
+    /// more: a name that others use alone changes its parent with each use. The next waiter begins to follow it again.
+    fn parent_changed(&self, path: &str) -> bool {
+        let mut state = self.state();
+        let needed = state.needs(path);
+        match state.lines.get_mut(path) {
+            Some(line) if needed => line.current = false,
+            // Under the mutex, so that a waiter that comes now finds that nobody follows the line.
+            _ => drop(state.lines.remove(path)),
         }
+        needed
     }
 
     /// Returns `false` when the line must be read again.
@@ -231,6 +235,11 @@ impl State {
         })
     }
 
+    /// Whether a line must be followed: a ticket of ours waits in it, or a late node of a released id is looked for.
+    pub(super) fn needs(&self, path: &str) -> bool {
+        self.waiting(path).next().is_some() || self.gone.values().any(|gone| gone.parent == path)
+    }
+
     /// The tickets of ours that wait in a line.
     fn waiting(&self, path: &str) -> impl Iterator<Item = Id> {
         self.tickets
@@ -282,12 +291,12 @@ async fn follow_line(session: &Arc<Session>, path: &str) -> Option<By> {
     };
     let mut listed = listing.await;
     loop {
-        // All changes that the list shows have been reported by now, because the server sends events and answers in one
-        // order. If the parent has changed, they may be of an earlier life than the list, with the same numbers.
-        let mut reported = reported(&mut watcher, path)?;
-        if reported.contains(&Change::Parent) {
-            listed = session.client.get_children(path).await;
-            continue;
+        // The server sends events and answers in one order. So the list contains all that has been reported by now, which
+        // must not be applied to it: it may be of an earlier parent, whose numbers were the same.
+        while let Some(event) = watcher.changed().now_or_never() {
+            if event.event_type == EventType::Session {
+                return None; // as below
+            }
         }
         match &listed {
             Ok((children, parent)) => session.line_was_read(path, children, Some(parent)),
@@ -302,25 +311,29 @@ async fn follow_line(session: &Arc<Session>, path: &str) -> Option<By> {
         }
         let mut came = 0;
         loop {
-            let change = match reported.pop_front() {
-                Some(change) => change,
-                None => Change::of(&watcher.changed().await, path),
-            };
-            let complete = match change {
-                Change::End => return None,
-                Change::Came(node) => {
+            let event = watcher.changed().await;
+            let node = event.path.strip_prefix(path);
+            let node = node.and_then(|rest| rest.strip_prefix('/'));
+            let complete = match (event.event_type, node) {
+                // The watch is gone with the connection. After the end of the session the watcher cannot be used:
+                // another call would panic.
+                (EventType::Session, _) => return None,
+                (EventType::NodeCreated, Some(node)) => {
                     came += 1;
-                    session.came(path, &node)
+                    session.came(path, node)
                 }
-                Change::Went(node) => {
-                    session.went(path, &node);
+                (EventType::NodeDeleted, Some(node)) => {
+                    session.went(path, node);
                     true
                 }
-                Change::Parent => {
-                    session.parent_changed(path);
+                // The parent itself was deleted or created: the numbers of a new parent begin again.
+                (EventType::NodeCreated | EventType::NodeDeleted, None) => {
+                    if !session.parent_changed(path) {
+                        return None;
+                    }
                     false
                 }
-                Change::Other => true,
+                (EventType::NodeDataChanged | EventType::NodeChildrenChanged, _) => true,
             };
             if !complete {
                 break;
@@ -335,45 +348,6 @@ async fn follow_line(session: &Arc<Session>, path: &str) -> Option<By> {
         }
         listed = session.client.get_children(path).await;
     }
-}
-
-/// A change of a line, as its watch reports it.
-#[derive(Debug, PartialEq, Eq)]
-enum Change {
-    Came(String),
-    Went(String),
-    /// The parent itself was deleted or created: the numbers of a new parent begin again.
-    Parent,
-    Other,
-    /// The watch is gone with the connection.
-    End,
-}
-
-impl Change {
-    fn of(event: &WatchedEvent, path: &str) -> Self {
-        let node = event.path.strip_prefix(path);
-        let node = node.and_then(|rest| rest.strip_prefix('/'));
-        match (event.event_type, node) {
-            (EventType::Session, _) => Self::End,
-            (EventType::NodeCreated, Some(node)) => Self::Came(node.to_owned()),
-            (EventType::NodeDeleted, Some(node)) => Self::Went(node.to_owned()),
-            (EventType::NodeCreated | EventType::NodeDeleted, None) => Self::Parent,
-            (EventType::NodeDataChanged | EventType::NodeChildrenChanged, _) => Self::Other,
-        }
-    }
-}
-
-/// The changes that have been reported and not looked at. `None` when the watch is gone: after the end of the session the
-/// watcher cannot be used, because another call would panic.
-fn reported(watcher: &mut PersistentWatcher, path: &str) -> Option<VecDeque<Change>> {
-    let mut reported = VecDeque::new();
-    while let Some(event) = watcher.changed().now_or_never() {
-        match Change::of(&event, path) {
-            Change::End => return None,
-            change => reported.push_back(change),
-        }
-    }
-    Some(reported)
 }
 
 async fn follow_ticket_ahead(session: &Arc<Session>, path: &str) -> Option<By> {

@@ -97,6 +97,8 @@ pub(super) struct Standing {
     /// the core makes one change at a time and asks until it is acknowledged.
     pub(super) shrinks_to: Option<String>,
     pub(super) sequence: i32,
+    /// Its parent was created with it. If it is still the only ticket, it is deleted together with its parent.
+    pub(super) alone: bool,
     pub(super) ticket: u64,
     /// It holds. That is never taken back.
     pub(super) granted: bool,
@@ -256,6 +258,15 @@ impl Session {
         self.state().proof.committed(sent);
     }
 
+    /// The error of a create. The id is forgotten if certainly nothing was created.
+    pub(super) fn not_created(&self, id: Id, error: ZkError) -> StoreError {
+        let error = failed(error);
+        if error.fault() != Fault::Unknown {
+            self.state().left(id);
+        }
+        error
+    }
+
     /// Whether there are tickets whose leases need a commit now.
     fn wants_a_commit(&self) -> bool {
         let state = self.state();
@@ -411,25 +422,14 @@ impl Session {
         let now = Clock::BOOT.now();
         let mut state = self.state();
         state.gone.retain(|_, gone| gone.until > now);
-        let State {
-            lines,
-            tickets,
-            gone,
-            ..
-        } = &mut *state;
-        let waiting = |mine: &Mine, path: &str| match mine {
-            Mine::Asked(_) => false,
-            Mine::Standing(standing) => !standing.granted && standing.parent == path,
-        };
-        lines.retain(|path, line| {
-            let keep = !line.is_idle(now)
-                || tickets.values().any(|mine| waiting(mine, path))
-                || gone.values().any(|gone| gone.parent == *path);
-            if !keep {
+        let unneeded = |(path, line): &(&String, &Line)| line.is_idle(now) && !state.needs(path);
+        let idle = state.lines.iter().filter(unneeded);
+        let idle: Vec<String> = idle.map(|(path, _)| path.clone()).collect();
+        for path in idle {
+            if let Some(mut line) = state.lines.remove(&path) {
                 line.stop();
             }
-            keep
-        });
+        }
         self.follow_again(&mut state);
         let unused = self.attached.load(Ordering::SeqCst) == 0
             && state.tickets.is_empty()
@@ -460,7 +460,7 @@ impl State {
         self.parents.contains(path)
     }
 
-    fn remember_parent(&mut self, path: &str) {
+    pub(super) fn remember_parent(&mut self, path: &str) {
         if self.parents.len() >= KNOWN_PARENTS {
             self.parents.clear();
         }
@@ -489,7 +489,9 @@ impl State {
 
     /// The store has answered with a ticket.
     pub(super) fn stands(&mut self, id: Id, standing: Standing) {
-        self.remember_parent(&standing.parent);
+        if !standing.alone {
+            self.remember_parent(&standing.parent);
+        }
         self.tickets.insert(id, Mine::Standing(standing));
     }
 
@@ -504,6 +506,15 @@ impl State {
     pub(super) fn granted(&mut self, id: Id) {
         if let Some(standing) = self.standing_mut(id) {
             standing.granted = true;
+        }
+    }
+
+    /// Others use its name too.
+    pub(super) fn is_not_alone(&mut self, id: Id) {
+        if let Some(standing) = self.standing_mut(id) {
+            standing.alone = false;
+            let parent = standing.parent.clone();
+            self.remember_parent(&parent);
         }
     }
 

@@ -7,6 +7,7 @@
 //!   enqueue of the same id looks for it first, and so does its release;
 //! - `Mine::Standing`: the ticket exists under a known path, until its release is acknowledged.
 
+mod alone;
 mod enqueue;
 mod release;
 mod renew;
@@ -23,11 +24,12 @@ pub(super) use renew::renew;
 use super::errors::failed;
 use super::layout::{self, Parent};
 use super::proof::Proof;
-use super::session::Session;
+use super::session::{Mine, Session, Standing};
 use crate::backend::{Fault, StoreError, TicketInfo};
 use crate::clock::Clock;
 use crate::name::Name;
 use crate::request::Request;
+use crate::token::MAX_TICKET;
 
 /// How many nodes are read in one request. The path of each has at most two kilobytes.
 const READS: usize = 250;
@@ -136,4 +138,51 @@ fn valid_for(session: &Session, request: &Request) -> Duration {
 
 fn valid_for_in(proof: &Proof, request: &Request) -> Duration {
     proof.lives_for(Clock::BOOT.now()).min(request.ttl)
+}
+
+/// Notes that a ticket exists. Its number is the transaction that created it. No two creates share a transaction, and
+/// the numbers rise over restarts and over lives of the parent.
+fn stands(
+    session: &Arc<Session>,
+    request: &Request,
+    parent: &Parent,
+    sequence: i32,
+    path: String,
+    czxid: i64,
+    is_alone: bool,
+) -> Result<Standing, StoreError> {
+    let number = u64::try_from(czxid).ok();
+    let Some(ticket) = number.filter(|number| (1..=MAX_TICKET).contains(number)) else {
+        session.delete_unasked(path);
+        session.state().left(request.id);
+        return Err(StoreError::new(
+            Fault::Refused,
+            format!(
+                "ZooKeeper: transaction {czxid:#x} is no ticket number; its epoch has more than 21 bits"
+            ),
+        ));
+    };
+    let standing = Standing {
+        parent: parent.path.clone(),
+        path,
+        permits: request.permits.get(),
+        shrinks_to: None,
+        sequence,
+        alone: is_alone,
+        ticket,
+        granted: false,
+        seen: Some(Clock::BOOT.now()),
+        lost: false,
+        leaving: false,
+    };
+    let mut state = session.state();
+    // Its node exists, so its create was committed. If a later attempt found it, it may be from the first attempt, so
+    // the time of the first send counts.
+    if let Some(Mine::Asked(sent)) = state.tickets.get(&request.id) {
+        let sent = *sent;
+        state.proof.committed(sent);
+    }
+    state.stands(request.id, standing.clone());
+    drop(state);
+    Ok(standing)
 }

@@ -4,15 +4,14 @@ use std::sync::Arc;
 
 use zookeeper_client::{CreateMode, CreateSequence, Error as ZkError, Stat};
 
-use super::valid_for;
-use crate::backend::zookeeper::errors::failed;
+use super::{alone, stands, valid_for};
+use crate::backend::zookeeper::errors::{failed, failed_after_create};
 use crate::backend::zookeeper::layout::{self, Parent, Ticket};
 use crate::backend::zookeeper::session::{Listed, Mine, Session, Standing};
 use crate::backend::{Enqueued, Fault, StoreError};
 use crate::clock::Clock;
 use crate::queue::MOST_TICKETS;
 use crate::request::Request;
-use crate::token::MAX_TICKET;
 
 /// How much of the session timeout must be certain before a lock is asked for. After the process was stopped for a
 /// while, no time is certain until two more probes are answered. Tickets that were taken before that would be of no
@@ -26,7 +25,7 @@ pub(crate) async fn enqueue(
     session.usable()?;
     can_be_kept(&session, &request)?;
     let parent = Parent::of(&request.name);
-    let (standing, line) = match begin(&session, &request, &parent) {
+    let (standing, place) = match begin(&session, &request, &parent) {
         Begin::Gone => return Ok(Enqueued::Gone),
         Begin::Stands(standing) if standing.leaving => {
             // A delete of the ticket may still be under way. It would take the lock away from its holder.
@@ -39,9 +38,13 @@ pub(crate) async fn enqueue(
             Some(standing) => found(&session, &parent, standing).await?,
             None => create(&session, &request, &parent, Flush::WITH_PARENT).await?,
         },
-        Begin::New(flush) => create(&session, &request, &parent, flush).await?,
+        Begin::New(Some(flush)) => create(&session, &request, &parent, flush).await?,
+        Begin::New(None) => match alone::create(&session, &request, &parent).await? {
+            Some(standing) => (standing, Place::First),
+            None => create(&session, &request, &parent, Flush::WITH_PARENT).await?,
+        },
     };
-    answer(&session, &request, &parent, standing, line).await
+    answer(&session, &request, &parent, standing, place).await
 }
 
 /// How an enqueue begins.
@@ -49,7 +52,8 @@ enum Begin {
     Gone,
     Stands(Standing),
     AskedBefore,
-    New(Flush),
+    /// `None`: with its parent, in one transaction.
+    New(Option<Flush>),
 }
 
 /// Requests that are sent together with the create of a ticket.
@@ -68,6 +72,15 @@ impl Flush {
         parent: true,
         list: true,
     };
+}
+
+/// What is known of the place of a ticket in its line.
+enum Place {
+    /// There is no older ticket.
+    First,
+    Listed(Arc<[Ticket]>),
+    /// The events of the line tell it.
+    Followed,
 }
 
 fn begin(session: &Arc<Session>, request: &Request, parent: &Parent) -> Begin {
@@ -98,11 +111,12 @@ fn begin(session: &Arc<Session>, request: &Request, parent: &Parent) -> Begin {
     if told_by_events {
         session.follow(&mut state, &parent.path); // the line is in use
     }
-    Begin::New(Flush {
+    let knows_parent = state.knows_parent(&parent.path);
+    Begin::New((told_by_events || knows_parent).then_some(Flush {
         folder: false,
-        parent: !state.knows_parent(&parent.path),
+        parent: !knows_parent,
         list: !told_by_events,
-    })
+    }))
 }
 
 /// Refuses a ttl that the session cannot guarantee.
@@ -153,7 +167,8 @@ async fn find(
                 parent,
                 ticket.sequence,
                 path,
-                &stat,
+                stat.czxid,
+                false,
             )?);
         } else {
             // It is of an earlier session of ours, which nobody renews, or it is a second node of this id.
@@ -168,18 +183,19 @@ async fn found(
     session: &Arc<Session>,
     parent: &Parent,
     standing: Standing,
-) -> Result<(Standing, Option<Arc<[Ticket]>>), StoreError> {
-    let line = session.list(&parent.path).await.map_err(failed)?;
-    Ok((standing, Some(line)))
+) -> Result<(Standing, Place), StoreError> {
+    let line = session.list(&parent.path).await;
+    let line = line.map_err(failed_after_create)?;
+    Ok((standing, Place::Listed(line)))
 }
 
-/// Creates the ticket, and its parent if necessary. Also returns the line if `flush` asks for it.
+/// Creates the ticket, and its parent if necessary. Also lists the line if `flush` asks for it.
 async fn create(
     session: &Arc<Session>,
     request: &Request,
     parent: &Parent,
     flush: Flush,
-) -> Result<(Standing, Option<Arc<[Ticket]>>), StoreError> {
+) -> Result<(Standing, Place), StoreError> {
     let prefix = parent.prefix(request, session.tag());
     let mut replies = send(session, request, parent, &prefix, flush).await;
     if let Err(ZkError::NoNode) = replies.created
@@ -201,19 +217,18 @@ async fn create(
                 (ZkError::NoNode, Some(refused)) => refused,
                 (error, _) => error,
             };
-            let error = failed(error);
-            if error.fault() != Fault::Unknown {
-                session.state().left(request.id);
-            }
-            return Err(error);
+            return Err(session.not_created(request.id, error));
         }
     };
     let path = format!("{prefix}{sequence}");
     let sequence = layout::wrapped(sequence.into_i64());
-    let standing = stands(session, request, parent, sequence, path, &stat)?;
-    let line = replies.listed.transpose();
-    // The ticket exists. If the list has failed, the next attempt finds the ticket.
-    Ok((standing, line.map_err(failed)?))
+    let standing = stands(session, request, parent, sequence, path, stat.czxid, false)?;
+    let place = match replies.listed {
+        // If the list has failed, the next attempt finds the ticket.
+        Some(line) => Place::Listed(line.map_err(failed_after_create)?),
+        None => Place::Followed,
+    };
+    Ok((standing, place))
 }
 
 struct Replies {
@@ -263,63 +278,21 @@ async fn send(
     }
 }
 
-/// Notes that a ticket exists. Its number is the transaction that created it. No two creates share a transaction, and
-/// the numbers rise over restarts and over lives of the parent.
-fn stands(
-    session: &Arc<Session>,
-    request: &Request,
-    parent: &Parent,
-    sequence: i32,
-    path: String,
-    stat: &Stat,
-) -> Result<Standing, StoreError> {
-    let number = u64::try_from(stat.czxid).ok();
-    let Some(ticket) = number.filter(|number| (1..=MAX_TICKET).contains(number)) else {
-        session.delete_unasked(path);
-        session.state().left(request.id);
-        return Err(StoreError::new(
-            Fault::Refused,
-            format!(
-                "ZooKeeper: transaction {:#x} is no ticket number; its epoch has more than 21 bits",
-                stat.czxid
-            ),
-        ));
-    };
-    let standing = Standing {
-        parent: parent.path.clone(),
-        path,
-        permits: request.permits.get(),
-        shrinks_to: None,
-        sequence,
-        ticket,
-        granted: false,
-        seen: Some(Clock::BOOT.now()),
-        lost: false,
-        leaving: false,
-    };
-    let mut state = session.state();
-    // Its node exists, so its create was committed. If a later attempt found it, it may be from the first attempt, so
-    // the time of the first send counts.
-    if let Some(Mine::Asked(sent)) = state.tickets.get(&request.id) {
-        let sent = *sent;
-        state.proof.committed(sent);
-    }
-    state.stands(request.id, standing.clone());
-    drop(state);
-    Ok(standing)
-}
-
-/// Whether a ticket holds: by the line as it was read, or else by the line's events.
+/// Whether a ticket holds, by its place.
 async fn answer(
     session: &Arc<Session>,
     request: &Request,
     parent: &Parent,
     standing: Standing,
-    line: Option<Arc<[Ticket]>>,
+    place: Place,
 ) -> Result<Enqueued, StoreError> {
     let (ticket, valid_for) = (standing.ticket, valid_for(session, request));
     let granted = Enqueued::Granted { ticket, valid_for };
-    if let Some(line) = line {
+    if let Place::First = place {
+        session.state().granted(request.id);
+        return Ok(granted);
+    }
+    if let Place::Listed(line) = place {
         for other in line.iter().filter(|other| other.id == request.id) {
             if other.sequence != standing.sequence {
                 session.delete_unasked(parent.child(&other.node)); // as in `find`

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use zookeeper_client::Error as ZkError;
 
+use super::alone;
 use crate::backend::zookeeper::errors::failed;
 use crate::backend::zookeeper::layout::Parent;
 use crate::backend::zookeeper::session::Session;
@@ -49,22 +50,24 @@ async fn delete(
         let id = departure.request.id;
         let mut state = session.state();
         state.leaves(id);
-        let path = state.standing(id).map(|standing| standing.path.clone());
-        let smaller = state.standing(id).and_then(|mine| mine.shrinks_to.clone());
+        let mut mine = state.standing(id).cloned();
         if departure.enqueue_may_follow {
-            // A node that appears later is seen by the line's watch, and deleted.
+            // A node that appears later is seen by the line's watch, and deleted. That watch must not be the first to
+            // delete the ticket, or nobody would know that it was there.
+            if let Some(mine) = &mut mine {
+                mine.alone = false;
+            }
             state.mark_gone(id, &parent.path);
             session.follow(&mut state, &parent.path);
         }
         drop(state);
         // Even if we do not know the id, a node of it may exist: of an attempt that was never answered, or of an
         // earlier session.
-        let search = departure.enqueue_may_follow || path.is_none();
-        sent.push((
-            path.map(|path| client.delete(&path, None)),
-            smaller.map(|path| client.delete(&path, None)),
-            search,
-        ));
+        let search = departure.enqueue_may_follow || mine.is_none();
+        let smaller = mine.as_ref().and_then(|mine| mine.shrinks_to.as_ref());
+        let smaller = smaller.map(|path| client.delete(path, None));
+        let deleted = mine.map(|mine| alone::delete(session, id, mine));
+        sent.push((deleted, smaller, search));
     }
     // After this, the effect of requests on an earlier connection is visible, under either path.
     let may_follow = |departure: &Departure| departure.enqueue_may_follow;
@@ -93,8 +96,15 @@ async fn delete(
             let nodes = line.filter(|ticket| ticket.id == id);
             found.extend(nodes.map(|ticket| client.delete(&parent.child(&ticket.node), None)));
         }
-        for deleted in deleted.into_iter().chain(smaller).chain(found) {
-            match was_deleted(deleted.await)? {
+        let mut outcomes = Vec::new();
+        if let Some(deleted) = deleted {
+            outcomes.push(deleted.await);
+        }
+        for deleted in smaller.into_iter().chain(found) {
+            outcomes.push(deleted.await);
+        }
+        for outcome in outcomes {
+            match was_deleted(outcome)? {
                 Released::NotFound => {}
                 outcome => released = outcome,
             }
