@@ -55,7 +55,7 @@ impl Locks {
         let shared = &self.0.shared;
         let by = shared.clock.now().after(within);
         let (_, warnings) = shared
-            .operate(Where::Here, by, |connection| connection.check())
+            .operate(Where::Here, by, |connection, _| connection.check())
             .await
             .map_err(StoreError::unavailable_unless_config)?;
         for warning in warnings {
@@ -148,7 +148,9 @@ impl Locks {
         let by = shared.clock.now().after(shared.op_timeout);
         let looked_at = name.clone();
         let (_, mut places) = shared
-            .operate(Where::Here, by, |connection| connection.inspect(looked_at))
+            .operate(Where::Here, by, |connection, _| {
+                connection.inspect(looked_at)
+            })
             .await
             // The request only reads, so an unknown outcome is impossible.
             .map_err(|error| error.unavailable_unless_config().of_name(name.as_str()))?;

@@ -3,6 +3,7 @@
 
 mod failovers;
 mod groups;
+mod patience;
 mod replicas;
 mod settings;
 
@@ -10,6 +11,7 @@ use std::time::Duration;
 
 use libtest_mimic::Trial;
 use lockcore::{Builder, Locks};
+use tests::proxy::Proxy;
 use tests::redis_server::RedisServer;
 
 use crate::faults::{builder, patient};
@@ -19,6 +21,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     let groups = [
         replicas::facts,
         groups::facts,
+        patience::facts,
         failovers::facts,
         settings::facts,
     ];
@@ -61,6 +64,36 @@ fn hasty(url: &str) -> Builder {
 /// How often the master was asked to wait since it started.
 fn waits(master: &RedisServer) -> u64 {
     *master.command_stats().get("wait").unwrap_or(&0)
+}
+
+/// A master with one replica that hears of everything this much later. The replica acknowledges writes meanwhile.
+struct Distant {
+    master: RedisServer,
+    link: Proxy,
+    _replica: RedisServer,
+}
+
+impl Distant {
+    async fn start() -> Self {
+        let master = RedisServer::start();
+        let link = Proxy::to(master.port());
+        let port = link.port().to_string();
+        let replica = RedisServer::with(&["--replicaof", "127.0.0.1", &port]);
+        acknowledges(&durable(&master, 1)).await;
+        Self {
+            master,
+            link,
+            _replica: replica,
+        }
+    }
+
+    fn url(&self) -> String {
+        durable(&self.master, 1)
+    }
+
+    fn is_away(&self, lag: Duration) {
+        self.link.delay(Duration::ZERO, lag);
+    }
 }
 
 /// The replica stops following, and is a master from now on.

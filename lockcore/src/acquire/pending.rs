@@ -54,6 +54,8 @@ struct Asked {
     asking: Option<Asking>,
     /// The store has answered with a ticket.
     has_ticket: bool,
+    /// The store has answered with an error, and may have a ticket all the same.
+    left_behind: bool,
 }
 
 impl Pending {
@@ -223,13 +225,15 @@ impl Asked {
             }
             let id = lease.request.id;
             shared.will_be_answered_by(id, sent.at.after(shared.op_timeout + lease.request.ttl));
+            let one_operation = by.min(sent.at.after(shared.op_timeout));
+            let patience = sent.at.until(one_operation);
+            let request = Arc::clone(&lease.request);
             // Sent at the first poll. From then on, if this future is dropped, the keeper takes the enqueue over. An
             // earlier attempt without an answer has been marked ambiguous.
             let asking = self.asking.insert(Asking {
-                answer: connected.verbs().enqueue(Arc::clone(&lease.request)),
+                answer: connected.verbs().enqueue_within(request, patience),
                 _pass: pass,
             });
-            let one_operation = by.min(sent.at.after(shared.op_timeout));
             let error = match shared.by(one_operation, &mut asking.answer).await {
                 Some(outcome) => {
                     self.asking = None;
@@ -245,16 +249,14 @@ impl Asked {
                     StoreError::new(Fault::Unknown, text)
                 }
             };
+            // The drop gives back whatever may be at the store.
+            self.left_behind |= error.is_halfway();
             match error.fault() {
                 // If the reply is still to come (`asking` is set), it is not lost yet. If we give up now, the keeper
                 // may still see it, and then no mark at the store is needed.
                 Fault::Unknown if self.asking.is_none() => lease.set_ambiguous(),
                 Fault::Unknown | Fault::Retry => {}
-                Fault::Config | Fault::Refused => {
-                    // The drop gives back whatever may be at the store.
-                    self.has_ticket |= error.is_halfway();
-                    return Err(self.failed(lease, error));
-                }
+                Fault::Config | Fault::Refused => return Err(self.failed(lease, error)),
             }
             let again = shared.clock.now().after(jittered(pause));
             if again >= by {
@@ -338,7 +340,8 @@ impl Drop for Pending {
         }
         let ambiguous = self.lease.is_ambiguous();
         let after = self.asked.asking.take();
-        if after.is_some() || self.asked.has_ticket || ambiguous {
+        let is_there = self.asked.has_ticket || self.asked.left_behind;
+        if after.is_some() || is_there || ambiguous {
             self.shared.clean_up(Cleanup {
                 request: Arc::clone(&self.lease.request),
                 ambiguous,

@@ -89,6 +89,16 @@ pub trait Connection: fmt::Debug + Send + Sync + 'static {
     /// Takes a ticket. If an earlier attempt with the same id has left one, finds that ticket and renews it.
     fn enqueue(&self, request: Arc<Request>) -> Answer<Enqueued>;
 
+    /// [`enqueue`](Self::enqueue), for a caller that waits for the answer no longer than `patience`. For a store whose
+    /// server waits before it answers, and can be told for how long. Others ignore it, as this default does.
+    ///
+    /// When the time is over, the core polls the future once more before it gives up. A store that knows by then what has
+    /// become of the request can answer that.
+    fn enqueue_within(&self, request: Arc<Request>, patience: Duration) -> Answer<Enqueued> {
+        let _ = patience;
+        self.enqueue(request)
+    }
+
     /// Extends tickets to the ttl of these requests, counted from now. One answer per ticket, in order. Never creates a
     /// ticket.
     ///
@@ -99,6 +109,12 @@ pub trait Connection: fmt::Debug + Send + Sync + 'static {
     /// becomes a reader. This and the wake-up of every ticket that is granted by it are one atomic step. The ticket
     /// keeps its number and its position. A ticket never gets more permits.
     fn renew(&self, tickets: Vec<Arc<Request>>) -> Answer<Vec<Renewed>>;
+
+    /// [`renew`](Self::renew), for a caller with this `patience`: see [`enqueue_within`](Self::enqueue_within).
+    fn renew_within(&self, tickets: Vec<Arc<Request>>, patience: Duration) -> Answer<Vec<Renewed>> {
+        let _ = patience;
+        self.renew(tickets)
+    }
 
     /// Removes tickets. One answer per ticket, in order.
     fn release(&self, tickets: Vec<Departure>) -> Answer<Vec<Released>>;

@@ -2,6 +2,7 @@
 //! decides what happens to the connection when no answer comes.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::runtime;
 
@@ -31,12 +32,13 @@ pub(crate) struct Reached {
 
 impl Shared {
     /// One operation that passes no gate. Also returns the moment before it was sent, because a lease is counted from
-    /// then. Fails if it has not been answered by `by`; connecting counts.
+    /// then. Fails if it has not been answered by `by`; connecting counts. The verb is told how long its answer is waited
+    /// for.
     pub(crate) async fn operate<T>(
         self: &Arc<Self>,
         whose: Where,
         by: Instant,
-        verb: impl FnOnce(&dyn Connection) -> Answer<T>,
+        verb: impl FnOnce(&dyn Connection, Duration) -> Answer<T>,
     ) -> Result<(Sent, T), StoreError> {
         if self.is_forked() {
             return Err(StoreError::new(Fault::Config, FORKED));
@@ -81,7 +83,7 @@ impl Shared {
             if pass.has_waited {
                 by = sent.at.after(self.op_timeout);
             }
-            let answer = self.send(&connected, by, sent, |verbs| verbs.release(departures));
+            let answer = self.send(&connected, by, sent, |verbs, _| verbs.release(departures));
             return answer.await.map(|(_, answers)| answers);
         }
     }
@@ -91,10 +93,11 @@ impl Shared {
         connected: &Connected,
         by: Instant,
         sent: Sent,
-        verb: impl FnOnce(&dyn Connection) -> Answer<T>,
+        verb: impl FnOnce(&dyn Connection, Duration) -> Answer<T>,
     ) -> Result<(Sent, T), StoreError> {
         connected.asked(sent.at);
-        match self.by(by, verb(connected.verbs())).await {
+        let answer = verb(connected.verbs(), sent.at.until(by));
+        match self.by(by, answer).await {
             Some(outcome) => {
                 self.links.ended(connected, &outcome);
                 outcome.map(|answer| (sent, answer))

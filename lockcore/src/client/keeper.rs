@@ -238,7 +238,9 @@ async fn renew(shared: Arc<Shared>, leases: Vec<Arc<Lease>>) {
     let patience = shared.op_timeout.min(shortest / 4);
     let by = now.after(patience);
     let outcome = shared
-        .operate(Where::Keeper, by, |connection| connection.renew(asked))
+        .operate(Where::Keeper, by, |connection, patience| {
+            connection.renew_within(asked, patience)
+        })
         .await;
     match outcome {
         Ok((sent, answers)) => {
@@ -351,7 +353,9 @@ async fn leave_kept(shared: Arc<Shared>, mut batch: Vec<Cleanup>) {
         let renewals: Vec<_> = renewals.collect();
         let by = now.after(shared.op_timeout);
         let outcome = shared
-            .operate(Where::Keeper, by, |connection| connection.renew(renewals))
+            .operate(Where::Keeper, by, |connection, patience| {
+                connection.renew_within(renewals, patience)
+            })
             .await;
         match outcome {
             Ok((_, answers)) => {

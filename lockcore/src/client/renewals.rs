@@ -112,7 +112,9 @@ impl Shared {
         let asked = Arc::clone(&renewal);
         let tickets = vec![Arc::clone(&asked)];
         let (sent, answers) = self
-            .operate(Where::Here, by, |connection| connection.renew(tickets))
+            .operate(Where::Here, by, |connection, patience| {
+                connection.renew_within(tickets, patience)
+            })
             .await
             .inspect_err(|error| renewal.refused(error))?;
         let renewed = answers.first().copied().unwrap_or(Renewed::Failed);

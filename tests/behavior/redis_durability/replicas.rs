@@ -140,6 +140,8 @@ async fn a_holder_whose_replica_stops_loses_at_the_deadline_and_not_after(store:
     let locks = hasty(&url).owner(&owner).build().unwrap();
     let ttl = Duration::from_secs(2);
     let guard = locks.mutex("a").ttl(ttl).acquire().await.unwrap();
+    // The server then knows the script, and the first renewal below goes through one turn.
+    guard.extend(ttl).await.unwrap();
     let deadline = Instant::now() + guard.remaining();
     let resource = Witness::exclusive();
     let visit = resource.enter(1);

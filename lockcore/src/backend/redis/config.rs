@@ -172,8 +172,8 @@ pub(super) async fn keeps_locks(
 /// Reads `INFO`. If the user has no right to it, the settings stay unchecked.
 pub(super) async fn check(connection: RedisConnection) -> Result<Vec<String>, StoreError> {
     let (watch, in_a_cluster) = (connection.watch, connection.hop.is_some());
-    if let Some(verbs) = &connection.acknowledged {
-        verbs.check().await?;
+    if let Some(group) = &connection.group {
+        group.check().await?;
     }
     let mut connection = connection.connection;
     let mut warnings = Vec::new();

@@ -7,9 +7,10 @@ use redis::aio::MultiplexedConnection;
 use redis::{Cmd, RedisResult, Value};
 
 use super::dial::Driver;
-use super::group::Acknowledged;
+use super::group::Group;
 use super::hop::Hop;
 use super::watch::Watch;
+use crate::backend::StoreError;
 
 /// One multiplexed connection: commands and wake-ups on the same socket (RESP3).
 #[derive(Clone, Debug)]
@@ -20,8 +21,8 @@ pub(super) struct RedisConnection {
     pub(super) driver: Arc<Driver>,
     /// The watch over the sentinels, if they have named this server.
     pub(super) watch: Option<Arc<Watch>>,
-    /// The connection for verbs whose writes are acknowledged, if the URL asks for that.
-    pub(super) acknowledged: Option<Arc<Acknowledged>>,
+    /// The verbs that count only when replicas or the disk have them, if the URL asks for that.
+    pub(super) group: Option<Arc<Group>>,
     /// How this request reached a node of a cluster.
     pub(super) hop: Option<Hop>,
 }
@@ -30,7 +31,11 @@ pub(super) struct RedisConnection {
 pub(super) trait Socket: Send {
     fn connection(&self) -> &RedisConnection;
 
-    fn query(&mut self, command: Cmd) -> impl Future<Output = RedisResult<Value>> + Send;
+    /// The server's reply. The outer error means that the command was not sent.
+    fn query(
+        &mut self,
+        command: Cmd,
+    ) -> impl Future<Output = Result<RedisResult<Value>, StoreError>> + Send;
 }
 
 impl RedisConnection {
@@ -46,11 +51,17 @@ impl Socket for RedisConnection {
         self
     }
 
-    async fn query(&mut self, command: Cmd) -> RedisResult<Value> {
+    async fn query(&mut self, command: Cmd) -> Result<RedisResult<Value>, StoreError> {
         let _under_way = self.driver.in_flight.begin();
-        if !self.is_asking() {
-            return command.query_async(&mut self.connection).await;
-        }
+        Ok(match self.is_asking() {
+            true => self.query_asking(command).await,
+            false => command.query_async(&mut self.connection).await,
+        })
+    }
+}
+
+impl RedisConnection {
+    async fn query_asking(&mut self, command: Cmd) -> RedisResult<Value> {
         // ASKING is for the next command of the connection, so no other task's may come between the two.
         let mut both = redis::pipe();
         both.cmd("ASKING").add_command(command);

@@ -98,6 +98,15 @@ impl Durability {
         })
     }
 
+    /// What has not happened yet, while the [wait](Self::wait) is not answered.
+    pub(super) fn missing(self) -> &'static str {
+        match (self.fsync, self.replicas) {
+            (false, _) => "too few replicas have acknowledged the write",
+            (true, 0) => "the server has not written it to its disk",
+            (true, _) => "too few replicas have written it to their disks, or the server has not",
+        }
+    }
+
     /// What a person can do if it is never reached in time.
     pub(super) fn advice(self) -> &'static str {
         match (self.fsync, self.replicas) {

@@ -1,5 +1,5 @@
-//! The connection on which verbs wait together until replicas, or the disk, have their writes. Which verbs these are,
-//! and why, is in `acknowledged`.
+//! A group: the verbs that wait together until replicas, or the disk, have their writes, and the connection on which
+//! they wait. Which verbs these are, and why, is in `durable`.
 
 use std::io;
 use std::sync::Arc;
@@ -15,22 +15,23 @@ use tokio::task::AbortHandle;
 use super::dial::{Driver, Server};
 use super::durability::Durability;
 use super::errors::{GUIDE, failed};
-use super::turn::{self, Turn};
+use super::turn::{Patience, Turn};
 use crate::backend::{Fault, StoreError};
-use crate::clock::{Clock, Instant};
+use crate::clock::Clock;
 
 /// The connection of these verbs.
 #[derive(Debug)]
-pub(super) struct Acknowledged {
+pub(super) struct Group {
     verbs: mpsc::UnboundedSender<Verb>,
     turn: Arc<Turn>,
-    pub(super) op_timeout: Duration,
+    op_timeout: Duration,
+    durability: Durability,
     /// The channel that the other connection listens to.
     channel: String,
     task: AbortHandle,
 }
 
-impl Drop for Acknowledged {
+impl Drop for Group {
     fn drop(&mut self) {
         self.task.abort();
     }
@@ -40,23 +41,23 @@ impl Drop for Acknowledged {
 #[derive(Debug)]
 struct Verb {
     command: Cmd,
-    since: Instant,
-    /// How long its caller waits.
-    budget: Duration,
-    answer: oneshot::Sender<Answered>,
+    patience: Patience,
+    /// If nobody listens here any more, it is not sent.
+    sent: oneshot::Sender<Sent>,
 }
 
-/// What the server has said to a verb, and what will be known of its write.
+/// A verb that was sent.
 #[derive(Debug)]
-pub(super) struct Answered {
-    pub(super) reply: RedisResult<Value>,
-    pub(super) acknowledgement: Acknowledgement,
+struct Sent {
+    reply: oneshot::Receiver<RedisResult<Value>>,
+    verdict: Verdict,
 }
 
-/// `None` until the `WAIT` is answered.
-pub(super) type Acknowledgement = watch::Receiver<Option<Result<(), StoreError>>>;
+/// Whether the writes of a turn count. `None` until the `WAIT` is answered.
+#[derive(Clone, Debug)]
+pub(super) struct Verdict(watch::Receiver<Option<Result<(), StoreError>>>);
 
-/// A connection for these verbs that was just opened.
+/// A connection for a group that was just opened.
 pub(super) struct Opened {
     connection: MultiplexedConnection,
     driver: Driver,
@@ -102,7 +103,7 @@ impl Opened {
         main_ended: oneshot::Receiver<()>,
         channel: String,
         op_timeout: Duration,
-    ) -> Result<Acknowledged, StoreError> {
+    ) -> Result<Group, StoreError> {
         let heard: RedisResult<u64> = message_to(&channel).query_async(&mut self.connection).await;
         if heard.map_err(|error| server.failed(error))? == 0 {
             return Err(server.because(
@@ -113,6 +114,7 @@ impl Opened {
         let (verbs, asked) = mpsc::unbounded_channel();
         let turn = Arc::new(Turn::within(op_timeout));
         let (main, of_task) = (main.end(), Arc::clone(&turn));
+        let durability = self.durability;
         let task = tokio::spawn(async move {
             let Self {
                 connection,
@@ -127,10 +129,11 @@ impl Opened {
             }
             main.abort();
         });
-        Ok(Acknowledged {
+        Ok(Group {
             verbs,
             turn,
             op_timeout,
+            durability,
             channel,
             task: task.abort_handle(),
         })
@@ -185,34 +188,42 @@ async fn serve(
     let mut verbs = Vec::new();
     // As many as come: the core bounds how many are under way.
     while asked.recv_many(&mut verbs, usize::MAX).await > 0 {
-        // Nobody waits for these any more, and they were not sent.
-        verbs.retain(|verb| !verb.answer.is_closed());
         let now = Clock::BOOT.now();
-        let patience = |verb: &Verb| turn::patience(verb.budget, verb.since.until(now));
-        let Some(within) = verbs.iter().map(patience).min() else {
-            continue;
-        };
-        turn.begin(now);
-        let (tell, acknowledgement) = watch::channel(None);
+        let (tell, verdict) = watch::channel(None);
+        let verdict = Verdict(verdict);
         let mut commands = Pipeline::with_capacity(verbs.len());
-        let answers: Vec<_> = verbs
-            .drain(..)
-            .map(|verb| {
+        let mut replies = Vec::with_capacity(verbs.len());
+        // As long as the most patient of them. One with less time gives up by itself: see `Group::ask` and
+        // `Group::counts`.
+        let mut within = Duration::ZERO;
+        for verb in verbs.drain(..) {
+            let (reply, replied) = oneshot::channel();
+            let sent = Sent {
+                reply: replied,
+                verdict: verdict.clone(),
+            };
+            // If it has given up, it is not sent.
+            if verb.sent.send(sent).is_ok() {
+                within = within.max(verb.patience.at_the_server(now));
                 commands.add_command(verb.command);
-                verb.answer
-            })
-            .collect();
+                replies.push(reply);
+            }
+        }
+        if replies.is_empty() {
+            continue;
+        }
+        let under_way = turn.begin(now);
         let mut waits = connection.clone();
         let replied = async {
-            let replies = connection.req_packed_commands(&commands, 0, answers.len());
-            tell_all(answers, replies.await, &acknowledgement);
+            let answers = connection.req_packed_commands(&commands, 0, replies.len());
+            tell_all(replies, answers.await);
         };
         let wait = durability.wait(within);
         // The first to be polled is the first to be sent. There is room for both, because nobody else sends anything
         // here.
         let ((), waited) = join(replied, wait.query_async(&mut waits)).await;
-        turn.end();
-        let outcome = acknowledged(durability, within, waited);
+        drop(under_way);
+        let outcome = outcome(durability, within, waited);
         let is_broken = outcome.as_ref().is_err_and(StoreError::is_broken);
         let _ = tell.send(Some(outcome)); // no verb of this turn may be left
         if is_broken {
@@ -222,47 +233,32 @@ async fn serve(
 }
 
 /// Tells each verb its own reply. A verb that is gone takes no other verb with it.
-fn tell_all(
-    answers: Vec<oneshot::Sender<Answered>>,
-    replies: RedisResult<Vec<Value>>,
-    acknowledgement: &Acknowledgement,
-) {
-    let mut replies = replies.map(Vec::into_iter);
-    for answer in answers {
-        let reply = match &mut replies {
-            Ok(replies) => replies
+fn tell_all(replies: Vec<oneshot::Sender<RedisResult<Value>>>, answers: RedisResult<Vec<Value>>) {
+    let mut answers = answers.map(Vec::into_iter);
+    for reply in replies {
+        let answer = match &mut answers {
+            Ok(answers) => answers
                 .next()
                 .map_or_else(|| Err(lost()), Value::extract_error),
             Err(error) => Err(error.clone()),
         };
-        let _ = answer.send(Answered {
-            reply,
-            acknowledgement: acknowledgement.clone(),
-        });
+        let _ = reply.send(answer);
     }
 }
 
 /// What the answer to the `WAIT` means for the verbs in front of it.
-fn acknowledged(
+fn outcome(
     durability: Durability,
     within: Duration,
     waited: RedisResult<Value>,
 ) -> Result<(), StoreError> {
     let error = match waited {
         Ok(answer) => {
-            let shortfall = durability.shortfall(answer);
-            let shortfall = shortfall.map_err(|error| {
-                StoreError::new(Fault::Unknown, format!("Redis: unreadable reply: {error}"))
+            let shortfall = durability.shortfall(answer).map_err(|error| {
+                StoreError::halfway(Fault::Unknown, format!("Redis: unreadable reply: {error}"))
             })?;
             return shortfall.map_or(Ok(()), |shortfall| {
-                let within = Duration::from_millis(within.as_millis() as u64); // far less than 2⁶⁴
-                let (within, advice) = (format_duration(within), durability.advice());
-                Err(StoreError::halfway(
-                    Fault::Refused,
-                    format!(
-                        "Redis: {shortfall} within {within}, so it does not count (durability={durability}); {advice}"
-                    ),
-                ))
+                Err(does_not_count(durability, &shortfall, within))
             });
         }
         Err(error) => error,
@@ -281,50 +277,96 @@ fn acknowledged(
     })
 }
 
+fn does_not_count(durability: Durability, shortfall: &str, within: Duration) -> StoreError {
+    let within = Duration::from_millis(within.as_millis() as u64); // far less than 2⁶⁴
+    let (within, advice) = (format_duration(within), durability.advice());
+    StoreError::halfway(
+        Fault::Refused,
+        format!(
+            "Redis: {shortfall} within {within}, so it does not count (durability={durability}); {advice}"
+        ),
+    )
+}
+
 /// The error of a request whose connection has ended.
 fn lost() -> RedisError {
     io::Error::new(io::ErrorKind::BrokenPipe, "the connection has ended").into()
 }
 
-impl Acknowledged {
-    /// Sends a verb when its turn comes, and returns the reply and what will be known of its write.
-    pub(super) async fn send(
+impl Group {
+    /// The time of a verb whose caller waits so long. No verb has more than one operation.
+    pub(super) fn patience(&self, budget: Duration) -> Patience {
+        Patience::of(budget.min(self.op_timeout))
+    }
+
+    /// Sends a verb when its turn comes. Returns the reply, and what becomes of its write. An error means that it was not
+    /// sent.
+    pub(super) async fn ask(
         &self,
         command: Cmd,
-        budget: Duration,
-    ) -> Result<Answered, RedisError> {
-        let now = Clock::BOOT.now();
-        if self.turn.is_stuck(now) {
+        patience: Patience,
+    ) -> Result<(RedisResult<Value>, Verdict), StoreError> {
+        if self.turn.is_stuck(Clock::BOOT.now()) {
             self.task.abort();
         }
-        let (answer, answered) = oneshot::channel();
+        let ended = || StoreError::replace(Fault::Retry, failed(lost()).to_string());
+        let (sent, mut is_sent) = oneshot::channel();
         let verb = Verb {
             command,
-            since: now,
-            budget,
-            answer,
+            patience,
+            sent,
         };
-        self.verbs.send(verb).map_err(|_| lost())?;
-        answered.await.map_err(|_| lost())
+        self.verbs.send(verb).map_err(|_| ended())?;
+        let sent = match patience.limits(&mut is_sent).await {
+            Some(sent) => sent.map_err(|_| ended())?,
+            None => {
+                is_sent.close();
+                // It may have been sent in this moment.
+                is_sent.try_recv().map_err(|_| self.had_no_turn())?
+            }
+        };
+        let reply = sent.reply.await.unwrap_or_else(|_| Err(lost()));
+        Ok((reply, sent.verdict))
+    }
+
+    fn had_no_turn(&self) -> StoreError {
+        let (durability, advice) = (self.durability, self.durability.advice());
+        let text = format!(
+            "Redis: earlier requests still wait until their writes count (durability={durability}), and there was no time \
+             left for this one; {advice}"
+        );
+        StoreError::new(Fault::Retry, text)
+    }
+
+    /// Waits for the verdict as long as the verb has time.
+    pub(super) async fn counts(
+        &self,
+        verdict: Verdict,
+        patience: Patience,
+    ) -> Result<(), StoreError> {
+        let Verdict(mut verdict) = verdict;
+        let settled = patience.limits(verdict.wait_for(Option::is_some)).await;
+        match settled {
+            Some(Ok(outcome)) => outcome.clone().unwrap_or_else(|| Err(failed(lost()))),
+            Some(Err(_)) => Err(failed(lost())),
+            None => {
+                let durability = self.durability;
+                let missing = durability.missing();
+                Err(does_not_count(durability, missing, patience.for_all()))
+            }
+        }
     }
 
     /// Checks that a write is acknowledged now.
     pub(super) async fn check(&self) -> Result<(), StoreError> {
         // A message to ourselves is a write that leaves nothing: the server passes it on to its replicas.
-        let message = message_to(&self.channel);
-        let sent = self.send(message, self.op_timeout).await.map_err(failed)?;
-        sent.reply.map_err(failed)?;
-        let acknowledged = settled(sent.acknowledgement).await;
-        acknowledged.map_err(|error| match error.is_broken() {
+        let patience = self.patience(self.op_timeout);
+        let (reply, verdict) = self.ask(message_to(&self.channel), patience).await?;
+        reply.map_err(failed)?;
+        let counts = self.counts(verdict, patience).await;
+        counts.map_err(|error| match error.is_broken() {
             true => error,
             false => StoreError::new(error.fault(), error.to_string()),
         })
     }
-}
-
-/// What has become of the writes of a turn.
-pub(super) async fn settled(mut acknowledgement: Acknowledgement) -> Result<(), StoreError> {
-    let settled = acknowledgement.wait_for(Option::is_some).await;
-    let settled = settled.ok().and_then(|outcome| outcome.clone());
-    settled.unwrap_or_else(|| Err(failed(lost())))
 }

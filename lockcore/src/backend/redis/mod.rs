@@ -1,11 +1,11 @@
 //! Redis and Valkey: see [`guide::redis`](crate::guide::redis) for what it promises and needs.
 
-mod acknowledged;
 mod cluster;
 mod config;
 mod connection;
 mod dial;
 mod durability;
+mod durable;
 mod errors;
 mod events;
 mod gathering;
@@ -111,7 +111,7 @@ impl Backend for Redis {
         };
         Capability::new()
             .longest_ttl(LONGEST_TTL)
-            // See `acknowledged`.
+            // See `durable`.
             .wake_ups_grant(durability.is_none())
     }
 
@@ -177,14 +177,14 @@ async fn connected(server: &Server, events: EventSink) -> Result<RedisConnection
     // Resolves when the server has confirmed the subscription, so no wake-up can come before it.
     let subscribed = subscribes.subscribe(&channels);
     let checked = checked(server, &connection, &namespace, &channels, subscribed);
-    let acknowledged = async {
+    let opened = async {
         match server.durability {
             Some(durability) => Opened::of(server, durability).await.map(Some),
             None => Ok(None),
         }
     };
-    let ((), acknowledged) = tokio::try_join!(checked, acknowledged)?;
-    let acknowledged = match acknowledged {
+    let ((), opened) = tokio::try_join!(checked, opened)?;
+    let group = match opened {
         Some(opened) => {
             let beside = opened.beside(server, &driver, ended, channels, op_timeout);
             Some(Arc::new(beside.await?))
@@ -196,7 +196,7 @@ async fn connected(server: &Server, events: EventSink) -> Result<RedisConnection
         channel,
         driver: Arc::new(driver),
         watch: None,
-        acknowledged,
+        group,
         hop: None,
     })
 }
@@ -214,17 +214,25 @@ async fn release_again(connection: RedisConnection, mut again: Repetition) {
 
 impl Connection for RedisConnection {
     fn enqueue(&self, request: Arc<Request>) -> Answer<Enqueued> {
+        self.enqueue_within(request, Duration::MAX)
+    }
+
+    fn enqueue_within(&self, request: Arc<Request>, patience: Duration) -> Answer<Enqueued> {
         let mut connection = self.clone();
-        match self.acknowledged.clone() {
-            Some(verbs) => Box::pin(acknowledged::enqueue(verbs, connection, request)),
+        match self.group.clone() {
+            Some(group) => Box::pin(durable::enqueue(group, connection, request, patience)),
             None => Box::pin(async move { tickets::enqueue(&mut connection, request).await }),
         }
     }
 
     fn renew(&self, tickets: Vec<Arc<Request>>) -> Answer<Vec<Renewed>> {
+        self.renew_within(tickets, Duration::MAX)
+    }
+
+    fn renew_within(&self, tickets: Vec<Arc<Request>>, patience: Duration) -> Answer<Vec<Renewed>> {
         let mut connection = self.clone();
-        match self.acknowledged.clone() {
-            Some(verbs) => Box::pin(acknowledged::renew(verbs, connection, tickets)),
+        match self.group.clone() {
+            Some(group) => Box::pin(durable::renew(group, connection, tickets, patience)),
             None => Box::pin(async move { tickets::renew(&mut connection, tickets).await }),
         }
     }

@@ -267,9 +267,9 @@ async fn run(
         }
         command
     };
-    let outcome = match socket.query(command("EVALSHA", &script.sha1)).await {
+    let outcome = match socket.query(command("EVALSHA", &script.sha1)).await? {
         Err(error) if error.code() == Some("NOSCRIPT") => {
-            socket.query(command("EVAL", &script.source)).await
+            socket.query(command("EVAL", &script.source)).await?
         }
         outcome => outcome,
     };

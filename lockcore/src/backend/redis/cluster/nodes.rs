@@ -181,7 +181,7 @@ async fn connect(
         channel,
         driver: Arc::new(driver),
         watch: None,
-        acknowledged: None,
+        group: None,
         hop: None,
     };
     Ok((connection, closed))

@@ -1,9 +1,10 @@
-//! Verbs that count only when replicas, or the disk, have their writes: `?durability=…`.
+//! Verbs that count only when replicas, or the disk, have acknowledged their writes: `?durability=…`.
 //!
-//! The server acknowledges a write before anything else has it. `WAIT` tells when others do. It is about the earlier
-//! writes of its own connection, and that connection stands still until it is answered. So these verbs have a
-//! connection of their own, and wait there in turn: the verbs that come while one `WAIT` is under way go out together
-//! behind it, with one `WAIT` at their end.
+//! The server answers before anything else has the write. `WAIT` tells when others do. It is about the earlier writes of
+//! its own connection, and that connection stands still until it is answered. So these verbs have a connection of their
+//! own, that of their `group`, and wait there in turn: the verbs that come while one `WAIT` is under way go out together
+//! behind it, with one `WAIT` at their end. It lasts as long as the most patient of them. A verb with less time gives up
+//! before that by itself, in line or behind its script, and its caller hears which of the two it was.
 //!
 //! Enqueue and renew are such verbs, if their answer says that the ticket is there. Nothing else is:
 //!
@@ -36,44 +37,43 @@ use std::time::Duration;
 use redis::{Cmd, RedisResult, Value};
 
 use super::connection::{RedisConnection, Socket};
-use super::group::{Acknowledged, Acknowledgement, settled};
+use super::group::{Group, Verdict};
 use super::tickets;
+use super::turn::Patience;
 use crate::backend::{Enqueued, Fault, Renewed, StoreError};
 use crate::request::Request;
 
-/// Takes a ticket that counts when it is acknowledged.
+/// Takes a ticket that counts when its write does. The caller waits for `patience`.
 pub(super) async fn enqueue(
-    verbs: Arc<Acknowledged>,
+    group: Arc<Group>,
     connection: RedisConnection,
     request: Arc<Request>,
+    patience: Duration,
 ) -> Result<Enqueued, StoreError> {
-    let budget = verbs.op_timeout;
-    let mut socket = Acknowledging::new(verbs, connection, budget);
-    let answer = tickets::enqueue(&mut socket, request).await?;
+    let mut member = Member::new(group, connection, patience);
+    let answer = tickets::enqueue(&mut member, request).await?;
     match answer {
-        Enqueued::Granted { .. } | Enqueued::Waiting { .. } => socket.acknowledged().await?,
+        Enqueued::Granted { .. } | Enqueued::Waiting { .. } => member.counts().await?,
         Enqueued::Busy { .. } | Enqueued::CapacityMismatch { .. } | Enqueued::Gone => {}
     }
     Ok(answer)
 }
 
-/// Renews tickets. What is not acknowledged in time is unknown.
+/// Renews tickets. What does not count in time is unknown. The caller waits for `patience`.
 pub(super) async fn renew(
-    verbs: Arc<Acknowledged>,
+    group: Arc<Group>,
     connection: RedisConnection,
     tickets: Vec<Arc<Request>>,
+    patience: Duration,
 ) -> Result<Vec<Renewed>, StoreError> {
-    // The core gives a renewal no more time than a quarter of the ttl, and then would not hear why it failed.
-    let ttls = tickets.iter().map(|request| request.ttl / 4);
-    let budget = ttls.min().unwrap_or_default().min(verbs.op_timeout);
-    let mut socket = Acknowledging::new(verbs, connection, budget);
-    let mut answers = tickets::renew(&mut socket, tickets).await?;
+    let mut member = Member::new(group, connection, patience);
+    let mut answers = tickets::renew(&mut member, tickets).await?;
     let is_there =
         |answer: &Renewed| matches!(answer, Renewed::Granted { .. } | Renewed::Waiting { .. });
     if !answers.iter().any(is_there) {
         return Ok(answers);
     }
-    let Err(error) = socket.acknowledged().await else {
+    let Err(error) = member.counts().await else {
         return Ok(answers);
     };
     // A ticket that is lost needs no acknowledgement, and its holder must learn it now.
@@ -89,41 +89,43 @@ pub(super) async fn renew(
     })
 }
 
-/// Sends one verb on the connection whose writes are acknowledged.
-struct Acknowledging {
-    verbs: Arc<Acknowledged>,
+/// One verb of a group.
+struct Member {
+    group: Arc<Group>,
     connection: RedisConnection,
-    budget: Duration,
-    /// Of the last command that was sent. An earlier one was not carried out: the server did not know the script.
-    acknowledgement: Option<Acknowledgement>,
+    patience: Patience,
+    /// About the last command that was sent. An earlier one was not carried out: the server did not know the script.
+    verdict: Option<Verdict>,
 }
 
-impl Acknowledging {
-    fn new(verbs: Arc<Acknowledged>, connection: RedisConnection, budget: Duration) -> Self {
+impl Member {
+    fn new(group: Arc<Group>, connection: RedisConnection, patience: Duration) -> Self {
+        let patience = group.patience(patience);
         Self {
-            verbs,
+            group,
             connection,
-            budget,
-            acknowledgement: None,
+            patience,
+            verdict: None,
         }
     }
 
-    async fn acknowledged(self) -> Result<(), StoreError> {
-        match self.acknowledgement {
-            Some(acknowledgement) => settled(acknowledgement).await,
+    /// Resolves when its write counts.
+    async fn counts(self) -> Result<(), StoreError> {
+        match self.verdict {
+            Some(verdict) => self.group.counts(verdict, self.patience).await,
             None => Ok(()), // nothing was sent
         }
     }
 }
 
-impl Socket for Acknowledging {
+impl Socket for Member {
     fn connection(&self) -> &RedisConnection {
         &self.connection
     }
 
-    async fn query(&mut self, command: Cmd) -> RedisResult<Value> {
-        let answered = self.verbs.send(command, self.budget).await?;
-        self.acknowledgement = Some(answered.acknowledgement);
-        answered.reply
+    async fn query(&mut self, command: Cmd) -> Result<RedisResult<Value>, StoreError> {
+        let (reply, verdict) = self.group.ask(command, self.patience).await?;
+        self.verdict = Some(verdict);
+        Ok(reply)
     }
 }
