@@ -218,11 +218,12 @@ async fn close(shared: &Shared) {
 
 /// Renews a batch on the keeper's connection. An error here changes no deadline.
 async fn renew(shared: Arc<Shared>, leases: Vec<Arc<Lease>>) {
-    let shortest = leases.iter().map(|lease| lease.request.ttl).min();
-    let shortest = shortest.unwrap_or_default();
+    let now = shared.clock.now();
+    let patience = leases.iter().map(|lease| lease.renewal_patience(now)).min();
+    let patience = patience.unwrap_or_default();
     // The supervisor paces the reconnecting. This pause is for a store that refuses: it must not be asked in a tight
     // loop.
-    let pause = Duration::from_millis(200).min(shortest / 10);
+    let pause = Duration::from_millis(200).min(patience / 5 * 2);
     let mut renewing = Renewing {
         shared,
         leases: leases.into_iter(),
@@ -231,12 +232,9 @@ async fn renew(shared: Arc<Shared>, leases: Vec<Arc<Lease>>) {
     let shared = &renewing.shared;
     // The requests that are sent. The answers are about these.
     let leases = renewing.leases.as_slice().iter();
-    let now = shared.clock.now();
     let renewals: Vec<_> = leases.map(|lease| lease.renewal(now)).collect();
     let asked = renewals.iter().map(|renewal| Arc::clone(renewal)).collect();
-    // Renewals begin after a third of the ttl, so there is time for three attempts of a quarter of the ttl each.
-    let patience = shared.op_timeout.min(shortest / 4);
-    let by = now.after(patience);
+    let by = now.after(shared.op_timeout.min(patience));
     let outcome = shared
         .operate(Where::Keeper, by, |connection, patience| {
             connection.renew_within(asked, patience)

@@ -16,6 +16,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
         a_verb_that_goes_through_two_turns_is_answered_within_one_operation
         a_wait_that_is_shorter_than_the_servers_ends_as_unavailable_and_leaves_nothing
         a_waiter_behind_a_refused_request_asks_for_a_ticket_of_its_own
+        a_lease_that_was_extended_is_renewed_with_the_time_of_its_new_ttl
     ]
 }
 
@@ -111,4 +112,23 @@ async fn a_waiter_behind_a_refused_request_asks_for_a_ticket_of_its_own(_: Store
     let patient = tokio::time::timeout(SOON, patient).await;
     give_back(patient.expect("it hangs").unwrap().unwrap()).await;
     tickets_at(&master, "a", 0).await;
+}
+
+/// With a quarter of the ttl that it was taken with, no renewal would reach the replica in time.
+async fn a_lease_that_was_extended_is_renewed_with_the_time_of_its_new_ttl(_: Store) {
+    let servers = Distant::start().await;
+    let locks = hasty(&servers.url()).build().unwrap();
+    let (taken, extended) = (Duration::from_millis(600), Duration::from_secs(3));
+    let guard = locks.mutex("a").ttl(taken).acquire().await.unwrap();
+    guard.extend(extended).await.unwrap();
+    servers.is_away(Duration::from_millis(250));
+
+    // It is renewed when two thirds of the ttl are left.
+    for (is_renewed, what) in [(false, "it ages"), (true, "it is renewed")] {
+        eventually(what, SOON, async || {
+            is_renewed == (guard.remaining() > extended / 4 * 3)
+        })
+        .await;
+    }
+    give_back(guard).await;
 }

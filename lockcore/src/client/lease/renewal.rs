@@ -77,6 +77,14 @@ impl Lease {
         }
     }
 
+    /// How long a renewal that is sent now waits for its answer. Renewals begin after a third of the ttl, so there is time
+    /// for three attempts of a quarter of the ttl each. While the store has not acknowledged a ttl that was lengthened,
+    /// less time is left, and an attempt takes less of it.
+    pub(crate) fn renewal_patience(&self, now: Instant) -> Duration {
+        let left = now.until(self.deadline());
+        (left / 8 * 3).clamp(self.request.ttl / 4, self.ttl() / 4)
+    }
+
     /// Whether a renewal that is sent now may count on the whole ttl.
     pub(crate) fn is_trusted(&self, now: Instant) -> bool {
         let asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
