@@ -1,5 +1,6 @@
 //! Verbs that wait together: how few `WAIT`s they need, and what becomes of them when one of them is given up.
 
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::pin::Pin;
 use std::task::Poll;
@@ -7,12 +8,13 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use libtest_mimic::Trial;
-use lockcore::Locks;
+use lockcore::{ErrorKind, Locks};
 use tests::eventually::eventually;
+use tests::redis_server::RedisServer;
 use tests::stores::Server as _;
 
-use super::{client, durable, servers, tickets_at, waits};
-use crate::store::{Kind, SOON, Store, begin, give_back};
+use super::{client, durable, hasty, servers, tickets_at, waits};
+use crate::store::{Kind, SOON, Store, begin, give_back, kind};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT, "redis_durability";
@@ -22,6 +24,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
         a_request_that_is_given_up_leaves_nothing_and_takes_no_other_with_it
         a_server_that_has_forgotten_the_scripts_grants_what_is_acknowledged
         a_cut_of_either_connection_replaces_both
+        a_script_of_others_that_runs_too_long_costs_no_connection
     ]
 }
 
@@ -171,28 +174,67 @@ async fn a_cut_of_either_connection_replaces_both(_: Store) {
     let (master, _replicas) = servers(1).await;
     let locks = client(&durable(&master, 1));
     give_back(locks.mutex("a").acquire().await.unwrap()).await;
+    let all = || connections(&master);
     // By what each of them has sent last.
     for last in ["cmd=wait", "cmd=evalsha"] {
-        let clients = || master.command::<String>(&["CLIENT", "LIST", "TYPE", "normal"]);
-        let pubsub = || master.command::<String>(&["CLIENT", "LIST", "TYPE", "pubsub"]);
-        let ids = |list: String| {
-            let id = |line: &str| line.split([' ', '=']).nth(1).map(str::to_owned);
-            let ours = list.lines().filter(|line| !line.contains("user=harness"));
-            ours.filter_map(id).collect::<Vec<_>>()
-        };
-        let all = || [ids(clients()), ids(pubsub())].concat();
         // Those of the client before this one, and the replaced ones, end a little later than their users.
         eventually("only ours are there", SOON, async || all().len() == 2).await;
         let before = all();
-        let line = [clients(), pubsub()].concat();
-        let line = line.lines().find(|line| line.contains(last)).unwrap();
-        let id = line.split([' ', '=']).nth(1).unwrap();
+        let (id, _) = before.iter().find(|(_, line)| line.contains(last)).unwrap();
         master.command::<()>(&["CLIENT", "KILL", "ID", id]);
 
         eventually("both are gone", SOON, async || {
-            all().iter().all(|id| !before.contains(id))
+            all().keys().all(|id| !before.contains_key(id))
         })
         .await;
         give_back(locks.mutex("a").acquire().await.unwrap()).await;
     }
+}
+
+/// The connections of clients, by their ids, as the server lists them.
+fn connections(master: &RedisServer) -> BTreeMap<String, String> {
+    let list = |kind| master.command::<String>(&["CLIENT", "LIST", "TYPE", kind]);
+    let list = ["normal", "pubsub"].map(list).concat();
+    let ours = list.lines().filter(|line| !line.contains("user=harness"));
+    let id = |line: &str| line.split([' ', '=']).nth(1).unwrap().to_owned();
+    ours.map(|line| (id(line), line.to_owned())).collect()
+}
+
+/// Meanwhile the server answers every command with BUSY, `WAIT` too.
+async fn a_script_of_others_that_runs_too_long_costs_no_connection(_: Store) {
+    let (master, _replicas) = servers(1).await;
+    let locks = hasty(&durable(&master, 1)).build().unwrap();
+    give_back(locks.mutex("a").acquire().await.unwrap()).await;
+    eventually("only ours are there", SOON, async || {
+        connections(&master).len() == 2
+    })
+    .await;
+    let before = connections(&master);
+    master.command::<()>(&["CONFIG", "SET", "busy-reply-threshold", "50"]);
+    let url = master.url();
+    let endless = std::thread::spawn(move || {
+        let mut connection = redis::Client::open(url).unwrap().get_connection().unwrap();
+        let mut script = redis::cmd("EVAL");
+        let _: Result<(), _> = script
+            .arg("while true do end")
+            .arg(0)
+            .query(&mut connection);
+    });
+    eventually("the server is busy", SOON, async || {
+        let refused = master.try_command::<String>(&["PING"]);
+        refused.is_err_and(|error| error.code() == Some("BUSY"))
+    })
+    .await;
+
+    // The last refusal may come too late for its operation: then the outcome is unknown.
+    eventually("refused in time", SOON, async || {
+        kind(locks.mutex("a").try_acquire().await) == ErrorKind::Unavailable
+    })
+    .await;
+    master.command::<()>(&["SCRIPT", "KILL"]);
+    endless.join().unwrap();
+
+    give_back(locks.mutex("a").acquire().await.unwrap()).await;
+    let after = connections(&master);
+    assert!(before.keys().all(|id| after.contains_key(id)), "{after:?}");
 }

@@ -272,6 +272,10 @@ fn outcome(
     let failed = failed(error);
     Err(match failed.fault() {
         Fault::Config => StoreError::halfway(Fault::Config, failed.to_string()),
+        // For example because the script of another client runs for long. The connection is as good as before.
+        Fault::Retry if !failed.is_broken() => {
+            StoreError::halfway(Fault::Retry, failed.to_string())
+        }
         // For example because the server has become a replica meanwhile.
         _ => StoreError::broken(failed.to_string()),
     })
