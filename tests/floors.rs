@@ -30,11 +30,14 @@ const LOCKCORE: Floors<'_> = &[
     (
         "what users call",
         &[
+            "any",
             "builder",
             "carry",
+            "list",
             "lock",
             "locks",
             "multi",
+            "revoke",
             "run",
             "rwlock",
             "semaphore",

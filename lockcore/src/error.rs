@@ -60,6 +60,9 @@ pub enum LostReason {
     Shutdown,
     /// It was held as long as [`Lock::max_hold`](crate::Lock::max_hold) allows.
     MaxHold,
+    /// Somebody asked for it with [`Locks::revoke`](crate::Locks::revoke), and the time to give it up is over, or it was
+    /// taken away.
+    Revoked,
     /// It was released, and this is a [`Held`](crate::Held) that exists longer than its guard.
     Released,
     /// This process is a forked child: the lock belongs to its parent.
@@ -171,6 +174,9 @@ impl Error {
             LostReason::Taken => "lost: the store does not know the ticket any more",
             LostReason::Shutdown => "lost: the client was shut down",
             LostReason::MaxHold => "lost: held as long as max_hold allows",
+            LostReason::Revoked => {
+                "lost: somebody asked for it (Locks::revoke), and the time to give it up is over"
+            }
             LostReason::Released => "released: this is a view that has outlived its guard",
             LostReason::Forked => {
                 "lost: this process is a forked child, and the lock is its parent's"

@@ -33,8 +33,9 @@
 //! | run a piece of work under a lock | [`Lock::run`] |
 //! | hold a lock over several steps | [`Lock::acquire`] → [`Guard`] |
 //! | exclude, share, count | [`Locks::mutex`], [`Locks::rwlock`], [`Locks::semaphore`] |
-//! | take several at once | [`Locks::all`] |
-//! | ask who holds it | [`Locks::inspect`], with what [`Builder::owner`] and [`Lock::owner`] say |
+//! | take several at once, or one of several | [`Locks::all`], [`Locks::acquire_any`] |
+//! | ask who holds it, and which names are in use | [`Locks::inspect`], [`Locks::list`], with what [`Builder::owner`] and [`Lock::owner`] say |
+//! | ask for a lock that another holds, or take it away | [`Locks::revoke`], [`Held::revoked`], [`Locks::force_release`] |
 //! | take it again inside, or carry it into a task | [`Lock::reentrant`], [`Held::scope`], [`Guard::reenter`] |
 //! | write, then only read on | [`Guard::downgrade`] |
 //! | give some permits back and keep the rest | [`Guard::release_permits`] |
@@ -78,11 +79,14 @@ mod stop;
 pub mod testing;
 
 // What users call: locks as values, work that runs under them, the client and its configuration.
+mod any;
 mod builder;
 mod carry;
+mod list;
 mod lock;
 mod locks;
 mod multi;
+mod revoke;
 mod run;
 mod rwlock;
 mod semaphore;
@@ -126,17 +130,18 @@ mod token;
 #[cfg(test)]
 mod loom;
 
-pub use backend::TicketInfo;
+pub use backend::{AskedBack, NameInUse, TicketInfo};
 pub use builder::Builder;
 pub use client::events::{Event, EventListener};
 pub use error::{Error, ErrorKind, LostReason};
 pub use hold::{Guard, Held, Release};
+pub use list::NamesInUse;
 pub use lock::Lock;
 #[cfg(feature = "macros")]
 pub use lockmacro::distributed_lock;
 pub use locks::Locks;
 pub use multi::{MultiGuard, MultiHeld, MultiLock};
-pub use options::{Fair, OnLost, Wait};
+pub use options::{Fair, OnLost, OnRevoke, Wait};
 pub use process_default::{default_locks, set_default, shutdown, with_default};
 pub use rwlock::RwLock;
 pub use scope::held;
@@ -156,9 +161,13 @@ mod futures_are_send {
 
     fn spawnable<T: Send>(_: &T) {}
 
+    fn owned<T: Send + Sync + 'static>(_: &T) {}
+
     #[allow(dead_code)] // compiling it is the test
     fn all(locks: &Locks, guard: Guard, other: Guard, several: MultiGuard) {
         let lock = locks.mutex("x");
+        owned(&guard);
+        owned(&several);
         spawnable(&lock.acquire());
         spawnable(&lock.try_acquire());
         spawnable(&lock.run(async |held| {
@@ -167,6 +176,7 @@ mod futures_are_send {
         }));
         spawnable(&guard.ensure(std::time::Duration::ZERO));
         spawnable(&guard.in_danger());
+        spawnable(&guard.revoked());
         spawnable(&guard.release_permits(1));
         spawnable(&guard.extend(std::time::Duration::ZERO));
         spawnable(&guard.scope(async {}));
@@ -180,7 +190,11 @@ mod futures_are_send {
         spawnable(&several.scope(async {}));
         spawnable(&several.release());
         spawnable(&other.run(async { Ok::<_, Error>(()) }));
+        spawnable(&Locks::acquire_any([locks.mutex("x")]));
         spawnable(&locks.inspect("x"));
+        spawnable(&locks.list("x").next());
+        spawnable(&locks.revoke("x", 1, std::time::Duration::ZERO, "y"));
+        spawnable(&locks.force_release("x", 1));
         spawnable(&locks.shutdown(std::time::Duration::ZERO));
     }
 }

@@ -16,7 +16,7 @@ use crate::clock::{Clock, Instant};
 use crate::error::{Error, ErrorKind};
 use crate::hold::Guard;
 use crate::name::Name;
-use crate::options::{OnLost, SHORTEST_TTL, Wait};
+use crate::options::{OnLost, OnRevoke, SHORTEST_TTL, Wait};
 use crate::owner::{Owner, OwnerText};
 use crate::request::FULL;
 use crate::scope;
@@ -56,6 +56,7 @@ pub struct Lock {
     max_hold: Option<Duration>,
     reentrant: bool,
     on_lost: OnLost,
+    on_revoke: OnRevoke,
     label: Option<&'static str>,
     /// If the lock has an owner text of its own.
     owner: Option<Owner>,
@@ -92,6 +93,7 @@ impl Lock {
             max_hold: None,
             reentrant: true,
             on_lost: OnLost::default(),
+            on_revoke: OnRevoke::default(),
             label: None,
             owner: None,
         }
@@ -173,6 +175,13 @@ impl Lock {
     /// What happens to work under this lock when the lock is lost. Default: [`OnLost::Cancel`].
     pub fn on_lost(mut self, policy: OnLost) -> Self {
         self.on_lost = policy;
+        self
+    }
+
+    /// What happens to work under this lock when somebody asks for the lock ([`Locks::revoke`](crate::Locks::revoke)).
+    /// Default: [`OnRevoke::Finish`].
+    pub fn on_revoke(mut self, policy: OnRevoke) -> Self {
+        self.on_revoke = policy;
         self
     }
 
@@ -432,6 +441,7 @@ impl Lock {
             limited: self.is_limited() || self.owner.is_some(),
             reentrant: self.reentrant,
             on_lost: self.on_lost,
+            on_revoke: self.on_revoke,
             #[cfg(debug_assertions)]
             label: self.label,
         })

@@ -4,11 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::acquire::handle::Client;
+use crate::any;
 use crate::backend::{StoreError, TicketInfo};
 use crate::client::calls::Where;
 use crate::client::events::EventListener;
 use crate::error::Error;
-use crate::hold::Held;
+use crate::hold::{Guard, Held};
 use crate::lock::Lock;
 use crate::multi::MultiLock;
 use crate::name::Name;
@@ -99,6 +100,59 @@ impl Locks {
         MultiLock::new(locks.into_iter().collect())
     }
 
+    /// Takes one of several locks: the first in the list that is free. If none is free, waits for all of them, and takes
+    /// the first that is granted. So a list of names is a pool of places, and the caller gets one of them. They may be of
+    /// different clients.
+    ///
+    /// Each lock waits as long as it is [set](Lock::wait) to. The caller gets one guard, never two. A second name may be
+    /// granted to this caller at the same moment: it is given back at once, and nothing runs under it.
+    ///
+    /// For places that need no names, a [semaphore](Self::semaphore) costs one request instead of one per name.
+    ///
+    /// # Errors
+    ///
+    /// If none is granted: the first error other than [`Busy`](crate::ErrorKind::Busy) and
+    /// [`Timeout`](crate::ErrorKind::Timeout), or else the error of the lock that has waited longest.
+    /// [`Config`](crate::ErrorKind::Config) for an empty list, and for a lock that can never be taken.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future leaves nothing behind, as with a single lock.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), lockcore::Error> {
+    /// use lockcore::Locks;
+    ///
+    /// let locks = Locks::connect("memory:")?;
+    /// let printers = ["printer:1", "printer:2"].map(|name| locks.mutex(name));
+    /// let one = Locks::acquire_any(printers.clone()).await?;
+    /// let other = Locks::acquire_any(printers).await?;
+    /// assert_eq!((one.name(), other.name()), ("printer:1", "printer:2"));
+    /// # Ok(()) }
+    /// ```
+    pub async fn acquire_any(locks: impl IntoIterator<Item = Lock>) -> Result<Guard, Error> {
+        let locks: Vec<Lock> = locks.into_iter().collect();
+        any::acquire(&locks).await
+    }
+
+    /// Takes the first of several locks that is free, and waits for none. As [`acquire_any`](Self::acquire_any) in all
+    /// other respects.
+    ///
+    /// # Errors
+    ///
+    /// [`Busy`](crate::ErrorKind::Busy) when none is free, and the errors of [`acquire_any`](Self::acquire_any).
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`acquire_any`](Self::acquire_any).
+    pub async fn try_acquire_any(locks: impl IntoIterator<Item = Lock>) -> Result<Guard, Error> {
+        let locks: Vec<Lock> = locks.into_iter().collect();
+        any::try_acquire(&locks).await
+    }
+
     /// How long a lock of this client waits if it does not set its own wait (`LOCK_WAIT`). For code that shortens a
     /// wait, for example to a deadline of its caller.
     #[must_use]
@@ -143,21 +197,31 @@ impl Locks {
     ///
     /// Safe: it only reads.
     pub async fn inspect(&self, name: impl Into<String>) -> Result<Vec<TicketInfo>, Error> {
-        let name = Name::new(self.0.shared.namespace.clone(), name)?;
+        let name = self.name(name)?;
+        let mut places = self.places(&name).await?;
+        let ours = |place: &&mut TicketInfo| place.owner == self.0.owner.client;
+        if let Some(youngest) = places.iter_mut().rev().find(ours) {
+            youngest.local_waiters = self.0.lanes.waiting(&name);
+        }
+        Ok(places)
+    }
+
+    pub(crate) fn name(&self, name: impl Into<String>) -> Result<Name, Error> {
+        Name::new(self.0.shared.namespace.clone(), name)
+    }
+
+    /// The tickets of a name, as the store shows them.
+    pub(crate) async fn places(&self, name: &Name) -> Result<Vec<TicketInfo>, Error> {
         let shared = &self.0.shared;
         let by = shared.clock.now().after(shared.op_timeout);
         let looked_at = name.clone();
-        let (_, mut places) = shared
+        let (_, places) = shared
             .operate(Where::Here, by, |connection, _| {
                 connection.inspect(looked_at)
             })
             .await
             // The request only reads, so an unknown outcome is impossible.
             .map_err(|error| error.unavailable_unless_config().of_name(name.as_str()))?;
-        let ours = |place: &&mut TicketInfo| place.owner == self.0.owner.client;
-        if let Some(youngest) = places.iter_mut().rev().find(ours) {
-            youngest.local_waiters = self.0.lanes.waiting(&name);
-        }
         Ok(places)
     }
 

@@ -137,6 +137,74 @@ impl Name {
     }
 }
 
+/// What the [keys](Name::key) of all names with this beginning begin with. If `prefix` is longer than the readable part
+/// of a key, so do the keys of some other names.
+pub(crate) fn key_prefix(
+    namespace: &Namespace,
+    version: u32,
+    prefix: &str,
+    limit: usize,
+) -> String {
+    let mut key = format!("{}{SEPARATOR}{version}{SEPARATOR}{{", namespace.as_str());
+    let start = key.len();
+    for c in prefix.chars() {
+        push_escaped(&mut key, c);
+    }
+    let mut cut = key.len().min(start + limit);
+    while !key.is_char_boundary(cut) {
+        cut -= 1;
+    }
+    key.truncate(cut);
+    key
+}
+
+/// The name that a [key](Name::key) with this limit was made from, and whether that is all of it: of a long name only the
+/// readable part is known. `None` if it is no such key.
+pub(crate) fn of_key(key: &str, limit: usize) -> Option<(String, bool)> {
+    let text = key[key.find('{')? + 1..].strip_suffix('}')?;
+    let hash = text.len().checked_sub(65).and_then(|at| text.get(at..));
+    let is_hash = |hash: &str| {
+        let digits = hash.strip_prefix('~');
+        digits.is_some_and(|digits| digits.bytes().all(|byte| byte.is_ascii_hexdigit()))
+    };
+    let readable = match text.len() > limit && hash.is_some_and(is_hash) {
+        true => &text[..text.len() - 65],
+        false => text,
+    };
+    let mut bytes = Vec::with_capacity(readable.len());
+    let mut rest = readable.as_bytes();
+    while let Some((byte, behind)) = rest.split_first() {
+        rest = behind;
+        if *byte != b'%' {
+            bytes.push(*byte);
+            continue;
+        }
+        let digits = rest
+            .get(..2)
+            .and_then(|digits| std::str::from_utf8(digits).ok());
+        let escaped = digits.and_then(|digits| u8::from_str_radix(digits, 16).ok());
+        match escaped {
+            Some(byte) => {
+                bytes.push(byte);
+                rest = &rest[2..];
+            }
+            // The readable part may end in the middle of an escape.
+            None => break,
+        }
+    }
+    // Or in the middle of an escaped character.
+    let whole = readable.len() == text.len();
+    let name = match String::from_utf8(bytes) {
+        Ok(name) => name,
+        Err(_) if whole => return None,
+        Err(error) => {
+            let valid = error.utf8_error().valid_up_to();
+            String::from_utf8_lossy(&error.as_bytes()[..valid]).into_owned()
+        }
+    };
+    Some((name, whole))
+}
+
 fn push_escaped(key: &mut String, c: char) {
     if matches!(c, '{' | '}' | '/' | '%') || c.is_control() || c.is_whitespace() {
         let mut utf8 = [0; 4];
@@ -184,6 +252,45 @@ mod tests {
             key("lock", "a}{b/%\0\r\n", 200),
             "lock:1:{a%7d%7bb%2f%25%00%0d%0a}"
         );
+    }
+
+    #[test]
+    fn a_name_is_read_back_from_its_key() {
+        let long = format!("{}😀 {}", "x".repeat(500), "y".repeat(100));
+        let looks_hashed = format!("a~{}", "0".repeat(64));
+        for name in [
+            "order:42",
+            "a}{b/%\0\r\n",
+            "%25",
+            "😀\u{2028}",
+            &looks_hashed,
+        ] {
+            assert_eq!(
+                of_key(&key("lock", name, 512), 512),
+                Some((name.to_owned(), true))
+            );
+        }
+        for limit in 490..512 {
+            let (read, whole) = of_key(&key("lock", &long, limit), limit).unwrap();
+            assert!(
+                !whole && read.len() + 12 > limit && long.starts_with(&read),
+                "{read}"
+            );
+        }
+        for not_a_key in ["", "lock:1:", "lock:1:{", "lock:1:{a}:line", "lock:1:{%ff}"] {
+            assert_eq!(of_key(not_a_key, 512), None, "{not_a_key}");
+        }
+    }
+
+    #[test]
+    fn keys_of_names_with_a_beginning_begin_with_it() {
+        let namespace = Namespace::new("lock").unwrap();
+        for (prefix, name) in [("", "a"), ("a", "a"), ("a b/", "a b/c"), ("😀", "😀😀")] {
+            let begins = key_prefix(&namespace, 1, prefix, 512);
+            assert!(key("lock", name, 512).starts_with(&begins), "{begins}");
+        }
+        let long = "/".repeat(600);
+        assert!(key("lock", &long, 512).starts_with(&key_prefix(&namespace, 1, &long, 512)));
     }
 
     #[test]

@@ -33,6 +33,21 @@ pub enum OnLost {
     Signal,
 }
 
+/// What happens to work that runs under a lock when somebody asks for the lock: see
+/// [`Locks::revoke`](crate::Locks::revoke).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum OnRevoke {
+    /// It goes on until it is done or the time to give the lock up is over. It can listen to
+    /// [`Held::revoked`](crate::Held::revoked). When the time is over the lock is lost, and [`OnLost`] decides.
+    #[default]
+    Finish,
+    /// It is dropped where it stands, as soon as this process learns of the request, and the caller gets
+    /// [`Lost`](crate::ErrorKind::Lost) with [`Revoked`](crate::LostReason::Revoked). For work that can be repeated, and
+    /// that others should not wait for.
+    Cancel,
+}
+
 /// Which waiter gets a lock next, when several tasks of several processes want it.
 ///
 /// With both policies every waiter gets its turn. Handing over inside the process first is more than ten times faster,

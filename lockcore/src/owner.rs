@@ -46,16 +46,22 @@ pub(crate) struct OwnerText(String);
 
 impl OwnerText {
     pub(crate) fn new(text: String) -> Result<Self, Error> {
-        // These include the characters that some programs show as a line break.
-        let bad = |c: char| c.is_control() || matches!(c, '\u{2028}' | '\u{2029}');
-        let what = match text.chars().find(|c| bad(*c)) {
-            Some(c) => format!("it has {:?}", c),
-            None if text.len() > LONGEST_TEXT => format!("it has {} bytes", text.len()),
-            None => return Ok(Self(text)),
-        };
-        Err(Error::config(format!(
-            "the owner {text:?} is not usable: it takes up to {LONGEST_TEXT} bytes without control characters and line \
-             breaks, and {what}"
-        )))
+        check_line("owner", &text)?;
+        Ok(Self(text))
     }
+}
+
+/// Checks a text of one line that people read. `what` names it in the error.
+pub(crate) fn check_line(what: &str, text: &str) -> Result<(), Error> {
+    // These include the characters that some programs show as a line break.
+    let bad = |c: char| c.is_control() || matches!(c, '\u{2028}' | '\u{2029}');
+    let has = match text.chars().find(|c| bad(*c)) {
+        Some(c) => format!("it has {c:?}"),
+        None if text.len() > LONGEST_TEXT => format!("it has {} bytes", text.len()),
+        None => return Ok(()),
+    };
+    Err(Error::config(format!(
+        "the {what} {text:?} is not usable: it takes up to {LONGEST_TEXT} bytes without control characters and line \
+         breaks, and {has}"
+    )))
 }

@@ -17,7 +17,6 @@ use crate::error::Error;
 use crate::hold::{Guard, Held, Release};
 use crate::lock::Lock;
 use crate::multi::{MultiGuard, MultiHeld, MultiLock};
-use crate::options::OnLost;
 use crate::scope::{self, Inside};
 
 impl Lock {
@@ -68,7 +67,9 @@ impl Guard {
     /// Runs `body` while the lock is held, then releases the lock and waits for the answer.
     ///
     /// Before each poll of the body the deadline is checked. When the lock is lost, the body is dropped where it
-    /// stands, and the caller gets [`Lost`](crate::ErrorKind::Lost), unless the lock was taken with [`OnLost::Signal`].
+    /// stands, and the caller gets [`Lost`](crate::ErrorKind::Lost), unless the lock was taken with
+    /// [`OnLost::Signal`](crate::OnLost::Signal). With [`OnRevoke::Cancel`](crate::OnRevoke::Cancel) the same happens as
+    /// soon as somebody asks for the lock.
     /// A body that has returned keeps its result, even if the lock is found lost afterwards: an error would make
     /// callers do the work twice.
     ///
@@ -112,7 +113,7 @@ impl Held {
     /// # Errors
     ///
     /// [`Lost`](crate::ErrorKind::Lost) when the lock is lost: the body is dropped where it stands. With
-    /// [`OnLost::Signal`] there is no error.
+    /// [`OnLost::Signal`](crate::OnLost::Signal) there is no error.
     ///
     /// # Cancel safety
     ///
@@ -152,7 +153,7 @@ impl MultiHeld {
     /// # Errors
     ///
     /// [`Lost`](crate::ErrorKind::Lost) with the name of the lock that was lost: the body is dropped where it stands.
-    /// Locks with [`OnLost::Signal`] are not checked.
+    /// Locks with [`OnLost::Signal`](crate::OnLost::Signal) are not checked.
     ///
     /// # Cancel safety
     ///
@@ -276,7 +277,7 @@ where
         };
         let result = match polled {
             Poll::Ready(result) => result,
-            Poll::Pending if !this.held.iter().any(cancels) => return Poll::Pending,
+            Poll::Pending if !this.held.iter().any(Held::stops_work) => return Poll::Pending,
             Poll::Pending => {
                 // A task that waits must be woken by a loss. This registers for a change and then checks again, so that
                 // a change in between is not missed. It also resolves for other changes, but there are none once the
@@ -301,14 +302,9 @@ where
     }
 }
 
-fn cancels(held: &Held) -> bool {
-    held.on_lost() == OnLost::Cancel
-}
-
 /// The loss that ends the body, if there is one.
 fn lost(held: &[Held]) -> Option<Error> {
-    let mut held = held.iter().filter(|held| cancels(held));
-    held.find_map(Held::loss)
+    held.iter().find_map(Held::stop)
 }
 
 #[cfg(test)]
@@ -323,6 +319,7 @@ mod tests {
     use crate::clock::Clock;
     use crate::error::{ErrorKind, LostReason};
     use crate::locks::Locks;
+    use crate::options::OnLost;
 
     const LOST: ErrorKind = ErrorKind::Lost(LostReason::Expired);
 

@@ -28,6 +28,13 @@ impl GrantId {
         Self((ticket << HAND_OVER_BITS) | hand_overs as u64)
     }
 
+    /// The number of the ticket at the store, which [`Locks::inspect`](crate::Locks::inspect) shows. Holders inside one
+    /// process that hand a ticket over to each other have the same.
+    #[must_use]
+    pub const fn ticket(self) -> u64 {
+        self.0 >> HAND_OVER_BITS
+    }
+
     /// The identity as a number, for structured logs and metrics. At most 2⁶³ − 1.
     #[must_use]
     pub const fn as_u64(self) -> u64 {

@@ -6,6 +6,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a panic is the report")]
 
+mod any;
 mod counted;
 mod downgrade;
 mod exclusion;
@@ -19,6 +20,7 @@ mod hostile;
 mod inversions;
 mod kit;
 mod leases;
+mod listing;
 mod local;
 mod logs;
 mod messages;
@@ -34,6 +36,7 @@ mod redis_rights;
 mod redis_scripts;
 mod redis_sentinel;
 mod reentry;
+mod revoke;
 mod runtimes;
 mod server_faults;
 mod sqlite_faults;
@@ -87,6 +90,9 @@ fn facts_of(store: Kind) -> Vec<Trial> {
     trials.extend(reentry::facts(store));
     trials.extend(downgrade::facts(store));
     trials.extend(multi::facts(store));
+    trials.extend(any::facts(store));
+    trials.extend(revoke::facts(store));
+    trials.extend(listing::facts(store));
     trials.extend(messages::facts(store));
     trials.extend(logs::facts(store));
     trials.extend(views::facts(store));
@@ -140,6 +146,7 @@ fn facts_of_redis(store: Kind) -> Vec<Trial> {
         fencing::facts_of_redis,
         hostile::facts_of_redis,
         redis_rights::facts,
+        listing::facts_of_redis,
         messages::facts_of_redis,
         logs::facts_of_redis,
     ];

@@ -1,9 +1,13 @@
 //! The text that an application gives about itself, and who sees it.
 
+use std::time::{Duration, Instant};
+
 use libtest_mimic::Trial;
 use lockcore::{ErrorKind, Locks, TicketInfo};
 
-use crate::store::{Kind, SOON, Store, assert_nothing_left, begin, give_back, kind, tickets};
+use crate::store::{
+    A_FEW_MILLIS, Kind, SOON, Store, assert_nothing_left, begin, give_back, kind, tickets,
+};
 
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store;
@@ -12,6 +16,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         a_ticket_is_shown_with_the_text_of_its_holder
         an_owner_that_is_not_usable_is_refused_and_nothing_is_taken
         an_owner_text_is_no_part_of_the_name_and_stays_with_its_ticket
+        each_ticket_is_shown_with_how_long_ago_it_was_asked_for
     ]
 }
 
@@ -166,4 +171,22 @@ async fn an_owner_text_is_no_part_of_the_name_and_stays_with_its_ticket(store: S
     give_back(writer).await;
     give_back(some).await;
     assert_nothing_left(&store, &locks, "a").await;
+}
+
+async fn each_ticket_is_shown_with_how_long_ago_it_was_asked_for(store: Store) {
+    let (locks, other) = (store.client(), store.client());
+    let began = Instant::now();
+    let holds = locks.mutex("a").acquire().await.unwrap();
+    let apart = Duration::from_millis(100);
+    tokio::time::sleep(apart).await;
+    let waits = begin(other.mutex("a").wait(SOON));
+    tickets(&locks, "a", 2).await;
+
+    let places = locks.inspect("a").await.unwrap();
+
+    let ages: Vec<_> = places.iter().map(|place| place.age.unwrap()).collect();
+    assert!(ages[0] <= began.elapsed() + A_FEW_MILLIS, "{ages:?}");
+    assert!(ages[0] + A_FEW_MILLIS >= ages[1] + apart, "{ages:?}");
+    give_back(holds).await;
+    give_back(waits.await.unwrap().unwrap()).await;
 }

@@ -358,6 +358,10 @@ impl LeaseObserver for Lanes {
         self.retire(lease);
     }
 
+    fn asked_back(self: Arc<Self>, lease: &Arc<Lease>) {
+        self.retire(lease);
+    }
+
     // The next in line becomes the leader.
     fn recalled(self: Arc<Self>, lease: &Arc<Lease>) {
         self.change(&lease.request.name, |lane| {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::handle::Client;
 use crate::name::Name;
-use crate::options::{Fair, OnLost};
+use crate::options::{Fair, OnLost, OnRevoke};
 use crate::request::FULL;
 
 /// The parameters of a lock, checked: everything that a request is made of.
@@ -22,6 +22,7 @@ pub(crate) struct Spec<'a> {
     pub(crate) limited: bool,
     pub(crate) reentrant: bool,
     pub(crate) on_lost: OnLost,
+    pub(crate) on_revoke: OnRevoke,
     #[cfg(debug_assertions)]
     pub(crate) label: Option<&'static str>,
 }

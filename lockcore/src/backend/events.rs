@@ -22,7 +22,7 @@ pub struct EventSink {
 pub enum News {
     /// A ticket is granted.
     Granted(Wake),
-    /// A ticket that waits must be renewed after this time.
+    /// A ticket must be renewed after this time.
     Recheck(Id, Duration),
     /// Wake-ups may have been missed.
     Gap,
@@ -115,7 +115,8 @@ impl EventSink {
     }
 
     /// A ticket that waits may be granted after this time, and the store will send no wake-up: the core renews it then,
-    /// or after 100 ms if that is later. In all other respects as [`recheck_in`](super::Enqueued::Waiting).
+    /// or after 100 ms if that is later. In all other respects as [`recheck_in`](super::Enqueued::Waiting). A ticket that
+    /// holds and was [asked back](super::Connection::ask_back) is renewed in the same way.
     pub fn recheck(&self, id: Id, after: Duration) {
         self.tell(News::Recheck(id, after));
     }

@@ -32,6 +32,7 @@ pub(crate) mod memory;
 pub(crate) mod open;
 #[cfg(feature = "redis")]
 pub(crate) mod redis;
+mod shown;
 #[cfg(feature = "sqlite")]
 pub(crate) mod sqlite;
 #[cfg(feature = "zookeeper")]
@@ -55,6 +56,7 @@ pub use crate::request::{FULL, Id, Request};
 pub use crate::token::MAX_TICKET;
 pub use events::{EventSink, News};
 pub use open::open;
+pub use shown::{AskedBack, Listing, NameInUse, Page, TicketInfo};
 
 /// A future that may be moved between threads.
 pub type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
@@ -122,6 +124,33 @@ pub trait Connection: fmt::Debug + Send + Sync + 'static {
     /// The live tickets of a name, oldest first.
     fn inspect(&self, name: Name) -> Answer<Vec<TicketInfo>>;
 
+    /// A page of the names in use: those that have a ticket. A name that is in use from the first page to the last is on
+    /// one of the pages. Others may be on a page, on two, or on none. A ticket that has expired and was not removed yet
+    /// may count.
+    ///
+    /// By default this is refused.
+    fn list(&self, listing: Listing) -> Answer<Page> {
+        let _ = listing;
+        unsupported("list the names in use")
+    }
+
+    /// Asks the client of a ticket to give it up. Returns whether the ticket is there.
+    ///
+    /// Stores `ask` behind the [owner](Request::owner) of the ticket, after a line break, in place of an earlier ask.
+    /// From then on a renewal of the ticket, if it holds, answers [`Renewed::AskedBack`]. Renewals that follow an earlier
+    /// one within a third of the ttl may still answer [`Renewed::Granted`]. [`inspect`](Self::inspect) returns the owner
+    /// with the ask. A store that can send a message sends
+    /// [`EventSink::recheck`] to the client of the ticket, so that it renews at once. Everything else about the ticket
+    /// stays as it is.
+    ///
+    /// `ask` has no line break, and at most 200 bytes.
+    ///
+    /// By default this is refused: locks of the store cannot be revoked.
+    fn ask_back(&self, name: Name, id: Id, ask: Arc<str>) -> Answer<bool> {
+        let _ = (name, id, ask);
+        unsupported("ask a holder to give its lock up")
+    }
+
     /// Forgets everything about a name that is not in use. Does nothing while the name has a ticket.
     fn forget(&self, name: Name) -> Answer<()>;
 
@@ -138,6 +167,15 @@ pub trait Connection: fmt::Debug + Send + Sync + 'static {
     fn close(self: Arc<Self>) -> BoxFuture<()> {
         Box::pin(std::future::ready(()))
     }
+}
+
+/// The answer of a store that does not implement a verb.
+fn unsupported<T: Send + 'static>(what: &str) -> Answer<T> {
+    let text = format!("this store cannot {what}");
+    Box::pin(std::future::ready(Err(StoreError::new(
+        Fault::Config,
+        text,
+    ))))
 }
 
 /// 365.25 days. Messages call this a year.
@@ -165,11 +203,15 @@ pub struct Capability {
     /// A wake-up grants the ticket. If not, the store may not be sure of it: the waiter renews its ticket, and holds it
     /// when the answer is [`Renewed::Granted`].
     pub wake_ups_grant: bool,
+    /// It implements [`Connection::ask_back`], and its [`inspect`](Connection::inspect) tells the ids of tickets.
+    pub asks_back: bool,
+    /// It implements [`Connection::list`].
+    pub lists: bool,
 }
 
 impl Capability {
-    /// Wake-ups are pushed and grant, several processes share the store, a ttl may be up to a year, and 1,000 requests
-    /// may be in flight.
+    /// Wake-ups are pushed and grant, several processes share the store, a ttl may be up to a year, 1,000 requests may be
+    /// in flight, tickets cannot be asked back, and names cannot be listed.
     #[must_use]
     pub const fn new() -> Self {
         Self {
@@ -179,6 +221,8 @@ impl Capability {
             sessions: false,
             in_flight: 1_000,
             wake_ups_grant: true,
+            asks_back: false,
+            lists: false,
         }
     }
 
@@ -221,6 +265,20 @@ impl Capability {
     #[must_use]
     pub const fn wake_ups_grant(mut self, yes: bool) -> Self {
         self.wake_ups_grant = yes;
+        self
+    }
+
+    /// Sets [`asks_back`](Self::asks_back).
+    #[must_use]
+    pub const fn asks_back(mut self, yes: bool) -> Self {
+        self.asks_back = yes;
+        self
+    }
+
+    /// Sets [`lists`](Self::lists).
+    #[must_use]
+    pub const fn lists(mut self, yes: bool) -> Self {
+        self.lists = yes;
         self
     }
 }
@@ -279,6 +337,13 @@ pub enum Renewed {
         /// The ttl that the store gave, from the moment that the request was sent.
         valid_for: Duration,
     },
+    /// The ticket holds, and its client was asked to give it up: see [`Connection::ask_back`].
+    AskedBack {
+        /// The ttl that the store gave, from the moment that the request was sent.
+        valid_for: Duration,
+        /// The time that the client has from when it learns of the request: [`AskedBack::grace`].
+        grace: Duration,
+    },
     /// In line.
     Waiting {
         /// The ttl that the store gave, from the moment that the request was sent.
@@ -290,6 +355,22 @@ pub enum Renewed {
     Lost,
     /// Something is wrong with this ticket alone. Whether it was renewed is unknown.
     Failed,
+}
+
+impl Renewed {
+    /// The answer for a ticket that holds, with the owner that is stored for it.
+    pub fn holding(valid_for: Duration, owner: &str) -> Self {
+        match AskedBack::grace_behind(owner) {
+            Some(grace) => Self::AskedBack { valid_for, grace },
+            None => Self::Granted { valid_for },
+        }
+    }
+
+    /// Whether the ticket holds.
+    #[must_use]
+    pub fn holds(self) -> bool {
+        matches!(self, Self::Granted { .. } | Self::AskedBack { .. })
+    }
 }
 
 /// A ticket to be removed.
@@ -324,58 +405,6 @@ pub enum Released {
     NotFound,
     /// Something is wrong with this ticket alone. Whether it was removed is unknown.
     Failed,
-}
-
-/// A ticket as [`Locks::inspect`](crate::Locks::inspect) shows it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct TicketInfo {
-    /// The number of the ticket.
-    pub ticket: u64,
-    /// Whether it holds its permits. If not, it waits.
-    pub granted: bool,
-    /// The number of its permits.
-    pub permits: u32,
-    /// The capacity of its request.
-    pub capacity: u32,
-    /// How long it lives without a renewal.
-    pub remaining: Duration,
-    /// The client that asked: `host/pid/client`. The library sets this.
-    pub owner: String,
-    /// The text that the application has set: [`Builder::owner`](crate::Builder::owner) or
-    /// [`Lock::owner`](crate::Lock::owner). The library cannot check it.
-    pub owner_text: Option<String>,
-    /// How many tasks wait in memory for this ticket to be handed over to them. Only the inspecting client's own tasks
-    /// are known.
-    pub local_waiters: u32,
-}
-
-impl TicketInfo {
-    /// A ticket as a store found it, with the owner of its [request](Request::owner).
-    #[must_use]
-    pub fn new(
-        ticket: u64,
-        granted: bool,
-        permits: u32,
-        capacity: u32,
-        remaining: Duration,
-        owner: String,
-    ) -> Self {
-        let (owner, text) = match owner.split_once(' ') {
-            Some((owner, text)) => (owner.to_owned(), Some(text.to_owned())),
-            None => (owner, None),
-        };
-        Self {
-            ticket,
-            granted,
-            permits,
-            capacity,
-            remaining,
-            owner,
-            owner_text: text,
-            local_waiters: 0,
-        }
-    }
 }
 
 /// What a store's failure means for the request.

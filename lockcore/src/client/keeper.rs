@@ -20,7 +20,7 @@ use super::supervise;
 use super::table::{BATCH, Cleanup, Phase, Stage};
 use crate::backend::{Backend, Departure, Enqueued, Fault, Released, Renewed};
 use crate::clock::Instant;
-use crate::error::Error;
+use crate::error::{Error, LostReason};
 use crate::log::{Silence, guarded};
 use crate::request::Request;
 
@@ -135,6 +135,11 @@ async fn keep(shared: &Arc<Shared>) {
                     // ticket is cleaned up by the acquire loop.
                     match stage {
                         Stage::Held | Stage::Kept { .. } if sessions => {
+                            shared.clean_up(Cleanup::of(&lease));
+                        }
+                        // Somebody waits for it, so it is not left to the store's clock. If the user still releases it,
+                        // that finds nothing.
+                        Stage::Held | Stage::Kept { .. } if reason == LostReason::Revoked => {
                             shared.clean_up(Cleanup::of(&lease));
                         }
                         Stage::Kept { .. } => shared.disarm(lease.request.id),

@@ -31,6 +31,8 @@ pub(crate) struct Lease {
     deadline: AtomicU64,
     /// The deadline never lies beyond this (`max_hold`).
     hold_until: AtomicU64,
+    /// When its holder must have given it up, in nanoseconds, because somebody asks for it. 0 if nobody does.
+    give_up_at: AtomicU64,
     /// Why the lease is lost, as [`reason_code`]. Written before the deadline becomes [`LOST`].
     reason: AtomicU8,
     /// The number of the ticket. 0 until the store has told it.
@@ -78,6 +80,7 @@ impl Lease {
             renew,
             deadline: AtomicU64::new(Instant::FAR_FUTURE.as_nanos()),
             hold_until: AtomicU64::new(Instant::FAR_FUTURE.as_nanos()),
+            give_up_at: AtomicU64::new(0),
             reason: AtomicU8::new(0),
             ticket: AtomicU64::new(0),
             hand_overs: AtomicU16::new(0),
@@ -125,12 +128,38 @@ impl Lease {
         Ok(())
     }
 
-    /// Ends the lease at `until`, whatever renewals say. Called once, when the lease is given to its user.
+    /// Ends the lease at `until` or earlier, whatever renewals say.
     pub(crate) fn end_at(&self, until: Instant) {
         let until = until.as_nanos();
-        self.hold_until.store(until, Ordering::SeqCst);
+        self.hold_until.fetch_min(until, Ordering::SeqCst);
         // This may only bring the deadline nearer. LOST is 0, so it stays.
         self.deadline.fetch_min(until, Ordering::SeqCst);
+    }
+
+    /// Somebody asks for the ticket: its holder must give it up by `until`. Each renewal tells this again, at a later
+    /// time, so only an earlier end counts. Returns whether this was the first call.
+    pub(crate) fn ask_back(&self, until: Instant) -> bool {
+        let order = Ordering::SeqCst;
+        let nanos = until.as_nanos();
+        let sooner = |at: u64| (at == 0 || nanos < at).then_some(nanos);
+        // Before the end is set, so that nobody finds the lease over without its reason.
+        let before = self.give_up_at.fetch_update(order, order, sooner);
+        self.end_at(until);
+        self.changed.notify_waiters();
+        before == Ok(0)
+    }
+
+    /// Whether somebody asks for the ticket.
+    pub(crate) fn is_asked_back(&self) -> bool {
+        self.give_up_at.load(Ordering::SeqCst) != 0
+    }
+
+    /// Why the ticket is not at the store any more.
+    pub(crate) fn why_missing(&self) -> LostReason {
+        match self.is_asked_back() {
+            true => LostReason::Revoked,
+            false => LostReason::Taken,
+        }
     }
 
     /// The last writer has left and readers remain: the ticket becomes a read ticket. From now on no writer may use it,
@@ -254,10 +283,13 @@ impl Lease {
             return None;
         }
         if deadline != LOST {
-            self.lose(if deadline >= self.hold_until().as_nanos() {
-                LostReason::MaxHold
-            } else {
+            let hold_until = self.hold_until().as_nanos();
+            self.lose(if deadline < hold_until {
                 LostReason::Expired
+            } else if hold_until == self.give_up_at.load(Ordering::SeqCst) {
+                LostReason::Revoked
+            } else {
+                LostReason::MaxHold
             });
         }
         Some(reason_of(self.reason.load(Ordering::SeqCst)))
@@ -381,6 +413,7 @@ const fn reason_code(reason: LostReason) -> u8 {
         // A guard computes these two reasons itself; they are never stored in a lease.
         LostReason::Released => 5,
         LostReason::Forked => 6,
+        LostReason::Revoked => 7,
     }
 }
 
@@ -389,6 +422,7 @@ const fn reason_of(code: u8) -> LostReason {
         2 => LostReason::Taken,
         3 => LostReason::Shutdown,
         4 => LostReason::MaxHold,
+        7 => LostReason::Revoked,
         _ => LostReason::Expired,
     }
 }

@@ -1,6 +1,7 @@
 //! Leases that end before their users are done: how this is found, and who is told.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tracing::Level;
 
@@ -13,10 +14,11 @@ use crate::error::LostReason;
 impl Shared {
     /// The store does not know the ticket any more.
     pub(super) fn taken(self: &Arc<Self>, lease: &Arc<Lease>) {
-        if lease.lose(LostReason::Taken)
+        let reason = lease.why_missing();
+        if lease.lose(reason)
             && let Some(stage) = self.stage(lease.request.id)
         {
-            self.lost(lease, stage, LostReason::Taken);
+            self.lost(lease, stage, reason);
         }
     }
 
@@ -24,10 +26,29 @@ impl Shared {
     /// may have held the lock at the same time.
     pub(crate) fn missing(self: &Arc<Self>, lease: &Arc<Lease>) {
         lease.lost(self.clock.now()); // a lease that ran out on the way has ended as expected
-        lease.lose(LostReason::Taken);
+        let reason = lease.why_missing();
+        lease.lose(reason);
         // A renewal that was under way may have found it missing before, when the holder had already left.
-        if lease.lost(self.clock.now()) == Some(LostReason::Taken) {
-            self.lost(lease, Stage::Held, LostReason::Taken);
+        if lease.lost(self.clock.now()) == Some(reason) {
+            self.lost(lease, Stage::Held, reason);
+        }
+    }
+
+    /// Somebody asks for a ticket that is held here. The lease ends when `grace` is over, and from now on no other task
+    /// of this process gets the ticket.
+    ///
+    /// The time counts from here, not from when it was asked: a holder that learns of it late has as much time.
+    pub(super) fn asked_back(self: &Arc<Self>, lease: &Arc<Lease>, grace: Duration) {
+        let first = lease.ask_back(self.clock.now().after(grace));
+        if !first {
+            return;
+        }
+        let (lock, grant_id) = (lease.request.name.clone(), lease.grant_id());
+        self.log(Level::DEBUG, move || {
+            tracing::debug!(%lock, %grant_id, ?grace, "somebody asks for the lock");
+        });
+        if let Some(observer) = self.observer() {
+            observer.asked_back(lease);
         }
     }
 

@@ -43,7 +43,9 @@ impl Shared {
         let id = lease.request.id;
         let asked = Arc::clone(&renewal);
         let (valid_for, recheck_in) = match answer {
-            Renewed::Granted { valid_for } => (renewal.answered(valid_for), None),
+            Renewed::Granted { valid_for } | Renewed::AskedBack { valid_for, .. } => {
+                (renewal.answered(valid_for), None)
+            }
             Renewed::Waiting {
                 valid_for,
                 recheck_in,
@@ -60,6 +62,9 @@ impl Shared {
         };
         let Sent { at: sent, epoch } = sent;
         lease.confirm(epoch);
+        if let Renewed::AskedBack { grace, .. } = answer {
+            self.asked_back(lease, grace);
+        }
         if lease.extend(sent, valid_for, self.clock.now()) == Err(AlreadyLost) {
             // An acknowledgement that comes too late leads to a release, never to a revival. Perhaps nobody has noticed
             // the deadline yet, and after the clean-up the keeper cannot. So the loss is reported here. A guard that
@@ -80,7 +85,7 @@ impl Shared {
             id,
             recheck_in.map_or(due, |recheck| due.min(sent.after(recheck))),
         );
-        if let Renewed::Granted { .. } = answer {
+        if answer.holds() {
             self.grant_if_waiting(id);
             self.note_acknowledged(lease, &asked);
         }
@@ -119,13 +124,20 @@ impl Shared {
             .inspect_err(|error| renewal.refused(error))?;
         let renewed = answers.first().copied().unwrap_or(Renewed::Failed);
         match renewed {
-            Renewed::Granted { valid_for } | Renewed::Waiting { valid_for, .. } => {
+            Renewed::Granted { valid_for }
+            | Renewed::AskedBack { valid_for, .. }
+            | Renewed::Waiting { valid_for, .. } => {
                 let valid_for = renewal.answered(valid_for);
                 lease.confirm(sent.epoch);
                 // An `Err` means that the lease ran out meanwhile. The next reader of the lease notices that.
                 let extended = lease.extend(sent.at, valid_for, self.clock.now());
-                if let (Ok(()), Renewed::Granted { .. }) = (extended, renewed) {
+                if let (Ok(()), true) = (extended, renewed.holds()) {
                     self.note_acknowledged(lease, &asked);
+                }
+                if let Renewed::AskedBack { grace, .. } = renewed {
+                    self.asked_back(lease, grace);
+                    // The keeper watches the new end.
+                    self.recheck_at(lease.request.id, lease.deadline());
                 }
             }
             Renewed::Lost => self.taken(lease),

@@ -90,7 +90,7 @@ impl Shared {
         let mut accepted = false;
         for (lease, answer) in leases.iter().zip(answers) {
             match answer {
-                Renewed::Granted { .. } | Renewed::Waiting { .. } => {
+                Renewed::Granted { .. } | Renewed::AskedBack { .. } | Renewed::Waiting { .. } => {
                     lease.renewal_accepted();
                     accepted = true;
                 }

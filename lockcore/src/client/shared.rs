@@ -71,6 +71,9 @@ pub(crate) trait LeaseObserver: Send + Sync {
     /// A lease is over: waiters need not wait for its user.
     fn lost(self: Arc<Self>, lease: &Arc<Lease>);
 
+    /// Somebody asks for a ticket of this process: no further task may use it.
+    fn asked_back(self: Arc<Self>, lease: &Arc<Lease>);
+
     /// A ticket was granted and its task did not collect it: it is being given back.
     fn recalled(self: Arc<Self>, lease: &Arc<Lease>);
 

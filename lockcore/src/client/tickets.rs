@@ -155,23 +155,20 @@ impl Shared {
         self.wake_keeper_at(table, due);
     }
 
-    /// The store asks us to query again after `after`, because no wake-up will be sent.
+    /// The store asks us to query again after `after`: a waiter gets no wake-up, or somebody asks for a ticket.
     pub(crate) fn recheck(&self, id: Id, after: Duration) {
         self.ask_at(id, self.clock.now().after(after.max(LEAST_RECHECK)));
     }
 
-    /// Renews a ticket that waits at `due` at the latest.
+    /// Renews a ticket at `due` at the latest.
     fn ask_at(&self, id: Id, due: Instant) {
         let mut table = self.table();
         match table.leases.get_mut(&id) {
             // The answer to its enqueue or renewal that is on its way may be older than this message.
-            Some(tracked)
-                if tracked.stage == Stage::Asked
-                    || tracked.stage == Stage::Waiting && tracked.is_renewing() =>
-            {
+            Some(tracked) if tracked.stage == Stage::Asked || tracked.is_renewing() => {
                 tracked.recheck_after_answer(due);
             }
-            Some(tracked) if tracked.stage != Stage::Waiting => {}
+            Some(tracked) if tracked.stage == Stage::Leaving => {}
             Some(tracked) if tracked.due.is_some_and(|before| before <= due) => {}
             Some(_) => self.set_recheck(&mut table, id, due),
             None => {}

@@ -4,7 +4,8 @@ use std::fmt;
 use std::time::Duration;
 
 use super::lifecycle::Held;
-use crate::backend::Renewed;
+use crate::backend::{AskedBack, Renewed};
+use crate::client::calls::Where;
 use crate::error::{Error, LostReason};
 use crate::token::{FencingToken, GrantId};
 
@@ -62,6 +63,16 @@ impl Held {
         now.until(self.0.lease.deadline())
     }
 
+    /// How long ago this holder got the lock. A hold inside another one of the same lock counts from the outer one. A
+    /// guard that keeps the lock in a smaller form, as after a [downgrade](crate::Guard::downgrade), counts on. So does a
+    /// view after the end of the lock.
+    ///
+    /// It is measured on the clock of the lease, which counts the time for which the machine is suspended.
+    #[must_use]
+    pub fn elapsed(&self) -> Duration {
+        self.0.since.until(self.shared().clock.now())
+    }
+
     /// Resolves when the lock is lost. It stays pending after a release.
     ///
     /// # Cancel safety
@@ -77,6 +88,42 @@ impl Held {
             return std::future::pending().await;
         }
         reason
+    }
+
+    /// Resolves when somebody asks for the lock with [`Locks::revoke`](crate::Locks::revoke). Finish, and release it:
+    /// [`remaining`](Self::remaining) tells how much time is left at most. At its end the lock is lost with
+    /// [`Revoked`](LostReason::Revoked).
+    ///
+    /// Returns who asks, and why, which the store is asked for. The two are empty if it does not answer. It stays pending
+    /// after a release, for a lock without [renewal](crate::Lock::renew), and if the lock is lost for another reason.
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe: it only waits and reads.
+    pub async fn revoked(&self) -> AskedBack {
+        let (shared, lease) = (self.shared(), &self.0.lease);
+        loop {
+            let changed = lease.changed.notified();
+            let mut changed = std::pin::pin!(changed);
+            // Registered before the check, so that a change in between is not missed.
+            changed.as_mut().enable();
+            if self.is_over() || shared.is_forked() {
+                return std::future::pending().await;
+            }
+            if lease.is_asked_back() {
+                break;
+            }
+            changed.await;
+        }
+        let by = shared.clock.now().after(shared.op_timeout);
+        let name = lease.request.name.clone();
+        let places = shared.operate(Where::Here, by, |connection, _| connection.inspect(name));
+        let places = places.await.map(|(_, places)| places).unwrap_or_default();
+        let place = places
+            .into_iter()
+            .find(|place| place.ticket == lease.ticket());
+        let asked = place.and_then(|place| place.asked_back);
+        asked.unwrap_or_else(|| AskedBack::new("", "", self.remaining()))
     }
 
     /// Resolves when the lock is likely to be lost soon: a third of its ttl is left. With renewal on, this means that

@@ -5,9 +5,7 @@ use std::sync::{Arc, OnceLock, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tracing::Level;
 use tracing::field::{DebugValue, debug};
-use tracing::level_filters::LevelFilter;
 
 use super::counts::{Guards, Left};
 use crate::acquire::Grant;
@@ -20,7 +18,7 @@ use crate::client::table::{Cleanup, Stage};
 use crate::clock::Instant;
 use crate::error::{Error, LostReason};
 use crate::name::Name;
-use crate::options::OnLost;
+use crate::options::{OnLost, OnRevoke};
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::token::GrantId;
@@ -36,10 +34,11 @@ pub struct Held(pub(super) Arc<Hold>);
 pub(super) struct Hold {
     pub(super) lease: Arc<Lease>,
     pub(super) grant_id: GrantId,
-    /// When the hold began. `None` if that will not be logged.
-    pub(super) since: Option<Instant>,
+    /// When the hold began.
+    pub(super) since: Instant,
     pub(super) client: Arc<Client>,
     pub(super) on_lost: OnLost,
+    on_revoke: OnRevoke,
     #[cfg(debug_assertions)]
     pub(super) label: Option<&'static str>,
     pub(super) guards: Guards,
@@ -155,8 +154,8 @@ impl Held {
     }
 
     /// How long the lock was held, for logs.
-    pub(super) fn held_for(&self, now: Instant) -> Option<DebugValue<Duration>> {
-        self.0.since.map(|since| debug(since.until(now)))
+    pub(super) fn held_for(&self, now: Instant) -> DebugValue<Duration> {
+        debug(self.0.since.until(now))
     }
 
     /// [`Lock::label`](crate::Lock::label).
@@ -172,8 +171,17 @@ impl Held {
         Arc::clone(self.0.inner_permits.get_or_init(all))
     }
 
-    pub(crate) fn on_lost(&self) -> OnLost {
-        self.0.on_lost
+    /// Whether work under the lock may be stopped before it is done.
+    pub(crate) fn stops_work(&self) -> bool {
+        self.0.on_lost == OnLost::Cancel || self.0.on_revoke == OnRevoke::Cancel
+    }
+
+    /// Why work under the lock must stop now, if it must.
+    pub(crate) fn stop(&self) -> Option<Error> {
+        if self.0.on_revoke == OnRevoke::Cancel && self.0.lease.is_asked_back() && !self.is_over() {
+            return Some(self.lost_for(LostReason::Revoked));
+        }
+        self.loss().filter(|_| self.0.on_lost == OnLost::Cancel)
     }
 
     pub(crate) fn lease(&self) -> &Lease {
@@ -276,14 +284,17 @@ impl Guard {
         spec: &Spec<'_>,
     ) -> Self {
         let writes = spec.is_exclusive();
-        // The clock is read only if the time will be logged.
-        let logged = Level::DEBUG <= LevelFilter::current();
+        let since = match &origin {
+            Origin::Outer(outer, _) => outer.0.since,
+            Origin::Ticket { .. } | Origin::Share(_) => spec.client.shared.clock.now(),
+        };
         let hold = Hold {
             lease,
             grant_id,
-            since: logged.then(|| spec.client.shared.clock.now()),
+            since,
             client: Arc::clone(spec.client),
             on_lost: spec.on_lost,
+            on_revoke: spec.on_revoke,
             #[cfg(debug_assertions)]
             label: spec.label,
             guards: Guards::new(writes),

@@ -18,7 +18,7 @@ use crate::client::shared::{LeaseObserver, Shared};
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::hold::Guard;
-use crate::options::OnLost;
+use crate::options::{OnLost, OnRevoke};
 use crate::request::{FULL, Id};
 use crate::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
@@ -635,6 +635,7 @@ fn a_ticket_is_passed_on_to_a_writer_or_becomes_a_readers() {
             limited: false,
             reentrant: true,
             on_lost: OnLost::Cancel,
+            on_revoke: OnRevoke::Finish,
             #[cfg(debug_assertions)]
             label: None,
         };

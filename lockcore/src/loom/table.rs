@@ -17,7 +17,7 @@ use crate::client::table::Stage;
 use crate::clock::Instant;
 use crate::error::{ErrorKind, LostReason};
 use crate::hold::Guard;
-use crate::options::OnLost;
+use crate::options::{OnLost, OnRevoke};
 use crate::request::{FULL, Id};
 
 const GRANTED: Enqueued = Enqueued::Granted {
@@ -51,6 +51,7 @@ fn guard(client: &Arc<Client>, lease: Arc<Lease>) -> Guard {
         limited: false,
         reentrant: true,
         on_lost: OnLost::Cancel,
+        on_revoke: OnRevoke::Finish,
         #[cfg(debug_assertions)]
         label: None,
     };

@@ -34,6 +34,7 @@ mod exclusion;
 mod fact;
 mod histories;
 mod kit;
+mod operators;
 mod requests;
 #[doc(hidden)]
 pub mod stalls;
@@ -51,7 +52,13 @@ pub use witness::{Seen, Visit, Witness};
 /// All facts.
 #[must_use]
 pub fn facts() -> Vec<Fact> {
-    [requests::all(), histories::all(), exclusion::all()].concat()
+    [
+        requests::all(),
+        operators::all(),
+        histories::all(),
+        exclusion::all(),
+    ]
+    .concat()
 }
 
 /// Checks all facts that apply, one after the other, under each policy. Prints the name of each fact before it begins.

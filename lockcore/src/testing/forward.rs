@@ -4,8 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::backend::{
-    Answer, Backend, BoxFuture, Capability, Connection, Departure, Enqueued, EventSink, Name,
-    Released, Renewed, Request, TicketInfo,
+    Answer, Backend, BoxFuture, Capability, Connection, Departure, Enqueued, EventSink, Id,
+    Listing, Name, Page, Released, Renewed, Request, TicketInfo,
 };
 
 /// A [`Connection`] that wraps another one. It passes on every request, except those of the verbs that it implements
@@ -68,6 +68,16 @@ pub trait Forward: fmt::Debug + Send + Sync + 'static {
     /// See [`Connection::inspect`].
     fn inspect(&self, name: Name) -> Answer<Vec<TicketInfo>> {
         self.inner().inspect(name)
+    }
+
+    /// See [`Connection::list`].
+    fn list(&self, listing: Listing) -> Answer<Page> {
+        self.inner().list(listing)
+    }
+
+    /// See [`Connection::ask_back`].
+    fn ask_back(&self, name: Name, id: Id, ask: Arc<str>) -> Answer<bool> {
+        self.inner().ask_back(name, id, ask)
     }
 
     /// See [`Connection::forget`].
@@ -150,6 +160,14 @@ impl<C: Forward> Connection for Forwarding<C> {
 
     fn inspect(&self, name: Name) -> Answer<Vec<TicketInfo>> {
         self.0.inspect(name)
+    }
+
+    fn list(&self, listing: Listing) -> Answer<Page> {
+        self.0.list(listing)
+    }
+
+    fn ask_back(&self, name: Name, id: Id, ask: Arc<str>) -> Answer<bool> {
+        self.0.ask_back(name, id, ask)
     }
 
     fn forget(&self, name: Name) -> Answer<()> {

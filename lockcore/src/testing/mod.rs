@@ -225,7 +225,7 @@ impl Default for Store {
 /// of its own, and [`Clock::advance`] does not affect it.
 impl Backend for Store {
     fn capability(&self) -> Capability {
-        Capability::new()
+        Capability::new().asks_back(true).lists(true)
     }
 
     fn connect(&self, events: EventSink) -> Answer<Arc<dyn Connection>> {

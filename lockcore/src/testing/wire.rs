@@ -9,11 +9,11 @@ use tokio::sync::{oneshot, watch};
 
 use crate::backend::memory;
 use crate::backend::{
-    Answer, Connection, Departure, Enqueued, EventSink, Fault, News, Released, Renewed, StoreError,
-    TicketInfo,
+    Answer, Connection, Departure, Enqueued, EventSink, Fault, Listing, News, Page, Released,
+    Renewed, StoreError, TicketInfo,
 };
 use crate::name::Name;
-use crate::request::Request;
+use crate::request::{Id, Request};
 
 /// The kinds of requests of a client to a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -262,6 +262,14 @@ impl Connection for WireConnection {
 
     fn inspect(&self, name: Name) -> Answer<Vec<TicketInfo>> {
         self.ask(None, move |tickets| Ok(tickets.inspect(&name)))
+    }
+
+    fn list(&self, listing: Listing) -> Answer<Page> {
+        self.ask(None, move |tickets| Ok(tickets.list(&listing)))
+    }
+
+    fn ask_back(&self, name: Name, id: Id, ask: Arc<str>) -> Answer<bool> {
+        self.ask(None, move |tickets| Ok(tickets.ask_back(&name, id, ask)))
     }
 
     fn forget(&self, _name: Name) -> Answer<()> {

@@ -137,6 +137,11 @@ fn words_of(heading: &str) -> Vec<String> {
 /// Makes the guide's user the only one besides the harness.
 pub fn grant(server: &RedisServer, namespaces: &str, password: &str) {
     set_alone(server, &documented(namespaces, password));
+    add(server, &words_of("## To list names"));
+}
+
+fn add(server: &RedisServer, words: &[String]) {
+    server.command::<()>(&words.iter().map(String::as_str).collect::<Vec<_>>());
 }
 
 /// Adds the rights for locks that replicas must have.
@@ -149,6 +154,7 @@ pub fn grant_durability(server: &RedisServer) {
 /// The same at a node of a cluster.
 pub fn grant_in_a_cluster(node: &RedisServer, namespaces: &str, password: &str) {
     set_alone(node, &documented_in_a_cluster(namespaces, password));
+    add(node, &words_of("## To list names"));
 }
 
 /// The same at a sentinel.

@@ -10,9 +10,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use url::Url;
 
+use super::shown::ASK;
 use super::{
-    Answer, Backend, Capability, Connection, Departure, Enqueued, EventSink, Fault, News, Released,
-    Renewed, StoreError, TicketInfo, Wake,
+    Answer, Backend, Capability, Connection, Departure, Enqueued, EventSink, Fault, Listing,
+    NameInUse, News, Page, Released, Renewed, StoreError, TicketInfo, Wake,
 };
 use crate::clock::{Clock, Instant};
 use crate::error::Error;
@@ -80,6 +81,18 @@ struct Holder {
     /// For the text of its owner.
     request: Arc<Request>,
     receiver: u64,
+    /// See [`Connection::ask_back`].
+    ask: Option<Arc<str>>,
+}
+
+impl Holder {
+    /// The owner, and the ask behind it.
+    fn owner(&self) -> String {
+        match &self.ask {
+            Some(ask) => format!("{}{ASK}{ask}", self.request.owner),
+            None => self.request.owner.to_string(),
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -98,7 +111,11 @@ impl Memory {
 
 impl Backend for Memory {
     fn capability(&self) -> Capability {
-        Capability::new().cross_process(false).in_flight(u32::MAX)
+        Capability::new()
+            .cross_process(false)
+            .in_flight(u32::MAX)
+            .asks_back(true)
+            .lists(true)
     }
 
     fn connect(&self, events: EventSink) -> Answer<Arc<dyn Connection>> {
@@ -132,6 +149,14 @@ impl Connection for MemoryConnection {
 
     fn inspect(&self, name: Name) -> Answer<Vec<TicketInfo>> {
         answer(Ok(self.store.inspect(&name)))
+    }
+
+    fn list(&self, listing: Listing) -> Answer<Page> {
+        answer(Ok(self.store.list(&listing)))
+    }
+
+    fn ask_back(&self, name: Name, id: Id, ask: Arc<str>) -> Answer<bool> {
+        answer(Ok(self.store.ask_back(&name, id, ask)))
     }
 
     fn forget(&self, _name: Name) -> Answer<()> {
@@ -191,10 +216,12 @@ impl Store {
         wakes.collect(line.expire(now), &line.queue, receivers);
         if line.queue.find(request.id).is_some() {
             return Ok(match line.renew(&request, now) {
-                Renewed::Granted { valid_for } => Enqueued::Granted {
-                    ticket: line.number(&request),
-                    valid_for,
-                },
+                Renewed::Granted { valid_for } | Renewed::AskedBack { valid_for, .. } => {
+                    Enqueued::Granted {
+                        ticket: line.number(&request),
+                        valid_for,
+                    }
+                }
                 Renewed::Waiting {
                     valid_for,
                     recheck_in,
@@ -223,7 +250,11 @@ impl Store {
             end,
             floor,
             request.wait,
-            Holder { request, receiver },
+            Holder {
+                request,
+                receiver,
+                ask: None,
+            },
         );
         match outcome {
             Ok((ticket, true)) => {
@@ -319,6 +350,8 @@ impl Store {
         };
         // Expired tickets hold nothing, even if they have not been removed yet.
         let tickets = line.queue.tickets().map(|(ticket, _)| ticket);
+        // Numbers are times of this clock, unless many tickets are taken in one microsecond.
+        let micros = wall_clock_micros();
         let live: Vec<_> = tickets
             .filter(|ticket| ticket.expires_at > now.as_nanos())
             .collect();
@@ -331,10 +364,59 @@ impl Store {
                 ticket.permits,
                 ticket.capacity,
                 now.until(Instant::from_nanos(ticket.expires_at)),
-                ticket.payload.request.owner.to_string(),
+                ticket.payload.owner(),
             )
+            .with_id(ticket.payload.request.id)
+            .with_age(Duration::from_micros(micros.saturating_sub(ticket.number)))
         });
         places.collect()
+    }
+
+    /// Looks at all names. A page begins behind a name.
+    pub(crate) fn list(&self, listing: &Listing) -> Page {
+        let now = self.clock.now().as_nanos();
+        let names = self.names();
+        let is_wanted = |name: &Name| {
+            let text = name.as_str();
+            let is_behind = |after: &Arc<str>| text > &**after;
+            *name.namespace() == listing.namespace
+                && text.starts_with(&listing.prefix)
+                && listing.after.as_ref().is_none_or(is_behind)
+        };
+        let lines = names.lines.iter().filter(|(name, line)| {
+            let mut ends = line.queue.tickets().map(|(ticket, _)| ticket.expires_at);
+            is_wanted(name) && ends.any(|end| end > now)
+        });
+        let mut found: Vec<&str> = lines.map(|(name, _)| name.as_str()).collect();
+        found.sort_unstable();
+        let more = found.len() > listing.limit as usize;
+        found.truncate(listing.limit as usize);
+        let next = found.last().filter(|_| more).map(|last| Arc::from(*last));
+        let found = found
+            .into_iter()
+            .map(|name| NameInUse::new(name.to_owned()));
+        Page::new(found.collect(), next)
+    }
+
+    pub(crate) fn ask_back(&self, name: &Name, id: Id, ask: Arc<str>) -> bool {
+        let now = self.clock.now();
+        let mut wakes = Wakes::but(id);
+        let mut names = self.names();
+        let Names {
+            lines, receivers, ..
+        } = &mut *names;
+        let Some((ticket, _)) = lines.get_mut(name).and_then(|line| line.queue.find(id)) else {
+            return false;
+        };
+        if ticket.expires_at <= now.as_nanos() {
+            return false;
+        }
+        ticket.payload.ask = Some(ask);
+        if let Some(events) = receivers.get(&ticket.payload.receiver) {
+            let news = News::Recheck(id, Duration::ZERO);
+            wakes.to.push((Weak::clone(events), news));
+        }
+        true
     }
 
     /// Forgets everything, like a server that restarts without its data.
@@ -386,7 +468,10 @@ impl Line {
         self.first_end = self.first_end.min(ticket.expires_at);
         let valid_for = request.ttl;
         if holds {
-            Renewed::Granted { valid_for }
+            match &ticket.payload.ask {
+                Some(_) => Renewed::holding(valid_for, &ticket.payload.owner()),
+                None => Renewed::Granted { valid_for },
+            }
         } else {
             Renewed::Waiting {
                 valid_for,

@@ -68,8 +68,7 @@ pub(super) async fn renew(
 ) -> Result<Vec<Renewed>, StoreError> {
     let mut member = Member::new(group, connection, patience);
     let mut answers = tickets::renew(&mut member, tickets).await?;
-    let is_there =
-        |answer: &Renewed| matches!(answer, Renewed::Granted { .. } | Renewed::Waiting { .. });
+    let is_there = |answer: &Renewed| answer.holds() || matches!(answer, Renewed::Waiting { .. });
     if !answers.iter().any(is_there) {
         return Ok(answers);
     }

@@ -2,7 +2,8 @@
 
 use std::sync::LazyLock;
 
-use crate::name::{Name, Namespace};
+use crate::backend::NameInUse;
+use crate::name::{Name, Namespace, key_prefix};
 
 /// The version of the format. It is part of every key and channel, so versions of the library with another format have
 /// another number and do not see each other. A change of it is a breaking release. 1 is the first that is released.
@@ -18,6 +19,25 @@ pub(super) const EXPIRES: usize = 13;
 /// The first key of one name. Scripts make the name's other keys from it: see `scripts/line.lua`.
 pub(super) fn key(name: &Name) -> String {
     name.key(VERSION, READABLE)
+}
+
+/// The pattern of the first keys of all names with this beginning, as `SCAN` takes it.
+pub(super) fn keys_like(namespace: &Namespace, prefix: &str) -> String {
+    let prefix = key_prefix(namespace, VERSION, prefix, READABLE);
+    let mut pattern = String::with_capacity(prefix.len() + 2);
+    for c in prefix.chars() {
+        if matches!(c, '*' | '?' | '[' | ']' | '\\') {
+            pattern.push('\\');
+        }
+        pattern.push(c);
+    }
+    // The other keys of a name do not end with the brace.
+    pattern + "*}"
+}
+
+/// The name whose first key this is.
+pub(super) fn name_of(key: &str) -> Option<NameInUse> {
+    NameInUse::of_key(key, READABLE)
 }
 
 /// A key in the form of the keys of names. No name has this key.
@@ -60,11 +80,13 @@ pub(super) static ENQUEUE: LazyLock<Script> = script!("scripts/enqueue.lua");
 pub(super) static RENEW: LazyLock<Script> = script!("scripts/renew.lua");
 pub(super) static RELEASE: LazyLock<Script> = script!("scripts/release.lua");
 pub(super) static INSPECT: LazyLock<Script> = script!("scripts/inspect.lua");
+pub(super) static LIST: LazyLock<Script> = script!("scripts/list.lua");
+pub(super) static ASK: LazyLock<Script> = script!("scripts/ask.lua");
 pub(super) static FORGET: LazyLock<Script> = script!("scripts/forget.lua");
 
 #[cfg(test)]
 pub(super) fn scripts() -> impl Iterator<Item = &'static Script> {
-    [&ENQUEUE, &RENEW, &RELEASE, &INSPECT, &FORGET]
+    [&ENQUEUE, &RENEW, &RELEASE, &INSPECT, &LIST, &ASK, &FORGET]
         .into_iter()
         .map(|script| &**script)
 }

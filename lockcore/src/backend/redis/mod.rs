@@ -28,12 +28,12 @@ use tokio::sync::oneshot;
 use url::Url;
 
 use super::{
-    Answer, Backend, Capability, Connection, Departure, Enqueued, EventSink, Released, Renewed,
-    StoreError, TicketInfo,
+    Answer, Backend, Capability, Connection, Departure, Enqueued, EventSink, Listing, Page,
+    Released, Renewed, StoreError, TicketInfo,
 };
 use crate::error::Error;
 use crate::name::Name;
-use crate::request::Request;
+use crate::request::{Id, Request};
 use crate::tls::Tls;
 
 use cluster::Seeds;
@@ -113,6 +113,8 @@ impl Backend for Redis {
             .longest_ttl(LONGEST_TTL)
             // See `durable`.
             .wake_ups_grant(durability.is_none())
+            .asks_back(true)
+            .lists(true)
     }
 
     fn silence(&self) -> &'static str {
@@ -251,6 +253,14 @@ impl Connection for RedisConnection {
 
     fn inspect(&self, name: Name) -> Answer<Vec<TicketInfo>> {
         Box::pin(tickets::inspect(self.clone(), name))
+    }
+
+    fn list(&self, listing: Listing) -> Answer<Page> {
+        Box::pin(tickets::list(self.clone(), listing))
+    }
+
+    fn ask_back(&self, name: Name, id: Id, ask: Arc<str>) -> Answer<bool> {
+        Box::pin(tickets::ask_back(self.clone(), name, id, ask))
     }
 
     fn forget(&self, name: Name) -> Answer<()> {

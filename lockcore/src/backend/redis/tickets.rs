@@ -9,10 +9,12 @@ use super::connection::{RedisConnection, Socket};
 use super::errors::{GUIDE, failed, is_stopped};
 use super::layout::{self, Script};
 use super::rights;
-use crate::backend::{Departure, Enqueued, Fault, Released, Renewed, StoreError, TicketInfo};
+use crate::backend::{
+    Departure, Enqueued, Fault, Listing, Page, Released, Renewed, StoreError, TicketInfo,
+};
 use crate::name::{Name, Namespace};
 use crate::queue;
-use crate::request::Request;
+use crate::request::{Id, Request};
 
 /// How long the mark stays when a release comes before its enqueue. It is far longer than a request can stay in a
 /// socket's buffer before the server reads it or the connection is reset.
@@ -104,6 +106,10 @@ pub(super) async fn renew(
             }),
             [2, ..] => Ok(Renewed::Lost),
             [3, ..] => Ok(Renewed::Failed),
+            [4, ttl, grace] => Ok(Renewed::AskedBack {
+                valid_for: duration(ttl),
+                grace: duration(grace),
+            }),
             _ => Err(unexpected(&reply)),
         })
         .collect()
@@ -180,12 +186,18 @@ pub(super) async fn inspect(
             Duration::from_millis(record.expires - now),
             record.owner.to_owned(),
         )
+        .with_id(record.id)
+        // A number is the time of its enqueue, unless many tickets are taken in one microsecond.
+        .with_age(Duration::from_micros(
+            (now * 1000).saturating_sub(record.number),
+        ))
     };
     Ok(lives.into_iter().enumerate().map(place).collect())
 }
 
 /// A ticket in the form of `scripts/record.lua`, without the fields that only scripts need.
 struct Record<'a> {
+    id: Id,
     expires: u64,
     number: u64,
     permits: u32,
@@ -197,7 +209,7 @@ impl<'a> Record<'a> {
     fn parse(record: &'a str) -> Option<Self> {
         let (number, rest) = record.split_at_checked(layout::NUMBER)?;
         let (expires, rest) = rest.split_at_checked(layout::EXPIRES)?;
-        let (_id, rest) = rest.split_once(':')?;
+        let (id, rest) = rest.split_once(':')?;
         let number: u64 = number.parse().ok()?;
         let expires = match expires.strip_prefix('+') {
             Some(behind) => number / 1000 + behind.parse::<u64>().ok()?,
@@ -208,6 +220,7 @@ impl<'a> Record<'a> {
         let (permits, capacity) = (next()?.parse().ok()?, next()?.parse().ok()?);
         let (_channel, owner) = (next()?, next()?);
         Some(Self {
+            id: Id::parse(id)?,
             expires,
             number,
             permits,
@@ -215,6 +228,60 @@ impl<'a> Record<'a> {
             owner,
         })
     }
+}
+
+/// One step of the walk over the keys of one server. It looks at ten keys for each name that the page may have, because
+/// most keys of a database are of something else, or of names that are not in use.
+pub(super) async fn list(
+    mut connection: RedisConnection,
+    listing: Listing,
+) -> Result<Page, StoreError> {
+    let Listing {
+        namespace,
+        prefix,
+        after,
+        limit,
+        ..
+    } = &listing;
+    let write = |call: &mut Cmd| {
+        call.write_arg_fmt(after.as_deref().unwrap_or("0"));
+        call.write_arg_fmt(layout::keys_like(namespace, prefix));
+        call.write_arg_fmt(limit.saturating_mul(10));
+    };
+    let reply = run(&mut connection, &layout::LIST, namespace, 0, write).await;
+    let reply = reply.map_err(|error| match is_stopped(&error.to_string()) {
+        // It only reads, so this is never half-way.
+        true => {
+            let text = format!("Redis: the user may not run scan, which lists names{GUIDE}");
+            StoreError::new(Fault::Config, text)
+        }
+        false => error,
+    })?;
+    let reply: Vec<Vec<u8>> = redis::from_redis_value(reply).map_err(unreadable)?;
+    // Another program may have a key here that is no text.
+    let mut reply = reply.iter().filter_map(|key| std::str::from_utf8(key).ok());
+    let Some(stands) = reply.next() else {
+        return Err(unexpected(&"nothing"));
+    };
+    let names = reply.filter_map(layout::name_of);
+    let next = (stands != "0").then(|| Arc::from(stands));
+    Ok(Page::new(names.collect(), next))
+}
+
+pub(super) async fn ask_back(
+    mut connection: RedisConnection,
+    name: Name,
+    id: Id,
+    ask: Arc<str>,
+) -> Result<bool, StoreError> {
+    let write = |call: &mut Cmd| {
+        call.write_arg_fmt(layout::key(&name));
+        call.write_arg_fmt(id);
+        call.write_arg_fmt(&ask);
+    };
+    let namespace = name.namespace();
+    let found = run(&mut connection, &layout::ASK, namespace, 1, write).await?;
+    redis::from_redis_value(found).map_err(unreadable)
 }
 
 pub(super) async fn forget(mut connection: RedisConnection, name: Name) -> Result<(), StoreError> {

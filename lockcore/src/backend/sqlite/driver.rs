@@ -18,10 +18,10 @@ use super::events::Wakes;
 use super::file::File;
 use super::tickets;
 use crate::backend::{
-    Departure, Enqueued, EventSink, Fault, Released, Renewed, StoreError, TicketInfo,
+    Departure, Enqueued, EventSink, Fault, Listing, Page, Released, Renewed, StoreError, TicketInfo,
 };
 use crate::name::Name;
-use crate::request::Request;
+use crate::request::{Id, Request};
 
 /// The receiver of a job's outcome.
 pub(super) type Reply<T> = oneshot::Sender<Result<T, StoreError>>;
@@ -35,6 +35,8 @@ pub(super) enum Job {
     Renew(Vec<Arc<Request>>, Reply<Vec<Renewed>>),
     Release(Vec<Departure>, Reply<Vec<Released>>),
     Inspect(Name, Reply<Vec<TicketInfo>>),
+    List(Listing, Reply<Page>),
+    AskBack(Name, Id, Arc<str>, Reply<bool>),
     Forget(Name, Reply<()>),
     Check(Reply<Vec<String>>),
 }
@@ -243,7 +245,11 @@ impl Job {
             // The first three run no SQL.
             Self::Join(..) | Self::Leave(..) | Self::Check(..) | Self::Renew(..) => 0,
             Self::Release(..) => 1,
-            Self::Enqueue(..) | Self::Inspect(..) | Self::Forget(..) => 2,
+            Self::Enqueue(..)
+            | Self::Inspect(..)
+            | Self::List(..)
+            | Self::AskBack(..)
+            | Self::Forget(..) => 2,
         }
     }
 
@@ -256,6 +262,8 @@ impl Job {
             Self::Renew(_, reply) => reply.is_closed(),
             Self::Release(_, reply) => reply.is_closed(),
             Self::Inspect(_, reply) => reply.is_closed(),
+            Self::List(_, reply) => reply.is_closed(),
+            Self::AskBack(.., reply) => reply.is_closed(),
             Self::Forget(_, reply) => reply.is_closed(),
             Self::Check(reply) => reply.is_closed(),
         }
@@ -270,6 +278,8 @@ impl Job {
             Self::Renew(_, reply) => tell(reply, Err(error)),
             Self::Release(_, reply) => tell(reply, Err(error)),
             Self::Inspect(_, reply) => tell(reply, Err(error)),
+            Self::List(_, reply) => tell(reply, Err(error)),
+            Self::AskBack(.., reply) => tell(reply, Err(error)),
             Self::Forget(_, reply) => tell(reply, Err(error)),
             Self::Check(reply) => tell(reply, Err(error)),
         };
@@ -331,6 +341,13 @@ async fn carry_out(job: Job, file: &mut File, wakes: &mut Wakes) {
         }
         Job::Inspect(name, reply) => {
             tell(reply, tickets::inspect(file, &name).await);
+        }
+        Job::List(listing, reply) => {
+            tell(reply, tickets::list(file, &listing).await);
+        }
+        Job::AskBack(name, id, ask, reply) => {
+            let asked = tickets::ask_back(file, wakes, &name, id, &ask).await;
+            tell(reply, asked);
         }
         Job::Forget(name, reply) => {
             tell(reply, tickets::forget(file, &name).await);

@@ -71,8 +71,9 @@ impl Wakes {
         }
     }
 
-    /// The ticket is the first that waits. It may be granted after this time without a wake-up.
-    pub(super) fn first(&self, receiver: u64, id: Id, after: Duration) {
+    /// The ticket must be renewed after this time: it is the first that waits, and may be granted then without a wake-up.
+    /// Or it was asked back.
+    pub(super) fn recheck(&self, receiver: u64, id: Id, after: Duration) {
         if let Some(client) = self.clients.get(&receiver) {
             client.events.recheck(id, after);
         }

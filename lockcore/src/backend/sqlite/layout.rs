@@ -3,8 +3,8 @@
 #[cfg(any(target_os = "linux", target_os = "android"))]
 use std::io::ErrorKind;
 
-use crate::backend::{Fault, StoreError};
-use crate::name::Name;
+use crate::backend::{Fault, NameInUse, StoreError};
+use crate::name::{Name, Namespace, key_prefix};
 
 /// It is in the file's header and in every key. A file of another version is refused. A change of the number is a
 /// breaking release.
@@ -36,12 +36,33 @@ pub(super) const RENEW: &str = verb!("schema/ask_many.sql", "schema/renew.sql");
 pub(super) const RELEASE: &str = verb!("schema/ask_many.sql", "schema/release.sql");
 pub(super) const GRANTED: &str = include_str!("schema/granted.sql");
 pub(super) const INSPECT: &str = include_str!("schema/inspect.sql");
+pub(super) const LIST: &str = include_str!("schema/list.sql");
+pub(super) const ASK_BACK: &str = include_str!("schema/ask_back.sql");
 pub(super) const FORGET: &str = include_str!("schema/forget.sql");
 pub(super) const SWEEP: &str = include_str!("schema/sweep.sql");
 
 /// The key of a name in the file.
 pub(super) fn key(name: &Name) -> String {
     name.key(VERSION, READABLE)
+}
+
+/// What the keys of all names with this beginning begin with.
+pub(super) fn keys_like(namespace: &Namespace, prefix: &str) -> String {
+    key_prefix(namespace, VERSION, prefix, READABLE)
+}
+
+/// A text that comes after all keys with this beginning. A key goes on with at most this many of the last character, and
+/// then a brace.
+pub(super) fn behind(beginning: &str) -> String {
+    const LAST: char = char::MAX;
+    let most = READABLE / LAST.len_utf8() + 1;
+    let ends = std::iter::repeat_n(LAST, most);
+    beginning.chars().chain(ends).collect()
+}
+
+/// The name of a key.
+pub(super) fn name_of(key: &str) -> Option<NameInUse> {
+    NameInUse::of_key(key, READABLE)
 }
 
 /// The requests by id, as `schema/ask_many.sql` takes them. Ids are hexadecimal, so nothing in them needs escaping.

@@ -13,12 +13,12 @@ use std::sync::Arc;
 use url::Url;
 
 use super::{
-    Answer, Backend, Capability, Connection, Departure, Enqueued, EventSink, Released, Renewed,
-    TicketInfo,
+    Answer, Backend, Capability, Connection, Departure, Enqueued, EventSink, Listing, Page,
+    Released, Renewed, TicketInfo,
 };
 use crate::error::Error;
 use crate::name::Name;
-use crate::request::Request;
+use crate::request::{Id, Request};
 use crate::tls::Tls;
 use driver::{Driver, Job};
 
@@ -50,6 +50,8 @@ impl Backend for Sqlite {
             // One thread does the jobs one by one, some 100 µs each. 16 keep it busy, and are few enough for an answer
             // within milliseconds, even on a busy machine.
             .in_flight(16)
+            .asks_back(true)
+            .lists(true)
     }
 
     fn connect(&self, events: EventSink) -> Answer<Arc<dyn Connection>> {
@@ -98,6 +100,16 @@ impl Connection for SqliteConnection {
     fn inspect(&self, name: Name) -> Answer<Vec<TicketInfo>> {
         let driver = Arc::clone(&self.driver);
         Box::pin(async move { driver.ask(|reply| Job::Inspect(name, reply)).await })
+    }
+
+    fn list(&self, listing: Listing) -> Answer<Page> {
+        let driver = Arc::clone(&self.driver);
+        Box::pin(async move { driver.ask(|reply| Job::List(listing, reply)).await })
+    }
+
+    fn ask_back(&self, name: Name, id: Id, ask: Arc<str>) -> Answer<bool> {
+        let driver = Arc::clone(&self.driver);
+        Box::pin(async move { driver.ask(|reply| Job::AskBack(name, id, ask, reply)).await })
     }
 
     fn forget(&self, name: Name) -> Answer<()> {

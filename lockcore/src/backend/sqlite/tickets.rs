@@ -10,7 +10,9 @@ use sqlx::sqlite::SqliteRow;
 use super::events::Wakes;
 use super::file::{File, column};
 use super::layout;
-use crate::backend::{Departure, Enqueued, Fault, Released, Renewed, StoreError, TicketInfo, Wake};
+use crate::backend::{
+    Departure, Enqueued, Fault, Listing, Page, Released, Renewed, StoreError, TicketInfo, Wake,
+};
 use crate::name::Name;
 use crate::request::{Id, Request};
 
@@ -117,7 +119,10 @@ fn renewed(wakes: &mut Wakes, id: Id, row: &SqliteRow, now: i64) -> Result<Renew
     let valid_for = duration(column(row, "ttl_millis")?);
     if column::<i64>(row, "holds")? != 0 {
         wakes.settled(id);
-        return Ok(Renewed::Granted { valid_for });
+        return Ok(match column::<Option<String>>(row, "asked_back")? {
+            Some(owner) => Renewed::holding(valid_for, &owner),
+            None => Renewed::Granted { valid_for },
+        });
     }
     in_line(wakes, id, row)?;
     let soonest: Option<i64> = column(row, "soonest")?;
@@ -234,9 +239,7 @@ pub(super) async fn look(file: &mut File, wakes: &mut Wakes) -> Result<(), Store
     let keep_all = granted.into_iter().map(|id| (id, u32::MAX, None));
     let rows = ask_many(file, Verb::Renew, keep_all, now).await?;
     for row in &rows {
-        if is_answer(wakes, row, now)?
-            && let Renewed::Granted { .. } = renewed(wakes, id(row)?, row, now)?
-        {
+        if is_answer(wakes, row, now)? && renewed(wakes, id(row)?, row, now)?.holds() {
             wake(wakes, row)?;
         }
     }
@@ -245,22 +248,79 @@ pub(super) async fn look(file: &mut File, wakes: &mut Wakes) -> Result<(), Store
 
 pub(super) async fn inspect(file: &mut File, name: &Name) -> Result<Vec<TicketInfo>, StoreError> {
     let (key, now) = (layout::key(name), layout::now_millis());
+    let micros = unsigned(layout::wall_micros());
     let rows = file
         .transact(|| sqlx::query(layout::INSPECT).bind(key.clone()).bind(now))
         .await?;
     rows.iter()
         .map(|row| {
             let number = |column_name| column::<i64>(row, column_name);
+            let ticket = unsigned(number("ticket")?);
             Ok(TicketInfo::new(
-                unsigned(number("ticket")?),
+                ticket,
                 number("granted")? != 0,
                 u32::try_from(number("permits")?).unwrap_or(u32::MAX),
                 u32::try_from(number("capacity")?).unwrap_or(u32::MAX),
                 duration(number("remaining")?),
                 column(row, "owner")?,
-            ))
+            )
+            .with_id(id(row)?)
+            // A number is the time of its enqueue, unless many tickets are taken in one microsecond.
+            .with_age(Duration::from_micros(micros.saturating_sub(ticket))))
         })
         .collect()
+}
+
+/// A page begins behind a key.
+pub(super) async fn list(file: &mut File, listing: &Listing) -> Result<Page, StoreError> {
+    let prefix = layout::keys_like(&listing.namespace, &listing.prefix);
+    let after = listing.after.as_deref().unwrap_or_default().to_owned();
+    let now = layout::now_millis();
+    let query = || {
+        sqlx::query(layout::LIST)
+            .bind(prefix.clone())
+            .bind(after.clone())
+            .bind(i64::from(listing.limit))
+            .bind(now)
+            .bind(layout::behind(&prefix))
+    };
+    let rows = file.transact(query).await?;
+    let keys = rows.iter().map(|row| column::<String>(row, "name"));
+    let keys: Vec<String> = keys.collect::<Result<_, _>>()?;
+    let full = keys.len() >= listing.limit as usize;
+    let next = keys.last().filter(|_| full).map(|key| key.as_str().into());
+    let names = keys.iter().filter_map(|key| layout::name_of(key));
+    Ok(Page::new(names.collect(), next))
+}
+
+pub(super) async fn ask_back(
+    file: &mut File,
+    wakes: &Wakes,
+    name: &Name,
+    id: Id,
+    ask: &str,
+) -> Result<bool, StoreError> {
+    let (key, now) = (layout::key(name), layout::now_millis());
+    let (process, epoch) = (file.process, file.epoch);
+    let query = || {
+        sqlx::query(layout::ASK_BACK)
+            .bind(key.clone())
+            .bind(id.to_string())
+            .bind(ask.to_owned())
+            .bind(now)
+            .bind(process)
+            .bind(epoch)
+    };
+    let rows = file.transact(query).await?;
+    let Some(row) = rows.first() else {
+        return Ok(false);
+    };
+    // A client of another process learns it at its next renewal.
+    if column::<i64>(row, "ours")? != 0 {
+        let receiver: i64 = column(row, "receiver")?;
+        wakes.recheck(receiver.cast_unsigned(), id, Duration::ZERO);
+    }
+    Ok(true)
 }
 
 pub(super) async fn forget(file: &mut File, name: &Name) -> Result<(), StoreError> {
@@ -292,7 +352,7 @@ fn in_line(wakes: &mut Wakes, id: Id, row: &SqliteRow) -> Result<(), StoreError>
 fn is_first(wakes: &Wakes, row: &SqliteRow, now: i64) -> Result<(), StoreError> {
     let receiver: i64 = column(row, "receiver")?;
     if let Some(at) = column::<Option<i64>>(row, "soonest")? {
-        wakes.first(receiver.cast_unsigned(), id(row)?, duration(at - now));
+        wakes.recheck(receiver.cast_unsigned(), id(row)?, duration(at - now));
     }
     Ok(())
 }

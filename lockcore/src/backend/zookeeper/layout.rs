@@ -3,7 +3,8 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use crate::name::Name;
+use crate::backend::NameInUse;
+use crate::name::{Name, Namespace, key_prefix};
 use crate::queue;
 use crate::request::{Id, Request};
 
@@ -63,6 +64,27 @@ impl Parent {
     }
 }
 
+/// The folder of all names of a namespace.
+pub(super) fn folder(namespace: &Namespace) -> String {
+    let beginning = key_prefix(namespace, VERSION, "", READABLE);
+    format!("/{}", beginning.trim_end_matches([':', '{']))
+}
+
+/// What the nodes of all names with this beginning begin with.
+pub(super) fn nodes_like(namespace: &Namespace, prefix: &str) -> String {
+    let key = key_prefix(namespace, VERSION, prefix, READABLE);
+    let mut node = String::new();
+    for c in key[key.find('{').unwrap_or(key.len())..].chars() {
+        push(&mut node, c);
+    }
+    node
+}
+
+/// The name of a node in the folder.
+pub(super) fn name_of(node: &str) -> Option<NameInUse> {
+    NameInUse::of_key(node, READABLE)
+}
+
 /// ZooKeeper refuses private use characters, specials, and all characters beyond the basic plane (it is written in
 /// Java, where these are two characters). So they are escaped here. The key has already escaped every `%` of the name,
 /// and escapes none of these characters, so two names still cannot collide.
@@ -115,7 +137,8 @@ impl Ticket {
 }
 
 /// The data of a ticket's node: its owner. The number of a ticket is the transaction that created its node. A ticket
-/// that was made smaller has a new node, so there the number follows the owner after a line break.
+/// that was made smaller has a new node, so there the number follows the owner after a line break. It also does if
+/// somebody asks for the ticket: then the ask stands between the two, in a line of its own.
 pub(super) fn data(owner: &str, number: u64) -> Vec<u8> {
     format!("{owner}\n{number}").into_bytes()
 }

@@ -21,12 +21,12 @@ use std::time::Duration;
 use url::Url;
 
 use super::{
-    Answer, Backend, BoxFuture, Capability, Connection, Departure, Enqueued, EventSink, Released,
-    Renewed, TicketInfo,
+    Answer, Backend, BoxFuture, Capability, Connection, Departure, Enqueued, EventSink, Listing,
+    Page, Released, Renewed, TicketInfo,
 };
 use crate::error::Error;
 use crate::name::Name;
-use crate::request::Request;
+use crate::request::{Id, Request};
 use crate::tls::Tls;
 use config::Settings;
 use session::{Attached, Session};
@@ -88,6 +88,8 @@ impl Backend for ZooKeeper {
             .longest_ttl(LONGEST_TTL)
             .sessions(true)
             .in_flight(IN_FLIGHT)
+            .asks_back(true)
+            .lists(true)
     }
 
     fn connect(&self, events: EventSink) -> Answer<Arc<dyn Connection>> {
@@ -146,6 +148,14 @@ impl Connection for ZooKeeperConnection {
 
     fn inspect(&self, name: Name) -> Answer<Vec<TicketInfo>> {
         Box::pin(tickets::inspect(self.session(), name))
+    }
+
+    fn list(&self, listing: Listing) -> Answer<Page> {
+        Box::pin(tickets::list(self.session(), listing))
+    }
+
+    fn ask_back(&self, name: Name, id: Id, ask: Arc<str>) -> Answer<bool> {
+        Box::pin(tickets::ask_back(self.session(), name, id, ask))
     }
 
     fn forget(&self, name: Name) -> Answer<()> {

@@ -13,7 +13,7 @@ mod release;
 mod renew;
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use zookeeper_client::{Error as ZkError, MultiReadResult};
 
@@ -25,10 +25,11 @@ use super::errors::failed;
 use super::layout::{self, Parent};
 use super::proof::Proof;
 use super::session::{Mine, Session, Standing};
-use crate::backend::{Fault, StoreError, TicketInfo};
+use crate::backend::shown::ASK;
+use crate::backend::{Fault, Listing, Page, StoreError, TicketInfo};
 use crate::clock::Clock;
 use crate::name::Name;
-use crate::request::Request;
+use crate::request::{Id, Request};
 use crate::token::MAX_TICKET;
 
 /// How many nodes are read in one request. The path of each has at most two kilobytes.
@@ -68,13 +69,18 @@ pub(super) async fn inspect(
     // Holders are computed from the line as it was listed: if a ticket is gone by now, or has another node, no other
     // ticket is shown as the holder in its place.
     let holders = layout::holders(&line);
+    let since_1970 = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
+    let millis = u64::try_from(since_1970.as_millis()).unwrap_or(u64::MAX);
     let places = line.iter().zip(read).enumerate();
     let places = places.filter_map(|(at, (ticket, read))| {
         let MultiReadResult::Data { data, stat } = read else {
             return None;
         };
         let (owner, number) = layout::owner_and_number(&data, stat.czxid.unsigned_abs());
-        Some(TicketInfo::new(
+        let age = millis.saturating_sub(stat.ctime.unsigned_abs());
+        let place = TicketInfo::new(
             number,
             at < holders,
             ticket.permits,
@@ -82,9 +88,91 @@ pub(super) async fn inspect(
             // The servers do not tell how long a session still lasts. This is the longest possible time.
             ticket.ttl,
             owner,
-        ))
+        );
+        let place = place.with_id(ticket.id);
+        // The servers do not tell their time. A ticket that was made smaller has a younger node.
+        Some(place.with_age(Duration::from_millis(age)))
     });
     Ok(places.collect())
+}
+
+/// A page begins behind a node. The whole folder is listed for each page: the servers have no other way.
+pub(super) async fn list(session: Arc<Session>, listing: Listing) -> Result<Page, StoreError> {
+    session.usable()?;
+    let folder = layout::folder(&listing.namespace);
+    let beginning = layout::nodes_like(&listing.namespace, &listing.prefix);
+    let mut nodes = match session.client.list_children(&folder).await {
+        Ok(nodes) => nodes,
+        Err(ZkError::NoNode) => return Ok(Page::default()),
+        Err(error) => return Err(failed(error)),
+    };
+    let is_behind = |after: &Arc<str>, node: &str| node > &**after;
+    nodes.retain(|node| {
+        let after = listing.after.as_ref();
+        node.starts_with(&beginning) && after.is_none_or(|after| is_behind(after, node))
+    });
+    nodes.sort_unstable();
+    let more = nodes.len() > listing.limit as usize;
+    nodes.truncate(listing.limit as usize);
+    let next = nodes
+        .last()
+        .filter(|_| more)
+        .map(|last| last.as_str().into());
+    let mut reading = Vec::new(); // sent together
+    for page in nodes.chunks(READS) {
+        let mut reads = session.client.new_multi_reader();
+        for node in page {
+            let path = format!("{folder}/{node}");
+            reads.add_get_data(&path).map_err(failed)?;
+        }
+        reading.push(reads.commit());
+    }
+    let mut read = Vec::with_capacity(nodes.len());
+    for page in reading {
+        read.extend(page.await.map_err(failed)?);
+    }
+    // A name without tickets stays for a while.
+    let has_tickets = |read: &MultiReadResult| matches!(read, MultiReadResult::Data { stat, .. } if stat.num_children > 0);
+    let used = nodes.iter().zip(read).filter(|(_, read)| has_tickets(read));
+    let names = used.filter_map(|(node, _)| layout::name_of(node));
+    Ok(Page::new(names.collect(), next))
+}
+
+/// Writes the ask behind the owner, in the data of the ticket's node. No message is sent: the holder reads its node when
+/// it renews the ticket.
+///
+/// If this is dropped half-way, the ask may be written all the same.
+pub(super) async fn ask_back(
+    session: Arc<Session>,
+    name: Name,
+    id: Id,
+    ask: Arc<str>,
+) -> Result<bool, StoreError> {
+    session.usable()?;
+    let parent = Parent::of(&name);
+    let line = session.list(&parent.path).await.map_err(failed)?;
+    let Some(ticket) = line.iter().find(|ticket| ticket.id == id) else {
+        return Ok(false);
+    };
+    let path = parent.child(&ticket.node);
+    let (data, stat) = match session.client.get_data(&path).await {
+        Ok(read) => read,
+        Err(ZkError::NoNode) => return Ok(false),
+        Err(error) => return Err(failed(error)),
+    };
+    let (owner, number) = layout::owner_and_number(&data, stat.czxid.unsigned_abs());
+    let owner = owner.split(ASK).next().unwrap_or_default();
+    let data = layout::data(&format!("{owner}{ASK}{ask}"), number);
+    let (client, version) = (&session.client, Some(stat.version));
+    match client.set_data(&path, &data, version).await {
+        Ok(_) => Ok(true),
+        Err(ZkError::NoNode) => Ok(false),
+        Err(ZkError::BadVersion) => {
+            let text = "ZooKeeper: somebody else asks for the same ticket at this moment";
+            Err(StoreError::new(Fault::Retry, text))
+        }
+        Err(error) => Err(failed(error)),
+    }
 }
 
 /// The parent is a container, which the server removes some time after its last ticket. This removes it now.

@@ -85,7 +85,7 @@ impl Store {
         Name::new(self.names(), name).unwrap()
     }
 
-    fn names(&self) -> Namespace {
+    pub(super) fn names(&self) -> Namespace {
         Namespace::new(&self.namespace).unwrap()
     }
 }
@@ -136,6 +136,12 @@ impl Asker {
 
     pub(super) async fn inspect(&self, name: Name) -> Vec<TicketInfo> {
         self.connection.inspect(name).await.unwrap()
+    }
+
+    pub(super) async fn ask_back(&self, request: &Request, ask: &str) -> bool {
+        let (name, id) = (request.name.clone(), request.id);
+        let asked = self.connection.ask_back(name, id, ask.into());
+        asked.await.unwrap()
     }
 
     /// Waits for the next wake-up.

@@ -16,10 +16,11 @@ use crate::backend::redis::connection::RedisConnection;
 use crate::backend::redis::hop::Hop;
 use crate::backend::redis::{config, layout, tickets};
 use crate::backend::{
-    Answer, Connection, Departure, Enqueued, Fault, Released, Renewed, StoreError, TicketInfo,
+    Answer, Connection, Departure, Enqueued, Fault, Listing, Page, Released, Renewed, StoreError,
+    TicketInfo,
 };
 use crate::name::Name;
-use crate::request::Request;
+use crate::request::{Id, Request};
 
 /// A waiter whose wake-up might not be heard looks again after this time.
 const DEAF: Duration = Duration::from_millis(500);
@@ -81,6 +82,18 @@ impl Connection for ClusterConnection {
         let routes = Arc::clone(&self.0);
         Box::pin(async move {
             let verb = |link| tickets::inspect(link, name.clone());
+            Ok(routes.ask(slot_of(&name), verb).await?.answer)
+        })
+    }
+
+    fn list(&self, listing: Listing) -> Answer<Page> {
+        Box::pin(list(Arc::clone(&self.0), listing))
+    }
+
+    fn ask_back(&self, name: Name, id: Id, ask: Arc<str>) -> Answer<bool> {
+        let routes = Arc::clone(&self.0);
+        Box::pin(async move {
+            let verb = |link| tickets::ask_back(link, name.clone(), id, Arc::clone(&ask));
             Ok(routes.ask(slot_of(&name), verb).await?.answer)
         })
     }
@@ -244,6 +257,36 @@ where
         Some(error) if !answered => Err(error),
         _ => Ok(answers),
     }
+}
+
+/// One step of the walk over the keys of one master. The masters come in the order of their addresses. A page begins at
+/// `<address> <where the walk over its keys stands>`. If that master is gone, the next one follows.
+async fn list(routes: Arc<Routes>, mut listing: Listing) -> Result<Page, StoreError> {
+    let (masters, _) = routes.masters();
+    let after = listing.after.take();
+    let (from, stands) = match &after {
+        Some(after) => after.rsplit_once(' ').unwrap_or((after, "0")),
+        None => ("", "0"),
+    };
+    let mut masters: Vec<_> = masters
+        .into_iter()
+        .map(|master| (master.address.to_string(), master))
+        .filter(|(address, _)| address.as_str() >= from)
+        .collect();
+    masters.sort_unstable_by(|one, other| one.0.cmp(&other.0));
+    let mut masters = masters.into_iter();
+    let Some((address, master)) = masters.next() else {
+        return Ok(Page::default());
+    };
+    if address == from {
+        listing.after = Some(stands.into());
+    }
+    let mut page = tickets::list(master.link().await?, listing).await?;
+    page.next = match page.next {
+        Some(stands) => Some(format!("{address} {stands}").into()),
+        None => masters.next().map(|(next, _)| format!("{next} 0").into()),
+    };
+    Ok(page)
 }
 
 /// Checks each master.

@@ -9,6 +9,7 @@
 --       1, ttl in ms, recheck in ms   waits; -1: no recheck
 --       2, -1, -1                     lost
 --       3, -1, -1                     failed for this ticket, it may be half done
+--       4, ttl in ms, grace in ms     holds, and somebody asks for it, see ask.lua
 --       On a replica the reply is the error READONLY, and nothing is done.
 --
 -- If the user is denied a command in the middle: for a holder without waiters there is only one write. The other cases
@@ -22,6 +23,17 @@
 
 local reply, others = {}, {}
 local now = clock()
+
+local function answer(i, status, ttl, number)
+  reply[3 * i - 2], reply[3 * i - 1], reply[3 * i] = status, ttl, number
+end
+
+-- The answer for a ticket that holds.
+local function answer_holds(i, ttl, record)
+  local grace = tonumber(string.match(record, '\n(%d+) ', 85))
+  if grace then return answer(i, 4, ttl, grace) end
+  answer(i, 0, ttl, -1)
+end
 
 -- The most frequent case: a holder without waiters.
 local function renew_alone(i, was)
@@ -39,7 +51,7 @@ for i, key in ipairs(KEYS) do
   -- If a batch has several tickets of one name, this fast path is not taken: they are renewed in order.
   local was = times_named[key] == 1 and redis.pcall('GET', key)
   if renew_alone(i, was) then
-    reply[3 * i - 2], reply[3 * i - 1], reply[3 * i] = 0, tonumber(ARGV[3 * i]), -1
+    answer_holds(i, tonumber(ARGV[3 * i]), was)
   else
     if type(was) == 'string' then values[key] = was end
     others[#others + 1] = i
@@ -48,10 +60,6 @@ end
 if #others == 0 then return reply end
 
 -- include line.lua
-
-local function answer(i, status, ttl, recheck_in)
-  reply[3 * i - 2], reply[3 * i - 1], reply[3 * i] = status, ttl, recheck_in
-end
 
 -- Renews one ticket of any kind. For a waiter, the answer is incomplete until all messages are sent: then its recheck
 -- is added.
@@ -75,7 +83,7 @@ local function renew(line, i, id, most, ttl, waiting)
   grant(line, id)
   if line.asker_holds then
     line.renewed[id] = true
-    return answer(i, 0, ttl, -1)
+    return answer_holds(i, ttl, record)
   end
   answer(i, 1, ttl, -1)
   waiting[id] = waiting[id] or {}
@@ -106,7 +114,7 @@ local function renew_page(line, page, waiting)
       rows[#rows + 1], rows[#rows + 2] = id, record
       ends[#ends + 1], ends[#ends + 2] = score(record), id
       line.renewed[id] = true
-      answer(i, 0, ttl, -1)
+      answer_holds(i, ttl, record)
     else
       write_rows()
       renew(line, i, id, most, ttl, waiting)

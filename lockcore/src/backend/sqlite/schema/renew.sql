@@ -2,8 +2,8 @@
 -- Never creates a ticket. Runs after `ask_many.sql`, whose arguments it uses, and `line.sql`.
 --
 -- Rows, none if the epoch is over: one of kind 0 for each id: the name's key, ticket (null: lost), ttl in ms, whether it
--- holds, when the first of the holders expires (if it is the first in line), whether another process is ahead; and those
--- of the view `told`.
+-- holds, when the first of the holders expires (if it is the first in line), whether another process is ahead, the
+-- owner if somebody asks for the ticket (`ask_back.sql`); and those of the view `told`.
 --
 -- One transaction, whatever the number of ids.
 
@@ -25,12 +25,13 @@ SELECT 0 AS kind, asked.id AS id, tickets.name AS name, tickets.ticket AS ticket
        EXISTS (
            SELECT 1 FROM line AS ahead
            WHERE ahead.name = tickets.name AND ahead.live AND ahead.process <> asked.process
-       ) AS foreign_ahead
+       ) AS foreign_ahead,
+       CASE WHEN instr(tickets.owner, char(10)) THEN tickets.owner END AS asked_back
 FROM asked
 LEFT JOIN tickets ON tickets.id = asked.id
 LEFT JOIN line ON line.name = tickets.name AND line.ticket = tickets.ticket
 UNION ALL
-SELECT kind, id, NULL, ticket, receiver, NULL, NULL, soonest, NULL
+SELECT kind, id, NULL, ticket, receiver, NULL, NULL, soonest, NULL, NULL
 FROM told;
 
 COMMIT;

@@ -99,15 +99,20 @@ pub(crate) async fn renew(
         let (at, mine) = (look.ticket, look.mine);
         match (look.ahead, there) {
             (_, None) => answers[at] = Renewed::Failed,
-            (None, Some(true)) => {
+            (None, Some(Node::There(owner))) => {
+                if let Renewed::Granted { valid_for } = answers[at] {
+                    answers[at] = Renewed::holding(valid_for, &owner);
+                }
                 if let Some(mine) = session.state().standing_mut(tickets[at].id) {
-                    mine.seen = Some(now);
+                    // A ticket that was asked back is read each time, so that each answer tells it.
+                    let is_asked_back = matches!(answers[at], Renewed::AskedBack { .. });
+                    mine.seen = (!is_asked_back).then_some(now);
                 }
             }
-            (None, Some(false)) => answers[at] = Renewed::Lost,
-            (Some(_), Some(true)) => {}
+            (None, Some(Node::Gone)) => answers[at] = Renewed::Lost,
+            (Some(_), Some(Node::There(_))) => {}
             // The watch may have reported this by now: then the tickets that hold because of it were woken too.
-            (Some(node), Some(false)) => {
+            (Some(node), Some(Node::Gone)) => {
                 if session.believes_in(&mine.parent, &node) {
                     doubtful.push((mine.parent.clone(), node));
                     unclear.push((at, mine));
@@ -169,6 +174,13 @@ struct Look {
     ahead: Option<String>,
 }
 
+/// A node that was read.
+enum Node {
+    /// It exists. Its owner, with the ask behind it.
+    There(String),
+    Gone,
+}
+
 impl Looks {
     fn at(&mut self, ticket: usize, mine: &Standing, ahead: Option<String>) {
         self.0.push(Look {
@@ -178,9 +190,9 @@ impl Looks {
         });
     }
 
-    /// For each node, whether it exists, if that is known. The requests are sent together, and their size is limited as
+    /// What is known of each node. The requests are sent together, and their size is limited as
     /// for an inspection: a hundred tickets with all nodes in front of them are a megabyte.
-    async fn answered(self, session: &Session) -> Result<Vec<(Look, Option<bool>)>, StoreError> {
+    async fn answered(self, session: &Session) -> Result<Vec<(Look, Option<Node>)>, StoreError> {
         let mut reading = Vec::new();
         for page in self.0.chunks(READS) {
             let mut reads = session.client.new_multi_reader();
@@ -197,10 +209,12 @@ impl Looks {
         for page in reading {
             let read = page.await.map_err(failed)?;
             there.extend(read.into_iter().map(|read| match read {
-                MultiReadResult::Data { .. } => Some(true),
+                MultiReadResult::Data { data, .. } => {
+                    Some(Node::There(layout::owner_and_number(&data, 0).0))
+                }
                 MultiReadResult::Error {
                     err: ZkError::NoNode,
-                } => Some(false),
+                } => Some(Node::Gone),
                 _ => None,
             }));
         }

@@ -1,0 +1,23 @@
+-- Lists names in use: a step of a walk over all keys of the database.
+--
+-- ARGV  1 where the walk stands, '0' at its beginning   2 pattern of the keys   3 about how many keys to look at
+-- Reply where the walk stands now, '0' at its end; then the keys of names that have a holder or a waiter.
+--
+-- It only reads, and names no keys, because it does not know them before. A waiter behind other tickets counts even if it
+-- has expired.
+
+-- include record.lua
+
+local step = redis.call('SCAN', ARGV[1], 'MATCH', ARGV[2], 'COUNT', ARGV[3])
+local reply, now = { step[1] }, clock()
+for _, key in ipairs(step[2]) do
+  -- The key may be gone by now, or of another type, or on its way to another node.
+  local was, used = redis.pcall('GET', key), false
+  if type(was) == 'string' and string.byte(was, 17) == 76 then
+    used = string.sub(was, 57, 66) ~= '0000000000' or string.sub(was, 31, 43) ~= string.sub(was, 44, 56)
+  elseif type(was) == 'string' and #was > 16 then
+    used = (end_of(was) or 0) > now
+  end
+  if used then reply[#reply + 1] = key end
+end
+return reply

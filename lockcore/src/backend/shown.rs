@@ -1,0 +1,211 @@
+//! What a store shows to people: tickets ([`Locks::inspect`](crate::Locks::inspect)), and the names in use
+//! ([`Locks::list`](crate::Locks::list)).
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::name::{Namespace, of_key};
+use crate::request::Id;
+
+/// A ticket as [`Locks::inspect`](crate::Locks::inspect) shows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct TicketInfo {
+    /// The number of the ticket.
+    pub ticket: u64,
+    /// Whether it holds its permits. If not, it waits.
+    pub granted: bool,
+    /// The number of its permits.
+    pub permits: u32,
+    /// The capacity of its request.
+    pub capacity: u32,
+    /// How long it lives without a renewal.
+    pub remaining: Duration,
+    /// How long ago it was asked for, if the store can tell. A waiter has waited for so long; a holder may have waited
+    /// for a part of it. It is computed from two clocks of servers or machines, so it is for people.
+    pub age: Option<Duration>,
+    /// The client that asked: `host/pid/client`. The library sets this.
+    pub owner: String,
+    /// The text that the application has set: [`Builder::owner`](crate::Builder::owner) or
+    /// [`Lock::owner`](crate::Lock::owner). The library cannot check it.
+    pub owner_text: Option<String>,
+    /// How many tasks wait in memory for this ticket to be handed over to them. Only the inspecting client's own tasks
+    /// are known.
+    pub local_waiters: u32,
+    /// The request to give it up, if there is one: [`Locks::revoke`](crate::Locks::revoke).
+    pub asked_back: Option<AskedBack>,
+    /// Everybody who knows it can release the ticket, so it is not shown.
+    id: Option<Id>,
+}
+
+impl TicketInfo {
+    /// A ticket as a store found it, with the owner of its [request](crate::backend::Request::owner) and what was
+    /// [stored behind it](crate::backend::Connection::ask_back).
+    #[must_use]
+    pub fn new(
+        ticket: u64,
+        granted: bool,
+        permits: u32,
+        capacity: u32,
+        remaining: Duration,
+        owner: String,
+    ) -> Self {
+        let (owner, ask) = match owner.split_once(ASK) {
+            Some((owner, ask)) => (owner.to_owned(), AskedBack::parse(ask)),
+            None => (owner, None),
+        };
+        let (owner, text) = match owner.split_once(' ') {
+            Some((owner, text)) => (owner.to_owned(), Some(text.to_owned())),
+            None => (owner, None),
+        };
+        Self {
+            ticket,
+            granted,
+            permits,
+            capacity,
+            remaining,
+            age: None,
+            owner,
+            owner_text: text,
+            local_waiters: 0,
+            asked_back: ask,
+            id: None,
+        }
+    }
+
+    /// The same, with the [id](crate::backend::Request::id) of its request. Without it,
+    /// [`Locks::force_release`](crate::Locks::force_release) and [`Locks::revoke`](crate::Locks::revoke) are refused.
+    #[must_use]
+    pub fn with_id(mut self, id: Id) -> Self {
+        self.id = Some(id);
+        self
+    }
+
+    /// The same, asked for so long ago.
+    #[must_use]
+    pub fn with_age(mut self, age: Duration) -> Self {
+        self.age = Some(age);
+        self
+    }
+
+    pub(crate) fn id(&self) -> Option<Id> {
+        self.id
+    }
+}
+
+/// What stands between the owner of a ticket and the request to give it up. No owner has this.
+pub(super) const ASK: char = '\n';
+
+/// A request to give a lock up: see [`Locks::revoke`](crate::Locks::revoke).
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct AskedBack {
+    /// The client that asks: `host/pid/client`. Empty if the store could not tell.
+    pub by: String,
+    /// Why, as the caller has said. Empty if the store could not tell.
+    pub why: String,
+    /// How much time the holder has, from when it learns of the request.
+    pub grace: Duration,
+}
+
+impl AskedBack {
+    pub(crate) fn new(by: &str, why: &str, grace: Duration) -> Self {
+        Self {
+            by: by.to_owned(),
+            why: why.to_owned(),
+            grace,
+        }
+    }
+
+    /// Reads what [`Display`](fmt::Display) has written. `None` if it is something else.
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        let mut words = text.splitn(3, ' ');
+        let (millis, by, why) = (words.next()?, words.next()?, words.next()?);
+        let grace = Duration::from_millis(millis.parse().ok()?);
+        Some(Self::new(by, why, grace))
+    }
+
+    /// The time that the ask behind an owner gives, if there is one.
+    pub(super) fn grace_behind(owner: &str) -> Option<Duration> {
+        let (_, ask) = owner.split_once(ASK)?;
+        Self::parse(ask).map(|ask| ask.grace)
+    }
+}
+
+/// As it is stored: the grace in ms, the client, and why. Scripts read the grace.
+impl fmt::Display for AskedBack {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {} {}", self.grace.as_millis(), self.by, self.why)
+    }
+}
+
+/// Which names a store is to list: see [`Connection::list`](crate::backend::Connection::list).
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Listing {
+    /// The namespace of the names.
+    pub namespace: Namespace,
+    /// What they begin with, up to 4,096 bytes. All names begin with the empty text.
+    pub prefix: String,
+    /// Where the page begins: [`Page::next`] of the page before it, or `None` for the first page.
+    pub after: Option<Arc<str>>,
+    /// At most about this many names, 1 to 1,000.
+    pub limit: u32,
+}
+
+impl Listing {
+    /// The first page.
+    #[must_use]
+    pub fn new(namespace: Namespace, prefix: String, limit: u32) -> Self {
+        Self {
+            namespace,
+            prefix,
+            after: None,
+            limit,
+        }
+    }
+}
+
+/// Some of the names in use. It may be empty, even if there are further pages.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct Page {
+    /// The names, in no particular order.
+    pub names: Vec<NameInUse>,
+    /// Where the next page begins. `None` after the last page.
+    pub next: Option<Arc<str>>,
+}
+
+impl Page {
+    /// A page, and where the next one begins.
+    #[must_use]
+    pub fn new(names: Vec<NameInUse>, next: Option<Arc<str>>) -> Self {
+        Self { names, next }
+    }
+}
+
+/// A name that has holders or waiters: see [`Locks::list`](crate::Locks::list).
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[non_exhaustive]
+pub struct NameInUse {
+    /// The name, or its beginning.
+    pub name: String,
+    /// Whether that is all of it. Of a name that is longer than its store keeps, only the beginning is known.
+    pub is_whole: bool,
+}
+
+impl NameInUse {
+    /// A name that is known.
+    #[must_use]
+    pub fn new(name: String) -> Self {
+        let is_whole = true;
+        Self { name, is_whole }
+    }
+
+    /// The name that this [key](crate::backend::Name::key) was made from. `None` for the key of something else.
+    pub(crate) fn of_key(key: &str, limit: usize) -> Option<Self> {
+        let (name, is_whole) = of_key(key, limit)?;
+        Some(Self { name, is_whole })
+    }
+}

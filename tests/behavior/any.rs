@@ -1,0 +1,138 @@
+//! One of several locks: the first that is free, or the first that is granted, and never two.
+
+#![allow(
+    clippy::async_yields_async,
+    reason = "the future that is made is what gets dropped half-way"
+)]
+
+use std::time::Duration;
+
+use libtest_mimic::Trial;
+use lockcore::{ErrorKind, Lock, Locks};
+
+use crate::giving_up::drop_at_every_poll;
+use crate::store::{
+    A_FEW_MILLIS, Kind, SOON, Store, assert_nothing_left, begin, give_back, kind, tickets,
+};
+
+pub(crate) fn facts(store: Kind) -> Vec<Trial> {
+    crate::store_facts![store;
+        the_first_name_that_is_free_is_taken
+        a_caller_that_waits_for_any_gets_the_name_that_is_released_and_no_other
+        any_of_several_dropped_at_any_poll_leaves_nothing
+        a_mistake_in_one_of_several_is_reported_and_nothing_is_taken
+        a_hold_tells_how_long_it_is_held
+    ]
+}
+
+const NAMES: [&str; 3] = ["a", "b", "c"];
+
+fn pool(locks: &Locks) -> [Lock; 3] {
+    NAMES.map(|name| locks.mutex(name).wait(SOON))
+}
+
+async fn the_first_name_that_is_free_is_taken(store: Store) {
+    let (locks, other) = (store.client(), store.client());
+    let in_the_way = other.mutex("a").acquire().await.unwrap();
+
+    let second = Locks::acquire_any(pool(&locks)).await.unwrap();
+    let third = Locks::try_acquire_any(pool(&locks)).await.unwrap();
+    assert_eq!((second.name(), third.name()), ("b", "c"));
+    let error = Locks::try_acquire_any(pool(&locks)).await;
+    assert_eq!(kind(error), ErrorKind::Busy);
+    let short = pool(&locks).map(|lock| lock.wait(Duration::from_millis(500)));
+    assert_eq!(kind(Locks::acquire_any(short).await), ErrorKind::Timeout);
+
+    give_back(in_the_way).await;
+    let first = Locks::acquire_any(pool(&locks)).await.unwrap();
+    assert_eq!(first.name(), "a");
+    for guard in [first, second, third] {
+        give_back(guard).await;
+    }
+    for name in NAMES {
+        assert_nothing_left(&store, &locks, name).await;
+    }
+}
+
+async fn a_caller_that_waits_for_any_gets_the_name_that_is_released_and_no_other(store: Store) {
+    let (locks, other) = (store.client(), store.client());
+    let mut held = Vec::new();
+    for name in NAMES {
+        held.push(other.mutex(name).acquire().await.unwrap());
+    }
+    let waiting = tokio::spawn(Locks::acquire_any(pool(&locks)));
+    for name in NAMES {
+        tickets(&locks, name, 2).await;
+    }
+
+    give_back(held.remove(1)).await;
+    let guard = waiting.await.unwrap().unwrap();
+
+    assert_eq!(guard.name(), "b");
+    for name in ["a", "c"] {
+        tickets(&locks, name, 1).await;
+    }
+    // The names that it has waited for go to others.
+    for guard in held {
+        give_back(guard).await;
+    }
+    for name in ["a", "c"] {
+        give_back(begin(other.mutex(name)).await.unwrap().unwrap()).await;
+    }
+    give_back(guard).await;
+    assert_nothing_left(&store, &locks, "b").await;
+}
+
+async fn any_of_several_dropped_at_any_poll_leaves_nothing(store: Store) {
+    let (locks, other) = (store.client(), store.client());
+    let in_the_way = other.mutex("a").acquire().await.unwrap();
+    let mut drops = 0;
+    for names in [vec!["a", "b"], vec!["a"]] {
+        drops += drop_at_every_poll(
+            async || {
+                let short = Duration::from_millis(50);
+                let wanted = names.iter().map(|name| locks.mutex(*name).wait(short));
+                Locks::acquire_any(wanted.collect::<Vec<_>>())
+            },
+            async || {
+                for (name, left) in [("a", 1), ("b", 0)] {
+                    tickets(&locks, name, left).await;
+                }
+            },
+        )
+        .await;
+    }
+    println!("{drops} drops of one of several");
+    give_back(in_the_way).await;
+    assert_nothing_left(&store, &locks, "a").await;
+}
+
+async fn a_mistake_in_one_of_several_is_reported_and_nothing_is_taken(store: Store) {
+    let locks = store.client();
+    let names = ["a", ""].map(|name| locks.mutex(name));
+
+    assert_eq!(kind(Locks::acquire_any(names).await), ErrorKind::Config);
+    assert_eq!(kind(Locks::acquire_any([]).await), ErrorKind::Config);
+
+    assert_nothing_left(&store, &locks, "a").await;
+}
+
+async fn a_hold_tells_how_long_it_is_held(store: Store) {
+    let locks = store.client();
+    let outer = locks.mutex("a").acquire().await.unwrap();
+    let next = begin(locks.mutex("a").wait(SOON));
+    tokio::time::sleep(A_FEW_MILLIS).await;
+    let inner = outer.reenter().unwrap();
+
+    let (before, view) = (outer.elapsed(), outer.held());
+    assert!(before >= A_FEW_MILLIS);
+    assert!(inner.elapsed() >= before);
+    give_back(inner).await;
+    give_back(outer).await;
+
+    // Each holder counts from its own grant, also when a ticket is handed over inside the process.
+    let next = next.await.unwrap().unwrap();
+    assert!(next.elapsed() < view.elapsed());
+    assert!(view.elapsed() > before);
+    give_back(next).await;
+}

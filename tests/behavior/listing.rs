@@ -1,0 +1,152 @@
+//! The names in use, as a client lists them. What stores answer is checked in `testing::conformance`.
+
+use std::time::Duration;
+
+use libtest_mimic::Trial;
+use lockcore::{ErrorKind, Locks};
+use tests::redis_server::RedisServer;
+use tests::stores::redis::{USER, documented, grant};
+use tests::watch::SECRET;
+
+use crate::store::{Kind, Store, assert_nothing_left, begin, give_back, kind, tickets};
+
+pub(crate) fn facts(store: Kind) -> Vec<Trial> {
+    if !store.capability().lists {
+        return Vec::new();
+    }
+    crate::store_facts![store, crate::store::DEFAULT;
+        every_name_of_the_namespace_that_is_held_or_waited_for_is_listed
+        a_listing_that_was_dropped_goes_on_where_it_was
+        a_prefix_that_no_name_can_have_is_refused
+    ]
+}
+
+pub(crate) fn facts_of_redis(store: Kind) -> Vec<Trial> {
+    crate::store_facts![store, crate::store::DEFAULT;
+        without_the_right_to_scan_only_the_list_is_refused
+        keys_of_others_are_passed_over
+    ]
+}
+
+async fn listed(locks: &Locks, prefix: &str, page: u32) -> Vec<String> {
+    let (mut pages, mut names) = (locks.list(prefix).page_size(page), Vec::new());
+    while let Some(page) = pages.next().await.unwrap() {
+        assert!(!page.is_empty());
+        names.extend(page.into_iter().map(|used| used.name));
+    }
+    assert_eq!(pages.next().await.unwrap(), None);
+    names.sort_unstable();
+    names.dedup(); // on Redis a name may be listed twice
+    names
+}
+
+async fn every_name_of_the_namespace_that_is_held_or_waited_for_is_listed(store: Store) {
+    let (locks, other) = (store.client(), store.client());
+    let elsewhere = store.client_with(Locks::builder());
+    let mut guards = Vec::new();
+    for number in 10..30 {
+        guards.push(locks.mutex(format!("a:{number}")).acquire().await.unwrap());
+    }
+    guards.push(other.mutex("b").acquire().await.unwrap());
+    let waits = begin(locks.mutex("b"));
+    tickets(&other, "b", 2).await;
+    let pool = other.semaphore("pool", 3);
+    guards.push(pool.permits(2).acquire().await.unwrap());
+
+    for page in [0, 1, 6, u32::MAX] {
+        let mut expected: Vec<_> = (10..30).map(|number| format!("a:{number}")).collect();
+        assert_eq!(listed(&elsewhere, "a:", page).await, expected);
+        expected.extend(["b".to_owned(), "pool".to_owned()]);
+        assert_eq!(listed(&locks, "", page).await, expected);
+    }
+    for guard in guards {
+        give_back(guard).await;
+    }
+    assert_eq!(listed(&locks, "", 6).await, ["b"]);
+    give_back(waits.await.unwrap().unwrap()).await;
+    assert_nothing_left(&store, &locks, "b").await;
+    assert_eq!(listed(&locks, "", 6).await, Vec::<String>::new());
+}
+
+async fn a_listing_that_was_dropped_goes_on_where_it_was(store: Store) {
+    let locks = store.client();
+    let mut guards = Vec::new();
+    for number in 10..20 {
+        guards.push(locks.mutex(format!("a:{number}")).acquire().await.unwrap());
+    }
+    let (mut pages, mut names) = (locks.list("a:").page_size(3), Vec::new());
+    loop {
+        // Dropped after one poll, unless it is done by then.
+        let page = match tokio::time::timeout(Duration::ZERO, pages.next()).await {
+            Ok(page) => page,
+            Err(_) => pages.next().await,
+        };
+        match page.unwrap() {
+            Some(page) => names.extend(page.into_iter().map(|used| used.name)),
+            None => break,
+        }
+    }
+
+    names.sort_unstable();
+    names.dedup();
+    let expected: Vec<_> = (10..20).map(|number| format!("a:{number}")).collect();
+    assert_eq!(names, expected);
+    for guard in guards {
+        give_back(guard).await;
+    }
+}
+
+async fn a_prefix_that_no_name_can_have_is_refused(store: Store) {
+    let locks = store.client();
+
+    assert_eq!(
+        kind(locks.list("x".repeat(4097)).next().await),
+        ErrorKind::Config
+    );
+    assert_eq!(locks.list("x".repeat(4096)).next().await.unwrap(), None);
+}
+
+async fn without_the_right_to_scan_only_the_list_is_refused(_: Store) {
+    let server = RedisServer::start();
+    let words = documented("lock", SECRET);
+    server.command::<()>(&words.iter().map(String::as_str).collect::<Vec<_>>());
+    let url = server.url_with_user(USER, SECRET);
+    let locks = Locks::builder().url(url).build().unwrap();
+    let guard = locks.mutex("a").acquire().await.unwrap();
+
+    let error = locks.list("").next().await.unwrap_err();
+
+    assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+    assert!(error.to_string().contains("scan"), "{error}");
+    assert!(error.to_string().contains("Minimum rights"), "{error}");
+    give_back(guard).await;
+    grant(&server, "lock", SECRET);
+    assert_eq!(listed(&locks, "", 5).await, Vec::<String>::new());
+}
+
+/// Some of them look like keys of names.
+async fn keys_of_others_are_passed_over(_: Store) {
+    let server = RedisServer::start();
+    for number in 0..500 {
+        server.command::<()>(&["SET", &format!("other:{number}"), "x"]);
+    }
+    for key in [
+        "lock:1:{list}",
+        "lock:1:{text}",
+        "lock:1:{short}",
+        "lock:2:{a}",
+        "lock:1:{%ff}",
+    ] {
+        match key {
+            "lock:1:{list}" => server.command::<()>(&["LPUSH", key, "x"]),
+            "lock:1:{short}" => server.command::<()>(&["SET", key, "0000000000000001"]),
+            _ => server.command::<()>(&["SET", key, &"x".repeat(100)]),
+        }
+    }
+    let locks = Locks::connect(&server.url()).unwrap();
+    let guard = locks.mutex("a").acquire().await.unwrap();
+
+    assert_eq!(listed(&locks, "", 1).await, ["a"]);
+
+    give_back(guard).await;
+}
