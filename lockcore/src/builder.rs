@@ -178,6 +178,7 @@ impl Builder {
     /// Which store: `memory:`, `sqlite:PATH`, `redis://[user[:password]@]host[:port][/database]`, `rediss://…` for
     /// Redis over TLS, `redis+sentinel://[user[:password]@]host[:port][,host[:port]…]/service[/database]`,
     /// `rediss+sentinel://…`, `redis+cluster://[user[:password]@]host[:port][,host[:port]…]`, `rediss+cluster://…`,
+    /// `redlock://[user[:password]@]host[:port],host[:port],host[:port][,…]`, `redlock+tls://…`,
     /// `zookeeper://[user:password@]host[:port][,host[:port]…][/chroot]`, `zookeeper+tls://…`.
     ///
     /// In a user or password, `%25` stands for `%`, `%40` for `@`, `%23` for `#`, `%2F` for `/`, `%3F` for `?`.

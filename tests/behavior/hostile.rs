@@ -17,7 +17,7 @@ use tests::redis_server::RedisServer;
 use tests::stalls::awake_since;
 use tokio::task::coop::unconstrained;
 
-use crate::store::{DEFAULT, Kind, LEASE, SOON, Store, begin, give_back, soon, tickets};
+use crate::store::{DEFAULT, Kind, LEASE, SOON, Store, begin, give_back, in_line, soon, tickets};
 
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, DEFAULT;
@@ -69,7 +69,7 @@ async fn a_stranger_releases_and_renews_nothing(store: Store) {
     let (holding, waiting) = (store.client(), store.client());
     let guard = holding.mutex("a").acquire().await.unwrap();
     let waiter = begin(waiting.mutex("a").wait(6 * SOON));
-    tickets(&holding, "a", 2).await;
+    in_line(&store, &holding, "a", 1, 1).await;
     let numbers = async || {
         let places = holding.inspect("a").await.unwrap();
         places.iter().map(|place| place.ticket).collect::<Vec<_>>()

@@ -32,6 +32,7 @@ mod protocol;
 mod redis_cluster;
 mod redis_durability;
 mod redis_faults;
+mod redis_quorum;
 mod redis_rights;
 mod redis_scripts;
 mod redis_sentinel;
@@ -46,6 +47,7 @@ mod stress;
 mod tls;
 mod traces;
 mod views;
+mod without_line;
 mod zookeeper_faults;
 
 use libtest_mimic::{Arguments, Trial};
@@ -58,13 +60,14 @@ fn main() {
     tests::stalls::watch();
     let mut trials = Vec::new();
     for store in stores::ALL {
-        trials.extend(facts_of(*store));
+        trials.extend(without_line::leave_out(*store, facts_of(*store)));
     }
     trials.extend(facts_of_memory(&stores::memory::Memory));
     trials.extend(facts_of_redis(&stores::redis::Redis));
     trials.extend(facts_of_sqlite(&stores::sqlite::Sqlite));
     trials.extend(redis_cluster::facts(&stores::cluster::Cluster));
     trials.extend(redis_sentinel::facts(&stores::sentinel::Sentinel));
+    trials.extend(redis_quorum::facts(&stores::quorum::RedisQuorum));
     trials.extend(zookeeper_faults::facts(&stores::zookeeper::ZooKeeper));
     let mut arguments = Arguments::from_args();
     // Facts wait more than they compute.

@@ -17,7 +17,9 @@ use tests::witness::Witness;
 use tokio::task::JoinSet;
 
 use crate::giving_up::drop_at_every_poll;
-use crate::store::{Kind, SLACK, SOON, Store, assert_nothing_left, give_back, kind, tickets};
+use crate::store::{
+    Kind, SLACK, SOON, Store, assert_nothing_left, give_back, in_line, kind, tickets,
+};
 
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store;
@@ -148,7 +150,7 @@ async fn one_wait_budget_covers_all_locks(store: Store) {
     let began = Instant::now();
     let both = Locks::all([locks.mutex("a"), locks.mutex("b")]).wait(budget);
     let waits = tokio::spawn(async move { both.acquire().await });
-    tickets(&other, "a", 2).await;
+    in_line(&store, &other, "a", 1, 1).await;
     tokio::time::sleep(budget / 2).await; // uses up half of the budget
     give_back(first).await;
 
@@ -304,7 +306,7 @@ async fn a_timeout_tells_the_whole_wait(store: Store) {
     let both = Locks::all([locks.mutex("a"), locks.mutex("b")]).wait(wait);
     let began = Instant::now();
     let waits = tokio::spawn(async move { both.acquire().await });
-    tickets(&other, "a", 2).await;
+    in_line(&store, &other, "a", 1, 1).await;
     tokio::time::sleep(wait / 2).await; // half of the wait
     give_back(first).await;
 

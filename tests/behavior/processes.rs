@@ -16,7 +16,7 @@ use tests::stalls::awake_since;
 use tests::witness::{FencedResource, FileWitness};
 
 use crate::store::{
-    Kind, SLACK, SOON, Store, assert_nothing_left, begin, give_back, kind, tickets,
+    Kind, SLACK, SOON, Store, assert_nothing_left, begin, give_back, in_line, kind, tickets,
 };
 
 pub(crate) use self::cost::facts as facts_of_redis;
@@ -123,7 +123,7 @@ async fn a_killed_holder_is_followed_when_its_lease_is_over(store: Store) {
         let locks = store.client();
         // Its own renewals are 20 s apart, so only a recheck at the end of the holder's lease is fast enough.
         let waiter = begin(locks.mutex("a").ttl(Duration::from_secs(60)).wait(SOON));
-        tickets(&store.client(), "a", 2).await;
+        in_line(&store, &store.client(), "a", 1, 1).await;
 
         dying.kill();
         let killed = Instant::now();
@@ -325,7 +325,7 @@ async fn the_permits_of_a_killed_holder_are_back_after_its_lease(store: Store) {
     // Its own renewals are 20 s apart, so only a recheck at the end of the holder's lease is fast enough.
     let three = pool.permits(3).ttl(Duration::from_secs(60)).wait(SOON);
     let waiter = tokio::spawn(async move { three.acquire().await.unwrap() });
-    tickets(&locks, "s", 4).await;
+    in_line(&store, &locks, "s", 3, 1).await;
 
     dying.kill();
     let killed = Instant::now();
@@ -350,7 +350,7 @@ async fn killed_readers_let_the_writer_in_after_their_leases(store: Store) {
     let write = locks.rwlock("c").write();
     let write = write.ttl(Duration::from_secs(60)).wait(SOON);
     let waiter = tokio::spawn(async move { write.acquire().await.unwrap() });
-    tickets(&locks, "c", 3).await;
+    in_line(&store, &locks, "c", 2, 1).await;
 
     dying.into_iter().for_each(Holder::kill);
     let killed = Instant::now();

@@ -225,3 +225,19 @@ pub(crate) fn shows_no_password(shown: &impl Debug) {
         "{text}"
     );
 }
+
+/// Resolves when waiters stand in line behind the tickets that hold. At a store without a line they leave no trace: they
+/// have asked, or will.
+pub(crate) async fn in_line(
+    store: &Store,
+    locks: &Locks,
+    name: &str,
+    holders: usize,
+    waiters: usize,
+) {
+    let all = match store.capability().queues {
+        true => holders + waiters,
+        false => holders,
+    };
+    tickets(locks, name, all).await;
+}

@@ -182,8 +182,13 @@ async fn a_crowd_never_overlaps_and_leaves_nothing(store: Store) {
     let began = Instant::now();
     let clients = [store.client(), store.client(), store.client()];
     let observer = store.client();
+    // Without a line at the store, a caller that wants many permits may have to wait until most of the crowd has gone.
+    let patience = match store.capability().queues {
+        true => Duration::from_secs(10),
+        false => Duration::from_secs(60),
+    };
     for _ in 0..rounds() {
-        let tasks = crowd(&clients, &resource, Duration::from_secs(10));
+        let tasks = crowd(&clients, &resource, patience);
         tasks.join_all().await;
 
         for name in [CATALOG, POOL] {

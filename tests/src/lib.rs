@@ -5,6 +5,7 @@
 //! |---|---|
 //! | [`stores`] | the list of stores, and everything that the suite has to know about each of them |
 //! | [`redis_server`] | a real Redis on a free port, with a method for every way it can fail |
+//! | [`redis_quorum`] | independent Redis servers that vote on locks |
 //! | [`redis_sentinels`] | a Redis master with its replicas, and the sentinels that watch them |
 //! | [`redis_cluster`] | the nodes of a Redis Cluster, and the moving of slots between them |
 //! | [`certificates`] | a CA of our own, with valid certificates and one of each bad kind |
@@ -42,6 +43,7 @@ pub mod ports;
 pub mod process;
 pub mod proxy;
 pub mod redis_cluster;
+pub mod redis_quorum;
 pub mod redis_sentinels;
 pub mod redis_server;
 pub mod sqlite_file;

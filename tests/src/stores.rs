@@ -7,6 +7,7 @@
 pub mod cluster;
 pub mod durable;
 pub mod memory;
+pub mod quorum;
 pub mod redis;
 pub mod sentinel;
 pub mod sqlite;
@@ -30,6 +31,7 @@ pub const ALL: &[&dyn Store] = &[
     &sentinel::Sentinel,
     &cluster::Cluster,
     &durable::Durable,
+    &quorum::RedisQuorum,
     &sqlite::Sqlite,
     &zookeeper::ZooKeeper,
     &zookeeper::ZooKeeperTls,

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use tokio::runtime;
 
+use super::pending::Pace;
 use crate::client::alarms::Alarm;
 use crate::client::lease::{COLLECTED_WITHIN, Lease};
 use crate::clock::Instant;
@@ -38,6 +39,8 @@ pub(super) struct Lane<H> {
     draining: Vec<Tenure>,
     /// The task that asks the store for the next ticket.
     pub(super) leader: Option<Leading>,
+    /// When the store may be asked again, if it has refused and has no line.
+    pub(super) pace: Option<Pace>,
     pub(super) line: VecDeque<Waiter<H>>,
     /// How many waiters of `line` have given up since the line was last cleaned.
     pub(super) gone: usize,
@@ -128,6 +131,7 @@ impl<H> Lane<H> {
             current: None,
             draining: Vec::new(),
             leader: None,
+            pace: None,
             line: VecDeque::new(),
             gone: 0,
             given: VecDeque::new(),
@@ -291,6 +295,7 @@ impl<H> Lane<H> {
             return false;
         }
         self.end_leader(number);
+        self.pace = None;
         // A few hand-overs per waiter, so that other processes do not wait for much longer than these waiters.
         let a_few_each = HAND_OVERS_EACH * (self.line.len() + 1);
         let tenure = Tenure {

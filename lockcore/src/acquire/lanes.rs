@@ -25,7 +25,7 @@ use std::time::Duration;
 use tokio::runtime;
 
 use super::lane::{Lane, Moment, Next, Of, Parcel, Waiter, locked, take};
-use super::pending::Pending;
+use super::pending::{Pace, Pending};
 use crate::client::alarms::Alarm;
 use crate::client::lease::Lease;
 use crate::client::shared::{LeaseObserver, Shared};
@@ -203,6 +203,27 @@ impl Lanes {
         let lane = state.lanes.get_mut(&lease.request.name);
         if let Some(leader) = lane.and_then(|lane| lane.leader_of(number)) {
             leader.ticket = Some(Arc::clone(lease));
+        }
+    }
+
+    /// When the leader with this number may ask a store that has refused the one before it.
+    pub(crate) fn pace(&self, name: &Name, number: u64) -> Option<Pace> {
+        let mut state = self.state();
+        let lane = state.lanes.get_mut(name)?;
+        lane.leader_of(number)?;
+        lane.pace
+    }
+
+    /// A leader was refused by a store that has no line, and asks again at this pace.
+    pub(crate) fn asks_again(&self, name: &Name, number: u64, pace: Pace) {
+        let mut state = self.state();
+        let lane = state.lanes.get_mut(name);
+        if let Some(lane) = lane
+            && let Some(leader) = lane.leader_of(number)
+        {
+            // It is not late, because it has had an answer.
+            leader.since = pace.next;
+            lane.pace = Some(pace);
         }
     }
 

@@ -18,7 +18,7 @@ use crate::error::Error;
 use crate::options::Wait;
 use crate::request::Request;
 use lanes::{Arrived, Handover, Share};
-use pending::{LAST_MOMENT, Pending, Progress};
+use pending::{LAST_MOMENT, Pace, Pending, Progress};
 use spec::Spec;
 
 /// Takes the lock that `spec` describes.
@@ -158,14 +158,37 @@ async fn at_the_store(
     let one_operation = began.after(shared.op_timeout);
     let mut enqueue_by = budget.give_up.max(at_least).min(one_operation);
     let mut fresh = Some(began);
+    let lanes = &spec.client.lanes;
+    // Only of use if the store has no line. A leader goes on at the pace of the leader before it.
+    let mut pace = leader.and_then(|number| lanes.pace(spec.name, number));
     loop {
-        // Nothing was waited for since this reading of the clock.
-        let now = fresh.take();
         let progress = match place {
-            Some(pending) => pending.stand_in_line(budget.give_up).await,
+            Some(pending) => {
+                fresh = None;
+                pending.stand_in_line(budget.give_up).await
+            }
             None => {
+                if let Some(pace) = pace {
+                    if pace.next >= budget.give_up {
+                        shared.alarm(budget.give_up).await;
+                        return Err(budget.timeout(spec));
+                    }
+                    // Nothing is at the store meanwhile, so nothing is left if the future is dropped here.
+                    shared.alarm(pace.next).await;
+                    // The last answer may take a moment, too.
+                    enqueue_by = enqueue_by.max(shared.clock.now().after(LAST_MOMENT));
+                    fresh = None;
+                }
+                // Nothing was waited for since this reading of the clock.
+                let now = fresh.take();
                 let pending = place.insert(arm(spec, budget.waits)?);
-                pending.enqueue(now, enqueue_by, budget.give_up).await?
+                match pending.enqueue(now, enqueue_by, budget.give_up).await {
+                    // The store has answered before. It had less time now than an operation has.
+                    Err(_) if pace.is_some() && pending.is_cut_short() => {
+                        return Err(budget.timeout(spec));
+                    }
+                    progress => progress?,
+                }
             }
         };
         match progress {
@@ -178,10 +201,19 @@ async fn at_the_store(
             }
             Progress::Waiting => {
                 if let (Some(number), Some(pending)) = (leader, &place) {
-                    spec.client.lanes.in_line(number, &pending.lease);
+                    lanes.in_line(number, &pending.lease);
                 }
             }
             Progress::Lost => *place = None,
+            Progress::AskAgain { retry_in } => {
+                *place = None;
+                let now = shared.clock.now();
+                let slower = pace.unwrap_or(Pace::new(now)).slower(now, retry_in);
+                pace = Some(slower);
+                if let Some(number) = leader {
+                    lanes.asks_again(spec.name, number, slower);
+                }
+            }
         }
         if shared.clock.now() >= budget.give_up {
             return Err(budget.timeout(spec));

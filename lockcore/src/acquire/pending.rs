@@ -26,6 +26,47 @@ pub(crate) enum Progress {
     Waiting,
     /// The store does not know the ticket any more, or the ticket ran out before it could be used.
     Lost,
+    /// The store has no line. There is no ticket, and another request may get one: see [`Pace`].
+    AskAgain {
+        /// As in [`Enqueued::Busy`].
+        retry_in: Option<Duration>,
+    },
+}
+
+/// How often a store [without a queue](crate::backend::Capability::queues) is asked.
+///
+/// The pauses have full jitter, and their mean doubles from 5 ms to more than 200 ms. So the store is asked soon if the
+/// lock is free soon, and in the long run less than five times a second. Callers that have kept the lock from each other
+/// meet again by chance only.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pace {
+    mean: Duration,
+    /// Not asked before this.
+    pub(crate) next: Instant,
+}
+
+impl Pace {
+    const FIRST: Duration = Duration::from_millis(5);
+    const LONGEST: Duration = Duration::from_millis(200);
+
+    /// Asked for the first time, which may be at once.
+    pub(crate) fn new(now: Instant) -> Self {
+        Self {
+            mean: Self::FIRST,
+            next: now,
+        }
+    }
+
+    /// Asked in vain. A lease of another holder may end in `retry_in`.
+    pub(crate) fn slower(self, now: Instant, retry_in: Option<Duration>) -> Self {
+        let pause = jittered(self.mean * 2);
+        // All that wait know the same end. The jitter keeps them from asking at the same moment.
+        let ends = retry_in.map(|ends| ends + jittered(Self::FIRST * 2));
+        Self {
+            mean: (self.mean * 2).min(Self::LONGEST),
+            next: now.after(ends.map_or(pause, |ends| ends.min(pause))),
+        }
+    }
 }
 
 /// A ticket that is not in the user's hands yet. Dropping it, at any await point, hands to the keeper whatever may be
@@ -145,6 +186,12 @@ impl Pending {
             Some(_) => Progress::Lost,
             None => Progress::Granted,
         }
+    }
+
+    /// Whether the first request for this ticket is under way, and nothing but the caller's time has ended.
+    pub(super) fn is_cut_short(&self) -> bool {
+        let lost = self.lease.lost(self.shared.clock.now());
+        self.asked.asking.is_some() && !self.lease.is_ambiguous() && lost.is_none()
     }
 
     /// Whether this is a ticket in the store's line that another task can take over.
@@ -286,7 +333,10 @@ impl Asked {
                 recheck_in,
             } => (ticket, valid_for, recheck_in),
             Enqueued::Busy { retry_in } if lease.request.wait => {
-                return Err(Error::crowded(retry_in));
+                return match shared.capability.queues {
+                    true => Err(Error::crowded(retry_in)),
+                    false => Ok(Progress::AskAgain { retry_in }),
+                };
             }
             Enqueued::Busy { retry_in } => return Err(Error::busy(retry_in)),
             Enqueued::CapacityMismatch { in_use } => {
@@ -351,6 +401,41 @@ impl Drop for Pending {
             });
         } else {
             self.shared.disarm(self.lease.request.id);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn after(seconds: u64) -> Instant {
+        Instant::from_nanos(0).after(Duration::from_secs(seconds))
+    }
+
+    #[test]
+    fn a_store_without_a_line_is_asked_soon_and_then_less_than_five_times_a_second() {
+        let mut now = after(1);
+        let mut pace = Pace::new(now);
+        let asks = std::iter::from_fn(|| {
+            pace = pace.slower(now, None);
+            now = pace.next;
+            Some(now)
+        });
+        let asks: Vec<_> = asks.take_while(|at| *at < after(1_001)).collect();
+
+        assert!(asks[0] <= after(1).after(Duration::from_millis(10)));
+        // The mean pause is 220 ms, so this is far from the bound.
+        assert!(asks.len() < 5_000, "{}", asks.len());
+    }
+
+    #[test]
+    fn the_end_of_a_lease_is_not_waited_past() {
+        let mut pace = Pace::new(after(1));
+        for _ in 0..100 {
+            pace = pace.slower(after(1), Some(Duration::from_millis(3)));
+            let pause = after(1).until(pace.next);
+            assert!(pause <= Duration::from_millis(13), "{pause:?}");
         }
     }
 }

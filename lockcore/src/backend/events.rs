@@ -1,8 +1,9 @@
 //! The receiver of messages from a store's connection.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use super::Wake;
+use super::{BoxFuture, Wake};
 use crate::name::Namespace;
 use crate::request::Id;
 
@@ -14,7 +15,11 @@ pub struct EventSink {
     default_ttl: Duration,
     op_timeout: Duration,
     tell: Box<dyn Fn(News) + Send + Sync>,
+    timer: Timer,
 }
+
+/// Resolves after a time.
+pub(crate) type Timer = Arc<dyn Fn(Duration) -> BoxFuture<()> + Send + Sync>;
 
 /// A message that a store sends without being asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,6 +73,7 @@ impl EventSink {
             default_ttl: Duration::from_secs(10),
             op_timeout: Duration::from_secs(1),
             tell: Box::new(tell),
+            timer: Arc::new(|after| Box::pin(tokio::time::sleep(after))),
         }
     }
 
@@ -81,6 +87,18 @@ impl EventSink {
     pub(crate) fn with_op_timeout(mut self, op_timeout: Duration) -> Self {
         self.op_timeout = op_timeout;
         self
+    }
+
+    /// The same, with the timer of a client, which does not need the timers of the connection's runtime.
+    pub(crate) fn with_timer(mut self, timer: Timer) -> Self {
+        self.timer = timer;
+        self
+    }
+
+    /// A timer for the tasks of the connection.
+    #[cfg(feature = "redis")]
+    pub(crate) fn timer(&self) -> Timer {
+        Arc::clone(&self.timer)
     }
 
     /// A number that no other receiver of wake-ups has. It stays the same when the connection is replaced: tickets that

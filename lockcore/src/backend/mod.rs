@@ -190,6 +190,10 @@ pub struct Capability {
     pub cross_process: bool,
     /// A release wakes the next in line. If not, waiters find out by their renewals.
     pub pushes: bool,
+    /// A request that may wait stands in line at the store. If not, the store never answers [`Enqueued::Waiting`], and
+    /// [`Enqueued::Busy`] to such a request means "ask again": the core does, with a new id, for as long as the caller
+    /// waits.
+    pub queues: bool,
     /// The longest ttl that a ticket may have.
     pub longest_ttl: Duration,
     /// A ticket lives as long as the session of the client that took it, and not by its own ttl. So all runtimes of a
@@ -210,13 +214,14 @@ pub struct Capability {
 }
 
 impl Capability {
-    /// Wake-ups are pushed and grant, several processes share the store, a ttl may be up to a year, 1,000 requests may be
-    /// in flight, tickets cannot be asked back, and names cannot be listed.
+    /// Requests queue at the store, wake-ups are pushed and grant, several processes share the store, a ttl may be up to
+    /// a year, 1,000 requests may be in flight, tickets cannot be asked back, and names cannot be listed.
     #[must_use]
     pub const fn new() -> Self {
         Self {
             cross_process: true,
             pushes: true,
+            queues: true,
             longest_ttl: YEAR,
             sessions: false,
             in_flight: 1_000,
@@ -237,6 +242,13 @@ impl Capability {
     #[must_use]
     pub const fn pushes(mut self, yes: bool) -> Self {
         self.pushes = yes;
+        self
+    }
+
+    /// Sets [`queues`](Self::queues).
+    #[must_use]
+    pub const fn queues(mut self, yes: bool) -> Self {
+        self.queues = yes;
         self
     }
 
@@ -312,7 +324,8 @@ pub enum Enqueued {
         recheck_in: Option<Duration>,
     },
     /// The permits are not free, and the request does not wait, or would wait behind
-    /// [`MOST_TICKETS`](queue::MOST_TICKETS). Nothing was left behind.
+    /// [`MOST_TICKETS`](queue::MOST_TICKETS), or cannot wait at a store [without a queue](Capability::queues). Nothing was
+    /// left behind.
     Busy {
         /// The time until the first of the holders' leases ends, if it is not renewed.
         retry_in: Option<Duration>,

@@ -93,6 +93,24 @@ const SCHEMES: &[Scheme] = &[
         open: None,
     },
     Scheme {
+        name: "redlock",
+        feature: "redis",
+        tls: false,
+        #[cfg(feature = "redis")]
+        open: Some(super::redis::quorum::open),
+        #[cfg(not(feature = "redis"))]
+        open: None,
+    },
+    Scheme {
+        name: "redlock+tls",
+        feature: "redis-tls",
+        tls: true,
+        #[cfg(feature = "redis-tls")]
+        open: Some(super::redis::quorum::open_encrypted),
+        #[cfg(not(feature = "redis-tls"))]
+        open: None,
+    },
+    Scheme {
         name: "zookeeper",
         feature: "zookeeper",
         tls: false,
@@ -319,6 +337,7 @@ mod tests {
             ("redis-sentinel://h/s", "redis+sentinel"),
             ("redis-cluster://h", "redis+cluster"),
             ("rediss+sentinal://h/s", "rediss+sentinel"),
+            ("redlok://h1,h2,h3", "redlock"),
             ("memroy:", "memory"),
             ("sqllite:a.db", "sqlite"),
             ("zookeper://h", "zookeeper"),
@@ -452,7 +471,7 @@ mod tests {
             assert!(
                 message.contains("LOCK_CA_FILE")
                     && message.contains(
-                        "these do: rediss, rediss+sentinel, rediss+cluster, zookeeper+tls"
+                        "these do: rediss, rediss+sentinel, rediss+cluster, redlock+tls, zookeeper+tls"
                     ),
                 "{message}"
             );

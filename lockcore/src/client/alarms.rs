@@ -4,10 +4,10 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Duration;
 
 use super::shared::Shared;
 use crate::clock::Instant;
+pub(crate) use crate::clock::jittered;
 
 impl Shared {
     /// A timer on the lease clock. It does not depend on the caller's runtime: the time driver of that runtime may be
@@ -85,9 +85,4 @@ impl Drop for Alarm {
             drop(waker);
         }
     }
-}
-
-/// Full jitter: a random time between a tenth of `pause` and all of it.
-pub(crate) fn jittered(pause: Duration) -> Duration {
-    pause.mul_f64(0.1 + 0.9 * fastrand::f64())
 }

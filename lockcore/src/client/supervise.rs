@@ -15,7 +15,7 @@ use super::alarms::jittered;
 use super::gate::Connected;
 use super::links::{Link, State};
 use super::shared::Shared;
-use crate::backend::{EventSink, Fault, News, StoreError};
+use crate::backend::{BoxFuture, EventSink, Fault, News, StoreError};
 use crate::log::guarded;
 
 /// The longest pause between two attempts. The pauses double up to this, each with full jitter.
@@ -167,9 +167,18 @@ fn sink(shared: &Arc<Shared>, link: &Link) -> (EventSink, oneshot::Receiver<()>)
             News::Gap => client.renew_everything(),
         }
     };
+    let client = Arc::downgrade(shared);
+    let timer = move |after| -> BoxFuture<()> {
+        match client.upgrade() {
+            Some(client) => Box::pin(client.alarm(client.clock.now().after(after))),
+            // The connection ends with the client.
+            None => Box::pin(std::future::pending()),
+        }
+    };
     let events = EventSink::new(link.receiver, shared.namespace.clone(), tell);
     let events = events.with_default_ttl(shared.defaults.ttl);
-    (events.with_op_timeout(shared.op_timeout), when_closed)
+    let events = events.with_op_timeout(shared.op_timeout);
+    (events.with_timer(Arc::new(timer)), when_closed)
 }
 
 enum Attempt {

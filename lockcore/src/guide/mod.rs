@@ -18,6 +18,7 @@
 //! | [`memory`] | `memory:`, inside one process |
 //! | [`sqlite`] | `sqlite:`, a file, for the processes of one machine |
 //! | [`redis`] | `redis://` and `rediss://`, one Redis or Valkey server; `redis+sentinel://` and `rediss+sentinel://`, the one that sentinels name; `redis+cluster://` and `rediss+cluster://`, a Redis Cluster |
+//! | [`redis_quorum`] | `redlock://` and `redlock+tls://`, a majority of independent Redis or Valkey servers |
 //! | [`zookeeper`] | `zookeeper://` and `zookeeper+tls://`, an ensemble |
 
 #[doc = include_str!("promises.md")]
@@ -43,6 +44,9 @@ pub mod sqlite {}
 
 #[doc = include_str!("../backend/redis/guide.md")]
 pub mod redis {}
+
+#[doc = include_str!("../backend/redis/quorum/guide.md")]
+pub mod redis_quorum {}
 
 #[doc = include_str!("../backend/zookeeper/guide.md")]
 pub mod zookeeper {}

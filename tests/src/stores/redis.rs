@@ -157,6 +157,20 @@ pub fn grant_in_a_cluster(node: &RedisServer, namespaces: &str, password: &str) 
     add(node, &words_of("## To list names"));
 }
 
+/// The same at a node of a quorum, whose user needs a few rights more.
+pub fn grant_at_node(node: &RedisServer, namespaces: &str, password: &str) {
+    let mut words = documented(namespaces, password);
+    let page = include_str!("../../../lockcore/src/backend/redis/quorum/guide.md");
+    let rights = page.split("# Minimum rights").nth(1).unwrap();
+    let rights = rights.split("```").nth(1).unwrap().split_whitespace();
+    words.extend(
+        rights
+            .filter(|word| word.starts_with('+'))
+            .map(String::from),
+    );
+    set_alone(node, &words);
+}
+
 /// The same at a sentinel.
 pub fn grant_at_sentinel(sentinel: &RedisServer, password: &str) {
     set_alone(sentinel, &documented_at_sentinel(password));

@@ -162,7 +162,7 @@ pub(super) async fn keeps_locks(
         let reason = match server.part {
             Part::Master => "it is a replica, and the sentinels still name it",
             Part::Node => "it is a replica by now",
-            Part::Alone | Part::Sentinel | Part::Seed => REPLICA,
+            Part::Alone | Part::Sentinel | Part::Seed | Part::Voter => REPLICA,
         };
         return Err(server.because(Fault::Retry, reason));
     }

@@ -47,6 +47,8 @@ pub(super) enum Part {
     Seed,
     /// It is a node of a cluster, and has some of the locks.
     Node,
+    /// The URL names it, and it votes on the locks with the others.
+    Voter,
 }
 
 impl Part {
@@ -56,6 +58,7 @@ impl Part {
             Self::Alone => ("redis", "rediss"),
             Self::Sentinel | Self::Master => ("redis+sentinel", "rediss+sentinel"),
             Self::Seed | Self::Node => ("redis+cluster", "rediss+cluster"),
+            Self::Voter => ("redlock", "redlock+tls"),
         }
     }
 }
@@ -191,6 +194,7 @@ impl Server {
             Part::Sentinel => "the sentinel ",
             Part::Master => "the master ",
             Part::Seed | Part::Node => "the cluster's node ",
+            Part::Voter => "the node ",
         };
         StoreError::new(fault, format!("cannot connect to {part}{server}: {reason}"))
     }

@@ -1,6 +1,6 @@
 //! How tickets are written at the server: keys, channels and scripts. All of it is wire format.
 
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
 
 use crate::backend::NameInUse;
 use crate::name::{Name, Namespace, key_prefix};
@@ -15,6 +15,8 @@ const READABLE: usize = 512;
 /// The digits of a ticket's number, and of its expiry. A record begins with the two: see `scripts/record.lua`.
 pub(super) const NUMBER: usize = 16;
 pub(super) const EXPIRES: usize = 13;
+/// The digits of a ticket's capacity, and of its permits.
+pub(super) const CAPACITY: usize = 10;
 
 /// The first key of one name. Scripts make the name's other keys from it: see `scripts/line.lua`.
 pub(super) fn key(name: &Name) -> String {
@@ -43,6 +45,11 @@ pub(super) fn name_of(key: &str) -> Option<NameInUse> {
 /// A key in the form of the keys of names. No name has this key.
 pub(super) fn some_key(namespace: &Namespace) -> String {
     format!("{}:{VERSION}:{{}}", namespace.as_str())
+}
+
+/// The channel of a receiver at one server, without its prefix.
+pub(super) fn channel(receiver: u64) -> Arc<str> {
+    format!("{receiver:016x}").into()
 }
 
 /// The channel of one receiver. Scripts make its name from the part of a key in front of the brace, and from the channel
@@ -79,6 +86,7 @@ macro_rules! script {
 pub(super) static ENQUEUE: LazyLock<Script> = script!("scripts/enqueue.lua");
 pub(super) static RENEW: LazyLock<Script> = script!("scripts/renew.lua");
 pub(super) static RELEASE: LazyLock<Script> = script!("scripts/release.lua");
+pub(super) static RAISE: LazyLock<Script> = script!("scripts/raise.lua");
 pub(super) static INSPECT: LazyLock<Script> = script!("scripts/inspect.lua");
 pub(super) static LIST: LazyLock<Script> = script!("scripts/list.lua");
 pub(super) static ASK: LazyLock<Script> = script!("scripts/ask.lua");
@@ -86,9 +94,11 @@ pub(super) static FORGET: LazyLock<Script> = script!("scripts/forget.lua");
 
 #[cfg(test)]
 pub(super) fn scripts() -> impl Iterator<Item = &'static Script> {
-    [&ENQUEUE, &RENEW, &RELEASE, &INSPECT, &LIST, &ASK, &FORGET]
-        .into_iter()
-        .map(|script| &**script)
+    [
+        &ENQUEUE, &RENEW, &RELEASE, &RAISE, &INSPECT, &LIST, &ASK, &FORGET,
+    ]
+    .into_iter()
+    .map(|script| &**script)
 }
 
 #[cfg(test)]
@@ -101,9 +111,9 @@ mod tests {
         ("expires", EXPIRES),
         ("id", 32),
         (":", 1),
-        ("permits", 10),
+        ("permits", CAPACITY),
         (": behind permits", 1),
-        ("capacity", 10),
+        ("capacity", CAPACITY),
         (": behind capacity", 1),
     ];
 
@@ -150,6 +160,7 @@ mod tests {
         spans.extend(HEAD.map(|(name, _)| head(name, name)));
         spans.extend([
             record("number", ":"),
+            record("id", "capacity"),
             head("last", "marks"),
             head("L", "head"),
             THOUSAND_SECONDS,
@@ -158,6 +169,7 @@ mod tests {
         let tails = [
             record("id", "id")[0],
             record(": behind permits", ": behind permits")[0],
+            record(": behind capacity", ": behind capacity")[1] + 1,
             head("out", "out")[0],
             behind_head + 1,
             id + 1,

@@ -13,6 +13,7 @@ mod group;
 mod hop;
 mod layout;
 mod opening;
+pub(crate) mod quorum;
 mod released;
 mod rights;
 mod sentinels;
@@ -164,7 +165,7 @@ impl Backend for Redis {
 
 /// Connects to a server, and checks that it accepts locks and that the user has the rights.
 async fn connected(server: &Server, events: EventSink) -> Result<RedisConnection, StoreError> {
-    let channel: Arc<str> = format!("{:016x}", events.receiver()).into();
+    let channel = layout::channel(events.receiver());
     let namespace = events.namespace().clone();
     let channels = layout::wake_channel(&namespace, &channel);
     let op_timeout = events.op_timeout();

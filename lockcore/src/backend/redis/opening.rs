@@ -1,13 +1,17 @@
 //! What a connection to a server with locks begins with.
 
+use std::convert::Infallible;
 use std::future::Future;
+use std::sync::Arc;
 
 use futures_util::TryFutureExt as _;
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, RedisResult};
+use tokio::sync::oneshot;
 
+use super::connection::RedisConnection;
 use super::dial::Server;
-use super::{config, errors, rights};
+use super::{config, errors, layout, rights};
 use crate::backend::StoreError;
 use crate::name::Namespace;
 
@@ -44,4 +48,33 @@ pub(super) async fn checked<T>(
         )));
     }
     Ok(also)
+}
+
+/// A connection that gets no wake-ups, to a server that accepts locks. The second part of the result resolves when the
+/// connection ends.
+pub(super) async fn without_wake_ups(
+    server: &Server,
+    namespace: &Namespace,
+    channel: Arc<str>,
+) -> Result<(RedisConnection, oneshot::Receiver<()>), StoreError> {
+    let (open, closed) = oneshot::channel::<()>();
+    // The driver drops this when the connection ends.
+    let sink = move |_| {
+        let _goes_with_the_sink = &open;
+        Ok::<_, Infallible>(())
+    };
+    let config = settings().set_push_sender(sink);
+    let (connection, driver) = server.connect(config).await?;
+    let channels = layout::wake_channel(namespace, &channel);
+    let nothing = std::future::ready(Ok(()));
+    checked(server, &connection, namespace, &channels, nothing).await?;
+    let connection = RedisConnection {
+        connection,
+        channel,
+        driver: Arc::new(driver),
+        watch: None,
+        group: None,
+        hop: None,
+    };
+    Ok((connection, closed))
 }

@@ -153,10 +153,46 @@ pub(super) async fn release(
         .collect())
 }
 
-pub(super) async fn inspect(
+/// Tells the server the number of the ticket that it has for this request. All numbers that it draws later are greater.
+/// `false` if the number is more than a day ahead of the server's clock, or the ticket is gone.
+pub(super) async fn raise(
     mut connection: RedisConnection,
+    request: Arc<Request>,
+    number: u64,
+) -> Result<bool, StoreError> {
+    let write = |call: &mut Cmd| {
+        call.write_arg_fmt(layout::key(&request.name));
+        call.write_arg_fmt(format_args!("{number:016}"));
+        call.write_arg_fmt(request.id);
+    };
+    let namespace = request.name.namespace();
+    match run(&mut connection, &layout::RAISE, namespace, 1, write).await? {
+        Value::Int(1) => Ok(true),
+        Value::Int(0 | 2) => Ok(false),
+        reply => Err(unexpected(&reply)),
+    }
+}
+
+pub(super) async fn inspect(
+    connection: RedisConnection,
     name: Name,
 ) -> Result<Vec<TicketInfo>, StoreError> {
+    let listed = listed(connection, name).await?;
+    Ok(listed.into_iter().map(|listed| listed.ticket).collect())
+}
+
+/// A ticket as one server knows it.
+pub(super) struct Listed {
+    /// Whether the server was told the number: see [`raise`].
+    pub(super) is_told: bool,
+    pub(super) ticket: TicketInfo,
+}
+
+/// As [`inspect`], with more of each ticket.
+pub(super) async fn listed(
+    mut connection: RedisConnection,
+    name: Name,
+) -> Result<Vec<Listed>, StoreError> {
     let write = |call: &mut Cmd| call.write_arg_fmt(layout::key(&name));
     let namespace = name.namespace();
     let reply = run(&mut connection, &layout::INSPECT, namespace, 1, write).await?;
@@ -178,7 +214,7 @@ pub(super) async fn inspect(
     lives.sort_unstable_by_key(|record| record.number);
     let holders = queue::granted(lives.iter().map(|record| (record.permits, record.capacity)));
     let place = |(at, record): (usize, Record<'_>)| {
-        TicketInfo::new(
+        let ticket = TicketInfo::new(
             record.number,
             at < holders,
             record.permits,
@@ -190,7 +226,11 @@ pub(super) async fn inspect(
         // A number is the time of its enqueue, unless many tickets are taken in one microsecond.
         .with_age(Duration::from_micros(
             (now * 1000).saturating_sub(record.number),
-        ))
+        ));
+        Listed {
+            is_told: record.is_told,
+            ticket,
+        }
     };
     Ok(lives.into_iter().enumerate().map(place).collect())
 }
@@ -202,6 +242,7 @@ struct Record<'a> {
     number: u64,
     permits: u32,
     capacity: u32,
+    is_told: bool,
     owner: &'a str,
 }
 
@@ -215,16 +256,18 @@ impl<'a> Record<'a> {
             Some(behind) => number / 1000 + behind.parse::<u64>().ok()?,
             None => expires.parse().ok()?,
         };
-        let mut fields = rest.splitn(4, ':');
-        let mut next = || fields.next();
-        let (permits, capacity) = (next()?.parse().ok()?, next()?.parse().ok()?);
-        let (_channel, owner) = (next()?, next()?);
+        let (permits, rest) = rest.split_once(':')?;
+        let (capacity, rest) = rest.split_at_checked(layout::CAPACITY)?;
+        let (permits, capacity) = (permits.parse().ok()?, capacity.parse().ok()?);
+        let is_told = rest.starts_with('=');
+        let (_channel, owner) = rest.strip_prefix([':', '='])?.split_once(':')?;
         Some(Self {
             id: Id::parse(id)?,
             expires,
             number,
             permits,
             capacity,
+            is_told,
             owner,
         })
     }

@@ -139,3 +139,17 @@ pub(super) fn that_pushes(capability: &Capability) -> Result<(), &'static str> {
         false => Err("it wakes nobody"),
     }
 }
+
+pub(super) fn that_queues(capability: &Capability) -> Result<(), &'static str> {
+    match capability.queues {
+        true => Ok(()),
+        false => Err("no request waits in line at it"),
+    }
+}
+
+pub(super) fn without_queue(capability: &Capability) -> Result<(), &'static str> {
+    match capability.queues {
+        true => Err("requests wait in line at it"),
+        false => Ok(()),
+    }
+}

@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use fastrand::Rng;
 
-use super::fact::{Fact, any_store, group_of};
+use super::fact::{Fact, group_of, that_queues};
 use super::kit::{Asker, Store, with};
 use super::steps::{SOON, eventually};
 use crate::backend::{Enqueued, FULL, Id, Released, Renewed, Request, queue};
 
 pub(super) fn all() -> Vec<Fact> {
-    group_of!["histories", false, any_store; every_answer_of_a_random_history_follows_the_rule]
+    group_of!["histories", false, that_queues; every_answer_of_a_random_history_follows_the_rule]
 }
 
 /// The number of steps of one history. There are few tickets at a time, so most combinations of tickets occur.

@@ -6,33 +6,43 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use super::fact::{Fact, any_store, group_of, that_pushes, without_sessions};
+use super::fact::{
+    Fact, any_store, group_of, that_pushes, that_queues, without_queue, without_sessions,
+};
 use super::kit::{Store, with};
 use super::steps::{LEASE, SOON, eventually};
 use crate::backend::{Capability, Departure, Enqueued, MAX_TICKET, Released, Renewed, Request};
 
 pub(super) fn all() -> Vec<Fact> {
     let any = group_of!["requests", false, any_store;
-        an_enqueue_takes_one_ticket_however_often_it_is_sent
         a_request_that_does_not_wait_is_busy_and_leaves_nothing
-        a_line_is_listed_oldest_first_with_the_permits_of_each_ticket
         only_its_own_id_renews_and_releases_a_ticket
         a_renewal_creates_no_ticket
         an_enqueue_that_comes_after_its_release_takes_nothing
         another_capacity_is_refused_and_leaves_nothing
+        numbers_rise_after_the_last_ticket_has_left_and_after_the_name_is_forgotten
+        an_enqueue_that_is_dropped_at_any_poll_may_be_repeated
+    ];
+    let in_line = group_of!["requests", false, that_queues;
+        an_enqueue_takes_one_ticket_however_often_it_is_sent
+        a_line_is_listed_oldest_first_with_the_permits_of_each_ticket
         a_batch_is_answered_one_by_one_and_in_order
         connections_of_two_openings_see_the_same_tickets
-        numbers_rise_after_the_last_ticket_has_left_and_after_the_name_is_forgotten
         a_name_that_is_in_use_is_not_forgotten
-        an_enqueue_that_is_dropped_at_any_poll_may_be_repeated
         a_waiter_that_leaves_lets_in_the_waiters_behind_it
         tickets_are_made_smaller_in_one_batch
+    ];
+    let without_line = group_of!["requests", false, without_queue;
+        a_request_that_may_wait_is_busy_and_leaves_nothing
     ];
     let pushing = group_of!["requests", false, that_pushes;
         a_release_wakes_the_waiters_that_it_grants_and_no_others
         a_ticket_that_becomes_smaller_wakes_the_waiters_that_now_hold
     ];
-    let by_ttl = group_of!["requests", false, without_sessions;
+    let in_line_by_ttl = |capability: &Capability| {
+        without_sessions(capability).and_then(|()| that_queues(capability))
+    };
+    let by_ttl = group_of!["requests", false, in_line_by_ttl;
         a_ticket_ends_after_its_ttl_and_the_next_holds
         a_renewal_sets_when_a_ticket_expires
     ];
@@ -49,7 +59,8 @@ pub(super) fn all() -> Vec<Fact> {
     let pushing_by_ttl = group_of!["requests", false, both;
         a_release_skips_an_expired_waiter_and_wakes_the_next
     ];
-    [any, pushing, by_ttl, by_numbers, pushing_by_ttl].concat()
+    let by_line = [in_line, without_line].concat();
+    [any, by_line, pushing, by_ttl, by_numbers, pushing_by_ttl].concat()
 }
 
 async fn an_enqueue_takes_one_ticket_however_often_it_is_sent(store: Store) {
@@ -82,6 +93,25 @@ async fn a_request_that_does_not_wait_is_busy_and_leaves_nothing(store: Store) {
     assert!(retry_in.is_none_or(|retry_in| retry_in <= holds.ttl));
     assert_eq!(client.inspect(store.name("a")).await.len(), 1);
     assert_eq!(client.release(&tries).await, Released::NotFound);
+    client.close().await;
+}
+
+/// The client asks again, with another id.
+async fn a_request_that_may_wait_is_busy_and_leaves_nothing(store: Store) {
+    let client = store.connect().await;
+    let holds = store.writer("a");
+    client.holds(&holds).await;
+
+    let waits = store.writer("a");
+    assert!(matches!(
+        client.enqueue(&waits).await,
+        Enqueued::Busy { .. }
+    ));
+
+    assert_eq!(client.inspect(store.name("a")).await.len(), 1);
+    assert_eq!(client.release(&holds).await, Released::Released);
+    assert_eq!(client.renew(&waits).await, Renewed::Lost);
+    client.holds(&store.writer("a")).await;
     client.close().await;
 }
 

@@ -11,9 +11,8 @@ use super::ears::Ears;
 use super::slots;
 use super::task::Task;
 use crate::backend::redis::connection::RedisConnection;
-use crate::backend::redis::dial::{Part, Server};
-use crate::backend::redis::layout;
-use crate::backend::redis::opening::{checked, settings};
+use crate::backend::redis::dial::Part;
+use crate::backend::redis::opening::without_wake_ups;
 use crate::backend::redis::views::Address;
 use crate::backend::{Fault, StoreError};
 use crate::clock::{Clock, Instant};
@@ -158,31 +157,11 @@ impl Node {
     }
 }
 
-/// Connects to a node, and checks that it takes locks. The second part of the result resolves when the connection ends.
 async fn connect(
     context: Context,
     address: Address,
 ) -> Result<(RedisConnection, oneshot::Receiver<()>), StoreError> {
-    let server: Server = context.seeds.server_at(&address, Part::Node)?;
-    let (open, closed) = oneshot::channel::<()>();
-    // The driver drops this when the connection ends.
-    let sink = move |_| {
-        let _goes_with_the_sink = &open;
-        Ok::<_, std::convert::Infallible>(())
-    };
-    let config = settings().set_push_sender(sink);
-    let (connection, driver) = server.connect(config).await?;
+    let server = context.seeds.server_at(&address, Part::Node)?;
     let channel = slots::channel(context.receiver, 0);
-    let channels = layout::wake_channel(&context.namespace, &channel);
-    let nothing = std::future::ready(Ok(()));
-    checked(&server, &connection, &context.namespace, &channels, nothing).await?;
-    let connection = RedisConnection {
-        connection,
-        channel,
-        driver: Arc::new(driver),
-        watch: None,
-        group: None,
-        hop: None,
-    };
-    Ok((connection, closed))
+    without_wake_ups(&server, &context.namespace, channel).await
 }

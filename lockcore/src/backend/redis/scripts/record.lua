@@ -3,7 +3,8 @@
 -- A record is: the ticket's number in 16 digits, its expiry in 13, its id in 32, then
 -- ':permits:capacity:channel:owner', with permits and capacity in 10 digits. So each field has a fixed place, except
 -- the end of the channel: number 1 to 16, expiry 17 to 29, id 30 to 61, permits 63 to 72, capacity 74 to 83, channel
--- from 85. A test in layout.rs checks that all scripts use these places.
+-- from 85. A test in layout.rs checks that all scripts use these places. In front of the channel, '=' instead of ':' says
+-- that raise.lua has told the number to this server: then it is the number of the ticket at all servers.
 --
 -- The expiry is a time of the server's clock in ms. If it begins with '+', it is a number of ms after the ticket's
 -- number: in this form the number is the time of the grant, in microseconds of the server's clock. So a new ticket can

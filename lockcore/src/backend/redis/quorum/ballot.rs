@@ -1,0 +1,409 @@
+//! The count of an enqueue: which nodes have granted it, the number of the ticket, and when the outcome is certain. No
+//! I/O: `tickets` asks the nodes.
+//!
+//! The number is the highest that a node of the majority has drawn. Before the grant counts, a majority must have been
+//! told this number. A later majority has at least one node in common with this one, and that node draws a greater
+//! number. It also knows the number of this ticket.
+
+use std::time::Duration;
+
+use crate::backend::{Enqueued, Fault, StoreError};
+
+/// A day, in the unit of ticket numbers, which is a microsecond of a server's clock. A number that is further ahead of
+/// the others than this comes from a wrong clock.
+const DAY: u64 = 24 * 60 * 60 * 1_000_000;
+
+/// The count of one enqueue.
+#[derive(Debug)]
+pub(super) struct Ballot {
+    votes: Vec<Vote>,
+    /// How many nodes must have the ticket: a majority, or more.
+    needed: usize,
+    /// The number of the ticket, once a majority has granted it.
+    number: Option<u64>,
+}
+
+/// What one node has said.
+#[derive(Clone, Debug)]
+enum Vote {
+    /// It is not asked: it is down, or does not vote.
+    Absent,
+    Asked,
+    /// It has granted the ticket.
+    Granted {
+        number: u64,
+        valid_for: Duration,
+    },
+    /// It is being told the number.
+    Raising {
+        valid_for: Duration,
+    },
+    /// It has the ticket with the number.
+    Counts {
+        valid_for: Duration,
+    },
+    /// It may have the ticket, but its vote does not count.
+    Spoilt(StoreError),
+    Busy(Option<Duration>),
+    Mismatch(u32),
+    Gone,
+    /// It has no ticket.
+    Failed(StoreError),
+}
+
+/// Whether the outcome of a count is certain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    Open,
+    Granted {
+        ticket: u64,
+        valid_for: Duration,
+    },
+    /// There is no majority.
+    Refused,
+}
+
+impl Ballot {
+    /// A count among this many nodes, of which some are asked.
+    pub(super) fn new(all: usize, needed: usize, asked: impl IntoIterator<Item = usize>) -> Self {
+        let mut votes = vec![Vote::Absent; all];
+        for at in asked {
+            votes[at] = Vote::Asked;
+        }
+        Self {
+            votes,
+            needed,
+            number: None,
+        }
+    }
+
+    /// A node has answered the enqueue. Returns the nodes that must be told the number now, and the number.
+    pub(super) fn answered(
+        &mut self,
+        at: usize,
+        answer: Result<Enqueued, StoreError>,
+    ) -> Vec<(usize, u64)> {
+        self.votes[at] = match answer {
+            Ok(Enqueued::Granted { ticket, valid_for }) => Vote::Granted {
+                number: ticket,
+                valid_for,
+            },
+            // It was told not to let the request wait. The ticket is given back.
+            Ok(Enqueued::Waiting { .. }) => {
+                Vote::Spoilt(StoreError::new(Fault::Retry, "a node let a request wait"))
+            }
+            Ok(Enqueued::Busy { retry_in }) => Vote::Busy(retry_in),
+            Ok(Enqueued::CapacityMismatch { in_use }) => Vote::Mismatch(in_use),
+            Ok(Enqueued::Gone) => Vote::Gone,
+            Err(error) if may_be_carried_out(&error) => Vote::Spoilt(error),
+            Err(error) => Vote::Failed(error),
+        };
+        self.raise()
+    }
+
+    /// Chooses the number as soon as there is a majority. Returns the nodes that have granted and do not know it.
+    fn raise(&mut self) -> Vec<(usize, u64)> {
+        let needed = self.needed;
+        let number = match (self.number, self.highest_sound()) {
+            (Some(number), _) => number,
+            (None, None) => return Vec::new(),
+            (None, Some(highest)) => {
+                let sound = self.granted().filter(|(_, number, _)| *number <= highest);
+                if sound.count() < needed {
+                    return Vec::new();
+                }
+                highest
+            }
+        };
+        self.number = Some(number);
+        let granted: Vec<_> = self.granted().collect();
+        let mut raising = Vec::new();
+        for (at, own, valid_for) in granted {
+            self.votes[at] = if own > number.saturating_add(DAY) {
+                Vote::Spoilt(StoreError::new(Fault::Retry, AHEAD))
+            } else {
+                raising.push((at, number));
+                Vote::Raising { valid_for }
+            };
+        }
+        raising
+    }
+
+    fn granted(&self) -> impl Iterator<Item = (usize, u64, Duration)> + '_ {
+        let votes = self.votes.iter().enumerate();
+        votes.filter_map(|(at, vote)| match *vote {
+            Vote::Granted { number, valid_for } => Some((at, number, valid_for)),
+            _ => None,
+        })
+    }
+
+    /// A node that was told the number has answered.
+    pub(super) fn raised(&mut self, at: usize, answer: Result<bool, StoreError>) {
+        let Vote::Raising { valid_for } = self.votes[at] else {
+            return;
+        };
+        self.votes[at] = match answer {
+            Ok(true) => Vote::Counts { valid_for },
+            Ok(false) => Vote::Spoilt(StoreError::new(
+                Fault::Retry,
+                "a node's clock is more than a day behind the others, or it has lost a ticket",
+            )),
+            Err(error) => Vote::Spoilt(error),
+        };
+    }
+
+    pub(super) fn verdict(&self) -> Verdict {
+        let needed = self.needed;
+        let counts = self.votes.iter().filter_map(|vote| match vote {
+            Vote::Counts { valid_for } => Some(*valid_for),
+            _ => None,
+        });
+        if let (Some(ticket), Some(valid_for)) = (self.number, counts.clone().min())
+            && counts.count() >= needed
+        {
+            return Verdict::Granted { ticket, valid_for };
+        }
+        let is_open = |vote: &&Vote| matches!(vote, Vote::Asked | Vote::Raising { .. });
+        let open = self.votes.iter().filter(is_open).count();
+        let granted = self
+            .votes
+            .iter()
+            .filter(|vote| matches!(vote, Vote::Granted { .. } | Vote::Counts { .. }));
+        // Only when all have answered is it certain whether a majority has another capacity.
+        let is_mismatch = |vote: &Vote| matches!(vote, Vote::Mismatch(_));
+        let waits = open + granted.count() >= needed || self.votes.iter().any(is_mismatch);
+        match waits && open > 0 {
+            true => Verdict::Open,
+            false => Verdict::Refused,
+        }
+    }
+
+    /// The nodes whose answer to the enqueue has not come, and those whose answer will not come.
+    pub(super) fn unanswered(&self) -> impl Iterator<Item = usize> + '_ {
+        let votes = self.votes.iter().enumerate();
+        votes.filter_map(|(at, vote)| match vote {
+            Vote::Asked => Some(at),
+            Vote::Spoilt(error) if may_be_carried_out(error) => Some(at),
+            _ => None,
+        })
+    }
+
+    /// The nodes that may have the ticket.
+    pub(super) fn may_have(&self) -> impl Iterator<Item = usize> + '_ {
+        let votes = self.votes.iter().enumerate();
+        votes.filter_map(|(at, vote)| match vote {
+            Vote::Asked
+            | Vote::Granted { .. }
+            | Vote::Raising { .. }
+            | Vote::Counts { .. }
+            | Vote::Spoilt(_) => Some(at),
+            Vote::Absent | Vote::Busy(_) | Vote::Mismatch(_) | Vote::Gone | Vote::Failed(_) => None,
+        })
+    }
+
+    /// The answer without a majority, given that nothing stays at the nodes. The errors are those of the nodes, if so
+    /// many have failed that the others are no majority.
+    pub(super) fn refusal(&self) -> Result<Enqueued, Vec<StoreError>> {
+        let needed = self.needed;
+        let (mut free, mut ends, mut mismatches) = (0, Vec::new(), Vec::new());
+        let (mut unable, mut errors) = (0, Vec::new());
+        let highest = self.highest_sound();
+        for vote in &self.votes {
+            match vote {
+                Vote::Gone => return Ok(Enqueued::Gone),
+                Vote::Granted { number, .. }
+                    if highest.is_some_and(|highest| *number > highest) =>
+                {
+                    unable += 1;
+                    errors.push(StoreError::new(Fault::Retry, AHEAD));
+                }
+                // It was not waited for.
+                Vote::Asked => {}
+                Vote::Granted { .. } | Vote::Raising { .. } | Vote::Counts { .. } => free += 1,
+                Vote::Busy(end) => ends.push(end.unwrap_or(Duration::MAX)),
+                Vote::Mismatch(in_use) => mismatches.push(*in_use),
+                Vote::Absent => unable += 1,
+                Vote::Spoilt(error) | Vote::Failed(error) => {
+                    unable += 1;
+                    errors.push(error.clone());
+                }
+            }
+        }
+        if mismatches.len() >= needed {
+            return Ok(Enqueued::CapacityMismatch {
+                in_use: mismatches[0],
+            });
+        }
+        if unable > self.votes.len() - needed {
+            return Err(errors);
+        }
+        ends.sort_unstable();
+        let last_needed = needed.checked_sub(free + 1).and_then(|at| ends.get(at));
+        Ok(Enqueued::Busy {
+            retry_in: last_needed.copied().filter(|end| *end < Duration::MAX),
+        })
+    }
+
+    /// The highest number that a wrong clock has not drawn, once a majority has granted.
+    fn highest_sound(&self) -> Option<u64> {
+        let mut numbers: Vec<u64> = self.granted().map(|(_, number, _)| number).collect();
+        numbers.sort_unstable();
+        let enough = numbers.len() >= self.needed;
+        // One wrong clock must not raise the numbers of all.
+        let limit = numbers.get(numbers.len().saturating_sub(1) / 2)? + DAY;
+        let sound = numbers.partition_point(|number| *number <= limit);
+        enough.then(|| numbers[sound - 1])
+    }
+}
+
+/// Whether a node whose answer is this error may have carried out the request.
+pub(super) fn may_be_carried_out(error: &StoreError) -> bool {
+    error.fault() == Fault::Unknown || error.is_halfway()
+}
+
+/// The error of a node whose number is not taken.
+const AHEAD: &str = "a node's clock is more than a day ahead of the others";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TTL: Duration = Duration::from_secs(10);
+
+    fn granted(number: u64) -> Result<Enqueued, StoreError> {
+        Ok(Enqueued::Granted {
+            ticket: number,
+            valid_for: TTL,
+        })
+    }
+
+    fn busy(seconds: u64) -> Result<Enqueued, StoreError> {
+        Ok(Enqueued::Busy {
+            retry_in: Some(Duration::from_secs(seconds)),
+        })
+    }
+
+    fn failed(fault: Fault) -> Result<Enqueued, StoreError> {
+        Err(StoreError::new(fault, "said why"))
+    }
+
+    fn ballot<const N: usize>(answers: [Result<Enqueued, StoreError>; N]) -> Ballot {
+        let mut ballot = Ballot::new(5, 3, 0..5);
+        for (at, answer) in answers.into_iter().enumerate() {
+            let raising = ballot.answered(at, answer);
+            assert!(raising.is_empty(), "{raising:?}");
+        }
+        ballot
+    }
+
+    #[test]
+    fn a_grant_counts_when_a_majority_has_the_highest_number() {
+        let mut ballot = ballot([granted(7), granted(9)]);
+
+        assert_eq!(ballot.answered(2, granted(8)), [(0, 9), (1, 9), (2, 9)]);
+        assert_eq!(ballot.verdict(), Verdict::Open);
+        ballot.raised(0, Ok(true));
+        ballot.raised(1, Ok(true));
+        assert_eq!(ballot.verdict(), Verdict::Open);
+        // Nodes that grant later can stand in for one that could not be told.
+        ballot.raised(2, Err(StoreError::broken("lost")));
+        assert_eq!(ballot.verdict(), Verdict::Open);
+        assert_eq!(ballot.answered(3, granted(10)), [(3, 9)]);
+        assert_eq!(ballot.verdict(), Verdict::Open);
+        ballot.raised(3, Ok(true));
+
+        let (ticket, valid_for) = (9, TTL);
+        assert_eq!(ballot.verdict(), Verdict::Granted { ticket, valid_for });
+    }
+
+    #[test]
+    fn a_count_ends_as_soon_as_there_can_be_no_majority() {
+        let mut ballot = ballot([granted(1), busy(3), busy(1)]);
+        assert_eq!(ballot.verdict(), Verdict::Open);
+
+        ballot.answered(3, busy(2));
+
+        assert_eq!(ballot.verdict(), Verdict::Refused);
+        // The node that has not answered may have the ticket, too.
+        assert_eq!(ballot.may_have().collect::<Vec<_>>(), [0, 4]);
+        // Two more nodes are needed, and the second of them is free in two seconds.
+        assert_eq!(ballot.refusal().unwrap(), busy(2).unwrap());
+    }
+
+    #[test]
+    fn without_enough_answers_the_errors_are_told() {
+        let refused = |answers| ballot::<5>(answers).refusal();
+        let down = || failed(Fault::Unknown);
+
+        let errors = refused([granted(1), granted(1), down(), down(), down()]);
+        assert_eq!(errors.unwrap_err().len(), 3);
+        let contended = refused([granted(1), busy(1), busy(1), down(), down()]);
+        assert!(matches!(contended, Ok(Enqueued::Busy { .. })));
+        let gone = refused([granted(1), Ok(Enqueued::Gone), down(), down(), down()]);
+        assert!(matches!(gone, Ok(Enqueued::Gone)));
+        let other = || Ok(Enqueued::CapacityMismatch { in_use: 3 });
+        let mismatch = refused([other(), other(), other(), busy(1), busy(1)]);
+        assert_eq!(mismatch.unwrap(), other().unwrap());
+    }
+
+    #[test]
+    fn one_node_of_three_that_is_busy_is_enough_if_two_of_five_are_down() {
+        let mut ballot = Ballot::new(5, 3, 0..3);
+
+        ballot.answered(0, busy(1));
+
+        assert_eq!(ballot.verdict(), Verdict::Refused);
+        assert!(matches!(ballot.refusal(), Ok(Enqueued::Busy { .. })));
+        // Another capacity is told only if a majority has it.
+        let mut ballot = Ballot::new(5, 3, 0..3);
+        let other = || Ok(Enqueued::CapacityMismatch { in_use: 3 });
+        ballot.answered(0, other());
+        assert_eq!(ballot.verdict(), Verdict::Open);
+        ballot.answered(1, granted(1));
+        ballot.answered(2, granted(1));
+        assert_eq!(ballot.verdict(), Verdict::Refused);
+        assert!(matches!(ballot.refusal(), Ok(Enqueued::Busy { .. })));
+    }
+
+    #[test]
+    fn a_node_whose_clock_is_days_ahead_does_not_choose_the_number() {
+        let ahead = 1_000 + 2 * DAY;
+        let mut ballot = ballot([granted(ahead), granted(1_000), granted(1_001)]);
+        assert_eq!(ballot.verdict(), Verdict::Open);
+        let mut three = Ballot {
+            votes: ballot.votes.clone(),
+            needed: 3,
+            number: None,
+        };
+        for at in [3, 4] {
+            three.answered(at, failed(Fault::Retry));
+        }
+        assert_eq!(three.verdict(), Verdict::Refused);
+        assert!(
+            three
+                .refusal()
+                .unwrap_err()
+                .iter()
+                .any(|error| error.to_string() == AHEAD)
+        );
+
+        let raising = ballot.answered(3, granted(1_002));
+
+        assert_eq!(raising, [(1, 1_002), (2, 1_002), (3, 1_002)]);
+        (1..4).for_each(|at| ballot.raised(at, Ok(true)));
+        let (ticket, valid_for) = (1_002, TTL);
+        assert_eq!(ballot.verdict(), Verdict::Granted { ticket, valid_for });
+        assert!(ballot.may_have().any(|at| at == 0));
+    }
+
+    #[test]
+    fn a_node_that_does_not_vote_is_no_part_of_a_majority() {
+        let mut ballot = Ballot::new(3, 2, [0, 1]);
+        ballot.answered(0, granted(1));
+        assert_eq!(ballot.verdict(), Verdict::Open);
+
+        ballot.answered(1, busy(1));
+
+        assert_eq!(ballot.verdict(), Verdict::Refused);
+    }
+}

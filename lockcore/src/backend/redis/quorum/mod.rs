@@ -1,0 +1,142 @@
+//! A quorum of independent Redis servers: a store over stores. See [`guide::redis_quorum`](crate::guide::redis_quorum)
+//! for what it promises and needs.
+//!
+//! Each node is a single Redis server with the scripts of that store. A ticket counts if a majority of the nodes has it;
+//! that of a semaphore needs more of them.
+//! No request waits at a node: a client that gets no majority gives back what it got, and the core asks again. Counting
+//! is in `ballot` and `tally`, the requests are in `tickets`, and the connections to the nodes are in `nodes`.
+
+mod asked;
+mod background;
+mod ballot;
+mod config;
+mod leaving;
+mod node;
+mod nodes;
+mod outbox;
+mod tally;
+mod tickets;
+
+use std::sync::Arc;
+
+use url::Url;
+
+use super::dial::Server;
+use crate::backend::{
+    Answer, Backend, BoxFuture, Capability, Connection, Departure, Enqueued, EventSink, Released,
+    Renewed, TicketInfo,
+};
+use crate::error::Error;
+use crate::name::Name;
+use crate::request::Request;
+use crate::tls::Tls;
+
+use leaving::{Late, Leaving};
+use node::LONGEST_TTL;
+use nodes::Links;
+use outbox::Outbox;
+
+/// Opens `redlock://…`.
+pub(crate) fn open(url: &Url, _: &Tls) -> Result<Arc<dyn Backend>, Error> {
+    Ok(Arc::new(Quorum::of(config::servers(url)?)))
+}
+
+/// Opens `redlock+tls://…`.
+#[cfg(feature = "redis-tls")]
+pub(crate) fn open_encrypted(url: &Url, tls: &Tls) -> Result<Arc<dyn Backend>, Error> {
+    Ok(Arc::new(Quorum::of(config::encrypted_servers(url, tls)?)))
+}
+
+/// The nodes of a URL.
+#[derive(Debug)]
+struct Quorum {
+    servers: Arc<[Server]>,
+    outboxes: Arc<[Outbox]>,
+    leaving: Leaving,
+    late: Late,
+}
+
+impl Quorum {
+    fn of(servers: Vec<Server>) -> Self {
+        Self {
+            outboxes: servers.iter().map(|_| Outbox::default()).collect(),
+            servers: servers.into(),
+            leaving: Leaving::default(),
+            late: Late::default(),
+        }
+    }
+}
+
+impl Backend for Quorum {
+    fn capability(&self) -> Capability {
+        Capability::new()
+            .queues(false)
+            .pushes(false)
+            .longest_ttl(LONGEST_TTL)
+    }
+
+    fn silence(&self) -> &'static str {
+        match self.servers.iter().any(Server::is_encrypted) {
+            true => {
+                "; a majority of the nodes must answer; servers without TLS are silent: redlock:// is for them"
+            }
+            false => "; a majority of the nodes must answer",
+        }
+    }
+
+    fn connect(&self, events: EventSink) -> Answer<Arc<dyn Connection>> {
+        let (servers, outboxes) = (Arc::clone(&self.servers), Arc::clone(&self.outboxes));
+        let (leaving, late) = (self.leaving.clone(), self.late.clone());
+        Box::pin(async move {
+            let links = Arc::new(Links::open(servers, outboxes, events).await?);
+            Ok(Arc::new(QuorumConnection {
+                links,
+                leaving,
+                late,
+            }) as Arc<dyn Connection>)
+        })
+    }
+}
+
+/// Connections to a majority of the nodes, or more.
+#[derive(Debug)]
+struct QuorumConnection {
+    links: Arc<Links>,
+    leaving: Leaving,
+    late: Late,
+}
+
+impl Connection for QuorumConnection {
+    fn enqueue(&self, request: Arc<Request>) -> Answer<Enqueued> {
+        let going_on = (self.leaving.clone(), self.late.clone());
+        Box::pin(tickets::enqueue(Arc::clone(&self.links), going_on, request))
+    }
+
+    fn renew(&self, tickets: Vec<Arc<Request>>) -> Answer<Vec<Renewed>> {
+        Box::pin(tickets::renew(Arc::clone(&self.links), tickets))
+    }
+
+    fn release(&self, tickets: Vec<Departure>) -> Answer<Vec<Released>> {
+        Box::pin(tickets::release(
+            Arc::clone(&self.links),
+            self.late.clone(),
+            tickets,
+        ))
+    }
+
+    fn inspect(&self, name: Name) -> Answer<Vec<TicketInfo>> {
+        Box::pin(tickets::inspect(Arc::clone(&self.links), name))
+    }
+
+    fn forget(&self, name: Name) -> Answer<()> {
+        Box::pin(tickets::forget(Arc::clone(&self.links), name))
+    }
+
+    fn check(&self) -> Answer<Vec<String>> {
+        Box::pin(config::check(Arc::clone(&self.links)))
+    }
+
+    fn close(self: Arc<Self>) -> BoxFuture<()> {
+        Box::pin(async move { self.links.close().await })
+    }
+}

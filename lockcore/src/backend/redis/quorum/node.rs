@@ -1,0 +1,126 @@
+//! The connection to one node, and what is known of the node.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::aio::MultiplexedConnection;
+use redis::{Cmd, FromRedisValue};
+use tokio::sync::oneshot;
+
+use super::super::connection::RedisConnection;
+use super::super::dial::Server;
+use super::super::errors::{GUIDE, failed};
+use super::super::layout;
+use super::super::opening::without_wake_ups;
+use crate::backend::StoreError;
+use crate::clock::{Clock, Instant};
+use crate::name::Namespace;
+
+/// The longest ttl of a ticket. A node that has restarted may have forgotten tickets, so it must not vote until all of
+/// them have ended. It cannot know their ttl any more, and neither can a client: others may have asked for a longer one
+/// than its own. So there is a limit that holds for all clients, and a node stays aside for as long. The limit is short,
+/// because another node must not fail in that time. Locks can be held for longer, because leases are renewed.
+pub(super) const LONGEST_TTL: Duration = Duration::from_secs(120);
+
+/// How long a node that has restarted does not vote: the longest ttl, the drift of clocks, and the second by which its
+/// uptime is rounded, twice.
+const ASIDE: Duration = LONGEST_TTL
+    .saturating_add(LONGEST_TTL.checked_div(100).expect("not by zero"))
+    .saturating_add(Duration::from_secs(2));
+
+/// A node that is up.
+#[derive(Clone, Debug)]
+pub(super) struct Node {
+    pub(super) connection: RedisConnection,
+    /// Differs between servers, and between two starts of one server.
+    pub(super) run_id: Arc<str>,
+    /// A node that has restarted may have forgotten tickets, and does not vote before this.
+    pub(super) votes_from: Instant,
+    /// How far its wall clock is ahead of this machine's, in microseconds.
+    pub(super) ahead: i128,
+}
+
+impl Node {
+    /// Connects to a node. Also returns a channel that closes when the connection is lost.
+    pub(super) async fn open(
+        server: &Server,
+        receiver: u64,
+        namespace: &Namespace,
+    ) -> Result<(Self, oneshot::Receiver<()>), StoreError> {
+        let channel = layout::channel(receiver);
+        let (connection, closed) = without_wake_ups(server, namespace, channel).await?;
+        let info: String = ask(server, &connection, redis::cmd("INFO").arg("server")).await?;
+        let read_at = Clock::BOOT.now();
+        let field = |name: &str| {
+            info.lines()
+                .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))
+                .map(str::trim)
+        };
+        let uptime = field("uptime_in_seconds").and_then(|seconds| seconds.parse().ok());
+        let (Some(run_id), Some(uptime)) = (field("run_id"), uptime) else {
+            return Err(server.mistake("its INFO tells neither run_id nor uptime_in_seconds"));
+        };
+        let aside = ASIDE.saturating_sub(Duration::from_secs(uptime));
+        let keeps_all = aside.is_zero() || keeps_every_write(connection.connection.clone()).await;
+        let (seconds, micros): (i128, i128) = ask(server, &connection, &redis::cmd("TIME")).await?;
+        let here = std::time::UNIX_EPOCH.elapsed().unwrap_or_default();
+        load_scripts(connection.connection.clone()).await;
+        let node = Self {
+            run_id: run_id.into(),
+            votes_from: match keeps_all {
+                true => read_at,
+                false => read_at.after(aside),
+            },
+            ahead: seconds * 1_000_000 + micros - here.as_micros() as i128,
+            connection,
+        };
+        Ok((node, closed))
+    }
+}
+
+/// Makes the scripts known to the server before they are used. A server that does not know a script asks for its text, and
+/// a request that is sent meanwhile overtakes it: the release of a lock could come before the enqueue, and a look at the
+/// lock before its release.
+async fn load_scripts(mut connection: MultiplexedConnection) {
+    let scripts = [
+        &layout::ENQUEUE,
+        &layout::RAISE,
+        &layout::RENEW,
+        &layout::RELEASE,
+        &layout::INSPECT,
+    ];
+    let mut load = redis::pipe();
+    for script in scripts {
+        load.cmd("SCRIPT").arg("LOAD").arg(&script.source).ignore();
+    }
+    let loaded: Result<(), _> = load.query_async(&mut connection).await;
+    if let Err(error) = loaded {
+        tracing::debug!(%error, "the scripts are not loaded yet");
+    }
+}
+
+/// A question while connecting, which needs a right of its own.
+async fn ask<T: FromRedisValue>(
+    server: &Server,
+    connection: &RedisConnection,
+    question: &Cmd,
+) -> Result<T, StoreError> {
+    let answer = question
+        .query_async(&mut connection.connection.clone())
+        .await;
+    answer.map_err(|error| match error.code() {
+        Some("NOPERM") => server.mistake(format_args!("the user may not run info{GUIDE}")),
+        _ => server.failed(error),
+    })
+}
+
+/// Whether a restart loses no write. If the user may not ask, it is taken to lose some.
+async fn keeps_every_write(mut connection: MultiplexedConnection) -> bool {
+    let mut question = redis::cmd("CONFIG");
+    question.arg("GET").arg("append*");
+    let settings: Result<Vec<(String, String)>, _> =
+        question.query_async(&mut connection).await.map_err(failed);
+    let settings = settings.unwrap_or_default();
+    let is = |name: &str, value: &str| settings.iter().any(|(n, v)| n == name && v == value);
+    is("appendonly", "yes") && is("appendfsync", "always")
+}

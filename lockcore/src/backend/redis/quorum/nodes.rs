@@ -1,0 +1,478 @@
+//! The connections to the nodes, one each. A task per node opens it and opens it again when it breaks. The other
+//! nodes' connections stay.
+//!
+//! The core opens a store's connection again when it breaks. That is not enough here: while a majority is up, the
+//! connection as a whole is of use, and must not be replaced because of one node. So these tasks retry and pause, which
+//! no verb does. When there is no majority any more, the connection as a whole ends, and the core opens another.
+//!
+//! The tasks belong to the runtime that has connected, and end with it or with [`Links`].
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::runtime::Handle;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+use super::super::dial::Server;
+use super::super::tickets;
+use super::node::{LONGEST_TTL, Node};
+use super::outbox::Outbox;
+use super::tally::majority;
+use crate::backend::events::Timer;
+use crate::backend::{BoxFuture, EventSink, Fault, StoreError};
+use crate::clock::{Clock, Instant, jittered};
+use crate::name::Namespace;
+
+/// The pauses between two tries to open a connection. They double, each with full jitter.
+const FIRST_PAUSE: Duration = Duration::from_millis(20);
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+/// The pause after a mistake that a person must correct. A password that is sent again and again looks like an attack.
+const AFTER_MISTAKE: Duration = Duration::from_secs(10);
+/// A connection that broke within this time counts as a failed try: the pauses keep growing.
+const SETTLED: Duration = Duration::from_secs(1);
+/// After this time without an answer, another try is made: the server may have got another address.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// A node that has not answered any request for this time is asked once more, and has to answer within the same time
+/// again. Otherwise it is taken for dead. Each is the time that the core gives to an operation by default: a node that is
+/// only slow must not lose its vote.
+const SILENCE: Duration = Duration::from_secs(1);
+/// How long a new connection waits for the other nodes when a majority is up.
+const LAST_TO_CONNECT: Duration = Duration::from_millis(50);
+
+/// The connections, which end when this is dropped.
+#[derive(Debug)]
+pub(super) struct Links {
+    nodes: Arc<Nodes>,
+    _tasks: JoinSet<()>,
+}
+
+/// What is known of the nodes.
+pub(super) struct Nodes {
+    servers: Arc<[Server]>,
+    views: watch::Sender<Vec<View>>,
+    /// Since when requests have been sent to a node without any answer. 0 if there are none.
+    silences: Vec<Arc<AtomicU64>>,
+    outboxes: Arc<[Outbox]>,
+    namespace: Namespace,
+    receiver: u64,
+    timer: Timer,
+    runtime: Handle,
+    /// Requests whose verb has its answer already.
+    background: Mutex<JoinSet<()>>,
+}
+
+#[derive(Clone, Debug)]
+enum View {
+    /// It was not reached yet.
+    Asked,
+    Up(Node),
+    Down(StoreError),
+}
+
+impl Links {
+    /// Connects to all nodes. Resolves when a majority is up, or cannot be any more.
+    pub(super) async fn open(
+        servers: Arc<[Server]>,
+        outboxes: Arc<[Outbox]>,
+        events: EventSink,
+    ) -> Result<Self, StoreError> {
+        let all = servers.len();
+        let nodes = Arc::new(Nodes {
+            servers,
+            views: watch::Sender::new(vec![View::Asked; all]),
+            silences: std::iter::repeat_with(Arc::default).take(all).collect(),
+            outboxes,
+            namespace: events.namespace().clone(),
+            receiver: events.receiver(),
+            timer: events.timer(),
+            runtime: Handle::current(),
+            background: Mutex::default(),
+        });
+        let mut tasks = JoinSet::new();
+        for at in 0..all {
+            tasks.spawn(Arc::clone(&nodes).keep_link(at));
+        }
+        let is_settled = |views: &Vec<View>| {
+            let down = views.iter().filter(|view| matches!(view, View::Down(_)));
+            count_up(views) >= majority(all) || down.count() > all - majority(all)
+        };
+        let mut views = nodes.views.subscribe();
+        // The sender lives in `nodes`, so this cannot fail.
+        let _ = views.wait_for(is_settled).await;
+        // A ticket at all nodes survives the loss of more nodes than one at a majority. And an error should tell of all.
+        nodes.settled(LAST_TO_CONNECT).await;
+        if count_up(&views.borrow()) < majority(all) {
+            return Err(nodes.too_few(majority(all), &[]));
+        }
+        // The core learns by the drop of `events` that there is no majority any more, or that the runtime has ended.
+        tasks.spawn(async move {
+            let _events = events;
+            let _ = views
+                .wait_for(|views| count_up(views) < majority(all))
+                .await;
+        });
+        Ok(Self {
+            nodes,
+            _tasks: tasks,
+        })
+    }
+
+    pub(super) fn nodes(&self) -> &Arc<Nodes> {
+        &self.nodes
+    }
+
+    /// Finishes something in the runtime of the connection, while nobody waits for it. It may take as long as the longest
+    /// ttl: after that, nothing at a node depends on it.
+    pub(super) fn finish(self: &Arc<Self>, work: impl Future<Output = ()> + Send + 'static) {
+        let links = Arc::clone(self);
+        let work = async move {
+            tokio::select! {
+                () = work => {}
+                () = links.nodes.timer(LONGEST_TTL) => {}
+            }
+        };
+        let mut background = self.nodes.background();
+        while background.try_join_next().is_some() {}
+        background.spawn_on(work, &self.nodes.runtime);
+    }
+
+    /// Waits until nothing is left in the background. If this is dropped, the rest ends.
+    ///
+    /// Does not wait for another runtime: it may be blocked until the client that ends here has ended. Its work goes on.
+    pub(super) async fn close(&self) {
+        if Handle::current().id() == self.nodes.runtime.id() {
+            let mut background = std::mem::take(&mut *self.nodes.background());
+            while background.join_next().await.is_some() {}
+        }
+    }
+}
+
+impl Nodes {
+    /// How many nodes the URL names.
+    pub(super) fn count(&self) -> usize {
+        self.servers.len()
+    }
+
+    pub(super) fn address(&self, at: usize) -> String {
+        self.servers[at].info.addr().to_string()
+    }
+
+    /// The same error, with the name of the node.
+    pub(super) fn named(&self, at: usize, error: StoreError) -> StoreError {
+        StoreError {
+            message: format!("the node {}: {}", self.address(at), error.message),
+            ..error
+        }
+    }
+
+    /// The nodes that are up.
+    pub(super) fn up(&self) -> Vec<(usize, Node)> {
+        let views = self.views.borrow();
+        let up = views
+            .iter()
+            .enumerate()
+            .filter_map(|(at, view)| match view {
+                View::Up(node) => Some((at, node.clone())),
+                View::Asked | View::Down(_) => None,
+            });
+        up.collect()
+    }
+
+    /// The nodes that may grant a ticket. An error if they are too few.
+    pub(super) fn voters(&self, needed: usize) -> Result<Vec<(usize, Node)>, StoreError> {
+        let now = Clock::BOOT.now();
+        let mut up = self.up();
+        up.retain(|(_, node)| node.votes_from <= now);
+        match up.len() >= needed {
+            true => Ok(up),
+            false => Err(self.too_few(needed, &[])),
+        }
+    }
+
+    /// Sends a request to a node. The node is named in its error.
+    pub(super) fn send<T: Send + 'static>(
+        self: &Arc<Self>,
+        at: usize,
+        node: &Node,
+        verb: impl Future<Output = Result<T, StoreError>> + Send + 'static,
+    ) -> BoxFuture<Result<T, StoreError>> {
+        let (nodes, end) = (Arc::clone(self), node.connection.driver.end());
+        let silent_since = &self.silences[at];
+        let now = Clock::BOOT.now();
+        let mut listening = Listening {
+            silent_since: Arc::clone(silent_since),
+            began: now.as_nanos(),
+        };
+        let order = Ordering::Relaxed;
+        if let Err(since) = silent_since.compare_exchange(0, listening.began, order, order) {
+            listening.began = 0;
+            let is_news = || silent_since.compare_exchange(since, now.as_nanos(), order, order);
+            if Instant::from_nanos(since).until(now) >= SILENCE && is_news().is_ok() {
+                self.probe(node);
+            }
+        }
+        Box::pin(async move {
+            let answer = verb.await;
+            listening.silent_since.store(0, Ordering::Relaxed);
+            answer.map_err(|error| {
+                if error.is_broken() {
+                    end.abort();
+                }
+                nodes.named(at, error)
+            })
+        })
+    }
+
+    /// Ends the connection to a node unless it answers a question. The answers that are missing may only not have been
+    /// looked at, by futures that are not polled.
+    fn probe(&self, node: &Node) {
+        let (mut connection, end) = (
+            node.connection.connection.clone(),
+            node.connection.driver.end(),
+        );
+        let patience = self.timer(SILENCE);
+        self.background().spawn_on(
+            async move {
+                let question = redis::cmd("TIME");
+                tokio::select! {
+                    biased;
+                    _ = question.query_async::<redis::Value>(&mut connection) => {}
+                    () = patience => end.abort(),
+                }
+            },
+            &self.runtime,
+        );
+    }
+
+    /// The releases for a node that has not acknowledged them.
+    pub(super) fn outbox(&self, at: usize) -> &Outbox {
+        &self.outboxes[at]
+    }
+
+    /// Resolves after a time, whether or not the runtime has timers.
+    pub(super) fn timer(&self, after: Duration) -> BoxFuture<()> {
+        (self.timer)(after)
+    }
+
+    /// Resolves when each node has answered or failed, or after a time.
+    pub(super) async fn settled(&self, within: Duration) {
+        let mut views = self.views.subscribe();
+        let is_settled = |views: &Vec<View>| !views.iter().any(|view| matches!(view, View::Asked));
+        tokio::select! {
+            _ = views.wait_for(is_settled) => {}
+            () = self.timer(within) => {}
+        }
+    }
+
+    /// The reason why too few nodes have done something: those that are down, those that do not vote, and the errors of
+    /// the others.
+    pub(super) fn too_few(&self, needed: usize, errors: &[StoreError]) -> StoreError {
+        let (all, now) = (self.count(), Clock::BOOT.now());
+        let views = self.views.borrow();
+        let mut reasons = errors.to_vec();
+        let up = count_up(&views);
+        let mut aside = 0;
+        for (at, view) in views.iter().enumerate() {
+            match view {
+                View::Down(error) => reasons.push(error.clone()),
+                View::Asked => {
+                    let text = format!("the node {} has not answered yet", self.address(at));
+                    reasons.push(StoreError::new(Fault::Retry, text));
+                }
+                View::Up(node) if node.votes_from > now => {
+                    aside += 1;
+                    reasons.push(StoreError::new(Fault::Retry, self.is_aside(at, node, now)));
+                }
+                View::Up(_) => {}
+            }
+        }
+        let hopeless = |faults: &[Fault]| {
+            let hopeless = reasons
+                .iter()
+                .filter(|error| faults.contains(&error.fault()));
+            hopeless.count() > all - needed
+        };
+        let fault = if hopeless(&[Fault::Config]) {
+            Fault::Config
+        } else if hopeless(&[Fault::Config, Fault::Refused]) {
+            Fault::Refused
+        } else {
+            Fault::Retry
+        };
+        let worst = reasons.iter().find(|error| error.fault() == fault);
+        let reason = worst.or(reasons.first()).map(|error| format!(" ({error})"));
+        let vote = match aside {
+            0 => String::new(),
+            _ => format!(", {} of them can vote", up - aside),
+        };
+        StoreError::new(
+            fault,
+            format!(
+                "{up} of {all} nodes are up{vote}, and {needed} are needed{}",
+                reason.unwrap_or_default()
+            ),
+        )
+    }
+
+    fn is_aside(&self, at: usize, node: &Node, now: Instant) -> String {
+        let rest = Duration::from_secs(now.until(node.votes_from).as_secs() + 1);
+        format!(
+            "the node {} has restarted and may have forgotten locks, so it does not vote for another {}; with appendonly \
+             yes and appendfsync always it would vote at once",
+            self.address(at),
+            humantime::format_duration(rest)
+        )
+    }
+
+    /// What an operator should know about the nodes. An error if two hosts of the URL are the same server.
+    pub(super) fn warnings(&self) -> Result<Vec<String>, StoreError> {
+        let (views, now) = (self.views.borrow(), Clock::BOOT.now());
+        let mut warnings = Vec::new();
+        for (at, view) in views.iter().enumerate() {
+            match view {
+                View::Down(error) if error.message.contains(TWICE) => return Err(error.clone()),
+                View::Down(error) => warnings.push(format!("one node is missing: {error}")),
+                View::Asked => warnings.push(format!(
+                    "one node is missing: {} has not answered yet",
+                    self.address(at)
+                )),
+                View::Up(node) if node.votes_from > now => {
+                    warnings.push(self.is_aside(at, node, now));
+                }
+                View::Up(_) => {}
+            }
+        }
+        let clocks = views
+            .iter()
+            .enumerate()
+            .filter_map(|(at, view)| match view {
+                View::Up(node) => Some((node.ahead, at)),
+                View::Asked | View::Down(_) => None,
+            });
+        let (first, last) = (clocks.clone().min(), clocks.max());
+        if let (Some((behind, one)), Some((ahead, other))) = (first, last)
+            && ahead - behind > 1_000_000
+        {
+            warnings.push(format!(
+                "the clocks of the nodes differ: {} is {} ms ahead of {}; let all of them follow the same time servers",
+                self.address(other),
+                (ahead - behind) / 1_000,
+                self.address(one)
+            ));
+        }
+        Ok(warnings)
+    }
+
+    /// The task of a node.
+    async fn keep_link(self: Arc<Self>, at: usize) {
+        let mut pause = FIRST_PAUSE;
+        loop {
+            let opened = tokio::select! {
+                opened = Node::open(&self.servers[at], self.receiver, &self.namespace) => opened,
+                () = self.timer(PATIENCE) => {
+                    Err(self.servers[at].because(Fault::Retry, "it does not answer"))
+                }
+            };
+            let since = Clock::BOOT.now();
+            let error = match opened {
+                Ok((node, closed)) => match self.admit(at, &node) {
+                    Ok(()) => {
+                        tokio::select! {
+                            biased;
+                            _ = closed => {}
+                            () = self.send_left(at, &node) => {}
+                        }
+                        self.servers[at].because(Fault::Retry, "the connection is lost")
+                    }
+                    Err(error) => error,
+                },
+                Err(error) => error,
+            };
+            if since.until(Clock::BOOT.now()) > SETTLED {
+                pause = FIRST_PAUSE;
+            }
+            let again = match error.fault() {
+                Fault::Config => AFTER_MISTAKE,
+                Fault::Retry | Fault::Refused | Fault::Unknown => pause,
+            };
+            self.silences[at].store(0, Ordering::Relaxed);
+            self.views
+                .send_modify(|views| views[at] = View::Down(error));
+            self.timer(jittered(again)).await;
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+    }
+
+    /// Counts a node as up, unless another host of the URL leads to the same server.
+    fn admit(&self, at: usize, node: &Node) -> Result<(), StoreError> {
+        let mut outcome = Ok(());
+        self.views.send_modify(|views| {
+            let is_same =
+                |view: &View| matches!(view, View::Up(other) if other.run_id == node.run_id);
+            match views.iter().position(is_same).filter(|other| *other != at) {
+                None => views[at] = View::Up(node.clone()),
+                Some(other) => {
+                    let other = self.address(other);
+                    let reason = format_args!(
+                        "{TWICE} as {other}, and would vote twice; name each server once"
+                    );
+                    outcome = Err(self.servers[at].mistake(reason));
+                }
+            }
+        });
+        outcome
+    }
+
+    /// Sends the releases that were left for this node, also those that come later. Ends when the connection does.
+    async fn send_left(self: &Arc<Self>, at: usize, node: &Node) {
+        loop {
+            let mut taken = self.outboxes[at].take().await;
+            let verb = tickets::release(node.connection.clone(), taken.departures());
+            match self.send(at, node, verb).await {
+                Ok(_) => taken.are_done(),
+                Err(error) if error.is_broken() => return,
+                Err(_) => self.timer(jittered(LONGEST_PAUSE)).await,
+            }
+        }
+    }
+
+    fn background(&self) -> MutexGuard<'_, JoinSet<()>> {
+        let background = &self.background;
+        background.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A request that waits for an answer. If nobody waits any more, the silence is not counted from its begin.
+struct Listening {
+    silent_since: Arc<AtomicU64>,
+    /// 0 if an earlier request has had no answer either.
+    began: u64,
+}
+
+impl Drop for Listening {
+    fn drop(&mut self) {
+        let order = Ordering::Relaxed;
+        let _ = self
+            .silent_since
+            .compare_exchange(self.began, 0, order, order);
+    }
+}
+
+impl fmt::Debug for Nodes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Nodes")
+            .field("servers", &self.servers)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A part of the message about a server that is named twice.
+const TWICE: &str = "it is the same server";
+
+fn count_up(views: &[View]) -> usize {
+    let up = views.iter().filter(|view| matches!(view, View::Up(_)));
+    up.count()
+}

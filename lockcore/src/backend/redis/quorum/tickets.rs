@@ -1,0 +1,309 @@
+//! The verbs: each asks all nodes at once, and answers as soon as the outcome is certain. Requests that are still on
+//! their way then are carried out all the same: a task of the runtime that drives the connection waits for them.
+//!
+//! If the core drops one of these futures, what was sent may have been carried out at some nodes. The core then releases
+//! the ticket with [`enqueue_may_follow`](Departure::enqueue_may_follow), which goes to all nodes: a node that has the
+//! ticket removes it, one that gets the enqueue later finds the mark, and one that cannot be reached keeps the ticket for
+//! its ttl at most. So dropping needs nothing beyond what the core does for every store.
+
+use std::collections::HashMap;
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::stream::{FuturesUnordered, StreamExt as _};
+
+use super::super::tickets as node;
+use super::asked::{Step, everywhere, send_rest};
+use super::background::{finish_late, give_back, leave_to};
+use super::ballot::{Ballot, Verdict};
+use super::leaving::{Late, Leaving};
+use super::node::{LONGEST_TTL, Node};
+use super::nodes::{Links, Nodes};
+use super::tally::{Removal, Renewal, majority, needed};
+use crate::backend::{
+    BoxFuture, Departure, Enqueued, Fault, Released, Renewed, StoreError, TicketInfo,
+};
+use crate::name::Name;
+use crate::request::{Id, Request};
+
+/// How long [`inspect`] waits for the other nodes when a majority has answered.
+const STRAGGLERS: Duration = Duration::from_millis(50);
+
+/// How long a release that a majority has acknowledged waits for the other nodes, if it was not found at one: with their
+/// answers it is known whether enough nodes had the ticket.
+const MISSED: Duration = Duration::from_millis(500);
+
+pub(super) async fn enqueue(
+    links: Arc<Links>,
+    (leaving, late): (Leaving, Late),
+    request: Arc<Request>,
+) -> Result<Enqueued, StoreError> {
+    if leaving.has(request.id) {
+        return Ok(Enqueued::Gone);
+    }
+    let nodes = links.nodes();
+    let needed = needed(nodes.count(), request.permits, request.capacity);
+    let voters = nodes.voters(needed)?;
+    let request = Arc::new(Request {
+        wait: false,
+        ttl: request.ttl.min(LONGEST_TTL),
+        ..Request::clone(&request)
+    });
+    let mut ballot = Ballot::new(nodes.count(), needed, voters.iter().map(|(at, _)| *at));
+    let mut asked: FuturesUnordered<BoxFuture<Step>> = FuturesUnordered::new();
+    for (at, voter) in &voters {
+        let (mut connection, asked_for) = (voter.connection.clone(), Arc::clone(&request));
+        let verb = async move { node::enqueue(&mut connection, asked_for).await };
+        let (at, answer) = (*at, nodes.send(*at, voter, verb));
+        asked.push(Box::pin(async move { Step::Enqueued(at, answer.await) }));
+    }
+    while let Some(step) = asked.next().await {
+        match step {
+            Step::Enqueued(at, answer) => {
+                for (at, number) in ballot.answered(at, answer) {
+                    let Some((_, voter)) = voters.iter().find(|(voter, _)| *voter == at) else {
+                        continue;
+                    };
+                    let verb = node::raise(voter.connection.clone(), Arc::clone(&request), number);
+                    let answer = nodes.send(at, voter, verb);
+                    asked.push(Box::pin(async move { Step::Raised(at, answer.await) }));
+                }
+            }
+            Step::Raised(at, answer) => ballot.raised(at, answer),
+        }
+        match ballot.verdict() {
+            Verdict::Open => {}
+            Verdict::Granted { ticket, valid_for } => {
+                // No release has been sent so far.
+                let look_at = |step| {
+                    if let Step::Enqueued(at, answer) = step {
+                        ballot.answered(at, answer);
+                    }
+                };
+                send_rest(&mut asked, look_at).await;
+                finish_late(&links, &late, &request, (voters, &ballot), asked);
+                return Ok(Enqueued::Granted { ticket, valid_for });
+            }
+            Verdict::Refused => break,
+        }
+    }
+    // Before anything is given back, so that no part of it is sent afterwards.
+    drop(asked);
+    let may_have = ballot.may_have();
+    let may_have = may_have.filter_map(|at| voters.iter().find(|(voter, _)| *voter == at).cloned());
+    give_back(&links, &leaving, &request, may_have.collect()).await;
+    ballot
+        .refusal()
+        .map_err(|errors| nodes.too_few(needed, &errors))
+}
+
+/// Lets requests that are under way be carried out.
+fn finish<T: Send + 'static>(links: &Arc<Links>, mut asked: FuturesUnordered<BoxFuture<T>>) {
+    if !asked.is_empty() {
+        links.finish(async move { while asked.next().await.is_some() {} });
+    }
+}
+
+/// Renews at all nodes that are up. A node that has restarted counts here: if it knows the ticket, it keeps others out.
+pub(super) async fn renew(
+    links: Arc<Links>,
+    tickets: Vec<Arc<Request>>,
+) -> Result<Vec<Renewed>, StoreError> {
+    let nodes = links.nodes();
+    let tickets: Vec<_> = tickets.into_iter().map(within_limits).collect();
+    let verb = |node: &Node| {
+        let (mut connection, tickets) = (node.connection.clone(), tickets.clone());
+        async move { node::renew(&mut connection, tickets).await }
+    };
+    let mut asked = everywhere(nodes, verb);
+    let all = nodes.count();
+    let mut renewals = vec![Renewal::default(); tickets.len()];
+    let (mut answered, mut errors) = (0, Vec::new());
+    loop {
+        let left = asked.len();
+        let answers = renewals.iter().zip(&tickets).map(|(renewal, request)| {
+            let needed = needed(all, request.permits, request.capacity);
+            renewal.answer(all, needed, left)
+        });
+        let answers: Option<Vec<_>> = answers.collect();
+        // A few answers say nothing of the store as a whole.
+        if let Some(answers) = answers.filter(|_| answered >= majority(all)) {
+            finish(&links, asked);
+            return Ok(answers);
+        }
+        match asked.next().await {
+            Some((_, Ok(answers))) => {
+                answered += 1;
+                let renewals = renewals.iter_mut().zip(answers);
+                renewals.for_each(|(renewal, answer)| renewal.answered(answer));
+            }
+            Some((_, Err(error))) => errors.push(error),
+            None => return Err(unknown(nodes, &errors)),
+        }
+    }
+}
+
+fn within_limits(request: Arc<Request>) -> Arc<Request> {
+    match request.ttl <= LONGEST_TTL {
+        true => request,
+        false => Arc::new(Request {
+            ttl: LONGEST_TTL,
+            ..Request::clone(&request)
+        }),
+    }
+}
+
+/// Too few nodes have answered. If a node may have carried out the request without an answer, the outcome is unknown.
+fn unknown(nodes: &Nodes, errors: &[StoreError]) -> StoreError {
+    let too_few = nodes.too_few(majority(nodes.count()), errors);
+    match errors.iter().any(|error| error.fault() == Fault::Unknown) {
+        true => StoreError::new(Fault::Unknown, too_few.to_string()),
+        false => too_few,
+    }
+}
+
+/// Releases at all nodes that are up. When a majority has acknowledged, the others get it in the background.
+pub(super) async fn release(
+    links: Arc<Links>,
+    late: Late,
+    tickets: Vec<Departure>,
+) -> Result<Vec<Released>, StoreError> {
+    let nodes = links.nodes();
+    for departure in &tickets {
+        late.note_release(departure.request.id);
+    }
+    let verb = |node: &Node| node::release(node.connection.clone(), tickets.clone());
+    let mut asked = everywhere(nodes, verb);
+    let all = nodes.count();
+    let mut removals = vec![Removal::default(); tickets.len()];
+    let needed = |departure: &Departure| {
+        let Request {
+            permits, capacity, ..
+        } = *departure.request;
+        needed(all, permits, capacity)
+    };
+    let needed: Vec<_> = tickets.iter().map(needed).collect();
+    let mut open: Vec<usize> = (0..all).collect();
+    let (mut answered, mut errors) = (0, Vec::new());
+    let mut stragglers: Option<BoxFuture<()>> = None;
+    let answers = loop {
+        let left = asked.len();
+        let each = || removals.iter().zip(&needed);
+        let answers = each().map(|(removal, needed)| removal.answer(all, *needed, left));
+        let answers: Option<Vec<_>> = answers.collect();
+        let answers = answers.filter(|_| answered >= majority(all));
+        let answer = match answers {
+            None => asked.next().await,
+            Some(answers) => {
+                if each().all(|(removal, needed)| removal.is_settled(all, *needed, left)) {
+                    break answers;
+                }
+                let time = stragglers.get_or_insert_with(|| nodes.timer(MISSED));
+                tokio::select! {
+                    biased;
+                    Some(answer) = asked.next() => Some(answer),
+                    () = time => break answers,
+                }
+            }
+        };
+        match answer {
+            Some((at, Ok(answers))) => {
+                answered += 1;
+                if !answers.contains(&Released::Failed) {
+                    open.retain(|open| *open != at);
+                }
+                let removals = removals.iter_mut().zip(answers);
+                removals.for_each(|(removal, answer)| removal.answered(answer));
+            }
+            Some((_, Err(error))) => errors.push(error),
+            None => return Err(unknown(nodes, &errors)),
+        }
+    };
+    leave_to(&links, open, asked, tickets).await;
+    Ok(answers)
+}
+
+/// The tickets that any node has. One is shown as held if enough nodes have it, with the time that they have it for.
+pub(super) async fn inspect(links: Arc<Links>, name: Name) -> Result<Vec<TicketInfo>, StoreError> {
+    let nodes = links.nodes();
+    let needed = majority(nodes.count());
+    let mut asked = everywhere(nodes, |node| {
+        node::listed(node.connection.clone(), name.clone())
+    });
+    let mut found: HashMap<Id, Vec<node::Listed>> = HashMap::new();
+    let (mut answered, mut errors) = (0, Vec::new());
+    let mut stragglers: Option<BoxFuture<()>> = None;
+    loop {
+        if answered >= needed && stragglers.is_none() {
+            stragglers = Some(nodes.timer(STRAGGLERS));
+        }
+        let answer = match &mut stragglers {
+            None => asked.next().await,
+            Some(time) => tokio::select! {
+                biased;
+                answer = asked.next() => answer,
+                () = time => None,
+            },
+        };
+        match answer {
+            Some((_, Ok(tickets))) => {
+                answered += 1;
+                for listed in tickets {
+                    if let Some(id) = listed.ticket.id() {
+                        found.entry(id).or_default().push(listed);
+                    }
+                }
+            }
+            Some((_, Err(error))) => errors.push(error),
+            None if answered < needed => return Err(nodes.too_few(needed, &errors)),
+            None => break,
+        }
+    }
+    let mut tickets: Vec<_> = found
+        .into_values()
+        .filter_map(|it| united(it, nodes.count()))
+        .collect();
+    tickets.sort_unstable_by_key(|ticket| ticket.ticket);
+    Ok(tickets)
+}
+
+/// One ticket, as several nodes know it.
+fn united(at_nodes: Vec<node::Listed>, all: usize) -> Option<TicketInfo> {
+    // A majority was told the number before the ticket was granted, so one of any majority knows it. The others may
+    // still have the number that they have drawn.
+    let is_any_told = at_nodes.iter().any(|listed| listed.is_told);
+    let knows = at_nodes
+        .iter()
+        .filter(|listed| listed.is_told == is_any_told);
+    let ticket = knows.map(|listed| listed.ticket.ticket).max()?;
+    let mut tickets: Vec<_> = at_nodes.into_iter().map(|listed| listed.ticket).collect();
+    let (permits, capacity) = (tickets[0].permits, tickets[0].capacity);
+    let needed = needed(all, NonZeroU32::new(permits)?, NonZeroU32::new(capacity)?);
+    tickets.sort_unstable_by_key(|ticket| std::cmp::Reverse(ticket.remaining));
+    let holds = tickets.iter().filter(|ticket| ticket.granted).count();
+    let last = tickets.len().min(needed) - 1;
+    let mut united = tickets.swap_remove(last);
+    united.ticket = ticket;
+    united.granted = holds >= needed;
+    Some(united)
+}
+
+pub(super) async fn forget(links: Arc<Links>, name: Name) -> Result<(), StoreError> {
+    let nodes = links.nodes();
+    let mut asked = everywhere(nodes, |node| {
+        node::forget(node.connection.clone(), name.clone())
+    });
+    let (mut answered, mut errors) = (0, Vec::new());
+    while let Some((_, outcome)) = asked.next().await {
+        match outcome {
+            Ok(()) => answered += 1,
+            Err(error) => errors.push(error),
+        }
+        if answered >= majority(nodes.count()) {
+            finish(&links, asked);
+            return Ok(());
+        }
+    }
+    Err(nodes.too_few(majority(nodes.count()), &errors))
+}

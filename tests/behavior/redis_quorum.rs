@@ -1,0 +1,67 @@
+//! A quorum of Redis servers: nodes that are down, slow, restarted or wrong about the time. Each fact has its own nodes.
+
+mod clocks;
+mod cost;
+mod crowds;
+mod late;
+mod nodes;
+mod restarts;
+mod tls;
+
+use libtest_mimic::Trial;
+use lockcore::Locks;
+use lockcore::backend::{self, EventSink, Namespace};
+use tests::eventually::eventually;
+use tests::redis_server::RedisServer;
+
+use crate::faults::builder;
+use crate::store::{Kind, LEASE, SOON};
+
+pub(crate) fn facts(store: Kind) -> Vec<Trial> {
+    let groups = [
+        nodes::facts,
+        late::facts,
+        restarts::facts,
+        clocks::facts,
+        crowds::facts,
+        cost::facts,
+        tls::facts,
+    ];
+    groups.into_iter().flat_map(|facts| facts(store)).collect()
+}
+
+/// Allows more time, because a stalled machine must not look like a failing store.
+fn client(url: &str) -> Locks {
+    builder(url).ttl(LEASE).op_timeout(SOON).build().unwrap()
+}
+
+/// No node has a ticket that lives. What has expired is removed by the next request for the name.
+async fn nothing_is_left_at(nodes: &[RedisServer]) {
+    for node in nodes {
+        nothing_is_left(&client(&node.url())).await;
+    }
+}
+
+async fn nothing_is_left(locks: &Locks) {
+    for name in ["a", "b"] {
+        eventually("nothing is left", 2 * SOON, async || {
+            locks.inspect(name).await.unwrap().is_empty()
+        })
+        .await;
+    }
+}
+
+/// Resolves when the one node of this client has a ticket of the lock `a`.
+async fn has_ticket(alone: &Locks) {
+    eventually("the node has the ticket", SOON, async || {
+        !alone.inspect("a").await.unwrap().is_empty()
+    })
+    .await;
+}
+
+/// What the check of a new connection warns of.
+async fn warnings(url: &str) -> Vec<String> {
+    let events = EventSink::new(1, Namespace::new("test").unwrap(), |_| ());
+    let connection = backend::open(url).unwrap().connect(events).await.unwrap();
+    connection.check().await.unwrap()
+}

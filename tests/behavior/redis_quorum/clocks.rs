@@ -1,0 +1,105 @@
+//! Nodes that are wrong about the time.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use libtest_mimic::Trial;
+use lockcore::backend::{self, EventSink, FULL, Fault, Id, Name, Namespace, Request};
+use tests::faketime::Clock;
+use tests::ports::free_port;
+use tests::proxy::Proxy;
+use tests::redis_quorum::{Quorum, url};
+
+use super::{client, has_ticket, warnings};
+use crate::store::{Kind, SOON, Store, give_back};
+
+pub(super) fn facts(store: Kind) -> Vec<Trial> {
+    crate::store_facts![store, crate::store::DEFAULT, "redis_quorum";
+        tokens_rise_although_a_node_is_an_hour_ahead
+        a_node_whose_clock_is_days_ahead_does_not_raise_the_numbers
+        a_ticket_is_shown_with_its_number_whatever_nodes_answer
+    ]
+}
+
+const HOUR: Duration = Duration::from_secs(3600);
+const DAY: Duration = Duration::from_secs(24 * 3600);
+
+/// The URL for a client that reaches only these nodes. Each client has seen no tokens before.
+fn of(set: &Quorum, reached: [usize; 3]) -> String {
+    let reached = reached.map(|at| set.nodes[at].port());
+    url(reached.into_iter().chain([free_port(), free_port()]))
+}
+
+/// Each majority has one node in common with the one before, and only the first has the node that is ahead.
+async fn tokens_rise_although_a_node_is_an_hour_ahead(_: Store) {
+    let set = Quorum::forgetful(5);
+    set.nodes[0].set_clock(Clock::Ahead(2 * HOUR));
+    let mut last = 0;
+    for reached in [[0, 1, 2], [2, 3, 4], [4, 1, 3], [0, 3, 2], [1, 2, 4]] {
+        let locks = client(&of(&set, reached));
+        let guard = locks.mutex("a").wait(SOON).acquire().await.unwrap();
+        let token = guard.grant_id().as_u64();
+        assert!(token > last, "{token} after {last}");
+        last = token;
+        give_back(guard).await;
+    }
+    let warnings = warnings(&set.url()).await;
+    let differ = warnings
+        .iter()
+        .any(|text| text.contains("the clocks of the nodes differ"));
+    assert!(differ, "{warnings:?}");
+}
+
+async fn a_node_whose_clock_is_days_ahead_does_not_raise_the_numbers(_: Store) {
+    let set = Quorum::forgetful(5);
+    set.nodes[0].set_clock(Clock::Ahead(10 * DAY));
+    let now = std::time::UNIX_EPOCH.elapsed().unwrap();
+
+    for reached in [[0, 1, 2, 3, 4], [4, 3, 2, 1, 0]] {
+        let locks = client(&url(reached.map(|at| set.nodes[at].port())));
+        for _ in 0..5 {
+            let guard = locks.mutex("a").wait(SOON).acquire().await.unwrap();
+            let number = u128::from(guard.grant_id().as_u64() >> 10);
+            assert!(number < (now + DAY).as_micros(), "{number}");
+            give_back(guard).await;
+        }
+    }
+
+    // It does not make a majority with two others, either.
+    let events = EventSink::new(1, Namespace::new("test").unwrap(), |_| ());
+    let three = backend::open(&of(&set, [0, 1, 2])).unwrap();
+    let three = three.connect(events).await.unwrap();
+    let name = Name::new(Namespace::new("test").unwrap(), "a").unwrap();
+    let id = Id::parse(&"1".repeat(32));
+    let request = Request::new(name, id.unwrap(), FULL, FULL, SOON);
+    let error = three.enqueue(Arc::new(request)).await.unwrap_err();
+    assert_eq!(error.fault(), Fault::Retry);
+    let text = error.to_string();
+    assert!(text.contains("more than a day ahead"), "{text}");
+}
+
+/// The node that is ahead draws a greater number than the ticket gets, because it hears of the request late.
+async fn a_ticket_is_shown_with_its_number_whatever_nodes_answer(_: Store) {
+    let set = Quorum::forgetful(3);
+    set.nodes[2].set_clock(Clock::Ahead(2 * HOUR));
+    let slow = Proxy::to(set.nodes[2].port());
+    let [one, other, ahead] = [0, 1, 2].map(|at| set.nodes[at].port());
+    let locks = client(&url([one, other, slow.port()]));
+    give_back(locks.mutex("warm").acquire().await.unwrap()).await;
+    slow.delay(Duration::from_millis(300), Duration::ZERO);
+
+    let guard = locks.mutex("a").acquire().await.unwrap();
+
+    has_ticket(&client(&set.nodes[2].url())).await;
+    let number = guard.grant_id().as_u64() >> 10;
+    for ports in [
+        [one, other, free_port()],
+        [one, ahead, free_port()],
+        [other, ahead, free_port()],
+    ] {
+        let tickets = client(&url(ports)).inspect("a").await.unwrap();
+        let numbers: Vec<_> = tickets.iter().map(|ticket| ticket.ticket).collect();
+        assert_eq!(numbers, [number]);
+    }
+    give_back(guard).await;
+}

@@ -1,0 +1,370 @@
+//! Nodes that are down, cut off or slow, and clients that keep the lock from each other.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use libtest_mimic::Trial;
+use lockcore::{ErrorKind, Guard, Locks, LostReason};
+use tests::eventually::eventually;
+use tests::ports::free_port;
+use tests::proxy::Proxy;
+use tests::redis_quorum::{Quorum, url};
+use tests::redis_server::RedisServer;
+use tests::stalls::awake_since;
+use tests::stores::Server as _;
+use tests::witness::Witness;
+use tokio::sync::Barrier;
+
+use super::{client, nothing_is_left_at, warnings};
+use crate::faults::{builder, holder};
+use crate::store::{Kind, SLACK, SOON, Store, give_back, kind, soon};
+
+pub(super) fn facts(store: Kind) -> Vec<Trial> {
+    crate::store_facts![store, crate::store::DEFAULT, "redis_quorum";
+        with_two_of_five_nodes_killed_locks_work
+        with_two_of_five_nodes_frozen_locks_work
+        with_two_of_five_nodes_cut_off_locks_work
+        with_three_of_five_nodes_killed_nobody_gets_in_and_nothing_is_left
+        with_three_of_five_nodes_frozen_nobody_gets_in_and_nothing_is_left
+        nodes_that_come_back_vote_again
+        clients_that_split_the_nodes_are_parted
+        a_slow_node_does_not_slow_a_pair
+        a_process_killed_while_it_holds_lets_others_in_after_its_ttl
+        a_semaphore_needs_so_many_nodes_that_it_never_gives_more_than_it_has
+        the_same_server_under_two_names_is_refused
+        a_number_that_is_written_to_some_nodes_only_leaves_nothing
+    ]
+}
+
+async fn is_renewed(guard: &Guard, ttl: Duration) {
+    let before = Instant::now() + guard.remaining();
+    eventually("renewed", 2 * ttl, async || {
+        Instant::now() + guard.remaining() > before + ttl / 6
+    })
+    .await;
+}
+
+/// A lock is held while two nodes break. It is kept, and others are taken and given back.
+async fn locks_work_without(two: impl FnOnce(), url: &str) {
+    const TTL: Duration = Duration::from_secs(12);
+    let locks = builder(url).ttl(TTL).op_timeout(SOON).build().unwrap();
+    let guard = locks.mutex("a").acquire().await.unwrap();
+
+    two();
+
+    for _ in 0..3 {
+        give_back(soon(locks.mutex("b").acquire()).await.unwrap()).await;
+    }
+    is_renewed(&guard, TTL).await;
+    let elsewhere = client(url);
+    assert_eq!(
+        kind(elsewhere.mutex("a").try_acquire().await),
+        ErrorKind::Busy
+    );
+    give_back(guard).await;
+    give_back(
+        soon(elsewhere.mutex("a").wait(SOON).acquire())
+            .await
+            .unwrap(),
+    )
+    .await;
+}
+
+async fn with_two_of_five_nodes_killed_locks_work(_: Store) {
+    let set = Quorum::start(5);
+    let kill = || set.nodes[..2].iter().for_each(RedisServer::kill);
+    locks_work_without(kill, &set.url()).await;
+}
+
+async fn with_two_of_five_nodes_frozen_locks_work(_: Store) {
+    let set = Quorum::start(5);
+    let freeze = || set.nodes[..2].iter().for_each(RedisServer::freeze);
+    locks_work_without(freeze, &set.url()).await;
+    set.nodes[..2].iter().for_each(RedisServer::thaw);
+}
+
+async fn with_two_of_five_nodes_cut_off_locks_work(_: Store) {
+    let set = Quorum::start(5);
+    let proxies: Vec<_> = set
+        .nodes
+        .iter()
+        .map(|node| Proxy::to(node.port()))
+        .collect();
+    let cut = || proxies[..2].iter().for_each(Proxy::cut);
+    locks_work_without(cut, &url(proxies.iter().map(Proxy::port))).await;
+}
+
+/// One holds, others ask, and the holder keeps its lock to the end of its lease and no longer. Returns the clients, which
+/// clean up when the nodes are back.
+async fn nobody_gets_in(set: &Quorum, breaks: impl FnOnce(), told: ErrorKind) -> [Locks; 2] {
+    const TTL: Duration = Duration::from_secs(5);
+    let locks = builder(set.url())
+        .ttl(TTL)
+        .op_timeout(SOON)
+        .build()
+        .unwrap();
+    let others = client(&set.url());
+    give_back(others.mutex("b").acquire().await.unwrap()).await;
+    let guard = locks.mutex("a").acquire().await.unwrap();
+    let deadline = Instant::now() + guard.remaining();
+
+    breaks();
+
+    let ask = async |name| others.mutex(name).wait(SOON).acquire().await.unwrap_err();
+    let holds = async {
+        assert_eq!(soon(guard.lost()).await, LostReason::Expired);
+        // It was perhaps renewed just before.
+        assert!(Instant::now() + Duration::from_millis(100) >= deadline);
+    };
+    let (one, other, ()) = tokio::join!(ask("a"), ask("b"), holds);
+    for error in [one, other] {
+        let text = error.to_string();
+        assert_eq!(error.kind(), told, "{text}");
+        assert!(
+            ["of 5 nodes are up", "no connection", "did not answer"]
+                .iter()
+                .any(|part| text.contains(part)),
+            "{text}"
+        );
+    }
+    [locks, others]
+}
+
+async fn with_three_of_five_nodes_killed_nobody_gets_in_and_nothing_is_left(_: Store) {
+    let set = Quorum::start(5);
+    let kill = || set.nodes[..3].iter().for_each(RedisServer::kill);
+    let clients = nobody_gets_in(&set, kill, ErrorKind::Unavailable).await;
+    for node in &set.nodes[3..] {
+        let litter = node.litter_but_marks("test");
+        assert!(litter.iter().all(|key| !key.contains("{b}")), "{litter:?}");
+    }
+
+    set.nodes[..3].iter().for_each(RedisServer::restart);
+
+    let locks = client(&set.url());
+    for name in ["a", "b"] {
+        give_back(locks.mutex(name).wait(SOON).acquire().await.unwrap()).await;
+    }
+    nothing_is_left_at(&set.nodes).await;
+    drop(clients);
+}
+
+async fn with_three_of_five_nodes_frozen_nobody_gets_in_and_nothing_is_left(_: Store) {
+    let set = Quorum::start(5);
+    let freeze = || set.nodes[..3].iter().for_each(RedisServer::freeze);
+    // A server that is stopped may carry the request out later.
+    let clients = nobody_gets_in(&set, freeze, ErrorKind::Unknown).await;
+
+    set.nodes[..3].iter().for_each(RedisServer::thaw);
+
+    let locks = client(&set.url());
+    for name in ["a", "b"] {
+        give_back(locks.mutex(name).wait(SOON).acquire().await.unwrap()).await;
+    }
+    nothing_is_left_at(&set.nodes).await;
+    drop(clients);
+}
+
+async fn nodes_that_come_back_vote_again(_: Store) {
+    let set = Quorum::start(5);
+    let locks = client(&set.url());
+    for pair in [[0, 1], [2, 3], [4, 0]] {
+        give_back(locks.mutex("a").wait(SOON).acquire().await.unwrap()).await;
+        for at in pair {
+            set.nodes[at].kill();
+        }
+        give_back(locks.mutex("a").wait(SOON).acquire().await.unwrap()).await;
+        for at in pair {
+            set.nodes[at].restart();
+        }
+        // Three others are down next, unless these are up again.
+        eventually("all nodes are up", SOON, async || {
+            let warnings = warnings(&set.url()).await;
+            !warnings.iter().any(|warning| warning.contains("missing"))
+        })
+        .await;
+    }
+}
+
+/// One node is down, and each client reaches two of the others first. So they split them evenly whenever they ask at the
+/// same time.
+async fn clients_that_split_the_nodes_are_parted(_: Store) {
+    let set = Quorum::start(5);
+    set.nodes[4].kill();
+    let mut proxies = Vec::new();
+    let mut through = |far: [usize; 2]| {
+        let ports: Vec<_> = (0..5)
+            .map(|at| {
+                let proxy = Proxy::to(set.nodes[at].port());
+                if far.contains(&at) {
+                    let delay = Duration::from_millis(3);
+                    proxy.delay(delay, Duration::ZERO);
+                }
+                let port = proxy.port();
+                proxies.push(proxy);
+                port
+            })
+            .collect();
+        client(&url(ports))
+    };
+    let clients = [through([0, 1]), through([2, 3])];
+    let (together, witness) = (Arc::new(Barrier::new(2)), Arc::new(Witness::exclusive()));
+    let tasks = clients.map(|locks| {
+        let (together, witness) = (Arc::clone(&together), Arc::clone(&witness));
+        tokio::spawn(async move {
+            let mut longest = Duration::ZERO;
+            for _ in 0..100 {
+                together.wait().await;
+                let asked = Instant::now();
+                let guard = locks.mutex("a").wait(SOON).acquire().await.unwrap();
+                longest = longest.max(awake_since(asked));
+                let visit = witness.enter(1);
+                drop(visit);
+                give_back(guard).await;
+            }
+            longest
+        })
+    });
+    for task in tasks {
+        println!("the longest wait took {:?}", task.await.unwrap());
+    }
+    assert_eq!(witness.assert_no_overlap().visits, 200);
+}
+
+async fn a_slow_node_does_not_slow_a_pair(_: Store) {
+    let set = Quorum::start(5);
+    let slow = Proxy::to(set.nodes[0].port());
+    let others = set.nodes[1..].iter().map(RedisServer::port);
+    let locks = client(&url([slow.port()].into_iter().chain(others)));
+    give_back(locks.mutex("a").acquire().await.unwrap()).await;
+    slow.delay(Duration::from_millis(500), Duration::from_millis(500));
+
+    let began = Instant::now();
+    for _ in 0..20 {
+        give_back(locks.mutex("a").acquire().await.unwrap()).await;
+    }
+
+    let took = awake_since(began);
+    println!("20 pairs took {took:?}");
+    assert!(took < Duration::from_secs(5), "{took:?}");
+    // Nothing overtakes anything at the slow node.
+    nothing_is_left_at(&set.nodes).await;
+}
+
+async fn a_process_killed_while_it_holds_lets_others_in_after_its_ttl(_: Store) {
+    let set = Quorum::start(5);
+    let ttl = Duration::from_secs(2);
+    let mut dying = holder(&set.url(), "a", ttl);
+    let token = dying.acquire();
+    let locks = client(&set.url());
+
+    dying.kill();
+    let killed = Instant::now();
+    let next = locks.mutex("a").wait(SOON).acquire().await.unwrap();
+
+    let after = awake_since(killed);
+    assert!(after < ttl + SLACK, "{after:?}");
+    assert!(next.grant_id().as_u64() > token);
+    give_back(next).await;
+}
+
+/// Each two of three nodes have room for two holders. So three clients that reach two nodes each could all hold.
+async fn a_semaphore_needs_so_many_nodes_that_it_never_gives_more_than_it_has(_: Store) {
+    let set = Quorum::start(3);
+    let of = |reached: [usize; 2]| {
+        let reached = reached.map(|at| set.nodes[at].port());
+        client(&url(reached.into_iter().chain([free_port()])))
+    };
+    for reached in [[0, 1], [1, 2], [0, 2]] {
+        let locks = of(reached);
+        let permit = locks.semaphore("s", 2).permits(1);
+        let error = permit.wait(SOON / 20).acquire().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable);
+        let text = error.to_string();
+        assert!(
+            text.contains("2 of 3 nodes are up, and 3 are needed"),
+            "{text}"
+        );
+        // One permit of one is a mutex.
+        let one = locks
+            .semaphore("one", 1)
+            .permits(1)
+            .acquire()
+            .await
+            .unwrap();
+        give_back(one).await;
+    }
+
+    let locks = client(&set.url());
+    let permit = || locks.semaphore("s", 2);
+    let both = [permit(), permit()]
+        .map(|permit| async move { permit.permits(1).acquire().await.unwrap() });
+    for guard in futures_util::future::join_all(both).await {
+        assert_eq!(
+            kind(permit().permits(2).try_acquire().await),
+            ErrorKind::Busy
+        );
+        give_back(guard).await;
+    }
+}
+
+async fn the_same_server_under_two_names_is_refused(_: Store) {
+    let set = Quorum::start(2);
+    let [one, other] = [0, 1].map(|at| set.nodes[at].port());
+    let again = Proxy::to(one);
+    let locks = client(&url([one, other, again.port()]));
+
+    let error = locks.ready(SOON).await.unwrap_err();
+
+    assert_eq!(error.kind(), ErrorKind::Config);
+    let text = error.to_string();
+    assert!(
+        text.contains("it is the same server as 127.0.0.1"),
+        "{text}"
+    );
+    // Nor does it vote.
+    set.nodes[1].kill();
+    let error = locks.mutex("a").try_acquire().await.unwrap_err();
+    assert_ne!(error.kind(), ErrorKind::Busy);
+    let thrice = [one, again.port()].into_iter();
+    let third = Proxy::to(one);
+    let error = client(&url(thrice.chain([third.port()])))
+        .mutex("a")
+        .acquire()
+        .await;
+    assert_eq!(kind(error), ErrorKind::Config);
+}
+
+/// Two nodes end the connection when they have raised the number, and one of the others is down.
+async fn a_number_that_is_written_to_some_nodes_only_leaves_nothing(_: Store) {
+    let set = Quorum::start(5);
+    set.nodes[4].kill();
+    let proxies: Vec<_> = set
+        .nodes
+        .iter()
+        .map(|node| Proxy::to(node.port()))
+        .collect();
+    let locks = client(&url(proxies.iter().map(Proxy::port)));
+    give_back(locks.mutex("a").acquire().await.unwrap()).await;
+    let mut token = 0;
+    for _ in 0..20 {
+        for proxy in &proxies[..2] {
+            // The script that raises a number is the only one with so many arguments.
+            proxy.lose_replies(b"*6\r\n$7\r\nEVALSHA", 1);
+        }
+
+        let guard = locks.mutex("a").wait(SOON).acquire().await.unwrap();
+
+        let next = guard.grant_id().as_u64();
+        assert!(next > token, "{next} after {token}");
+        token = next;
+        give_back(guard).await;
+    }
+    let lost: u64 = proxies
+        .iter()
+        .map(|proxy| proxy.traffic().replies_lost)
+        .sum();
+    println!("{lost} replies were lost");
+    assert!(lost > 0);
+    nothing_is_left_at(&set.nodes[..4]).await;
+}

@@ -1,0 +1,106 @@
+//! Nodes that restart, with their data or without.
+
+use libtest_mimic::Trial;
+use lockcore::ErrorKind;
+use std::time::Duration;
+use tests::faketime::Clock;
+use tests::ports::free_port;
+use tests::redis_quorum::{Quorum, url};
+use tests::stores::Server as _;
+
+use super::{client, warnings};
+use crate::store::{Kind, SOON, Store, give_back, kind};
+
+pub(super) fn facts(store: Kind) -> Vec<Trial> {
+    crate::store_facts![store, crate::store::DEFAULT, "redis_quorum";
+        a_node_that_restarted_empty_does_not_vote
+        a_node_that_keeps_every_write_votes_at_once
+    ]
+}
+
+/// One client holds the lock at the first three nodes. The third forgets it, and would make a majority with the last two.
+async fn a_node_that_restarted_empty_does_not_vote(_: Store) {
+    let set = Quorum::forgetful(5);
+    let ports: Vec<_> = set.nodes.iter().map(|node| node.port()).collect();
+    let holds = client(&url([
+        ports[0],
+        ports[1],
+        ports[2],
+        free_port(),
+        free_port(),
+    ]));
+    let other = client(&url(ports.clone()));
+    give_back(other.mutex("b").acquire().await.unwrap()).await;
+    let guard = holds.mutex("a").acquire().await.unwrap();
+
+    set.nodes[2].restart();
+    assert_eq!(set.nodes[2].litter("test"), Vec::<String>::new());
+
+    // The client that was connected before, and a new one.
+    for locks in [&other, &client(&url(ports.clone()))] {
+        let outcome = locks
+            .mutex("a")
+            .wait(Duration::from_secs(2))
+            .acquire()
+            .await;
+        assert_eq!(kind(outcome), ErrorKind::Timeout);
+    }
+    let warnings = warnings(&url(ports.clone())).await;
+    let aside = warnings
+        .iter()
+        .find(|text| text.contains("it does not vote for another"));
+    assert!(
+        aside.is_some_and(|text| text.contains(&ports[2].to_string())),
+        "{warnings:?}"
+    );
+    assert!(guard.is_valid());
+    give_back(guard).await;
+    give_back(other.mutex("a").wait(SOON).acquire().await.unwrap()).await;
+
+    // With one more node down there are enough, with two there are not.
+    set.nodes[0].kill();
+    give_back(other.mutex("a").wait(SOON).acquire().await.unwrap()).await;
+    set.nodes[1].kill();
+    let error = other
+        .mutex("a")
+        .wait(SOON / 10)
+        .acquire()
+        .await
+        .unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert!(
+        error
+            .to_string()
+            .contains("3 of 5 nodes are up, 2 of them can vote"),
+        "{error}"
+    );
+
+    // It has been up for long enough.
+    set.nodes[2].set_clock(Clock::Ahead(Duration::from_secs(2 * 3600)));
+    let later = client(&url(ports));
+    give_back(later.mutex("a").wait(SOON).acquire().await.unwrap()).await;
+}
+
+async fn a_node_that_keeps_every_write_votes_at_once(_: Store) {
+    let set = Quorum::start(3);
+    let locks = client(&set.url());
+    let guard = locks.mutex("a").acquire().await.unwrap();
+
+    for node in &set.nodes[..2] {
+        node.kill();
+        node.restart();
+    }
+
+    let other = client(&set.url());
+    assert_eq!(kind(other.mutex("a").try_acquire().await), ErrorKind::Busy);
+    set.nodes[2].kill();
+    assert_eq!(kind(other.mutex("a").try_acquire().await), ErrorKind::Busy);
+    assert!(
+        guard
+            .ensure(guard.remaining() + Duration::from_millis(1))
+            .await
+            .is_ok()
+    );
+    give_back(guard).await;
+    give_back(other.mutex("a").wait(SOON).acquire().await.unwrap()).await;
+}
