@@ -421,17 +421,19 @@ pub enum Released {
 }
 
 /// What a store's failure means for the request.
+///
+/// A request that does not count was not carried out, unless the error is [half-way](StoreError::halfway): then it, or a
+/// part of it, may have been, for example at a master whose replicas have not acknowledged it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Fault {
-    /// It was not carried out. The same request may succeed in a moment.
+    /// It does not count, and the same request may succeed in a moment.
     Retry,
-    /// It was not carried out, and repeating it soon will not help.
+    /// It does not count, and repeating it soon will not help.
     Refused,
     /// It may have been carried out.
     Unknown,
-    /// It was not carried out, and will not be until somebody changes the configuration. If it was denied after it had
-    /// begun, see [`StoreError::halfway`].
+    /// It does not count, and will not until somebody changes the configuration.
     Config,
 }
 
@@ -443,6 +445,7 @@ pub struct StoreError {
     message: String,
     broken: bool,
     halfway: bool,
+    lost: Vec<Id>,
 }
 
 impl StoreError {
@@ -454,6 +457,7 @@ impl StoreError {
             message: message.into(),
             broken: false,
             halfway: false,
+            lost: Vec::new(),
         }
     }
 
@@ -482,6 +486,22 @@ impl StoreError {
             halfway: true,
             ..Self::new(fault, message)
         }
+    }
+
+    /// A renewal of several tickets has failed, but these are [lost](Renewed::Lost) for certain. Their holders learn it at
+    /// once. What the failure means is about the others.
+    #[must_use]
+    pub fn with_lost(self, tickets: Vec<Id>) -> Self {
+        Self {
+            lost: tickets,
+            ..self
+        }
+    }
+
+    /// The tickets of a renewal that are lost for certain, whatever became of the others.
+    #[must_use]
+    pub fn lost(&self) -> &[Id] {
+        &self.lost
     }
 
     /// What the failure means for the request.

@@ -261,7 +261,15 @@ async fn renew(shared: Arc<Shared>, leases: Vec<Arc<Lease>>) {
             for renewal in &renewals {
                 renewal.refused(&error);
             }
-            let tickets = renewals.len();
+            drop(renewals);
+            let (lost, rest): (Vec<_>, Vec<_>) = std::mem::take(&mut renewing.leases)
+                .partition(|lease| error.lost().contains(&lease.request.id));
+            renewing.leases = rest.into_iter();
+            let shared = &renewing.shared;
+            for lease in lost {
+                guarded(|| shared.taken(&lease));
+            }
+            let tickets = renewing.leases.len();
             if matches!(error.fault(), Fault::Refused | Fault::Config) || error.is_halfway() {
                 shared.renewals_refused(renewing.leases.as_slice(), &error);
             }
@@ -374,6 +382,9 @@ async fn leave_kept(shared: Arc<Shared>, mut batch: Vec<Cleanup>) {
                 }
             }
             Err(error) => {
+                let before = batch.len();
+                batch.retain(|cleanup| !error.lost().contains(&cleanup.request.id));
+                shared.cleaned_up(before - batch.len());
                 let tickets = batch.len();
                 shared.log(Level::DEBUG, move || {
                     tracing::debug!(%error, tickets, "min_hold not acknowledged, trying again");

@@ -3,17 +3,20 @@
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use libtest_mimic::Trial;
+use lockcore::backend::{self, Enqueued, EventSink, Namespace};
 use lockcore::{ErrorKind, Locks};
 use tests::eventually::eventually;
 use tests::redis_server::RedisServer;
 use tests::stores::Server as _;
 
 use super::{client, durable, hasty, servers, tickets_at, waits};
+use crate::hostile::{random_id, request};
 use crate::store::{Kind, SOON, Store, begin, give_back, kind};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
@@ -25,6 +28,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
         a_server_that_has_forgotten_the_scripts_grants_what_is_acknowledged
         a_cut_of_either_connection_replaces_both
         a_script_of_others_that_runs_too_long_costs_no_connection
+        a_batch_with_a_lost_ticket_says_why_the_others_were_not_renewed
     ]
 }
 
@@ -237,4 +241,28 @@ async fn a_script_of_others_that_runs_too_long_costs_no_connection(_: Store) {
     give_back(locks.mutex("a").acquire().await.unwrap()).await;
     let after = connections(&master);
     assert!(before.keys().all(|id| after.contains_key(id)), "{after:?}");
+}
+
+/// The holder of the one learns of the loss, and the keeper why the other was not renewed.
+async fn a_batch_with_a_lost_ticket_says_why_the_others_were_not_renewed(store: Store) {
+    let (master, replicas) = servers(1).await;
+    let namespace = Namespace::new(&store.namespace).unwrap();
+    let redis = backend::open(&durable(&master, 1)).unwrap();
+    let connection = redis.connect(EventSink::new(1, namespace, |_| ()));
+    let connection = connection.await.unwrap();
+    let [lost, kept] = ["lost", "kept"].map(|name| request(&store, name, &random_id()));
+    for request in [&lost, &kept] {
+        let holds = connection.enqueue(Arc::clone(request)).await.unwrap();
+        assert!(matches!(holds, Enqueued::Granted { .. }), "{holds:?}");
+    }
+    let key = format!("{}:1:{{lost}}", store.namespace);
+    assert_eq!(master.command::<u64>(&["DEL", &key]), 1);
+    replicas[0].freeze();
+
+    let error = connection.renew(vec![Arc::clone(&lost), kept]).await;
+
+    let error = error.unwrap_err();
+    assert!(error.to_string().contains("0 of 1 replicas"), "{error}");
+    assert_eq!(error.lost(), [lost.id]);
+    replicas[0].thaw();
 }

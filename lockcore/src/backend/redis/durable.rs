@@ -67,7 +67,7 @@ pub(super) async fn renew(
     patience: Duration,
 ) -> Result<Vec<Renewed>, StoreError> {
     let mut member = Member::new(group, connection, patience);
-    let mut answers = tickets::renew(&mut member, tickets).await?;
+    let answers = tickets::renew(&mut member, tickets.clone()).await?;
     let is_there = |answer: &Renewed| answer.holds() || matches!(answer, Renewed::Waiting { .. });
     if !answers.iter().any(is_there) {
         return Ok(answers);
@@ -76,16 +76,15 @@ pub(super) async fn renew(
         return Ok(answers);
     };
     // A ticket that is lost needs no acknowledgement, and its holder must learn it now.
-    if answers.contains(&Renewed::Lost) {
-        let unknown = answers.iter_mut().filter(|answer| is_there(answer));
-        unknown.for_each(|answer| *answer = Renewed::Failed);
-        return Ok(answers);
-    }
+    let lost = tickets.iter().zip(&answers);
+    let lost = lost.filter(|(_, answer)| **answer == Renewed::Lost);
+    let lost = lost.map(|(request, _)| request.id).collect();
     // The master has carried it out, so it must not count as refused.
-    Err(match error.is_broken() {
+    let error = match error.is_broken() {
         true => error,
         false => StoreError::halfway(Fault::Unknown, error.to_string()),
-    })
+    };
+    Err(error.with_lost(lost))
 }
 
 /// One verb of a group.
