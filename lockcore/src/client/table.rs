@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::task::Waker;
+use std::time::Duration;
 
 use super::gate::Asking;
 use super::lease::{COLLECTED_WITHIN, Lease};
@@ -72,6 +73,8 @@ pub(crate) struct Tracked {
     /// It must be checked by then, even if the answer that is under way sets a later time. This is not `due`: until the
     /// answer comes, that is the end of the ticket, and the answer moves the end.
     recheck_by: Instant,
+    /// When it was asked about last because of a wake-up that does not grant.
+    confirmed: Instant,
 }
 
 impl Tracked {
@@ -84,6 +87,7 @@ impl Tracked {
             asked: epoch,
             answer_by: None,
             recheck_by: Instant::FAR_FUTURE,
+            confirmed: Instant::from_nanos(0),
         }
     }
 
@@ -104,6 +108,25 @@ impl Tracked {
     /// The answer has come and would have it checked at `due`. Returns when it is to be checked.
     pub(crate) fn due_after_answer(&mut self, due: Instant) -> Instant {
         due.min(std::mem::replace(&mut self.recheck_by, Instant::FAR_FUTURE))
+    }
+
+    /// A wake-up that does not grant has come. Returns when to ask the store: at once, but not again before `pause` is
+    /// over. `None` if the wake-up is about another number.
+    pub(crate) fn confirm_at(
+        &mut self,
+        number: u64,
+        now: Instant,
+        pause: Duration,
+    ) -> Option<Instant> {
+        let known = self.lease.ticket();
+        if known != 0 && known != number {
+            return None;
+        }
+        let next = self.confirmed.after(pause);
+        if next <= now {
+            self.confirmed = now;
+        }
+        Some(next.max(now))
     }
 
     /// Whether its task is not polled any more: the task has not looked at the answer to its enqueue, or has not

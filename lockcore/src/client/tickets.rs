@@ -15,7 +15,8 @@ use crate::log::guarded;
 use crate::name::Name;
 use crate::request::Id;
 
-/// Lower bound between rechecks of one ticket. Recheck messages can be forged, and must not make us poll.
+/// Lower bound between rechecks of one ticket. Messages that ask for one can be forged or doubled, and must not make us
+/// poll.
 pub(super) const LEAST_RECHECK: Duration = Duration::from_millis(100);
 
 impl Shared {
@@ -162,7 +163,10 @@ impl Shared {
 
     /// Renews a ticket at `due` at the latest.
     fn ask_at(&self, id: Id, due: Instant) {
-        let mut table = self.table();
+        self.ask_in(&mut self.table(), id, due);
+    }
+
+    fn ask_in(&self, table: &mut Table, id: Id, due: Instant) {
         match table.leases.get_mut(&id) {
             // The answer to its enqueue or renewal that is on its way may be older than this message.
             Some(tracked) if tracked.stage == Stage::Asked || tracked.is_renewing() => {
@@ -170,7 +174,7 @@ impl Shared {
             }
             Some(tracked) if tracked.stage == Stage::Leaving => {}
             Some(tracked) if tracked.due.is_some_and(|before| before <= due) => {}
-            Some(_) => self.set_recheck(&mut table, id, due),
+            Some(_) => self.set_recheck(table, id, due),
             None => {}
         }
     }
@@ -178,7 +182,15 @@ impl Shared {
     /// A wake-up has come. If the ticket is not ours, or no longer ours, nothing happens.
     pub(crate) fn granted(&self, wake: Wake) {
         if !self.capability.wake_ups_grant {
-            return self.ask_at(wake.id, self.clock.now());
+            let mut table = self.table();
+            let tracked = table.leases.get_mut(&wake.id);
+            let due = tracked.and_then(|tracked| {
+                tracked.confirm_at(wake.ticket, self.clock.now(), LEAST_RECHECK)
+            });
+            if let Some(due) = due {
+                self.ask_in(&mut table, wake.id, due);
+            }
+            return;
         }
         let lease = self
             .table()

@@ -23,6 +23,8 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
         a_renewal_goes_out_after_a_third_of_the_lease
         a_place_in_line_that_has_aged_is_renewed_before_it_is_handed_out
         a_wake_up_that_a_store_does_not_stand_for_is_asked_about_until_it_is_answered
+        wake_ups_that_a_store_does_not_stand_for_are_paced_and_compared
+        a_batch_that_fails_with_a_lost_ticket_tells_the_loss_and_the_reason
         a_waiter_asks_again_each_time_the_holders_lease_may_be_over
         a_lease_that_is_being_released_is_not_renewed
         an_acknowledgement_that_comes_after_the_deadline_leads_to_a_release
@@ -158,6 +160,85 @@ async fn a_wake_up_that_a_store_does_not_stand_for_is_asked_about_until_it_is_an
         .unwrap();
 
     drop(task.await.unwrap().unwrap());
+}
+
+/// Anyone who may publish can send such messages, any number of them.
+async fn wake_ups_that_a_store_does_not_stand_for_are_paced_and_compared(_: Store) {
+    let (locks, mut store) = played_with(Capability::new().wake_ups_grant(false));
+    let task = begin(locks.mutex("a").ttl(60 * TTL).wait(SOON));
+    let (request, reply) = store.enqueue().await;
+    reply.send(Ok(waiting(60 * TTL, None))).unwrap();
+    eventually("it waits in line", SOON, async || {
+        store.wake(request.id);
+        !store.asked.is_empty()
+    })
+    .await;
+    let no = Renewed::Waiting {
+        valid_for: 60 * TTL,
+        recheck_in: None,
+    };
+    let (_, reply) = store.renewal().await;
+    reply.send(Ok(vec![no])).unwrap();
+
+    let began = Instant::now();
+    let mut asked = 0;
+    while began.elapsed() < TTL {
+        store.wake(request.id);
+        if let Ok(Asked::Renew(_, reply)) = store.asked.try_recv() {
+            asked += 1;
+            reply.send(Ok(vec![no])).unwrap();
+        }
+        tokio::task::yield_now().await;
+    }
+    // Ten a second, and those that the message and the answer before it have set together.
+    assert!((1..=22).contains(&asked), "asked {asked} times in a second");
+
+    // The recheck that the last wake-up has set is over when this one is: it comes no earlier.
+    tokio::time::sleep(TTL / 2).await;
+    while let Ok(Asked::Renew(_, reply)) = store.asked.try_recv() {
+        reply.send(Ok(vec![no])).unwrap();
+    }
+    for other in [0, 6, 8, u64::MAX] {
+        store.wake_with(request.id, other);
+    }
+    tokio::time::sleep(TTL / 2).await; // nothing tells that nothing is asked
+    assert!(store.asked.is_empty(), "the number is another ticket's");
+    task.abort();
+}
+
+/// Both are renewed in one request, because the connection had a gap.
+async fn a_batch_that_fails_with_a_lost_ticket_tells_the_loss_and_the_reason(store: Store) {
+    let owner = format!("{LOGGED}{}:lost", store.namespace);
+    let (wire, mut store) = wire(Capability::new());
+    let locks = Locks::builder().backend(wire).owner(&owner);
+    let locks = locks.build().unwrap();
+    let lost = store.grant(&locks.mutex("lost").ttl(60 * TTL)).await;
+    let kept = store.grant(&locks.mutex("kept").ttl(60 * TTL)).await;
+    for events in &*store.events.lock().unwrap() {
+        events.gap();
+    }
+    // A gap of each connection is a sweep, so there may be several renewals.
+    let reason = "0 of 1 replicas";
+    tokio::select! {
+        reason = lost.lost() => assert_eq!(reason, LostReason::Taken),
+        () = async {
+            loop {
+                let (tickets, reply) = store.renewal().await;
+                let lost = tickets.iter().filter(|ticket| ticket.name.as_str() == "lost");
+                let lost = lost.map(|ticket| ticket.id).collect();
+                let error = StoreError::halfway(Fault::Unknown, reason).with_lost(lost);
+                let _ = reply.send(Err(error));
+            }
+        } => {}
+    }
+
+    assert!(kept.is_valid());
+    eventually("the log says why", SOON, async || {
+        let told = traces::lines(&owner).into_iter();
+        let mut told = told.filter(|line| line.text.contains("refuses renewals"));
+        told.any(|line| line.text.contains(reason))
+    })
+    .await;
 }
 
 /// A dead holder sends nothing. The waiter rechecks when the holder's lease should be over, again if it was renewed in

@@ -189,8 +189,12 @@ impl Player {
 
     /// Wakes the owner of a ticket with the number of [`waiting`].
     pub(super) fn wake(&self, id: Id) {
+        self.wake_with(id, 7);
+    }
+
+    pub(super) fn wake_with(&self, id: Id, number: u64) {
         for events in &*self.events.lock().unwrap() {
-            events.granted(Wake::new(id, 7));
+            events.granted(Wake::new(id, number));
         }
     }
 
