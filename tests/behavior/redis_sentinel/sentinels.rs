@@ -1,6 +1,8 @@
 //! Sentinels that are down, silent or wrong, or that want a password. Each fact has its own sentinels. The servers that
 //! they name are never replaced.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
@@ -14,6 +16,7 @@ use tests::redis_server::RedisServer;
 use tests::stalls::awake_since;
 use tests::stores::redis::{USER, documented_at_sentinel, grant_at_sentinel};
 use tests::watch::SECRET;
+use tokio::net::TcpListener;
 
 use super::client;
 use crate::faults::builder;
@@ -25,6 +28,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
         a_sentinel_that_is_down_or_silent_is_not_missed
         without_a_majority_of_sentinels_nobody_gets_in_and_nobody_loses_a_lock
         sentinels_that_come_back_are_listened_to_again
+        a_connection_that_finds_the_master_asks_each_sentinel_once
         an_idle_connection_follows_another_of_its_client_to_a_new_master
         one_sentinel_that_is_wrong_leads_nobody_away
         sentinels_that_disagree_are_not_believed
@@ -61,6 +65,40 @@ fn says(error: &Error, parts: &[&str]) {
     for part in parts {
         assert!(text.contains(part), "no {part:?} in: {text}");
     }
+}
+
+/// Only another connection's news are a reason to ask a sentinel that has failed again at once.
+async fn a_connection_that_finds_the_master_asks_each_sentinel_once(_: Store) {
+    let (_server, sentinels) = watched();
+    let refuses = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    // The others answer later than this one refuses.
+    let proxies = sentinels[..2].iter().map(|sentinel| {
+        let proxy = Proxy::to(sentinel.port());
+        proxy.delay(Duration::ZERO, Duration::from_millis(100));
+        proxy
+    });
+    let proxies: Vec<_> = proxies.collect();
+    let ports = proxies.iter().map(Proxy::port);
+    let ports = ports.chain([refuses.local_addr().unwrap().port()]);
+    let hosts: Vec<_> = ports.map(|port| format!("127.0.0.1:{port}")).collect();
+    let url = format!("redis+sentinel://{}/{SERVICE}", hosts.join(","));
+    let asked = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&asked);
+    let refusing = tokio::spawn(async move {
+        while let Ok((socket, _)) = refuses.accept().await {
+            count.fetch_add(1, Ordering::SeqCst);
+            drop(socket);
+        }
+    });
+
+    let events = EventSink::new(1, Namespace::new("test").unwrap(), |_| ());
+    let connected = backend::open(&url).unwrap().connect(events).await.unwrap();
+
+    // Nothing tells that it is not asked again.
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert_eq!(asked.load(Ordering::SeqCst), 1);
+    drop(connected);
+    refusing.abort();
 }
 
 /// How many clients subscribe to this sentinel, which has no command that shows it.

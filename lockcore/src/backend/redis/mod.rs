@@ -208,10 +208,10 @@ async fn connected(server: &Server, events: EventSink) -> Result<RedisConnection
 /// connection ends, the next connection repeats the rest.
 async fn release_again(connection: RedisConnection, mut again: Repetition) {
     while let Some(batch) = again.next(BATCH) {
-        if tickets::release(connection.clone(), batch).await.is_err() {
+        let Ok(answers) = tickets::release(connection.clone(), batch).await else {
             return;
-        }
-        again.is_done(BATCH);
+        };
+        again.answered(BATCH, &answers);
     }
 }
 
@@ -247,7 +247,9 @@ impl Connection for RedisConnection {
         };
         Box::pin(async move {
             let answers = tickets::release(connection, tickets.clone()).await?;
-            watch.note_released(tickets);
+            let acknowledged = tickets.into_iter().zip(&answers);
+            let acknowledged = acknowledged.filter(|(_, answer)| **answer != Released::Failed);
+            watch.note_released(acknowledged.map(|(departure, _)| departure).collect());
             Ok(answers)
         })
     }

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use crate::backend::Departure;
+use crate::backend::{self, Departure};
 use crate::clock::{Clock, Instant};
 
 /// A release is remembered until one comes that is later by more than this. From the promotion of a replica until clients
@@ -58,6 +58,7 @@ impl Released {
         Repetition {
             released: Arc::clone(self),
             left: elsewhere,
+            failed: VecDeque::new(),
         }
     }
 
@@ -66,10 +67,12 @@ impl Released {
     }
 }
 
-/// Releases that are to be repeated. If it is dropped, those that are left are remembered again.
+/// Releases that are to be repeated. If it is dropped, those that were not acknowledged are remembered again.
 pub(super) struct Repetition {
     released: Arc<Released>,
     left: VecDeque<Recent>,
+    /// The master could not carry these out. The next connection tries again.
+    failed: VecDeque<Recent>,
 }
 
 impl Repetition {
@@ -80,9 +83,15 @@ impl Repetition {
         (!next.is_empty()).then_some(next)
     }
 
-    /// So many, the oldest, have been repeated.
-    pub(super) fn is_done(&mut self, most: usize) {
-        self.left.drain(..most.min(self.left.len()));
+    /// So many of those that are left, the oldest, were repeated, with these answers.
+    pub(super) fn answered(&mut self, most: usize, answers: &[backend::Released]) {
+        let answered = self.left.drain(..most.min(self.left.len()));
+        for (at, recent) in answered.enumerate() {
+            let answer = answers.get(at).unwrap_or(&backend::Released::Failed);
+            if *answer == backend::Released::Failed {
+                self.failed.push_back(recent);
+            }
+        }
     }
 }
 
@@ -90,11 +99,11 @@ impl Drop for Repetition {
     fn drop(&mut self) {
         let now = Clock::BOOT.now();
         let mut all = self.released.all();
-        let room = MOST.saturating_sub(all.len());
-        for mut recent in self.left.drain(..).take(room).rev() {
+        for mut recent in self.failed.drain(..).chain(self.left.drain(..)).rev() {
             recent.at = now; // or the next release would end it
             all.push_front(recent);
         }
+        all.truncate(MOST);
     }
 }
 
@@ -136,10 +145,40 @@ mod tests {
         let mut again = released.elsewhere("b");
         assert_eq!(names(&again), ["x", "y"]);
         assert!(released.elsewhere("b").next(1).is_none());
-        again.is_done(1);
+        again.answered(1, &[backend::Released::Released]);
         drop(again);
 
         assert_eq!(names(&released.elsewhere("c")), ["y", "z"]);
+    }
+
+    #[test]
+    fn releases_that_failed_at_the_new_master_are_repeated_at_the_next_connection() {
+        use backend::Released::{Failed, NotFound};
+
+        let released = Arc::<Released>::default();
+        let departures = ["w", "x", "y", "z"].map(departure);
+        released.note(&Arc::from("a"), departures.to_vec());
+
+        let mut again = released.elsewhere("b");
+        // The last of the three has no answer.
+        again.answered(3, &[Failed, NotFound]);
+        assert_eq!(names(&again), ["z"]);
+        drop(again);
+
+        assert_eq!(names(&released.elsewhere("b")), ["w", "y", "z"]);
+    }
+
+    #[test]
+    fn releases_that_are_put_back_stay_and_the_latest_make_room() {
+        let released = Arc::<Released>::default();
+        released.note(&Arc::from("a"), vec![departure("oldest")]);
+        let again = released.elsewhere("b");
+        released.note(&Arc::from("b"), vec![departure("x"); MOST]);
+
+        drop(again);
+
+        let names = names(&released.elsewhere("c"));
+        assert_eq!((names.len(), names[0].as_str()), (MOST, "oldest"));
     }
 
     #[test]

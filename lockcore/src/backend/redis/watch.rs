@@ -54,6 +54,7 @@ impl Watch {
         let master = listening.agreed().await?;
         let server = sentinels.server_at(&master)?;
         sentinels.note_master(&master);
+        listening.ask_again_when_another_has_moved(master.clone());
         let address = master.to_string().into();
         let watch = Self {
             listening,
@@ -100,8 +101,8 @@ impl Watch {
         let sentinels = Arc::clone(&self.listening.sentinels);
         self.spawn(async move {
             let master = moved.await;
-            sentinels.note_master(&master);
             end.abort();
+            sentinels.note_master(&master);
         });
     }
 
@@ -181,7 +182,6 @@ impl Listening {
             }),
         });
         listening.ask(0..all);
-        listening.ask_again_when_another_has_moved();
         listening
     }
 
@@ -216,15 +216,26 @@ impl Listening {
 
     /// A connection that nobody uses asks nobody, and would stay at an old master if its sentinels were started again in
     /// the meantime. So it asks when another connection of the client has found another master. It does not believe that
-    /// connection: the sentinels decide.
-    fn ask_again_when_another_has_moved(self: &Arc<Self>) {
+    /// connection: the sentinels decide. A connection that has found the other master itself asks nobody.
+    fn ask_again_when_another_has_moved(self: &Arc<Self>, here: Address) {
         let (mut masters, this) = (self.sentinels.masters(), Arc::downgrade(self));
         let asks = async move {
-            while masters.changed().await.is_ok() {
-                let Some(listening) = this.upgrade() else {
+            loop {
+                let elsewhere = |latest: &Option<Address>| latest.as_ref() != Some(&here);
+                let found = masters
+                    .wait_for(elsewhere)
+                    .await
+                    .map(|latest| latest.clone());
+                let (Ok(found), Some(listening)) = (found, this.upgrade()) else {
                     return;
                 };
-                listening.ask_again();
+                if listening.views.borrow().master() != found.as_ref() {
+                    listening.ask_again();
+                }
+                drop(listening);
+                if masters.changed().await.is_err() {
+                    return;
+                }
             }
         };
         self.tasks().running.spawn_on(asks, &self.runtime);
