@@ -9,27 +9,30 @@ use std::sync::{Mutex, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use lockcore::{ErrorKind, Locks, default_locks};
+use lockcore::{ErrorKind, Locks, LostReason, default_locks};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
 
 /// On a busy machine too, all that is done here takes less.
 const SOON: Duration = Duration::from_secs(20);
 
-/// Asks for the default client whenever the library logs, and keeps the first one that it gets.
-struct Asks(&'static Mutex<Option<Locks>>);
+/// Calls a function whenever the library logs. That is on another thread, because this one may not hold anything that
+/// another needs for the default.
+struct Calls(fn());
 
-impl Subscriber for Asks {
+impl Subscriber for Calls {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
         metadata.target().starts_with("lockcore")
     }
 
     fn event(&self, _: &Event<'_>) {
-        // On another thread: this one may not hold anything that another needs for the default.
         let (tell, told) = mpsc::channel();
-        thread::spawn(move || tell.send(default_locks().unwrap()));
-        let locks = told.recv_timeout(SOON).expect("it gets the default client");
-        self.0.lock().unwrap().get_or_insert(locks);
+        let call = self.0;
+        thread::spawn(move || {
+            call();
+            tell.send(())
+        });
+        told.recv_timeout(SOON).expect("the call returns");
     }
 
     fn new_span(&self, _: &Attributes<'_>) -> Id {
@@ -42,16 +45,29 @@ impl Subscriber for Asks {
     fn exit(&self, _: &Id) {}
 }
 
+/// Whether this is the process for this test alone. If not, runs that one.
+fn is_alone(test: &str) -> bool {
+    if std::env::var_os("LOCK_URL").is_some() {
+        return true;
+    }
+    let mut program = Command::new(std::env::current_exe().unwrap());
+    program.args(["--exact", test]).env("LOCK_URL", "memory:");
+    assert!(program.status().unwrap().success());
+    false
+}
+
 #[test]
 fn a_subscriber_gets_the_default_client_while_another_thread_makes_it() {
-    if std::env::var_os("LOCK_URL").is_none() {
-        let mut program = Command::new(std::env::current_exe().unwrap());
-        let ended = program.env("LOCK_URL", "memory:").status().unwrap();
-        return assert!(ended.success());
+    if !is_alone("a_subscriber_gets_the_default_client_while_another_thread_makes_it") {
+        return;
     }
     static FIRST: Mutex<Option<Locks>> = Mutex::new(None);
+    let asks = || {
+        let locks = default_locks().unwrap();
+        FIRST.lock().unwrap().get_or_insert(locks);
+    };
 
-    let ours = tracing::subscriber::with_default(Asks(&FIRST), || default_locks().unwrap());
+    let ours = tracing::subscriber::with_default(Calls(asks), || default_locks().unwrap());
 
     let first = FIRST.lock().unwrap().take().expect("something was logged");
     let runtime = tokio::runtime::Runtime::new().unwrap();
@@ -60,5 +76,33 @@ fn a_subscriber_gets_the_default_client_while_another_thread_makes_it() {
         let refused = first.mutex("a").try_acquire().await.unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::Busy, "they are one client");
         held.release().await.unwrap();
+    });
+}
+
+/// Otherwise a request at the end of the process would take a lock, and nobody would wait for its release.
+#[test]
+fn a_default_client_that_is_shut_down_while_it_is_made_takes_no_lock() {
+    if !is_alone("a_default_client_that_is_shut_down_while_it_is_made_takes_no_lock") {
+        return;
+    }
+    let shuts_down = || {
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        runtime.block_on(lockcore::shutdown(SOON)).unwrap();
+    };
+
+    // The start of a client is logged while it is made.
+    let late = tracing::subscriber::with_default(Calls(shuts_down), || default_locks().unwrap());
+
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    runtime.block_on(async {
+        for locks in [late, default_locks().unwrap()] {
+            let refused = locks.mutex("a").try_acquire().await.unwrap_err();
+            assert_eq!(
+                refused.kind(),
+                ErrorKind::Lost(LostReason::Shutdown),
+                "{refused}"
+            );
+        }
+        lockcore::shutdown(SOON).await.unwrap();
     });
 }

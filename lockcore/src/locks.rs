@@ -276,6 +276,12 @@ impl Locks {
         }
     }
 
+    /// Shuts down a client that nobody has used yet.
+    pub(crate) fn end_unused(&self) {
+        self.0.shared.refuse_new();
+        self.0.shared.tell_end(0);
+    }
+
     /// Returns how many locks are still not released at the deadline.
     async fn ended_by(&self, deadline: Duration) -> usize {
         let shared = &self.0.shared;

@@ -1,5 +1,6 @@
 //! The process-wide default client, for code that gets no handle from its caller: the macro without `locks = …`.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -27,12 +28,16 @@ struct Default {
     process: Process,
     /// No code of a user runs under it: no client is made or dropped there, because both log.
     state: Mutex<State>,
+    /// How many threads make a client now. Changed only under the mutex.
+    makers: AtomicUsize,
     /// That of a forked child of this process.
     of_child: OnceBox<Default>,
 }
 
 enum State {
     Unset,
+    /// It was shut down while the first client was being made. That client is shut down before anybody gets it.
+    Late,
     Set(Locks),
     /// The client stays here and refuses. Otherwise a request at the end of the process would make a new client, and
     /// nobody would wait for its releases.
@@ -103,25 +108,37 @@ pub fn default_locks() -> Result<Locks, Error> {
         return Ok(locks);
     }
     let default = Default::of_this_process()?;
-    if let Some(locks) = default.state().client() {
-        return Ok(locks.clone());
-    }
+    let _making = match default.make() {
+        Ok(making) => making,
+        Err(locks) => return Ok(locks),
+    };
     let made = Locks::from_env().map_err(|error| match error.kind() {
         ErrorKind::Config => Error::config(format!(
             "there is no default client ({error}); call lockcore::set_default(…) in main, or set LOCK_URL"
         )),
         _ => error,
     })?;
-    let mut state = default.state();
-    if let Some(locks) = state.client() {
-        // Another task was faster. `made` is dropped after the mutex is free, because it was declared before.
-        return Ok(locks.clone());
+    let mut is_ended = false;
+    loop {
+        let mut state = default.state();
+        match &*state {
+            // Another task was faster. `made` is dropped after the mutex is free, because it was declared before.
+            State::Set(locks) | State::ShutDown(locks) => return Ok(locks.clone()),
+            State::Unset => *state = State::Set(made.clone()),
+            State::Late if is_ended => *state = State::ShutDown(made.clone()),
+            State::Late => {
+                drop(state);
+                made.end_unused();
+                is_ended = true;
+                continue;
+            }
+        }
+        return Ok(made);
     }
-    *state = State::Set(made.clone());
-    Ok(made)
 }
 
-/// [Shuts down](Locks::shutdown) the process-wide default, if there is one. Later requests to it are refused.
+/// [Shuts down](Locks::shutdown) the process-wide default, if there is one. Later requests to it are refused. A default
+/// that another thread is just making is shut down as soon as it is made, and no request gets through.
 ///
 /// A static is not dropped when `main` returns. So without this call, a release that a guard has just given to its
 /// keeper may not leave the process, and then the lock ends only with its lease.
@@ -156,11 +173,19 @@ pub async fn shutdown(deadline: Duration) -> Result<(), Error> {
     };
     let locks = {
         let mut state = default.state();
-        let Some(locks) = state.client().cloned() else {
-            return Ok(());
-        };
-        *state = State::ShutDown(locks.clone());
-        locks
+        match &*state {
+            State::Set(locks) | State::ShutDown(locks) => {
+                let locks = locks.clone();
+                *state = State::ShutDown(locks.clone());
+                locks
+            }
+            State::Unset | State::Late => {
+                if default.makers.load(Ordering::SeqCst) > 0 {
+                    *state = State::Late;
+                }
+                return Ok(());
+            }
+        }
     };
     locks.shutdown(deadline).await
 }
@@ -181,8 +206,19 @@ impl Default {
         Ok(Self {
             process: Process::this()?,
             state: Mutex::new(State::Unset),
+            makers: AtomicUsize::new(0),
             of_child: OnceBox::new(),
         })
+    }
+
+    /// The client, or else the right to make one.
+    fn make(&self) -> Result<Making<'_>, Locks> {
+        let state = self.state();
+        if let State::Set(locks) | State::ShutDown(locks) = &*state {
+            return Err(locks.clone());
+        }
+        self.makers.fetch_add(1, Ordering::SeqCst);
+        Ok(Making(self))
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -190,11 +226,16 @@ impl Default {
     }
 }
 
-impl State {
-    fn client(&self) -> Option<&Locks> {
-        match self {
-            Self::Unset => None,
-            Self::Set(locks) | Self::ShutDown(locks) => Some(locks),
+/// A thread makes a client until this is dropped.
+struct Making<'a>(&'a Default);
+
+impl Drop for Making<'_> {
+    fn drop(&mut self) {
+        let mut state = self.0.state();
+        let others = self.0.makers.fetch_sub(1, Ordering::SeqCst) - 1;
+        // None was made: the next request may try again, as after a shutdown without a client.
+        if others == 0 && matches!(*state, State::Late) {
+            *state = State::Unset;
         }
     }
 }
