@@ -30,6 +30,8 @@ mod hosts;
 pub(crate) mod meant;
 pub(crate) mod memory;
 pub(crate) mod open;
+#[cfg(any(feature = "redis", feature = "zookeeper"))]
+mod query;
 #[cfg(feature = "redis")]
 pub(crate) mod redis;
 mod shown;

@@ -10,8 +10,7 @@ use super::connection::RedisConnection;
 use super::dial::{Part, Server, prepared};
 use super::durability::{self, Durability};
 use super::errors::failed;
-use crate::backend::meant::nearest;
-use crate::backend::{Fault, StoreError};
+use crate::backend::{Fault, StoreError, query};
 use crate::error::Error;
 #[cfg(feature = "redis-tls")]
 use crate::tls::{Connector, Tls};
@@ -51,24 +50,11 @@ const FORM: &str = "the URL is not of the form redis://[user[:password]@]host[:p
 
 /// How to log in, and what must have a write before it counts.
 fn settings(url: &Url) -> Result<(ConnectionInfo, Option<Durability>), Error> {
-    let mut durability = None;
-    let options = url.query().unwrap_or_default().split('&');
-    for option in options.filter(|option| !option.is_empty()) {
-        match option.split_once('=').unwrap_or((option, "")) {
-            (durability::OPTION, value) => {
-                durability = Some(durability::option(value).map_err(Error::config)?);
-            }
-            (other, _) => {
-                let meant = nearest(other, [durability::OPTION]);
-                let meant = meant.map(|meant| format!(", did you mean {meant}?"));
-                return Err(Error::config(format!(
-                    "{FORM}: nothing but {} may be set{}",
-                    durability::OPTION,
-                    meant.unwrap_or_default()
-                )));
-            }
-        }
-    }
+    let options = query::options(url, &[durability::OPTION]);
+    let options = options.map_err(|wrong| Error::config(format!("{FORM}: {wrong}")))?;
+    let durability = options.first();
+    let durability = durability.map(|(_, value)| durability::option(value));
+    let durability = durability.transpose().map_err(Error::config)?;
     let mut address = url.clone();
     address.set_query(None);
     Ok((connection_info(&address)?, durability))

@@ -24,12 +24,16 @@ use super::durability::{self, Durability};
 use super::released::Released;
 use super::views::{Address, SWITCH, View, Views, is_majority, switched_to};
 use crate::backend::meant::nearest;
-use crate::backend::{Fault, StoreError, hosts};
+use crate::backend::{Fault, StoreError, hosts, query};
 use crate::error::Error;
 #[cfg(feature = "redis-tls")]
 use crate::tls::{Connector, Tls};
 
 const PORT: u16 = 26379;
+
+/// The options of a URL that are for the sentinels.
+const USER: &str = "sentinel_user";
+const PASSWORD: &str = "sentinel_password";
 
 const FORM: &str = "the URL is not of the form \
     redis+sentinel://[user[:password]@]host[:port][,host[:port]…]/service[/database number]\
@@ -79,29 +83,17 @@ impl Sentinels {
         }
         let mut own = RedisConnectionInfo::default();
         let mut durability = None;
-        // Not decoded as an HTML form, where a plus means a space: a password may contain a plus.
-        let options = url.query().unwrap_or_default().split('&');
-        for option in options.filter(|option| !option.is_empty()) {
-            let (option, value) = option.split_once('=').unwrap_or((option, ""));
-            let value = decoded(value)?;
+        let options = [USER, PASSWORD, durability::OPTION];
+        for (option, value) in query::options(url, &options).map_err(|what| wrong(&what))? {
             own = match option {
-                "sentinel_user" | "sentinel_password" if value.is_empty() => {
+                USER | PASSWORD if value.is_empty() => {
                     return Err(wrong(&format!("{option} has no value")));
                 }
-                "sentinel_user" => own.set_username(value),
-                "sentinel_password" => own.set_password(value),
-                durability::OPTION => {
+                USER => own.set_username(value),
+                PASSWORD => own.set_password(value),
+                _ => {
                     durability = Some(durability::option(&value).map_err(Error::config)?);
                     own
-                }
-                other => {
-                    let options = ["sentinel_user", "sentinel_password", durability::OPTION];
-                    let meant = nearest(other, options);
-                    let meant = meant.map(|meant| format!(", did you mean {meant}?"));
-                    return Err(wrong(&format!(
-                        "nothing but sentinel_user, sentinel_password and durability may be set{}",
-                        meant.unwrap_or_default()
-                    )));
                 }
             };
         }

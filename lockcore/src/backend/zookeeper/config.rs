@@ -15,7 +15,7 @@ use super::errors::not_connected;
 use super::tunnel::Servers;
 #[cfg(feature = "zookeeper-tls")]
 use crate::backend::Fault;
-use crate::backend::{StoreError, hosts};
+use crate::backend::{StoreError, hosts, query};
 use crate::error::Error;
 #[cfg(feature = "zookeeper-tls")]
 use crate::tls::Tls;
@@ -83,10 +83,8 @@ impl Settings {
             (user, Some(password)) => Some(format!("{}:{}", decoded(user)?, decoded(password)?)),
         };
         let mut session_timeout = None;
-        for (name, value) in url.query_pairs() {
-            if name != "session_timeout" {
-                return Err(wrong("nothing but session_timeout may be set"));
-            }
+        let options = query::options(url, &["session_timeout"]).map_err(|what| wrong(&what))?;
+        for (_, value) in options {
             let timeout = humantime::parse_duration(&value)
                 .ok()
                 .filter(|timeout| (1..=i32::MAX as u128).contains(&timeout.as_millis()));
