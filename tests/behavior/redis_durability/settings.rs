@@ -1,6 +1,7 @@
 //! What the URL may say, what the server must be able to do, and which rights the user needs.
 
 use libtest_mimic::Trial;
+use lockcore::backend::{self, EventSink, Namespace};
 use lockcore::{ErrorKind, Locks};
 use tests::redis_server::RedisServer;
 use tests::stores::redis::{USER, documented_for_durability, grant, grant_durability};
@@ -15,6 +16,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
         a_server_that_cannot_wait_for_its_disk_is_a_mistake
         a_lock_on_the_disk_outlives_its_server_if_the_server_can_wait_for_that
         ready_fails_while_a_replica_is_missing
+        ready_warns_of_replicas_that_need_not_have_a_lock
         a_user_without_the_right_to_wait_is_told
         a_right_to_wait_that_is_taken_away_grants_nothing_and_leaves_nothing
     ]
@@ -114,6 +116,23 @@ async fn ready_fails_while_a_replica_is_missing(_: Store) {
     assert!(error.to_string().contains("0 of 1 replicas"), "{error}");
     replicas[0].thaw();
     one.ready(SOON).await.unwrap();
+}
+
+/// One of them may be promoted.
+async fn ready_warns_of_replicas_that_need_not_have_a_lock(_: Store) {
+    let (master, _replicas) = servers(2).await;
+    for (asked, warns) in [(1, true), (2, false)] {
+        let namespace = Namespace::new("test").unwrap();
+        let redis = backend::open(&durable(&master, asked)).unwrap();
+        let connection = redis.connect(EventSink::new(1, namespace, |_| ()));
+        let told = connection.await.unwrap().check().await.unwrap().join("\n");
+        assert_eq!(
+            told.contains("Write durability=replicas:2"),
+            warns,
+            "{told}"
+        );
+    }
+    assert_eq!(master.keys("*"), Vec::<String>::new(), "left by the check");
 }
 
 fn durable_as_user(master: &RedisServer) -> String {

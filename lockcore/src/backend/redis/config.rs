@@ -158,9 +158,13 @@ pub(super) async fn keeps_locks(
 /// Reads `INFO`. If the user has no right to it, the settings stay unchecked.
 pub(super) async fn check(connection: RedisConnection) -> Result<Vec<String>, StoreError> {
     let (watch, in_a_cluster) = (connection.watch, connection.hop.is_some());
-    if let Some(group) = &connection.group {
-        group.check().await?;
-    }
+    let durability = match &connection.group {
+        Some(group) => {
+            group.check().await?;
+            Some(group.durability)
+        }
+        None => None,
+    };
     let mut connection = connection.connection;
     let mut warnings = Vec::new();
     let info: Result<String, _> = redis::cmd("INFO").query_async(&mut connection).await;
@@ -192,6 +196,10 @@ pub(super) async fn check(connection: RedisConnection) -> Result<Vec<String>, St
         return Err(StoreError::replace(Fault::Retry, REPLICA));
     }
     if let Some(replicas) = field("connected_slaves") {
+        if let Some(durability) = durability {
+            let replicas = replicas.parse().unwrap_or(0);
+            warnings.extend(durability.leaves_out(replicas));
+        }
         let fails_over = watch.is_some() || in_a_cluster;
         if fails_over && replicas == "0" {
             warnings.push(

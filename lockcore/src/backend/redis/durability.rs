@@ -107,6 +107,20 @@ impl Durability {
         }
     }
 
+    /// A warning for an operator if more replicas follow the master than must have a lock.
+    pub(super) fn leaves_out(self, follow: u32) -> Option<String> {
+        let whole = Self {
+            replicas: follow,
+            ..self
+        };
+        (follow > self.replicas).then(|| {
+            format!(
+                "the URL says durability={self}, and {follow} replicas follow the Redis master: if one that does not have a \
+                 lock is promoted, others get it too. Write durability={whole}"
+            )
+        })
+    }
+
     /// What a person can do if it is never reached in time.
     pub(super) fn advice(self) -> &'static str {
         match (self.fsync, self.replicas) {

@@ -15,6 +15,7 @@ use tokio::task::AbortHandle;
 use super::dial::{Driver, Server};
 use super::durability::Durability;
 use super::errors::{GUIDE, failed};
+use super::layout;
 use super::turn::{Patience, Turn};
 use crate::backend::{Fault, StoreError};
 use crate::clock::Clock;
@@ -25,9 +26,9 @@ pub(super) struct Group {
     verbs: mpsc::UnboundedSender<Verb>,
     turn: Arc<Turn>,
     op_timeout: Duration,
-    durability: Durability,
-    /// The channel that the other connection listens to.
-    channel: String,
+    pub(super) durability: Durability,
+    /// No name has it.
+    key: String,
     task: AbortHandle,
 }
 
@@ -95,13 +96,14 @@ impl Opened {
     /// of its end.
     ///
     /// `channel` is the one that the other connection listens to. A message there must be heard, or this connection has
-    /// led to another server: the address may have moved between the two.
+    /// led to another server: the address may have moved between the two. `key` is for the [check](Group::check).
     pub(super) async fn beside(
         mut self,
         server: &Server,
         main: &Driver,
         main_ended: oneshot::Receiver<()>,
         channel: String,
+        key: String,
         op_timeout: Duration,
     ) -> Result<Group, StoreError> {
         let heard: RedisResult<u64> = message_to(&channel).query_async(&mut self.connection).await;
@@ -134,7 +136,7 @@ impl Opened {
             turn,
             op_timeout,
             durability,
-            channel,
+            key,
             task: task.abort_handle(),
         })
     }
@@ -361,11 +363,13 @@ impl Group {
         }
     }
 
-    /// Checks that a write is acknowledged now.
+    /// Checks that a write counts now: it is passed on to the replicas, and written to the log.
     pub(super) async fn check(&self) -> Result<(), StoreError> {
-        // A message to ourselves is a write that leaves nothing: the server passes it on to its replicas.
+        let mut probe = redis::cmd("EVAL");
+        probe.arg(&layout::PROBE.source).arg(1);
+        probe.arg(&self.key);
         let patience = self.patience(self.op_timeout);
-        let (reply, verdict) = self.ask(message_to(&self.channel), patience).await?;
+        let (reply, verdict) = self.ask(probe, patience).await?;
         reply.map_err(failed)?;
         let counts = self.counts(verdict, patience).await;
         counts.map_err(|error| match error.is_broken() {

@@ -91,11 +91,12 @@ pub(super) static INSPECT: LazyLock<Script> = script!("scripts/inspect.lua");
 pub(super) static LIST: LazyLock<Script> = script!("scripts/list.lua");
 pub(super) static ASK: LazyLock<Script> = script!("scripts/ask.lua");
 pub(super) static FORGET: LazyLock<Script> = script!("scripts/forget.lua");
+pub(super) static PROBE: LazyLock<Script> = script!("scripts/probe.lua");
 
 #[cfg(test)]
 pub(super) fn scripts() -> impl Iterator<Item = &'static Script> {
     [
-        &ENQUEUE, &RENEW, &RELEASE, &RAISE, &INSPECT, &LIST, &ASK, &FORGET,
+        &ENQUEUE, &RENEW, &RELEASE, &RAISE, &INSPECT, &LIST, &ASK, &FORGET, &PROBE,
     ]
     .into_iter()
     .map(|script| &**script)

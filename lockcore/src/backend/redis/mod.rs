@@ -189,7 +189,8 @@ async fn connected(server: &Server, events: EventSink) -> Result<RedisConnection
     let ((), opened) = tokio::try_join!(checked, opened)?;
     let group = match opened {
         Some(opened) => {
-            let beside = opened.beside(server, &driver, ended, channels, op_timeout);
+            let key = layout::some_key(&namespace);
+            let beside = opened.beside(server, &driver, ended, channels, key, op_timeout);
             Some(Arc::new(beside.await?))
         }
         None => None,
