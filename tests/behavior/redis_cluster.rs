@@ -3,6 +3,7 @@
 
 mod failovers;
 mod mistakes;
+mod silent;
 mod slots;
 
 use std::time::Duration;
@@ -15,12 +16,20 @@ use crate::faults::builder;
 use crate::store::{Kind, SOON, tickets};
 
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
-    let groups = [failovers::facts, mistakes::facts, slots::facts];
+    let groups = [
+        failovers::facts,
+        mistakes::facts,
+        silent::facts,
+        slots::facts,
+    ];
     groups.into_iter().flat_map(|facts| facts(store)).collect()
 }
 
 /// Longer than any failover takes.
 const TTL: Duration = Duration::from_secs(20);
+
+/// When the other nodes give up a silent master. A busy machine delays a node's answers for much less than this.
+const TIMEOUT: Duration = Duration::from_secs(2);
 
 const LONG_WAIT: Duration = Duration::from_secs(60);
 

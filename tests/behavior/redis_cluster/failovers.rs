@@ -9,7 +9,7 @@ use tests::redis_cluster::Cluster;
 use tests::redis_server::RedisServer;
 use tests::witness::{FencedResource, Witness};
 
-use super::{LONG_WAIT, TTL, client, key, nothing_left};
+use super::{LONG_WAIT, TIMEOUT, TTL, client, key, nothing_left};
 use crate::faults::{builder, works_again};
 use crate::store::{Kind, SOON, STALL, Store, begin, give_back, kind, tickets};
 
@@ -22,9 +22,6 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
         a_cluster_that_restarts_without_its_data_is_noticed
     ]
 }
-
-/// When the other nodes give up a silent master. A busy machine delays a node's answers for much less than this.
-const TIMEOUT: Duration = Duration::from_secs(2);
 
 async fn is_renewed(guard: &Guard) {
     let before = Instant::now() + guard.remaining();

@@ -20,6 +20,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
         a_slot_that_moves_under_a_line_costs_nobody_a_place_or_a_wake_up
         a_name_whose_keys_are_on_two_nodes_lets_nobody_in_out_of_turn
         a_name_that_is_alone_can_be_used_while_its_slot_moves
+        a_waiter_that_comes_while_its_slot_moves_waits_and_gets_its_turn
         a_redirection_that_leads_to_its_own_node_ends
         names_on_two_nodes_are_acquired_together_or_not_at_all
         the_slot_of_a_name_is_where_the_server_looks_for_it
@@ -200,6 +201,34 @@ async fn a_name_that_is_alone_can_be_used_while_its_slot_moves(_: Store) {
     give_back(locks.mutex("a").acquire().await.unwrap()).await;
 
     cluster.finish_moving(slot, old, new);
+    nothing_left(&cluster, &["a"]).await;
+}
+
+/// The keys of the name have arrived at the new node, which takes no subscriptions in the slot yet.
+async fn a_waiter_that_comes_while_its_slot_moves_waits_and_gets_its_turn(_: Store) {
+    let cluster = masters();
+    let url = cluster.url();
+    let locks = client(&url);
+    let guard = locks.mutex("a").acquire().await.unwrap();
+    let first = begin(client(&url).mutex("a").wait(LONG_WAIT));
+    tickets(&locks, "a", 2).await;
+    let old = cluster.master_of(&key("a"));
+    let new = another(&cluster, old);
+    let slot = cluster.begin_moving(&key("a"), new);
+    for key in [key("a"), format!("{}:line", key("a"))] {
+        cluster.move_key(old, new, &key);
+    }
+
+    let second = begin(client(&url).mutex("a").wait(LONG_WAIT));
+    tickets(&locks, "a", 3).await;
+
+    cluster.finish_moving(slot, old, new);
+    eventually("the waiters listen at the new master", SOON, async || {
+        let channels: Vec<String> = new.command(&["PUBSUB", "SHARDCHANNELS", "test:*"]);
+        channels.len() == 2
+    })
+    .await;
+    are_served(vec![first, second], guard).await;
     nothing_left(&cluster, &["a"]).await;
 }
 

@@ -1,0 +1,104 @@
+//! A master that is frozen: it takes requests and answers none. Each fact has its own cluster.
+
+use std::time::Duration;
+
+use futures_util::future::select_all;
+use libtest_mimic::Trial;
+use lockcore::{Guard, Locks, LostReason};
+use tests::eventually::eventually;
+use tests::redis_cluster::{Cluster, NEVER};
+use tests::redis_server::RedisServer;
+use tokio::task::JoinSet;
+
+use super::{LONG_WAIT, TIMEOUT, TTL, key};
+use crate::faults::{builder, works_again};
+use crate::store::{Kind, SOON, Store, give_back};
+
+pub(super) fn facts(store: Kind) -> Vec<Trial> {
+    crate::store_facts![store, crate::store::DEFAULT, "redis_cluster";
+        a_frozen_master_costs_the_leases_at_other_masters_nothing
+        a_frozen_master_is_left_although_requests_for_it_go_on
+    ]
+}
+
+/// The first names at this master, or at the others.
+fn names(cluster: &Cluster, master: &RedisServer, here: bool, count: usize) -> Vec<String> {
+    let names = (0..).map(|number| format!("n{number}"));
+    let is_here = |name: &String| cluster.master_of(&key(name)).port() == master.port();
+    names
+        .filter(|name| is_here(name) == here)
+        .take(count)
+        .collect()
+}
+
+async fn all(locks: &Locks, names: &[String]) -> Vec<Guard> {
+    let mut guards = Vec::new();
+    for name in names {
+        guards.push(locks.mutex(name).acquire().await.unwrap());
+    }
+    guards
+}
+
+/// Nobody replaces it. The leases of both kinds are renewed in the same batches.
+async fn a_frozen_master_costs_the_leases_at_other_masters_nothing(_: Store) {
+    let cluster = Cluster::with(3, false, NEVER, &[]);
+    let frozen = cluster.master_of(&key("a"));
+    let ttl = Duration::from_secs(6);
+    let locks = builder(cluster.url()).ttl(ttl).build().unwrap();
+    let here = all(&locks, &names(&cluster, frozen, true, 4)).await;
+    let there = all(&locks, &names(&cluster, frozen, false, 8)).await;
+
+    frozen.freeze();
+
+    let lost = select_all(there.iter().map(|guard| Box::pin(guard.lost())));
+    if let Ok((reason, which, _)) = tokio::time::timeout(2 * ttl, lost).await {
+        panic!("{} is lost: {reason:?}", there[which].name());
+    }
+    for guard in &here {
+        let told = tokio::time::timeout(SOON, guard.lost()).await;
+        assert_eq!(told.expect("is not told"), LostReason::Expired);
+    }
+    for guard in there {
+        give_back(guard).await;
+    }
+    frozen.thaw();
+    works_again(&locks, "a", LONG_WAIT).await;
+}
+
+/// Some request for the frozen master is always under way, and requests for the other masters are answered.
+async fn a_frozen_master_is_left_although_requests_for_it_go_on(_: Store) {
+    // The other masters refuse nothing, so no answer of theirs says that something has changed.
+    let partial = ["--cluster-require-full-coverage", "no"];
+    let cluster = Cluster::with(3, true, TIMEOUT, &partial);
+    let old = cluster.master_of(&key("a"));
+    let locks = builder(cluster.url()).ttl(TTL).build().unwrap();
+    let asked = [true, false].map(|here| names(&cluster, old, here, 20));
+    for name in asked.iter().flatten() {
+        give_back(locks.mutex(name).acquire().await.unwrap()).await;
+    }
+    cluster.wait_until_replicated();
+
+    old.freeze();
+    let requests = tokio::spawn(requests(locks.clone(), asked));
+    cluster.wait_for_another_master_than(old.port(), &key("a"));
+
+    eventually("granted again", SOON, async || {
+        locks.mutex("a").try_acquire().await.is_ok()
+    })
+    .await;
+    requests.abort();
+}
+
+/// Sends a request for a name of each kind, again and again. It waits for no answer.
+async fn requests(locks: Locks, names: [Vec<String>; 2]) {
+    let mut requests = JoinSet::new();
+    let mut pace = tokio::time::interval(Duration::from_millis(50));
+    for round in 0.. {
+        pace.tick().await;
+        for names in &names {
+            let lock = locks.mutex(&names[round % names.len()]);
+            requests.spawn(async move { lock.try_acquire().await.map(drop) });
+        }
+        while requests.try_join_next().is_some() {}
+    }
+}
