@@ -5,14 +5,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use lockcore::{Builder, Error, ErrorKind, Held, Lock, Locks, LostReason};
+use lockcore::{Builder, Error, ErrorKind, Guard, Held, Lock, Locks, LostReason, Release};
 use tests::eventually::eventually;
 use tests::process::{Holder, HolderOptions};
 use tests::stalls::awake_since;
+use tests::witness::Witness;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-use crate::store::{LEASE, SOON, STALL, kind};
+use crate::store::{LEASE, SOON, STALL, begin, give_back, kind, tickets};
 
 /// Each fact has its own store, so one namespace is enough.
 const NAMESPACE: &str = "test";
@@ -67,6 +68,94 @@ pub(crate) async fn works_again(locks: &Locks, name: &str, within: Duration) {
         }
     })
     .await;
+}
+
+/// Resolves at the next renewal of a lease.
+pub(crate) async fn is_renewed(guard: &Guard, ttl: Duration) {
+    let before = Instant::now() + guard.remaining();
+    eventually("renewed", 2 * ttl, async || {
+        Instant::now() + guard.remaining() > before + ttl / 6
+    })
+    .await;
+}
+
+fn is_about_the_outage(error: &Error) {
+    let kind = error.kind();
+    assert!(
+        matches!(kind, ErrorKind::Unavailable | ErrorKind::Unknown),
+        "{error}"
+    );
+}
+
+/// A store of several servers, of which one breaks and is replaced by another with the same data.
+pub(crate) struct Outage<'a> {
+    pub(crate) url: String,
+    pub(crate) ttl: Duration,
+    /// Names at the server that breaks: one that is held and waited for, one that is released during the outage, and one
+    /// that is asked for during it.
+    pub(crate) names: [&'a str; 3],
+}
+
+impl Outage<'_> {
+    /// One client holds, two wait in line, one releases during the outage, and one asks during it. Afterwards nobody has
+    /// lost anything. `breaks` returns when the server is broken, `granted_again` when a lock was granted at another one.
+    pub(crate) async fn costs_nobody_a_lock_or_a_place(
+        self,
+        breaks: impl FnOnce(),
+        granted_again: impl AsyncFnOnce(),
+    ) {
+        let Self { url, ttl, names } = self;
+        let [held, given_back, asked] = names;
+        // An operation of this client does not last as long as the outage.
+        let others = builder(&url).ttl(ttl).build().unwrap();
+        let patient = || builder(&url).ttl(ttl).op_timeout(SOON).build().unwrap();
+        let [holds, waits, waits_too] = [(); 3].map(|()| patient());
+        let resource = Witness::exclusive();
+        let guard = holds.mutex(held).acquire().await.unwrap();
+        let visit = resource.enter(1);
+        let mut line = Vec::new();
+        for client in [&waits, &waits_too] {
+            line.push(begin(client.mutex(held).wait(2 * STALL)));
+            tickets(&holds, held, line.len() + 1).await;
+        }
+        let released = others.mutex(given_back).acquire().await.unwrap();
+
+        breaks();
+        let began = Instant::now();
+        let release = tokio::spawn(released.release());
+        if let Err(error) = others.mutex(asked).try_acquire().await {
+            is_about_the_outage(&error);
+        }
+        granted_again().await;
+        println!("a lock was granted after {:?}", began.elapsed());
+        // The release is unknown or refused and repeated by the keeper, or the old or the new server acknowledges it.
+        match release.await.unwrap() {
+            Ok(release) => assert_eq!(release, Release::Released),
+            Err(error) => is_about_the_outage(&error),
+        }
+        is_renewed(&guard, ttl).await;
+        // A question that is on its way to the old server fails.
+        eventually("the line is at the new server", 2 * STALL, async || {
+            let line = patient().inspect(held).await;
+            line.is_ok_and(|line| line.len() == 3)
+        })
+        .await;
+        let mut token = guard.grant_id().as_u64();
+        drop(visit);
+        give_back(guard).await;
+        for next in line {
+            let next = next.await.unwrap().unwrap();
+            let visit = resource.enter(1);
+            assert!(next.grant_id().as_u64() > token);
+            token = next.grant_id().as_u64();
+            drop(visit);
+            give_back(next).await;
+        }
+        resource.assert_no_overlap();
+        for name in names {
+            tickets(&holds, name, 0).await;
+        }
+    }
 }
 
 /// Work that makes one step after another. Its lock has failed if it makes a step after the next holder got in.

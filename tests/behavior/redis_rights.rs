@@ -29,7 +29,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
-fn command(server: &RedisServer, words: &[String]) {
+pub(crate) fn command(server: &RedisServer, words: &[String]) {
     server.command::<()>(&words.iter().map(String::as_str).collect::<Vec<_>>());
 }
 
@@ -77,26 +77,38 @@ async fn a_user_with_the_documented_rights_can_do_everything_and_nothing_else(_:
 async fn without_any_one_of_the_documented_rights_the_client_says_which_is_missing(_: Store) {
     let server = RedisServer::start();
     let documented = documented("lock", SECRET);
+    let more = [
+        (["resetkeys", "~other:1:*"], "key"),
+        (["resetchannels", "&other:*"], "channel"),
+    ];
+    let client = |user: &str| client(server.url_with_user(user, SECRET) + "/1");
+    each_missing_right_is_named(&server, &documented, &more, client).await;
+}
+
+/// Takes each of the documented rights from a user, one after the other, and makes `more` changes to the rights of others.
+/// The error of each user must name the right that is missing, and nothing may be written.
+pub(crate) async fn each_missing_right_is_named(
+    server: &RedisServer,
+    documented: &[String],
+    more: &[([&str; 2], &str)],
+    client: impl Fn(&str) -> Locks,
+) {
     let commands = documented.iter().filter_map(|word| word.strip_prefix('+'));
     let mut without: Vec<_> = commands
-        .filter(|command| *command != "info") // skipped, see above
-        .map(|command| (vec![format!("-{command}")], command.to_owned()))
+        .filter(|command| *command != "info") // only for readiness, which skips it
+        .map(|command| (vec![format!("-{command}")], command))
         .collect();
     assert!(without.len() > 15, "the page names {without:?} only");
-    without.push((vec!["resetkeys".into(), "~other:1:*".into()], "key".into()));
-    without.push((
-        vec!["resetchannels".into(), "&other:*".into()],
-        "channel".into(),
-    ));
+    let more = more.iter();
+    without.extend(more.map(|(change, named)| (change.map(str::to_owned).into(), *named)));
     for (number, (change, named)) in without.into_iter().enumerate() {
         let user = format!("user{number}");
-        let mut words = documented.clone();
-        words[2] = user.clone();
+        let mut words = documented.to_owned();
+        words[2].clone_from(&user);
         words.extend(change.iter().cloned());
-        command(&server, &words);
-        let locks = client(server.url_with_user(&user, SECRET) + "/1");
+        command(server, &words);
 
-        let error = locks.mutex("a").acquire().await.expect_err(&named);
+        let error = client(&user).mutex("a").acquire().await.expect_err(named);
 
         let text = format!("{error} {error:?}");
         assert_eq!(
@@ -108,7 +120,7 @@ async fn without_any_one_of_the_documented_rights_the_client_says_which_is_missi
             text.contains("Minimum rights"),
             "without {change:?}: {text}"
         );
-        assert!(text.contains(&named), "without {change:?}: {text}");
+        assert!(text.contains(named), "without {change:?}: {text}");
         shows_no_password(&error);
         assert_eq!(server.keys("*"), Vec::<String>::new(), "without {change:?}");
     }

@@ -3,14 +3,14 @@
 use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
-use lockcore::{ErrorKind, Guard, Locks, LostReason, Release};
+use lockcore::{ErrorKind, Locks, LostReason, Release};
 use tests::eventually::eventually;
 use tests::redis_cluster::Cluster;
 use tests::redis_server::RedisServer;
-use tests::witness::{FencedResource, Witness};
+use tests::witness::FencedResource;
 
-use super::{LONG_WAIT, TIMEOUT, TTL, client, key, nothing_left};
-use crate::faults::{builder, works_again};
+use super::{LONG_WAIT, TIMEOUT, TTL, client, key};
+use crate::faults::{Outage, builder, is_renewed, works_again};
 use crate::store::{Kind, SOON, STALL, Store, begin, give_back, kind, tickets};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
@@ -23,14 +23,6 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
-async fn is_renewed(guard: &Guard) {
-    let before = Instant::now() + guard.remaining();
-    eventually("renewed", 2 * TTL, async || {
-        Instant::now() + guard.remaining() > before + TTL / 6
-    })
-    .await;
-}
-
 /// A name that begins like this, in a slot of another master.
 fn elsewhere(cluster: &Cluster, than: &RedisServer, begin: &str) -> String {
     let mut names = (0..).map(|number| format!("{begin}{number}"));
@@ -38,67 +30,30 @@ fn elsewhere(cluster: &Cluster, than: &RedisServer, begin: &str) -> String {
     names.find(is_elsewhere).unwrap()
 }
 
-/// One client holds, two wait in line, one releases during the outage, and one asks during it. Afterwards nobody has
-/// lost anything. All names are at the master that breaks.
+/// All names are at the master that breaks.
 async fn nobody_loses_anything(cluster: &Cluster, breaks: impl FnOnce(&RedisServer)) {
     let url = cluster.url();
-    let [holds, waits, waits_too] = [(); 3].map(|()| client(&url));
-    // An operation of this client does not last as long as the outage.
-    let others = builder(&url).ttl(TTL).build().unwrap();
     let old = cluster.master_of(&key("a"));
-    let here = |number: u32| {
-        let mut names = (number * 1000..).map(|number| format!("n{number}"));
-        names.find(|name| cluster.master_of(&key(name)).port() == old.port())
+    let mut names = (0..).map(|number| format!("n{number}"));
+    let mut here = || names.find(|name| cluster.master_of(&key(name)).port() == old.port());
+    let [given_back, asked, granted] = [(); 3].map(|()| here().unwrap());
+    let others = builder(&url).ttl(TTL).build().unwrap();
+    let outage = Outage {
+        url,
+        ttl: TTL,
+        names: ["a", &given_back, &asked],
     };
-    let (b, c, d) = (here(1).unwrap(), here(2).unwrap(), here(3).unwrap());
-    let resource = Witness::exclusive();
-    let guard = holds.mutex("a").acquire().await.unwrap();
-    let visit = resource.enter(1);
-    let first = begin(waits.mutex("a").wait(LONG_WAIT));
-    tickets(&holds, "a", 2).await;
-    let second = begin(waits_too.mutex("a").wait(LONG_WAIT));
-    tickets(&holds, "a", 3).await;
-    let released = others.mutex(&b).acquire().await.unwrap();
-    cluster.wait_until_replicated();
-
-    breaks(old);
-    let began = Instant::now();
-    let release = tokio::spawn(released.release());
-    if let Err(error) = others.mutex(&d).try_acquire().await {
-        let kind = error.kind();
-        let is_expected = matches!(kind, ErrorKind::Unavailable | ErrorKind::Unknown);
-        assert!(is_expected, "{error}");
-    }
-    works_again(&others, &c, LONG_WAIT).await;
-    println!("a lock was granted after {:?}", began.elapsed());
-    cluster.wait_for_another_master_than(old.port(), &key("a"));
-    match release.await.unwrap() {
-        Ok(release) => assert_eq!(release, Release::Released),
-        Err(error) => assert!(
-            matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Unknown),
-            "{error}"
-        ),
-    }
-    is_renewed(&guard).await;
-    // A question that is on its way to the old master fails.
-    eventually("the line is at the new master", LONG_WAIT, async || {
-        let line = client(&url).inspect("a").await;
-        line.is_ok_and(|line| line.len() == 3)
-    })
-    .await;
-    let mut token = guard.grant_id().as_u64();
-    drop(visit);
-    give_back(guard).await;
-    for next in [first, second] {
-        let next = next.await.unwrap().unwrap();
-        let visit = resource.enter(1);
-        assert!(next.grant_id().as_u64() > token);
-        token = next.grant_id().as_u64();
-        drop(visit);
-        give_back(next).await;
-    }
-    resource.assert_no_overlap();
-    nothing_left(cluster, &["a", &b, &c, &d]).await;
+    let breaks = || {
+        cluster.wait_until_replicated();
+        breaks(old);
+    };
+    let granted_again = async || {
+        works_again(&others, &granted, LONG_WAIT).await;
+        cluster.wait_for_another_master_than(old.port(), &key("a"));
+    };
+    outage
+        .costs_nobody_a_lock_or_a_place(breaks, granted_again)
+        .await;
 }
 
 async fn a_killed_master_is_replaced_and_costs_nobody_a_lock_or_a_place(_: Store) {
@@ -124,7 +79,7 @@ async fn a_frozen_master_is_replaced_and_lets_nobody_in_when_it_wakes(_: Store) 
         told.is_ok_and(|told| told.contains("role:slave"))
     })
     .await;
-    is_renewed(&guard).await;
+    is_renewed(&guard, TTL).await;
     give_back(guard).await;
 }
 
@@ -179,7 +134,7 @@ async fn a_master_that_is_down_costs_the_locks_of_other_masters_nothing(_: Store
     // One lock of each master: all or nothing.
     let both = Locks::all([others.mutex(&there_too), others.mutex("a")]);
     both.try_acquire().await.unwrap_err();
-    is_renewed(&guard).await;
+    is_renewed(&guard, TTL).await;
     let began = Instant::now();
     give_back(guard).await;
     let next = next.await.unwrap().unwrap();

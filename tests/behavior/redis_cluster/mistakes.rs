@@ -13,6 +13,7 @@ use tests::watch::SECRET;
 
 use super::{TTL, client, key};
 use crate::faults::{builder, works_again};
+use crate::redis_rights;
 use crate::store::{Kind, SOON, STALL, Store, begin, give_back, shows_no_password, tickets};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
@@ -55,59 +56,18 @@ async fn without_any_one_of_the_documented_rights_the_client_says_which_is_missi
     let cluster = Cluster::of_one();
     let node = &cluster.nodes[0];
     let documented = documented_in_a_cluster("lock", SECRET);
-    let command = |words: &[String]| {
-        node.command::<()>(&words.iter().map(String::as_str).collect::<Vec<_>>());
+    let client = |user: &str| {
+        let url = format!("redis+cluster://{user}:{SECRET}@127.0.0.1:{}", node.port());
+        let builder = Locks::builder().url(url).op_timeout(STALL);
+        builder.build().unwrap()
     };
-    let commands = documented.iter().filter_map(|word| word.strip_prefix('+'));
-    let mut without: Vec<_> = commands
-        .filter(|command| *command != "info") // only for readiness, which skips it
-        .map(|command| (vec![format!("-{command}")], command.to_owned()))
-        .collect();
-    assert!(without.len() > 18, "the page names {without:?} only");
-    without.push((
-        vec!["resetchannels".into(), "&other:*".into()],
-        "spublish".into(),
-    ));
-    for (number, (change, named)) in without.into_iter().enumerate() {
-        let mut words = documented.clone();
-        words[2] = format!("user{number}");
-        words.extend(change.iter().cloned());
-        command(&words);
-        let url = format!(
-            "redis+cluster://user{number}:{SECRET}@127.0.0.1:{}",
-            node.port()
-        );
-        let locks = Locks::builder().url(url).op_timeout(STALL).build().unwrap();
-
-        let error = locks.mutex("a").acquire().await.expect_err(&named);
-
-        let text = error.to_string();
-        assert_eq!(
-            error.kind(),
-            ErrorKind::Config,
-            "without {change:?}: {text}"
-        );
-        assert!(
-            text.contains("Minimum rights"),
-            "without {change:?}: {text}"
-        );
-        assert!(text.contains(&named), "without {change:?}: {text}");
-        shows_no_password(&error);
-        assert_eq!(node.keys("*"), Vec::<String>::new(), "without {change:?}");
-    }
+    let more = [(["resetchannels", "&other:*"], "spublish")];
+    redis_rights::each_missing_right_is_named(node, &documented, &more, client).await;
     // With all of them, a lock is handed over.
-    command(&documented);
-    let url = format!("redis+cluster://{USER}:{SECRET}@127.0.0.1:{}", node.port());
-    let client = || {
-        Locks::builder()
-            .url(&url)
-            .op_timeout(STALL)
-            .build()
-            .unwrap()
-    };
-    let guard = client().mutex("a").acquire().await.unwrap();
-    let next = begin(client().mutex("a").wait(SOON));
-    tickets(&client(), "a", 2).await;
+    redis_rights::command(node, &documented);
+    let guard = client(USER).mutex("a").acquire().await.unwrap();
+    let next = begin(client(USER).mutex("a").wait(SOON));
+    tickets(&client(USER), "a", 2).await;
     give_back(guard).await;
     give_back(next.await.unwrap().unwrap()).await;
 }
