@@ -2,15 +2,18 @@
 //! is wrong. The facts that all stores share run on another cluster, which nobody breaks.
 
 mod failovers;
+mod maps;
 mod mistakes;
 mod silent;
 mod slots;
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use libtest_mimic::Trial;
 use lockcore::Locks;
 use tests::redis_cluster::Cluster;
+use tests::redis_server::RedisServer;
 
 use crate::faults::builder;
 use crate::store::{Kind, SOON, tickets};
@@ -18,6 +21,7 @@ use crate::store::{Kind, SOON, tickets};
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     let groups = [
         failovers::facts,
+        maps::facts,
         mistakes::facts,
         silent::facts,
         slots::facts,
@@ -41,6 +45,24 @@ fn client(url: &str) -> Locks {
 /// The key of a name in the namespace of these facts.
 fn key(name: &str) -> String {
     format!("test:1:{{{name}}}")
+}
+
+/// The connections on which clients have sent their latest request with a script. Those of a question for the map are
+/// gone in a moment.
+fn connections(node: &RedisServer) -> BTreeSet<u64> {
+    let list: String = node.command(&["CLIENT", "LIST", "TYPE", "NORMAL"]);
+    let scripts = list.lines().filter(|line| line.contains("cmd=evalsha"));
+    let id = |line: &str| line.split([' ', '=']).nth(1).unwrap().parse().unwrap();
+    scripts.map(id).collect()
+}
+
+/// How many requests this node has sent to another one, because it does not serve their slot.
+fn redirections(node: &RedisServer) -> u64 {
+    let stats: String = node.command(&["INFO", "errorstats"]);
+    let moved = stats
+        .lines()
+        .find_map(|line| line.strip_prefix("errorstat_MOVED:count="));
+    moved.map_or(0, |count| count.trim().parse().unwrap())
 }
 
 /// Checks that nobody holds these names or waits for them.

@@ -189,6 +189,31 @@ impl Cluster {
         });
     }
 
+    /// Makes the replica of a master the master. Both know it when this returns, and nothing is lost.
+    pub fn fail_over(&self, master: &RedisServer) {
+        let replica = self.replica_of(master);
+        replica.command::<()>(&["CLUSTER", "FAILOVER"]);
+        let port = format!("master_port:{}\r", replica.port());
+        wait_until("it is a replica", PATIENCE, || {
+            master
+                .command::<String>(&["INFO", "replication"])
+                .contains(&port)
+        });
+        self.wait_until_complete();
+    }
+
+    /// Gives all slots to one of two masters, while they have no keys.
+    pub fn take_all_slots(&self, master: &RedisServer) {
+        let id = id(master);
+        for slot in 0..SLOTS {
+            let words = ["CLUSTER", "SETSLOT", &slot.to_string(), "NODE", &id];
+            for node in &self.nodes {
+                node.command::<()>(&words);
+            }
+        }
+        self.wait_until_complete();
+    }
+
     /// Begins to move the slot of a key to another master. The keys stay where they are.
     pub fn begin_moving(&self, key: &str, to: &RedisServer) -> u16 {
         let from = self.master_of(key);

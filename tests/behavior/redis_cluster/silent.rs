@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use futures_util::future::select_all;
+use futures_util::future::{join_all, select_all};
 use libtest_mimic::Trial;
 use lockcore::{Guard, Locks, LostReason};
 use tests::eventually::eventually;
@@ -10,14 +10,15 @@ use tests::redis_cluster::{Cluster, NEVER};
 use tests::redis_server::RedisServer;
 use tokio::task::JoinSet;
 
-use super::{LONG_WAIT, TIMEOUT, TTL, key};
-use crate::faults::{builder, works_again};
+use super::{LONG_WAIT, TIMEOUT, TTL, connections, key};
+use crate::faults::{builder, is_renewed, works_again};
 use crate::store::{Kind, SOON, Store, give_back};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT, "redis_cluster";
         a_frozen_master_costs_the_leases_at_other_masters_nothing
         a_frozen_master_is_left_although_requests_for_it_go_on
+        a_master_that_answers_within_the_operation_timeout_is_kept
     ]
 }
 
@@ -100,5 +101,40 @@ async fn requests(locks: Locks, names: [Vec<String>; 2]) {
             requests.spawn(async move { lock.try_acquire().await.map(drop) });
         }
         while requests.try_join_next().is_some() {}
+    }
+}
+
+/// It stands still for longer than the default operation timeout, and this client is more patient. Meanwhile leases are
+/// renewed in several batches, and other masters answer their parts at once.
+async fn a_master_that_answers_within_the_operation_timeout_is_kept(_: Store) {
+    let cluster = Cluster::with(3, false, NEVER, &[]);
+    let stalls = cluster.master_of(&key("a"));
+    let ttl = Duration::from_secs(9);
+    let locks = builder(cluster.url()).ttl(ttl).op_timeout(SOON);
+    let locks = locks.build().unwrap();
+    let names = [true, false].map(|here| names(&cluster, stalls, here, 8));
+    let mut guards = Vec::new();
+    for name in names[0].iter().zip(&names[1]) {
+        for name in [name.0, name.1] {
+            guards.push(locks.mutex(name).acquire().await.unwrap());
+        }
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+    let renewed = || join_all(guards.iter().map(|guard| is_renewed(guard, ttl)));
+    // The keeper has a connection of its own, and sends its second renewal by the hash of the script.
+    for _ in 0..2 {
+        renewed().await;
+    }
+    let before = connections(stalls);
+    assert_eq!(before.len(), 2);
+
+    stalls.freeze();
+    tokio::time::sleep(Duration::from_millis(3500)).await;
+    stalls.thaw();
+
+    renewed().await;
+    assert_eq!(connections(stalls), before);
+    for guard in guards {
+        give_back(guard).await;
     }
 }

@@ -1,6 +1,7 @@
 //! What all parts of a connection to a cluster share.
 
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use tokio::runtime::Handle;
 
@@ -14,6 +15,7 @@ pub(super) struct Context {
     pub(super) seeds: Arc<Seeds>,
     pub(super) namespace: Namespace,
     pub(super) receiver: u64,
+    pub(super) op_timeout: Duration,
     pub(super) runtime: Handle,
     /// Owned by a task of the runtime, so that the core learns when the runtime has ended.
     pub(super) events: Weak<EventSink>,
@@ -21,6 +23,12 @@ pub(super) struct Context {
 }
 
 impl Context {
+    /// A node that has answered nothing for this time may be gone. It is less than the time after which a request is given
+    /// up.
+    pub(super) fn silent(&self) -> Duration {
+        self.op_timeout / 2
+    }
+
     /// Whether a ticket of this receiver may wait in a slot.
     pub(super) fn wants(&self, slot: u16) -> bool {
         self.seeds.receivers.wants(self.receiver, slot)

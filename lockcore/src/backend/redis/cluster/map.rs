@@ -1,5 +1,6 @@
 //! Which node serves which slots, as `CLUSTER SHARDS` says it.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap};
 
 use redis::Value;
@@ -12,6 +13,12 @@ use crate::backend::redis::views::Address;
 pub(super) struct Map {
     /// From the first to the last slot, in order.
     ranges: Vec<(u16, u16, Address)>,
+    /// All masters that are not down, with slots or without.
+    listed: BTreeSet<Address>,
+    /// Whether the node that has told it can reach most of the masters.
+    is_connected: bool,
+    /// It grows with each change that the masters agree on.
+    epoch: u64,
     /// What a node has said about single slots since then.
     moved: HashMap<u16, Address>,
     /// A master has no port of the kind that this client needs: with TLS, or without.
@@ -19,9 +26,19 @@ pub(super) struct Map {
 }
 
 impl Map {
-    /// Reads the answer to `CLUSTER SHARDS` of the node `told_by`. `None` if it cannot be read.
-    pub(super) fn parse(answer: Value, told_by: &Address, encrypted: bool) -> Option<Self> {
-        let mut map = Self::default();
+    /// Reads the answers to `CLUSTER SHARDS` and `CLUSTER INFO` of the node `told_by`. `None` if one cannot be read.
+    pub(super) fn parse(
+        answer: Value,
+        info: &str,
+        told_by: &Address,
+        encrypted: bool,
+    ) -> Option<Self> {
+        let field = |name: &str| info.lines().find_map(|line| line.strip_prefix(name));
+        let mut map = Self {
+            is_connected: field("cluster_state:")? == "ok",
+            epoch: field("cluster_current_epoch:")?.parse().ok()?,
+            ..Self::default()
+        };
         for shard in items(answer)? {
             let mut shard = fields(shard)?;
             let slots: Vec<u16> = redis::from_redis_value(shard.remove("slots")?).ok()?;
@@ -34,8 +51,10 @@ impl Map {
             // For a moment after a failover two nodes may be listed as masters, and the one that has failed serves
             // nothing.
             let masters = || nodes.iter().filter(master);
-            let sound = masters().find(|node| is(node, "health", "online"));
-            let Some(master) = sound.or_else(|| masters().next()) else {
+            let sound = || masters().filter(|node| is(node, "health", "online"));
+            let listed = sound().filter_map(|node| address(node, told_by, encrypted));
+            map.listed.extend(listed);
+            let Some(master) = sound().next().or_else(|| masters().next()) else {
                 continue;
             };
             let Some(address) = address(master, told_by, encrypted) else {
@@ -69,6 +88,19 @@ impl Map {
     pub(super) fn masters(&self) -> BTreeSet<Address> {
         let ranges = self.ranges.iter().map(|(.., address)| address);
         ranges.chain(self.moved.values()).cloned().collect()
+    }
+
+    /// Whether this is a master that is not down. It may have no slots: they are on their way to it, or it was demoted and
+    /// has not told all nodes.
+    pub(super) fn lists(&self, node: &Address) -> bool {
+        self.listed.contains(node)
+    }
+
+    /// Whether another map is more likely to be out of date. A node that is cut off from the others goes on telling what
+    /// it has heard last: it has the lower epoch, and soon it notices.
+    pub(super) fn is_newer_than(&self, other: &Self) -> bool {
+        let rank = |map: &Self| (map.is_connected, map.epoch, Reverse(map.uncovered()));
+        rank(self) > rank(other)
     }
 
     /// How many slots no node serves.
@@ -145,10 +177,16 @@ mod tests {
         )
     }
 
+    const INFO: &str = "cluster_state:ok\r\ncluster_current_epoch:6\r\n";
+
+    fn told(shards: &str, info: &str, encrypted: bool) -> Map {
+        let shards = redis::parse_redis_value(shards.as_bytes()).unwrap();
+        Map::parse(shards, info, &at("asked", 1), encrypted).unwrap()
+    }
+
     fn map(shards: &[String], encrypted: bool) -> Map {
         let answer = format!("*{}\r\n{}", shards.len(), shards.concat());
-        let answer = redis::parse_redis_value(answer.as_bytes()).unwrap();
-        Map::parse(answer, &at("asked", 1), encrypted).unwrap()
+        told(&answer, INFO, encrypted)
     }
 
     #[test]
@@ -202,5 +240,49 @@ mod tests {
         assert_eq!(map.master(7), Some(&at("h2", 2)));
         assert_eq!(map.master(8), Some(&at("h1", 1)));
         assert_eq!(map.masters().len(), 2);
+    }
+
+    #[test]
+    fn a_map_is_newer_if_its_node_is_connected_and_has_heard_of_more() {
+        let nodes = [node(1, "h1", "master", "online")];
+        let all = format!("*1\r\n{}", shard(&[0, 16383], &nodes));
+        let some = format!("*1\r\n{}", shard(&[0, 16000], &nodes));
+        let map = |state: &str, epoch: u64, shards: &str| {
+            let info = format!("cluster_state:{state}\r\ncluster_current_epoch:{epoch}\r\n");
+            told(shards, &info, false)
+        };
+        let from_newest = [
+            map("ok", 9, &all),
+            map("ok", 9, &some),
+            map("ok", 8, &all),
+            map("fail", 10, &all),
+        ];
+
+        for (at, map) in from_newest.iter().enumerate() {
+            for (other_at, other) in from_newest.iter().enumerate() {
+                assert_eq!(map.is_newer_than(other), at < other_at, "{at} {other_at}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_master_without_slots_is_listed_and_one_that_is_down_is_not() {
+        let nodes = [
+            node(1, "h1", "master", "online"),
+            node(2, "h2", "replica", "online"),
+        ];
+        let empty = [node(3, "h3", "master", "online")];
+        let failed = [node(4, "h4", "master", "fail")];
+        let map = map(
+            &[
+                shard(&[0, 16383], &nodes),
+                shard(&[], &empty),
+                shard(&[], &failed),
+            ],
+            false,
+        );
+
+        let listed = (1..=4).map(|number| map.lists(&at(&format!("h{number}"), number)));
+        assert_eq!(listed.collect::<Vec<_>>(), [true, false, true, false]);
     }
 }

@@ -4,11 +4,15 @@
 //! The driver's own client for clusters does not do. It takes neither our sockets nor our TLS. It does not tell which node
 //! a request went to, so the loss of that node would go unnoticed. And it mixes up answers when a subscribed slot leaves
 //! its node: see [`ears`].
+//!
+//! This folder is longer than those of other stores should be, because it has a client for clusters in it: the map, a link to
+//! each node, and the subscriptions in each slot. The verbs and the scripts are those of the single server.
 
 mod context;
 mod ears;
 mod map;
 mod nodes;
+mod question;
 mod receivers;
 mod routes;
 mod seeds;

@@ -1,6 +1,6 @@
 //! The link to one node: opened when the first request for it comes, and gone when it breaks.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
@@ -29,6 +29,8 @@ pub(super) struct Node {
     /// Since when requests have been sent without any answer, in nanoseconds of the lease clock. 0 if the last event was
     /// an answer.
     silent_since: AtomicU64,
+    /// Slots are on their way to it, and it may have no others.
+    expects_slots: AtomicBool,
     _task: Task,
 }
 
@@ -72,6 +74,7 @@ impl Node {
             link,
             ears: Mutex::default(),
             silent_since: AtomicU64::new(0),
+            expects_slots: AtomicBool::new(false),
             _task: Task::spawn(&context.runtime, task),
         })
     }
@@ -127,6 +130,15 @@ impl Node {
             0 => Duration::ZERO,
             since => Instant::from_nanos(since).until(Clock::BOOT.now()),
         }
+    }
+
+    /// Another node says that a slot is on its way to this one.
+    pub(super) fn will_have_slots(&self) {
+        self.expects_slots.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn expects_slots(&self) -> bool {
+        self.expects_slots.load(Ordering::Relaxed)
     }
 
     /// Whether this client listens there in this slot.

@@ -4,7 +4,7 @@
 //! own. When a slot has moved to another node, the answers to those renewals tell it first. So here they reach the
 //! connection that must listen at that node now.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -20,8 +20,6 @@ const LINGER: Duration = Duration::from_secs(30);
 #[derive(Debug, Default)]
 pub(super) struct Receivers {
     all: Mutex<HashMap<u64, Receiver>>,
-    /// The masters that a connection has found last.
-    masters: Mutex<BTreeSet<Address>>,
 }
 
 #[derive(Debug, Default)]
@@ -50,20 +48,12 @@ impl Receivers {
         all.entry(receiver).or_default().whole = Some(whole);
     }
 
-    /// A connection has learnt which nodes are masters. Returns the others, if this is news.
-    pub(super) fn note_masters(
-        &self,
-        receiver: u64,
-        masters: BTreeSet<Address>,
-    ) -> Vec<Arc<dyn Whole>> {
-        let known = &mut *self.masters.lock().unwrap_or_else(PoisonError::into_inner);
-        if *known == masters {
-            return Vec::new();
-        }
-        *known = masters;
-        let all = self.all();
-        let others = all.iter().filter(|(other, _)| **other != receiver);
-        others.filter_map(|(_, of)| of.connection()).collect()
+    /// The connections of all receivers.
+    pub(super) fn connections(&self) -> Vec<Arc<dyn Whole>> {
+        self.all()
+            .values()
+            .filter_map(Receiver::connection)
+            .collect()
     }
 
     /// A ticket in this slot may wait for so long.
@@ -82,9 +72,9 @@ impl Receivers {
         until.is_some_and(|until| *until > now)
     }
 
-    /// A ticket of this client waits for so long at this node. Returns whether each connection that may have asked for it
-    /// listens there. Those that do not begin to.
-    pub(super) fn still_waits(&self, slot: u16, ticket: Duration, at: &Address) -> bool {
+    /// A ticket of this client waits for so long at this node, or at one where nobody can listen yet. Returns whether each
+    /// connection that may have asked for it listens there. Those that do not begin to.
+    pub(super) fn still_waits(&self, slot: u16, ticket: Duration, at: Option<&Address>) -> bool {
         let now = Clock::BOOT.now();
         let until = now.after(ticket).after(LINGER);
         let mut connections = Vec::new();
@@ -96,6 +86,7 @@ impl Receivers {
                 connections.extend(receiver.connection());
             }
         }
+        let Some(at) = at else { return false };
         // Outside of the mutex.
         let mut all_hear = true;
         for connection in connections {

@@ -7,7 +7,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
-use tokio::sync::watch;
 
 use super::context::Context;
 use super::map::{Map, known_host};
@@ -20,22 +19,12 @@ use crate::backend::redis::connection::RedisConnection;
 use crate::backend::redis::hop::{Hop, Redirect};
 use crate::backend::redis::views::Address;
 use crate::backend::{EventSink, Fault, StoreError};
-use crate::clock::{Clock, Instant};
-
-/// The shortest time between two questions for the map.
-const AGAIN: Duration = Duration::from_secs(1);
-
-/// A node that has answered nothing for this time may be gone. It is less than the default time of an operation, after
-/// which a request is given up.
-const SILENT: Duration = Duration::from_millis(500);
 
 /// One connection to the cluster.
 #[derive(Debug)]
 pub(super) struct Routes {
     pub(super) context: Context,
     state: Mutex<State>,
-    /// How often the map was asked for.
-    rounds: watch::Sender<u64>,
 }
 
 #[derive(Debug)]
@@ -44,8 +33,7 @@ struct State {
     nodes: HashMap<Address, Arc<Node>>,
     /// Nodes that were silent.
     given_up: BTreeSet<Address>,
-    /// When the map may be asked for again.
-    again: Instant,
+    /// The question for the map that this connection asks for all.
     refresh: Option<Task>,
     /// Owns the sink of events.
     alive: Option<Task>,
@@ -57,11 +45,14 @@ pub(super) struct Answered<T> {
     pub(super) node: Arc<Node>,
     /// This client listened there before it asked.
     pub(super) heard: bool,
+    /// The slot is on its way to the node, which takes requests for single names already, and no subscriptions.
+    pub(super) ahead: bool,
 }
 
 impl Routes {
     pub(super) fn begin(seeds: Arc<Seeds>, events: EventSink, map: Map) -> Arc<Self> {
         let (namespace, receiver) = (events.namespace().clone(), events.receiver());
+        let op_timeout = events.op_timeout();
         let events = Arc::new(events);
         let runtime = Handle::current();
         let sink = Arc::downgrade(&events);
@@ -74,24 +65,26 @@ impl Routes {
                 seeds,
                 namespace,
                 receiver,
+                op_timeout,
                 runtime,
                 events: sink,
                 whole: whole.clone(),
             },
             state: Mutex::new(State {
-                map,
+                map: map.clone(),
                 nodes: HashMap::new(),
                 given_up: BTreeSet::new(),
-                again: Clock::BOOT.now(),
                 refresh: None,
                 alive: Some(alive),
             }),
-            rounds: watch::Sender::default(),
         });
         let whole = Weak::clone(&routes.context.whole);
-        routes.context.seeds.receivers.begin(receiver, whole);
-        let masters = routes.state().map.masters();
-        routes.tell_the_others(masters);
+        let receivers = &routes.context.seeds.receivers;
+        receivers.begin(receiver, whole);
+        // The others would not notice that a master was replaced as long as nobody uses them.
+        for connection in receivers.connections() {
+            connection.adopt(&map);
+        }
         routes
     }
 
@@ -104,6 +97,9 @@ impl Routes {
     where
         F: Future<Output = Result<T, StoreError>>,
     {
+        if self.context.seeds.question.is_wished() {
+            self.ask_again();
+        }
         let node = self.reached(slot).await?;
         let hop = Hop::default();
         let error = match self.ask_at(&node, slot, &hop, &verb).await {
@@ -113,6 +109,10 @@ impl Routes {
         let Some(redirect) = hop.redirect() else {
             return Err(error);
         };
+        if !redirect.asking {
+            // Other slots may have moved too, for example because the node was demoted.
+            self.ask_again();
+        }
         let Some(node) = self.follow(slot, &node, redirect) else {
             let (from, to) = (&node.address, &redirect.to);
             let text =
@@ -164,7 +164,7 @@ impl Routes {
             Ok(mut link) => {
                 link.channel = slots::channel(self.context.receiver, slot);
                 link.hop = Some(hop.clone());
-                heard = node.hears(slot);
+                heard = node.hears(slot) && !hop.asking;
                 let outcome = verb(link).await;
                 let is_answered = !outcome.as_ref().is_err_and(StoreError::is_broken);
                 (outcome, is_answered)
@@ -177,15 +177,21 @@ impl Routes {
                 answer,
                 node: Arc::clone(node),
                 heard,
+                ahead: hop.asking,
             }),
-            Err(error) => Err(self.understood(error)),
+            Err(error) => Err(self.understood(node, error)),
         }
     }
 
     /// A node that breaks does not break the connection to the others.
-    fn understood(self: &Arc<Self>, error: StoreError) -> StoreError {
-        if matches!(error.fault(), Fault::Retry | Fault::Unknown) {
-            self.ask_again();
+    fn understood(self: &Arc<Self>, node: &Arc<Node>, error: StoreError) -> StoreError {
+        match (error.fault(), error.is_broken()) {
+            // It refuses every request on this connection, because it has become a replica.
+            (Fault::Retry, true) => {
+                self.leave(node);
+            }
+            (Fault::Retry | Fault::Unknown, _) => self.ask_again(),
+            (Fault::Config | Fault::Refused, _) => {}
         }
         match error.is_broken() {
             true => StoreError::new(error.fault(), error.to_string()),
@@ -225,114 +231,81 @@ impl Routes {
         if !redirect.asking {
             state.map.moved(slot, to.clone());
         }
-        Some(self.node(state, to))
-    }
-
-    /// Asks for the map again, unless it has just been asked for.
-    fn ask_again(self: &Arc<Self>) {
-        let state = self.state();
-        if state.again <= Clock::BOOT.now() {
-            self.ask_for_the_map(state);
+        let node = self.node(state, to);
+        if redirect.asking {
+            node.will_have_slots();
         }
+        Some(node)
     }
 
-    fn ask_for_the_map(self: &Arc<Self>, mut state: MutexGuard<'_, State>) {
-        let now = Clock::BOOT.now();
-        state.again = now.after(AGAIN);
-        let nodes = state.nodes.values().filter(|node| node.silence() < SILENT);
+    /// Asks for the map again, for all connections of the client, unless it has just been asked for.
+    fn ask_again(self: &Arc<Self>) {
+        let Context {
+            seeds,
+            namespace,
+            runtime,
+            ..
+        } = &self.context;
+        let Some(round) = seeds.question.begin(self.context.op_timeout) else {
+            return;
+        };
+        let nodes = self.nodes_to_ask();
+        let (seeds, namespace) = (Arc::clone(seeds), namespace.clone());
+        let task = Task::spawn(runtime, async move {
+            let told = seeds.ask(nodes, &namespace).await;
+            if !round.is_latest() {
+                return;
+            }
+            for connection in seeds.receivers.connections() {
+                match &told {
+                    Ok(map) => connection.adopt(map),
+                    // Nobody is left to ask. The core connects again, as after a break.
+                    Err(error) => connection.end(error),
+                }
+            }
+        });
+        let given_up = self.state().refresh.replace(task);
+        drop(given_up); // outside of the mutex
+    }
+
+    fn nodes_to_ask(&self) -> BTreeSet<Address> {
+        let state = self.state();
+        let silent = self.context.silent();
+        let nodes = state.nodes.values().filter(|node| node.silence() < silent);
         let mut nodes: BTreeSet<_> = nodes.map(|node| node.address.clone()).collect();
         nodes.extend(state.map.masters());
         nodes.extend(self.context.seeds.addresses.iter().cloned());
-        let (seeds, namespace) = (
-            Arc::clone(&self.context.seeds),
-            self.context.namespace.clone(),
-        );
-        let weak = Arc::downgrade(self);
-        // A question that is still under way is given up for this one.
-        state.refresh = Some(Task::spawn(&self.context.runtime, async move {
-            let told = seeds.ask(nodes, &namespace).await;
-            if let Some(routes) = weak.upgrade() {
-                match told {
-                    Ok(map) => routes.adopt(map),
-                    // Nobody is left to ask. The core connects again, as after a break.
-                    Err(error) => routes.end(&error),
-                }
-                routes.rounds.send_modify(|rounds| *rounds += 1);
-            }
-        }));
+        nodes
     }
 
     /// Resolves when the map has been asked for, unless it was asked for just before.
     async fn refreshed(self: &Arc<Self>) {
-        let mut rounds = self.rounds.subscribe();
         self.ask_again();
-        let is_under_way = {
-            let state = self.state();
-            state.refresh.as_ref().is_some_and(|task| !task.is_over())
-        };
-        if is_under_way {
-            let _ = rounds.changed().await; // the sender lives in `self`
-        }
-    }
-
-    fn adopt(&self, map: Map) {
-        let masters = map.masters();
-        let left: Vec<_> = {
-            let mut state = self.state();
-            let is_complete = map.uncovered() == 0;
-            state.map = map;
-            state.given_up.retain(|node| masters.contains(node));
-            let left =
-                |address: &Address, _: &mut Arc<Node>| is_complete && !masters.contains(address);
-            state.nodes.extract_if(left).map(|(_, node)| node).collect()
-        };
-        // A replaced master may be silent, and would keep its requests waiting.
-        for node in &left {
-            node.close();
-        }
-        if !left.is_empty() {
-            self.missed();
-        }
-        self.tell_the_others(masters);
-    }
-
-    /// A connection that nobody uses would not notice that a master was replaced, and its next request would go to one that
-    /// may be silent.
-    fn tell_the_others(&self, masters: BTreeSet<Address>) {
-        for other in self
-            .context
-            .seeds
-            .receivers
-            .note_masters(self.context.receiver, masters)
-        {
-            other.refresh();
-        }
-    }
-
-    fn end(&self, error: &StoreError) {
-        tracing::debug!(%error, "no node of the cluster can be asked");
-        let mut state = self.state();
-        state.alive = None;
+        self.context.seeds.question.until_over().await;
     }
 
     /// A node is silent: the next request for it opens another connection, unless the map leads elsewhere by then.
     fn give_up(self: &Arc<Self>, node: &Arc<Node>) {
+        if self.leave(node) {
+            self.state().given_up.insert(node.address.clone());
+        }
+    }
+
+    /// Closes the connection to a node, and asks whether another one serves its slots by now. Returns whether it was the
+    /// connection that requests use.
+    fn leave(self: &Arc<Self>, node: &Arc<Node>) -> bool {
         let known = {
-            let State {
-                nodes, given_up, ..
-            } = &mut *self.state();
+            let nodes = &mut self.state().nodes;
             let known = nodes.get(&node.address);
             let is_known = known.is_some_and(|known| Arc::ptr_eq(known, node));
-            is_known.then(|| {
-                given_up.insert(node.address.clone());
-                nodes.remove(&node.address)
-            })
+            is_known.then(|| nodes.remove(&node.address))
         };
         if known.is_some() {
             node.close();
             self.missed();
         }
         self.ask_again();
+        known.is_some()
     }
 
     /// Wake-ups or data may have been lost.
@@ -364,7 +337,8 @@ impl Routes {
             return true;
         };
         state.nodes.get(address).is_some_and(|node| {
-            node.silence() >= SILENT || !node.is_up() && state.given_up.contains(address)
+            node.silence() >= self.context.silent()
+                || !node.is_up() && state.given_up.contains(address)
         })
     }
 
@@ -385,6 +359,39 @@ impl Routes {
 impl Whole for Routes {
     fn refresh(self: Arc<Self>) {
         self.ask_again();
+    }
+
+    fn adopt(&self, map: &Map) {
+        let left: Vec<_> = {
+            let mut state = self.state();
+            let is_complete = map.uncovered() == 0;
+            state.map = map.clone();
+            let masters = map.masters();
+            state.given_up.retain(|node| masters.contains(node));
+            let is_left = |address: &Address, node: &mut Arc<Node>| {
+                let is_used =
+                    masters.contains(address) || node.expects_slots() && map.lists(address);
+                is_complete && !is_used
+            };
+            state
+                .nodes
+                .extract_if(is_left)
+                .map(|(_, node)| node)
+                .collect()
+        };
+        // A replaced master may be silent, and would keep its requests waiting.
+        for node in &left {
+            node.close();
+        }
+        if !left.is_empty() {
+            self.missed();
+        }
+    }
+
+    fn end(&self, error: &StoreError) {
+        tracing::debug!(%error, "no node of the cluster can be asked");
+        let alive = self.state().alive.take();
+        drop(alive); // outside of the mutex
     }
 
     fn serves(&self, slot: u16, node: &Address) -> bool {
@@ -415,10 +422,8 @@ impl Whole for Routes {
         }
         if was_up {
             self.missed();
-            self.ask_for_the_map(self.state());
-        } else {
-            self.ask_again();
         }
+        self.ask_again();
     }
 }
 
@@ -431,7 +436,7 @@ struct Asks<'a> {
 
 impl<'a> Asks<'a> {
     fn begin(routes: &'a Arc<Routes>, node: &'a Arc<Node>) -> Self {
-        if node.silence() >= SILENT {
+        if node.silence() >= routes.context.silent() {
             routes.ask_again();
         }
         node.asked();
@@ -452,7 +457,7 @@ impl<'a> Asks<'a> {
 
 impl Drop for Asks<'_> {
     fn drop(&mut self) {
-        if !self.is_over && self.node.silence() >= SILENT {
+        if !self.is_over && self.node.silence() >= self.routes.context.silent() {
             self.routes.give_up(self.node);
         }
     }

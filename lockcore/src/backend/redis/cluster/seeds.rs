@@ -2,13 +2,14 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use futures_util::FutureExt as _;
 use redis::{RedisConnectionInfo, Value};
 use tokio::task::JoinSet;
 use url::Url;
 
 use super::map::Map;
+use super::question::Question;
 use super::receivers::Receivers;
 use super::slots;
 use crate::backend::redis::dial::{Part, Server};
@@ -36,6 +37,9 @@ pub(in crate::backend::redis) struct Seeds {
     #[cfg(feature = "redis-tls")]
     tls: Option<Connector>,
     pub(super) receivers: Receivers,
+    pub(super) question: Arc<Question>,
+    /// Nodes that had not answered when a question was given up. No other question waits for them.
+    silent: Mutex<BTreeSet<Address>>,
 }
 
 impl Seeds {
@@ -66,6 +70,8 @@ impl Seeds {
             #[cfg(feature = "redis-tls")]
             tls: None,
             receivers: Receivers::default(),
+            question: Arc::default(),
+            silent: Mutex::default(),
         })
     }
 
@@ -113,71 +119,113 @@ impl Seeds {
         })
     }
 
-    /// Asks these nodes at once. Returns the first answer that has a node for every slot, or else the one with the most
-    /// slots. If it is dropped, it asks no more.
+    /// Asks these nodes at once, and waits for most of those that can be reached: the first answer may be from a node that
+    /// was cut off from the others, or has just woken up. Returns the newest map. If it is dropped, it asks no more.
     pub(super) async fn ask(
-        &self,
+        self: &Arc<Self>,
         nodes: BTreeSet<Address>,
         namespace: &Namespace,
     ) -> Result<Map, StoreError> {
         let mut asked = JoinSet::new();
-        let channel = slots::channel(0, 0);
-        let (mut best, mut errors) = (None::<Map>, Vec::new());
-        for address in nodes {
-            let server = match self.server_at(&address, Part::Seed) {
-                Ok(server) => server,
-                Err(error) => {
-                    errors.push(error);
-                    continue;
-                }
-            };
-            let encrypted = self.is_encrypted();
-            let channel = layout::wake_channel(namespace, &channel);
-            let namespace = namespace.clone();
+        for address in nodes.iter().cloned() {
+            let (seeds, namespace) = (Arc::clone(self), namespace.clone());
             asked.spawn(async move {
-                let (connection, _driver) = server.connect(settings()).await?;
-                let question = redis::cmd("CLUSTER").arg("SHARDS").take();
-                let mut asks = connection.clone();
-                // Its error comes second: a server that is not part of a cluster is told apart by the checks.
-                let answer = question.query_async::<Value>(&mut asks).map(Ok);
-                let answer = checked(&server, &connection, &namespace, &channel, answer).await?;
-                let answer = answer.map_err(|error| server.failed(error))?;
-                let map = Map::parse(answer, &address, encrypted).ok_or_else(|| {
-                    server.because(Fault::Retry, "its answer to CLUSTER SHARDS cannot be read")
-                })?;
-                if map.lacks_ports {
-                    let (given, needed) = match encrypted {
-                        true => (
-                            "with TLS",
-                            "set tls-cluster yes at the nodes, or write redis+cluster://",
-                        ),
-                        false => ("without TLS", "write rediss+cluster://"),
-                    };
-                    let text = format_args!("it names nodes that have no port {given}; {needed}");
-                    return Err(server.mistake(text));
-                }
-                Ok(map)
+                let told = seeds.ask_one(&address, &namespace).await;
+                (address, told)
             });
         }
+        let mut missing = Missing { seeds: self, nodes };
+        let (mut best, mut errors, mut answers) = (None::<Map>, Vec::new(), 0);
         while let Some(told) = asked.join_next().await {
-            match told {
-                Ok(Ok(map)) if map.uncovered() == 0 => return Ok(map),
-                Ok(Ok(map)) => {
-                    let is_better = |best: &Map| map.uncovered() < best.uncovered();
-                    if best.as_ref().is_none_or(is_better) {
-                        best = Some(map);
-                    }
-                }
-                Ok(Err(error)) => errors.push(error),
+            let (node, told) = match told {
+                Ok(told) => told,
                 Err(ended) => {
                     // For example a runtime without its I/O driver. The core turns this panic into an error.
                     if let Ok(panic) = ended.try_into_panic() {
                         std::panic::resume_unwind(panic);
                     }
+                    continue;
                 }
+            };
+            missing.answered(&node);
+            match told {
+                Ok(map) => {
+                    answers += 1;
+                    if best.as_ref().is_none_or(|best| map.is_newer_than(best)) {
+                        best = Some(map);
+                    }
+                }
+                Err(error) => errors.push(error),
+            }
+            if answers > missing.count() {
+                break;
             }
         }
+        missing.nodes.clear(); // they are slower than the others, but nobody has waited for them in vain
         best.ok_or_else(|| no_map(errors))
+    }
+
+    async fn ask_one(&self, address: &Address, namespace: &Namespace) -> Result<Map, StoreError> {
+        let server = self.server_at(address, Part::Seed)?;
+        let encrypted = self.is_encrypted();
+        let channel = layout::wake_channel(namespace, &slots::channel(0, 0));
+        let (connection, _driver) = server.connect(settings()).await?;
+        let question = |what: &str| redis::cmd("CLUSTER").arg(what).take();
+        let (shards, info) = (question("SHARDS"), question("INFO"));
+        let [mut asks, mut asks_too] = [connection.clone(), connection.clone()];
+        let answers = async {
+            let shards = shards.query_async::<Value>(&mut asks);
+            let info = info.query_async::<String>(&mut asks_too);
+            // Its error comes second: a server that is not part of a cluster is told apart by the checks.
+            Ok(tokio::try_join!(shards, info))
+        };
+        let answers = checked(&server, &connection, namespace, &channel, answers).await?;
+        let (shards, info) = answers.map_err(|error| server.failed(error))?;
+        let map = Map::parse(shards, &info, address, encrypted).ok_or_else(|| {
+            let text = "its answers to CLUSTER SHARDS and CLUSTER INFO cannot be read";
+            server.because(Fault::Retry, text)
+        })?;
+        if map.lacks_ports {
+            let (given, needed) = match encrypted {
+                true => (
+                    "with TLS",
+                    "set tls-cluster yes at the nodes, or write redis+cluster://",
+                ),
+                false => ("without TLS", "write rediss+cluster://"),
+            };
+            let text = format_args!("it names nodes that have no port {given}; {needed}");
+            return Err(server.mistake(text));
+        }
+        Ok(map)
+    }
+
+    fn silent(&self) -> MutexGuard<'_, BTreeSet<Address>> {
+        self.silent.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The nodes that have not answered a question yet. If the question is given up, they are silent.
+struct Missing<'a> {
+    seeds: &'a Seeds,
+    nodes: BTreeSet<Address>,
+}
+
+impl Missing<'_> {
+    fn answered(&mut self, node: &Address) {
+        self.nodes.remove(node);
+        self.seeds.silent().remove(node);
+    }
+
+    /// How many may answer soon.
+    fn count(&self) -> usize {
+        let silent = self.seeds.silent();
+        self.nodes.difference(&silent).count()
+    }
+}
+
+impl Drop for Missing<'_> {
+    fn drop(&mut self) {
+        self.seeds.silent().append(&mut self.nodes);
     }
 }
 

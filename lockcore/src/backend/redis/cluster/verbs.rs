@@ -131,6 +131,9 @@ async fn enqueue(
     if first.heard || !matches!(first.answer, Enqueued::Waiting { .. }) {
         return Ok(first.answer);
     }
+    if first.ahead {
+        return Ok(looks_again(first.answer));
+    }
     if let Err(error) = listen(&routes, slot, &first).await {
         if error.fault() == Fault::Config {
             return Err(StoreError::halfway(Fault::Config, error.to_string()));
@@ -184,8 +187,12 @@ async fn renew(
         async move { tickets::renew(&mut link, part).await }
     };
     let Answered {
-        mut answer, node, ..
+        mut answer,
+        node,
+        ahead,
+        ..
     } = routes.ask(slot, verb).await?;
+    let at = (!ahead).then_some(&node.address);
     for renewed in &mut answer {
         if let Renewed::Waiting {
             valid_for,
@@ -193,7 +200,7 @@ async fn renew(
         } = renewed
         {
             let receivers = &routes.context.seeds.receivers;
-            if !receivers.still_waits(slot, *valid_for, &node.address) {
+            if !receivers.still_waits(slot, *valid_for, at) {
                 *recheck_in = Some(recheck_in.map_or(DEAF, |recheck| recheck.min(DEAF)));
             }
         }

@@ -3,12 +3,20 @@
 use std::fmt::Debug;
 use std::sync::Arc;
 
+use super::map::Map;
+use crate::backend::StoreError;
 use crate::backend::redis::views::Address;
 
 /// The whole connection.
 pub(super) trait Whole: Debug + Send + Sync {
-    /// Asks for the map again, unless it has just been asked for.
+    /// Asks for the map again, for all connections of the client, unless it has just been asked for.
     fn refresh(self: Arc<Self>);
+
+    /// From now on, this is the map.
+    fn adopt(&self, map: &Map);
+
+    /// No node can be asked for the map.
+    fn end(&self, error: &StoreError);
 
     /// Whether this is the node that serves a slot, as far as this connection knows.
     fn serves(&self, slot: u16, node: &Address) -> bool;

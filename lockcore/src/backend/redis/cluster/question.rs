@@ -1,0 +1,116 @@
+//! The question where the slots are. All connections of a client share it: any of them may notice that the map is out of
+//! date, one of them asks, and all of them get the answer.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::watch;
+
+use crate::clock::{Clock, Instant};
+
+/// The shortest time between two questions.
+const AGAIN: Duration = Duration::from_secs(1);
+
+#[derive(Debug)]
+pub(super) struct Question {
+    state: Mutex<State>,
+    /// The latest question that is over.
+    over: watch::Sender<u64>,
+}
+
+#[derive(Debug)]
+struct State {
+    /// The number of the latest question.
+    latest: u64,
+    began: Instant,
+    /// The map was wished for after that question had begun. Nothing wakes up for this: the next request asks.
+    is_wished: bool,
+}
+
+/// A question that is under way, until this is dropped.
+#[derive(Debug)]
+pub(super) struct Round {
+    question: Arc<Question>,
+    number: u64,
+}
+
+impl Default for Question {
+    fn default() -> Self {
+        let state = State {
+            latest: 0,
+            began: Instant::from_nanos(0),
+            is_wished: false,
+        };
+        Self {
+            state: Mutex::new(state),
+            over: watch::Sender::default(),
+        }
+    }
+}
+
+impl Question {
+    /// `Some` if the caller is to ask. `None` if the map was asked for a moment ago: then a later request asks again.
+    ///
+    /// A question that is under way is given up for another one when it has taken longer than a whole operation.
+    pub(super) fn begin(self: &Arc<Self>, op_timeout: Duration) -> Option<Round> {
+        let now = Clock::BOOT.now();
+        let mut state = self.state();
+        let pause = match self.is_over(&state) {
+            true => AGAIN,
+            false => AGAIN.max(op_timeout),
+        };
+        if state.latest > 0 && state.began.until(now) < pause {
+            state.is_wished = true;
+            return None;
+        }
+        *state = State {
+            latest: state.latest + 1,
+            began: now,
+            is_wished: false,
+        };
+        Some(Round {
+            question: Arc::clone(self),
+            number: state.latest,
+        })
+    }
+
+    /// Whether somebody wished for the map when it was too early to ask.
+    pub(super) fn is_wished(&self) -> bool {
+        self.state().is_wished
+    }
+
+    /// Resolves when no question is under way.
+    pub(super) async fn until_over(&self) {
+        let mut over = self.over.subscribe();
+        loop {
+            let latest = self.state().latest;
+            if *over.borrow_and_update() >= latest {
+                return;
+            }
+            let _ = over.changed().await; // the sender lives in `self`
+        }
+    }
+
+    fn is_over(&self, state: &State) -> bool {
+        *self.over.borrow() >= state.latest
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Round {
+    /// Whether the question was not given up for a later one.
+    pub(super) fn is_latest(&self) -> bool {
+        self.question.state().latest == self.number
+    }
+}
+
+/// The task that asked may also have ended with its runtime.
+impl Drop for Round {
+    fn drop(&mut self) {
+        let over = &self.question.over;
+        over.send_modify(|over| *over = self.number.max(*over));
+    }
+}
