@@ -1,8 +1,12 @@
 //! Slots that move from one master to another, and names in different slots.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use libtest_mimic::Trial;
+use lockcore::backend::{
+    self, Departure, Enqueued, EventSink, FULL, Fault, Id, Name, Namespace, Released, Request,
+};
 use lockcore::{Error, ErrorKind, Guard, Lock, Locks};
 use tests::eventually::eventually;
 use tests::redis_cluster::{Cluster, NEVER, slot};
@@ -21,6 +25,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
         a_name_whose_keys_are_on_two_nodes_lets_nobody_in_out_of_turn
         a_name_that_is_alone_can_be_used_while_its_slot_moves
         a_waiter_that_comes_while_its_slot_moves_waits_and_gets_its_turn
+        a_mark_that_is_on_its_way_keeps_a_late_request_out
         a_redirection_that_leads_to_its_own_node_ends
         names_on_two_nodes_are_acquired_together_or_not_at_all
         the_slot_of_a_name_is_where_the_server_looks_for_it
@@ -237,6 +242,35 @@ async fn a_waiter_that_comes_while_its_slot_moves_waits_and_gets_its_turn(_: Sto
     .await;
     are_served(vec![first, second], guard).await;
     nothing_left(&cluster, &["a"]).await;
+}
+
+/// The state of the name has arrived at the new node, and the mark has not. What a request that was given up has left
+/// there would be renewed by nobody, and keep others out for a ttl.
+async fn a_mark_that_is_on_its_way_keeps_a_late_request_out(_: Store) {
+    let cluster = masters();
+    let namespace = Namespace::new("test").unwrap();
+    let name = Name::new(namespace.clone(), "a").unwrap();
+    let request = Request::new(name, Id::parse(&"7".repeat(32)).unwrap(), FULL, FULL, TTL);
+    let request = Arc::new(request);
+    let store = backend::open(&cluster.url()).unwrap();
+    let events = EventSink::new(1, namespace, |_| ());
+    let store = store.connect(events).await.unwrap();
+    let release = || store.release(vec![Departure::new(Arc::clone(&request), true)]);
+    assert_eq!(release().await.unwrap(), [Released::NotFound]);
+    let old = cluster.master_of(&key("a"));
+    let new = another(&cluster, old);
+    let slot = cluster.begin_moving(&key("a"), new);
+    cluster.move_key(old, new, &key("a"));
+
+    let late = store.enqueue(Arc::clone(&request)).await;
+    let error = late.expect_err("has taken a ticket");
+    let is_refused = matches!(error.fault(), Fault::Retry | Fault::Unknown);
+    assert!(is_refused, "{error}");
+    // A second mark at the new node would keep the first one from following.
+    let _ = release().await;
+
+    cluster.finish_moving(slot, old, new);
+    assert_eq!(store.enqueue(request).await.unwrap(), Enqueued::Gone);
 }
 
 /// The new owner has not heard that it is the owner, and each node names the other.

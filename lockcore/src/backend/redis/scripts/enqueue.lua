@@ -151,7 +151,7 @@ end
 
 -- The kind of reply, and the ticket's number.
 local function take()
-  if line.marks > now and redis.call('EXISTS', key .. ':gone:' .. id) == 1 then return 4 end
+  if is_marked(line, id) then return 4 end
   local known, place = find(line, id)
   if known then return repeated(known, place) end
   bury(line)

@@ -57,7 +57,7 @@ local function read(key, was, now)
     return redis.error_reply(foreign)
   end
   -- In a cluster, the keys of a slot go to another node one by one, and a key that has not arrived looks like one that is
-  -- not there. This question about two keys is refused (TRYAGAIN) if one of them is missing.
+  -- not there. This question about two keys is refused (TRYAGAIN) if one of them is missing. Marks: see is_marked().
   if ARGV[#ARGV] == 'asking' then
     if line.out > 0 and not line.solo then
       redis.call('EXISTS', key, line.rows, line.ends)
@@ -66,6 +66,16 @@ local function read(key, was, now)
     end
   end
   return line
+end
+
+-- Whether there is a mark for this id. If the keys are on their way to this node of a cluster, a mark that is missing may
+-- be at the other node: then the question is refused (TRYAGAIN). A late enqueue must not pass it, and a second mark here
+-- would keep the first from following.
+local function is_marked(line, id)
+  if line.marks <= line.now then return false end
+  local mark = line.key .. ':gone:' .. id
+  if ARGV[#ARGV] == 'asking' then return redis.call('EXISTS', line.key, mark) == 2 end
+  return redis.call('EXISTS', mark) == 1
 end
 
 -- Called before anything is written to the other keys.

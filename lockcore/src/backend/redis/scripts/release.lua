@@ -70,6 +70,7 @@ local function release(key, id, mark_ms)
   redis.call('HDEL', key .. ':line', '') -- changes nothing; after it, a full server accepts the rest
   local line = read(key, was or redis.call('GET', key), now)
   if line.err then return 2 end
+  if mark_ms then is_marked(line, id) end -- refused before anything is done, if the mark may be at another node
   local found = settle(line, {}, function()
     bury(line)
     grant(line, id)
