@@ -21,15 +21,28 @@ pub(super) fn sink(events: EventSink) -> impl Fn(PushInfo) -> Result<(), Infalli
 
 /// Passes a message on, if it is one.
 pub(super) fn tell(events: &EventSink, push: &PushInfo) {
+    match message(push) {
+        Some(Message::Granted(wake)) => events.granted(wake),
+        Some(Message::Again(id, after)) => events.recheck(id, after),
+        None => {}
+    }
+}
+
+/// A message that may not be for this connection: if it says that a ticket is granted, the ticket must ask first.
+pub(super) fn hint(events: &EventSink, push: &PushInfo) {
+    match message(push) {
+        Some(Message::Granted(wake)) => events.recheck(wake.id, Duration::ZERO),
+        Some(Message::Again(id, after)) => events.recheck(id, after),
+        None => {}
+    }
+}
+
+fn message(push: &PushInfo) -> Option<Message> {
     // The second kind is that of a channel that lies in a slot of a cluster.
-    if matches!(push.kind, PushKind::Message | PushKind::SMessage)
-        && let Some(Value::BulkString(message)) = push.data.get(1)
-    {
-        match parse(message) {
-            Some(Message::Granted(wake)) => events.granted(wake),
-            Some(Message::Again(id, after)) => events.recheck(id, after),
-            None => {}
-        }
+    let is_message = matches!(push.kind, PushKind::Message | PushKind::SMessage);
+    match push.data.get(1) {
+        Some(Value::BulkString(message)) if is_message => parse(message),
+        _ => None,
     }
 }
 
@@ -57,6 +70,7 @@ fn parse(message: &[u8]) -> Option<Message> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::backend::News;
 
     #[test]
     fn a_message_that_no_script_sends_is_ignored() {
@@ -83,5 +97,26 @@ mod tests {
         ] {
             assert_eq!(parse(forged), None, "{forged:?}");
         }
+    }
+
+    #[test]
+    fn a_hint_makes_a_ticket_ask_and_grants_nothing() {
+        let (tell, told) = std::sync::mpsc::channel();
+        let namespace = crate::name::Namespace::new("test").unwrap();
+        let events = EventSink::new(1, namespace, move |news| tell.send(news).unwrap());
+        let id = Id::draw().unwrap();
+        let push = |text: String| PushInfo {
+            kind: PushKind::SMessage,
+            data: vec![Value::Nil, Value::BulkString(text.into_bytes())],
+        };
+
+        hint(&events, &push(format!("{id} 17")));
+        hint(&events, &push(format!("{id} again 17")));
+        hint(&events, &push("17".into()));
+
+        drop(events);
+        let after = [Duration::ZERO, Duration::from_millis(17)];
+        let expected = after.map(|after| News::Recheck(id, after));
+        assert_eq!(told.iter().collect::<Vec<_>>(), expected);
     }
 }

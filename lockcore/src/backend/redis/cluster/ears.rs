@@ -7,13 +7,12 @@
 
 use std::collections::{HashMap, HashSet};
 use std::convert::Infallible;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use futures_util::future::join_all;
 use redis::aio::MultiplexedConnection;
 use redis::{PushInfo, PushKind, Value};
-use tokio::sync::{Notify, mpsc, oneshot, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 
 use super::context::Context;
 use super::slots;
@@ -40,10 +39,6 @@ struct Shared {
     heard: watch::Sender<Heard>,
     /// Slots whose subscription this client ends.
     leaving: Mutex<HashSet<u16>>,
-    /// Whether requests are under way.
-    asks: AtomicBool,
-    /// The answers go to the wrong requests from now on.
-    mixed_up: Notify,
 }
 
 #[derive(Debug, Default)]
@@ -63,8 +58,6 @@ impl Ears {
             context: context.clone(),
             heard: watch::Sender::default(),
             leaving: Mutex::default(),
-            asks: AtomicBool::new(false),
-            mixed_up: Notify::new(),
         });
         let (wishes, wished) = mpsc::unbounded_channel();
         let listens = Arc::clone(&shared);
@@ -165,7 +158,6 @@ impl Shared {
         };
         tokio::select! {
             _ = closed => {}
-            () = self.mixed_up.notified() => {}
             () = serve => {}
         }
         server.because(Fault::Retry, "the connection for wake-ups is lost")
@@ -175,29 +167,38 @@ impl Shared {
     /// connection is still of use.
     async fn subscribe(&self, connection: &MultiplexedConnection, slots: HashSet<u16>) -> bool {
         let unneeded = self.unneeded();
-        let requests = slots.iter().map(|slot| ("SSUBSCRIBE", *slot));
-        let requests = requests.chain(unneeded.iter().map(|slot| ("SUNSUBSCRIBE", *slot)));
+        let requests = slots.iter().map(|slot| (PushKind::SSubscribe, *slot));
+        let leaves = unneeded.iter().map(|slot| (PushKind::SUnsubscribe, *slot));
         let Context {
             namespace,
             receiver,
             ..
         } = &self.context;
-        let requests = requests.map(|(verb, slot)| {
+        let requests = requests.chain(leaves).map(|(kind, slot)| {
+            let verb = match kind {
+                PushKind::SSubscribe => "SSUBSCRIBE",
+                _ => "SUNSUBSCRIBE",
+            };
             let channel = layout::wake_channel(namespace, &slots::channel(*receiver, slot));
-            let request = redis::cmd(verb).arg(channel).take();
+            let request = redis::cmd(verb).arg(&channel).take();
             let mut connection = connection.clone();
-            async move { (slot, request.query_async::<Value>(&mut connection).await) }
+            async move {
+                let answer = request.query_async::<Value>(&mut connection).await;
+                (
+                    slot,
+                    answer.map(|answer| is_answer(&answer, &kind, &channel)),
+                )
+            }
         });
-        self.asks.store(true, Ordering::SeqCst);
         // All of them go out together.
         let answers = join_all(requests).await;
-        self.asks.store(false, Ordering::SeqCst);
         let mut elsewhere = false;
         for (slot, answer) in answers {
             let error = match answer {
                 // The sink has been told.
-                Ok(Value::Push { .. }) => continue,
-                Ok(_) => return false,
+                Ok(true) => continue,
+                // This is the answer to another request, or to none: from now on all are mixed up.
+                Ok(false) => return false,
                 // It is on its way, or has just arrived there. The waiter looks again until it is heard.
                 Err(error) if error.redirect_node().is_some() => {
                     elsewhere = true;
@@ -263,19 +264,19 @@ impl Shared {
                 // If nobody has asked for this, the slot has left the node.
                 if !self.leaving().remove(&slot) {
                     self.missed();
-                    if self.asks.load(Ordering::SeqCst) {
-                        self.mixed_up.notify_one();
-                    }
                 }
             }
             PushKind::SMessage => {
                 let Some(slot) = slot() else { return };
                 // A replica passes on the messages of its master, which has not counted whoever hears them there, and cuts
-                // the grant short.
+                // the grant short. But the map may also be behind, and then this is the only message.
                 let whole = self.context.whole.upgrade();
                 let is_counted = whole.is_some_and(|whole| whole.serves(slot, &self.node));
-                if let Some(events) = self.context.events.upgrade().filter(|_| is_counted) {
-                    events::tell(&events, push);
+                if let Some(events) = self.context.events.upgrade() {
+                    match is_counted {
+                        true => events::tell(&events, push),
+                        false => events::hint(&events, push),
+                    }
                 }
             }
             _ => {}
@@ -294,5 +295,37 @@ impl Shared {
 
     fn leaving(&self) -> MutexGuard<'_, HashSet<u16>> {
         self.leaving.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Whether a node has answered a request of this kind for this channel.
+fn is_answer(answer: &Value, asked: &PushKind, channel: &str) -> bool {
+    let Value::Push { kind, data } = answer else {
+        return false;
+    };
+    let of = |first: &Value| matches!(first, Value::BulkString(of) if of == channel.as_bytes());
+    kind == asked && data.first().is_some_and(of)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_about_another_slot_or_of_another_kind_is_no_answer() {
+        let push = |kind: &str, channel: &str| {
+            let (of, length) = (kind.len(), channel.len());
+            let text = format!(">3\r\n${of}\r\n{kind}\r\n${length}\r\n{channel}\r\n:1\r\n");
+            redis::parse_redis_value(text.as_bytes()).unwrap()
+        };
+        let is_answer = |answer| is_answer(&answer, &PushKind::SSubscribe, "wake:1{a}");
+
+        assert!(is_answer(push("ssubscribe", "wake:1{a}")));
+        // The slot of this one has left, and nobody has asked for that.
+        assert!(!is_answer(push("sunsubscribe", "wake:1{b}")));
+        assert!(!is_answer(push("sunsubscribe", "wake:1{a}")));
+        assert!(!is_answer(push("ssubscribe", "wake:1{b}")));
+        assert!(!is_answer(push("smessage", "wake:1{a}")));
+        assert!(!is_answer(Value::Okay));
     }
 }
