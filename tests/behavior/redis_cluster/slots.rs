@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use libtest_mimic::Trial;
 use lockcore::backend::{
     self, Departure, Enqueued, EventSink, FULL, Fault, Id, Name, Namespace, Released, Request,
@@ -16,7 +17,7 @@ use tokio::task::JoinHandle;
 
 use super::{LONG_WAIT, TTL, client, key, nothing_left, redirections};
 use crate::faults::builder;
-use crate::store::{Kind, SOON, Store, begin, give_back, kind, tickets};
+use crate::store::{Kind, SOON, STALL, Store, begin, give_back, kind, tickets};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT, "redis_cluster";
@@ -29,6 +30,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
         a_redirection_that_leads_to_its_own_node_ends
         names_on_two_nodes_are_acquired_together_or_not_at_all
         the_slot_of_a_name_is_where_the_server_looks_for_it
+        the_channel_of_each_slot_is_where_the_server_looks_for_it
         an_uncontended_pair_costs_what_it_costs_at_one_server
         a_hand_over_costs_what_it_costs_at_one_server
     ]
@@ -365,6 +367,60 @@ async fn the_slot_of_a_name_is_where_the_server_looks_for_it(_: Store) {
 
     let after: u64 = cluster.nodes.iter().map(redirections).sum();
     assert_eq!(after, before, "requests were redirected");
+}
+
+/// A request in each slot. Its record names the channel of its wake-up, which must be in the same slot.
+async fn the_channel_of_each_slot_is_where_the_server_looks_for_it(_: Store) {
+    let cluster = Cluster::of_one();
+    let server = redis::Client::open(cluster.nodes[0].url()).unwrap();
+    let mut server = server.get_connection().unwrap();
+    let mut key_slots = |keys: &[String]| -> Vec<usize> {
+        let mut questions = redis::pipe();
+        for key in keys {
+            questions.cmd("CLUSTER").arg("KEYSLOT").arg(key);
+        }
+        questions.query(&mut server).unwrap()
+    };
+    let mut names = vec![None; 16_384];
+    let mut from = 0;
+    while names.iter().any(Option::is_none) {
+        let some: Vec<_> = (from..from + 20_000).map(|n| format!("n{n}")).collect();
+        for (name, slot) in some.iter().zip(key_slots(&some)) {
+            names[slot] = Some(name.clone());
+        }
+        from += 20_000;
+    }
+    let names: Vec<_> = names.into_iter().flatten().collect();
+    let namespace = Namespace::new("test").unwrap();
+    let events = EventSink::new(u64::MAX, namespace.clone(), |_| ());
+    let store = backend::open(&cluster.url()).unwrap();
+    let store = store.connect(events).await.unwrap();
+
+    for (page, names) in names.chunks(512).enumerate() {
+        let requests = names.iter().enumerate().map(|(at, name)| {
+            let name = Name::new(namespace.clone(), name).unwrap();
+            let id = Id::parse(&format!("{:032x}", page * 512 + at)).unwrap();
+            store.enqueue(Arc::new(Request::new(name, id, FULL, FULL, STALL)))
+        });
+        for outcome in join_all(requests).await {
+            assert!(matches!(outcome.unwrap(), Enqueued::Granted { .. }));
+        }
+    }
+
+    let mut questions = redis::pipe();
+    for name in &names {
+        questions.get(key(name));
+    }
+    let mut server = redis::Client::open(cluster.nodes[0].url()).unwrap();
+    let records: Vec<String> = questions.query(&mut server).unwrap();
+    let channel = |record: &String| {
+        let channel = record[84..].split(':').next().unwrap();
+        format!("test:1:wake:{channel}")
+    };
+    let channels: Vec<_> = records.iter().map(channel).collect();
+    for (slot, of_channel) in key_slots(&channels).into_iter().enumerate() {
+        assert_eq!(of_channel, slot, "{}", channels[slot]);
+    }
 }
 
 /// Waiting costs a subscription, for the first in a while. Not waiting costs none.
