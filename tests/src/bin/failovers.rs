@@ -1,7 +1,8 @@
-//! Measures the cost of failovers: `failovers [--rounds 20]`.
+//! Measures the cost of failovers: `failovers [--rounds 20] [--cluster]`.
 //!
 //! Many tasks in several processes acquire locks again and again, at a Redis master with two replicas and three
-//! sentinels. The master is replaced repeatedly: on request, because it was killed, or because it froze. Each holder
+//! sentinels, or in a Redis Cluster of three masters with a replica each, where all shared locks are at one master. That
+//! master is replaced repeatedly: on request, because it was killed, or because it froze. Each holder
 //! enters a resource with its fencing token, writes once more a little later, and leaves. The resource is a Redis of
 //! its own. It refuses a token that is lower than one it has seen, and notices a holder that enters while another is
 //! inside. Some tasks of each process hold a lock of their own all the time.
@@ -25,6 +26,7 @@ use redis::AsyncConnectionConfig;
 use redis::aio::MultiplexedConnection;
 use tests::eventually::wait_until;
 use tests::process::Process;
+use tests::redis_cluster::Cluster;
 use tests::redis_sentinels::Sentinels;
 use tests::redis_server::RedisServer;
 use tests::stores::Server as _;
@@ -34,7 +36,10 @@ use tokio::task::JoinSet;
 const NAMESPACE: &str = "failovers";
 /// The default of the library.
 const TTL: Duration = Duration::from_secs(10);
+/// When sentinels give up a silent master.
 const DOWN_AFTER: Duration = Duration::from_secs(1);
+/// When the nodes of a cluster do.
+const NODE_TIMEOUT: Duration = Duration::from_secs(2);
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// KEYS: the name, all names together. ARGV: the action, the token as 20 digits, the task. Returns 1, or 0 if refused.
@@ -74,6 +79,9 @@ struct Arguments {
     rounds: u32,
     #[arg(long, default_value_t = 4)]
     processes: usize,
+    /// A Redis Cluster, and no sentinels.
+    #[arg(long)]
+    cluster: bool,
     #[command(subcommand)]
     part: Option<Part>,
 }
@@ -81,7 +89,12 @@ struct Arguments {
 #[derive(Subcommand)]
 enum Part {
     /// Runs the tasks of one process, until its input ends.
-    Tasks { url: String, resource: String },
+    Tasks {
+        url: String,
+        resource: String,
+        /// The names that all processes share.
+        shared: Vec<String>,
+    },
 }
 
 /// Tasks of each process that share names with the other processes. As many tasks hold a lock of their own.
@@ -92,7 +105,11 @@ const NAMES: usize = 6;
 fn main() {
     let arguments = Arguments::parse();
     match &arguments.part {
-        Some(Part::Tasks { url, resource }) => tasks(url, resource),
+        Some(Part::Tasks {
+            url,
+            resource,
+            shared,
+        }) => tasks(url, resource, shared),
         None => rounds(&arguments),
     }
 }
@@ -117,13 +134,100 @@ impl fmt::Display for How {
     }
 }
 
+/// Servers of which one has the locks that all processes share.
+enum Servers {
+    Sentinels(Sentinels),
+    Cluster(Cluster),
+}
+
+impl Servers {
+    fn start(cluster: bool) -> Self {
+        match cluster {
+            true => Self::Cluster(Cluster::start(NODE_TIMEOUT)),
+            false => Self::Sentinels(Sentinels::start(DOWN_AFTER)),
+        }
+    }
+
+    fn url(&self) -> String {
+        match self {
+            Self::Sentinels(set) => set.url(),
+            Self::Cluster(cluster) => cluster.url(),
+        }
+    }
+
+    /// The names that all processes share.
+    fn names(&self) -> Vec<String> {
+        let names = (0..).map(|number| format!("shared{number}"));
+        match self {
+            Self::Sentinels(_) => names.take(NAMES).collect(),
+            Self::Cluster(cluster) => {
+                let master = self.master().port();
+                let here = |name: &String| cluster.master_of(&key(name)).port() == master;
+                names.filter(here).take(NAMES).collect()
+            }
+        }
+    }
+
+    fn master(&self) -> &RedisServer {
+        match self {
+            Self::Sentinels(set) => set.master(),
+            Self::Cluster(cluster) => cluster.master_of(&key("shared0")),
+        }
+    }
+
+    /// How the master is replaced, in turn.
+    fn ways(&self) -> &[How] {
+        match self {
+            Self::Sentinels(_) => &[How::Asked, How::Paused, How::Killed, How::Frozen],
+            Self::Cluster(_) => &[How::Killed, How::Frozen],
+        }
+    }
+
+    /// Replaces the master in this way, and returns it when another one is known.
+    fn fail(&self, how: How) -> &RedisServer {
+        let old = self.master();
+        match (how, self) {
+            (How::Asked, Self::Sentinels(set)) => set.fail_over(),
+            (How::Paused, Self::Sentinels(set)) => {
+                old.command::<()>(&["CLIENT", "PAUSE", "5000", "WRITE"]);
+                set.wait_until_even();
+                set.fail_over();
+            }
+            (How::Asked | How::Paused, Self::Cluster(cluster)) => cluster.fail_over(old),
+            (How::Killed, _) => old.kill(),
+            (How::Frozen, _) => old.freeze(),
+        }
+        match self {
+            Self::Sentinels(set) => set.wait_for_another_master_than(old.port()),
+            Self::Cluster(cluster) => {
+                cluster.wait_for_another_master_than(old.port(), &key("shared0"));
+            }
+        }
+        old
+    }
+
+    fn wait_until_complete(&self) {
+        match self {
+            Self::Sentinels(set) => set.wait_until_complete(),
+            Self::Cluster(cluster) => cluster.wait_until_complete(),
+        }
+    }
+}
+
+/// The key of a name.
+fn key(name: &str) -> String {
+    format!("{NAMESPACE}:1:{{{name}}}")
+}
+
 fn rounds(arguments: &Arguments) {
-    let set = Sentinels::start(DOWN_AFTER);
+    let set = Servers::start(arguments.cluster);
+    let (ways, names) = (set.ways(), set.names());
     let resource = RedisServer::start();
     let mut processes: Vec<Process> = (0..arguments.processes)
         .map(|_| {
             let mut command = Command::new(std::env::current_exe().unwrap());
-            Process::start(command.args(["tasks", &set.url(), &resource.url()]))
+            let command = command.args(["tasks", &set.url(), &resource.url()]);
+            Process::start(command.args(&names))
         })
         .collect();
     let seen = |field: &str| -> u64 {
@@ -137,22 +241,11 @@ fn rounds(arguments: &Arguments) {
     grants_go_on();
     let mut longest: BTreeMap<How, Vec<u64>> = BTreeMap::new();
     for round in 0..arguments.rounds {
-        let how = [How::Asked, How::Paused, How::Killed, How::Frozen][round as usize % 4];
+        let how = ways[round as usize % ways.len()];
         resource.command::<()>(&["HDEL", "all", "longest"]);
         let before = (seen("overlaps"), seen("refused"));
-        let old = set.master();
         let began = Instant::now();
-        match how {
-            How::Asked => set.fail_over(),
-            How::Paused => {
-                old.command::<()>(&["CLIENT", "PAUSE", "5000", "WRITE"]);
-                set.wait_until_even();
-                set.fail_over();
-            }
-            How::Killed => old.kill(),
-            How::Frozen => old.freeze(),
-        }
-        set.wait_for_another_master_than(old.port());
+        let old = set.fail(how);
         let named = began.elapsed();
         grants_go_on();
         match how {
@@ -193,19 +286,19 @@ fn rounds(arguments: &Arguments) {
     let left = set.master().litter(NAMESPACE);
     let marks = left.iter().filter(|key| key.contains("}:gone:")).count();
     println!("{:<40} {}", "left:marks", marks);
-    println!("{:<40} {}", "left:tickets", tickets_left(&set.url()));
+    println!(
+        "{:<40} {}",
+        "left:tickets",
+        tickets_left(&set.url(), &names)
+    );
 }
 
 #[tokio::main]
-async fn tickets_left(url: &str) -> usize {
+async fn tickets_left(url: &str, names: &[String]) -> usize {
     let locks = client(url);
     let mut left = 0;
-    for number in 0..NAMES {
-        left += locks
-            .inspect(format!("shared{number}"))
-            .await
-            .unwrap()
-            .len();
+    for name in names {
+        left += locks.inspect(name).await.unwrap().len();
     }
     left
 }
@@ -218,7 +311,7 @@ fn client(url: &str) -> Locks {
 type Counts = BTreeMap<String, u64>;
 
 #[tokio::main]
-async fn tasks(url: &str, resource: &str) {
+async fn tasks(url: &str, resource: &str, shared: &[String]) {
     let (stop, stopped) = watch::channel(false);
     std::thread::spawn(move || {
         let _ = std::io::stdin().lock().lines().next();
@@ -233,7 +326,7 @@ async fn tasks(url: &str, resource: &str) {
     for number in 0..SHARING + HOLDING {
         let id = format!("{}-{number}", std::process::id());
         let name = match number < SHARING {
-            true => format!("shared{}", number % NAMES),
+            true => shared[number % NAMES].clone(),
             false => format!("own-{id}"),
         };
         let task = Task {
