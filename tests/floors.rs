@@ -41,6 +41,7 @@ const LOCKCORE: Floors<'_> = &[
             "run",
             "rwlock",
             "semaphore",
+            "upgrade",
         ],
     ),
     ("what the running code holds", &["scope"]),

@@ -158,6 +158,12 @@ impl Error {
         Self::new(ErrorKind::Busy, text)
     }
 
+    pub(crate) fn still_read() -> Self {
+        let text =
+            "other guards or tasks of this process read with the same ticket; end them first";
+        Self::new(ErrorKind::Busy, text)
+    }
+
     pub(crate) fn timeout(waited: Duration) -> Self {
         let waited = humantime::format_duration(Duration::from_millis(
             waited.as_millis().try_into().unwrap_or(u64::MAX),

@@ -37,7 +37,7 @@
 //! | ask who holds it, and which names are in use | [`Locks::inspect`], [`Locks::list`], with what [`Builder::owner`] and [`Lock::owner`] say |
 //! | ask for a lock that another holds, or take it away | [`Locks::revoke`], [`Held::revoked`], [`Locks::force_release`] |
 //! | take it again inside, or carry it into a task | [`Lock::reentrant`], [`Held::scope`], [`Guard::reenter`] |
-//! | write, then only read on | [`Guard::downgrade`] |
+//! | write, then only read on; read, then write if alone | [`Guard::downgrade`]; [`Guard::try_upgrade`] |
 //! | give some permits back and keep the rest | [`Guard::release_permits`] |
 //! | be sure of the next minutes | [`Held::ensure`], [`Guard::extend`] |
 //! | see to it that a caller holds the lock | [`held`], [`Locks::held`] |
@@ -90,6 +90,7 @@ mod revoke;
 mod run;
 mod rwlock;
 mod semaphore;
+mod upgrade;
 
 // What the running code holds already.
 mod scope;
@@ -149,6 +150,7 @@ pub use semaphore::Semaphore;
 #[cfg(feature = "signal")]
 pub use stop::stop_signal;
 pub use token::{FencingToken, GrantId, ParseTokenError};
+pub use upgrade::Upgraded;
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
@@ -164,7 +166,7 @@ mod futures_are_send {
     fn owned<T: Send + Sync + 'static>(_: &T) {}
 
     #[allow(dead_code)] // compiling it is the test
-    fn all(locks: &Locks, guard: Guard, other: Guard, several: MultiGuard) {
+    fn all(locks: &Locks, guard: Guard, mut other: Guard, several: MultiGuard) {
         let lock = locks.mutex("x");
         owned(&guard);
         owned(&several);
@@ -177,6 +179,7 @@ mod futures_are_send {
         spawnable(&guard.ensure(std::time::Duration::ZERO));
         spawnable(&guard.in_danger());
         spawnable(&guard.revoked());
+        spawnable(&other.try_upgrade());
         spawnable(&guard.release_permits(1));
         spawnable(&guard.extend(std::time::Duration::ZERO));
         spawnable(&guard.scope(async {}));

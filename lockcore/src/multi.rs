@@ -199,6 +199,10 @@ impl MultiLock {
 pub struct MultiHeld(Arc<[Held]>);
 
 impl MultiHeld {
+    pub(crate) fn of(held: impl IntoIterator<Item = Held>) -> Self {
+        Self(held.into_iter().collect())
+    }
+
     /// The lock of a name.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<&Held> {
@@ -308,9 +312,8 @@ pub struct MultiGuard {
 
 impl MultiGuard {
     pub(crate) fn of(guards: Vec<Guard>) -> Self {
-        let held = guards.iter().map(|guard| guard.held()).collect();
         Self {
-            held: MultiHeld(held),
+            held: MultiHeld::of(guards.iter().map(|guard| guard.held())),
             guards,
         }
     }

@@ -46,6 +46,7 @@ mod store;
 mod stress;
 mod tls;
 mod traces;
+mod upgrade;
 mod views;
 mod without_line;
 mod zookeeper_faults;
@@ -95,6 +96,7 @@ fn facts_of(store: Kind) -> Vec<Trial> {
     trials.extend(multi::facts(store));
     trials.extend(any::facts(store));
     trials.extend(revoke::facts(store));
+    trials.extend(upgrade::facts(store));
     trials.extend(listing::facts(store));
     trials.extend(messages::facts(store));
     trials.extend(logs::facts(store));

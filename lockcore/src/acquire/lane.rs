@@ -324,6 +324,17 @@ impl<H> Lane<H> {
         self.draining.extend(self.current.take_if(is_it));
     }
 
+    /// The same, if the ticket has only one user. Returns whether it has.
+    pub(super) fn retire_if_only(&mut self, lease: &Arc<Lease>) -> bool {
+        let mut tenures = self.draining.iter().chain(&self.current);
+        let used = tenures.find(|tenure| Arc::ptr_eq(&tenure.lease, lease));
+        let is_only = used.is_some_and(|tenure| tenure.users == 1);
+        if is_only {
+            self.retire(lease);
+        }
+        is_only
+    }
+
     /// Takes out a ticket without users. There is at most one, because every change is followed by this.
     pub(super) fn take_unused(&mut self) -> Option<Arc<Lease>> {
         let current = self.current.take_if(|tenure| tenure.users == 0);

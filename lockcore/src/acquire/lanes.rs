@@ -197,6 +197,15 @@ impl Lanes {
         });
     }
 
+    /// No further task may use the ticket of this lease, if it has only one user now. Returns whether it has.
+    pub(crate) fn retire_if_only(self: &Arc<Self>, lease: &Arc<Lease>) -> bool {
+        let mut is_only = false;
+        self.change(&lease.request.name, |lane| {
+            is_only = lane.retire_if_only(lease);
+        });
+        is_only
+    }
+
     /// A leader has a ticket in the store's line.
     pub(crate) fn in_line(&self, number: u64, lease: &Arc<Lease>) {
         let mut state = self.state();

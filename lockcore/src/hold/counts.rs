@@ -36,6 +36,10 @@ impl Guards {
         self.0.load(Ordering::SeqCst) >= WRITER
     }
 
+    pub(super) fn are_one(&self) -> bool {
+        self.0.load(Ordering::SeqCst) as u32 == 1
+    }
+
     /// Adds a guard, if there is at least one. It writes if `write` is true and other guards still write. Returns
     /// whether it writes.
     pub(super) fn one_more(&self, write: bool) -> Option<bool> {

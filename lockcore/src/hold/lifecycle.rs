@@ -171,6 +171,18 @@ impl Held {
         Arc::clone(self.0.inner_permits.get_or_init(all))
     }
 
+    pub(crate) fn client(&self) -> &Arc<Client> {
+        &self.0.client
+    }
+
+    pub(crate) fn on_lost(&self) -> OnLost {
+        self.0.on_lost
+    }
+
+    pub(crate) fn on_revoke(&self) -> OnRevoke {
+        self.0.on_revoke
+    }
+
     /// Whether work under the lock may be stopped before it is done.
     pub(crate) fn stops_work(&self) -> bool {
         self.0.on_lost == OnLost::Cancel || self.0.on_revoke == OnRevoke::Cancel
@@ -249,6 +261,19 @@ impl Guard {
     pub(crate) fn granted_at(&self) -> Instant {
         let granted_at = self.lease().granted_at();
         granted_at.unwrap_or_else(|| self.shared().clock.now())
+    }
+
+    /// Whether nothing but this guard uses its ticket. If so, no other task of this process gets the ticket from now on.
+    pub(crate) fn is_only_use(&self) -> bool {
+        let hold = &self.held.0;
+        let origin = hold.origin.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_shared = match &*origin {
+            Some(Origin::Ticket { .. }) => false,
+            Some(Origin::Share(_)) => true,
+            Some(Origin::Outer(..)) | None => return false,
+        };
+        drop(origin);
+        hold.guards.are_one() && (!is_shared || hold.client.lanes.retire_if_only(&hold.lease))
     }
 
     /// The hold began at `since`: its limits count from then. They have no effect if the ticket is shared with others.
