@@ -7,6 +7,7 @@
 //! | [`trouble`] | what happens when the store is down, the lock is lost, the process is killed …? |
 //! | [`defaults`] | why is this the default? |
 //! | [`logs`] | what is logged at which level, and what does a line mean? |
+//! | [`from_redisson`], [`from_curator`], [`from_others`] | I know Redisson, Curator, ShedLock, redis-py or etcd: what is called what here? |
 //!
 //! # Stores
 //!
@@ -35,6 +36,15 @@ pub mod defaults {}
 
 #[doc = include_str!("logs.md")]
 pub mod logs {}
+
+#[doc = include_str!("from_redisson.md")]
+pub mod from_redisson {}
+
+#[doc = include_str!("from_curator.md")]
+pub mod from_curator {}
+
+#[doc = include_str!("from_others.md")]
+pub mod from_others {}
 
 #[doc = include_str!("../backend/memory/guide.md")]
 pub mod memory {}
