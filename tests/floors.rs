@@ -33,6 +33,8 @@ const LOCKCORE: Floors<'_> = &[
             "any",
             "builder",
             "carry",
+            "counter",
+            "latch",
             "list",
             "lock",
             "locks",
@@ -52,8 +54,8 @@ const LOCKCORE: Floors<'_> = &[
     (
         "ground",
         &[
-            "clock", "error", "fork", "hash", "log", "name", "options", "owner", "queue",
-            "request", "sync", "tls", "token",
+            "clock", "counting", "error", "fork", "hash", "log", "name", "options", "owner",
+            "queue", "request", "sync", "tls", "token",
         ],
     ),
 ];

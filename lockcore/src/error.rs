@@ -27,7 +27,8 @@ pub enum ErrorKind {
     ///   or as many callers wait in the line of this process;
     /// - another guard stands in the way of a [downgrade](crate::Guard::downgrade).
     Busy,
-    /// The caller waited as long as allowed, in the store's line or in the line of this process. Nothing is held.
+    /// The caller waited as long as allowed, in the store's line or in the line of this process. Nothing is held. For a
+    /// [`Latch`](crate::Latch): the count is not zero yet.
     Timeout,
     /// The lock was held, and is not held any more: somebody else may hold it now. Or the client was shut down before
     /// the lock was taken. [`Error::was_held`] tells the two apart.
@@ -35,7 +36,8 @@ pub enum ErrorKind {
     /// The store is down or refuses. Nothing is held.
     Unavailable,
     /// The lock was asked for, and the answer never came: it may have been taken for a moment. Its release is on the
-    /// way, and is tried until the store acknowledges it or the lease has run out.
+    /// way, and is tried until the store acknowledges it or the lease has run out. For a [`Counter`](crate::Counter):
+    /// the change was made once, or not at all.
     Unknown,
     /// The name is in use with another capacity. Nothing is held.
     CapacityMismatch,
@@ -165,12 +167,20 @@ impl Error {
     }
 
     pub(crate) fn timeout(waited: Duration) -> Self {
+        Self::still_not("free", waited)
+    }
+
+    pub(crate) fn not_zero(waited: Duration) -> Self {
+        Self::still_not("at zero", waited)
+    }
+
+    fn still_not(what: &str, waited: Duration) -> Self {
         let waited = humantime::format_duration(Duration::from_millis(
             waited.as_millis().try_into().unwrap_or(u64::MAX),
         ));
         Self::new(
             ErrorKind::Timeout,
-            format!("still not free after waiting {waited}"),
+            format!("still not {what} after waiting {waited}"),
         )
     }
 

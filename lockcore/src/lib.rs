@@ -33,6 +33,8 @@
 //! | run a piece of work under a lock | [`Lock::run`] |
 //! | hold a lock over several steps | [`Lock::acquire`] → [`Guard`] |
 //! | exclude, share, count | [`Locks::mutex`], [`Locks::rwlock`], [`Locks::semaphore`] |
+//! | wait until others are done | [`Locks::latch`] |
+//! | count together, and see each change | [`Locks::counter`] |
 //! | take several at once, or one of several | [`Locks::all`], [`Locks::acquire_any`] |
 //! | ask who holds it, and which names are in use | [`Locks::inspect`], [`Locks::list`], with what [`Builder::owner`] and [`Lock::owner`] say |
 //! | ask for a lock that another holds, or take it away | [`Locks::revoke`], [`Held::revoked`], [`Locks::force_release`] |
@@ -82,6 +84,8 @@ pub mod testing;
 mod any;
 mod builder;
 mod carry;
+mod counter;
+mod latch;
 mod list;
 mod lock;
 mod locks;
@@ -114,6 +118,7 @@ mod backend;
 
 // The ground: plain values, the clock, and the one rule that decides which tickets hold.
 mod clock;
+mod counting;
 mod error;
 mod fork;
 mod hash;
@@ -134,8 +139,10 @@ mod loom;
 pub use backend::{AskedBack, NameInUse, TicketInfo};
 pub use builder::Builder;
 pub use client::events::{Event, EventListener};
+pub use counter::{Changes, Counter, CounterValue};
 pub use error::{Error, ErrorKind, LostReason};
 pub use hold::{Guard, Held, Release};
+pub use latch::Latch;
 pub use list::NamesInUse;
 pub use lock::Lock;
 #[cfg(feature = "macros")]
@@ -198,6 +205,9 @@ mod futures_are_send {
         spawnable(&locks.list("x").next());
         spawnable(&locks.revoke("x", 1, std::time::Duration::ZERO, "y"));
         spawnable(&locks.force_release("x", 1));
+        spawnable(&locks.latch("x").try_set(1));
+        spawnable(&locks.latch("x").wait_for_zero());
+        spawnable(&locks.counter("x").changes().next());
         spawnable(&locks.shutdown(std::time::Duration::ZERO));
     }
 }

@@ -8,8 +8,10 @@ use crate::any;
 use crate::backend::{StoreError, TicketInfo};
 use crate::client::calls::Where;
 use crate::client::events::EventListener;
+use crate::counter::Counter;
 use crate::error::Error;
 use crate::hold::{Guard, Held};
+use crate::latch::Latch;
 use crate::lock::Lock;
 use crate::multi::MultiLock;
 use crate::name::Name;
@@ -79,6 +81,16 @@ impl Locks {
     /// A semaphore on a name, with this number of permits: 1 to 2³⁰ − 1.
     pub fn semaphore(&self, name: impl Into<String>, capacity: u32) -> Semaphore {
         Semaphore::new(&self.0, name.into(), capacity)
+    }
+
+    /// A count-down latch on a name.
+    pub fn latch(&self, name: impl Into<String>) -> Latch {
+        Latch::new(&self.0, name.into())
+    }
+
+    /// A shared counter on a name.
+    pub fn counter(&self, name: impl Into<String>) -> Counter {
+        Counter::new(&self.0, name.into())
     }
 
     /// Several locks at once, all or none of them: see [`MultiLock`]. They may be of different clients, and so of

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{BoxFuture, Wake};
-use crate::name::Namespace;
+use crate::name::{Name, Namespace};
 use crate::request::Id;
 
 /// A connection reports here what the store sends without being asked. When the connection drops this, it is of no use
@@ -22,14 +22,16 @@ pub struct EventSink {
 pub(crate) type Timer = Arc<dyn Fn(Duration) -> BoxFuture<()> + Send + Sync>;
 
 /// A message that a store sends without being asked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum News {
     /// A ticket is granted.
     Granted(Wake),
     /// A ticket must be renewed after this time.
     Recheck(Id, Duration),
-    /// Wake-ups may have been missed.
+    /// The counter of this name, which is watched, has changed. The core reads it.
+    Changed(Name),
+    /// Wake-ups, and changes of watched counters, may have been missed.
     Gap,
 }
 
@@ -139,7 +141,13 @@ impl EventSink {
         self.tell(News::Recheck(id, after));
     }
 
-    /// Wake-ups may have been missed: the core renews every ticket.
+    /// The counter of this name has changed. Only for names that are [watched](super::Connection::watch).
+    pub fn changed(&self, name: Name) {
+        self.tell(News::Changed(name));
+    }
+
+    /// Wake-ups, or changes of counters, may have been missed: the core renews every ticket, and watches and reads every
+    /// watched counter again.
     pub fn gap(&self) {
         self.tell(News::Gap);
     }

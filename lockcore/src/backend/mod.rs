@@ -15,6 +15,9 @@
 //! - **Operations are idempotent by id**, and neither loop, retry nor sleep. Deadlines, repetition, renewal, clean-up
 //!   and reconnecting are done in the core, once for all stores.
 //!
+//! Beside the tickets, a store may keep **counters**: one number per name, which clients change in atomic steps and
+//! [watch](Connection::watch). The primitives that are no locks are made of them.
+//!
 //! `testing::conformance` checks a store against this contract; the example `own_store` is a store that passes it.
 //!
 //! This module needs the feature `backend`. It changes as the stores of this crate need it, so a store outside should
@@ -52,6 +55,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use crate::counting::{Count, CountOp, Counted, MAX_COUNT, MOST_REMEMBERED, OnlyIf, Outcome};
 use crate::error::Error;
 pub use crate::name::{Name, Namespace};
 pub use crate::request::{FULL, Id, Request};
@@ -156,6 +160,40 @@ pub trait Connection: fmt::Debug + Send + Sync + 'static {
     /// Forgets everything about a name that is not in use. Does nothing while the name has a ticket.
     fn forget(&self, name: Name) -> Answer<()>;
 
+    /// Reads or changes the counter of a name, in one atomic step. A repetition of a change, by its
+    /// [id](Count::id), changes nothing and answers as the first one did. If two clients were in each other's way, the
+    /// store may fail with [`Fault::Retry`]: the core asks again.
+    ///
+    /// A counter lives for at least a day after the last request for it. When its value or its generation changes, each
+    /// client that [watches](Self::watch) it is told, once. A store may also tell of a change that was refused, but not of
+    /// a read or a repetition.
+    ///
+    /// A store that has no counters need not implement this: see [`Capability::counters`].
+    fn count(&self, count: Arc<Count>) -> Answer<Counted> {
+        let text = format!("{}: this store has no counters", count.name);
+        Box::pin(std::future::ready(Err(StoreError::new(
+            Fault::Config,
+            text,
+        ))))
+    }
+
+    /// From the answer on, [`News::Changed`] goes to this connection when a counter changes, until [`unwatch`](Self::unwatch)
+    /// or the end of the connection. Watching a name twice is the same as once.
+    ///
+    /// Only called if the store [pushes](Capability::watches) changes.
+    fn watch(&self, name: Name) -> Answer<()> {
+        let text = format!("{name}: this store does not push the changes of counters");
+        Box::pin(std::future::ready(Err(StoreError::new(
+            Fault::Config,
+            text,
+        ))))
+    }
+
+    /// Ends [`watch`](Self::watch). If this fails, the news of the name may go on until the connection ends.
+    fn unwatch(&self, _name: Name) -> Answer<()> {
+        Box::pin(std::future::ready(Ok(())))
+    }
+
     /// Checks the server's version and settings. Returns warnings for an operator.
     ///
     /// A check that the client has no right to make is skipped.
@@ -213,11 +251,17 @@ pub struct Capability {
     pub asks_back: bool,
     /// It implements [`Connection::list`].
     pub lists: bool,
+    /// Names have counters: [`Connection::count`].
+    pub counters: bool,
+    /// Changes of counters are pushed: [`Connection::watch`]. If not, clients that wait for one read it ten times a
+    /// second.
+    pub watches: bool,
 }
 
 impl Capability {
     /// Requests queue at the store, wake-ups are pushed and grant, several processes share the store, a ttl may be up to
-    /// a year, 1,000 requests may be in flight, tickets cannot be asked back, and names cannot be listed.
+    /// a year, 1,000 requests may be in flight, tickets cannot be asked back, names cannot be listed, and there are no
+    /// counters.
     #[must_use]
     pub const fn new() -> Self {
         Self {
@@ -230,6 +274,8 @@ impl Capability {
             wake_ups_grant: true,
             asks_back: false,
             lists: false,
+            counters: false,
+            watches: false,
         }
     }
 
@@ -293,6 +339,20 @@ impl Capability {
     #[must_use]
     pub const fn lists(mut self, yes: bool) -> Self {
         self.lists = yes;
+        self
+    }
+
+    /// Sets [`counters`](Self::counters).
+    #[must_use]
+    pub const fn counters(mut self, yes: bool) -> Self {
+        self.counters = yes;
+        self
+    }
+
+    /// Sets [`watches`](Self::watches).
+    #[must_use]
+    pub const fn watches(mut self, yes: bool) -> Self {
+        self.watches = yes;
         self
     }
 }
@@ -504,6 +564,15 @@ impl StoreError {
     #[must_use]
     pub fn lost(&self) -> &[Id] {
         &self.lost
+    }
+
+    /// A counter [remembers](MOST_REMEMBERED) as many changes as it may.
+    pub(crate) fn crowded() -> Self {
+        let text = format!(
+            "more than {MOST_REMEMBERED} changes of this counter are remembered, each for a minute; change it less often, or \
+             from fewer processes"
+        );
+        Self::new(Fault::Refused, text)
     }
 
     /// What the failure means for the request.

@@ -16,11 +16,13 @@ pub(crate) mod shared;
 
 pub(crate) mod alarms;
 pub(crate) mod calls;
+mod counters;
 mod losses;
 mod renewals;
 mod reports;
 mod shutdown;
 mod tickets;
+pub(crate) mod watches;
 
 pub(crate) mod keeper;
 mod supervise;

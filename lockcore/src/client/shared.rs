@@ -8,11 +8,13 @@ use std::time::Duration;
 use tokio::runtime;
 use tracing::Level;
 
+use super::counters::Answered;
 use super::events::Teller;
 use super::lease::Lease;
 use super::links::{Link, Links};
 use super::settings::{Defaults, Settings};
 use super::table::Table;
+use super::watches::Watches;
 use crate::backend::{Backend, Capability};
 use crate::clock::{Clock, Instant};
 use crate::error::Error;
@@ -52,6 +54,8 @@ pub(crate) struct Shared {
     /// See [`Shared::epoch`].
     pub(super) epoch: AtomicU64,
     table: Mutex<Table>,
+    pub(super) answered: Answered,
+    pub(super) watches: Watches,
     /// Wakes the keeper early.
     pub(crate) due_changed: Notify,
     /// Notifies when the last lease and the last clean-up are gone.
@@ -115,6 +119,8 @@ impl Shared {
             highest_seen: AtomicU64::new(0),
             epoch: AtomicU64::new(1),
             table: Mutex::default(),
+            answered: Answered::default(),
+            watches: Watches::default(),
             due_changed: Notify::new(),
             idle: Notify::new(),
             ends: Notify::new(),
@@ -202,6 +208,7 @@ impl Shared {
     /// before the store has been asked whether the ticket still exists.
     pub(crate) fn suspect(&self) {
         self.epoch.fetch_add(1, Ordering::SeqCst);
+        self.watches.gap();
     }
 
     pub(crate) fn highest_seen(&self) -> u64 {

@@ -17,6 +17,7 @@ impl Shared {
         let waiting = table.leases_where(|stage| matches!(stage, Stage::Asked | Stage::Waiting));
         drop(table);
         self.settle_kept();
+        self.watches.close();
         for lease in waiting {
             // If it was granted in this moment, it ends as other held leases do.
             let stage = self.stage(lease.request.id);

@@ -250,8 +250,9 @@ impl Shared {
 
     /// Whether anything depends on a connection, so that a broken one must be replaced before a caller asks.
     pub(crate) fn is_busy(&self) -> bool {
-        let table = self.table();
         let asked = |tracked: &Tracked| tracked.stage == Stage::Asked;
-        table.cleanups_open > 0 || !table.leases.values().all(asked)
+        let watches = !self.watches.is_empty();
+        let table = self.table();
+        watches || table.cleanups_open > 0 || !table.leases.values().all(asked)
     }
 }

@@ -30,6 +30,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a panic is the report")]
 
+mod counters;
 mod exclusion;
 mod fact;
 mod histories;
@@ -56,6 +57,7 @@ pub fn facts() -> Vec<Fact> {
         requests::all(),
         operators::all(),
         histories::all(),
+        counters::all(),
         exclusion::all(),
     ]
     .concat()

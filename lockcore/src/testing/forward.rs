@@ -4,8 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::backend::{
-    Answer, Backend, BoxFuture, Capability, Connection, Departure, Enqueued, EventSink, Id,
-    Listing, Name, Page, Released, Renewed, Request, TicketInfo,
+    Answer, Backend, BoxFuture, Capability, Connection, Count, Counted, Departure, Enqueued,
+    EventSink, Id, Listing, Name, Page, Released, Renewed, Request, TicketInfo,
 };
 
 /// A [`Connection`] that wraps another one. It passes on every request, except those of the verbs that it implements
@@ -83,6 +83,21 @@ pub trait Forward: fmt::Debug + Send + Sync + 'static {
     /// See [`Connection::forget`].
     fn forget(&self, name: Name) -> Answer<()> {
         self.inner().forget(name)
+    }
+
+    /// See [`Connection::count`].
+    fn count(&self, count: Arc<Count>) -> Answer<Counted> {
+        self.inner().count(count)
+    }
+
+    /// See [`Connection::watch`].
+    fn watch(&self, name: Name) -> Answer<()> {
+        self.inner().watch(name)
+    }
+
+    /// See [`Connection::unwatch`].
+    fn unwatch(&self, name: Name) -> Answer<()> {
+        self.inner().unwatch(name)
     }
 
     /// See [`Connection::check`].
@@ -172,6 +187,18 @@ impl<C: Forward> Connection for Forwarding<C> {
 
     fn forget(&self, name: Name) -> Answer<()> {
         self.0.forget(name)
+    }
+
+    fn count(&self, count: Arc<Count>) -> Answer<Counted> {
+        self.0.count(count)
+    }
+
+    fn watch(&self, name: Name) -> Answer<()> {
+        self.0.watch(name)
+    }
+
+    fn unwatch(&self, name: Name) -> Answer<()> {
+        self.0.unwatch(name)
     }
 
     fn check(&self) -> Answer<Vec<String>> {

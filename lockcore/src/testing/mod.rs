@@ -225,7 +225,11 @@ impl Default for Store {
 /// of its own, and [`Clock::advance`] does not affect it.
 impl Backend for Store {
     fn capability(&self) -> Capability {
-        Capability::new().asks_back(true).lists(true)
+        Capability::new()
+            .asks_back(true)
+            .lists(true)
+            .counters(true)
+            .watches(true)
     }
 
     fn connect(&self, events: EventSink) -> Answer<Arc<dyn Connection>> {

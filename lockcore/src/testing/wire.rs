@@ -9,8 +9,8 @@ use tokio::sync::{oneshot, watch};
 
 use crate::backend::memory;
 use crate::backend::{
-    Answer, Connection, Departure, Enqueued, EventSink, Fault, Listing, News, Page, Released,
-    Renewed, StoreError, TicketInfo,
+    Answer, Connection, Count, Counted, Departure, Enqueued, EventSink, Fault, Listing, News, Page,
+    Released, Renewed, StoreError, TicketInfo,
 };
 use crate::name::Name;
 use crate::request::{Id, Request};
@@ -28,6 +28,10 @@ pub enum Verb {
     Renew,
     /// Remove tickets.
     Release,
+    /// Read or change a counter.
+    Count,
+    /// Watch a counter. Clients do this when they begin to wait for a change, and after each break.
+    Watch,
 }
 
 /// A message that was sent: the code to run on its arrival.
@@ -188,7 +192,7 @@ impl Wire {
     /// The store sends a message to a client.
     fn tell(&self, client: &Arc<EventSink>, news: News) {
         let mut state = self.state();
-        if let (News::Granted(_), 1..) = (news, state.wake_ups_to_lose) {
+        if let (News::Granted(_), 1..) = (&news, state.wake_ups_to_lose) {
             state.wake_ups_to_lose -= 1;
             return;
         }
@@ -274,6 +278,26 @@ impl Connection for WireConnection {
 
     fn forget(&self, _name: Name) -> Answer<()> {
         self.ask(None, |_| Ok(()))
+    }
+
+    fn count(&self, count: Arc<Count>) -> Answer<Counted> {
+        self.ask(Some(Verb::Count), move |tickets| tickets.count(&count))
+    }
+
+    fn watch(&self, name: Name) -> Answer<()> {
+        let receiver = self.receiver;
+        self.ask(Some(Verb::Watch), move |tickets| {
+            tickets.watch(name, receiver);
+            Ok(())
+        })
+    }
+
+    fn unwatch(&self, name: Name) -> Answer<()> {
+        let receiver = self.receiver;
+        self.ask(None, move |tickets| {
+            tickets.unwatch(&name, receiver);
+            Ok(())
+        })
     }
 
     fn check(&self) -> Answer<Vec<String>> {

@@ -4,6 +4,8 @@
 //! It is the [pure rule](crate::queue) under a mutex. It measures time with the lease clock. The wall clock only
 //! provides ticket numbers, so that tokens also rise over restarts of the process.
 
+mod counters;
+
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -12,8 +14,8 @@ use url::Url;
 
 use super::shown::ASK;
 use super::{
-    Answer, Backend, Capability, Connection, Departure, Enqueued, EventSink, Fault, Listing,
-    NameInUse, News, Page, Released, Renewed, StoreError, TicketInfo, Wake,
+    Answer, Backend, Capability, Connection, Count, Counted, Departure, Enqueued, EventSink, Fault,
+    Listing, NameInUse, News, Page, Released, Renewed, StoreError, TicketInfo, Wake,
 };
 use crate::clock::{Clock, Instant};
 use crate::error::Error;
@@ -22,6 +24,7 @@ use crate::name::Name;
 use crate::queue::{self, NoTicket, Queue};
 use crate::request::{Id, Request};
 use crate::tls::Tls;
+use counters::Counters;
 
 const DAY_MICROS: u64 = 86_400_000_000;
 
@@ -64,6 +67,7 @@ struct Names {
     marks: Prehashed<Id, Instant>,
     /// The latest connection of each receiver. Its tickets are woken there.
     receivers: HashMap<u64, Weak<EventSink>>,
+    counters: Counters,
 }
 
 /// The tickets of one name.
@@ -116,6 +120,8 @@ impl Backend for Memory {
             .in_flight(u32::MAX)
             .asks_back(true)
             .lists(true)
+            .counters(true)
+            .watches(true)
     }
 
     fn connect(&self, events: EventSink) -> Answer<Arc<dyn Connection>> {
@@ -164,6 +170,20 @@ impl Connection for MemoryConnection {
         answer(Ok(()))
     }
 
+    fn count(&self, count: Arc<Count>) -> Answer<Counted> {
+        answer(self.store.count(&count))
+    }
+
+    fn watch(&self, name: Name) -> Answer<()> {
+        self.store.watch(name, self.events.receiver());
+        answer(Ok(()))
+    }
+
+    fn unwatch(&self, name: Name) -> Answer<()> {
+        self.store.unwatch(&name, self.events.receiver());
+        answer(Ok(()))
+    }
+
     fn check(&self) -> Answer<Vec<String>> {
         answer(Ok(Vec::new()))
     }
@@ -183,13 +203,17 @@ impl Store {
 
     /// From now on, wake-ups for this receiver go to `events`.
     pub(crate) fn listen(&self, events: &Arc<EventSink>) {
+        let receiver = events.receiver();
         let mut names = self.names();
-        names
-            .receivers
-            .retain(|_, connection| connection.strong_count() > 0);
-        names
-            .receivers
-            .insert(events.receiver(), Arc::downgrade(events));
+        let Names {
+            receivers,
+            counters,
+            ..
+        } = &mut *names;
+        receivers.retain(|_, connection| connection.strong_count() > 0);
+        // If there was a connection before this one, what it watched has ended with it.
+        counters.keep_watches(|other| other != receiver && receivers.contains_key(&other));
+        receivers.insert(receiver, Arc::downgrade(events));
     }
 
     pub(crate) fn enqueue(
@@ -419,11 +443,39 @@ impl Store {
         true
     }
 
+    pub(crate) fn count(&self, count: &Count) -> Result<Counted, StoreError> {
+        let now = self.clock.now();
+        let mut names = self.names();
+        let Names {
+            counters,
+            receivers,
+            ..
+        } = &mut *names;
+        let (answer, watchers) = counters.carry_out(count, now, wall_clock_micros())?;
+        let told: Vec<_> = watchers
+            .filter_map(|receiver| receivers.get(receiver)?.upgrade())
+            .collect();
+        drop(names);
+        for events in told {
+            events.changed(count.name.clone());
+        }
+        Ok(answer)
+    }
+
+    pub(crate) fn watch(&self, name: Name, receiver: u64) {
+        self.names().counters.watch(name, receiver);
+    }
+
+    pub(crate) fn unwatch(&self, name: &Name, receiver: u64) {
+        self.names().counters.unwatch(name, receiver);
+    }
+
     /// Forgets everything, like a server that restarts without its data.
     pub(crate) fn lose_data(&self) {
         let mut names = self.names();
         *names = Names {
             receivers: std::mem::take(&mut names.receivers),
+            counters: names.counters.without_data(),
             ..Names::default()
         };
     }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use redis::aio::MultiplexedConnection;
 use redis::{Cmd, RedisResult, Value};
 
+use super::counters::Watched;
 use super::dial::Driver;
 use super::group::Group;
 use super::hop::Hop;
@@ -18,6 +19,8 @@ pub(super) struct RedisConnection {
     pub(super) connection: MultiplexedConnection,
     /// The channel of wake-ups for tickets of this connection, without the prefix.
     pub(super) channel: Arc<str>,
+    /// The counters that are watched on it.
+    pub(super) watched: Arc<Watched>,
     pub(super) driver: Arc<Driver>,
     /// The watch over the sentinels, if they have named this server.
     pub(super) watch: Option<Arc<Watch>>,

@@ -6,7 +6,8 @@
 //! behind it, with one `WAIT` at their end. It lasts as long as the most patient of them. A verb with less time gives up
 //! before that by itself, in line or behind its script, and its caller hears which of the two it was.
 //!
-//! Enqueue and renew are such verbs, if their answer says that the ticket is there. Nothing else is:
+//! Enqueue and renew are such verbs, if their answer says that the ticket is there, and so is every request about a
+//! counter. Nothing else is:
 //!
 //! - **A refusal** (busy, gone, lost, another capacity) gives nothing that could be lost.
 //! - **A release** that a promoted server has not received keeps a name taken until the lease ends. Nobody else gets in.
@@ -37,10 +38,11 @@ use std::time::Duration;
 use redis::{Cmd, RedisResult, Value};
 
 use super::connection::{RedisConnection, Socket};
+use super::counters::{self, Publish};
 use super::group::{Group, Verdict};
 use super::tickets;
 use super::turn::Patience;
-use crate::backend::{Enqueued, Fault, Renewed, StoreError};
+use crate::backend::{Count, Counted, Enqueued, Fault, Renewed, StoreError};
 use crate::request::Request;
 
 /// Takes a ticket that counts when its write does. The caller waits for `patience`.
@@ -85,6 +87,24 @@ pub(super) async fn renew(
         false => StoreError::halfway(Fault::Unknown, error.to_string()),
     };
     Err(error.with_lost(lost))
+}
+
+/// Reads or changes a counter. A read writes too, because what it has read may not count yet, and a caller that acts on it
+/// must not find it gone. For the same reason a repetition writes. What does not count in time is unknown: the core asks
+/// again with the same id.
+pub(super) async fn count(
+    group: Arc<Group>,
+    connection: RedisConnection,
+    request: Arc<Count>,
+) -> Result<Counted, StoreError> {
+    let mut member = Member::new(group, connection, Duration::MAX);
+    let answer = counters::count(&mut member, &request, true, Publish::Plain).await?;
+    let counts = member.counts().await;
+    counts.map_err(|error| match error.is_broken() {
+        true => error,
+        false => StoreError::halfway(Fault::Unknown, error.to_string()),
+    })?;
+    Ok(answer)
 }
 
 /// One verb of a group.

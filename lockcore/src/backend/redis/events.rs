@@ -1,10 +1,12 @@
 //! Turns the messages that the server pushes on the connection into the wake-ups and rechecks of the core.
 
 use std::convert::Infallible;
+use std::sync::Arc;
 use std::time::Duration;
 
 use redis::{PushInfo, PushKind, Value};
 
+use super::counters::Watched;
 use crate::backend::{EventSink, Wake};
 use crate::request::Id;
 
@@ -12,9 +14,14 @@ use crate::request::Id;
 ///
 /// The driver drops this sink, and with it `events`, when the connection breaks or its runtime ends. The core learns of
 /// the end by that.
-pub(super) fn sink(events: EventSink) -> impl Fn(PushInfo) -> Result<(), Infallible> + Send + Sync {
+pub(super) fn sink(
+    events: EventSink,
+    watched: Arc<Watched>,
+) -> impl Fn(PushInfo) -> Result<(), Infallible> + Send + Sync {
     move |push| {
-        tell(&events, &push);
+        if !watched.tell(&events, &push) {
+            tell(&events, &push);
+        }
         Ok(())
     }
 }

@@ -42,6 +42,15 @@ pub(super) fn name_of(key: &str) -> Option<NameInUse> {
     NameInUse::of_key(key, READABLE)
 }
 
+/// The key of the counter of a name, and the channel of those who watch it. Both are in the slot of the name. Receivers
+/// have no brace at their beginning, so none listens to such a channel.
+pub(super) fn counter(name: &Name) -> (String, String) {
+    let key = key(name);
+    let (folder, tag) = key.split_at(key.find('{').unwrap_or(key.len()));
+    let channel = format!("{folder}wake:{tag}");
+    (format!("{key}:count"), channel)
+}
+
 /// A key in the form of the keys of names. No name has this key.
 pub(super) fn some_key(namespace: &Namespace) -> String {
     format!("{}:{VERSION}:{{}}", namespace.as_str())
@@ -92,11 +101,12 @@ pub(super) static LIST: LazyLock<Script> = script!("scripts/list.lua");
 pub(super) static ASK: LazyLock<Script> = script!("scripts/ask.lua");
 pub(super) static FORGET: LazyLock<Script> = script!("scripts/forget.lua");
 pub(super) static PROBE: LazyLock<Script> = script!("scripts/probe.lua");
+pub(super) static COUNT: LazyLock<Script> = script!("scripts/count.lua");
 
 #[cfg(test)]
 pub(super) fn scripts() -> impl Iterator<Item = &'static Script> {
     [
-        &ENQUEUE, &RENEW, &RELEASE, &RAISE, &INSPECT, &LIST, &ASK, &FORGET, &PROBE,
+        &ENQUEUE, &RENEW, &RELEASE, &RAISE, &INSPECT, &LIST, &ASK, &FORGET, &PROBE, &COUNT,
     ]
     .into_iter()
     .map(|script| &**script)

@@ -3,6 +3,7 @@
 mod cluster;
 mod config;
 mod connection;
+mod counters;
 mod dial;
 mod durability;
 mod durable;
@@ -29,8 +30,8 @@ use tokio::sync::oneshot;
 use url::Url;
 
 use super::{
-    Answer, Backend, Capability, Connection, Departure, Enqueued, EventSink, Listing, Page,
-    Released, Renewed, StoreError, TicketInfo,
+    Answer, Backend, Capability, Connection, Count, Counted, Departure, Enqueued, EventSink,
+    Listing, Page, Released, Renewed, StoreError, TicketInfo,
 };
 use crate::error::Error;
 use crate::name::Name;
@@ -116,6 +117,8 @@ impl Backend for Redis {
             .wake_ups_grant(durability.is_none())
             .asks_back(true)
             .lists(true)
+            .counters(true)
+            .watches(!matches!(self, Self::Cluster(_)))
     }
 
     fn silence(&self) -> &'static str {
@@ -170,7 +173,8 @@ async fn connected(server: &Server, events: EventSink) -> Result<RedisConnection
     let channels = layout::wake_channel(&namespace, &channel);
     let op_timeout = events.op_timeout();
     let (open, ended) = oneshot::channel::<()>();
-    let sink = events::sink(events);
+    let watched = Arc::default();
+    let sink = events::sink(events, Arc::clone(&watched));
     let config = settings().set_push_sender(move |push| {
         let _goes_with_the_connection = &open;
         sink(push)
@@ -198,6 +202,7 @@ async fn connected(server: &Server, events: EventSink) -> Result<RedisConnection
     Ok(RedisConnection {
         connection,
         channel,
+        watched,
         driver: Arc::new(driver),
         watch: None,
         group,
@@ -269,6 +274,19 @@ impl Connection for RedisConnection {
 
     fn forget(&self, name: Name) -> Answer<()> {
         Box::pin(tickets::forget(self.clone(), name))
+    }
+
+    fn count(&self, count: Arc<Count>) -> Answer<Counted> {
+        let (connection, group) = (self.clone(), self.group.clone());
+        Box::pin(counters::count_here(connection, group, count))
+    }
+
+    fn watch(&self, name: Name) -> Answer<()> {
+        Box::pin(counters::watch(self.clone(), name))
+    }
+
+    fn unwatch(&self, name: Name) -> Answer<()> {
+        Box::pin(counters::unwatch(self.clone(), name))
     }
 
     fn check(&self) -> Answer<Vec<String>> {

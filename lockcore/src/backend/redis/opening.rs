@@ -71,6 +71,7 @@ pub(super) async fn without_wake_ups(
     let connection = RedisConnection {
         connection,
         channel,
+        watched: Arc::default(),
         driver: Arc::new(driver),
         watch: None,
         group: None,

@@ -356,7 +356,7 @@ async fn all_failed(connection: &RedisConnection, namespace: &Namespace) -> Resu
 
 /// Runs a script by its hash. A server that is new or has restarted does not know the script, and then gets its text.
 /// Such a server has certainly not run the script, so nothing is done twice.
-async fn run(
+pub(super) async fn run(
     socket: &mut impl Socket,
     script: &Script,
     namespace: &Namespace,
@@ -399,11 +399,11 @@ fn numbers(value: Value) -> Result<Vec<i64>, StoreError> {
     redis::from_redis_value(value).map_err(unreadable)
 }
 
-fn unreadable(error: redis::ParsingError) -> StoreError {
+pub(super) fn unreadable(error: redis::ParsingError) -> StoreError {
     StoreError::new(Fault::Unknown, format!("Redis: unreadable reply: {error}"))
 }
 
-fn unexpected(reply: &impl std::fmt::Debug) -> StoreError {
+pub(super) fn unexpected(reply: &impl std::fmt::Debug) -> StoreError {
     StoreError::new(Fault::Unknown, format!("Redis: unexpected reply {reply:?}"))
 }
 

@@ -16,9 +16,10 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::events::Wakes;
 use super::file::File;
-use super::tickets;
+use super::{counters, tickets};
 use crate::backend::{
-    Departure, Enqueued, EventSink, Fault, Listing, Page, Released, Renewed, StoreError, TicketInfo,
+    Count, Counted, Departure, Enqueued, EventSink, Fault, Listing, Page, Released, Renewed,
+    StoreError, TicketInfo,
 };
 use crate::name::Name;
 use crate::request::{Id, Request};
@@ -38,6 +39,7 @@ pub(super) enum Job {
     List(Listing, Reply<Page>),
     AskBack(Name, Id, Arc<str>, Reply<bool>),
     Forget(Name, Reply<()>),
+    Count(Arc<Count>, Reply<Counted>),
     Check(Reply<Vec<String>>),
 }
 
@@ -249,7 +251,8 @@ impl Job {
             | Self::Inspect(..)
             | Self::List(..)
             | Self::AskBack(..)
-            | Self::Forget(..) => 2,
+            | Self::Forget(..)
+            | Self::Count(..) => 2,
         }
     }
 
@@ -265,6 +268,7 @@ impl Job {
             Self::List(_, reply) => reply.is_closed(),
             Self::AskBack(.., reply) => reply.is_closed(),
             Self::Forget(_, reply) => reply.is_closed(),
+            Self::Count(_, reply) => reply.is_closed(),
             Self::Check(reply) => reply.is_closed(),
         }
     }
@@ -281,6 +285,7 @@ impl Job {
             Self::List(_, reply) => tell(reply, Err(error)),
             Self::AskBack(.., reply) => tell(reply, Err(error)),
             Self::Forget(_, reply) => tell(reply, Err(error)),
+            Self::Count(_, reply) => tell(reply, Err(error)),
             Self::Check(reply) => tell(reply, Err(error)),
         };
     }
@@ -351,6 +356,10 @@ async fn carry_out(job: Job, file: &mut File, wakes: &mut Wakes) {
         }
         Job::Forget(name, reply) => {
             tell(reply, tickets::forget(file, &name).await);
+        }
+        Job::Count(count, reply) => {
+            tell(reply, counters::count(file, &count).await);
+            file.sweep_now_and_then().await;
         }
         Job::Check(reply) => {
             tell(reply, Ok(file.warnings()));

@@ -23,7 +23,7 @@ const PATIENCE: Duration = Duration::from_millis(250);
 /// As [`PATIENCE`], after the previous wait was in vain: the thread must answer the next callers in time.
 const LITTLE_PATIENCE: Duration = Duration::from_millis(5);
 
-/// How many enqueues come between two steps of the sweep. A step checks 1,000 names, which is four for each name that
+/// How many enqueues, or requests about counters, come between two steps of the sweep. A step checks 1,000 names, which is four for each name that
 /// may have been added.
 const SWEEP_EVERY: u64 = 250;
 
@@ -129,6 +129,7 @@ impl File {
         if self.is_new().await? {
             self.run(|| sqlx::query(layout::TABLES)).await?;
         }
+        self.run(|| sqlx::query(layout::COUNTERS)).await?;
         let now = Boot::now()?;
         let rows = self
             .run(|| sqlx::query("SELECT epoch, boot, booted_at FROM store"))

@@ -17,6 +17,7 @@ pub(super) const APPLICATION: i64 = 0x6c6f_636b;
 const READABLE: usize = 512;
 
 pub(super) const TABLES: &str = include_str!("schema/tables.sql");
+pub(super) const COUNTERS: &str = include_str!("schema/counters.sql");
 pub(super) const SCRATCH: &str = include_str!("schema/scratch.sql");
 
 /// The statements of an operation are one text. The driver's thread runs it to its end without interruption, so the
@@ -39,6 +40,8 @@ pub(super) const INSPECT: &str = include_str!("schema/inspect.sql");
 pub(super) const LIST: &str = include_str!("schema/list.sql");
 pub(super) const ASK_BACK: &str = include_str!("schema/ask_back.sql");
 pub(super) const FORGET: &str = include_str!("schema/forget.sql");
+pub(super) const COUNTER: &str = include_str!("schema/counter.sql");
+pub(super) const SET_COUNTER: &str = include_str!("schema/set_counter.sql");
 pub(super) const SWEEP: &str = include_str!("schema/sweep.sql");
 
 /// The key of a name in the file.

@@ -1,6 +1,7 @@
 //! A file with SQLite: see [`guide::sqlite`](crate::guide::sqlite) for what it promises and needs.
 
 mod config;
+mod counters;
 mod driver;
 mod events;
 mod file;
@@ -13,8 +14,8 @@ use std::sync::Arc;
 use url::Url;
 
 use super::{
-    Answer, Backend, Capability, Connection, Departure, Enqueued, EventSink, Listing, Page,
-    Released, Renewed, TicketInfo,
+    Answer, Backend, Capability, Connection, Count, Counted, Departure, Enqueued, EventSink,
+    Listing, Page, Released, Renewed, TicketInfo,
 };
 use crate::error::Error;
 use crate::name::Name;
@@ -52,6 +53,8 @@ impl Backend for Sqlite {
             .in_flight(16)
             .asks_back(true)
             .lists(true)
+            // The file cannot tell of changes, and reading a counter costs less than looking at who has changed it.
+            .counters(true)
     }
 
     fn connect(&self, events: EventSink) -> Answer<Arc<dyn Connection>> {
@@ -115,6 +118,11 @@ impl Connection for SqliteConnection {
     fn forget(&self, name: Name) -> Answer<()> {
         let driver = Arc::clone(&self.driver);
         Box::pin(async move { driver.ask(|reply| Job::Forget(name, reply)).await })
+    }
+
+    fn count(&self, count: Arc<Count>) -> Answer<Counted> {
+        let driver = Arc::clone(&self.driver);
+        Box::pin(async move { driver.ask(|reply| Job::Count(count, reply)).await })
     }
 
     fn check(&self) -> Answer<Vec<String>> {

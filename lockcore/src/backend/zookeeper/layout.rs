@@ -3,6 +3,8 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
+use sha2::{Digest as _, Sha256};
+
 use crate::backend::NameInUse;
 use crate::name::{Name, Namespace, key_prefix};
 use crate::queue;
@@ -83,6 +85,29 @@ pub(super) fn nodes_like(namespace: &Namespace, prefix: &str) -> String {
 /// The name of a node in the folder.
 pub(super) fn name_of(node: &str) -> Option<NameInUse> {
     NameInUse::of_key(node, READABLE)
+}
+
+/// The place of the counter of a name: `/lock:1/counters/5f/{order:42}`. Counters are spread over 256 folders, so that a
+/// client can list one of them.
+#[derive(Clone, Debug)]
+pub(super) struct Place {
+    /// From the outermost: the folder of all names, that of the counters, and the one that the counter is in.
+    pub(super) folders: [String; 3],
+    pub(super) path: String,
+}
+
+impl Place {
+    pub(super) fn of(name: &Name) -> Self {
+        let Parent { folder, path } = Parent::of(name);
+        // No name has a folder like this, because names begin with a brace.
+        let counters = format!("{folder}/counters");
+        let bucket = format!("{counters}/{:02x}", Sha256::digest(path.as_bytes())[0]);
+        let path = format!("{bucket}{}", &path[folder.len()..]);
+        Self {
+            folders: [folder, counters, bucket],
+            path,
+        }
+    }
 }
 
 /// ZooKeeper refuses private use characters, specials, and all characters beyond the basic plane (it is written in

@@ -2,6 +2,7 @@
 
 mod attempts;
 mod config;
+mod counters;
 mod driver;
 mod errors;
 mod events;
@@ -21,8 +22,8 @@ use std::time::Duration;
 use url::Url;
 
 use super::{
-    Answer, Backend, BoxFuture, Capability, Connection, Departure, Enqueued, EventSink, Listing,
-    Page, Released, Renewed, TicketInfo,
+    Answer, Backend, BoxFuture, Capability, Connection, Count, Counted, Departure, Enqueued,
+    EventSink, Listing, Page, Released, Renewed, TicketInfo,
 };
 use crate::error::Error;
 use crate::name::Name;
@@ -90,6 +91,8 @@ impl Backend for ZooKeeper {
             .in_flight(IN_FLIGHT)
             .asks_back(true)
             .lists(true)
+            .counters(true)
+            .watches(true)
     }
 
     fn connect(&self, events: EventSink) -> Answer<Arc<dyn Connection>> {
@@ -160,6 +163,18 @@ impl Connection for ZooKeeperConnection {
 
     fn forget(&self, name: Name) -> Answer<()> {
         Box::pin(tickets::forget(self.session(), name))
+    }
+
+    fn count(&self, count: Arc<Count>) -> Answer<Counted> {
+        Box::pin(counters::count(self.session(), count))
+    }
+
+    fn watch(&self, name: Name) -> Answer<()> {
+        Box::pin(counters::watch(self.session(), name))
+    }
+
+    fn unwatch(&self, name: Name) -> Answer<()> {
+        Box::pin(counters::unwatch(self.session(), name))
     }
 
     fn check(&self) -> Answer<Vec<String>> {

@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use tokio::runtime::Handle;
 use tokio::sync::{oneshot, watch};
+use tokio::task::AbortHandle;
 use tokio::time::MissedTickBehavior;
 use zookeeper_client::{Acls, Client, Error as ZkError, MultiWriteError, SessionState};
 
@@ -65,6 +66,8 @@ pub(super) struct State {
     /// Released ids whose enqueue may still arrive: a node with such an id is deleted.
     pub(super) gone: HashMap<Id, Gone>,
     pub(super) lines: HashMap<String, Line>,
+    /// The counters that are watched, by their paths, each with the task that waits for the events.
+    watched: HashMap<String, AbortHandle>,
     /// For each name with a list under way: the callers that wait for the next list.
     pub(super) lists: HashMap<String, Asking>,
     /// Parents that exist, as far as is known.
@@ -162,6 +165,7 @@ pub(super) async fn open(
             tickets: HashMap::new(),
             gone: HashMap::new(),
             lines: HashMap::new(),
+            watched: HashMap::new(),
             lists: HashMap::new(),
             parents: HashSet::new(),
             proof: Proof::new(timeout, sent),
@@ -403,6 +407,8 @@ impl Session {
         for line in state.lines.values_mut() {
             line.stop();
         }
+        // The next connection watches again what the core names then.
+        state.unwatch_all();
         // Every ticket must be checked after a disturbance.
         for mine in state.tickets.values_mut() {
             if let Mine::Standing(standing) = mine {
@@ -447,6 +453,7 @@ impl Session {
         for line in state.lines.values_mut() {
             line.stop();
         }
+        state.unwatch_all();
     }
 
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
@@ -456,6 +463,29 @@ impl Session {
 }
 
 impl State {
+    pub(super) fn watches(&self, path: &str) -> bool {
+        let watched = self.watched.get(path);
+        watched.is_some_and(|task| !task.is_finished())
+    }
+
+    pub(super) fn watch(&mut self, path: String, task: AbortHandle) {
+        if let Some(before) = self.watched.insert(path, task) {
+            before.abort();
+        }
+    }
+
+    pub(super) fn unwatch(&mut self, path: &str) {
+        if let Some(task) = self.watched.remove(path) {
+            task.abort();
+        }
+    }
+
+    fn unwatch_all(&mut self) {
+        for (_, task) in self.watched.drain() {
+            task.abort();
+        }
+    }
+
     pub(super) fn knows_parent(&self, path: &str) -> bool {
         self.parents.contains(path)
     }

@@ -10,8 +10,8 @@ use tokio::sync::mpsc;
 use super::steps::{LEASE, SOON, STALL};
 use super::subject::Subject;
 use crate::backend::{
-    Connection, Departure, Enqueued, EventSink, FULL, Id, Name, Namespace, News, Released, Renewed,
-    Request, TicketInfo, Wake,
+    Connection, Count, Counted, Departure, Enqueued, EventSink, FULL, Fault, Id, Name, Namespace,
+    News, Released, Renewed, Request, TicketInfo, Wake,
 };
 use crate::builder::Builder;
 use crate::error::{Error, ErrorKind};
@@ -142,6 +142,34 @@ impl Asker {
         let (name, id) = (request.name.clone(), request.id);
         let asked = self.connection.ask_back(name, id, ask.into());
         asked.await.unwrap()
+    }
+
+    /// Asks again if another client was in the way, as the core does.
+    pub(super) async fn count(&self, count: &Arc<Count>) -> Counted {
+        loop {
+            match self.connection.count(Arc::clone(count)).await {
+                Ok(counted) => return counted,
+                Err(error) if error.fault() == Fault::Retry => tokio::task::yield_now().await,
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
+
+    pub(super) async fn watch(&self, name: Name) {
+        self.connection.watch(name).await.unwrap();
+    }
+
+    /// Waits for the next change of a counter, which must be this one.
+    pub(super) async fn is_told_of(&mut self, name: &Name) {
+        let next = async {
+            loop {
+                if let News::Changed(name) = self.told.recv().await.expect("the sink is gone") {
+                    return name;
+                }
+            }
+        };
+        let told = tokio::time::timeout(SOON, next).await;
+        assert_eq!(told.expect("it is not told"), *name);
     }
 
     /// Waits for the next wake-up.

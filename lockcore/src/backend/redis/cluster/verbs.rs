@@ -13,11 +13,12 @@ use super::routes::{Answered, Routes};
 use super::slots;
 use super::task::Task;
 use crate::backend::redis::connection::RedisConnection;
+use crate::backend::redis::counters::{self, Publish};
 use crate::backend::redis::hop::Hop;
 use crate::backend::redis::{config, layout, tickets};
 use crate::backend::{
-    Answer, Connection, Departure, Enqueued, Fault, Listing, Page, Released, Renewed, StoreError,
-    TicketInfo,
+    Answer, Connection, Count, Counted, Departure, Enqueued, Fault, Listing, Page, Released,
+    Renewed, StoreError, TicketInfo,
 };
 use crate::name::Name;
 use crate::request::{Id, Request};
@@ -103,6 +104,17 @@ impl Connection for ClusterConnection {
         Box::pin(async move {
             let verb = |link| tickets::forget(link, name.clone());
             routes.ask(slot_of(&name), verb).await.map(drop)
+        })
+    }
+
+    fn count(&self, count: Arc<Count>) -> Answer<Counted> {
+        let routes = Arc::clone(&self.0);
+        Box::pin(async move {
+            let verb = |mut link: RedisConnection| {
+                let count = Arc::clone(&count);
+                async move { counters::count(&mut link, &count, false, Publish::InSlot).await }
+            };
+            Ok(routes.ask(slot_of(&count.name), verb).await?.answer)
         })
     }
 

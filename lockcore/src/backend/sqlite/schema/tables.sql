@@ -1,4 +1,5 @@
--- The contents of the file. Created once, in one transaction, by the first process that opens it.
+-- The contents of the file, but for `counters.sql`. Created once, in one transaction, by the first process that opens
+-- it.
 --
 -- All of it is wire format: a change is a new layout version (`PRAGMA user_version`), and each version refuses files of
 -- the others. 1 is the first that is released. There are no foreign keys, because no row is removed before the rows

@@ -1,0 +1,129 @@
+//! Counters: one script, and a channel for each counter that is watched.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use redis::{Cmd, PushInfo, PushKind, RedisWrite as _, Value};
+
+use super::connection::{RedisConnection, Socket};
+use super::durable;
+use super::errors::failed;
+use super::group::Group;
+use super::layout;
+use super::tickets::{run, unexpected, unreadable};
+use crate::backend::{Count, CountOp, Counted, EventSink, OnlyIf, Outcome, StoreError};
+use crate::name::Name;
+
+/// The counters that a connection watches, by their channels.
+#[derive(Debug, Default)]
+pub(super) struct Watched(Mutex<HashMap<String, Name>>);
+
+impl Watched {
+    /// Passes on that a counter has changed. Returns whether the message was about one.
+    pub(super) fn tell(&self, events: &EventSink, push: &PushInfo) -> bool {
+        if push.kind != PushKind::Message {
+            return false;
+        }
+        let Some(Value::BulkString(channel)) = push.data.first() else {
+            return false;
+        };
+        let channel = std::str::from_utf8(channel).unwrap_or_default();
+        let name = self.names().get(channel).cloned();
+        let is_known = name.is_some();
+        if let Some(name) = name {
+            events.changed(name);
+        }
+        is_known
+    }
+
+    fn names(&self) -> MutexGuard<'_, HashMap<String, Name>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What the channels of watched counters are published with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Publish {
+    /// To all who listen at the server.
+    Plain,
+    /// To those who listen in the slot of the name.
+    InSlot,
+}
+
+/// Asks for a counter. With `keeps`, a read writes too: when that is acknowledged, what it has read is.
+pub(super) async fn count(
+    socket: &mut impl Socket,
+    count: &Count,
+    keeps: bool,
+    publish: Publish,
+) -> Result<Counted, StoreError> {
+    let (key, channel) = layout::counter(&count.name);
+    let write = |call: &mut Cmd| {
+        call.write_arg_fmt(&key);
+        call.write_arg_fmt(count.id);
+        let (verb, number, bound) = match count.op {
+            CountOp::Read if keeps => ("keep", None, None),
+            CountOp::Read => ("read", None, None),
+            CountOp::Add { delta, floor } => ("add", Some(delta), floor),
+            CountOp::Set { value, only_if } => match only_if {
+                None => ("set", Some(value), None),
+                Some(OnlyIf::Value(at)) => ("if", Some(value), Some(at)),
+                // A version has 53 bits. Another one is of no counter.
+                Some(OnlyIf::Version(at)) => ("at", Some(value), Some(at.try_into().unwrap_or(-1))),
+            },
+        };
+        let text =
+            |number: Option<i64>| number.map_or_else(String::new, |number| number.to_string());
+        call.write_arg_fmt(verb);
+        call.write_arg_fmt(text(number));
+        call.write_arg_fmt(text(bound));
+        call.write_arg_fmt(&channel);
+        call.write_arg_fmt(match publish {
+            Publish::Plain => "PUBLISH",
+            Publish::InSlot => "SPUBLISH",
+        });
+        for id in &count.answered {
+            call.write_arg_fmt(id);
+        }
+    };
+    let namespace = count.name.namespace();
+    let reply = run(socket, &layout::COUNT, namespace, 1, write).await?;
+    let reply: (u8, i64, u64, u64) = redis::from_redis_value(reply).map_err(unreadable)?;
+    let (outcome, value, generation, version) = reply;
+    let outcome = match outcome {
+        0 => Outcome::Applied,
+        1 => Outcome::Kept,
+        2 => Outcome::Overflow,
+        3 => return Err(StoreError::crowded()),
+        _ => return Err(unexpected(&reply)),
+    };
+    Ok(Counted::new(value, generation, version, outcome))
+}
+
+/// Asks for a counter, and answers when that counts, if the connection has a group for that.
+pub(super) async fn count_here(
+    mut connection: RedisConnection,
+    group: Option<Arc<Group>>,
+    request: Arc<Count>,
+) -> Result<Counted, StoreError> {
+    match group {
+        Some(group) => durable::count(group, connection, request).await,
+        None => count(&mut connection, &request, false, Publish::Plain).await,
+    }
+}
+
+/// Listens to the channel of a counter.
+pub(super) async fn watch(mut connection: RedisConnection, name: Name) -> Result<(), StoreError> {
+    let (_, channel) = layout::counter(&name);
+    // Before the request: a message may come with its answer.
+    connection.watched.names().insert(channel.clone(), name);
+    let subscribed = connection.connection.subscribe(channel).await;
+    subscribed.map_err(failed)
+}
+
+pub(super) async fn unwatch(mut connection: RedisConnection, name: Name) -> Result<(), StoreError> {
+    let (_, channel) = layout::counter(&name);
+    connection.watched.names().remove(&channel);
+    let ended = connection.connection.unsubscribe(channel).await;
+    ended.map_err(failed)
+}

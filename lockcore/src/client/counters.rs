@@ -1,0 +1,186 @@
+//! Requests about counters: the only loop that asks a store until it answers. Waiting for a change is in `watches`.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use super::alarms::jittered;
+use super::calls::Where;
+use super::gate::Replaced;
+use super::shared::Shared;
+use super::table::Phase;
+use crate::backend::{Count, CountOp, Counted, Fault, MAX_COUNT, Outcome, StoreError};
+use crate::clock::Instant;
+use crate::error::Error;
+use crate::name::Name;
+use crate::options::Wait;
+use crate::request::Id;
+
+/// A change that may have been carried out is repeated for at most this long. The store remembers it for twice as long
+/// after it was carried out, so no repetition counts again.
+const LONGEST: Duration = Duration::from_secs(30);
+
+/// The most ids of answered changes that are kept for the next request. Without them a store remembers the changes for a
+/// minute, so they are no loss.
+const MOST_ANSWERED: usize = 1_000;
+
+/// Changes that were sent once and are answered. The next change of the same counter tells the store to forget them.
+#[derive(Debug, Default)]
+pub(crate) struct Answered(Mutex<Ids>);
+
+#[derive(Debug, Default)]
+struct Ids {
+    of: HashMap<Name, Vec<Id>>,
+    all: usize,
+}
+
+impl Answered {
+    fn note(&self, name: &Name, id: Id) {
+        let mut ids = self.ids();
+        if ids.all >= MOST_ANSWERED {
+            *ids = Ids::default();
+        }
+        ids.all += 1;
+        ids.of.entry(name.clone()).or_default().push(id);
+    }
+
+    fn take(&self, name: &Name) -> Vec<Id> {
+        let mut ids = self.ids();
+        let of = ids.of.remove(name).unwrap_or_default();
+        ids.all -= of.len();
+        of
+    }
+
+    fn ids(&self) -> MutexGuard<'_, Ids> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Shared {
+    /// Carries out an operation on a counter, exactly once.
+    ///
+    /// While nothing can have been carried out, it fails within one operation timeout, so that callers do not pile up in
+    /// front of a store that is down. A change whose answer is missing is repeated, with its id, for as long as the
+    /// caller waits.
+    ///
+    /// If this is dropped after its first poll, a change may have been carried out or not. Nothing else is left behind.
+    pub(crate) async fn count(
+        self: &Arc<Self>,
+        name: &Name,
+        op: CountOp,
+        wait: Wait,
+    ) -> Result<Counted, Error> {
+        self.counted(name, op, wait)
+            .await
+            .map_err(|error| error.of_name(name.as_str()))
+    }
+
+    async fn counted(
+        self: &Arc<Self>,
+        name: &Name,
+        op: CountOp,
+        wait: Wait,
+    ) -> Result<Counted, Error> {
+        self.refuse_forked()?;
+        if self.table().phase != Phase::Open {
+            return Err(Error::shut_down());
+        }
+        let reads = op == CountOp::Read;
+        let mut count = Count::new(name.clone(), self.new_id()?, op);
+        if !reads {
+            count.answered = self.answered.take(name);
+        }
+        let count = Arc::new(count);
+        let began = self.clock.now();
+        let settled_by = began.after(match wait {
+            Wait::For(wait) => wait.clamp(self.op_timeout, LONGEST),
+            Wait::Forever => LONGEST,
+        });
+        let mut asking = Asking::default();
+        let mut pause = Duration::from_millis(5);
+        loop {
+            let by = match asking.is_ambiguous {
+                true => settled_by,
+                false => began.after(self.op_timeout),
+            };
+            let error = match self.ask_count(&count, by, &mut asking).await {
+                Ok(answer) => {
+                    if !reads && asking.sent == 1 {
+                        self.answered.note(name, count.id);
+                    }
+                    return match answer.outcome {
+                        Outcome::Overflow => Err(overflow(answer.value)),
+                        Outcome::Applied | Outcome::Kept => Ok(answer),
+                    };
+                }
+                Err(error) => error,
+            };
+            asking.is_ambiguous |=
+                !reads && (error.fault() == Fault::Unknown || error.is_halfway());
+            let by = match asking.is_ambiguous {
+                true => settled_by,
+                false => by,
+            };
+            let again = self.clock.now().after(jittered(pause));
+            let is_final = match error.fault() {
+                Fault::Config | Fault::Refused => !error.is_halfway(),
+                Fault::Retry | Fault::Unknown => false,
+            };
+            if is_final || again >= by {
+                return Err(match asking.is_ambiguous {
+                    true => Error::unknown(format!(
+                        "whether the counter was changed is unknown: {error}"
+                    )),
+                    false => error.unavailable_unless_config(),
+                });
+            }
+            tracing::debug!(%error, "asking for the counter again");
+            self.alarm(again).await;
+            pause = (pause * 2).min(Duration::from_millis(200));
+        }
+    }
+
+    /// Asks once.
+    async fn ask_count(
+        self: &Arc<Self>,
+        count: &Arc<Count>,
+        by: Instant,
+        asking: &mut Asking,
+    ) -> Result<Counted, StoreError> {
+        let reached = self.connection(Where::Here, by).await?;
+        let connected = &reached.connected;
+        // The pass is kept until the answer is here.
+        let _pass = match self.admit(connected.enqueues(), 1, by).await {
+            Some(Ok(pass)) => pass,
+            Some(Err(Replaced)) => {
+                return Err(StoreError::new(Fault::Retry, "the connection was replaced"));
+            }
+            None => {
+                let text = "too many requests of this process are in front of this one";
+                return Err(StoreError::new(Fault::Retry, text));
+            }
+        };
+        asking.sent += 1;
+        let sent = self.sent_now();
+        let by = by.min(sent.at.after(self.op_timeout));
+        let answer = self.send(connected, by, sent, |verbs, _| {
+            verbs.count(Arc::clone(count))
+        });
+        answer.await.map(|(_, answer)| answer)
+    }
+}
+
+/// How far a request has come.
+#[derive(Default)]
+struct Asking {
+    /// How often it was sent.
+    sent: u32,
+    /// It may have been carried out.
+    is_ambiguous: bool,
+}
+
+fn overflow(value: i64) -> Error {
+    Error::config(format!(
+        "the counter is at {value} and would pass {MAX_COUNT} or -{MAX_COUNT}; nothing was changed"
+    ))
+}

@@ -1,0 +1,280 @@
+//! Counters that somebody in this process waits for. There is one task for each such counter, on the keeper, however
+//! many callers wait: it watches the counter at the store, reads it after each change, and passes on what it has read.
+//!
+//! What a store pushes carries no state. So a push that is late, lost or doubled can do no harm: what counts is a read
+//! that began after it. No change is missed, because the task watches first and reads then. After a gap it does both
+//! again.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::{Notify, watch};
+
+use super::alarms::jittered;
+use super::calls::Where;
+use super::shared::Shared;
+use super::table::Phase;
+use crate::backend::{Connection, Count, CountOp, Counted, Fault, StoreError};
+use crate::error::Error;
+use crate::log::guarded;
+use crate::name::Name;
+
+/// How often a counter is read at a store that does not push changes.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// How often a counter is read at a store that pushes changes, in case that a push was lost and nobody noticed. It also
+/// keeps the counter alive at the store.
+const LOOK_ALL_THE_SAME: Duration = Duration::from_secs(60);
+
+/// The pauses after a failure double from the first to the longest, with jitter.
+const FIRST_PAUSE: Duration = Duration::from_millis(20);
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+
+/// The counters that this client watches.
+#[derive(Debug, Default)]
+pub(crate) struct Watches {
+    all: Mutex<HashMap<Name, Arc<Watched>>>,
+    /// Changes when pushes may have been lost.
+    gaps: watch::Sender<()>,
+}
+
+#[derive(Debug)]
+struct Watched {
+    name: Name,
+    /// What the task has read last. The task ends when nobody listens.
+    looked: watch::Sender<Looked>,
+    /// How many looks have begun.
+    begun: AtomicU64,
+    /// Asks the task to look again.
+    wanted: Notify,
+}
+
+/// What came of a look at a counter.
+#[derive(Clone, Debug)]
+struct Looked {
+    number: u64,
+    seen: Seen,
+    /// The counter was watched before it was read, so another look follows every change.
+    is_watched: bool,
+}
+
+#[derive(Clone, Debug)]
+enum Seen {
+    Nothing,
+    Counter(Counted),
+    Failed(StoreError),
+    ShutDown,
+}
+
+/// A caller that waits for a change of a counter. While one lives, the counter is watched.
+#[derive(Debug)]
+pub(crate) struct Watching {
+    watched: Arc<Watched>,
+    looked: watch::Receiver<Looked>,
+    /// The caller knows what this look has shown.
+    known: u64,
+}
+
+impl Watches {
+    /// Pushes may have been lost: every counter is watched and read again.
+    pub(crate) fn gap(&self) {
+        self.gaps.send_replace(());
+    }
+
+    pub(crate) fn changed(&self, name: &Name) {
+        if let Some(watched) = self.all().get(name) {
+            watched.wanted.notify_one();
+        }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.all().is_empty()
+    }
+
+    /// Callers that wait fail.
+    pub(crate) fn close(&self) {
+        let all: Vec<_> = self.all().values().cloned().collect();
+        for watched in all {
+            watched.tell(u64::MAX, Seen::ShutDown, false);
+        }
+    }
+
+    /// Removes a counter that nobody waits for any more. Returns whether it was removed.
+    fn remove_unused(&self, watched: &Watched) -> bool {
+        let mut all = self.all();
+        let is_unused = watched.looked.receiver_count() == 0;
+        if is_unused {
+            all.remove(&watched.name);
+        }
+        is_unused
+    }
+
+    fn all(&self) -> MutexGuard<'_, HashMap<Name, Arc<Watched>>> {
+        self.all.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Watched {
+    fn tell(&self, number: u64, seen: Seen, is_watched: bool) {
+        // This runs wakers, which are users' code.
+        guarded(|| {
+            self.looked.send_if_modified(|looked| {
+                let is_news = looked.number < number;
+                if is_news {
+                    *looked = Looked {
+                        number,
+                        seen,
+                        is_watched,
+                    };
+                }
+                is_news
+            });
+        });
+    }
+}
+
+impl Watching {
+    /// What a look has shown that began after this value was made, or after the last call of this.
+    ///
+    /// The inner error is that of a look that has failed; others follow.
+    ///
+    /// If it is dropped, the next call returns what this one would have returned, or something newer.
+    pub(crate) async fn news(&mut self) -> Result<Result<Counted, StoreError>, Error> {
+        let known = self.known;
+        if known > 0 && !self.looked.borrow().is_watched {
+            self.watched.wanted.notify_one();
+        }
+        let is_news =
+            |looked: &Looked| looked.number > known || matches!(looked.seen, Seen::ShutDown);
+        let looked = self.looked.wait_for(is_news).await;
+        // The sender lives in `self.watched`.
+        let looked = looked.map_err(|_| Error::shut_down())?;
+        self.known = looked.number;
+        match &looked.seen {
+            Seen::Counter(counted) => Ok(Ok(*counted)),
+            Seen::Failed(error) => Ok(Err(error.clone())),
+            Seen::Nothing | Seen::ShutDown => Err(Error::shut_down()),
+        }
+    }
+}
+
+impl Shared {
+    /// Begins to wait for changes of a counter.
+    pub(crate) fn watch(self: &Arc<Self>, name: &Name) -> Result<Watching, Error> {
+        self.refuse_forked()?;
+        let mut all = self.watches.all();
+        // Under the mutex, so that a shutdown finds this caller or this finds the shutdown.
+        if self.table().phase != Phase::Open {
+            return Err(Error::shut_down());
+        }
+        if let Some(watched) = all.get(name) {
+            let looked = watched.looked.subscribe();
+            let known = watched.begun.load(Ordering::SeqCst);
+            watched.wanted.notify_one();
+            return Ok(Watching {
+                watched: Arc::clone(watched),
+                looked,
+                known,
+            });
+        }
+        let nothing = Looked {
+            number: 0,
+            seen: Seen::Nothing,
+            is_watched: false,
+        };
+        let (sender, looked) = watch::channel(nothing);
+        let watched = Arc::new(Watched {
+            name: name.clone(),
+            looked: sender,
+            begun: AtomicU64::new(0),
+            wanted: Notify::new(),
+        });
+        all.insert(name.clone(), Arc::clone(&watched));
+        drop(all);
+        self.keeper
+            .spawn(follow(Arc::clone(self), Arc::clone(&watched)));
+        Ok(Watching {
+            watched,
+            looked,
+            known: 0,
+        })
+    }
+
+    /// One look at a counter. If it is to be watched, that comes first.
+    async fn look(self: &Arc<Self>, name: &Name, watch: bool) -> Result<Counted, StoreError> {
+        let by = self.clock.now().after(self.op_timeout);
+        if watch {
+            let watching = self.operate(Where::Keeper, by, |verbs, _| verbs.watch(name.clone()));
+            watching.await?;
+        }
+        let id = self.new_id();
+        let id = id.map_err(|error| StoreError::new(Fault::Retry, error.to_string()))?;
+        let count = Arc::new(Count::new(name.clone(), id, CountOp::Read));
+        let counting = self.operate(Where::Keeper, by, |verbs, _| verbs.count(count));
+        counting.await.map(|(_, counted)| counted)
+    }
+}
+
+/// Looks at a counter for as long as somebody waits for its changes. The first look does not watch it yet: if the caller
+/// has what it waits for, the counter was read once, and that is all.
+async fn follow(shared: Arc<Shared>, watched: Arc<Watched>) {
+    let pushes = shared.capability.watches;
+    let name = &watched.name;
+    let mut gaps = shared.watches.gaps.subscribe();
+    let (mut is_watched, mut pause) = (false, FIRST_PAUSE);
+    let mut is_first = true;
+    loop {
+        // What has happened before this look is seen by it.
+        is_watched &= !gaps.has_changed().unwrap_or(true);
+        gaps.mark_unchanged();
+        let number = watched.begun.fetch_add(1, Ordering::SeqCst) + 1;
+        let watches = pushes && !is_first && !is_watched;
+        let outcome = shared.look(name, watches).await;
+        is_watched = outcome.is_ok() && (is_watched || watches);
+        is_first = false;
+        let now = shared.clock.now();
+        let again = match &outcome {
+            Ok(_) if pushes => now.after(LOOK_ALL_THE_SAME),
+            Ok(_) => now.after(LOOK),
+            Err(_) => now.after(jittered(pause)),
+        };
+        let has_failed = outcome.is_err();
+        pause = match has_failed {
+            true => (pause * 2).min(LONGEST_PAUSE),
+            false => FIRST_PAUSE,
+        };
+        let seen = match outcome {
+            Ok(counted) => Seen::Counter(counted),
+            Err(error) => Seen::Failed(error),
+        };
+        // Without pushes the task looks again by itself.
+        watched.tell(number, seen, is_watched || !pushes || has_failed);
+        let news = async {
+            match has_failed {
+                // A store that fails is not asked in a tight loop.
+                true => std::future::pending().await,
+                false => watched.wanted.notified().await,
+            }
+        };
+        tokio::select! {
+            () = watched.looked.closed() => {
+                // Before the counter is removed from the list: the next caller begins another task, and that must not watch
+                // what this one is about to give up.
+                if std::mem::take(&mut is_watched) {
+                    let by = shared.clock.now().after(shared.op_timeout);
+                    let verb = |verbs: &dyn Connection, _| verbs.unwatch(name.clone());
+                    // If it fails, the news go on for a while, and nobody listens to them.
+                    let _ = shared.operate(Where::Keeper, by, verb).await;
+                }
+                if shared.watches.remove_unused(&watched) {
+                    return;
+                }
+            }
+            () = news => {}
+            _ = gaps.changed(), if !has_failed => is_watched = false,
+            () = shared.alarm(again) => {}
+        }
+    }
+}

@@ -1,0 +1,255 @@
+//! The shared counter: one number that many processes change and watch.
+
+use std::sync::Arc;
+
+use crate::acquire::handle::Client;
+use crate::backend::{CountOp, Counted, Fault, MAX_COUNT, OnlyIf, Outcome};
+use crate::client::watches::Watching;
+use crate::error::Error;
+use crate::name::Name;
+use crate::options::Wait;
+
+/// A number at the store that many processes change, each change in one atomic step.
+///
+/// The value is from −(2⁵³ − 1) to 2⁵³ − 1. A counter that nobody has set or changed is 0. The counter of a name has
+/// nothing to do with locks on that name, but a [`Latch`](crate::Latch) of the same name is this counter.
+///
+/// A change counts once, even if the answer to it is lost and it is sent again. The store keeps a counter for at least a
+/// day after its last use, and for as long as somebody waits for its [changes](Self::changes).
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), lockcore::Error> {
+/// let locks = lockcore::Locks::connect("memory:")?;
+/// let visits = locks.counter("visits");
+/// visits.add(2).await?;
+/// assert_eq!(visits.add(1).await?.value, 3);
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Debug)]
+#[must_use = "a counter does nothing until it is read or changed"]
+pub struct Counter {
+    client: Arc<Client>,
+    /// A mistake in the name is reported by the first request.
+    name: Result<Name, Error>,
+    pub(crate) wait: Wait,
+}
+
+/// The value of a counter, and the version for a [change on condition](Counter::compare_and_set).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct CounterValue {
+    /// The value.
+    pub value: i64,
+    /// Rises with every change, also with one that sets the value to what it was. 0 if there is no such counter.
+    pub version: u64,
+}
+
+impl Counter {
+    /// The largest value of a counter: 2⁵³ − 1. The smallest is its negative.
+    pub const MAX: i64 = MAX_COUNT;
+
+    pub(crate) fn new(client: &Arc<Client>, name: String) -> Self {
+        Self {
+            client: Arc::clone(client),
+            name: Name::new(client.shared.namespace.clone(), name),
+            wait: client.shared.defaults.wait,
+        }
+    }
+
+    /// For how long a change whose answer is missing is repeated, until its outcome is known: at least one operation
+    /// timeout, and at most 30 seconds. Default: the client's default (`LOCK_WAIT`).
+    pub fn wait(mut self, wait: impl Into<Wait>) -> Self {
+        self.wait = wait.into();
+        self
+    }
+
+    /// Reads the counter.
+    ///
+    /// # Errors
+    ///
+    /// [`Unavailable`](crate::ErrorKind::Unavailable) when the store is down; [`Config`](crate::ErrorKind::Config) for a
+    /// name that is not usable, and for a store without counters.
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe: it only reads.
+    pub async fn get(&self) -> Result<CounterValue, Error> {
+        self.change(CountOp::Read).await.map(CounterValue::of)
+    }
+
+    /// Adds to the counter, or with a negative number takes from it. Returns the value afterwards.
+    ///
+    /// # Errors
+    ///
+    /// [`Config`](crate::ErrorKind::Config) when the sum is beyond [`MAX`](Self::MAX) or its negative; nothing is changed
+    /// then. [`Unavailable`](crate::ErrorKind::Unavailable) when nothing was changed because the store is down or
+    /// refuses. [`Unknown`](crate::ErrorKind::Unknown) when the change was sent and its answer never came: it was
+    /// carried out once, or not at all. Otherwise as [`get`](Self::get).
+    ///
+    /// # Cancel safety
+    ///
+    /// Not safe: if the future is dropped after it was polled, the change may have been made or not.
+    pub async fn add(&self, delta: i64) -> Result<CounterValue, Error> {
+        let op = CountOp::Add { delta, floor: None };
+        self.change(op).await.map(CounterValue::of)
+    }
+
+    /// Sets the counter, whatever its value is.
+    ///
+    /// # Errors
+    ///
+    /// As [`add`](Self::add).
+    ///
+    /// # Cancel safety
+    ///
+    /// Not safe, as [`add`](Self::add).
+    pub async fn set(&self, value: i64) -> Result<CounterValue, Error> {
+        let only_if = None;
+        let op = CountOp::Set { value, only_if };
+        self.change(op).await.map(CounterValue::of)
+    }
+
+    /// Sets the counter if nobody has changed it since it had this version. Otherwise the inner result is `Err`, with the
+    /// counter as it is.
+    ///
+    /// # Errors
+    ///
+    /// As [`add`](Self::add).
+    ///
+    /// # Cancel safety
+    ///
+    /// Not safe, as [`add`](Self::add).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), lockcore::Error> {
+    /// let locks = lockcore::Locks::connect("memory:")?;
+    /// let highest = locks.counter("highest");
+    /// let mut seen = highest.get().await?;
+    /// while seen.value < 42 {
+    ///     seen = match highest.compare_and_set(seen.version, 42).await? {
+    ///         Ok(now) | Err(now) => now,
+    ///     };
+    /// }
+    /// assert_eq!(highest.get().await?.value, 42);
+    /// # Ok(()) }
+    /// ```
+    pub async fn compare_and_set(
+        &self,
+        version: u64,
+        value: i64,
+    ) -> Result<Result<CounterValue, CounterValue>, Error> {
+        let only_if = Some(OnlyIf::Version(version));
+        let counted = self.change(CountOp::Set { value, only_if }).await?;
+        let now = CounterValue::of(counted);
+        Ok(match counted.outcome {
+            Outcome::Applied => Ok(now),
+            Outcome::Kept | Outcome::Overflow => Err(now),
+        })
+    }
+
+    /// The value of the counter, now and after each change. Nothing happens at the store before the first call of
+    /// [`next`](Changes::next).
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), lockcore::Error> {
+    /// let locks = lockcore::Locks::connect("memory:")?;
+    /// let jobs = locks.counter("jobs");
+    /// let mut changes = jobs.changes();
+    /// assert_eq!(changes.next().await?.value, 0);
+    /// jobs.add(3).await?;
+    /// assert_eq!(changes.next().await?.value, 3);
+    /// # Ok(()) }
+    /// ```
+    pub fn changes(&self) -> Changes {
+        Changes {
+            counter: self.clone(),
+            watching: None,
+            told: None,
+        }
+    }
+
+    pub(crate) async fn change(&self, op: CountOp) -> Result<Counted, Error> {
+        let name = self.name.as_ref().map_err(Error::clone)?;
+        self.client.shared.count(name, op, self.wait).await
+    }
+
+    pub(crate) fn watch(&self) -> Result<Watching, Error> {
+        let name = self.name.as_ref().map_err(Error::clone)?;
+        self.client.shared.watch(name)
+    }
+
+    pub(crate) fn client(&self) -> &Arc<Client> {
+        &self.client
+    }
+
+    /// An error about this counter.
+    pub(crate) fn named(&self, error: Error) -> Error {
+        match &self.name {
+            Ok(name) => error.of_name(name.as_str()),
+            Err(_) => error,
+        }
+    }
+}
+
+impl CounterValue {
+    fn of(counted: Counted) -> Self {
+        Self {
+            value: counted.value,
+            version: counted.version,
+        }
+    }
+}
+
+/// Follows a counter: see [`Counter::changes`].
+///
+/// While this lives and [`next`](Self::next) has been called, the store sends one message to this client for each change
+/// of the counter, however many tasks follow it. A store that cannot send messages (see its page in the
+/// [guide](crate::guide)) is asked ten times a second.
+#[derive(Debug)]
+pub struct Changes {
+    counter: Counter,
+    watching: Option<Watching>,
+    /// The version that was returned last.
+    told: Option<u64>,
+}
+
+impl Changes {
+    /// The value of the counter if it has changed since the last call, or else as soon as it changes. The first call
+    /// returns the present value.
+    ///
+    /// Of several changes in a row only the last may be seen. If the store is down, this waits until it is back.
+    ///
+    /// # Errors
+    ///
+    /// [`Config`](crate::ErrorKind::Config) for a name that is not usable, and for a store without counters or a user
+    /// without the rights; [`Lost`](crate::ErrorKind::Lost) when the client is shut down.
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe: a change that was not returned is returned by the next call.
+    pub async fn next(&mut self) -> Result<CounterValue, Error> {
+        let watching = match &mut self.watching {
+            Some(watching) => watching,
+            none => none.insert(self.counter.watch()?),
+        };
+        loop {
+            let looked = watching.news().await;
+            match looked.map_err(|error| self.counter.named(error))? {
+                Ok(counted) if self.told != Some(counted.version) => {
+                    self.told = Some(counted.version);
+                    return Ok(CounterValue::of(counted));
+                }
+                Ok(_) => {}
+                Err(error) if error.fault() == Fault::Config => {
+                    return Err(self.counter.named(error.unavailable_unless_config()));
+                }
+                Err(error) => tracing::debug!(%error, "a counter cannot be read at the moment"),
+            }
+        }
+    }
+}

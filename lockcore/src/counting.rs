@@ -1,0 +1,412 @@
+//! A counter: what may be asked of one, the answer, and the rule as plain code. No clock and no I/O: times are numbers
+//! that the caller passes in. A store adds storage, and a way to tell those who watch.
+
+use std::fmt::Write as _;
+
+use crate::hash::Prehashed;
+use crate::name::Name;
+use crate::request::Id;
+
+/// The largest value of a counter: 2⁵³ − 1. The smallest is its negative. All values between are exact in a double, in
+/// which scripts and JSON keep numbers.
+pub const MAX_COUNT: i64 = (1 << 53) - 1;
+
+/// For how long a store remembers a change by its id, in milliseconds. It is far longer than a request can wait in a
+/// socket, and than the core repeats one.
+pub(crate) const REMEMBERED_MILLIS: u64 = 60_000;
+
+/// A change is refused if so many others of the counter are remembered. That many take half of the megabyte that a node
+/// of ZooKeeper may have.
+pub const MOST_REMEMBERED: usize = 5_000;
+
+/// A request about the counter of a name. That counter and the tickets of the name have nothing to do with each other.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Count {
+    /// The name of the counter.
+    pub name: Name,
+    /// The identity of the request. A store remembers a change by it for a minute, and answers a repetition as it
+    /// answered the first time. It does not remember reads.
+    pub id: Id,
+    /// What to do.
+    pub op: CountOp,
+    /// Earlier changes of this counter that were sent once and are answered, so that they cannot come again. The store
+    /// need not remember them any more.
+    pub answered: Vec<Id>,
+}
+
+impl Count {
+    /// A request without [`answered`](Self::answered) changes.
+    #[must_use]
+    pub fn new(name: Name, id: Id, op: CountOp) -> Self {
+        Self {
+            name,
+            id,
+            op,
+            answered: Vec::new(),
+        }
+    }
+}
+
+/// What to do with a counter. A counter that does not exist counts as 0, with the generation 0 and the version 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum CountOp {
+    /// Only answer.
+    Read,
+    /// Add to the value.
+    Add {
+        /// How much, or how much less.
+        delta: i64,
+        /// A sum below this becomes this. A value that is at or below it is not made smaller. Bounds only a negative
+        /// `delta`.
+        floor: Option<i64>,
+    },
+    /// Set the value. If it is carried out, the counter has a new generation, even if the value is the same.
+    Set {
+        /// The value from then on.
+        value: i64,
+        /// Otherwise nothing is changed.
+        only_if: Option<OnlyIf>,
+    },
+}
+
+/// When a counter may be set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum OnlyIf {
+    /// It has this value.
+    Value(i64),
+    /// Nobody has changed it since it had this version.
+    Version(u64),
+}
+
+/// The answer to a [`Count`]: the counter after it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+#[non_exhaustive]
+pub struct Counted {
+    /// The value.
+    pub value: i64,
+    /// Changes whenever the counter is set, or begins to exist. A generation never comes back. 0 if there is no such
+    /// counter.
+    pub generation: u64,
+    /// Rises with every change of the value or the generation. 0 if there is no such counter.
+    pub version: u64,
+    /// What was done.
+    pub outcome: Outcome,
+}
+
+impl Counted {
+    /// A counter as it is after a request.
+    pub const fn new(value: i64, generation: u64, version: u64, outcome: Outcome) -> Self {
+        Self {
+            value,
+            generation,
+            version,
+            outcome,
+        }
+    }
+}
+
+/// What a request has done to a counter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Outcome {
+    /// It was carried out.
+    Applied,
+    /// The floor or the condition forbids it. Nothing was changed.
+    Kept,
+    /// The value would be beyond [`MAX_COUNT`] or its negative. Nothing was changed.
+    Overflow,
+}
+
+/// A counter as a store keeps it, with the changes that it remembers.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Record {
+    value: i64,
+    generation: u64,
+    version: u64,
+    /// The changes by their ids: when each was made, in milliseconds, and its answer.
+    remembered: Prehashed<Id, (u64, Counted)>,
+    /// Old changes are forgotten when there are more than this.
+    room: usize,
+}
+
+/// What came of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Carried {
+    /// The record is as it was: the request reads, or it is a repetition.
+    Answered(Counted),
+    /// The record must be written. With `news`, value or generation have changed.
+    Changed { answer: Counted, news: bool },
+    /// As many changes as possible are remembered. Nothing was changed.
+    Crowded,
+}
+
+/// Records with fewer remembered changes than this are not searched for old ones, if they are kept in memory.
+const FEW: usize = 64;
+
+impl Record {
+    /// Carries out a request. `now` is in milliseconds. A new version is at least `version`.
+    pub(crate) fn carry_out(&mut self, count: &Count, now: u64, version: u64) -> Carried {
+        if let Some((_, answer)) = self.remembered.get(&count.id) {
+            return Carried::Answered(*answer);
+        }
+        let changed = match self.changed(count.op) {
+            None => return Carried::Answered(self.counted(Outcome::Applied)),
+            Some(changed) => changed,
+        };
+        for id in &count.answered {
+            self.remembered.remove(id);
+        }
+        self.forget_old(now);
+        if self.remembered.len() >= MOST_REMEMBERED {
+            return Carried::Crowded;
+        }
+        let before = self.version;
+        if let (Outcome::Applied, Some((value, is_set))) = changed {
+            self.value = value;
+            self.version = version.max(self.version + 1);
+            if is_set || self.generation == 0 {
+                self.generation = self.version;
+            }
+        }
+        let answer = self.counted(changed.0);
+        self.remembered.insert(count.id, (now, answer));
+        Carried::Changed {
+            answer,
+            news: self.version != before,
+        }
+    }
+
+    /// What an operation does, and the value after it together with whether the counter is set anew. `None` if it only
+    /// reads.
+    fn changed(&self, op: CountOp) -> Option<(Outcome, Option<(i64, bool)>)> {
+        let fits = |value: i64| value.unsigned_abs() <= MAX_COUNT.unsigned_abs();
+        Some(match op {
+            CountOp::Read => return None,
+            CountOp::Add { delta, .. } if !fits(delta) => (Outcome::Overflow, None),
+            CountOp::Add { delta, floor } => {
+                // Both are far from the ends of 64 bits.
+                let sum = self.value + delta;
+                let sum = match floor {
+                    Some(floor) if delta < 0 => sum.max(floor.min(self.value)),
+                    _ => sum,
+                };
+                match sum {
+                    sum if !fits(sum) => (Outcome::Overflow, None),
+                    sum if sum != self.value => (Outcome::Applied, Some((sum, false))),
+                    _ if delta == 0 => (Outcome::Applied, None),
+                    _ => (Outcome::Kept, None),
+                }
+            }
+            CountOp::Set { value, only_if } => {
+                let may = match only_if {
+                    None => true,
+                    Some(OnlyIf::Value(value)) => self.value == value,
+                    Some(OnlyIf::Version(version)) => self.version == version,
+                };
+                match may {
+                    _ if !fits(value) => (Outcome::Overflow, None),
+                    true => (Outcome::Applied, Some((value, true))),
+                    false => (Outcome::Kept, None),
+                }
+            }
+        })
+    }
+
+    fn counted(&self, outcome: Outcome) -> Counted {
+        Counted::new(self.value, self.generation, self.version, outcome)
+    }
+
+    fn forget_old(&mut self, now: u64) {
+        if self.remembered.len() < self.room {
+            return;
+        }
+        // A time in the future is of a clock that has begun again since.
+        self.remembered
+            .retain(|_, (at, _)| *at <= now && now - *at <= REMEMBERED_MILLIS);
+        self.room = (2 * self.remembered.len()).max(FEW);
+    }
+
+    /// Whether the counter exists.
+    pub(crate) fn exists(&self) -> bool {
+        self.generation != 0
+    }
+
+    /// This change is made when the record is written, and the store does not know that time. The next client that reads
+    /// the record does: see [`made_at`](Self::made_at).
+    pub(crate) fn made_by_this_write(&mut self, id: Id) {
+        if let Some((at, _)) = self.remembered.get_mut(&id) {
+            *at = 0;
+        }
+    }
+
+    /// The record was written at this time.
+    pub(crate) fn made_at(&mut self, at: u64) {
+        for (made, _) in self.remembered.values_mut() {
+            if *made == 0 {
+                *made = at;
+            }
+        }
+    }
+
+    /// The record as text: a line with value, generation and version, and a line for each remembered change. This is
+    /// wire format.
+    pub(crate) fn encode(&self) -> String {
+        let Self {
+            value,
+            generation,
+            version,
+            ..
+        } = self;
+        let mut text = format!("{value} {generation} {version}\n");
+        for (id, (at, answer)) in &self.remembered {
+            let Counted {
+                value,
+                generation,
+                version,
+                outcome,
+            } = answer;
+            let outcome = match outcome {
+                Outcome::Applied => 'a',
+                Outcome::Kept => 'k',
+                Outcome::Overflow => 'o',
+            };
+            // Writing into a string does not fail.
+            let _ = writeln!(text, "{id} {at} {outcome} {value} {generation} {version}");
+        }
+        text
+    }
+
+    /// Reads what [`encode`](Self::encode) has written. `None` for anything else.
+    pub(crate) fn decode(text: &str) -> Option<Self> {
+        let mut lines = text.lines();
+        let mut fields = lines.next()?.split(' ');
+        let mut record = Self {
+            value: fields.next()?.parse().ok()?,
+            generation: fields.next()?.parse().ok()?,
+            version: fields.next()?.parse().ok()?,
+            ..Self::default()
+        };
+        for line in lines {
+            let mut fields = line.split(' ');
+            let id = Id::parse(fields.next()?)?;
+            let at = fields.next()?.parse().ok()?;
+            let outcome = match fields.next()? {
+                "a" => Outcome::Applied,
+                "k" => Outcome::Kept,
+                "o" => Outcome::Overflow,
+                _ => return None,
+            };
+            let value = fields.next()?.parse().ok()?;
+            let generation = fields.next()?.parse().ok()?;
+            let answer = Counted::new(value, generation, fields.next()?.parse().ok()?, outcome);
+            record.remembered.insert(id, (at, answer));
+        }
+        Some(record)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::name::Namespace;
+
+    fn count(op: CountOp) -> Count {
+        let name = Name::new(Namespace::new("lock").unwrap(), "a").unwrap();
+        Count::new(name, Id::draw().unwrap(), op)
+    }
+
+    fn add(delta: i64) -> CountOp {
+        CountOp::Add { delta, floor: None }
+    }
+
+    #[test]
+    fn a_record_is_read_back_as_it_was_written() {
+        let mut record = Record::default();
+        let set = CountOp::Set {
+            value: -5,
+            only_if: None,
+        };
+        for op in [set, add(MAX_COUNT), add(3 - MAX_COUNT), add(-MAX_COUNT)] {
+            assert!(matches!(
+                record.carry_out(&count(op), 7, 100),
+                Carried::Changed { .. }
+            ));
+        }
+        let read = Record::decode(&record.encode()).unwrap();
+        assert_eq!(
+            Record {
+                room: record.room,
+                ..read
+            },
+            record
+        );
+
+        for other in ["", "1", "1 2", "1 2 3\nx", "a 1 1", "1 2 3\n0 0 a 1 1 1"] {
+            assert_eq!(Record::decode(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn a_change_is_forgotten_a_minute_later_or_when_its_client_has_the_answer() {
+        let mut record = Record::default();
+        let (first, second) = (count(add(1)), count(add(1)));
+        let _ = record.carry_out(&first, 1_000, 1);
+        let _ = record.carry_out(&second, 1_000, 1);
+        let repeated = record.carry_out(&first, 2_000, 1);
+        assert!(matches!(repeated, Carried::Answered(answer) if answer.value == 1));
+
+        let mut third = count(add(1));
+        third.answered = vec![second.id];
+        let _ = record.carry_out(&third, 3_000, 1);
+        assert_eq!(record.remembered.len(), 2);
+
+        record.room = 0;
+        let _ = record.carry_out(&count(add(1)), 61_001, 1);
+        assert!(!record.remembered.contains_key(&first.id));
+        assert!(record.remembered.contains_key(&third.id));
+    }
+
+    #[test]
+    fn a_counter_that_remembers_too_many_changes_takes_no_other() {
+        let mut record = Record::default();
+        for _ in 0..MOST_REMEMBERED {
+            assert!(matches!(
+                record.carry_out(&count(add(1)), 5, 1),
+                Carried::Changed { .. }
+            ));
+        }
+        assert_eq!(record.carry_out(&count(add(1)), 5, 1), Carried::Crowded);
+        assert!(record.encode().len() < 500_000);
+
+        let later = 6 + REMEMBERED_MILLIS;
+        assert!(matches!(
+            record.carry_out(&count(add(1)), later, 1),
+            Carried::Changed { .. }
+        ));
+    }
+
+    #[test]
+    fn the_floor_bounds_what_makes_the_value_smaller() {
+        let floored = |delta| CountOp::Add {
+            delta,
+            floor: Some(0),
+        };
+        let mut record = Record::default();
+        let mut carried = |op| match record.carry_out(&count(op), 5, 1) {
+            Carried::Changed { answer, news } => (answer.value, answer.outcome, news),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(carried(floored(-1)), (0, Outcome::Kept, false));
+        assert_eq!(carried(add(5)), (5, Outcome::Applied, true));
+        assert_eq!(carried(floored(-3)), (2, Outcome::Applied, true));
+        assert_eq!(carried(floored(-3)), (0, Outcome::Applied, true));
+        assert_eq!(carried(floored(-3)), (0, Outcome::Kept, false));
+        assert_eq!(carried(add(-3)), (-3, Outcome::Applied, true));
+        assert_eq!(carried(floored(-3)), (-3, Outcome::Kept, false));
+        assert_eq!(carried(floored(2)), (-1, Outcome::Applied, true));
+    }
+}

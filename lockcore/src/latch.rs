@@ -1,0 +1,209 @@
+//! The count-down latch: waiters go on when a count has reached zero.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::acquire::handle::Client;
+use crate::backend::{CountOp, Fault, OnlyIf, Outcome};
+use crate::counter::Counter;
+use crate::error::Error;
+use crate::options::Wait;
+
+/// A count-down latch: tasks of any process wait until others have counted down to zero.
+///
+/// A latch that nobody has set is at zero, so nobody waits for it: set it before others wait.
+///
+/// The count is the [`Counter`] of the name. It has nothing to do with locks on the name. The store keeps it for at least
+/// a day after its last use, and for as long as somebody waits.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), lockcore::Error> {
+/// let locks = lockcore::Locks::connect("memory:")?;
+/// let imported = locks.latch("imported");
+/// assert!(imported.try_set(2).await?);
+///
+/// // In other tasks, or in other processes:
+/// for part in 0..2 {
+///     let imported = imported.clone();
+///     tokio::spawn(async move {
+///         println!("part {part} is done");
+///         imported.count_down().await
+///     });
+/// }
+///
+/// imported.wait_for_zero().await?;
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Debug)]
+#[must_use = "a latch does nothing until it is set, counted down or waited for"]
+pub struct Latch(Counter);
+
+impl Latch {
+    /// The largest count of a latch: 2⁵³ − 1.
+    pub const MAX_COUNT: u64 = Counter::MAX.unsigned_abs();
+
+    pub(crate) fn new(client: &Arc<Client>, name: String) -> Self {
+        Self(Counter::new(client, name))
+    }
+
+    /// How long [`wait_for_zero`](Self::wait_for_zero) waits, connecting included. For the other requests it is as
+    /// [`Counter::wait`]. Default: the client's default (`LOCK_WAIT`).
+    pub fn wait(self, wait: impl Into<Wait>) -> Self {
+        Self(self.0.wait(wait))
+    }
+
+    /// Sets the count, 1 to 2⁵³ − 1, if the latch is at zero. Returns whether it was. This begins a new generation:
+    /// those who still wait from before have their zero, and go on.
+    ///
+    /// # Errors
+    ///
+    /// As [`Counter::add`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Not safe: if the future is dropped after it was polled, the latch may have been set or not.
+    pub async fn try_set(&self, count: u64) -> Result<bool, Error> {
+        let value = self.size(count)?;
+        let only_if = Some(OnlyIf::Value(0));
+        let counted = self.0.change(CountOp::Set { value, only_if }).await?;
+        Ok(counted.outcome == Outcome::Applied)
+    }
+
+    /// Counts down by one: short for `count_down_by(1)`.
+    ///
+    /// # Errors
+    ///
+    /// As [`Counter::add`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Not safe: if the future is dropped after it was polled, it may have been counted down or not.
+    pub async fn count_down(&self) -> Result<u64, Error> {
+        self.count_down_by(1).await
+    }
+
+    /// Counts down by a number, at most to zero. Returns the rest. It counts once, even if the answer is lost and the
+    /// request is sent again.
+    ///
+    /// # Errors
+    ///
+    /// As [`Counter::add`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Not safe, as [`count_down`](Self::count_down).
+    pub async fn count_down_by(&self, by: u64) -> Result<u64, Error> {
+        let op = CountOp::Add {
+            delta: -self.size(by)?,
+            floor: Some(0),
+        };
+        self.0.change(op).await.map(|counted| rest(counted.value))
+    }
+
+    /// What is left to count down.
+    ///
+    /// # Errors
+    ///
+    /// As [`Counter::get`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe: it only reads.
+    pub async fn count(&self) -> Result<u64, Error> {
+        self.0.get().await.map(|now| rest(now.value))
+    }
+
+    /// Sets the count to zero: those who wait go on, and the latch can be [set](Self::try_set) again.
+    ///
+    /// # Errors
+    ///
+    /// As [`Counter::add`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Not safe, as [`count_down`](Self::count_down).
+    pub async fn reset(&self) -> Result<(), Error> {
+        self.0.set(0).await.map(drop)
+    }
+
+    /// Waits until the count is zero. If it is zero already, this does not wait. If the latch is set again before this
+    /// has noticed, it goes on all the same: it has waited for the generation that it found.
+    ///
+    /// # Errors
+    ///
+    /// [`Timeout`](crate::ErrorKind::Timeout) when the count is not zero within the [wait](Self::wait).
+    /// [`Unavailable`](crate::ErrorKind::Unavailable) when the store could not be asked in that time, or does not know the
+    /// latch any more because it has lost its data. [`Lost`](crate::ErrorKind::Lost) when the client is shut down.
+    /// [`Config`](crate::ErrorKind::Config) for a name that is not usable, a store without counters, or missing rights.
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe: it changes nothing.
+    pub async fn wait_for_zero(&self) -> Result<(), Error> {
+        let zero = self.zero().await;
+        zero.map_err(|error| self.0.named(error))
+    }
+
+    async fn zero(&self) -> Result<(), Error> {
+        let shared = &self.0.client().shared;
+        let began = shared.clock.now();
+        let mut generation = None;
+        let mut trouble = None;
+        let coming = async {
+            let mut watching = self.0.watch()?;
+            loop {
+                let counted = match watching.news().await? {
+                    Ok(counted) => counted,
+                    Err(error) if error.fault() == Fault::Config => {
+                        return Err(error.unavailable_unless_config());
+                    }
+                    Err(error) => {
+                        trouble = Some(error);
+                        continue;
+                    }
+                };
+                trouble = None;
+                let before = *generation.get_or_insert(counted.generation);
+                if before != 0 && counted.generation == 0 {
+                    return Err(Error::unavailable(
+                        "the store does not know the latch any more: it has lost its data",
+                    ));
+                }
+                if counted.value <= 0 || counted.generation != before {
+                    return Ok(());
+                }
+            }
+        };
+        let give_up = match self.0.wait {
+            Wait::For(Duration::ZERO) => began.after(shared.op_timeout),
+            Wait::For(wait) => began.after(wait),
+            Wait::Forever => crate::clock::Instant::FAR_FUTURE,
+        };
+        if let Some(outcome) = shared.by(give_up, coming).await {
+            return outcome;
+        }
+        let waited = began.until(shared.clock.now());
+        Err(match (generation, trouble) {
+            (_, Some(error)) => error.unavailable_unless_config(),
+            (Some(_), None) => Error::not_zero(waited),
+            (None, None) => Error::unavailable("the store did not answer in time"),
+        })
+    }
+
+    /// A count as the store keeps it.
+    fn size(&self, count: u64) -> Result<i64, Error> {
+        let size = i64::try_from(count).ok();
+        let size = size.filter(|size| (1..=Counter::MAX).contains(size));
+        size.ok_or_else(|| {
+            let most = Self::MAX_COUNT;
+            let text = format!("a latch counts 1 to {most}, and not {count}");
+            self.0.named(Error::config(text))
+        })
+    }
+}
+
+/// Somebody may have made the counter negative, who does not use it as a latch.
+fn rest(value: i64) -> u64 {
+    u64::try_from(value).unwrap_or(0)
+}
