@@ -8,6 +8,7 @@
 
 mod any;
 mod counted;
+mod counters;
 mod downgrade;
 mod exclusion;
 mod extend;
@@ -113,9 +114,11 @@ fn facts_of(store: Kind) -> Vec<Trial> {
         trials.extend(downgrade::facts_of_processes(store));
         trials.extend(forks::facts(store));
         trials.extend(processes::facts(store));
+        trials.extend(counters::facts(store));
     }
     if store.timings().answers == Answers::AServer {
         trials.extend(server_faults::facts(store));
+        trials.extend(counters::facts_of_servers(store));
     }
     if store.tls().is_some() {
         trials.extend(tls::facts(store));
@@ -138,6 +141,7 @@ fn facts_of_memory(store: Kind) -> Vec<Trial> {
         part::facts_of_the_kit,
         extend::facts_of_the_kit,
         processes::facts_of_none,
+        counters::facts_of_the_kit,
     ];
     groups.into_iter().flat_map(|facts| facts(store)).collect()
 }
@@ -145,6 +149,7 @@ fn facts_of_memory(store: Kind) -> Vec<Trial> {
 fn facts_of_redis(store: Kind) -> Vec<Trial> {
     let groups = [
         processes::facts_of_redis,
+        counters::facts_of_redis,
         redis_faults::facts,
         redis_durability::facts,
         redis_scripts::facts,

@@ -187,6 +187,8 @@ pub struct Marks {
     pub enqueue: &'static [u8],
     /// In the request that makes a writer's ticket a reader's.
     pub downgrade: &'static [u8],
+    /// In the request that adds to a counter.
+    pub count: &'static [u8],
 }
 
 /// The servers of a store that speak TLS. If the store has passwords, clients log in with the

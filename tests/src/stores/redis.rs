@@ -246,6 +246,7 @@ impl ServerProcess for RedisServer {
             enqueue: b"EVALSHA",
             // The argument of a renewal for the number of permits that stay. A renewal of a writer keeps all.
             downgrade: b"\r\n$10\r\n0000000001\r\n",
+            count: b"\r\n$3\r\nadd\r\n",
         }
     }
 }

@@ -122,6 +122,8 @@ impl ServerProcess for ZooKeeperServer {
         Marks {
             enqueue: b"-1073741824-1073741824-",
             downgrade: b"-1-1073741824-",
+            // The change that this request makes, which has no time yet.
+            count: b" 0 a ",
         }
     }
 }

@@ -1,0 +1,87 @@
+//! Counters and latches between processes, and when answers, messages or connections are lost. What every store answers
+//! is in the conformance facts of the library.
+
+mod cost;
+mod kit;
+mod servers;
+
+use std::process::Command;
+
+use libtest_mimic::Trial;
+use tests::process::Process;
+
+use crate::store::{DEFAULT, Kind, SOON, Store};
+
+pub(crate) use self::cost::facts as facts_of_redis;
+pub(crate) use self::kit::facts as facts_of_the_kit;
+pub(crate) use self::servers::facts as facts_of_servers;
+
+/// For stores that several processes share.
+pub(crate) fn facts(store: Kind) -> Vec<Trial> {
+    crate::store_facts![store, DEFAULT;
+        a_latch_that_several_processes_count_down_opens_in_all_of_them
+        changes_of_several_processes_all_count
+    ]
+}
+
+/// A process that uses the latch and the counter of a name.
+fn process(url: &str, namespace: &str, name: &str) -> Process {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_latch"));
+    command
+        .arg(name)
+        .env("LOCK_URL", url)
+        .env("LOCK_NAMESPACE", namespace)
+        .env("LOCK_OP_TIMEOUT", "30s")
+        .env("LOCK_WAIT", "60s");
+    Process::start(&mut command)
+}
+
+async fn a_latch_that_several_processes_count_down_opens_in_all_of_them(store: Store) {
+    let start = || process(&store.url(), &store.namespace, "a");
+    let latch = store.client().latch("a");
+    assert!(latch.try_set(5).await.unwrap());
+    let mut waiting = [start(), start()];
+    for waiters in &mut waiting {
+        waiters.say("wait 10");
+    }
+    // It dies while it waits, and takes nobody with it.
+    let mut dies = start();
+    dies.say("wait 3");
+    let here = latch.clone();
+    let here = tokio::spawn(async move { here.wait_for_zero().await });
+
+    let mut counting = [start(), start()];
+    for (left, at) in [(4, 0), (3, 1), (2, 0)] {
+        counting[at].say("down 1");
+        assert_eq!(counting[at].expect("LEFT", SOON), left.to_string());
+    }
+    dies.kill();
+    assert_eq!(latch.count().await.unwrap(), 2);
+    counting[1].say("down 2");
+    assert_eq!(counting[1].expect("LEFT", SOON), "0");
+
+    for waiters in &mut waiting {
+        assert_eq!(waiters.expect("OPEN", SOON), "10");
+    }
+    here.await.unwrap().unwrap();
+    // Late waiters do not wait.
+    counting[0].say("wait 1");
+    assert_eq!(counting[0].expect("OPEN", SOON), "1");
+    counting[0].say("down 1");
+    assert_eq!(counting[0].expect("LEFT", SOON), "0");
+}
+
+async fn changes_of_several_processes_all_count(store: Store) {
+    const EACH: i64 = 50;
+    let mut adding: Vec<_> = (0..4)
+        .map(|_| process(&store.url(), &store.namespace, "sum"))
+        .collect();
+    for adder in &mut adding {
+        adder.say(&format!("add {EACH}"));
+    }
+    for adder in &mut adding {
+        adder.expect("DONE", 3 * SOON);
+    }
+    let sum = store.client().counter("sum").get().await.unwrap();
+    assert_eq!(sum.value, 4 * EACH);
+}

@@ -1,0 +1,101 @@
+//! What counters and latches cost, counted with the server's own statistics.
+
+use libtest_mimic::Trial;
+use tests::eventually::eventually;
+use tests::redis_server::RedisServer;
+
+use super::process;
+use crate::store::{DEFAULT, Kind, SOON, Store};
+
+pub(crate) fn facts(store: Kind) -> Vec<Trial> {
+    crate::store_facts![store, DEFAULT;
+        a_request_is_one_script_and_a_change_one_message
+        a_latch_costs_one_message_for_each_process_and_change_however_many_wait
+        changes_that_are_answered_are_not_remembered
+    ]
+}
+
+fn client(server: &RedisServer, store: &Store) -> lockcore::Locks {
+    let builder = lockcore::Locks::builder().url(server.url());
+    builder.namespace(&store.namespace).build().unwrap()
+}
+
+async fn a_request_is_one_script_and_a_change_one_message(store: Store) {
+    let server = RedisServer::start();
+    let counter = client(&server, &store).counter("a");
+    counter.set(1).await.unwrap();
+
+    let before = server.command_stats();
+    for _ in 0..10 {
+        counter.add(1).await.unwrap();
+        counter.get().await.unwrap();
+    }
+    let spent = server.command_stats_since(&before);
+
+    let calls = |command: &str| spent.get(command).copied().unwrap_or(0);
+    let all = (calls("evalsha"), calls("eval"), calls("publish"));
+    assert_eq!(all, (20, 0, 10));
+    assert_eq!(calls("subscribe") + calls("unsubscribe"), 0);
+}
+
+/// A latch of 5, and 100 waiters in 4 processes.
+async fn a_latch_costs_one_message_for_each_process_and_change_however_many_wait(store: Store) {
+    const PROCESSES: u64 = 4;
+    let server = RedisServer::start();
+    let latch = client(&server, &store).latch("a");
+    assert!(latch.try_set(5).await.unwrap());
+    let before = server.command_stats();
+    let mut waiting: Vec<_> = (0..PROCESSES)
+        .map(|_| process(&server.url(), &store.namespace, "a"))
+        .collect();
+    for process in &mut waiting {
+        process.say("wait 25");
+    }
+    let channel = format!("{}:1:wake:{{a}}", store.namespace);
+    eventually("all wait", SOON, async || {
+        let listening: (String, u64) = server.command(&["PUBSUB", "NUMSUB", &channel]);
+        listening.1 == PROCESSES
+    })
+    .await;
+    let began = server.command_stats_since(&before);
+    // A push that comes during a look is followed by another look, so that each is done with before the next.
+    let before = server.command_stats();
+    for left in [4, 3, 2, 1, 0] {
+        assert_eq!(latch.count_down().await.unwrap(), left);
+    }
+    for process in &mut waiting {
+        assert_eq!(process.expect("OPEN", SOON), "25");
+    }
+    let spent = server.command_stats_since(&before);
+
+    let calls = |of: &std::collections::BTreeMap<String, u64>, command: &str| {
+        of.get(command).copied().unwrap_or(0)
+    };
+    println!(
+        "a latch of 5, 100 waiters in 4 processes: {} scripts and {} subscriptions until all wait; then {} scripts and {} \
+         messages, each to {PROCESSES} processes",
+        calls(&began, "evalsha") + calls(&began, "eval"),
+        calls(&began, "subscribe"),
+        calls(&spent, "evalsha"),
+        calls(&spent, "publish"),
+    );
+    assert_eq!(calls(&spent, "publish"), 5);
+    // Five changes, and at most one read in each process for each, and one that was under way.
+    assert!(calls(&spent, "evalsha") <= 5 + 6 * PROCESSES, "{spent:?}");
+    // A first look, one that watches, and one for those who came meanwhile; and the check of the rights.
+    let looks = calls(&began, "evalsha") + calls(&began, "eval");
+    assert!(looks <= 6 * PROCESSES, "{began:?}");
+}
+
+async fn changes_that_are_answered_are_not_remembered(store: Store) {
+    let server = RedisServer::start();
+    let counter = client(&server, &store).counter("a");
+    for _ in 0..200 {
+        counter.add(1).await.unwrap();
+    }
+    let key = format!("{}:1:{{a}}:count", store.namespace);
+    // The value, and the last change.
+    assert_eq!(server.command::<usize>(&["HLEN", &key]), 2);
+    let lives: i64 = server.command(&["PTTL", &key]);
+    assert!((35..=36).contains(&(lives / 3_600_000)), "{lives} ms");
+}

@@ -1,0 +1,342 @@
+//! How the core asks for counters, on the store for tests, which loses what a fact names.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use libtest_mimic::Trial;
+use lockcore::backend::{self, Answer, Connection, Count, Counted, Fault, Name};
+use lockcore::testing::{Forward, Store as Kit, Verb, around};
+use lockcore::{ErrorKind, Locks, LostReason};
+use tests::eventually::eventually;
+
+use crate::store::{DEFAULT, Kind, SOON, Store, kind};
+
+pub(crate) fn facts(store: Kind) -> Vec<Trial> {
+    crate::store_facts![store, DEFAULT;
+        a_lost_reply_and_a_lost_request_count_once
+        a_change_whose_answers_never_come_is_unknown_and_a_read_unavailable
+        a_change_that_was_never_sent_is_unavailable
+        a_refused_change_is_passed_on_at_once
+        waiters_in_one_process_cost_one_watch_and_one_read_for_each_change
+        a_late_waiter_costs_one_read
+        a_waiter_learns_of_a_change_that_came_while_it_was_cut_off
+        a_latch_that_a_store_has_lost_does_not_open
+        a_latch_that_does_not_open_in_time_is_a_timeout
+        a_shutdown_ends_the_waiting
+        waiters_that_are_dropped_leave_no_watch
+        a_store_without_counters_says_so
+    ]
+}
+
+async fn soon<T>(future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(SOON, future).await.expect("hangs")
+}
+
+async fn a_lost_reply_and_a_lost_request_count_once(_: Store) {
+    let kit = Kit::new();
+    let latch = kit.client().unwrap().latch("a");
+    assert!(latch.try_set(9).await.unwrap());
+    for left in [8, 6, 4] {
+        kit.lose_next_reply(Verb::Count);
+        assert_eq!(latch.count_down().await.unwrap(), left);
+        if left > 4 {
+            kit.lose_next_request(Verb::Count);
+            assert_eq!(latch.count_down().await.unwrap(), left - 1);
+        }
+    }
+    // Many answers are lost, one after the other.
+    for _ in 0..5 {
+        kit.lose_next_reply(Verb::Count);
+    }
+    assert_eq!(latch.count_down().await.unwrap(), 3);
+    kit.fail_next(Verb::Count, Fault::Retry);
+    assert_eq!(latch.count_down().await.unwrap(), 2);
+}
+
+async fn a_change_whose_answers_never_come_is_unknown_and_a_read_unavailable(_: Store) {
+    let kit = Kit::new();
+    let builder = Locks::builder().op_timeout(Duration::from_millis(100));
+    let locks = kit.client_with(builder).unwrap();
+    let counter = locks.counter("a").wait(Duration::from_millis(300));
+    assert_eq!(counter.add(1).await.unwrap().value, 1);
+
+    kit.freeze();
+    let changed = soon(counter.add(1)).await;
+    assert_eq!(kind(changed), ErrorKind::Unknown);
+    assert_eq!(kind(soon(counter.get()).await), ErrorKind::Unavailable);
+
+    // All repetitions arrive.
+    kit.thaw();
+    assert_eq!(soon(counter.add(1)).await.unwrap().value, 3);
+}
+
+async fn a_change_that_was_never_sent_is_unavailable(_: Store) {
+    let kit = Kit::new();
+    let builder = Locks::builder().op_timeout(Duration::from_millis(100));
+    let locks = kit.client_with(builder).unwrap();
+    kit.freeze();
+
+    let error = soon(locks.counter("a").add(1)).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    assert_eq!(error.name(), Some("a"));
+
+    kit.thaw();
+    assert_eq!(soon(locks.counter("a").get()).await.unwrap().value, 0);
+}
+
+async fn a_refused_change_is_passed_on_at_once(_: Store) {
+    let kit = Kit::new();
+    let counter = kit.client().unwrap().counter("a");
+    for (fault, expected) in [
+        (Fault::Refused, ErrorKind::Unavailable),
+        (Fault::Config, ErrorKind::Config),
+    ] {
+        kit.fail_next(Verb::Count, fault);
+        assert_eq!(kind(counter.add(1).await), expected);
+    }
+    assert_eq!(counter.get().await.unwrap().value, 0);
+    // A mistake of the caller is one too.
+    let most = lockcore::Counter::MAX;
+    counter.set(most).await.unwrap();
+    assert_eq!(kind(counter.add(1).await), ErrorKind::Config);
+    assert_eq!(counter.get().await.unwrap().value, most);
+    // After an answer that was lost, a refusal says nothing about the first try.
+    kit.lose_next_reply(Verb::Count);
+    kit.fail_next(Verb::Count, Fault::Refused);
+    assert_eq!(kind(counter.set(1).await), ErrorKind::Unknown);
+    assert_eq!(counter.get().await.unwrap().value, 1);
+}
+
+/// Counts the requests about counters, and the connections that are told.
+#[derive(Debug)]
+struct Watched {
+    connection: Arc<dyn Connection>,
+    spent: Arc<Spent>,
+}
+
+#[derive(Debug, Default)]
+struct Spent {
+    counts: AtomicUsize,
+    watches: AtomicUsize,
+    unwatches: AtomicUsize,
+}
+
+impl Spent {
+    fn all(&self) -> [usize; 3] {
+        [&self.counts, &self.watches, &self.unwatches].map(|spent| spent.load(Ordering::SeqCst))
+    }
+}
+
+impl Forward for Watched {
+    fn inner(&self) -> &Arc<dyn Connection> {
+        &self.connection
+    }
+
+    fn count(&self, count: Arc<Count>) -> Answer<Counted> {
+        self.spent.counts.fetch_add(1, Ordering::SeqCst);
+        self.connection.count(count)
+    }
+
+    fn watch(&self, name: Name) -> Answer<()> {
+        self.spent.watches.fetch_add(1, Ordering::SeqCst);
+        self.connection.watch(name)
+    }
+
+    fn unwatch(&self, name: Name) -> Answer<()> {
+        self.spent.unwatches.fetch_add(1, Ordering::SeqCst);
+        self.connection.unwatch(name)
+    }
+}
+
+/// A client whose requests are counted, and another one of the same store.
+fn counted() -> (Locks, Arc<Spent>, Locks) {
+    let kit = Kit::new();
+    let spent = Arc::<Spent>::default();
+    let counts = Arc::clone(&spent);
+    let store = around(Arc::new(kit.clone()), move |connection| Watched {
+        connection,
+        spent: Arc::clone(&counts),
+    });
+    let locks = Locks::with_backend(store).unwrap();
+    (locks, spent, kit.client_with(Locks::builder()).unwrap())
+}
+
+async fn waiters_in_one_process_cost_one_watch_and_one_read_for_each_change(_: Store) {
+    const WAITERS: usize = 100;
+    let (locks, spent, other) = counted();
+    let latch = other.latch("a");
+    assert!(latch.try_set(3).await.unwrap());
+    let mut waiters = tokio::task::JoinSet::new();
+    for _ in 0..WAITERS {
+        let latch = locks.latch("a");
+        waiters.spawn(async move { latch.wait_for_zero().await });
+    }
+    let mut changes = locks.counter("a").changes();
+    assert_eq!(soon(changes.next()).await.unwrap().value, 3);
+    eventually("it is watched", SOON, async || spent.all()[1] == 1).await;
+
+    for left in [2, 1, 0] {
+        let [before, ..] = spent.all();
+        assert_eq!(latch.count_down().await.unwrap(), left);
+        while soon(changes.next()).await.unwrap().value != left as i64 {}
+        // The look that was under way when the first waiters came may have been followed by another.
+        assert!(spent.all()[0] - before <= 2, "{:?}", spent.all());
+    }
+    for outcome in soon(waiters.join_all()).await {
+        outcome.unwrap();
+    }
+    let [counts, watches, _] = spent.all();
+    assert_eq!(watches, 1);
+    assert!(counts <= 8, "{counts} reads for {WAITERS} waiters");
+    drop(changes);
+    eventually("it is watched no more", SOON, async || spent.all()[2] == 1).await;
+}
+
+async fn a_late_waiter_costs_one_read(_: Store) {
+    let (locks, spent, _) = counted();
+    soon(locks.latch("a").wait_for_zero()).await.unwrap();
+    assert_eq!(spent.all(), [1, 0, 0]);
+}
+
+async fn a_waiter_learns_of_a_change_that_came_while_it_was_cut_off(_: Store) {
+    let kit = Kit::new();
+    let there = kit.another_process();
+    let locks = there.client().unwrap();
+    let latch = kit.client().unwrap().latch("a");
+    for _ in 0..10 {
+        assert!(latch.try_set(2).await.unwrap());
+        let mut changes = locks.counter("a").changes();
+        assert_eq!(soon(changes.next()).await.unwrap().value, 2);
+        let waits = tokio::spawn({
+            let latch = locks.latch("a");
+            async move { latch.wait_for_zero().await }
+        });
+        latch.count_down().await.unwrap();
+        assert_eq!(soon(changes.next()).await.unwrap().value, 1);
+
+        there.freeze();
+        latch.count_down().await.unwrap();
+        there.break_connections();
+        there.thaw();
+
+        soon(waits).await.unwrap().unwrap();
+    }
+}
+
+async fn a_latch_that_a_store_has_lost_does_not_open(_: Store) {
+    let kit = Kit::new();
+    let locks = kit.client().unwrap();
+    assert!(locks.latch("a").try_set(1).await.unwrap());
+    let mut changes = locks.counter("a").changes();
+    assert_eq!(soon(changes.next()).await.unwrap().value, 1);
+    let latch = locks.latch("a");
+    let mut waits = Box::pin(latch.wait_for_zero());
+    // The first change may be shown by a look that had begun before this waiter came, and the second cannot. The waiter is
+    // polled first, so it has seen that look too.
+    tokio::select! {
+        biased;
+        outcome = &mut waits => panic!("{outcome:?}"),
+        () = async {
+            for value in [2, 3] {
+                locks.counter("a").add(1).await.unwrap();
+                assert_eq!(soon(changes.next()).await.unwrap().value, value);
+            }
+        } => {}
+    }
+
+    kit.lose_data();
+    kit.break_connections();
+
+    let error = soon(waits).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert!(error.to_string().contains("lost its data"), "{error}");
+}
+
+async fn a_latch_that_does_not_open_in_time_is_a_timeout(_: Store) {
+    let kit = Kit::new();
+    let locks = kit.client().unwrap();
+    let latch = locks.latch("a").wait(Duration::from_millis(50));
+    assert!(latch.try_set(1).await.unwrap());
+    let error = soon(latch.wait_for_zero()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Timeout);
+    assert!(error.to_string().contains("still not at zero"), "{error}");
+
+    kit.freeze();
+    let latch = locks.latch("b").wait(Duration::from_millis(50));
+    let waited = soon(latch.wait_for_zero()).await;
+    assert_eq!(kind(waited), ErrorKind::Unavailable);
+    for wrong in [0, u64::MAX] {
+        assert_eq!(kind(latch.try_set(wrong).await), ErrorKind::Config);
+        assert_eq!(kind(latch.count_down_by(wrong).await), ErrorKind::Config);
+    }
+    let unusable = locks.latch("").wait_for_zero().await;
+    assert_eq!(kind(unusable), ErrorKind::Config);
+}
+
+async fn a_shutdown_ends_the_waiting(_: Store) {
+    let kit = Kit::new();
+    let locks = kit.client().unwrap();
+    let latch = locks.latch("a");
+    assert!(latch.try_set(1).await.unwrap());
+    let mut changes = locks.counter("a").changes();
+    assert_eq!(soon(changes.next()).await.unwrap().value, 1);
+    let waits = latch.clone();
+    let waits = tokio::spawn(async move { waits.wait_for_zero().await });
+    soon(locks.shutdown(SOON)).await.unwrap();
+
+    let shut_down = ErrorKind::Lost(LostReason::Shutdown);
+    assert_eq!(kind(soon(waits).await.unwrap()), shut_down);
+    assert_eq!(kind(soon(changes.next()).await), shut_down);
+    assert_eq!(kind(latch.count_down().await), shut_down);
+}
+
+async fn waiters_that_are_dropped_leave_no_watch(_: Store) {
+    let (locks, spent, other) = counted();
+    assert!(other.latch("a").try_set(1).await.unwrap());
+    for round in 1..=20 {
+        let latch = locks.latch("a");
+        let mut waits = Box::pin(latch.wait_for_zero());
+        tokio::select! {
+            outcome = &mut waits => panic!("{outcome:?}"),
+            () = async {
+                eventually("it is watched", SOON, async || spent.all()[1] == round).await;
+            } => {}
+        }
+        drop(waits);
+        eventually("it is watched no more", SOON, async || {
+            spent.all()[2] == round
+        })
+        .await;
+    }
+}
+
+async fn a_store_without_counters_says_so(_: Store) {
+    #[derive(Debug)]
+    struct Without(Arc<dyn Connection>);
+
+    impl Forward for Without {
+        fn inner(&self) -> &Arc<dyn Connection> {
+            &self.0
+        }
+
+        fn count(&self, count: Arc<Count>) -> Answer<Counted> {
+            let error = backend::StoreError::new(
+                Fault::Config,
+                format!("{}: this store has no counters", count.name),
+            );
+            Box::pin(std::future::ready(Err(error)))
+        }
+    }
+
+    let memory = backend::open("memory:").unwrap();
+    let locks = Locks::with_backend(around(memory, Without)).unwrap();
+    for error in [
+        locks.counter("a").add(1).await.unwrap_err(),
+        soon(locks.latch("a").wait_for_zero()).await.unwrap_err(),
+        soon(locks.counter("a").changes().next()).await.unwrap_err(),
+    ] {
+        assert_eq!(error.kind(), ErrorKind::Config);
+        assert!(error.to_string().contains("has no counters"), "{error}");
+    }
+}

@@ -1,0 +1,100 @@
+//! Counters at real servers whose answers and messages are lost on the way.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use libtest_mimic::Trial;
+
+use crate::faults::patient;
+use crate::store::{DEFAULT, Kind, SOON, Store};
+
+pub(crate) fn facts(store: Kind) -> Vec<Trial> {
+    crate::store_facts![store, DEFAULT;
+        a_change_whose_reply_is_lost_counts_once
+        cuts_at_random_neither_lose_nor_double_a_change
+        a_latch_that_opens_while_its_waiters_are_cut_off_lets_them_go_on
+    ]
+}
+
+async fn a_change_whose_reply_is_lost_counts_once(store: Store) {
+    let server = store.kind.start();
+    let process = server.process().unwrap();
+    let (proxy, url) = process.through_a_proxy();
+    let counter = patient(url).build().unwrap().counter("a");
+    let mut expected = counter.add(1).await.unwrap().value;
+    for round in 0..10 {
+        proxy.lose_replies(process.marks().count, 1);
+
+        expected += 3;
+        assert_eq!(counter.add(3).await.unwrap().value, expected);
+
+        assert_eq!(proxy.traffic().replies_lost, round + 1);
+    }
+    let elsewhere = patient(server.url()).build().unwrap();
+    let read = elsewhere.counter("a").get().await.unwrap();
+    assert_eq!(read.value, expected);
+}
+
+async fn cuts_at_random_neither_lose_nor_double_a_change(store: Store) {
+    const CUTS: usize = 10;
+    let server = store.kind.start();
+    let (proxy, url) = server.process().unwrap().through_a_proxy();
+    let over = Arc::new(AtomicBool::new(false));
+    let mut adders = tokio::task::JoinSet::new();
+    for _ in 0..2 {
+        let counter = patient(&url).build().unwrap().counter("a");
+        let over = Arc::clone(&over);
+        adders.spawn(async move {
+            let mut added = 0;
+            while !over.load(Ordering::SeqCst) {
+                counter.add(1).await.unwrap();
+                added += 1;
+            }
+            added
+        });
+    }
+    for _ in 0..CUTS {
+        // Not an event: at random moments of the traffic.
+        tokio::time::sleep(Duration::from_millis(fastrand::u64(50..250))).await;
+        proxy.cut_clients();
+        proxy.restore();
+    }
+    over.store(true, Ordering::SeqCst);
+    let added: i64 = adders.join_all().await.into_iter().sum();
+
+    let elsewhere = patient(server.url()).build().unwrap();
+    let read = elsewhere.counter("a").get().await.unwrap();
+    assert_eq!(read.value, added);
+}
+
+async fn a_latch_that_opens_while_its_waiters_are_cut_off_lets_them_go_on(store: Store) {
+    let server = store.kind.start();
+    let (proxy, url) = server.process().unwrap().through_a_proxy();
+    let cut_off = patient(url).build().unwrap();
+    let elsewhere = patient(server.url()).build().unwrap().latch("a");
+    assert!(elsewhere.try_set(3).await.unwrap());
+    let mut changes = cut_off.counter("a").changes();
+    assert_eq!(changes.next().await.unwrap().value, 3);
+    let waits = cut_off.latch("a").wait(6 * SOON);
+    let waits = tokio::spawn(async move { waits.wait_for_zero().await });
+    // No look is under way when the second change has been seen: the next one follows a push, or the break.
+    for left in [2, 1] {
+        assert_eq!(elsewhere.count_down().await.unwrap(), left);
+        assert_eq!(changes.next().await.unwrap().value, left as i64);
+    }
+    let mut events = cut_off.events();
+
+    proxy.cut();
+    assert_eq!(events.recv().await, Some(lockcore::Event::Suspended));
+    assert_eq!(elsewhere.count_down().await.unwrap(), 0);
+    assert!(!waits.is_finished());
+    proxy.restore();
+
+    tokio::time::timeout(SOON, waits)
+        .await
+        .expect("it goes on")
+        .unwrap()
+        .unwrap();
+    assert_eq!(changes.next().await.unwrap().value, 0);
+}
