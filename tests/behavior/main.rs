@@ -114,11 +114,16 @@ fn facts_of(store: Kind) -> Vec<Trial> {
         trials.extend(downgrade::facts_of_processes(store));
         trials.extend(forks::facts(store));
         trials.extend(processes::facts(store));
-        trials.extend(counters::facts(store));
     }
     if store.timings().answers == Answers::AServer {
         trials.extend(server_faults::facts(store));
-        trials.extend(counters::facts_of_servers(store));
+    }
+    let capability = store.capability();
+    if capability.counters && capability.cross_process {
+        trials.extend(counters::facts(store));
+        if store.timings().answers == Answers::AServer {
+            trials.extend(counters::facts_of_servers(store));
+        }
     }
     if store.tls().is_some() {
         trials.extend(tls::facts(store));
