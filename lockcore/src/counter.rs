@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::acquire::handle::Client;
 use crate::backend::{CountOp, Counted, Fault, MAX_COUNT, OnlyIf, Outcome};
-use crate::client::watches::Watching;
+use crate::client::watched::Watching;
 use crate::error::Error;
 use crate::name::Name;
 use crate::options::Wait;

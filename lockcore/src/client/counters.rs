@@ -1,7 +1,6 @@
 //! Requests about counters: the only loop that asks a store until it answers. Waiting for a change is in `watches`.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::alarms::jittered;
@@ -14,47 +13,10 @@ use crate::clock::Instant;
 use crate::error::Error;
 use crate::name::Name;
 use crate::options::Wait;
-use crate::request::Id;
 
 /// A change that may have been carried out is repeated for at most this long. The store remembers it for twice as long
 /// after it was carried out, so no repetition counts again.
 const LONGEST: Duration = Duration::from_secs(30);
-
-/// The most ids of answered changes that are kept for the next request. Without them a store remembers the changes for a
-/// minute, so they are no loss.
-const MOST_ANSWERED: usize = 1_000;
-
-/// Changes that were sent once and are answered. The next change of the same counter tells the store to forget them.
-#[derive(Debug, Default)]
-pub(crate) struct Answered(Mutex<Ids>);
-
-#[derive(Debug, Default)]
-struct Ids {
-    of: HashMap<Name, Vec<Id>>,
-    all: usize,
-}
-
-impl Answered {
-    fn note(&self, name: &Name, id: Id) {
-        let mut ids = self.ids();
-        if ids.all >= MOST_ANSWERED {
-            *ids = Ids::default();
-        }
-        ids.all += 1;
-        ids.of.entry(name.clone()).or_default().push(id);
-    }
-
-    fn take(&self, name: &Name) -> Vec<Id> {
-        let mut ids = self.ids();
-        let of = ids.of.remove(name).unwrap_or_default();
-        ids.all -= of.len();
-        of
-    }
-
-    fn ids(&self) -> MutexGuard<'_, Ids> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
 
 impl Shared {
     /// Carries out an operation on a counter, exactly once.

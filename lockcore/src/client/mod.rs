@@ -15,6 +15,7 @@ pub(crate) mod table;
 pub(crate) mod shared;
 
 pub(crate) mod alarms;
+mod answered;
 pub(crate) mod calls;
 mod counters;
 mod losses;
@@ -22,7 +23,8 @@ mod renewals;
 mod reports;
 mod shutdown;
 mod tickets;
-pub(crate) mod watches;
+pub(crate) mod watched;
+mod watches;
 
 pub(crate) mod keeper;
 mod supervise;

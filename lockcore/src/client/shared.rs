@@ -8,13 +8,13 @@ use std::time::Duration;
 use tokio::runtime;
 use tracing::Level;
 
-use super::counters::Answered;
+use super::answered::Answered;
 use super::events::Teller;
 use super::lease::Lease;
 use super::links::{Link, Links};
 use super::settings::{Defaults, Settings};
 use super::table::Table;
-use super::watches::Watches;
+use super::watched::Watches;
 use crate::backend::{Backend, Capability};
 use crate::clock::{Clock, Instant};
 use crate::error::Error;

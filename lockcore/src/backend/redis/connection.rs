@@ -6,11 +6,11 @@ use std::sync::Arc;
 use redis::aio::MultiplexedConnection;
 use redis::{Cmd, RedisResult, Value};
 
-use super::counters::Watched;
 use super::dial::Driver;
 use super::group::Group;
 use super::hop::Hop;
 use super::watch::Watch;
+use super::watched::Watched;
 use crate::backend::StoreError;
 
 /// One multiplexed connection: commands and wake-ups on the same socket (RESP3).

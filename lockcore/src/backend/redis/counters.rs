@@ -1,45 +1,13 @@
 //! Counters: one script, and a channel for each counter that is watched.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-
-use redis::{Cmd, PushInfo, PushKind, RedisWrite as _, Value};
+use redis::{Cmd, RedisWrite as _};
 
 use super::connection::{RedisConnection, Socket};
-use super::durable;
 use super::errors::failed;
-use super::group::Group;
 use super::layout;
 use super::tickets::{run, unexpected, unreadable};
-use crate::backend::{Count, CountOp, Counted, EventSink, OnlyIf, Outcome, StoreError};
+use crate::backend::{Count, CountOp, Counted, OnlyIf, Outcome, StoreError};
 use crate::name::Name;
-
-/// The counters that a connection watches, by their channels.
-#[derive(Debug, Default)]
-pub(super) struct Watched(Mutex<HashMap<String, Name>>);
-
-impl Watched {
-    /// Passes on that a counter has changed. Returns whether the message was about one.
-    pub(super) fn tell(&self, events: &EventSink, push: &PushInfo) -> bool {
-        if push.kind != PushKind::Message {
-            return false;
-        }
-        let Some(Value::BulkString(channel)) = push.data.first() else {
-            return false;
-        };
-        let channel = std::str::from_utf8(channel).unwrap_or_default();
-        let name = self.names().get(channel).cloned();
-        let is_known = name.is_some();
-        if let Some(name) = name {
-            events.changed(name);
-        }
-        is_known
-    }
-
-    fn names(&self) -> MutexGuard<'_, HashMap<String, Name>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
 
 /// What the channels of watched counters are published with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,18 +66,6 @@ pub(super) async fn count(
         _ => return Err(unexpected(&reply)),
     };
     Ok(Counted::new(value, generation, version, outcome))
-}
-
-/// Asks for a counter, and answers when that counts, if the connection has a group for that.
-pub(super) async fn count_here(
-    mut connection: RedisConnection,
-    group: Option<Arc<Group>>,
-    request: Arc<Count>,
-) -> Result<Counted, StoreError> {
-    match group {
-        Some(group) => durable::count(group, connection, request).await,
-        None => count(&mut connection, &request, false, Publish::Plain).await,
-    }
 }
 
 /// Listens to the channel of a counter.

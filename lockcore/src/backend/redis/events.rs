@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use redis::{PushInfo, PushKind, Value};
 
-use super::counters::Watched;
+use super::watched::Watched;
 use crate::backend::{EventSink, Wake};
 use crate::request::Id;
 

@@ -22,6 +22,7 @@ mod tickets;
 mod turn;
 mod views;
 mod watch;
+mod watched;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -277,8 +278,15 @@ impl Connection for RedisConnection {
     }
 
     fn count(&self, count: Arc<Count>) -> Answer<Counted> {
-        let (connection, group) = (self.clone(), self.group.clone());
-        Box::pin(counters::count_here(connection, group, count))
+        let (mut connection, group) = (self.clone(), self.group.clone());
+        Box::pin(async move {
+            match group {
+                Some(group) => durable::count(group, connection, count).await,
+                None => {
+                    counters::count(&mut connection, &count, false, counters::Publish::Plain).await
+                }
+            }
+        })
     }
 
     fn watch(&self, name: Name) -> Answer<()> {

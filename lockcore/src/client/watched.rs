@@ -1,0 +1,142 @@
+//! What callers that wait for changes of counters share with the tasks that look at them.
+
+use std::collections::HashMap;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::{Notify, watch};
+
+use crate::backend::{Counted, StoreError};
+use crate::error::Error;
+use crate::log::guarded;
+use crate::name::Name;
+
+/// The counters that this client watches.
+#[derive(Debug, Default)]
+pub(crate) struct Watches {
+    all: Mutex<HashMap<Name, Arc<Watched>>>,
+    /// Changes when pushes may have been lost.
+    pub(super) gaps: watch::Sender<()>,
+}
+
+/// A counter that somebody waits for.
+#[derive(Debug)]
+pub(super) struct Watched {
+    pub(super) name: Name,
+    /// What the task has read last. The task ends when nobody listens.
+    pub(super) looked: watch::Sender<Looked>,
+    /// How many looks have begun.
+    pub(super) begun: AtomicU64,
+    /// Asks the task to look again.
+    pub(super) wanted: Notify,
+}
+
+/// What came of a look at a counter.
+#[derive(Clone, Debug)]
+pub(super) struct Looked {
+    pub(super) number: u64,
+    pub(super) seen: Seen,
+    /// The counter was watched before it was read, so another look follows every change.
+    pub(super) is_watched: bool,
+}
+
+/// The outcome of a look.
+#[derive(Clone, Debug)]
+pub(super) enum Seen {
+    Nothing,
+    Counter(Counted),
+    Failed(StoreError),
+    ShutDown,
+}
+
+/// A caller that waits for a change of a counter. While one lives, the counter is watched.
+#[derive(Debug)]
+pub(crate) struct Watching {
+    pub(super) watched: Arc<Watched>,
+    pub(super) looked: watch::Receiver<Looked>,
+    /// The caller knows what this look has shown.
+    pub(super) known: u64,
+}
+
+impl Watches {
+    /// Pushes may have been lost: every counter is watched and read again.
+    pub(crate) fn gap(&self) {
+        self.gaps.send_replace(());
+    }
+
+    pub(crate) fn changed(&self, name: &Name) {
+        if let Some(watched) = self.all().get(name) {
+            watched.wanted.notify_one();
+        }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.all().is_empty()
+    }
+
+    /// Callers that wait fail.
+    pub(crate) fn close(&self) {
+        let all: Vec<_> = self.all().values().cloned().collect();
+        for watched in all {
+            watched.tell(u64::MAX, Seen::ShutDown, false);
+        }
+    }
+
+    /// Removes a counter that nobody waits for any more. Returns whether it was removed.
+    pub(super) fn remove_unused(&self, watched: &Watched) -> bool {
+        let mut all = self.all();
+        let is_unused = watched.looked.receiver_count() == 0;
+        if is_unused {
+            all.remove(&watched.name);
+        }
+        is_unused
+    }
+
+    pub(super) fn all(&self) -> MutexGuard<'_, HashMap<Name, Arc<Watched>>> {
+        self.all.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Watched {
+    pub(super) fn tell(&self, number: u64, seen: Seen, is_watched: bool) {
+        // This runs wakers, which are users' code.
+        guarded(|| {
+            self.looked.send_if_modified(|looked| {
+                let is_news = looked.number < number;
+                if is_news {
+                    *looked = Looked {
+                        number,
+                        seen,
+                        is_watched,
+                    };
+                }
+                is_news
+            });
+        });
+    }
+}
+
+impl Watching {
+    /// What a look has shown that began after this value was made, or after the last call of this.
+    ///
+    /// The inner error is that of a look that has failed; others follow.
+    ///
+    /// If it is dropped, the next call returns what this one would have returned, or something newer.
+    pub(crate) async fn news(&mut self) -> Result<Result<Counted, StoreError>, Error> {
+        let known = self.known;
+        if known > 0 && !self.looked.borrow().is_watched {
+            self.watched.wanted.notify_one();
+        }
+        let is_news =
+            |looked: &Looked| looked.number > known || matches!(looked.seen, Seen::ShutDown);
+        let looked = self.looked.wait_for(is_news).await;
+        // The sender lives in `self.watched`.
+        let looked = looked.map_err(|_| Error::shut_down())?;
+        self.known = looked.number;
+        match &looked.seen {
+            Seen::Counter(counted) => Ok(Ok(*counted)),
+            Seen::Failed(error) => Ok(Err(error.clone())),
+            Seen::Nothing | Seen::ShutDown => Err(Error::shut_down()),
+        }
+    }
+}
