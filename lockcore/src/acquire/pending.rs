@@ -429,6 +429,25 @@ mod tests {
         assert!(asks.len() < 5_000, "{}", asks.len());
     }
 
+    /// Two callers that ask within a round trip of each other split the nodes of a quorum, and neither gets a majority.
+    #[test]
+    fn two_that_keep_the_lock_from_each_other_are_parted_by_their_pauses() {
+        let round_trip = Duration::from_millis(1);
+        let together = |one: Pace, other: Pace| {
+            let (first, last) = (one.next.min(other.next), one.next.max(other.next));
+            first.until(last) < round_trip
+        };
+        for _ in 0..100 {
+            let (mut one, mut other) = (Pace::new(after(1)), Pace::new(after(1)));
+            let mut asked = 0;
+            while together(one, other) {
+                [one, other] = [one, other].map(|pace| pace.slower(pace.next, None));
+                asked += 1;
+                assert!(asked < 100, "they still ask at the same time");
+            }
+        }
+    }
+
     #[test]
     fn the_end_of_a_lease_is_not_waited_past() {
         let mut pace = Pace::new(after(1));

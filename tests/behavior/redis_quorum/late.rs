@@ -1,9 +1,9 @@
 //! Nodes that hear of a request late, when its verb has its answer or its runtime has ended.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
-use lockcore::{ErrorKind, Locks, Release};
+use lockcore::{ErrorKind, Locks, LostReason, Release};
 use tests::eventually::eventually;
 use tests::ports::free_port;
 use tests::proxy::Proxy;
@@ -12,15 +12,18 @@ use tests::redis_server::RedisServer;
 use tokio::runtime::{Handle, Runtime};
 
 use super::{client, has_ticket, nothing_is_left_at};
-use crate::store::{Kind, SOON, Store, give_back, kind};
+use crate::faults::builder;
+use crate::store::{Kind, SOON, Store, give_back, kind, soon};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT, "redis_quorum";
         a_release_that_a_node_has_not_heard_outlives_its_runtime
         an_enqueue_that_outlives_its_runtime_takes_nothing_behind_the_release
+        a_release_that_overtakes_the_enqueue_at_a_node_is_repeated_there
         a_wait_that_ends_while_the_nodes_are_asked_again_is_over
         a_release_tells_whether_enough_nodes_had_the_ticket
         a_node_that_has_lost_the_ticket_before_it_has_the_number_does_not_count
+        a_lock_that_only_a_minority_renews_is_lost_before_its_lease_ends
     ]
 }
 
@@ -109,6 +112,29 @@ async fn an_enqueue_that_outlives_its_runtime_takes_nothing_behind_the_release(_
     drop(locks);
 }
 
+/// The guard is dropped, so the keeper releases on a connection of its own.
+async fn a_release_that_overtakes_the_enqueue_at_a_node_is_repeated_there(_: Store) {
+    let set = Quorum::start(3);
+    let proxy = Proxy::to(set.nodes[2].port());
+    let locks = with_the_last_behind(&proxy, &set).await;
+    let last = client(&set.nodes[2].url());
+    drop(locks.mutex("b").acquire().await.unwrap());
+    nothing_is_left_at(&set.nodes).await;
+
+    proxy.delay(Duration::from_secs(2), Duration::ZERO);
+    let before = proxy.traffic().chunks_up;
+    let guard = locks.mutex("a").acquire().await.unwrap();
+    eventually("the enqueue is under way", SOON, async || {
+        proxy.traffic().chunks_up > before
+    })
+    .await;
+    proxy.delay(Duration::ZERO, Duration::ZERO);
+    drop(guard);
+
+    has_ticket(&last).await;
+    nothing_is_left_at(&set.nodes).await;
+}
+
 /// They have said "busy" before.
 async fn a_wait_that_ends_while_the_nodes_are_asked_again_is_over(_: Store) {
     let set = Quorum::start(3);
@@ -159,6 +185,24 @@ async fn a_release_tells_whether_enough_nodes_had_the_ticket(_: Store) {
 
         assert_eq!(guard.release().await.unwrap(), told, "{from}");
     }
+}
+
+async fn a_lock_that_only_a_minority_renews_is_lost_before_its_lease_ends(_: Store) {
+    let set = Quorum::start(5);
+    let ttl = Duration::from_secs(12);
+    let locks = builder(set.url()).ttl(ttl).op_timeout(SOON).build();
+    let guard = locks.unwrap().mutex("a").acquire().await.unwrap();
+    for node in &set.nodes {
+        has_ticket(&client(&node.url())).await;
+    }
+
+    set.nodes[..3].iter().for_each(RedisServer::flush);
+    let end = Instant::now() + guard.remaining();
+
+    assert_eq!(soon(guard.lost()).await, LostReason::Taken);
+    assert!(Instant::now() < end);
+    let others = client(&set.url());
+    give_back(others.mutex("a").wait(SOON).acquire().await.unwrap()).await;
 }
 
 /// Otherwise both would hold: this node would count for each of them.
