@@ -8,14 +8,16 @@ mod nodes;
 mod restarts;
 mod tls;
 
+use std::time::Instant;
+
 use libtest_mimic::Trial;
-use lockcore::Locks;
 use lockcore::backend::{self, EventSink, Namespace};
+use lockcore::{Guard, Locks};
 use tests::eventually::eventually;
 use tests::redis_server::RedisServer;
 
 use crate::faults::builder;
-use crate::store::{Kind, LEASE, SOON};
+use crate::store::{Kind, LEASE, SOON, give_back};
 
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     let groups = [
@@ -57,6 +59,25 @@ async fn has_ticket(alone: &Locks) {
         !alone.inspect("a").await.unwrap().is_empty()
     })
     .await;
+}
+
+/// Holds the lock `a` at all these nodes. One that the client has not reached yet, or that is slow, is not waited for, so
+/// the lock is taken again until it is everywhere.
+async fn held_everywhere(locks: &Locks, nodes: &[RedisServer]) -> Guard {
+    let until = Instant::now() + 2 * SOON;
+    loop {
+        let guard = locks.mutex("a").wait(SOON).acquire().await.unwrap();
+        let mut is_everywhere = true;
+        for node in nodes {
+            let alone = client(&node.url());
+            is_everywhere &= !alone.inspect("a").await.unwrap().is_empty();
+        }
+        if is_everywhere {
+            return guard;
+        }
+        assert!(Instant::now() < until, "it is not at all nodes");
+        give_back(guard).await;
+    }
 }
 
 /// What the check of a new connection warns of.

@@ -11,7 +11,7 @@ use tests::redis_quorum::{Quorum, url};
 use tests::redis_server::RedisServer;
 use tokio::runtime::{Handle, Runtime};
 
-use super::{client, has_ticket, nothing_is_left_at};
+use super::{client, has_ticket, held_everywhere, nothing_is_left_at};
 use crate::faults::builder;
 use crate::store::{Kind, SOON, Store, give_back, kind, soon};
 
@@ -176,10 +176,7 @@ async fn a_release_tells_whether_enough_nodes_had_the_ticket(_: Store) {
         (2, Release::AlreadyLost),
         (0, Release::AlreadyLost),
     ] {
-        let guard = locks.mutex("a").wait(SOON).acquire().await.unwrap();
-        for node in &set.nodes {
-            has_ticket(&client(&node.url())).await;
-        }
+        let guard = held_everywhere(&locks, &set.nodes).await;
 
         set.nodes[from..].iter().for_each(RedisServer::flush);
 
@@ -190,13 +187,11 @@ async fn a_release_tells_whether_enough_nodes_had_the_ticket(_: Store) {
 async fn a_lock_that_only_a_minority_renews_is_lost_before_its_lease_ends(_: Store) {
     let set = Quorum::start(5);
     let ttl = Duration::from_secs(12);
-    let locks = builder(set.url()).ttl(ttl).op_timeout(SOON).build();
-    let guard = locks.unwrap().mutex("a").acquire().await.unwrap();
-    for node in &set.nodes {
-        has_ticket(&client(&node.url())).await;
-    }
+    let locks = builder(set.url()).ttl(ttl).op_timeout(SOON);
+    let guard = held_everywhere(&locks.build().unwrap(), &set.nodes).await;
 
-    set.nodes[..3].iter().for_each(RedisServer::flush);
+    // The others are asked first.
+    set.nodes[2..].iter().for_each(RedisServer::flush);
     let end = Instant::now() + guard.remaining();
 
     assert_eq!(soon(guard.lost()).await, LostReason::Taken);

@@ -15,7 +15,7 @@ use tests::stores::Server as _;
 use tests::witness::Witness;
 use tokio::sync::Barrier;
 
-use super::{client, nothing_is_left_at};
+use super::{client, held_everywhere, nothing_is_left_at};
 use crate::faults::{builder, holder};
 use crate::store::{Kind, SLACK, SOON, Store, give_back, kind, soon};
 
@@ -45,10 +45,10 @@ async fn is_renewed(guard: &Guard, ttl: Duration) {
 }
 
 /// A lock is held while two nodes break. It is kept, and others are taken and given back.
-async fn locks_work_without(two: impl FnOnce(), url: &str) {
+async fn locks_work_without(set: &Quorum, two: impl FnOnce(), url: &str) {
     const TTL: Duration = Duration::from_secs(12);
     let locks = builder(url).ttl(TTL).op_timeout(SOON).build().unwrap();
-    let guard = locks.mutex("a").acquire().await.unwrap();
+    let guard = held_everywhere(&locks, &set.nodes).await;
 
     two();
 
@@ -73,13 +73,13 @@ async fn locks_work_without(two: impl FnOnce(), url: &str) {
 async fn with_two_of_five_nodes_killed_locks_work(_: Store) {
     let set = Quorum::start(5);
     let kill = || set.nodes[..2].iter().for_each(RedisServer::kill);
-    locks_work_without(kill, &set.url()).await;
+    locks_work_without(&set, kill, &set.url()).await;
 }
 
 async fn with_two_of_five_nodes_frozen_locks_work(_: Store) {
     let set = Quorum::start(5);
     let freeze = || set.nodes[..2].iter().for_each(RedisServer::freeze);
-    locks_work_without(freeze, &set.url()).await;
+    locks_work_without(&set, freeze, &set.url()).await;
     set.nodes[..2].iter().for_each(RedisServer::thaw);
 }
 
@@ -91,7 +91,7 @@ async fn with_two_of_five_nodes_cut_off_locks_work(_: Store) {
         .map(|node| Proxy::to(node.port()))
         .collect();
     let cut = || proxies[..2].iter().for_each(Proxy::cut);
-    locks_work_without(cut, &url(proxies.iter().map(Proxy::port))).await;
+    locks_work_without(&set, cut, &url(proxies.iter().map(Proxy::port))).await;
 }
 
 /// One holds, others ask, and the holder keeps its lock to the end of its lease and no longer. Returns the clients, which
@@ -180,17 +180,7 @@ async fn nodes_that_come_back_vote_again(_: Store) {
             set.nodes[at].restart();
         }
         // The same connection reaches them again.
-        eventually("a lock is at all nodes", SOON, async || {
-            let guard = locks.mutex("a").wait(SOON).acquire().await.unwrap();
-            let mut has_ticket = true;
-            for node in &set.nodes {
-                let alone = client(&node.url());
-                has_ticket &= !alone.inspect("a").await.unwrap().is_empty();
-            }
-            give_back(guard).await;
-            has_ticket
-        })
-        .await;
+        give_back(held_everywhere(&locks, &set.nodes).await).await;
     }
 }
 
