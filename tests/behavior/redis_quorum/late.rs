@@ -19,7 +19,6 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT, "redis_quorum";
         a_release_that_a_node_has_not_heard_outlives_its_runtime
         an_enqueue_that_outlives_its_runtime_takes_nothing_behind_the_release
-        a_release_that_overtakes_the_enqueue_at_a_node_is_repeated_there
         a_wait_that_ends_while_the_nodes_are_asked_again_is_over
         a_release_tells_whether_enough_nodes_had_the_ticket
         a_node_that_has_lost_the_ticket_before_it_has_the_number_does_not_count
@@ -110,29 +109,6 @@ async fn an_enqueue_that_outlives_its_runtime_takes_nothing_behind_the_release(_
     .await;
     nothing_is_left_at(&set.nodes).await;
     drop(locks);
-}
-
-/// The guard is dropped, so the keeper releases on a connection of its own.
-async fn a_release_that_overtakes_the_enqueue_at_a_node_is_repeated_there(_: Store) {
-    let set = Quorum::start(3);
-    let proxy = Proxy::to(set.nodes[2].port());
-    let locks = with_the_last_behind(&proxy, &set).await;
-    let last = client(&set.nodes[2].url());
-    drop(locks.mutex("b").acquire().await.unwrap());
-    nothing_is_left_at(&set.nodes).await;
-
-    proxy.delay(Duration::from_secs(2), Duration::ZERO);
-    let before = proxy.traffic().chunks_up;
-    let guard = locks.mutex("a").acquire().await.unwrap();
-    eventually("the enqueue is under way", SOON, async || {
-        proxy.traffic().chunks_up > before
-    })
-    .await;
-    proxy.delay(Duration::ZERO, Duration::ZERO);
-    drop(guard);
-
-    has_ticket(&last).await;
-    nothing_is_left_at(&set.nodes).await;
 }
 
 /// They have said "busy" before.
