@@ -227,7 +227,7 @@ impl Record {
         // A time in the future is of a clock that has begun again since.
         self.remembered
             .retain(|_, (at, _)| *at <= now && now - *at <= REMEMBERED_MILLIS);
-        self.room = (2 * self.remembered.len()).max(FEW);
+        self.room = (2 * self.remembered.len()).clamp(FEW, MOST_REMEMBERED);
     }
 
     /// Whether the counter exists.

@@ -9,6 +9,7 @@ use crate::store::Kind;
 /// The names of the facts, without their store and group.
 const NEED_A_LINE: &[&str] = &[
     "a_bound_of_zero_passes_nothing_on",
+    "a_caller_that_waits_for_any_gets_the_name_that_is_released_and_no_other",
     "a_crowd_of_writers_in_line_stays_in_line",
     "a_downgrade_whose_reply_is_lost_has_let_readers_in_and_no_writer",
     "a_grant_that_nobody_collects_goes_to_the_next_in_another_process",
@@ -23,6 +24,7 @@ const NEED_A_LINE: &[&str] = &[
     "a_read_that_outlives_its_write_lets_readers_in",
     "a_reader_behind_a_waiting_writer_stays_behind_it",
     "a_reader_does_not_join_past_a_local_writer",
+    "a_reader_that_is_not_alone_is_refused_at_once",
     "a_request_behind_ten_thousand_tickets_is_refused",
     "a_request_that_is_repeated_finds_its_ticket",
     "a_shared_grant_that_nobody_collects_lets_a_writer_in",
@@ -40,6 +42,7 @@ const NEED_A_LINE: &[&str] = &[
     "another_ttl_is_another_ticket",
     "at_the_bound_the_next_stands_in_line_at_the_store",
     "cancelled_and_killed_waiters_leave_the_order_of_the_others",
+    "each_ticket_is_shown_with_how_long_ago_it_was_asked_for",
     "limits_of_the_hold_begin_when_all_are_held",
     "max_hold_counts_from_the_grant",
     "readers_behind_a_writer_come_in_together",

@@ -27,7 +27,9 @@
 //! future must not depend on timers or tasks of the runtime that first polled it, except for the connection's own
 //! driver.
 
+mod capability;
 mod events;
+mod fault;
 #[cfg(any(feature = "redis", feature = "zookeeper"))]
 mod hosts;
 pub(crate) mod meant;
@@ -56,11 +58,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use crate::counting::{Count, CountOp, Counted, MAX_COUNT, MOST_REMEMBERED, OnlyIf, Outcome};
-use crate::error::Error;
 pub use crate::name::{Name, Namespace};
 pub use crate::request::{FULL, Id, Request};
 pub use crate::token::MAX_TICKET;
+pub use capability::Capability;
 pub use events::{EventSink, News};
+pub use fault::{Fault, StoreError};
 pub use open::open;
 pub use shown::{AskedBack, Listing, NameInUse, Page, TicketInfo};
 
@@ -218,151 +221,6 @@ fn unsupported<T: Send + 'static>(what: &str) -> Answer<T> {
     ))))
 }
 
-/// 365.25 days. Messages call this a year.
-const YEAR: Duration = Duration::from_secs(31_557_600);
-
-/// What a store promises. The facts of `testing::conformance` ask which of them apply.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Capability {
-    /// Other processes see the tickets. If not, ids of requests need to differ only within this process: they are
-    /// counted instead of drawn at random, which saves a system call.
-    pub cross_process: bool,
-    /// A release wakes the next in line. If not, waiters find out by their renewals.
-    pub pushes: bool,
-    /// A request that may wait stands in line at the store. If not, the store never answers [`Enqueued::Waiting`], and
-    /// [`Enqueued::Busy`] to such a request means "ask again": the core does, with a new id, for as long as the caller
-    /// waits.
-    pub queues: bool,
-    /// The longest ttl that a ticket may have.
-    pub longest_ttl: Duration,
-    /// A ticket lives as long as the session of the client that took it, and not by its own ttl. So all runtimes of a
-    /// process use the one connection that the keeper drives, and tickets outlive the runtime that took them. When a
-    /// lease has run out, the keeper removes its ticket, and does not give up before the store has acknowledged it.
-    pub sessions: bool,
-    /// How many enqueues a connection takes at the same time, and how many tickets of releases. The core holds the
-    /// others back until it is their turn, in order of arrival. Renewals are never held back, so a burst of requests
-    /// cannot delay them by more than this many requests take. With `u32::MAX` nothing is held back.
-    pub in_flight: u32,
-    /// A wake-up grants the ticket. If not, the store may not be sure of it: the waiter renews its ticket, and holds it
-    /// when the answer is [`Renewed::Granted`].
-    pub wake_ups_grant: bool,
-    /// It implements [`Connection::ask_back`], and its [`inspect`](Connection::inspect) tells the ids of tickets.
-    pub asks_back: bool,
-    /// It implements [`Connection::list`].
-    pub lists: bool,
-    /// Names have counters: [`Connection::count`].
-    pub counters: bool,
-    /// Changes of counters are pushed: [`Connection::watch`]. If not, clients that wait for one read it ten times a
-    /// second.
-    pub watches: bool,
-}
-
-impl Capability {
-    /// Requests queue at the store, wake-ups are pushed and grant, several processes share the store, a ttl may be up to
-    /// a year, 1,000 requests may be in flight, tickets cannot be asked back, names cannot be listed, and there are no
-    /// counters.
-    #[must_use]
-    pub const fn new() -> Self {
-        Self {
-            cross_process: true,
-            pushes: true,
-            queues: true,
-            longest_ttl: YEAR,
-            sessions: false,
-            in_flight: 1_000,
-            wake_ups_grant: true,
-            asks_back: false,
-            lists: false,
-            counters: false,
-            watches: false,
-        }
-    }
-
-    /// Sets [`cross_process`](Self::cross_process).
-    #[must_use]
-    pub const fn cross_process(mut self, yes: bool) -> Self {
-        self.cross_process = yes;
-        self
-    }
-
-    /// Sets [`pushes`](Self::pushes).
-    #[must_use]
-    pub const fn pushes(mut self, yes: bool) -> Self {
-        self.pushes = yes;
-        self
-    }
-
-    /// Sets [`queues`](Self::queues).
-    #[must_use]
-    pub const fn queues(mut self, yes: bool) -> Self {
-        self.queues = yes;
-        self
-    }
-
-    /// Sets [`longest_ttl`](Self::longest_ttl).
-    #[must_use]
-    pub const fn longest_ttl(mut self, ttl: Duration) -> Self {
-        self.longest_ttl = ttl;
-        self
-    }
-
-    /// Sets [`sessions`](Self::sessions).
-    #[must_use]
-    pub const fn sessions(mut self, yes: bool) -> Self {
-        self.sessions = yes;
-        self
-    }
-
-    /// Sets [`in_flight`](Self::in_flight), at least 1.
-    #[must_use]
-    pub const fn in_flight(mut self, requests: u32) -> Self {
-        self.in_flight = if requests == 0 { 1 } else { requests };
-        self
-    }
-
-    /// Sets [`wake_ups_grant`](Self::wake_ups_grant).
-    #[must_use]
-    pub const fn wake_ups_grant(mut self, yes: bool) -> Self {
-        self.wake_ups_grant = yes;
-        self
-    }
-
-    /// Sets [`asks_back`](Self::asks_back).
-    #[must_use]
-    pub const fn asks_back(mut self, yes: bool) -> Self {
-        self.asks_back = yes;
-        self
-    }
-
-    /// Sets [`lists`](Self::lists).
-    #[must_use]
-    pub const fn lists(mut self, yes: bool) -> Self {
-        self.lists = yes;
-        self
-    }
-
-    /// Sets [`counters`](Self::counters).
-    #[must_use]
-    pub const fn counters(mut self, yes: bool) -> Self {
-        self.counters = yes;
-        self
-    }
-
-    /// Sets [`watches`](Self::watches).
-    #[must_use]
-    pub const fn watches(mut self, yes: bool) -> Self {
-        self.watches = yes;
-        self
-    }
-}
-
-impl Default for Capability {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 /// The answer to [`Connection::enqueue`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
@@ -480,139 +338,6 @@ pub enum Released {
     NotFound,
     /// Something is wrong with this ticket alone. Whether it was removed is unknown.
     Failed,
-}
-
-/// What a store's failure means for the request.
-///
-/// A request that does not count was not carried out, unless the error is [half-way](StoreError::halfway): then it, or a
-/// part of it, may have been, for example at a master whose replicas have not acknowledged it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Fault {
-    /// It does not count, and the same request may succeed in a moment.
-    Retry,
-    /// It does not count, and repeating it soon will not help.
-    Refused,
-    /// It may have been carried out.
-    Unknown,
-    /// It does not count, and will not until somebody changes the configuration.
-    Config,
-}
-
-/// The failure of an operation.
-#[derive(Clone, Debug, thiserror::Error)]
-#[error("{message}")]
-pub struct StoreError {
-    fault: Fault,
-    message: String,
-    broken: bool,
-    halfway: bool,
-    lost: Vec<Id>,
-}
-
-impl StoreError {
-    /// A failure with its meaning for the request, and a text, which must contain no secrets.
-    #[must_use]
-    pub fn new(fault: Fault, message: impl Into<String>) -> Self {
-        Self {
-            fault,
-            message: message.into(),
-            broken: false,
-            halfway: false,
-            lost: Vec::new(),
-        }
-    }
-
-    /// A failure with its meaning for the request, after which the connection cannot be used: the core opens another
-    /// one. Whether the request was carried out is a separate question. For example, a server that has become a replica
-    /// certainly refuses a write, and will refuse every later one on this connection.
-    #[must_use]
-    pub fn replace(fault: Fault, message: impl Into<String>) -> Self {
-        Self {
-            broken: true,
-            ..Self::new(fault, message)
-        }
-    }
-
-    /// The connection broke during the request, so its outcome is unknown. The core opens another connection.
-    #[must_use]
-    pub fn broken(message: impl Into<String>) -> Self {
-        Self::replace(Fault::Unknown, message)
-    }
-
-    /// The request was answered, and does not count although it, or a part of it, may have been carried out: for example
-    /// because a right was taken away after it had begun. The core gives back the ticket that an enqueue may have left.
-    #[must_use]
-    pub fn halfway(fault: Fault, message: impl Into<String>) -> Self {
-        Self {
-            halfway: true,
-            ..Self::new(fault, message)
-        }
-    }
-
-    /// A renewal of several tickets has failed, but these are [lost](Renewed::Lost) for certain. Their holders learn it at
-    /// once. What the failure means is about the others.
-    #[must_use]
-    pub fn with_lost(self, tickets: Vec<Id>) -> Self {
-        Self {
-            lost: tickets,
-            ..self
-        }
-    }
-
-    /// The tickets of a renewal that are lost for certain, whatever became of the others.
-    #[must_use]
-    pub fn lost(&self) -> &[Id] {
-        &self.lost
-    }
-
-    /// A counter [remembers](MOST_REMEMBERED) as many changes as it may.
-    pub(crate) fn crowded() -> Self {
-        let text = format!(
-            "more than {MOST_REMEMBERED} changes of this counter are remembered, each for a minute; change it less often, or \
-             from fewer processes"
-        );
-        Self::new(Fault::Refused, text)
-    }
-
-    /// What the failure means for the request.
-    #[must_use]
-    pub fn fault(&self) -> Fault {
-        self.fault
-    }
-
-    /// Whether the connection cannot be used any more.
-    #[must_use]
-    pub fn is_broken(&self) -> bool {
-        self.broken
-    }
-
-    /// Whether a part of the request may have been carried out, although it was answered.
-    #[must_use]
-    pub fn is_halfway(&self) -> bool {
-        self.halfway
-    }
-
-    /// The error of a request that takes nothing.
-    pub(crate) fn unavailable_unless_config(self) -> Error {
-        match self.fault {
-            Fault::Config => Error::config(self.to_string()),
-            Fault::Retry | Fault::Refused | Fault::Unknown => Error::unavailable(self.to_string()),
-        }
-    }
-}
-
-/// The error that a store's failure becomes for the caller. [`Fault::Unknown`] stays unknown: only the acquire loop
-/// knows whether a repetition has settled it.
-impl From<StoreError> for Error {
-    fn from(error: StoreError) -> Self {
-        let message = error.to_string();
-        match error.fault() {
-            Fault::Config => Self::config(message),
-            Fault::Retry | Fault::Refused => Self::unavailable(message),
-            Fault::Unknown => Self::unknown(message),
-        }
-    }
 }
 
 /// The contents of a wake-up: the identity of a ticket together with its number.

@@ -112,7 +112,9 @@ async fn a_waiter_rechecks_when_it_is_told_to_and_not_too_often() {
     let forged = told(Stage::Waiting, Duration::ZERO);
     assert_eq!(forged, Some(clock.now().after(LEAST_RECHECK)));
     assert_eq!(told(Stage::Waiting, Duration::MAX), Some(in_line));
-    assert_eq!(told(Stage::Held, soon), Some(in_line));
+    // Somebody may ask for it.
+    assert_eq!(told(Stage::Held, soon), Some(clock.now().after(soon)));
+    assert_eq!(told(Stage::Leaving, soon), Some(in_line));
 
     // While the answer to its enqueue, or to a renewal, is under way.
     for stage in [Stage::Asked, Stage::Waiting] {

@@ -60,6 +60,8 @@ mod tests {
             .collect();
 
         assert_eq!(calls, 0, "a call without the name of its command");
+        // The right is not needed for locks. A list without it is refused.
+        assert!(called.remove("SCAN"));
         // In a cluster the client itself sends these.
         called.extend(["ASKING", "SSUBSCRIBE", "SUNSUBSCRIBE"].map(str::to_owned));
         assert_eq!(asked, called);

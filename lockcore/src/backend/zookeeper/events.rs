@@ -16,12 +16,12 @@
 //!   granted from it, whatever the line looks like. A line that is not current is not used: then renewals ask the
 //!   store.
 
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
 use std::sync::{Arc, MutexGuard};
 
 use futures_util::FutureExt as _;
 use tokio::task::AbortHandle;
-use zookeeper_client::{AddWatchMode, Error as ZkError, EventType, Stat};
+use zookeeper_client::{AddWatchMode, Error as ZkError, EventType, Stat, WatchedEvent};
 
 use super::layout::{self, Ticket};
 use super::line::By;
@@ -291,12 +291,21 @@ async fn follow_line(session: &Arc<Session>, path: &str) -> Option<By> {
     };
     let mut listed = listing.await;
     loop {
-        // The server sends events and answers in one order. So the list contains all that has been reported by now, which
-        // must not be applied to it: it may be of an earlier parent, whose numbers were the same.
+        // The server sends events and answers in one order, so everything that the list shows is reported by now, and maybe
+        // more. If the parent has changed meanwhile, a part of it is of an earlier parent, whose numbers were the same.
+        let mut reported = VecDeque::new();
         while let Some(event) = watcher.changed().now_or_never() {
             if event.event_type == EventType::Session {
                 return None; // as below
             }
+            reported.push_back(event);
+        }
+        if reported.iter().any(|event| is_of_parent(event, path)) {
+            if !session.parent_changed(path) {
+                return None;
+            }
+            listed = session.client.get_children(path).await;
+            continue;
         }
         match &listed {
             Ok((children, parent)) => session.line_was_read(path, children, Some(parent)),
@@ -311,7 +320,10 @@ async fn follow_line(session: &Arc<Session>, path: &str) -> Option<By> {
         }
         let mut came = 0;
         loop {
-            let event = watcher.changed().await;
+            let event = match reported.pop_front() {
+                Some(event) => event,
+                None => watcher.changed().await,
+            };
             let node = event.path.strip_prefix(path);
             let node = node.and_then(|rest| rest.strip_prefix('/'));
             let complete = match (event.event_type, node) {
@@ -326,7 +338,6 @@ async fn follow_line(session: &Arc<Session>, path: &str) -> Option<By> {
                     session.went(path, node);
                     true
                 }
-                // The parent itself was deleted or created: the numbers of a new parent begin again.
                 (EventType::NodeCreated | EventType::NodeDeleted, None) => {
                     if !session.parent_changed(path) {
                         return None;
@@ -348,6 +359,15 @@ async fn follow_line(session: &Arc<Session>, path: &str) -> Option<By> {
         }
         listed = session.client.get_children(path).await;
     }
+}
+
+/// Whether the parent of a line was deleted or created: the numbers of a new parent begin again.
+fn is_of_parent(event: &WatchedEvent, path: &str) -> bool {
+    event.path == path
+        && matches!(
+            event.event_type,
+            EventType::NodeCreated | EventType::NodeDeleted
+        )
 }
 
 async fn follow_ticket_ahead(session: &Arc<Session>, path: &str) -> Option<By> {

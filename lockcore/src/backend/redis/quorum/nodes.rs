@@ -162,10 +162,7 @@ impl Nodes {
 
     /// The same error, with the name of the node.
     pub(super) fn named(&self, at: usize, error: StoreError) -> StoreError {
-        StoreError {
-            message: format!("the node {}: {}", self.address(at), error.message),
-            ..error
-        }
+        error.at(format_args!("the node {}", self.address(at)))
     }
 
     /// The nodes that are up.
@@ -333,7 +330,7 @@ impl Nodes {
         let mut warnings = Vec::new();
         for (at, view) in views.iter().enumerate() {
             match view {
-                View::Down(error) if error.message.contains(TWICE) => return Err(error.clone()),
+                View::Down(error) if error.to_string().contains(TWICE) => return Err(error.clone()),
                 View::Down(error) => warnings.push(format!("one node is missing: {error}")),
                 View::Asked => warnings.push(format!(
                     "one node is missing: {} has not answered yet",

@@ -1,0 +1,149 @@
+//! What a store can do.
+
+use std::time::Duration;
+
+/// 365.25 days. Messages call this a year.
+const YEAR: Duration = Duration::from_secs(31_557_600);
+
+/// What a store promises. The facts of `testing::conformance` ask which of them apply.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Capability {
+    /// Other processes see the tickets. If not, ids of requests need to differ only within this process: they are
+    /// counted instead of drawn at random, which saves a system call.
+    pub cross_process: bool,
+    /// A release wakes the next in line. If not, waiters find out by their renewals.
+    pub pushes: bool,
+    /// A request that may wait stands in line at the store. If not, the store never answers
+    /// [`Enqueued::Waiting`](super::Enqueued::Waiting), and [`Enqueued::Busy`](super::Enqueued::Busy) to such a request
+    /// means "ask again": the core does, with a new id, for as long as the caller waits.
+    pub queues: bool,
+    /// The longest ttl that a ticket may have.
+    pub longest_ttl: Duration,
+    /// A ticket lives as long as the session of the client that took it, and not by its own ttl. So all runtimes of a
+    /// process use the one connection that the keeper drives, and tickets outlive the runtime that took them. When a
+    /// lease has run out, the keeper removes its ticket, and does not give up before the store has acknowledged it.
+    pub sessions: bool,
+    /// How many enqueues a connection takes at the same time, and how many tickets of releases. The core holds the
+    /// others back until it is their turn, in order of arrival. Renewals are never held back, so a burst of requests
+    /// cannot delay them by more than this many requests take. With `u32::MAX` nothing is held back.
+    pub in_flight: u32,
+    /// A wake-up grants the ticket. If not, the store may not be sure of it: the waiter renews its ticket, and holds it
+    /// when the answer is [`Renewed::Granted`](super::Renewed::Granted).
+    pub wake_ups_grant: bool,
+    /// It implements [`Connection::ask_back`](super::Connection::ask_back), and its
+    /// [`inspect`](super::Connection::inspect) tells the ids of tickets.
+    pub asks_back: bool,
+    /// It implements [`Connection::list`](super::Connection::list).
+    pub lists: bool,
+    /// Names have counters: [`Connection::count`](super::Connection::count).
+    pub counters: bool,
+    /// Changes of counters are pushed: [`Connection::watch`](super::Connection::watch). If not, clients that wait for
+    /// one read it ten times a second.
+    pub watches: bool,
+}
+
+impl Capability {
+    /// Requests queue at the store, wake-ups are pushed and grant, several processes share the store, a ttl may be up
+    /// to a year, 1,000 requests may be in flight, tickets cannot be asked back, names cannot be listed, and there are
+    /// no counters.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self {
+            cross_process: true,
+            pushes: true,
+            queues: true,
+            longest_ttl: YEAR,
+            sessions: false,
+            in_flight: 1_000,
+            wake_ups_grant: true,
+            asks_back: false,
+            lists: false,
+            counters: false,
+            watches: false,
+        }
+    }
+
+    /// Sets [`cross_process`](Self::cross_process).
+    #[must_use]
+    pub const fn cross_process(mut self, yes: bool) -> Self {
+        self.cross_process = yes;
+        self
+    }
+
+    /// Sets [`pushes`](Self::pushes).
+    #[must_use]
+    pub const fn pushes(mut self, yes: bool) -> Self {
+        self.pushes = yes;
+        self
+    }
+
+    /// Sets [`queues`](Self::queues).
+    #[must_use]
+    pub const fn queues(mut self, yes: bool) -> Self {
+        self.queues = yes;
+        self
+    }
+
+    /// Sets [`longest_ttl`](Self::longest_ttl).
+    #[must_use]
+    pub const fn longest_ttl(mut self, ttl: Duration) -> Self {
+        self.longest_ttl = ttl;
+        self
+    }
+
+    /// Sets [`sessions`](Self::sessions).
+    #[must_use]
+    pub const fn sessions(mut self, yes: bool) -> Self {
+        self.sessions = yes;
+        self
+    }
+
+    /// Sets [`in_flight`](Self::in_flight), at least 1.
+    #[must_use]
+    pub const fn in_flight(mut self, requests: u32) -> Self {
+        self.in_flight = if requests == 0 { 1 } else { requests };
+        self
+    }
+
+    /// Sets [`wake_ups_grant`](Self::wake_ups_grant).
+    #[must_use]
+    pub const fn wake_ups_grant(mut self, yes: bool) -> Self {
+        self.wake_ups_grant = yes;
+        self
+    }
+
+    /// Sets [`asks_back`](Self::asks_back).
+    #[must_use]
+    pub const fn asks_back(mut self, yes: bool) -> Self {
+        self.asks_back = yes;
+        self
+    }
+
+    /// Sets [`lists`](Self::lists).
+    #[must_use]
+    pub const fn lists(mut self, yes: bool) -> Self {
+        self.lists = yes;
+        self
+    }
+
+    /// Sets [`counters`](Self::counters).
+    #[must_use]
+    pub const fn counters(mut self, yes: bool) -> Self {
+        self.counters = yes;
+        self
+    }
+
+    /// Sets [`watches`](Self::watches).
+    #[must_use]
+    pub const fn watches(mut self, yes: bool) -> Self {
+        self.watches = yes;
+        self
+    }
+}
+
+impl Default for Capability {
+    fn default() -> Self {
+        Self::new()
+    }
+}

@@ -1,0 +1,148 @@
+//! The failure of an operation, and what it means for the request.
+
+use crate::counting::MOST_REMEMBERED;
+use crate::error::Error;
+use crate::request::Id;
+
+/// What a store's failure means for the request.
+///
+/// A request that does not count was not carried out, unless the error is [half-way](StoreError::halfway): then it, or
+/// a part of it, may have been, for example at a master whose replicas have not acknowledged it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Fault {
+    /// It does not count, and the same request may succeed in a moment.
+    Retry,
+    /// It does not count, and repeating it soon will not help.
+    Refused,
+    /// It may have been carried out.
+    Unknown,
+    /// It does not count, and will not until somebody changes the configuration.
+    Config,
+}
+
+/// The failure of an operation.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{message}")]
+pub struct StoreError {
+    fault: Fault,
+    message: String,
+    broken: bool,
+    halfway: bool,
+    lost: Vec<Id>,
+}
+
+impl StoreError {
+    /// A failure with its meaning for the request, and a text, which must contain no secrets.
+    #[must_use]
+    pub fn new(fault: Fault, message: impl Into<String>) -> Self {
+        Self {
+            fault,
+            message: message.into(),
+            broken: false,
+            halfway: false,
+            lost: Vec::new(),
+        }
+    }
+
+    /// A failure with its meaning for the request, after which the connection cannot be used: the core opens another
+    /// one. Whether the request was carried out is a separate question. For example, a server that has become a replica
+    /// certainly refuses a write, and will refuse every later one on this connection.
+    #[must_use]
+    pub fn replace(fault: Fault, message: impl Into<String>) -> Self {
+        Self {
+            broken: true,
+            ..Self::new(fault, message)
+        }
+    }
+
+    /// The connection broke during the request, so its outcome is unknown. The core opens another connection.
+    #[must_use]
+    pub fn broken(message: impl Into<String>) -> Self {
+        Self::replace(Fault::Unknown, message)
+    }
+
+    /// The request was answered, and does not count although it, or a part of it, may have been carried out: for
+    /// example because a right was taken away after it had begun. The core gives back the ticket that an enqueue may
+    /// have left.
+    #[must_use]
+    pub fn halfway(fault: Fault, message: impl Into<String>) -> Self {
+        Self {
+            halfway: true,
+            ..Self::new(fault, message)
+        }
+    }
+
+    /// A renewal of several tickets has failed, but these are [lost](super::Renewed::Lost) for certain. Their holders
+    /// learn it at once. What the failure means is about the others.
+    #[must_use]
+    pub fn with_lost(self, tickets: Vec<Id>) -> Self {
+        Self {
+            lost: tickets,
+            ..self
+        }
+    }
+
+    /// The tickets of a renewal that are lost for certain, whatever became of the others.
+    #[must_use]
+    pub fn lost(&self) -> &[Id] {
+        &self.lost
+    }
+
+    /// A counter [remembers](MOST_REMEMBERED) as many changes as it may.
+    pub(crate) fn crowded() -> Self {
+        let text = format!(
+            "more than {MOST_REMEMBERED} changes of this counter are remembered, each for a minute; change it less often, or \
+             from fewer processes"
+        );
+        Self::new(Fault::Refused, text)
+    }
+
+    /// The same failure, with the place where it happened in front of its text.
+    #[cfg(feature = "redis")]
+    pub(crate) fn at(self, place: impl std::fmt::Display) -> Self {
+        Self {
+            message: format!("{place}: {}", self.message),
+            ..self
+        }
+    }
+
+    /// What the failure means for the request.
+    #[must_use]
+    pub fn fault(&self) -> Fault {
+        self.fault
+    }
+
+    /// Whether the connection cannot be used any more.
+    #[must_use]
+    pub fn is_broken(&self) -> bool {
+        self.broken
+    }
+
+    /// Whether a part of the request may have been carried out, although it was answered.
+    #[must_use]
+    pub fn is_halfway(&self) -> bool {
+        self.halfway
+    }
+
+    /// The error of a request that takes nothing.
+    pub(crate) fn unavailable_unless_config(self) -> Error {
+        match self.fault {
+            Fault::Config => Error::config(self.to_string()),
+            Fault::Retry | Fault::Refused | Fault::Unknown => Error::unavailable(self.to_string()),
+        }
+    }
+}
+
+/// The error that a store's failure becomes for the caller. [`Fault::Unknown`] stays unknown: only the acquire loop
+/// knows whether a repetition has settled it.
+impl From<StoreError> for Error {
+    fn from(error: StoreError) -> Self {
+        let message = error.to_string();
+        match error.fault() {
+            Fault::Config => Self::config(message),
+            Fault::Retry | Fault::Refused => Self::unavailable(message),
+            Fault::Unknown => Self::unknown(message),
+        }
+    }
+}
