@@ -224,9 +224,9 @@ impl Record {
         if self.remembered.len() < self.room {
             return;
         }
-        // A time in the future is of a clock that has begun again since.
+        // A time in the future is of a clock that was set back since, or has begun again.
         self.remembered
-            .retain(|_, (at, _)| *at <= now && now - *at <= REMEMBERED_MILLIS);
+            .retain(|_, (at, _)| now.abs_diff(*at) <= REMEMBERED_MILLIS);
         self.room = (2 * self.remembered.len()).clamp(FEW, MOST_REMEMBERED);
     }
 

@@ -165,9 +165,10 @@ impl Latch {
                 };
                 trouble = None;
                 let before = *generation.get_or_insert(counted.generation);
-                if before != 0 && counted.generation == 0 {
+                // Generations only rise.
+                if counted.generation < before {
                     return Err(Error::unavailable(
-                        "the store does not know the latch any more: it has lost its data",
+                        "the store does not know the latch any more, or an older one: it has lost data",
                     ));
                 }
                 if counted.value <= 0 || counted.generation != before {

@@ -107,17 +107,16 @@ impl Locks {
                 "a grace of {grace:?} is not usable: the longest is a day"
             )));
         }
-        let Some((place, id)) = self.holder(name, ticket).await? else {
+        let Some((_, id)) = self.holder(name, ticket).await? else {
             return Ok(Release::AlreadyLost);
         };
         let ask = AskedBack::new(&self.0.owner.client, why, grace);
         let clock = &self.0.shared.clock;
-        // By then a holder that renews has learnt of it and used its grace, and one that does not renew has expired.
-        let give_up = clock.now().after(place.remaining).after(grace);
-        let give_up = give_up.after(self.0.shared.op_timeout);
         if !self.ask(name, id, &ask).await? {
             return Ok(Release::AlreadyLost);
         }
+        // What the ticket was seen to be asked for, and when that is over.
+        let mut seen: Option<(AskedBack, Instant)> = None;
         let mut pause = PAUSES.0;
         loop {
             self.0.shared.alarm(clock.now().after(pause)).await;
@@ -125,13 +124,25 @@ impl Locks {
             let Some((place, id)) = self.holder(name, ticket).await? else {
                 return Ok(Release::Released);
             };
-            if clock.now() >= give_up {
-                self.release_of(name, &place, id).await?;
-                return Ok(Release::Released);
-            }
-            // A server that was promoted may not have it, and a ticket that was made smaller may have lost it.
-            if place.asked_back.is_none() {
-                self.ask(name, id, &ask).await?;
+            match (&place.asked_back, &seen) {
+                // A server that was promoted may not have it, and a ticket that was made smaller may have lost it.
+                (None, _) => {
+                    self.ask(name, id, &ask).await?;
+                    seen = None;
+                }
+                (Some(stands), Some((known, give_up))) if stands == known => {
+                    if clock.now() >= *give_up {
+                        self.release_of(name, &place, id).await?;
+                        return Ok(Release::Released);
+                    }
+                }
+                // Somebody else may have asked since, with another grace. It is stored by now, so by `give_up` a holder that
+                // renews has learnt of it and used its grace, and one that does not renew has expired.
+                (Some(stands), _) => {
+                    let give_up = clock.now().after(place.remaining).after(stands.grace);
+                    let give_up = give_up.after(self.0.shared.op_timeout);
+                    seen = Some((stands.clone(), give_up));
+                }
             }
         }
     }

@@ -55,19 +55,21 @@ impl Shared {
         let count = Arc::new(count);
         let began = self.clock.now();
         let settled_by = began.after(match wait {
-            Wait::For(wait) => wait.clamp(self.op_timeout, LONGEST),
+            Wait::For(wait) => wait.max(self.op_timeout).min(LONGEST),
             Wait::Forever => LONGEST,
         });
-        let mut asking = Asking::default();
+        // It may have been carried out.
+        let mut is_ambiguous = false;
         let mut pause = Duration::from_millis(5);
         loop {
-            let by = match asking.is_ambiguous {
+            let by = match is_ambiguous {
                 true => settled_by,
                 false => began.after(self.op_timeout),
             };
-            let error = match self.ask_count(&count, by, &mut asking).await {
+            let error = match self.ask_count(&count, by).await {
                 Ok(answer) => {
-                    if !reads && asking.sent == 1 {
+                    // No attempt of it is still under way.
+                    if !reads && !is_ambiguous {
                         self.answered.note(name, count.id);
                     }
                     return match answer.outcome {
@@ -77,9 +79,8 @@ impl Shared {
                 }
                 Err(error) => error,
             };
-            asking.is_ambiguous |=
-                !reads && (error.fault() == Fault::Unknown || error.is_halfway());
-            let by = match asking.is_ambiguous {
+            is_ambiguous |= !reads && (error.fault() == Fault::Unknown || error.is_halfway());
+            let by = match is_ambiguous {
                 true => settled_by,
                 false => by,
             };
@@ -89,7 +90,7 @@ impl Shared {
                 Fault::Retry | Fault::Unknown => false,
             };
             if is_final || again >= by {
-                return Err(match asking.is_ambiguous {
+                return Err(match is_ambiguous {
                     true => Error::unknown(format!(
                         "whether the counter was changed is unknown: {error}"
                     )),
@@ -107,7 +108,6 @@ impl Shared {
         self: &Arc<Self>,
         count: &Arc<Count>,
         by: Instant,
-        asking: &mut Asking,
     ) -> Result<Counted, StoreError> {
         let reached = self.connection(Where::Here, by).await?;
         let connected = &reached.connected;
@@ -122,23 +122,20 @@ impl Shared {
                 return Err(StoreError::new(Fault::Retry, text));
             }
         };
-        asking.sent += 1;
         let sent = self.sent_now();
+        // The task may not have run for long, and the store may have forgotten that an earlier attempt was carried out.
+        if sent.at >= by {
+            return Err(StoreError::new(
+                Fault::Retry,
+                "it is too late to ask the store",
+            ));
+        }
         let by = by.min(sent.at.after(self.op_timeout));
         let answer = self.send(connected, by, sent, |verbs, _| {
             verbs.count(Arc::clone(count))
         });
         answer.await.map(|(_, answer)| answer)
     }
-}
-
-/// How far a request has come.
-#[derive(Default)]
-struct Asking {
-    /// How often it was sent.
-    sent: u32,
-    /// It may have been carried out.
-    is_ambiguous: bool,
 }
 
 fn overflow(value: i64) -> Error {

@@ -137,7 +137,7 @@ impl Shared {
                 if let Renewed::AskedBack { grace, .. } = renewed {
                     self.asked_back(lease, grace);
                     // The keeper watches the new end.
-                    self.recheck_at(lease.request.id, lease.deadline());
+                    self.ask_at(lease.request.id, lease.deadline());
                 }
             }
             Renewed::Lost => self.taken(lease),

@@ -162,7 +162,7 @@ impl Shared {
     }
 
     /// Renews a ticket at `due` at the latest.
-    fn ask_at(&self, id: Id, due: Instant) {
+    pub(super) fn ask_at(&self, id: Id, due: Instant) {
         self.ask_in(&mut self.table(), id, due);
     }
 

@@ -48,8 +48,9 @@ pub(super) async fn count(session: Arc<Session>, count: Arc<Count>) -> Result<Co
             let written = stat.mtime.unsigned_abs();
             let mut record = decode(data, path)?;
             record.made_at(written);
-            // It has a version already, and the next one is only greater.
-            (record, written, 0)
+            // If it has a version already, the next one is only greater.
+            let version = if record.exists() { 0 } else { micros() };
+            (record, written, version)
         }
         None => (Record::default(), 1, micros()),
     };

@@ -117,10 +117,11 @@ async fn ask<T: FromRedisValue>(
 /// Whether a restart loses no write. If the user may not ask, it is taken to lose some.
 async fn keeps_every_write(mut connection: MultiplexedConnection) -> bool {
     let mut question = redis::cmd("CONFIG");
-    question.arg("GET").arg("append*");
+    question.arg("GET").arg("*append*");
     let settings: Result<Vec<(String, String)>, _> =
         question.query_async(&mut connection).await.map_err(failed);
     let settings = settings.unwrap_or_default();
     let is = |name: &str, value: &str| settings.iter().any(|(n, v)| n == name && v == value);
-    is("appendonly", "yes") && is("appendfsync", "always")
+    // While the server rewrites its file it does not wait for the disk, unless the last one says so.
+    is("appendonly", "yes") && is("appendfsync", "always") && is("no-appendfsync-on-rewrite", "no")
 }

@@ -22,7 +22,7 @@ use super::node::{LONGEST_TTL, Node};
 use super::outbox::Outbox;
 use super::tally::majority;
 use crate::backend::events::Timer;
-use crate::backend::{BoxFuture, EventSink, Fault, StoreError};
+use crate::backend::{BoxFuture, EventSink, Fault, Released, StoreError};
 use crate::clock::{Clock, Instant, jittered};
 use crate::name::Namespace;
 
@@ -429,9 +429,9 @@ impl Nodes {
             let mut taken = self.outboxes[at].take().await;
             let verb = tickets::release(node.connection.clone(), taken.departures());
             match self.send(at, node, verb).await {
-                Ok(_) => taken.are_done(),
+                Ok(answers) if !answers.contains(&Released::Failed) => taken.are_done(),
                 Err(error) if error.is_broken() => return,
-                Err(_) => self.timer(jittered(LONGEST_PAUSE)).await,
+                Ok(_) | Err(_) => self.timer(jittered(LONGEST_PAUSE)).await,
             }
         }
     }

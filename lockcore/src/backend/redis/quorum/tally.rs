@@ -21,8 +21,8 @@ pub(super) fn needed(all: usize, permits: NonZeroU32, capacity: NonZeroU32) -> u
     if capacity == FULL && (permits.get() == 1 || permits == FULL) {
         return majority(all);
     }
-    let capacity = capacity.get() as usize;
-    all * capacity / (capacity + 1) + 1
+    let capacity = u64::from(capacity.get());
+    (all as u64 * capacity / (capacity + 1)) as usize + 1
 }
 
 /// What the nodes have said of one renewal.

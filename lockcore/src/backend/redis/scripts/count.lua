@@ -84,7 +84,7 @@ if fields >= math.max(room, 64) then
   for _, id in ipairs(forgets) do forgotten[id] = true end
   for i = 1, #all, 2 do
     local made = tonumber(string.match(all[i + 1], '^(%d+) %d '))
-    if all[i] ~= 'is' and not forgotten[all[i]] and not (made and made <= now and now - made <= MINUTE_MS) then
+    if all[i] ~= 'is' and not forgotten[all[i]] and not (made and math.abs(now - made) <= MINUTE_MS) then
       forgets[#forgets + 1] = all[i]
       fields = fields - 1
     end
