@@ -306,6 +306,10 @@ impl<H> Lane<H> {
             alarm: None,
         };
         self.draining.extend(self.current.replace(tenure));
+        // It may have been asked back before it was known here. A request that comes later retires it.
+        if lease.is_asked_back() {
+            self.draining.extend(self.current.take());
+        }
         true
     }
 

@@ -73,7 +73,10 @@ pub(super) async fn watch(mut connection: RedisConnection, name: Name) -> Result
     let (_, channel) = layout::counter(&name);
     // Before the request: a message may come with its answer.
     connection.watched.names().insert(channel.clone(), name);
-    let subscribed = connection.connection.subscribe(channel).await;
+    let subscribed = connection.connection.subscribe(&channel).await;
+    if subscribed.is_err() {
+        connection.watched.names().remove(&channel);
+    }
     subscribed.map_err(failed)
 }
 

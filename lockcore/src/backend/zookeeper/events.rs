@@ -95,14 +95,17 @@ impl Session {
         }
         // The tickets of ours that are not in the line any more. There may be as many as the line has tickets, so this
         // uses a set.
-        let there: HashSet<i32> = tickets.iter().map(|ticket| ticket.sequence).collect();
+        let there: HashSet<(Id, i32)> = tickets
+            .iter()
+            .map(|ticket| (ticket.id, ticket.sequence))
+            .collect();
         let mut lost = false;
-        for mine in state.tickets.values_mut() {
+        for (id, mine) in &mut state.tickets {
             if let Mine::Standing(standing) = mine
                 && standing.parent == path
                 && !standing.leaving
                 && !layout::is_older(highest, standing.sequence)
-                && !there.contains(&standing.sequence)
+                && !there.contains(&(*id, standing.sequence))
             {
                 standing.lost = true;
                 lost = true;

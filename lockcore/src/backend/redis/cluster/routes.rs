@@ -82,8 +82,15 @@ impl Routes {
         let receivers = &routes.context.seeds.receivers;
         receivers.begin(receiver, whole);
         // The others would not notice that a master was replaced as long as nobody uses them.
+        let mut is_old = false;
         for connection in receivers.connections() {
-            connection.adopt(&map);
+            match connection.knows_newer(&map) {
+                true => is_old = true,
+                false => connection.adopt(&map),
+            }
+        }
+        if is_old {
+            routes.ask_again();
         }
         routes
     }
@@ -359,6 +366,10 @@ impl Routes {
 impl Whole for Routes {
     fn refresh(self: Arc<Self>) {
         self.ask_again();
+    }
+
+    fn knows_newer(&self, map: &Map) -> bool {
+        self.state().map.is_newer_than(map)
     }
 
     fn adopt(&self, map: &Map) {

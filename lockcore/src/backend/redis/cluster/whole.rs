@@ -12,6 +12,9 @@ pub(super) trait Whole: Debug + Send + Sync {
     /// Asks for the map again, for all connections of the client, unless it has just been asked for.
     fn refresh(self: Arc<Self>);
 
+    /// Whether its map is of a later time than this one, which was asked for by another connection.
+    fn knows_newer(&self, map: &Map) -> bool;
+
     /// From now on, this is the map.
     fn adopt(&self, map: &Map);
 
