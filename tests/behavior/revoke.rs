@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
 use lockcore::{Error, ErrorKind, Guard, Lock, Locks, LostReason, OnLost, OnRevoke, Release};
+use tests::eventually::eventually;
 use tests::stalls::awake_since;
 use tests::witness::Witness;
 
@@ -20,6 +21,8 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         a_holder_that_is_asked_gives_up_and_the_next_holds
         a_holder_that_does_not_give_up_is_lost_when_its_time_is_over
         a_lock_that_is_revoked_is_never_held_twice
+        a_request_with_more_time_that_replaces_another_is_kept_to
+        a_holder_that_renews_by_hand_in_its_grace_is_renewed_all_the_same
         work_that_can_be_repeated_stops_as_soon_as_somebody_asks
         work_that_only_hears_of_its_loss_goes_on
         a_lock_that_was_asked_back_is_not_handed_over_inside_its_process
@@ -91,6 +94,55 @@ async fn a_holder_that_does_not_give_up_is_lost_when_its_time_is_over(store: Sto
     give_back(next.await.unwrap().unwrap()).await;
     assert_eq!(guard.release().await.unwrap(), Release::AlreadyLost);
     assert_nothing_left(&store, &operator, "a").await;
+}
+
+/// The first caller must not take the lock away after its own time, which may be shorter, because the holder may have
+/// learnt of the second request only.
+async fn a_request_with_more_time_that_replaces_another_is_kept_to(store: Store) {
+    let (locks, other) = (store.client(), store.client());
+    let brief = Duration::from_millis(500);
+    let operator = store.client_with(Locks::builder().op_timeout(brief));
+    let ttl = Duration::from_secs(2);
+    let guard = lock(&locks).ttl(ttl).acquire().await.unwrap();
+    let ticket = ticket(&guard);
+    let first = {
+        let operator = operator.clone();
+        tokio::spawn(async move { operator.revoke("a", ticket, GRACE, "first").await })
+    };
+    eventually("it is asked for", SOON, async || {
+        let shown = operator.inspect("a").await.unwrap();
+        shown.iter().any(|place| place.asked_back.is_some())
+    })
+    .await;
+    let more = 2 * (ttl + GRACE + brief);
+
+    let (second, waits) = (operator.revoke("a", ticket, more, "second"), lock(&other));
+    let (second, next) = tokio::join!(second, waits.acquire());
+
+    assert!(!guard.is_valid(), "two hold at once");
+    assert!(second.is_ok() && soon(first).await.unwrap().is_ok());
+    give_back(next.unwrap()).await;
+}
+
+async fn a_holder_that_renews_by_hand_in_its_grace_is_renewed_all_the_same(store: Store) {
+    let (locks, operator) = (store.client(), store.client());
+    let ttl = Duration::from_secs(3);
+    let guard = lock(&locks).ttl(ttl).acquire().await.unwrap();
+    let ticket = ticket(&guard);
+    let asked = tokio::spawn(async move { operator.revoke("a", ticket, 4 * ttl, "x").await });
+    soon(guard.revoked()).await;
+
+    eventually("it has aged", SOON, async || {
+        guard.remaining() < ttl / 10 * 9
+    })
+    .await;
+    let more = guard.remaining() + Duration::from_millis(1);
+    guard.ensure(more).await.unwrap();
+
+    let lost = tokio::time::timeout(2 * ttl, guard.lost()).await;
+    assert!(lost.is_err(), "{lost:?} long before the end of its grace");
+    give_back(guard).await;
+    assert_eq!(soon(asked).await.unwrap().unwrap(), Release::Released);
 }
 
 /// The work is stopped before the next holder begins.
