@@ -95,6 +95,8 @@ async fn follow(shared: Arc<Shared>, watched: Arc<Watched>) {
     let name = &watched.name;
     let mut gaps = shared.watches.gaps.subscribe();
     let (mut is_watched, mut pause) = (false, FIRST_PAUSE);
+    // The store may push changes, although a request after that has failed.
+    let mut may_push = false;
     let mut is_first = true;
     loop {
         // What has happened before this look is seen by it.
@@ -102,6 +104,7 @@ async fn follow(shared: Arc<Shared>, watched: Arc<Watched>) {
         gaps.mark_unchanged();
         let number = watched.begun.fetch_add(1, Ordering::SeqCst) + 1;
         let watches = pushes && !is_first && !is_watched;
+        may_push |= watches;
         let outcome = shared.look(name, watches).await;
         is_watched = outcome.is_ok() && (is_watched || watches);
         is_first = false;
@@ -133,7 +136,8 @@ async fn follow(shared: Arc<Shared>, watched: Arc<Watched>) {
             () = watched.looked.closed() => {
                 // Before the counter is removed from the list: the next caller begins another task, and that must not watch
                 // what this one is about to give up.
-                if std::mem::take(&mut is_watched) {
+                if std::mem::take(&mut may_push) {
+                    is_watched = false;
                     let by = shared.clock.now().after(shared.op_timeout);
                     let verb = |verbs: &dyn Connection, _| verbs.unwatch(name.clone());
                     // If it fails, the news go on for a while, and nobody listens to them.

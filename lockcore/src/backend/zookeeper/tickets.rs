@@ -157,7 +157,7 @@ pub(super) async fn ask_back(
     let path = parent.child(&ticket.node);
     let (data, stat) = match session.client.get_data(&path).await {
         Ok(read) => read,
-        Err(ZkError::NoNode) => return Ok(false),
+        Err(ZkError::NoNode) => return is_gone(&session, &parent, id).await,
         Err(error) => return Err(failed(error)),
     };
     let (owner, number) = layout::owner_and_number(&data, stat.czxid.unsigned_abs());
@@ -166,12 +166,25 @@ pub(super) async fn ask_back(
     let (client, version) = (&session.client, Some(stat.version));
     match client.set_data(&path, &data, version).await {
         Ok(_) => Ok(true),
-        Err(ZkError::NoNode) => Ok(false),
+        Err(ZkError::NoNode) => is_gone(&session, &parent, id).await,
         Err(ZkError::BadVersion) => {
             let text = "ZooKeeper: somebody else asks for the same ticket at this moment";
             Err(StoreError::new(Fault::Retry, text))
         }
         Err(error) => Err(failed(error)),
+    }
+}
+
+/// The answer to an ask if the node of a ticket is gone. The ticket may have another node by now, because it was made
+/// smaller.
+async fn is_gone(session: &Arc<Session>, parent: &Parent, id: Id) -> Result<bool, StoreError> {
+    let line = session.list(&parent.path).await.map_err(failed)?;
+    match line.iter().any(|ticket| ticket.id == id) {
+        true => {
+            let text = "ZooKeeper: the ticket was made smaller at this moment; ask again";
+            Err(StoreError::new(Fault::Retry, text))
+        }
+        false => Ok(false),
     }
 }
 
