@@ -231,12 +231,20 @@ impl Record {
     }
 
     /// Whether the counter exists.
+    #[cfg_attr(
+        not(any(feature = "sqlite", feature = "zookeeper")),
+        allow(dead_code, reason = "other stores keep no text of it")
+    )]
     pub(crate) fn exists(&self) -> bool {
         self.generation != 0
     }
 
     /// This change is made when the record is written, and the store does not know that time. The next client that reads
     /// the record does: see [`made_at`](Self::made_at).
+    #[cfg_attr(
+        not(feature = "zookeeper"),
+        allow(dead_code, reason = "other stores know the time of a write")
+    )]
     pub(crate) fn made_by_this_write(&mut self, id: Id) {
         if let Some((at, _)) = self.remembered.get_mut(&id) {
             *at = 0;
@@ -244,6 +252,10 @@ impl Record {
     }
 
     /// The record was written at this time.
+    #[cfg_attr(
+        not(feature = "zookeeper"),
+        allow(dead_code, reason = "other stores know the time of a write")
+    )]
     pub(crate) fn made_at(&mut self, at: u64) {
         for (made, _) in self.remembered.values_mut() {
             if *made == 0 {
@@ -254,6 +266,10 @@ impl Record {
 
     /// The record as text: a line with value, generation and version, and a line for each remembered change. This is
     /// wire format.
+    #[cfg_attr(
+        not(any(feature = "sqlite", feature = "zookeeper")),
+        allow(dead_code, reason = "other stores keep no text of it")
+    )]
     pub(crate) fn encode(&self) -> String {
         let Self {
             value,
@@ -281,6 +297,10 @@ impl Record {
     }
 
     /// Reads what [`encode`](Self::encode) has written. `None` for anything else.
+    #[cfg_attr(
+        not(any(feature = "sqlite", feature = "zookeeper")),
+        allow(dead_code, reason = "other stores keep no text of it")
+    )]
     pub(crate) fn decode(text: &str) -> Option<Self> {
         let mut lines = text.lines();
         let mut fields = lines.next()?.split(' ');

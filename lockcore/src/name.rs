@@ -139,6 +139,10 @@ impl Name {
 
 /// What the [keys](Name::key) of all names with this beginning begin with. If `prefix` is longer than the readable part
 /// of a key, so do the keys of some other names.
+#[cfg_attr(
+    not(any(feature = "redis", feature = "sqlite", feature = "zookeeper")),
+    allow(dead_code, reason = "memory keeps no keys")
+)]
 pub(crate) fn key_prefix(
     namespace: &Namespace,
     version: u32,

@@ -204,6 +204,10 @@ impl NameInUse {
     }
 
     /// The name that this [key](crate::backend::Name::key) was made from. `None` for the key of something else.
+    #[cfg_attr(
+        not(any(feature = "redis", feature = "sqlite", feature = "zookeeper")),
+        allow(dead_code, reason = "memory keeps no keys")
+    )]
     pub(crate) fn of_key(key: &str, limit: usize) -> Option<Self> {
         let (name, is_whole) = of_key(key, limit)?;
         Some(Self { name, is_whole })

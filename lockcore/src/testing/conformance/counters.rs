@@ -1,6 +1,7 @@
 //! Counters at the connection: what each request answers, what it changes, and who is told.
 
 use std::sync::Arc;
+use std::task::{Context, Poll};
 
 use super::fact::{Fact, group_of};
 use super::kit::{Asker, Store};
@@ -299,7 +300,8 @@ async fn a_change_that_is_dropped_at_any_poll_may_be_repeated(store: Store) {
         let count = request(&store, "a", add(1));
         let mut asking = client.connection.count(Arc::clone(&count));
         for _ in 0..polls {
-            if futures_util::poll!(&mut asking).is_ready() {
+            let polled = |cx: &mut Context<'_>| Poll::Ready(asking.as_mut().poll(cx).is_ready());
+            if std::future::poll_fn(polled).await {
                 break;
             }
             tokio::task::yield_now().await;
