@@ -15,6 +15,16 @@ pub fn cpu_seconds() -> f64 {
     seconds(nanos(ClockId::ProcessCPUTime))
 }
 
+/// Processor time of all threads of another process so far, in seconds. Zero where there is no `/proc`.
+pub fn cpu_seconds_of(pid: u32) -> f64 {
+    let threads = fs::read_dir(format!("/proc/{pid}/task"));
+    let on_a_core = threads.into_iter().flatten().filter_map(|thread| {
+        let figures = fs::read_to_string(thread.ok()?.path().join("schedstat")).ok()?;
+        figures.split(' ').next()?.parse::<u64>().ok()
+    });
+    seconds(on_a_core.sum())
+}
+
 pub fn seconds(nanos: u64) -> f64 {
     nanos as f64 / 1e9
 }
@@ -79,5 +89,6 @@ mod tests {
         while now() - began < 20_000_000 {}
 
         assert!(cpu_seconds() > before);
+        assert!(cpu_seconds_of(std::process::id()) > before);
     }
 }

@@ -166,6 +166,11 @@ impl ZooKeeperServer {
         .clone()
     }
 
+    /// The process id. A restart changes it.
+    pub fn pid(&self) -> u32 {
+        self.running().as_ref().expect("the server runs").pid()
+    }
+
     /// The port of the [`url`](Self::url).
     pub fn port(&self) -> u16 {
         self.encrypted.unwrap_or(self.port)

@@ -1,4 +1,4 @@
-//! The workloads W3 and W4: many tasks at one lock, in one process and in four.
+//! The workloads W3 and W4: many tasks at one lock, in one process and in several.
 
 use std::fs::File;
 use std::process::Command;
@@ -18,40 +18,71 @@ use crate::{Bench, floor};
 const LEAD: Duration = Duration::from_millis(50);
 
 pub(crate) fn one_process(bench: &Bench, table: &mut Table) {
-    measure(bench, table, "W3", 1, 64);
+    let contest = Contest {
+        workload: "W3",
+        processes: 1,
+        tasks: 64,
+    };
+    for policy in &bench.policies {
+        contest.judge(bench, *policy, table);
+    }
 }
 
-pub(crate) fn four_processes(bench: &Bench, table: &mut Table) {
-    measure(bench, table, "W4", 4, 16);
+/// The numbers of processes that are not compared with a bar, and show the trend.
+const PROCESSES: [usize; 3] = [1, 2, 8];
+
+pub(crate) fn several_processes(bench: &Bench, table: &mut Table) {
+    let of = |processes| Contest {
+        workload: "W4",
+        processes,
+        tasks: 16,
+    };
+    for policy in &bench.policies {
+        of(4).judge(bench, *policy, table);
+        for processes in PROCESSES {
+            of(processes).show(bench, *policy, table);
+        }
+    }
 }
 
 /// How often a peer that polls looks again. The default of rslock is 200 ms, with which it gets a tenth of the
 /// hand-overs.
 const POLL_MS: &str = "10";
 
-fn measure(bench: &Bench, table: &mut Table, workload: &str, processes: usize, tasks: usize) {
-    let Bench { store, secs, .. } = bench;
-    let floor = store.terms.floor;
-    let floor_name = floor.map_or("", |floor| floor.turn);
-    let bars = match workload {
-        "W3" => &store.terms.one_process,
-        _ => &store.terms.four_processes,
-    };
-    for policy in &bench.policies {
-        let what = format!("{workload} {}", policy.name());
-        let mut samples = Samples::default();
+/// Processes with as many tasks each, all at one lock.
+struct Contest {
+    workload: &'static str,
+    processes: usize,
+    tasks: usize,
+}
+
+impl Contest {
+    /// Runs ours, the floor and the peer in turns. Adds the figures, and returns the peer's name.
+    fn run(
+        &self,
+        bench: &Bench,
+        policy: Policy,
+        what: &str,
+        samples: &mut Samples,
+    ) -> Option<&'static str> {
+        let Bench { store, secs, .. } = bench;
+        let Self {
+            workload,
+            processes,
+            tasks,
+        } = self;
         let mut peer_name = None;
-        for run in bench.each_run(&what) {
+        for run in bench.each_run(what) {
             let key = format!("{workload}-{}-{}-{run}", policy.name(), now());
             let folder = tempfile::tempdir().unwrap();
             let out = |process: usize| folder.path().join(process.to_string());
-            match floor.map(|floor| &floor.turns) {
+            match store.terms.floor.map(|floor| &floor.turns) {
                 None => {}
-                Some(Turns::Here(contend)) => samples.add("floor", contend(tasks, *secs)),
+                Some(Turns::Here(contend)) => samples.add("floor", contend(*tasks, *secs)),
                 Some(Turns::OfProcesses { .. }) => {
                     store.put_token(&key);
-                    let floor = run_all(bench, processes, |process| {
-                        floor::contend(&store.url, tasks, *secs, &key, &out(process))
+                    let floor = run_all(bench, *processes, |process| {
+                        floor::contend(&store.url, *tasks, *secs, &key, &out(process))
                     });
                     samples.add("floor", floor.contention.true_hand_overs_s);
                     if let Some(packets) = floor.packets_each() {
@@ -63,7 +94,7 @@ fn measure(bench: &Bench, table: &mut Table, workload: &str, processes: usize, t
             if let Some((name, _)) = program::peer(store, "w3") {
                 let key = format!("peer-{key}");
                 let mode = format!("w3 {tasks} {secs} {key} 0");
-                let peer = run_all(bench, processes, |process| {
+                let peer = run_all(bench, *processes, |process| {
                     let (_, mut command) = program::peer(store, &mode).unwrap();
                     command.args(["--poll", POLL_MS]).arg(out(process));
                     command
@@ -71,35 +102,60 @@ fn measure(bench: &Bench, table: &mut Table, workload: &str, processes: usize, t
                 peer_name = Some(name);
                 samples.add("peer", peer.contention.true_hand_overs_s);
             }
-            let ours = run_all(bench, processes, |process| {
-                let mut command = load(store, *policy, &format!("w3 {tasks} {secs} {key} 0"));
+            let ours = run_all(bench, *processes, |process| {
+                let mut command = load(store, policy, &format!("w3 {tasks} {secs} {key} 0"));
                 command.arg(out(process));
                 command
             });
-            ours.add_to(&mut samples);
+            ours.add_to(samples);
         }
+        peer_name
+    }
 
+    /// Only how many hand-overs there are, and that no lock has failed.
+    fn show(&self, bench: &Bench, policy: Policy, table: &mut Table) {
+        let what = format!("{} of {} {}", self.workload, self.processes, policy.name());
+        let mut samples = Samples::default();
+        let peer = self.run(bench, policy, &what, &mut samples);
+        let floor_name = bench.store.terms.floor.map_or("", |floor| floor.turn);
         table
-            .row(&what, "true hand-overs", samples.median("true"), "/s")
-            .floor(floor_name, samples.median("floor"))
-            .bar(bars.bar(*policy));
-        if let Some(name) = peer_name {
-            let sixty = workload == "W4" && *policy == Policy::Default;
+            .row(&what, TRUE, samples.median("true"), "/s")
+            .floor(floor_name, samples.median("floor"));
+        if let Some(name) = peer {
             table
-                .row(
-                    &what,
-                    "true hand-overs, a peer's beside them",
-                    samples.median("true"),
-                    "/s",
-                )
+                .row(&what, BESIDE_A_PEER, samples.median("true"), "/s")
+                .floor(name, samples.median("peer"));
+        }
+        add_failures(table, &what, &samples);
+    }
+
+    fn judge(&self, bench: &Bench, policy: Policy, table: &mut Table) {
+        let store = &bench.store;
+        let is_w4 = self.workload == "W4";
+        let what = format!("{} {}", self.workload, policy.name());
+        let mut samples = Samples::default();
+        let peer = self.run(bench, policy, &what, &mut samples);
+        let bars = match is_w4 {
+            true => &store.terms.four_processes,
+            false => &store.terms.one_process,
+        };
+        let floor_name = store.terms.floor.map_or("", |floor| floor.turn);
+        table
+            .row(&what, TRUE, samples.median("true"), "/s")
+            .floor(floor_name, samples.median("floor"))
+            .bar(bars.bar(policy));
+        if let Some(name) = peer {
+            let sixty = is_w4 && policy == Policy::Default;
+            table
+                .row(&what, BESIDE_A_PEER, samples.median("true"), "/s")
                 .floor(name, samples.median("peer"))
                 .bar(sixty.then_some(Bar::TimesFloor(60.0)));
         }
         table.row(&what, "hand-overs", samples.median("all"), "/s");
-        let fair = match (workload, policy) {
-            ("W3", Policy::Strict) if store.is_shared() => Some(Bar::AtLeast(0.95)),
+        let fair = match policy {
+            Policy::Strict if !is_w4 && store.is_shared() => Some(Bar::AtLeast(0.95)),
             // This is a ratio of at most 1.5 the other way round.
-            ("W4", Policy::Default) => Some(Bar::AtLeast(1.0 / 1.5)),
+            Policy::Default if is_w4 => Some(Bar::AtLeast(1.0 / 1.5)),
             _ => None,
         };
         table
@@ -110,42 +166,69 @@ fn measure(bench: &Bench, table: &mut Table, workload: &str, processes: usize, t
         table
             .row(&what, "wait p99", samples.median("p99"), "µs")
             .floor("mean", samples.median("mean"))
-            .bar((workload == "W4" && *policy == Policy::Default).then_some(Bar::OfFloor(3.0)));
-        if let Some(scripts) = samples.median("scripts") {
-            let exact = |bar| (*policy == Policy::Strict).then_some(Bar::Exactly(bar));
-            let per = "per hand-over";
-            table
-                .row(&what, format!("scripts {per}"), scripts, "")
-                .bar(exact(2.0));
-            table
-                .row(
-                    &what,
-                    format!("publish {per}"),
-                    samples.median("publishes"),
-                    "",
-                )
-                .bar(exact(1.0));
-            let other = samples.median("other");
-            table.row(&what, format!("other requests {per}"), other, "");
-            let inside = samples.median("inside");
-            table.row(&what, format!("calls in scripts {per}"), inside, "");
-            let micros = samples.median("micros");
-            table.row(&what, format!("time in scripts {per}"), micros, "µs");
-            let cpu = samples.median("server cpu");
-            table.row(&what, format!("server CPU {per}"), cpu, "µs");
-        }
-        if let Some(packets) = samples.median("packets") {
-            let floor = samples.median("floor packets");
-            table
-                .row(&what, "packets per hand-over", packets, "")
-                .floor(floor_name, floor);
-        }
+            .bar((is_w4 && policy == Policy::Default).then_some(Bar::OfFloor(3.0)));
+        add_requests(
+            table,
+            &what,
+            policy,
+            &samples,
+            floor_name,
+            store.servers_asked(),
+        );
         table.row(&what, "our CPU per hand-over", samples.median("cpu"), "µs");
-        for figure in ["overlaps", "errors"] {
-            table
-                .row(&what, figure, samples.most(figure), "")
-                .bar(Bar::Never);
+        add_failures(table, &what, &samples);
+    }
+}
+
+const TRUE: &str = "true hand-overs";
+const BESIDE_A_PEER: &str = "true hand-overs, a peer's beside them";
+
+/// What each hand-over costs at the server.
+fn add_requests(
+    table: &mut Table,
+    what: &str,
+    policy: Policy,
+    samples: &Samples,
+    floor_name: &'static str,
+    servers: usize,
+) {
+    if let Some(scripts) = samples.median("scripts") {
+        // Several servers are asked at the same time.
+        let exact = |bar| (policy == Policy::Strict && servers == 1).then_some(Bar::Exactly(bar));
+        table
+            .row(what, "scripts per hand-over", scripts, "")
+            .bar(exact(2.0));
+        table
+            .row(
+                what,
+                "publish per hand-over",
+                samples.median("publishes"),
+                "",
+            )
+            .bar(exact(1.0));
+        for (figure, name, unit) in [
+            ("other", "other requests per hand-over", ""),
+            ("inside", "calls in scripts per hand-over", ""),
+            ("micros", "time in scripts per hand-over", "µs"),
+        ] {
+            table.row(what, name, samples.median(figure), unit);
         }
+    }
+    if let Some(packets) = samples.median("packets") {
+        table
+            .row(what, "packets per hand-over", packets, "")
+            .floor(floor_name, samples.median("floor packets"));
+    }
+    if let Some(cpu) = samples.median("server cpu") {
+        table.row(what, "server CPU per hand-over", cpu, "µs");
+    }
+}
+
+fn add_failures(table: &mut Table, what: &str, samples: &Samples) {
+    for figure in ["overlaps", "errors"] {
+        table
+            .row(what, figure, samples.most(figure), "")
+            .bar(Bar::Never);
     }
 }
 
@@ -226,13 +309,14 @@ impl Outcome {
         if let Some(packets) = self.packets_each() {
             samples.add("packets", packets);
         }
-        if let Some(redis) = self.asked.as_ref().and_then(|asked| asked.redis.as_ref()) {
+        let Some(asked) = &self.asked else { return };
+        samples.add("server cpu", asked.cpu_s * 1e6 / each);
+        if let Some(redis) = &asked.redis {
             samples.add("scripts", redis.scripts / each);
             samples.add("publishes", redis.publishes / each);
             samples.add("other", redis.other_requests / each);
             samples.add("inside", redis.inside_scripts / each);
             samples.add("micros", redis.script_micros() / each);
-            samples.add("server cpu", redis.cpu_s * 1e6 / each);
         }
     }
 

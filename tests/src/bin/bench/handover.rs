@@ -15,6 +15,19 @@ use crate::{Bench, floor};
 
 const HAND_OVERS: usize = 200;
 
+/// The percentiles that are measured, and their names with us and at the floor.
+const DISTRIBUTION: [(usize, &str, &str); 9] = [
+    (1, "p1", "floor p1"),
+    (5, "p5", "floor p5"),
+    (10, "p10", "floor p10"),
+    (25, "p25", "floor p25"),
+    (50, "p50", "floor p50"),
+    (75, "p75", "floor p75"),
+    (90, "p90", "floor p90"),
+    (95, "p95", "floor p95"),
+    (99, "p99", "floor p99"),
+];
+
 /// The time from the command to the waiter until the release. By then the waiter stands in line.
 const STANDS: Duration = Duration::from_millis(4);
 
@@ -25,27 +38,40 @@ pub(crate) fn between_processes(bench: &Bench, table: &mut Table) {
     let floor = store.terms.floor.filter(between_processes);
     for policy in &bench.policies {
         let what = format!("W5 {}", policy.name());
+        let floor_name = floor.map_or("", |floor| floor.turn);
         let mut samples = Samples::default();
         for _ in bench.each_run(&what) {
             let key = format!("w5-{}", now());
-            if floor.is_some() {
+            let beside = floor.map(|_| {
                 store.put_token(&key);
                 let (floor, _) = hand_to_and_fro(|| floor::obey(&store.url, &key));
-                samples.add("floor", floor.percentile_us(50));
                 store.forget(&key);
-            }
+                floor
+            });
             let (ours, errors) = hand_to_and_fro(|| load(store, *policy, &format!("w5 {key}")));
-            samples.add("p50", ours.percentile_us(50));
-            samples.add("p99", ours.percentile_us(99));
             samples.add("errors", errors);
+            for (percent, figure, floor_figure) in DISTRIBUTION {
+                samples.add(figure, ours.percentile_us(percent));
+                if let Some(floor) = &beside {
+                    samples.add(floor_figure, floor.percentile_us(percent));
+                }
+            }
         }
         table
             .row(&what, "release → waiter p50", samples.median("p50"), "µs")
-            .floor(
-                floor.map_or("", |floor| floor.turn),
-                samples.median("floor"),
-            )
+            .floor(floor_name, samples.median("floor p50"))
             .bar(store.terms.hand_over);
+        for (_, figure, floor_figure) in DISTRIBUTION {
+            table
+                .row(
+                    &what,
+                    format!("release → waiter, {figure}"),
+                    samples.median(figure),
+                    "µs",
+                )
+                .floor(floor_name, samples.median(floor_figure))
+                .only_in_the_file();
+        }
         table.row(&what, "release → waiter p99", samples.median("p99"), "µs");
         table
             .row(&what, "errors", samples.most("errors"), "")

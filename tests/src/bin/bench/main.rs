@@ -6,6 +6,8 @@
 //! cargo build --release -p tests --bin load --bin bench
 //! target/release/bench                            Redis, on a server of its own, then memory:
 //! target/release/bench zookeeper sqlite           on a server of its own, and in a file of its own
+//! target/release/bench redis durable sentinel cluster quorum --only w1,w4,w5,w7
+//!                                                 the ways to run Redis: a quorum of 5, a cluster of 3
 //! target/release/bench memory: --only w1 --runs 5
 //! ```
 //!
@@ -49,8 +51,6 @@ mod store;
 mod table;
 mod terms;
 
-use std::fs::File;
-use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -64,7 +64,8 @@ use table::Table;
 #[derive(Parser)]
 #[command(name = "bench", args_conflicts_with_subcommands = true)]
 struct Arguments {
-    /// redis, zookeeper, sqlite for a server or file of its own, or URLs as memory: and redis://host
+    /// redis, durable, sentinel, cluster, quorum, zookeeper or sqlite for servers or a file of its own, or URLs as
+    /// memory: and redis://host
     #[arg(default_values = ["redis", "memory:"])]
     stores: Vec<String>,
     /// Only these, as w1,w3
@@ -97,6 +98,17 @@ enum Workload {
     W7,
 }
 
+/// The columns of the file.
+const HEADING: [&str; 7] = [
+    "store",
+    "workload",
+    "figure",
+    "value",
+    "unit",
+    "floor",
+    "floor value",
+];
+
 /// The settings of all workloads.
 struct Bench {
     store: Store,
@@ -122,7 +134,7 @@ impl Bench {
             Workload::W1 => pairs::one_client(self, table),
             Workload::W2 => pairs::many_clients(self, table),
             Workload::W3 => contention::one_process(self, table),
-            Workload::W4 if across_processes => contention::four_processes(self, table),
+            Workload::W4 if across_processes => contention::several_processes(self, table),
             Workload::W5 if across_processes => handover::between_processes(self, table),
             Workload::W4 | Workload::W5 => {}
             Workload::W6 => herd::many_waiters(self, table),
@@ -150,7 +162,7 @@ fn main() -> ExitCode {
 
     let mut rows = match &arguments.csv {
         // Before the work, so that a file that cannot be written is noticed early.
-        Some(path) => match File::create(path) {
+        Some(path) => match csv::Writer::from_path(path) {
             Ok(file) => Some(file),
             Err(error) => {
                 eprintln!("bench: cannot write {}: {error}", path.display());
@@ -160,7 +172,7 @@ fn main() -> ExitCode {
         None => None,
     };
     if let Some(file) = &mut rows {
-        writeln!(file, "store,workload,figure,value,unit,floor,floor value").unwrap();
+        file.write_record(HEADING).unwrap();
     }
     let mut sound = true;
     for store in &arguments.stores {
@@ -195,8 +207,7 @@ fn main() -> ExitCode {
             bench.store.name, arguments.runs, busy
         );
         if let Some(file) = &mut rows {
-            file.write_all(table.csv(&bench.store.name).as_bytes())
-                .unwrap();
+            table.write(&bench.store.name, file).unwrap();
         }
         sound &= table.is_sound();
     }

@@ -50,6 +50,7 @@ fn measure_one(bench: &Bench, table: &mut Table, policy: program::Policy, cold: 
         }
         if let Some(asked) = store.asked_since(&before) {
             let all = (pairs + untimed) as f64;
+            samples.add("server cpu", asked.cpu_s * 1e6 / all);
             match asked.redis {
                 Some(redis) => {
                     samples.add("scripts", redis.scripts / all);
@@ -85,9 +86,9 @@ fn measure_one(bench: &Bench, table: &mut Table, policy: program::Policy, cold: 
             .floor("PING", ping);
     }
     if let Some(scripts) = samples.median("scripts") {
-        table
-            .row(what, "scripts per pair", scripts, "")
-            .bar(Bar::Exactly(2.0));
+        // Several servers are asked at the same time.
+        let exact = (store.servers_asked() == 1).then_some(Bar::Exactly(2.0));
+        table.row(what, "scripts per pair", scripts, "").bar(exact);
         table
             .row(
                 what,
@@ -96,7 +97,10 @@ fn measure_one(bench: &Bench, table: &mut Table, policy: program::Policy, cold: 
                 "µs",
             )
             .floor(floor_name, samples.median("raw micros"))
-            .bar(Bar::OfFloor(2.1));
+            .bar(floor.map(|_| Bar::OfFloor(2.1)));
+    }
+    if let Some(cpu) = samples.median("server cpu") {
+        table.row(what, "server CPU per pair", cpu, "µs");
     }
     if let Some(packets) = samples.median("packets") {
         table.row(what, "packets per pair", packets, "");
@@ -132,8 +136,8 @@ fn measure_many(bench: &Bench, table: &mut Table, policy: program::Policy, tasks
         for figure in ["pairs_s", "p50_us", "p99_us", "errors"] {
             samples.add(figure, report.figure(figure));
         }
-        if let Some(redis) = store.asked_since(&before).and_then(|asked| asked.redis) {
-            samples.add("server cpu", redis.cpu_s * 1e6 / report.figure("pairs"));
+        if let Some(asked) = store.asked_since(&before) {
+            samples.add("server cpu", asked.cpu_s * 1e6 / report.figure("pairs"));
         }
     }
     table

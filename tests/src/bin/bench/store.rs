@@ -4,7 +4,11 @@ use std::cell::RefCell;
 
 use lockcore::backend::{self, Capability};
 use redis::{Client, Connection};
-use tests::redis_server::{CommandStats, parse_command_micros, parse_command_stats};
+use tests::measure::cpu_seconds_of;
+use tests::redis_cluster::Cluster;
+use tests::redis_quorum::Quorum;
+use tests::redis_sentinels::{NEVER, Sentinels};
+use tests::redis_server::{CommandStats, RedisServer, parse_command_micros, parse_command_stats};
 use tests::stores::{self, Server};
 use tests::zookeeper_server::{Packets, ZooKeeperServer};
 use url::Url;
@@ -17,10 +21,77 @@ pub(crate) struct Store {
     pub(crate) url: String,
     pub(crate) terms: Terms,
     capability: Capability,
-    /// A connection to a Redis, to read its statistics.
-    redis: Option<RefCell<Connection>>,
-    /// The server that was started for it.
-    server: Option<Box<dyn Server>>,
+    /// A connection to each Redis that serves it, to read its statistics.
+    redis: Vec<RefCell<Connection>>,
+    /// The servers that were started for it.
+    servers: Option<Servers>,
+}
+
+/// The servers of a store.
+enum Servers {
+    /// Those of the suite.
+    One(Box<dyn Server>),
+    /// A master, and a replica that acknowledges each write.
+    Replicated(Vec<RedisServer>),
+    Sentinels(Sentinels),
+    Cluster(Cluster),
+    Quorum(Quorum),
+}
+
+impl Servers {
+    /// `None` if it is not the name of a store.
+    fn start(name: &str) -> Result<Option<Self>, String> {
+        let of_several = ["durable", "sentinel", "cluster", "quorum"].contains(&name);
+        if of_several {
+            RedisServer::available()?;
+        }
+        let several = match name {
+            "durable" => {
+                let master = RedisServer::start();
+                let replica = RedisServer::replica_of(&master);
+                Self::Replicated(vec![master, replica])
+            }
+            "sentinel" => Self::Sentinels(Sentinels::start(NEVER)),
+            "cluster" => Self::Cluster(Cluster::with(3, false, NEVER, &[])),
+            "quorum" => Self::Quorum(Quorum::start(5)),
+            _ => {
+                let Some(store) = stores::by_url().find(|store| store.name() == name) else {
+                    return Ok(None);
+                };
+                store.available()?;
+                return Ok(Some(Self::One(store.start_for_load())));
+            }
+        };
+        Ok(Some(several))
+    }
+
+    fn url(&self) -> String {
+        match self {
+            Self::One(server) => server.url(),
+            Self::Replicated(servers) => servers[0].url() + "?durability=replicas:1",
+            Self::Sentinels(set) => set.url(),
+            Self::Cluster(cluster) => cluster.url(),
+            Self::Quorum(quorum) => quorum.url(),
+        }
+    }
+
+    /// The Redis servers that clients ask.
+    fn redis(&self) -> Vec<&RedisServer> {
+        match self {
+            Self::One(server) => server.downcast().into_iter().collect(),
+            Self::Replicated(servers) => vec![&servers[0]],
+            Self::Sentinels(set) => vec![set.master()],
+            Self::Cluster(cluster) => cluster.nodes.iter().collect(),
+            Self::Quorum(quorum) => quorum.nodes.iter().collect(),
+        }
+    }
+
+    fn zookeeper(&self) -> Option<&ZooKeeperServer> {
+        match self {
+            Self::One(server) => server.downcast(),
+            _ => None,
+        }
+    }
 }
 
 pub(crate) fn scheme(url: &str) -> &str {
@@ -28,44 +99,55 @@ pub(crate) fn scheme(url: &str) -> &str {
 }
 
 impl Store {
-    /// Opens a store at a URL, or starts a server of its own if there is only a name.
+    /// Opens a store at a URL, or starts servers of its own if there is only a name.
     pub(crate) fn open(name: &str) -> Result<Self, String> {
-        let server = match stores::by_url().find(|store| store.name() == name) {
-            Some(store) => {
-                store.available()?;
-                Some(store.start_for_load())
-            }
-            None => None,
-        };
-        let url = server
-            .as_ref()
-            .map_or_else(|| name.to_owned(), |server| server.url());
-        let parsed = Url::parse(&url).map_err(|error| format!("not a URL: {error}"))?;
+        let servers = Servers::start(name)?;
+        let url = servers.as_ref().map_or(name.to_owned(), Servers::url);
+        // Of several hosts, which a URL does not have, the first.
+        let (first, options) = url.split_once('?').unwrap_or((&url, ""));
+        let first = first.split(',').next().unwrap_or(first);
+        let parsed = Url::parse(first).map_err(|error| format!("not a URL: {error}"))?;
         let backend = backend::open(&url).map_err(|error| error.to_string())?;
-        let redis = match scheme(&url) {
-            "redis" => {
-                let connection = Client::open(&*url).and_then(|client| client.get_connection());
-                let connection = connection.map_err(|error| format!("Redis: {error}"))?;
-                Some(RefCell::new(connection))
-            }
-            _ => None,
+        let nodes = match &servers {
+            Some(servers) => servers.redis().into_iter().map(RedisServer::url).collect(),
+            None if scheme(&url) == "redis" => vec![url.clone()],
+            None => vec![],
         };
+        let connect = |url: String| {
+            let connection = Client::open(url).and_then(|client| client.get_connection());
+            connection.map(RefCell::new)
+        };
+        let redis = nodes.into_iter().map(connect).collect::<Result<_, _>>();
         Ok(Self {
             name: match parsed.host_str() {
-                Some(host) => format!("{}://{host}", parsed.scheme()),
+                Some(host) => {
+                    let options = if options.starts_with("durability=") {
+                        options
+                    } else {
+                        ""
+                    };
+                    let mark = if options.is_empty() { "" } else { "?" };
+                    format!("{}://{host}{mark}{options}", parsed.scheme())
+                }
                 None => format!("{}:", parsed.scheme()),
             },
-            terms: terms::of(scheme(&url)),
+            // The floors take a plain URL.
+            terms: terms::of(if options.is_empty() { scheme(&url) } else { "" }),
             capability: backend.capability(),
+            redis: redis.map_err(|error| format!("Redis: {error}"))?,
             url,
-            redis,
-            server,
+            servers,
         })
     }
 
     /// Whether several processes can share this store.
     pub(crate) fn is_shared(&self) -> bool {
         self.capability.cross_process
+    }
+
+    /// The number of Redis servers that clients ask.
+    pub(crate) fn servers_asked(&self) -> usize {
+        self.redis.len()
     }
 
     /// Makes the list with the one token that the tasks of a floor hand over, if the floor uses a list.
@@ -79,61 +161,61 @@ impl Store {
     }
 
     fn ask(&self, command: &redis::Cmd) {
-        if let Some(redis) = &self.redis {
+        for redis in &self.redis {
             command.exec(&mut *redis.borrow_mut()).unwrap();
         }
     }
 
     /// `None` for a store without counts, or without access to them.
     pub(crate) fn reading(&self) -> Option<Reading> {
-        let server = self.server.as_ref();
-        if let Some(server) = server.and_then(|server| server.downcast::<ZooKeeperServer>()) {
-            return Some(Reading::ZooKeeper(server.packets()));
+        let zookeeper = self.servers.as_ref().and_then(Servers::zookeeper);
+        if let Some(server) = zookeeper {
+            return Some(Reading {
+                cpu_s: cpu_seconds_of(server.pid()),
+                counts: Counts::ZooKeeper(server.packets()),
+            });
         }
-        let mut redis = self.redis.as_ref()?.borrow_mut();
-        let info = |section: &str, redis: &mut Connection| -> String {
-            redis::cmd("INFO").arg(section).query(redis).unwrap()
+        if self.redis.is_empty() {
+            return None;
+        }
+        let mut reading = Reading {
+            cpu_s: 0.0,
+            counts: Counts::Redis {
+                commands: CommandStats::new(),
+                micros: CommandStats::new(),
+            },
         };
-        let cpu = info("cpu", &mut redis);
-        let cpu = cpu.lines().filter_map(|line| {
-            let of_the_server = line.strip_prefix("used_cpu_user:");
-            let seconds = of_the_server.or_else(|| line.strip_prefix("used_cpu_sys:"));
-            seconds?.trim().parse::<f64>().ok()
-        });
-        let stats = info("commandstats", &mut redis);
-        Some(Reading::Redis {
-            cpu_s: cpu.sum(),
-            commands: parse_command_stats(&stats),
-            micros: parse_command_micros(&stats),
-        })
+        for redis in &self.redis {
+            reading.add(&mut redis.borrow_mut());
+        }
+        Some(reading)
     }
 
     /// The requests since an earlier reading.
     pub(crate) fn asked_since(&self, earlier: &Option<Reading>) -> Option<Asked> {
-        match (earlier.as_ref()?, self.reading()?) {
-            (Reading::ZooKeeper(earlier), Reading::ZooKeeper(later)) => Some(Asked {
+        let (earlier, later) = (earlier.as_ref()?, self.reading()?);
+        let cpu_s = later.cpu_s - earlier.cpu_s;
+        match (&earlier.counts, later.counts) {
+            (Counts::ZooKeeper(earlier), Counts::ZooKeeper(later)) => Some(Asked {
                 requests: later.since(*earlier).received as f64,
+                cpu_s,
                 redis: None,
             }),
             (
-                Reading::Redis {
-                    cpu_s,
-                    commands,
-                    micros,
-                },
-                Reading::Redis {
-                    cpu_s: cpu_s_later,
+                Counts::Redis { commands, micros },
+                Counts::Redis {
                     commands: later,
                     micros: micros_later,
                 },
             ) => {
-                let mut redis = Commands::between(commands, &later, cpu_s_later - cpu_s);
+                let mut redis = Commands::between(commands, &later);
                 redis.micros = micros_later;
                 for (command, spent) in &mut redis.micros {
                     *spent -= micros.get(command).unwrap_or(&0);
                 }
                 Some(Asked {
                     requests: redis.scripts + redis.other_requests,
+                    cpu_s,
                     redis: Some(redis),
                 })
             }
@@ -142,19 +224,50 @@ impl Store {
     }
 }
 
-pub(crate) enum Reading {
+pub(crate) struct Reading {
+    /// The processor time of the servers that clients ask.
+    cpu_s: f64,
+    counts: Counts,
+}
+
+enum Counts {
     Redis {
-        cpu_s: f64,
         commands: CommandStats,
         micros: CommandStats,
     },
     ZooKeeper(Packets),
 }
 
+impl Reading {
+    /// Adds what a Redis says.
+    fn add(&mut self, redis: &mut Connection) {
+        let mut info =
+            |section: &str| -> String { redis::cmd("INFO").arg(section).query(redis).unwrap() };
+        let cpu = info("cpu");
+        let cpu = cpu.lines().filter_map(|line| {
+            let of_the_server = line.strip_prefix("used_cpu_user:");
+            let seconds = of_the_server.or_else(|| line.strip_prefix("used_cpu_sys:"));
+            seconds?.trim().parse::<f64>().ok()
+        });
+        self.cpu_s += cpu.sum::<f64>();
+        let stats = info("commandstats");
+        if let Counts::Redis { commands, micros } = &mut self.counts {
+            for (command, calls) in parse_command_stats(&stats) {
+                *commands.entry(command).or_default() += calls;
+            }
+            for (command, spent) in parse_command_micros(&stats) {
+                *micros.entry(command).or_default() += spent;
+            }
+        }
+    }
+}
+
 pub(crate) struct Asked {
     /// The requests of all clients, probes included.
     pub(crate) requests: f64,
-    /// The commands of a Redis.
+    /// The processor time of the servers.
+    pub(crate) cpu_s: f64,
+    /// The commands of a Redis, or of all that form the store.
     pub(crate) redis: Option<Commands>,
 }
 
@@ -163,19 +276,16 @@ pub(crate) struct Commands {
     pub(crate) publishes: f64,
     pub(crate) other_requests: f64,
     pub(crate) inside_scripts: f64,
-    /// The processor time of the server.
-    pub(crate) cpu_s: f64,
     micros: CommandStats,
 }
 
 impl Commands {
-    fn between(earlier: &CommandStats, later: &CommandStats, cpu_s: f64) -> Self {
+    fn between(earlier: &CommandStats, later: &CommandStats) -> Self {
         let mut asked = Self {
             scripts: 0.0,
             publishes: 0.0,
             other_requests: 0.0,
             inside_scripts: 0.0,
-            cpu_s,
             micros: CommandStats::new(),
         };
         for (command, calls) in later {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::fs::File;
 
 /// The values of each figure, one for each run.
 #[derive(Default)]
@@ -48,6 +49,7 @@ pub(crate) struct Row {
     unit: &'static str,
     floor: Option<(&'static str, f64)>,
     bar: Option<Bar>,
+    is_shown: bool,
 }
 
 impl Row {
@@ -58,6 +60,12 @@ impl Row {
 
     pub(crate) fn bar(&mut self, bar: impl Into<Option<Bar>>) -> &mut Self {
         self.bar = bar.into();
+        self
+    }
+
+    /// Leaves the row out of the table that is printed.
+    pub(crate) fn only_in_the_file(&mut self) -> &mut Self {
+        self.is_shown = false;
         self
     }
 
@@ -136,41 +144,36 @@ impl Table {
             unit,
             floor: None,
             bar: None,
+            is_shown: true,
         });
         self.0.last_mut().unwrap()
     }
 
-    /// One line for each row, for spreadsheets and plots. Units are in the order of the heading. Values that were not
-    /// measured are empty.
-    pub(crate) fn csv(&self, store: &str) -> String {
-        let mut lines = String::new();
+    /// Writes one record for each row, for spreadsheets and for the program `plots`. Units are in the order of the
+    /// heading. Values that were not measured are empty.
+    pub(crate) fn write(&self, store: &str, file: &mut csv::Writer<File>) -> csv::Result<()> {
         for row in &self.0 {
-            let (floor, floor_value) = match row.floor {
-                Some((name, value)) => (name, value.to_string()),
-                None => ("", String::new()),
+            let text = |value: f64| {
+                if value.is_nan() {
+                    String::new()
+                } else {
+                    value.to_string()
+                }
             };
-            let value = match row.value.is_nan() {
-                true => String::new(),
-                false => row.value.to_string(),
-            };
-            let fields = [
-                store,
-                &row.workload,
-                &row.figure,
-                &value,
-                row.unit,
-                floor,
-                &floor_value,
-            ];
-            // No name contains a quote.
-            let quoted = fields.map(|field| match field.contains(',') {
-                true => format!("\"{field}\""),
-                false => field.to_owned(),
-            });
-            lines.push_str(&quoted.join(","));
-            lines.push('\n');
+            let (floor, floor_value) = row
+                .floor
+                .map_or(("", String::new()), |(name, value)| (name, text(value)));
+            let value = text(row.value);
+            let Row {
+                workload,
+                figure,
+                unit,
+                ..
+            } = row;
+            file.write_record([store, workload, figure, &value, unit, floor, &floor_value])?;
         }
-        lines
+        file.flush()?;
+        Ok(())
     }
 
     /// Whether no lock has failed.
@@ -186,7 +189,8 @@ impl Table {
 impl fmt::Display for Table {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let heading = ["workload", "figure", "value", "floor", "ratio", "bar"].map(String::from);
-        let cells: Vec<_> = self.0.iter().map(Row::cells).collect();
+        let shown: Vec<&Row> = self.0.iter().filter(|row| row.is_shown).collect();
+        let cells: Vec<_> = shown.iter().map(|row| row.cells()).collect();
         let width = |column: usize| {
             let all = cells.iter().chain([&heading]);
             all.map(|row| row[column].chars().count())
@@ -194,7 +198,7 @@ impl fmt::Display for Table {
                 .unwrap_or(0)
         };
         let widths: [usize; 6] = std::array::from_fn(width);
-        let verdicts = self.0.iter().map(|row| match row.reached() {
+        let verdicts = shown.iter().map(|row| match row.reached() {
             Some(true) => "PASS",
             Some(false) => "below",
             None => "",
