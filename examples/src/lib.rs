@@ -1,5 +1,5 @@
-//! What the examples in `examples/` share: where their locks are, how a story ends, and a resource that counts its
-//! visitors. This crate also compiles the code of the README.
+//! The code that the examples in `examples/` share: where their locks are, how a story ends, and a resource that counts
+//! its visitors. This crate also compiles the code of the README.
 
 use std::collections::BTreeMap;
 use std::error::Error;

@@ -1,4 +1,4 @@
-//! What `#[distributed_lock]` expands to, beside the public API. Not for any other use.
+//! The items that the code of `#[distributed_lock]` uses beside the public API. Not for any other use.
 //!
 //! Traits where a function of the public API would do, because a trait has its say about the message of
 //! the compiler: what is missing, and which line to write.
@@ -40,8 +40,8 @@ pub trait KeyPart: Display {}
 #[diagnostic::do_not_recommend]
 impl<T: Display + ?Sized> KeyPart for T {}
 
-/// What `format!` gets for a part. It does not see the type: the compiler would suggest `{:?}` for one that is not
-/// [`Display`].
+/// The value that `format!` gets for a part. It does not see the type: the compiler would suggest `{:?}` for one that
+/// is not [`Display`].
 pub fn key_part<'a, T: KeyPart + ?Sized>(part: &'a &T) -> &'a dyn Display {
     part
 }
@@ -69,8 +69,8 @@ pub fn each_once(keys: impl IntoIterator<Item = String>) -> BTreeSet<String> {
     keys.into_iter().collect()
 }
 
-/// A variable or a part of one, of which a copy is a key: the body can still use it. What is not [`Clone`] is moved, see
-/// [`OrMoved`].
+/// A variable or a part of one, of which a copy is a key: the body can still use it. A value that is not [`Clone`] is
+/// moved, see [`OrMoved`].
 #[derive(Debug)]
 pub struct Place<'a, T>(pub &'a T);
 
@@ -91,7 +91,7 @@ pub trait OrMoved<T> {
 
 impl<T> OrMoved<T> for Place<'_, T> {}
 
-/// What cannot be cloned is to be moved.
+/// The value cannot be cloned, so it must be moved.
 #[derive(Debug)]
 pub struct Moved;
 
@@ -124,7 +124,7 @@ pub fn is_busy(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Busy | ErrorKind::Timeout)
 }
 
-/// What a function may return that has `on_busy = skip`.
+/// The types that a function with `on_busy = skip` may return.
 #[diagnostic::on_unimplemented(
     message = "`skip` needs a function that returns `()`, `Option<_>` or `Result<(), _>`, and this one returns `{Self}`",
     label = "write a value of that type: `on_busy = …`"
@@ -150,7 +150,7 @@ impl<E> Skipped for Result<(), E> {
     }
 }
 
-/// What a locked function may return without `on_error`: `Result<_, E>` with `E: From<Error>`. Its two
+/// The types that a locked function may return without `on_error`: `Result<_, E>` with `E: From<Error>`. The two
 /// halves are two traits, so that the compiler says which one is missing.
 #[diagnostic::on_unimplemented(
     message = "taking the lock can fail, and a function that returns `{Self}` cannot return the error",

@@ -28,7 +28,7 @@ pub struct Count {
     /// The identity of the request. A store remembers a change by it for a minute, and answers a repetition as it
     /// answered the first time. It does not remember reads.
     pub id: Id,
-    /// What to do.
+    /// The operation.
     pub op: CountOp,
     /// Earlier changes of this counter that were sent once and are answered, so that they cannot come again. The store
     /// need not remember them any more.
@@ -48,7 +48,7 @@ impl Count {
     }
 }
 
-/// What to do with a counter. A counter that does not exist counts as 0, with the generation 0 and the version 0.
+/// An operation on a counter. A counter that does not exist counts as 0, with the generation 0 and the version 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CountOp {
@@ -93,7 +93,7 @@ pub struct Counted {
     pub generation: u64,
     /// Rises with every change of the value or the generation. 0 if there is no such counter.
     pub version: u64,
-    /// What was done.
+    /// The effect of the request.
     pub outcome: Outcome,
 }
 
@@ -109,7 +109,7 @@ impl Counted {
     }
 }
 
-/// What a request has done to a counter.
+/// The effect of a request on a counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Outcome {
@@ -133,7 +133,7 @@ pub(crate) struct Record {
     room: usize,
 }
 
-/// What came of a request.
+/// The result of a request for the record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Carried {
     /// The record is as it was: the request reads, or it is a repetition.
@@ -180,8 +180,8 @@ impl Record {
         }
     }
 
-    /// What an operation does, and the value after it together with whether the counter is set anew. `None` if it only
-    /// reads.
+    /// The effect of an operation, and the value after it together with whether the counter is set anew. `None` if it
+    /// only reads.
     fn changed(&self, op: CountOp) -> Option<(Outcome, Option<(i64, bool)>)> {
         let fits = |value: i64| value.unsigned_abs() <= MAX_COUNT.unsigned_abs();
         Some(match op {

@@ -16,7 +16,7 @@ struct Inner {
     was_held: bool,
 }
 
-/// What happened, and what is known about the lock.
+/// The kind of an [`Error`]: it says what happened, and what is known about the lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ErrorKind {
@@ -72,7 +72,7 @@ pub enum LostReason {
 }
 
 impl Error {
-    /// What happened.
+    /// Returns what happened.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         self.0.kind

@@ -101,7 +101,7 @@ impl Latch {
         self.0.change(op).await.map(|counted| rest(counted.value))
     }
 
-    /// What is left to count down.
+    /// Returns how much is left to count down.
     ///
     /// # Errors
     ///
@@ -204,7 +204,7 @@ impl Latch {
     }
 }
 
-/// Somebody may have made the counter negative, who does not use it as a latch.
+/// The counter may be negative, if somebody has not used it as a latch.
 fn rest(value: i64) -> u64 {
     u64::try_from(value).unwrap_or(0)
 }

@@ -1,6 +1,6 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![warn(missing_docs, missing_debug_implementations, unreachable_pub)]
-// What only these features use; the lints run with all of them.
+// Some items are used by these features only; the lints run with all of them.
 #![cfg_attr(
     not(all(feature = "backend", feature = "testing")),
     allow(dead_code, unreachable_pub, unused_imports, clippy::enum_variant_names)
@@ -68,7 +68,7 @@
 
 // The modules by floors, from the top: each uses what stands on its own floor or below. See ARCHITECTURE.md.
 
-// What is built on locks.
+// Built on locks.
 #[cfg(feature = "macros")]
 #[doc(hidden)]
 pub mod __private;
@@ -80,7 +80,7 @@ mod stop;
 #[cfg(feature = "testing")]
 pub mod testing;
 
-// What users call: locks as values, work that runs under them, the client and its configuration.
+// The things that users call: locks as values, work that runs under them, the client and its configuration.
 mod any;
 mod builder;
 mod carry;
@@ -96,7 +96,7 @@ mod rwlock;
 mod semaphore;
 mod upgrade;
 
-// What the running code holds already.
+// The locks that the running code holds already.
 mod scope;
 
 // A held lock: the guard that releases, the view that looks.
@@ -105,7 +105,7 @@ mod hold;
 // The acquire loop, and the queue inside one process.
 mod acquire;
 
-// What all handles of a client share: its tickets, its keeper thread, its connections.
+// The parts of a client that all its handles share: its tickets, its keeper thread, its connections.
 mod client;
 #[cfg(debug_assertions)]
 mod inversions;

@@ -1,4 +1,4 @@
-//! The names in use, page by page. Who holds a name, and who waits for it, is in `locks`.
+//! The names in use, page by page. `Locks::inspect` in `locks` shows the holders and waiters of one name.
 
 use crate::backend::{Listing, NameInUse, StoreError};
 use crate::client::calls::Where;
@@ -16,7 +16,7 @@ impl Locks {
     /// It is for people and reports, not for decisions: names come and go while it runs. A name that is in use the whole
     /// time is listed. On Redis it may be listed twice.
     ///
-    /// What it costs: on **Redis** a walk over *all* keys of the database, whatever the prefix, in steps of ten keys per
+    /// The costs: on **Redis** a walk over *all* keys of the database, whatever the prefix, in steps of ten keys per
     /// name of a page (`SCAN`; never `KEYS`). Other requests are served between two steps. In a cluster it walks over
     /// each master. On **ZooKeeper** the names of the namespace are read for each page, in one answer. Beyond some ten
     /// thousand names that answer exceeds a server's limit (`jute.maxbuffer`, one megabyte), and the request fails. On

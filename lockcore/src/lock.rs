@@ -172,13 +172,14 @@ impl Lock {
         self
     }
 
-    /// What happens to work under this lock when the lock is lost. Default: [`OnLost::Cancel`].
+    /// Sets what happens to work under this lock when the lock is lost. Default: [`OnLost::Cancel`].
     pub fn on_lost(mut self, policy: OnLost) -> Self {
         self.on_lost = policy;
         self
     }
 
-    /// What happens to work under this lock when somebody asks for the lock ([`Locks::revoke`](crate::Locks::revoke)).
+    /// Sets what happens to work under this lock when somebody asks for the lock
+    /// ([`Locks::revoke`](crate::Locks::revoke)).
     /// Default: [`OnRevoke::Finish`].
     pub fn on_revoke(mut self, policy: OnRevoke) -> Self {
         self.on_revoke = policy;

@@ -137,8 +137,8 @@ impl Name {
     }
 }
 
-/// What the [keys](Name::key) of all names with this beginning begin with. If `prefix` is longer than the readable part
-/// of a key, so do the keys of some other names.
+/// The beginning of the [keys](Name::key) of all names that begin with `prefix`. If `prefix` is longer than the
+/// readable part of a key, the keys of some other names begin like this too.
 #[cfg_attr(
     not(any(feature = "redis", feature = "sqlite", feature = "zookeeper")),
     allow(dead_code, reason = "memory keeps no keys")

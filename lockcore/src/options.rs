@@ -21,7 +21,7 @@ impl From<Duration> for Wait {
     }
 }
 
-/// What happens to work that runs under a lock when the lock is lost.
+/// Says what happens to work under a lock when the lock is lost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OnLost {
@@ -33,7 +33,7 @@ pub enum OnLost {
     Signal,
 }
 
-/// What happens to work that runs under a lock when somebody asks for the lock: see
+/// Says what happens to work under a lock when somebody asks for the lock: see
 /// [`Locks::revoke`](crate::Locks::revoke).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]

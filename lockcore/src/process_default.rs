@@ -22,7 +22,7 @@ static FIRST: OnceBox<Default> = OnceBox::new();
 ///
 /// A forked child has a default of its own and leaves that of its parent alone. The parent's client does not work there,
 /// and if a thread of the parent has held the mutex at the fork, nobody in the child ever releases it. The same would be
-/// true of a `OnceLock`; a `OnceBox` does not wait for other threads. What the child has of the parent's default is never
+/// true of a `OnceLock`; a `OnceBox` does not wait for other threads. The child's copy of the parent's default is never
 /// dropped, as no static is.
 struct Default {
     process: Process,

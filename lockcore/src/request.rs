@@ -15,7 +15,7 @@ use crate::name::Name;
 /// It is a part of the wire format: versions with different values would not exclude each other.
 pub const FULL: NonZeroU32 = NonZeroU32::new(1 << 30).expect("not zero");
 
-/// What a reader takes to become a writer, beside the permit that it has.
+/// The permits that a reader takes to become a writer, beside the one that it has.
 pub(crate) const ALL_BUT_ONE: NonZeroU32 = NonZeroU32::new(FULL.get() - 1).expect("not zero");
 
 /// Names one ticket and proves its ownership. It has 128 bits from the operating system's random generator, drawn

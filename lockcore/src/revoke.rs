@@ -1,5 +1,5 @@
-//! Ending the grant of somebody else: by asking for it, or at once. Who holds a lock is in `locks`, and what the holder
-//! sees is in `hold`.
+//! Ending the grant of somebody else: by asking for it, or at once. `Locks::inspect` in `locks` shows
+//! the holder of a lock. The side of the holder is in `hold`.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -115,7 +115,7 @@ impl Locks {
         if !self.ask(name, id, &ask).await? {
             return Ok(Release::AlreadyLost);
         }
-        // What the ticket was seen to be asked for, and when that is over.
+        // The request that was seen at the ticket, and when its time is over.
         let mut seen: Option<(AskedBack, Instant)> = None;
         let mut pause = PAUSES.0;
         loop {

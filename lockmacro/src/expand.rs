@@ -385,7 +385,7 @@ fn busy(model: &Model, function: &Function, on_busy: &OnBusy) -> TokenStream {
     }
 }
 
-/// What the function returns for a lock error if there is no `on_error`.
+/// The value that the function returns for a lock error if there is no `on_error`.
 fn refused(model: &Model, function: &Function) -> TokenStream {
     let span = function.failure_span();
     let error = Ident::new("error", Span::mixed_site().located_at(span));

@@ -208,8 +208,8 @@ use proc_macro::TokenStream;
 ///
 /// ## `on_busy`
 ///
-/// What the call returns when another holds the lock: for the errors `Busy` and `Timeout` of this lock, and not for
-/// those of other locks that the body takes. `skip` returns `()`, `None` or `Ok(())`. An expression has the
+/// The value that the call returns when another holds the lock: for the errors `Busy` and `Timeout` of this lock, and
+/// not for those of other locks that the body takes. `skip` returns `()`, `None` or `Ok(())`. An expression has the
 /// return type of the function, and finds the
 /// [error](https://docs.rs/lockcore/latest/lockcore/struct.Error.html) in the variable `error`.
 ///
@@ -230,9 +230,9 @@ use proc_macro::TokenStream;
 ///
 /// ## `on_error`
 ///
-/// What the call returns for every other error of the lock, and also when the lock is lost while the body runs. Without
-/// `on_busy` it is for `Busy` and `Timeout` too. It is an expression of the return type of the function, and finds
-/// the error in the variable `error`.
+/// The value that the call returns for every other error of the lock, and also when the lock is lost while the body
+/// runs. Without `on_busy` it is for `Busy` and `Timeout` too. It is an expression of the return type of the function,
+/// and finds the error in the variable `error`.
 ///
 /// A function needs it if it returns no `Result`, or one with an error type that cannot be made from a
 /// `lockcore::Error`: see [Errors](#errors).

@@ -62,7 +62,7 @@ pub(crate) enum Length {
     Expr(Given),
 }
 
-/// What a call returns when another holds the lock.
+/// The value that a call returns when another holds the lock.
 pub(crate) enum OnBusy {
     /// The word `skip`.
     Skip(Span),

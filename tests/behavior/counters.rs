@@ -1,5 +1,5 @@
-//! Counters and latches between processes, and when answers, messages or connections are lost. What every store answers
-//! is in the conformance facts of the library.
+//! Counters and latches between processes, and when answers, messages or connections are lost. The facts of every store
+//! are in the conformance kit of the library.
 
 mod cost;
 mod kit;

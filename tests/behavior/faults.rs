@@ -1,5 +1,6 @@
-//! What facts about failing stores share, whatever the store: clients and helper processes, checks that a store is
-//! unavailable or works again, and work that has to be stopped. Facts about one store are in the files with its name.
+//! The code that facts about failing stores share, for every store: clients and helper processes, checks that a store
+//! is unavailable or works again, and work that has to be stopped. Facts about one store are in the files with its
+//! name.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -103,7 +103,7 @@ async fn a_forked_child_has_a_default_client_of_its_own(store: Store) {
 }
 
 async fn a_process_that_cannot_notice_a_fork_gets_an_error_instead_of_a_client(_: Store) {
-    // What the C library answers (ENOMEM) when it has no memory for a fork handler.
+    // The C library answers this (ENOMEM) when it has no memory for a fork handler.
     const NO_MEMORY: &str =
         "int __register_atfork(void *a, void *b, void *c, void *d) { return 12; }";
     let folder = tempfile::tempdir().unwrap();

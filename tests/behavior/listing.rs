@@ -1,4 +1,4 @@
-//! The names in use, as a client lists them. What stores answer is checked in `testing::conformance`.
+//! The names in use, as a client lists them. The answers of stores are checked in `testing::conformance`.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! What an operator reads: which log lines there are, at which level, and how often. `guide/logs.md` describes them.
+//! The log lines for an operator: which there are, at which level, and how often. `guide/logs.md` describes them.
 
 use std::collections::HashMap;
 use std::future::ready;

@@ -37,7 +37,7 @@ fn client(url: &str) -> Locks {
     builder(url).ttl(LEASE).op_timeout(SOON).build().unwrap()
 }
 
-/// No node has a ticket that lives. What has expired is removed by the next request for the name.
+/// No node has a ticket that lives. The next request for the name removes expired tickets.
 async fn nothing_is_left_at(nodes: &[RedisServer]) {
     for node in nodes {
         nothing_is_left(&client(&node.url())).await;
@@ -80,7 +80,7 @@ async fn held_everywhere(locks: &Locks, nodes: &[RedisServer]) -> Guard {
     }
 }
 
-/// What the check of a new connection warns of.
+/// The warnings of the check of a new connection.
 async fn warnings(url: &str) -> Vec<String> {
     let events = EventSink::new(1, Namespace::new("test").unwrap(), |_| ());
     let connection = backend::open(url).unwrap().connect(events).await.unwrap();

@@ -30,7 +30,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
 /// Renewals of a lease this long are 40 s apart, so none of them plays a part.
 const LONG: Duration = LEASE.saturating_mul(2);
 
-/// How long a client needs to reconnect when its server is up: it pauses for two seconds at most. What it does right
+/// How long a client needs to reconnect when its server is up: it pauses for two seconds at most. Its first request
 /// after that waits neither for a renewal nor for the end of an operation.
 const RECONNECTED: Duration = Duration::from_secs(2).saturating_add(SLACK);
 

@@ -1,4 +1,4 @@
-//! What a fact gets: a store that looks as if no other fact used it.
+//! The store that a fact gets. It looks as if no other fact used it.
 
 use std::fmt::Debug;
 use std::future::Future;
@@ -35,7 +35,7 @@ pub(crate) struct Store {
     server: Arc<dyn Server>,
 }
 
-/// What a bound allows on top, because this machine runs other tests too.
+/// The time that a bound allows on top, because this machine runs other tests too.
 pub(crate) const SLACK: Duration = Duration::from_millis(1500);
 
 /// No fact takes longer than this. One that does hangs.

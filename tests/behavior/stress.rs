@@ -34,7 +34,7 @@ const CATALOG: &str = "catalog";
 const POOL: &str = "pool";
 const POOL_SIZE: u32 = 5;
 
-/// What the locks protect, and counts of the results.
+/// The resource that the locks protect, and counts of the results.
 #[derive(Debug)]
 struct Resource {
     catalog: Witness,

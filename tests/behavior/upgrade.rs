@@ -106,7 +106,7 @@ async fn readers_that_upgrade_at_the_same_time_never_write_together(store: Store
                     if let Ok(write) = guard.try_upgrade().await {
                         let visit = witness.enter(1);
                         tokio::task::yield_now().await;
-                        // What was read while others could only read is still true.
+                        // The value is still the one that was read while others could only read.
                         assert_eq!(number.swap(read + 1, Ordering::SeqCst), read);
                         writes.fetch_add(1, Ordering::SeqCst);
                         drop(visit);

@@ -1,4 +1,4 @@
-//! The layer of `lockcore-tower` on a real server of HTTP and a real store. What needs no server of a store is tested
+//! The layer of `lockcore-tower` on a real server of HTTP and a real store. Tests that need no server of a store are
 //! beside the layer, in tower-layer/tests.
 
 #![allow(clippy::unwrap_used, reason = "a panic is the report")]

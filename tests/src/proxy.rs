@@ -62,7 +62,7 @@ impl Rules {
     }
 }
 
-/// What the connections share besides the rules.
+/// The state that the connections share besides the rules.
 #[derive(Debug, Default)]
 struct Shared {
     /// The server's port for new connections.

@@ -79,7 +79,7 @@ impl Sentinels {
         }
     }
 
-    /// What a failover requires: a replica without this is skipped.
+    /// A failover requires this: a replica without it is skipped.
     fn replicas_are_sound(&self, sentinel: &RedisServer) -> bool {
         let replicas: Vec<std::collections::HashMap<String, String>> =
             sentinel.command(&["SENTINEL", "REPLICAS", SERVICE]);

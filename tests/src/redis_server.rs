@@ -1,8 +1,8 @@
 //! A real Redis that the test owns. It starts on a free loopback port in a temporary folder, and can be stopped,
 //! killed, frozen, restarted, or given another time. [`proxy`](crate::proxy) cuts its network.
 //!
-//! The harness talks to the server over a Unix socket, with a user of its own. Whatever a test does to ports and
-//! passwords, this server answers its commands.
+//! The harness talks to the server over a Unix socket, with a user of its own. So the server answers the harness,
+//! also when a test has changed ports or passwords.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};

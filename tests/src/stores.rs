@@ -51,7 +51,7 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// The error says why no server can run here, and what to do about it.
     fn available(&self) -> Result<(), String>;
 
-    /// What the store promises. No server has to run for this.
+    /// The promises of the store. No server has to run for this.
     fn capability(&self) -> Capability;
 
     /// How much of the suite runs on this store.
@@ -137,7 +137,7 @@ pub trait Server: Any + fmt::Debug + Send + Sync {
         builder.url(self.url()).build()
     }
 
-    /// The keys in a namespace that should not outlive its locks. What keeps tokens rising is left out.
+    /// The keys in a namespace that should not outlive its locks. Keys that keep tokens rising are left out.
     fn litter(&self, namespace: &str) -> Vec<String>;
 
     /// The same without marks, which stay for a minute after a release, for an enqueue that may still arrive.
@@ -234,7 +234,7 @@ pub struct Histories {
     pub start: fn() -> Box<dyn Stage>,
 }
 
-/// What a store may do in its own way. Times are in milliseconds.
+/// The times and limits that each store chooses for itself. Times are in milliseconds.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Manner {
     /// A grant that no client hears of ends after this time.

@@ -431,7 +431,7 @@ impl ZooKeeperServer {
     }
 }
 
-/// What a server received and sent. The start of the count is arbitrary, so use [`Packets::since`].
+/// The packets that a server received and sent. The start of the count is arbitrary, so use [`Packets::since`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packets {
     pub received: u64,

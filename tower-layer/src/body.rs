@@ -100,7 +100,7 @@ struct Polled {
     to_release: Option<AnyGuard>,
 }
 
-/// What happens to a body whose lock is lost.
+/// The end of a body whose lock is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AtLoss {
     /// It ends in an error, which closes the connection or resets the stream.
@@ -111,7 +111,7 @@ pub(crate) enum AtLoss {
     GoOn,
 }
 
-/// What can end a body earlier than its own end.
+/// The limits that can end a body earlier than its own end.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
     pub(crate) at_loss: AtLoss,

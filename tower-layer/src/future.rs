@@ -112,7 +112,7 @@ impl<F, B, E> fmt::Debug for ResponseFuture<F, B, E> {
     }
 }
 
-/// What a request asks for.
+/// The locks that a request asks for.
 pub(crate) struct Want {
     pub(crate) names: LockNames,
     pub(crate) deadline: Option<Deadline>,

@@ -285,7 +285,7 @@ impl<R> LockLayer<R> {
         self
     }
 
-    /// What happens to a request whose lock is lost. With [`OnLost::Signal`], handler and body go on,
+    /// Sets what happens to a request whose lock is lost. With [`OnLost::Signal`], handler and body go on,
     /// and learn of the loss by [`Held::lost`](lockcore::Held::lost). Default: [`OnLost::Cancel`], they are stopped.
     pub fn on_lost(mut self, policy: OnLost) -> Self {
         self.0.on_lost = policy;
@@ -379,7 +379,7 @@ impl<R> LockLayer<R> {
         self
     }
 
-    /// What happens to a request that would be locked and may become an upgraded connection: one that
+    /// Sets what happens to a request that would be locked and may become an upgraded connection: one that
     /// offers a web socket in the header `Upgrade`, or a CONNECT. Other values of the header are
     /// ignored, as HTTP demands; if a handler answers such a request with 101, the layer replaces the answer.
     /// Default: [`Upgrades::Refuse`], because the lock ends with the 101, and what follows would run without it.

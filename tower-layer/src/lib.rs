@@ -168,7 +168,7 @@
 //! When the layer answers a request itself, the body is an `application/problem+json` (RFC 9457) with `type`,
 //! `title`, `status` and `detail`, and with `key`, the name of the lock, if it is known. A layer that takes
 //! [several locks](#several-locks) adds `keys`, the names of all of them; `key` is the one that was not free, or was
-//! lost. `type` is a link to one of the following sections. What the store said is in the traces, at debug level.
+//! lost. `type` is a link to one of the following sections. The error of the store is in the traces, at debug level.
 //!
 //! [`LockLayer::refuse_with`] makes other responses, and [`LockLayer::hide_key`] keeps the names out of them.
 //! Handlers that take locks themselves give the same answers with `Problem` (feature `axum`) and `status`

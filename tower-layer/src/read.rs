@@ -1,4 +1,4 @@
-//! What a [`LockLayer`](crate::LockLayer) does with the bodies of its requests: types for code that names the type of a
+//! How a [`LockLayer`](crate::LockLayer) treats the bodies of its requests: types for code that names the type of a
 //! layer.
 //!
 //! The body is handed on [as it comes](AsItComes), or it is [read first](BodyFirst), as a whole, before the layer asks
@@ -22,7 +22,7 @@ use tokio::time::timeout;
 
 use crate::frame::{BoxError, of_ours};
 
-/// What a layer does with the bodies of its requests. For [`AsItComes`] and [`BodyFirst`] only.
+/// How a layer treats the bodies of its requests. For [`AsItComes`] and [`BodyFirst`] only.
 pub trait Reading<B>: Clone + Send + Sync + 'static {
     /// The body that the inner service gets.
     type Body: Send + 'static;

@@ -177,7 +177,7 @@ impl Problem {
             ),
             ErrorKind::WouldDeadlock => (
                 Kind::Misconfigured,
-                "What handles this request holds the key already, and would wait for itself.",
+                "The handler of this request holds the key already, and would wait for itself.",
             ),
             // Config, CapacityMismatch, and kinds that may be added: the client is not the cause.
             _ => (

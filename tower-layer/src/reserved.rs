@@ -9,8 +9,8 @@ use lockcore::Wait;
 use tokio::time::timeout;
 use tower_service::Service;
 
-/// A service that is ready. What readiness has reserved, such as the permit of a limit, is kept only while nothing has
-/// to be waited for. Otherwise requests that wait for one key would use up what requests for other keys need.
+/// A service that is ready. A permit that readiness has reserved, such as that of a limit, is kept only while nothing
+/// has to be waited for. Otherwise requests that wait for one key would use up what requests for other keys need.
 pub(crate) struct Reserved<S> {
     service: S,
     is_ready: bool,

@@ -51,7 +51,7 @@ where
     type Future = ResponseFuture<S::Future, RB, S::Error>;
 
     /// The lock is not taken here: a caller may stay ready for hours before it calls, and the lock
-    /// depends on the request. What readiness reserves in the inner service, as the permit of a limit,
+    /// depends on the request. A permit that readiness reserves in the inner service, as that of a limit,
     /// is given back when a request has to wait for its lock, and asked for again under it.
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
         self.inner.poll_ready(cx)

@@ -25,7 +25,7 @@ pub enum HoldUntil {
     BodyEnd,
 }
 
-/// What happens to a request for an upgraded connection (a web socket, a tunnel). Its lock ends with the
+/// Says what happens to a request for an upgraded connection (a web socket, a tunnel). Its lock ends with the
 /// answer to the request, and not with the connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Upgrades {

@@ -51,7 +51,7 @@ pub(super) struct Lane<H> {
     recall: Option<Alarm>,
 }
 
-/// What a lane knows of its leader.
+/// The knowledge that a lane has of its leader.
 pub(super) struct Leading {
     /// Tells leaders apart: one that was late was replaced, and does not act for the lane any more.
     pub(super) number: u64,
@@ -62,10 +62,10 @@ pub(super) struct Leading {
     pub(super) ticket: Option<Arc<Lease>>,
 }
 
-/// What a waiter was handed. It is there until the waiter collects it, or the lane takes it back.
+/// The thing that a waiter was handed. It is there until the waiter collects it, or the lane takes it back.
 pub(super) type Parcel<H> = Arc<Mutex<Option<H>>>;
 
-/// What decisions of a lane depend on beside its own state.
+/// The circumstances that decisions of a lane depend on, beside its own state.
 #[derive(Clone, Copy)]
 pub(super) struct Moment {
     pub(super) now: Instant,
@@ -95,14 +95,14 @@ pub(super) struct Waiter<H> {
     pub(super) handover: oneshot::Sender<Parcel<H>>,
 }
 
-/// What is left to do when the mutex is free again.
+/// The work that is left to do when the mutex is free again.
 pub(super) enum Next<H> {
     Given(Waiter<H>, Gift<H>),
     /// It was not collected in time.
     TakenBack(Option<H>),
 }
 
-/// What [`Lane::advance`] has decided to hand to a waiter.
+/// The things that [`Lane::advance`] has decided to hand to a waiter.
 pub(super) struct Gift<H> {
     pub(super) of: Of,
     /// Still empty.

@@ -9,9 +9,9 @@
 //! on. So a waiter may be dropped at any time: if it was handed nothing yet, sending to it fails and the next waiter is
 //! tried; if it was handed something, that is dropped with it and passed on.
 //!
-//! A waiter may also stay and never be polled again: `select!` over `&mut future` does that. What it was handed is taken
-//! back after [a part of the ttl](crate::client::lease::COLLECTED_WITHIN), and a leader that has no ticket after a ttl is
-//! replaced.
+//! A waiter may also stay and never be polled again: `select!` over `&mut future` does that. The lane takes back
+//! a share after [a part of the ttl](crate::client::lease::COLLECTED_WITHIN), and replaces a leader that has no ticket
+//! after a ttl.
 //!
 //! [`Fair::Local`]: crate::Fair::Local
 
@@ -56,7 +56,7 @@ struct State {
     closed: bool,
 }
 
-/// What a waiter is handed.
+/// The thing that a waiter is handed.
 pub(crate) enum Handover {
     /// The lock.
     Share(Share),
@@ -66,7 +66,7 @@ pub(crate) enum Handover {
     Refused(Error),
 }
 
-/// What becomes of a task that arrives.
+/// The part that a task gets when it arrives.
 pub(crate) enum Arrived {
     Given(Handover),
     Waits(Waiting),

@@ -1,7 +1,7 @@
 //! Acquiring: the acquire loop, and the steps that it goes through.
 //!
 //! A caller first queues with the other tasks of its process ([`lanes`]). One of them asks the store on behalf of all
-//! ([`pending`]). Keeping a lease alive is in `client`. What the user holds is in `hold`.
+//! ([`pending`]). Keeping a lease alive is in `client`. The guards of the user are in `hold`.
 
 pub(crate) mod handle;
 mod lane;

@@ -86,7 +86,7 @@ pub(crate) struct Pending {
     handed_over: bool,
 }
 
-/// What was asked of the store, and answered.
+/// A request for a ticket that the store has answered.
 #[derive(Default)]
 struct Asked {
     /// The runtime where the ticket was asked for, and where its wake-ups arrive.

@@ -1,11 +1,11 @@
-//! What a store can do.
+//! The capability of a store: what it can do.
 
 use std::time::Duration;
 
 /// 365.25 days. Messages call this a year.
 const YEAR: Duration = Duration::from_secs(31_557_600);
 
-/// What a store promises. The facts of `testing::conformance` ask which of them apply.
+/// The promises of a store. The facts of `testing::conformance` ask which of them apply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Capability {

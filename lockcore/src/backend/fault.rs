@@ -4,7 +4,7 @@ use crate::counting::MOST_REMEMBERED;
 use crate::error::Error;
 use crate::request::Id;
 
-/// What a store's failure means for the request.
+/// The meaning of a store's failure for the request.
 ///
 /// A request that does not count was not carried out, unless the error is [half-way](StoreError::halfway): then it, or
 /// a part of it, may have been, for example at a master whose replicas have not acknowledged it.
@@ -74,7 +74,7 @@ impl StoreError {
     }
 
     /// A renewal of several tickets has failed, but these are [lost](super::Renewed::Lost) for certain. Their holders
-    /// learn it at once. What the failure means is about the others.
+    /// learn it at once. The fault is about the others.
     #[must_use]
     pub fn with_lost(self, tickets: Vec<Id>) -> Self {
         Self {
@@ -107,7 +107,7 @@ impl StoreError {
         }
     }
 
-    /// What the failure means for the request.
+    /// The meaning of the failure for the request.
     #[must_use]
     pub fn fault(&self) -> Fault {
         self.fault

@@ -1,4 +1,4 @@
-//! What somebody meant that misspelt a word of ours.
+//! Finds the word of a list that a misspelt word stands for.
 
 /// The word of this list that was probably meant: the nearest one, if it differs by one or two letters.
 pub(crate) fn nearest<'a>(

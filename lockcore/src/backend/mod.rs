@@ -75,7 +75,7 @@ pub type Answer<T> = BoxFuture<Result<T, StoreError>>;
 
 /// A store of tickets. The [module](self) says what an implementation must guarantee.
 pub trait Backend: fmt::Debug + Send + Sync + 'static {
-    /// What this store promises.
+    /// The promises of this store.
     fn capability(&self) -> Capability;
 
     /// Opens a connection. The tokio runtime that polls this future drives it.

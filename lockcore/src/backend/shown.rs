@@ -1,4 +1,4 @@
-//! What a store shows to people: tickets ([`Locks::inspect`](crate::Locks::inspect)), and the names in use
+//! The views that a store has for people: tickets ([`Locks::inspect`](crate::Locks::inspect)), and the names in use
 //! ([`Locks::list`](crate::Locks::list)).
 
 use std::fmt;
@@ -94,7 +94,7 @@ impl TicketInfo {
     }
 }
 
-/// What stands between the owner of a ticket and the request to give it up. No owner has this.
+/// Separates the owner of a ticket from the request to give it up. No owner contains it.
 pub(super) const ASK: char = '\n';
 
 /// A request to give a lock up: see [`Locks::revoke`](crate::Locks::revoke).
@@ -146,7 +146,7 @@ impl fmt::Display for AskedBack {
 pub struct Listing {
     /// The namespace of the names.
     pub namespace: Namespace,
-    /// What they begin with, up to 4,096 bytes. All names begin with the empty text.
+    /// The beginning of the names, up to 4,096 bytes. All names begin with the empty text.
     pub prefix: String,
     /// Where the page begins: [`Page::next`] of the page before it, or `None` for the first page.
     pub after: Option<Arc<str>>,

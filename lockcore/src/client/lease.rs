@@ -1,5 +1,5 @@
-//! The lease record: what this process knows of one ticket, and until when the ticket may be relied on. What its
-//! renewals ask for is in `renewal`, and sending them in `keeper`. What the user sees of it is in `hold`.
+//! The lease record: what this process knows of one ticket, and until when the ticket may be relied on. The
+//! content of its renewals is in `renewal`, and sending them in `keeper`. The user's view of it is in `hold`.
 
 mod asked;
 mod renewal;

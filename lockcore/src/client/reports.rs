@@ -1,4 +1,4 @@
-//! What a client reports about itself: log lines, and events for listeners.
+//! The reports of a client about itself: log lines, and events for listeners.
 
 use std::sync::Arc;
 

@@ -31,7 +31,7 @@ pub(super) const FORKED: &str =
 /// The state that handles, guards, connections and the keeper's thread share.
 pub(crate) struct Shared {
     pub(crate) backend: Arc<dyn Backend>,
-    /// What the backend promises. It never changes, and is asked for several times in each acquire.
+    /// The promises of the backend. It never changes, and is asked for several times in each acquire.
     pub(crate) capability: Capability,
     pub(crate) clock: Clock,
     pub(crate) namespace: Namespace,

@@ -223,7 +223,7 @@ impl Cleanup {
     }
 }
 
-/// What was due when the keeper looked.
+/// The work that was due when the keeper looked.
 #[derive(Default)]
 pub(crate) struct Round {
     /// In batches. [`Table::renewed`] is called at the end of each.

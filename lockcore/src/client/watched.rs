@@ -1,4 +1,4 @@
-//! What callers that wait for changes of counters share with the tasks that look at them.
+//! The counters that are watched: callers that wait for changes share them with the tasks that look at the store.
 
 use std::collections::HashMap;
 use std::sync::atomic::AtomicU64;
@@ -23,7 +23,7 @@ pub(crate) struct Watches {
 #[derive(Debug)]
 pub(super) struct Watched {
     pub(super) name: Name,
-    /// What the task has read last. The task ends when nobody listens.
+    /// The last read of the task. The task ends when nobody listens.
     pub(super) looked: watch::Sender<Looked>,
     /// How many looks have begun.
     pub(super) begun: AtomicU64,
@@ -31,7 +31,7 @@ pub(super) struct Watched {
     pub(super) wanted: Notify,
 }
 
-/// What came of a look at a counter.
+/// The result of a look at a counter.
 #[derive(Clone, Debug)]
 pub(super) struct Looked {
     pub(super) number: u64,
@@ -117,7 +117,7 @@ impl Watched {
 }
 
 impl Watching {
-    /// What a look has shown that began after this value was made, or after the last call of this.
+    /// Returns the result of a look that began after this value was made, or after the last call of this.
     ///
     /// The inner error is that of a look that has failed; others follow.
     ///

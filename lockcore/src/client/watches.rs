@@ -1,8 +1,8 @@
 //! Counters that somebody in this process waits for. There is one task for each such counter, on the keeper, however
 //! many callers wait: it watches the counter at the store, reads it after each change, and passes on what it has read.
 //!
-//! What a store pushes carries no state. So a push that is late, lost or doubled can do no harm: what counts is a read
-//! that began after it. No change is missed, because the task watches first and reads then. After a gap it does both
+//! A push of a store carries no state. So a push that is late, lost or doubled can do no harm: only a read that began
+//! after it counts. No change is missed, because the task watches first and reads then. After a gap it does both
 //! again.
 
 use std::sync::Arc;
@@ -99,7 +99,7 @@ async fn follow(shared: Arc<Shared>, watched: Arc<Watched>) {
     let mut may_push = false;
     let mut is_first = true;
     loop {
-        // What has happened before this look is seen by it.
+        // This look sees all that has happened before it.
         is_watched &= !gaps.has_changed().unwrap_or(true);
         gaps.mark_unchanged();
         let number = watched.begun.fetch_add(1, Ordering::SeqCst) + 1;

@@ -12,7 +12,7 @@ pub(super) struct Guards(AtomicU64);
 /// Low half: guards. High half: writers.
 const WRITER: u64 = 1 << 32;
 
-/// What remains of the hold after a guard has ended.
+/// The rest of the hold after a guard has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Left {
     Nobody,

@@ -17,7 +17,7 @@ impl Shrinking<'_> {
     pub(super) async fn ask(self) -> Result<(), Error> {
         let held = self.0;
         let to_have = held.lease().permits();
-        // Whatever the store answers, the hold has already changed on this side.
+        // The hold has already changed on this side, and no answer of the store undoes that.
         held.renew().await.map_err(Error::unavailable_if_config)?;
         let text = "the store could not say whether the ticket is smaller now";
         match held.lease().counted() > to_have {

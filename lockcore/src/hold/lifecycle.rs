@@ -90,7 +90,7 @@ pub struct Guard {
     pub(super) over: bool,
 }
 
-/// What is left to do at the end of a guard.
+/// The work that is left at the end of a guard.
 pub(super) enum End {
     /// Other guards of the hold remain.
     Nothing,

@@ -1,4 +1,4 @@
-//! What the user holds: the guard, which releases, and the view, which only reads.
+//! The values that the user holds: the guard, which releases, and the view, which only reads.
 
 mod counts;
 mod departing;

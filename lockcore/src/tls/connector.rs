@@ -210,7 +210,7 @@ fn not_pem(option: &'static str, file: &Path, error: &pem::Error) -> Error {
     Error::config(format!("{option} {file:?} is not sound PEM: {what}"))
 }
 
-/// What the server's alert, which ended the handshake, means for the user.
+/// The meaning of the server's alert, which ended the handshake, for the user.
 fn refusal(alert: AlertDescription, cert_file: Option<&Path>) -> Option<String> {
     use AlertDescription as A;
     Some(match (alert, cert_file) {

@@ -1,4 +1,4 @@
-//! What counters and latches cost, counted with the server's own statistics.
+//! The cost of counters and latches, counted with the server's own statistics.
 
 use libtest_mimic::Trial;
 use tests::eventually::eventually;
@@ -82,7 +82,7 @@ async fn a_latch_costs_one_message_for_each_process_and_change_however_many_wait
     assert_eq!(calls(&spent, "publish"), 5);
     // Five changes, and at most one read in each process for each, and one that was under way.
     assert!(calls(&spent, "evalsha") <= 5 + 6 * PROCESSES, "{spent:?}");
-    // A first look, one that watches, and one for those who came meanwhile; and the check of the rights.
+    // A first look, one that watches, and one for the callers that came meanwhile; and the check of the rights.
     let looks = calls(&began, "evalsha") + calls(&began, "eval");
     assert!(looks <= 6 * PROCESSES, "{began:?}");
 }

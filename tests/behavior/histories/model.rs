@@ -41,7 +41,7 @@ pub(super) struct Model {
     pub(super) looks: usize,
     /// Rechecks that answers have requested, by name and number, until the model knows whether they are right.
     rechecks: Vec<(usize, u64, Option<Duration>)>,
-    /// What `inspect` shows of each name now.
+    /// The answer of `inspect` for each name now.
     pub(super) seen: Vec<(usize, Vec<TicketInfo>)>,
 }
 

@@ -108,7 +108,7 @@ async fn the_lock_is_held_until_the_last_of_the_body_is_gone(store: Store) {
             });
         }
     }
-    /// A future that returns at once. What it owns is freed when it is dropped.
+    /// A future that returns at once. Its values are freed when it is dropped.
     struct Returned(#[expect(dead_code, reason = "dropping it is what counts")] Last);
     impl Future for Returned {
         type Output = Result<(), Error>;

@@ -1,4 +1,4 @@
-//! What clients say when the URL, the rights or the cluster are wrong.
+//! The errors of clients when the URL, the rights or the cluster are wrong.
 
 use std::time::Duration;
 
@@ -124,7 +124,7 @@ async fn with_tls_the_nodes_are_reached_at_their_ports_for_it(_: Store) {
     assert!(error.to_string().contains("set tls-cluster yes"), "{error}");
 }
 
-/// What is logged when a client gets ready.
+/// The lines that are logged when a client gets ready.
 async fn told(cluster: &Cluster) -> String {
     client(&cluster.url()).ready(SOON).await.unwrap(); // they are only warnings
     let events = EventSink::new(1, Namespace::new("test").unwrap(), |_| ());

@@ -246,8 +246,8 @@ async fn a_waiter_that_comes_while_its_slot_moves_waits_and_gets_its_turn(_: Sto
     nothing_left(&cluster, &["a"]).await;
 }
 
-/// The state of the name has arrived at the new node, and the mark has not. What a request that was given up has left
-/// there would be renewed by nobody, and keep others out for a ttl.
+/// The state of the name has arrived at the new node, and the mark has not. A ticket of a request that was given
+/// up would be renewed by nobody, and keep others out for a ttl.
 async fn a_mark_that_is_on_its_way_keeps_a_late_request_out(_: Store) {
     let cluster = masters();
     let namespace = Namespace::new("test").unwrap();

@@ -1,5 +1,5 @@
-//! Masters that are replaced while locks are granted. What a fenced resource sees is what counts: a holder that writes
-//! after another one has come has held beside it.
+//! Masters that are replaced while locks are granted. A fenced resource is the judge: a holder that writes after
+//! another one has come has held beside it.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! What the URL may say, what the server must be able to do, and which rights the user needs.
+//! The values that the URL may have, the abilities that the server must have, and the rights that the user needs.
 
 use libtest_mimic::Trial;
 use lockcore::backend::{self, EventSink, Namespace};

@@ -1,4 +1,4 @@
-//! What a pair of acquire and release costs.
+//! The cost of a pair of acquire and release.
 
 use std::time::{Duration, Instant};
 
@@ -59,7 +59,7 @@ async fn a_pair_is_three_round_trips_and_so_many_commands(_: Store) {
     assert_eq!(proxy.traffic().chunks_up - requests, 3);
 }
 
-/// Those that give up early leave their turn, and not a new begin, to the others.
+/// Tasks that give up early leave their turn to the others, which need not begin anew.
 async fn tasks_of_one_process_that_wait_ask_as_one(store: Store) {
     let in_the_way = store.client().mutex("a").acquire().await.unwrap();
     let (locks, counts) = store.counted(crate::store::DEFAULT);

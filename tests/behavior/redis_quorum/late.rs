@@ -65,7 +65,7 @@ async fn a_release_that_a_node_has_not_heard_outlives_its_runtime(_: Store) {
         proxy.freeze();
         runtime.block_on(give_back(guard));
         drop(runtime);
-        // What the node was sent is lost with the connections.
+        // All that the node was sent is lost with the connections.
         proxy.cut();
         proxy.thaw();
         proxy.restore();

@@ -115,7 +115,7 @@ async fn nobody_gets_in(set: &Quorum, breaks: impl FnOnce(), told: ErrorKind) ->
         assert_eq!(soon(guard.lost()).await, LostReason::Expired);
         // It was perhaps renewed just before.
         assert!(Instant::now() + Duration::from_millis(100) >= deadline);
-        // What a minority renews does not count.
+        // A renewal by a minority does not count.
         assert!(Instant::now() < deadline + SLACK);
     };
     let (one, other, ()) = tokio::join!(ask("a"), ask("b"), holds);

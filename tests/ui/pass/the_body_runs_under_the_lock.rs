@@ -1,6 +1,6 @@
 use lockcore::{Error, ErrorKind, Locks, distributed_lock};
 
-/// What another task gets when it tries to take the lock. A spawned task does not inherit the lock of this one.
+/// The result of another task that tries to take the lock. A spawned task does not inherit the lock of this one.
 async fn try_as_a_stranger(locks: &Locks, name: &'static str) -> Result<(), ErrorKind> {
     let locks = locks.clone();
     let asked = tokio::spawn(async move {

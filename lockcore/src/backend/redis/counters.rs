@@ -9,7 +9,7 @@ use super::tickets::{run, unexpected, unreadable};
 use crate::backend::{Count, CountOp, Counted, OnlyIf, Outcome, StoreError};
 use crate::name::Name;
 
-/// What the channels of watched counters are published with.
+/// The command that publishes to the channel of a watched counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Publish {
     /// To all who listen at the server.

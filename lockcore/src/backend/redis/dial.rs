@@ -30,7 +30,7 @@ pub(super) struct Server {
     #[cfg(feature = "redis-tls")]
     pub(super) tls: Option<Connector>,
     pub(super) part: Part,
-    /// What must have a write before it counts. `None`: the server alone.
+    /// The disks and replicas that must have a write before it counts. `None`: the server alone.
     pub(super) durability: Option<Durability>,
 }
 

@@ -21,7 +21,7 @@ pub(super) fn option(value: &str) -> Result<Durability, String> {
 /// More replicas than a master has: a greater number is a mistake.
 const MOST_REPLICAS: u32 = 100;
 
-/// What must have a write before it counts: replicas, the server's own disk, or both.
+/// The places that must have a write before it counts: replicas, the server's own disk, or both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Durability {
     /// The server's disk. If replicas are asked for as well, their disks too.
@@ -78,7 +78,7 @@ impl Durability {
         wait
     }
 
-    /// What is missing after the [wait](Self::wait), by its answer. `None` if nothing is.
+    /// Says what is missing after the [wait](Self::wait), by its answer. `None` if nothing is.
     pub(super) fn shortfall(self, answer: Value) -> Result<Option<String>, redis::ParsingError> {
         let of = self.replicas;
         if !self.fsync {
@@ -98,7 +98,7 @@ impl Durability {
         })
     }
 
-    /// What has not happened yet, while the [wait](Self::wait) is not answered.
+    /// Says what has not happened yet, while the [wait](Self::wait) is not answered.
     pub(super) fn missing(self) -> &'static str {
         match (self.fsync, self.replicas) {
             (false, _) => "too few replicas have acknowledged the write",
@@ -121,7 +121,7 @@ impl Durability {
         })
     }
 
-    /// What a person can do if it is never reached in time.
+    /// The next step of an operator if it is never reached in time.
     pub(super) fn advice(self) -> &'static str {
         match (self.fsync, self.replicas) {
             (false, _) => {

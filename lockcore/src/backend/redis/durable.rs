@@ -61,7 +61,7 @@ pub(super) async fn enqueue(
     Ok(answer)
 }
 
-/// Renews tickets. What does not count in time is unknown. The caller waits for `patience`.
+/// Renews tickets. A renewal that does not count in time is unknown. The caller waits for `patience`.
 pub(super) async fn renew(
     group: Arc<Group>,
     connection: RedisConnection,
@@ -90,8 +90,8 @@ pub(super) async fn renew(
 }
 
 /// Reads or changes a counter. A read writes too, because what it has read may not count yet, and a caller that acts on it
-/// must not find it gone. For the same reason a repetition writes. What does not count in time is unknown: the core asks
-/// again with the same id.
+/// must not find it gone. For the same reason a repetition writes. A change that does not count in time is unknown: the
+/// core asks again with the same id.
 pub(super) async fn count(
     group: Arc<Group>,
     connection: RedisConnection,

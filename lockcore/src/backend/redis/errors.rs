@@ -1,4 +1,4 @@
-//! What the server's errors mean for a request.
+//! The meaning of the server's errors for a request.
 
 use redis::{ErrorKind, RedisError};
 

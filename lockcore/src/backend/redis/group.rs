@@ -248,7 +248,7 @@ fn tell_all(replies: Vec<oneshot::Sender<RedisResult<Value>>>, answers: RedisRes
     }
 }
 
-/// What the answer to the `WAIT` means for the verbs in front of it.
+/// The meaning of the answer to the `WAIT` for the verbs in front of it.
 fn outcome(
     durability: Durability,
     within: Duration,

@@ -1,4 +1,4 @@
-//! What a connection to a server with locks begins with.
+//! The first requests of a connection to a server with locks.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -15,7 +15,7 @@ use super::{config, errors, layout, rights};
 use crate::backend::StoreError;
 use crate::name::Namespace;
 
-/// What all connections to servers with locks have in common.
+/// The settings of all connections to servers with locks.
 pub(super) fn settings() -> AsyncConnectionConfig {
     AsyncConnectionConfig::new()
         // The core has its own deadlines, on the lease clock. The timers of the user's runtime may be paused or off.

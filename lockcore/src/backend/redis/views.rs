@@ -1,4 +1,4 @@
-//! What sentinels say, and which server is the master by that.
+//! The answers of the sentinels, and which server is the master by them.
 
 use std::fmt;
 
@@ -23,7 +23,7 @@ impl fmt::Display for Address {
     }
 }
 
-/// What one sentinel says.
+/// The answer of one sentinel.
 #[derive(Clone, Debug)]
 pub(super) enum View {
     /// It has not answered yet.
@@ -34,7 +34,7 @@ pub(super) enum View {
     Failed(StoreError),
 }
 
-/// What each sentinel says, in the order of the URL.
+/// The answer of each sentinel, in the order of the URL.
 #[derive(Clone, Debug)]
 pub(super) struct Views(pub(super) Vec<View>);
 

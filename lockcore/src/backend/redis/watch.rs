@@ -29,7 +29,7 @@ pub(super) struct Watch {
     address: Arc<str>,
 }
 
-/// What the sentinels say now.
+/// The answers of the sentinels now.
 #[derive(Debug)]
 struct Listening {
     sentinels: Arc<Sentinels>,

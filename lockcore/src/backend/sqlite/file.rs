@@ -417,7 +417,7 @@ struct Failed {
     must_reopen: bool,
 }
 
-/// What a failure means for the request. Its transaction has been rolled back, or will be when the file is closed.
+/// The meaning of a failure for the request. Its transaction has been rolled back, or will be when the file is closed.
 fn failed(path: &Path, error: &sqlx::Error) -> Failed {
     let (fault, must_reopen, hint) = match primary_code(error) {
         Some(SQLITE_BUSY | SQLITE_LOCKED) => (Fault::Retry, false, ""),

@@ -49,7 +49,7 @@ pub(super) fn key(name: &Name) -> String {
     name.key(VERSION, READABLE)
 }
 
-/// What the keys of all names with this beginning begin with.
+/// The beginning of the keys of all names that begin with `prefix`.
 pub(super) fn keys_like(namespace: &Namespace, prefix: &str) -> String {
     key_prefix(namespace, VERSION, prefix, READABLE)
 }

@@ -32,7 +32,7 @@ pub(super) async fn count(session: Arc<Session>, count: Arc<Count>) -> Result<Co
     let place = Place::of(&count.name);
     let (client, path) = (&session.client, place.path.as_str());
     // A server may be behind. For a change that does not matter, because a server that is behind names a version that is
-    // not the last. What a read returns must be at least as new as this call, so the server catches up first.
+    // not the last. The answer of a read must be at least as new as this call, so the server catches up first.
     let synced = (count.op == CountOp::Read).then(|| client.sync(path));
     let read = client.get_data(path);
     if let Some(synced) = synced {

@@ -1,11 +1,11 @@
-//! What the failures of requests mean.
+//! The meaning of failed requests.
 
 use zookeeper_client::Error as ZkError;
 
 use crate::backend::{Fault, StoreError};
 
-/// What an error means for the request. A broken ZooKeeper connection is not a broken connection in the core's sense:
-/// the session survives it or ends, and the driver reports both.
+/// The meaning of an error for the request. A broken ZooKeeper connection is not a broken connection in the core's
+/// sense: the session survives it or ends, and the driver reports both.
 pub(crate) fn failed(error: ZkError) -> StoreError {
     let fault = match &error {
         // The server refused it before it did anything, and may accept it in a moment.

@@ -72,7 +72,7 @@ pub(super) fn folder(namespace: &Namespace) -> String {
     format!("/{}", beginning.trim_end_matches([':', '{']))
 }
 
-/// What the nodes of all names with this beginning begin with.
+/// The beginning of the nodes of all names that begin with `prefix`.
 pub(super) fn nodes_like(namespace: &Namespace, prefix: &str) -> String {
     let key = key_prefix(namespace, VERSION, prefix, READABLE);
     let mut node = String::new();

@@ -116,7 +116,7 @@ async fn a_change_is_carried_out_once_however_often_it_is_sent(store: Store) {
 
     let read = asks(&store, &client, "a", CountOp::Read).await;
     assert_eq!((read.value, read.version), (8, later.version));
-    // What the client has answers to, it need not send again: the store may forget it, and keeps the rest.
+    // The client need not send again a change that is answered: the store may forget it, and keeps the rest.
     let mut count = Count::new(store.name("a"), Id::draw().unwrap(), add(1));
     count.answered = vec![begins.id];
     assert_eq!(client.count(&Arc::new(count)).await.value, 9);
@@ -318,7 +318,7 @@ struct Model {
     value: i64,
     generation: u64,
     version: u64,
-    /// What was asked, and answered.
+    /// The request, and its answer.
     asked: Vec<(Arc<Count>, Counted)>,
 }
 
@@ -475,7 +475,7 @@ async fn each_client_that_watches_is_told_once_of_a_change_and_no_other_is(store
     for watcher in &mut watchers {
         watcher.is_told_of(&store.name("a")).await;
     }
-    // What comes after it shows that there was nothing in between.
+    // The push that comes after it shows that there was none in between.
     asks(&store, &other, "b", set(1)).await.is(1);
     other.is_told_of(&store.name("b")).await;
     for watcher in &mut watchers {

@@ -39,7 +39,7 @@ impl Fact {
         self.name
     }
 
-    /// What the fact is about, in a word.
+    /// The subject of the fact, in a word.
     #[must_use]
     pub fn group(&self) -> &'static str {
         self.group

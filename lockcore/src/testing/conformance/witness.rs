@@ -12,7 +12,7 @@ pub struct Witness {
     seen: Mutex<Seen>,
 }
 
-/// What a witness has seen.
+/// The events that a witness has seen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
     /// Visits that began.
@@ -70,7 +70,7 @@ impl Witness {
         self.begin(self.capacity)
     }
 
-    /// What it has seen so far.
+    /// The events that it has seen so far.
     #[must_use]
     pub fn seen(&self) -> Seen {
         *self.lock()

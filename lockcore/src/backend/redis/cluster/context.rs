@@ -1,4 +1,4 @@
-//! What all parts of a connection to a cluster share.
+//! The state that all parts of a connection to a cluster share.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;

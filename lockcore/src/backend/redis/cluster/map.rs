@@ -19,7 +19,7 @@ pub(super) struct Map {
     is_connected: bool,
     /// It grows with each change that the masters agree on.
     epoch: u64,
-    /// What a node has said about single slots since then.
+    /// The changes of single slots that nodes have told since then.
     moved: HashMap<u16, Address>,
     /// A master has no port of the kind that this client needs: with TLS, or without.
     pub(super) lacks_ports: bool,

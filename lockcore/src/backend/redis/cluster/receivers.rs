@@ -73,7 +73,7 @@ impl Receivers {
     }
 
     /// A ticket of this client waits for so long at this node, or at one where nobody can listen yet. Returns whether each
-    /// connection that may have asked for it listens there. Those that do not begin to.
+    /// connection that may have asked for it listens there. A connection that does not listen begins to.
     pub(super) fn still_waits(&self, slot: u16, ticket: Duration, at: Option<&Address>) -> bool {
         let now = Clock::BOOT.now();
         let until = now.after(ticket).after(LINGER);

@@ -44,7 +44,7 @@ fn crc16(bytes: &[u8]) -> u16 {
     })
 }
 
-/// What each first byte of a remainder leaves.
+/// The remainder that each first byte leaves.
 const REMAINDERS: [u16; 256] = {
     let mut remainders = [0; 256];
     let mut byte = 0;

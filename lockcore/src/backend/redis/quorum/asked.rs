@@ -13,7 +13,7 @@ use crate::backend::{BoxFuture, Enqueued, StoreError};
 /// Requests that are under way, each with its node.
 pub(super) type Asked<T> = FuturesUnordered<BoxFuture<(usize, Result<T, StoreError>)>>;
 
-/// What a node was asked for in an enqueue, and its answer.
+/// The request to one node in an enqueue, and its answer.
 pub(super) enum Step {
     Enqueued(usize, Result<Enqueued, StoreError>),
     Raised(usize, Result<bool, StoreError>),

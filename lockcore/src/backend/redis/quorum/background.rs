@@ -1,5 +1,5 @@
-//! What goes on at the nodes when a verb has its answer: tickets that are given back, and enqueues and releases that slow
-//! nodes have not answered.
+//! The work that goes on at the nodes when a verb has its answer: tickets that are given back, and enqueues and
+//! releases that slow nodes have not answered.
 //!
 //! It goes on in tasks of the runtime that drives the connection, and that runtime may end at any time. Then what is left
 //! is in the [outboxes](super::outbox), and the next connection that reaches the node sends it.

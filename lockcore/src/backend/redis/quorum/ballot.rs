@@ -23,7 +23,7 @@ pub(super) struct Ballot {
     number: Option<u64>,
 }
 
-/// What one node has said.
+/// The answer of one node.
 #[derive(Clone, Debug)]
 enum Vote {
     /// It is not asked: it is down, or does not vote.

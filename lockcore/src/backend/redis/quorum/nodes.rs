@@ -49,7 +49,7 @@ pub(super) struct Links {
     _tasks: JoinSet<()>,
 }
 
-/// What is known of the nodes.
+/// The knowledge of the nodes.
 pub(super) struct Nodes {
     servers: Arc<[Server]>,
     views: watch::Sender<Vec<View>>,
@@ -324,7 +324,7 @@ impl Nodes {
         )
     }
 
-    /// What an operator should know about the nodes. An error if two hosts of the URL are the same server.
+    /// Warnings for an operator about the nodes. An error if two hosts of the URL are the same server.
     pub(super) fn warnings(&self) -> Result<Vec<String>, StoreError> {
         let (views, now) = (self.views.borrow(), Clock::BOOT.now());
         let mut warnings = Vec::new();

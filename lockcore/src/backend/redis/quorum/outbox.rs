@@ -75,7 +75,7 @@ impl Outbox {
     }
 }
 
-/// Releases that are being sent. What is here when this is dropped goes back.
+/// Releases that are being sent. The releases that are here when this is dropped go back.
 pub(super) struct Taken<'a> {
     outbox: &'a Outbox,
     batch: VecDeque<Left>,

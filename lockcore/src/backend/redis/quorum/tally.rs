@@ -25,7 +25,7 @@ pub(super) fn needed(all: usize, permits: NonZeroU32, capacity: NonZeroU32) -> u
     (all as u64 * capacity / (capacity + 1)) as usize + 1
 }
 
-/// What the nodes have said of one renewal.
+/// The answers of the nodes to one renewal.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Renewal {
     granted: Vec<Duration>,
@@ -60,7 +60,7 @@ impl Renewal {
     }
 }
 
-/// What the nodes have said of one release.
+/// The answers of the nodes to one release.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Removal {
     acknowledged: usize,

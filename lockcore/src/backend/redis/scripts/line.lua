@@ -409,7 +409,7 @@ end
 
 -- Does some work on a line, and then writes the state. If a call is denied, the state has what was done before it, and
 -- the error of that call is raised. A right can be taken away between any two verbs, so a command can be denied in the
--- middle of one. What the verb leaves is safe, for these reasons:
+-- middle of one. The line that the verb leaves is safe, for these reasons:
 --   The state can be written, because settle() has just sent a write for it. It agrees with the rows, because a change
 --     is entered in `line` only when its row is written.
 --   A waiter that is granted gets its record among the holders before its place is emptied. If emptying the place is

@@ -74,7 +74,7 @@ impl Flush {
     };
 }
 
-/// What is known of the place of a ticket in its line.
+/// The knowledge of the place of a ticket in its line.
 enum Place {
     /// There is no older ticket.
     First,

@@ -190,7 +190,7 @@ impl Looks {
         });
     }
 
-    /// What is known of each node. The requests are sent together, and their size is limited as
+    /// Returns for each node what is known of it. The requests are sent together, and their size is limited as
     /// for an inspection: a hundred tickets with all nodes in front of them are a megabyte.
     async fn answered(self, session: &Session) -> Result<Vec<(Look, Option<Node>)>, StoreError> {
         let mut reading = Vec::new();
