@@ -14,7 +14,9 @@ pub(super) fn hosts(url: &Url, default_port: u16) -> Result<Vec<(String, u16)>, 
         let address = host.rfind(']').map_or(0, |end| end + 1);
         let (name, port) = match host[address..].rsplit_once(':') {
             Some((rest, port)) => {
-                let port = port.parse().map_err(|_| "a port is no number")?;
+                let port = port
+                    .parse()
+                    .map_err(|_| "a port is not a number up to 65535")?;
                 (&host[..address + rest.len()], port)
             }
             // If there is one host, the URL's parser has removed its port.
@@ -68,8 +70,8 @@ mod tests {
             ("", "a host is missing"),
             ("h1,,h2", "a host is missing"),
             ("h1,%3A1", "a host is missing"),
-            ("h1,h2%3Aport", "a port is no number"),
-            ("h1,h2%3A65536", "a port is no number"),
+            ("h1,h2%3Aport", "a port is not a number up to 65535"),
+            ("h1,h2%3A65536", "a port is not a number up to 65535"),
             ("h1%FF", "not UTF-8"),
         ] {
             assert_eq!(of(url), Err(reason), "{url}");

@@ -120,8 +120,8 @@ impl Connector {
                 _ => format!("the server's certificate is not usable; replace it there ({error})"),
             },
             RustlsError::InvalidMessage(_) => format!(
-                "what answers does not speak TLS; use the port that does, or the scheme without \
-                 TLS ({error})"
+                "the server at this port does not speak TLS; use the port that does, or the \
+                 scheme without TLS ({error})"
             ),
             RustlsError::PeerIncompatible(_) => {
                 format!("the server speaks no TLS that is safe; it needs TLS 1.2 or 1.3 ({error})")

@@ -35,7 +35,7 @@ async fn a_single_server_is_told_apart_and_named_with_its_scheme(_: Store) {
     assert_eq!(error.kind(), ErrorKind::Config, "{error}");
     let text = error.to_string();
     assert!(text.contains("not part of a Redis Cluster"), "{text}");
-    assert!(text.contains("the scheme is redis"), "{text}");
+    assert!(text.contains("write redis://"), "{text}");
 }
 
 async fn one_node_of_the_url_that_answers_is_enough(_: Store) {
@@ -111,7 +111,7 @@ async fn with_tls_the_nodes_are_reached_at_their_ports_for_it(_: Store) {
         .unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     let text = error.to_string();
-    assert!(text.contains("the scheme is rediss+cluster"), "{text}");
+    assert!(text.contains("write rediss+cluster://"), "{text}");
     shows_no_password(&error);
 
     // Redis 7.0 names its port for TLS only with the other setting.

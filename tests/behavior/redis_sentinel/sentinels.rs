@@ -400,7 +400,7 @@ async fn a_server_that_is_no_sentinel_is_told_apart_and_so_is_a_sentinel_that_is
 
     let error = refused(&client(&url(std::slice::from_ref(&server)))).await;
     assert_eq!(error.kind(), ErrorKind::Config);
-    says(&error, &["is not a Redis Sentinel", "the scheme is redis"]);
+    says(&error, &["is not a Redis Sentinel", "write redis://"]);
 
     let error = refused(&client(&sentinels[0].url())).await;
     assert_eq!(error.kind(), ErrorKind::Config);

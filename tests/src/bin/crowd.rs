@@ -15,11 +15,16 @@ use clap::Parser;
 use lockcore::{Error, Locks};
 use tests::witness::FileWitness;
 
+/// Many tasks acquire one mutex again and again. Prints DONE, the number of visits and the number of errors.
 #[derive(Parser)]
 struct Arguments {
+    /// Name of the mutex
     name: String,
+    /// Number of tasks
     tasks: usize,
+    /// Duration in seconds
     seconds: u64,
+    /// Folder of the witness and of the file `tokens`
     folder: PathBuf,
 }
 

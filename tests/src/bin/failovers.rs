@@ -75,11 +75,13 @@ return 1
 #[derive(Parser)]
 #[command(name = "failovers")]
 struct Arguments {
+    /// Number of failovers
     #[arg(long, default_value_t = 20)]
     rounds: u32,
+    /// Number of processes that put load on the servers
     #[arg(long, default_value_t = 4)]
     processes: usize,
-    /// A Redis Cluster, and no sentinels.
+    /// Use a Redis Cluster instead of Redis Sentinel
     #[arg(long)]
     cluster: bool,
     #[command(subcommand)]

@@ -277,7 +277,7 @@ impl Tls for Redis {
             encrypted: "rediss",
             // The server takes the bytes for a command and waits for the rest, like a server that hangs.
             not_encrypted: "a server without TLS is silent too: redis:// is for it",
-            not_plain: "if this port speaks TLS, the scheme is rediss",
+            not_plain: "if this port speaks TLS, write rediss://",
         }
     }
 

@@ -159,8 +159,8 @@ impl Tls for ZooKeeper {
         Schemes {
             plain: "zookeeper",
             encrypted: "zookeeper+tls",
-            not_encrypted: "if this port does not speak TLS, the scheme is zookeeper",
-            not_plain: "if these ports speak TLS, the scheme is zookeeper+tls",
+            not_encrypted: "if this port does not speak TLS, write zookeeper://",
+            not_plain: "if these ports speak TLS, write zookeeper+tls://",
         }
     }
 

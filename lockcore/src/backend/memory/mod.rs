@@ -299,7 +299,7 @@ impl Store {
             Err(NoTicket::CapacityMismatch(in_use)) => Ok(Enqueued::CapacityMismatch { in_use }),
             Err(NoTicket::Exhausted) => Err(StoreError::new(
                 Fault::Refused,
-                "ticket numbers are exhausted",
+                "ticket numbers are exhausted; choose another name or LOCK_NAMESPACE",
             )),
         }
     }

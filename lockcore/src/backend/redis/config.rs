@@ -129,7 +129,7 @@ pub(super) async fn keeps_locks(
     }
     if of_a_cluster && !is("mode", "cluster") {
         return Err(server.mistake(
-            "this server is not part of a Redis Cluster; for a single server the scheme is redis or rediss",
+            "this server is not part of a Redis Cluster; for a single server write redis:// or rediss://",
         ));
     }
     if of_a_cluster
@@ -138,7 +138,7 @@ pub(super) async fn keeps_locks(
         && major(version).is_some_and(|major| major < OLDEST_OF_A_CLUSTER)
     {
         return Err(server.mistake(format_args!(
-            "Redis {version} is too old for a cluster; {OLDEST_OF_A_CLUSTER} or later is needed, or Valkey"
+            "Redis {version} is too old for a cluster; update it to {OLDEST_OF_A_CLUSTER} or later, or to Valkey"
         )));
     }
     // Any node can say where the slots are.
@@ -189,7 +189,7 @@ pub(super) async fn check(connection: RedisConnection) -> Result<Vec<String>, St
     {
         return Err(StoreError::new(
             Fault::Config,
-            format!("Redis {version} is too old; {OLDEST} or later is needed"),
+            format!("Redis {version} is too old; update it to {OLDEST} or later, or to Valkey"),
         ));
     }
     if field("role") == Some("slave") {

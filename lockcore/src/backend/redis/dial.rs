@@ -120,7 +120,9 @@ impl Server {
         for address in tokio::net::lookup_host((host.as_str(), *port)).await? {
             tries.spawn(TcpStream::connect(address));
         }
-        let mut outcome = Err(io::Error::other("the host has no address"));
+        let mut outcome = Err(io::Error::other(
+            "the host has no address; check its name in the URL",
+        ));
         while let Some(tried) = tries.join_next().await {
             outcome = match tried.map_err(JoinError::try_into_panic) {
                 Ok(outcome) => outcome,
@@ -160,7 +162,7 @@ impl Server {
         let (_, encrypted) = self.part.schemes();
         if error.kind() == ErrorKind::Parse {
             return self.mistake(format_args!(
-                "what answers is not Redis; if this port speaks TLS, the scheme is {encrypted}"
+                "the server at this port is not Redis; if the port speaks TLS, write {encrypted}://"
             ));
         }
         // A server that expects TLS drops a connection without TLS in this way. A server in trouble does the same.
@@ -168,7 +170,7 @@ impl Server {
             let error = not_connected(error);
             return self.because(
                 error.fault(),
-                format_args!("{error} (if this port speaks TLS, the scheme is {encrypted})"),
+                format_args!("{error} (if this port speaks TLS, write {encrypted}://)"),
             );
         }
         let error = not_connected(error);

@@ -15,7 +15,7 @@ const VALUES: &str =
 /// Reads the value of the option. The error lists the values.
 pub(super) fn option(value: &str) -> Result<Durability, String> {
     Durability::parse(value)
-        .ok_or_else(|| format!("the URL's durability is not one that Redis has; write {VALUES}"))
+        .ok_or_else(|| format!("the durability in the URL is unknown; write {VALUES}"))
 }
 
 /// More replicas than a master has: a greater number is a mistake.

@@ -52,7 +52,7 @@ pub(super) fn failed(error: RedisError) -> StoreError {
     };
     let hint = match code {
         Some("MOVED" | "ASK" | "CROSSSLOT") => {
-            " (this is a Redis Cluster; redis:// is for a single server, and redis+cluster:// for a cluster)"
+            " (this is a Redis Cluster; write redis+cluster://, because redis:// is for a single server)"
         }
         Some("READONLY" | "MASTERDOWN") => " (this is a replica; connect to its master)",
         Some("OOM") => " (the server is full; raise maxmemory)",
@@ -69,7 +69,7 @@ pub(super) fn failed(error: RedisError) -> StoreError {
         // The script may have written something before this.
         _ if is_stopped(&text) => GUIDE,
         _ if text.contains("a non local key") => {
-            " (the keys of this name are on their way to another node of the cluster)"
+            " (the keys of this name are on their way to another node of the cluster; try again when the slot has arrived)"
         }
         _ => "",
     };
@@ -87,15 +87,15 @@ pub(super) fn not_connected(error: RedisError) -> StoreError {
     if error.kind() == ErrorKind::RESP3NotSupported {
         return StoreError::new(
             Fault::Config,
-            "Redis: the server does not speak RESP3; Redis 6 or Valkey is needed",
+            "Redis: the server does not speak RESP3; update it to Redis 6 or later, or to Valkey",
         );
     }
     // The server repeats what it does not know, and the first command carries the password.
     if error.to_string().contains("unknown command") {
         return StoreError::new(
             Fault::Config,
-            "Redis: the server, or a proxy in front of it, does not know HELLO, AUTH or SELECT; Redis 6 or Valkey is needed, and \
-             these commands must not be renamed",
+            "Redis: the server, or a proxy in front of it, does not know HELLO, AUTH or SELECT; update it to Redis 6 or \
+             later, or to Valkey, and do not rename these commands",
         );
     }
     let failed = failed(error);

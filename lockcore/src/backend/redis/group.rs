@@ -110,7 +110,7 @@ impl Opened {
         if heard.map_err(|error| server.failed(error))? == 0 {
             return Err(server.because(
                 Fault::Retry,
-                "two connections to this address have reached two servers",
+                "two connections to this address have reached two servers; name an address that always leads to the master",
             ));
         }
         let (verbs, asked) = mpsc::unbounded_channel();
@@ -159,14 +159,15 @@ fn cannot_wait(server: &Server, durability: Durability, error: RedisError) -> St
                 "the server has no WAITAOF, which durability=fsync needs: update it to Redis 7.2 or later, or to Valkey; or \
                  set appendfsync always there, and write durability=replicas:N or leave it out"
             }
-            _ => "the server has no WAIT, which durability=replicas:N needs",
+            _ => "the server has no WAIT, which durability=replicas:N needs; use Redis 6 or later, or Valkey, or leave \
+                the option out",
         });
     }
     if is_without_log(&text) {
         return server.mistake(WITHOUT_LOG);
     }
     if text.contains("replica instance") {
-        return server.because(Fault::Retry, "it is a replica");
+        return server.because(Fault::Retry, "it is a replica; connect to its master");
     }
     server.failed(error)
 }

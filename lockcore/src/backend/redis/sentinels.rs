@@ -65,14 +65,14 @@ impl Sentinels {
         let service = decoded(path.next().unwrap_or_default())?;
         if service.is_empty() {
             return Err(wrong(
-                "the service is missing, which is what the sentinels call the master, as in /mymaster",
+                "the service is missing; write the name that the sentinels have for the master, as in /mymaster",
             ));
         }
         let database = match path.next() {
             None | Some("") => 0,
             Some(number) => number
                 .parse::<u32>()
-                .map_err(|_| wrong("the database is no number"))?,
+                .map_err(|_| wrong("the database is not a number"))?,
         };
         let mut master = RedisConnectionInfo::default().set_db(database.into());
         if !url.username().is_empty() {
@@ -87,7 +87,9 @@ impl Sentinels {
         for (option, value) in query::options(url, &options).map_err(|what| wrong(&what))? {
             own = match option {
                 USER | PASSWORD if value.is_empty() => {
-                    return Err(wrong(&format!("{option} has no value")));
+                    return Err(wrong(&format!(
+                        "{option} has no value; write one, or leave the option out"
+                    )));
                 }
                 USER => own.set_username(value),
                 PASSWORD => own.set_password(value),
@@ -98,13 +100,15 @@ impl Sentinels {
             };
         }
         if own.username().is_some() && own.password().is_none() {
-            return Err(wrong("sentinel_user needs sentinel_password"));
+            return Err(wrong("sentinel_user needs sentinel_password; write both"));
         }
         let addresses = hosts::hosts(url, PORT).map_err(wrong)?;
         for (at, (host, port)) in addresses.iter().enumerate() {
             if addresses[..at].contains(&addresses[at]) {
                 // A sentinel that is named twice would count twice for the majority.
-                return Err(wrong(&format!("{host}:{port} is named twice")));
+                return Err(wrong(&format!(
+                    "{host}:{port} is named twice; name each sentinel once"
+                )));
             }
         }
         let servers = addresses.into_iter().map(|(host, port)| {
@@ -248,7 +252,7 @@ impl Sentinels {
     fn not_asked(&self, server: &Server, error: redis::RedisError) -> StoreError {
         if error.to_string().contains("unknown command") {
             return server.mistake(
-                "it is not a Redis Sentinel; if it is the server that keeps the locks, the scheme is redis or rediss",
+                "it is not a Redis Sentinel; if it is the server that keeps the locks, write redis:// or rediss://",
             );
         }
         server.failed(error)
@@ -394,11 +398,14 @@ mod tests {
         for (url, reason) in [
             ("redis+sentinel://h1,h2", "the service is missing"),
             ("redis+sentinel://h1,h2/", "the service is missing"),
-            ("redis+sentinel://h1/s/zero", "the database is no number"),
-            ("redis+sentinel://h1/s/0/1", "the database is no number"),
+            ("redis+sentinel://h1/s/zero", "the database is not a number"),
+            ("redis+sentinel://h1/s/0/1", "the database is not a number"),
             ("redis+sentinel://h1,,h2/s", "a host is missing"),
             ("redis+sentinel:///s", "a host is missing"),
-            ("redis+sentinel://h1,h2%3Ax/s", "a port is no number"),
+            (
+                "redis+sentinel://h1,h2%3Ax/s",
+                "a port is not a number up to 65535",
+            ),
             (
                 "redis+sentinel://h1,h2,h1%3A26379/s",
                 "h1:26379 is named twice",

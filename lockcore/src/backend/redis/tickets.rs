@@ -64,7 +64,7 @@ pub(super) async fn enqueue(
         [4] => Ok(Enqueued::Gone),
         [5] => Err(StoreError::new(
             Fault::Refused,
-            "ticket numbers are exhausted for this name",
+            "ticket numbers are exhausted for this name; choose another name or LOCK_NAMESPACE",
         )),
         _ => Err(unexpected(&reply)),
     }

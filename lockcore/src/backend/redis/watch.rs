@@ -90,7 +90,10 @@ impl Watch {
             connected = connecting => connected,
             _ = self.moved() => Err(StoreError::new(
                 Fault::Retry,
-                format!("cannot connect to the master {}: the sentinels name another one by now", self.master),
+                format!(
+                    "cannot connect to the master {}: the sentinels name another one by now, which is tried next",
+                    self.master
+                ),
             )),
         }
     }

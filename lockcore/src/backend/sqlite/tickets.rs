@@ -83,7 +83,7 @@ pub(super) async fn enqueue(
     if fits || (request.wait && !crowded) {
         return Err(StoreError::new(
             Fault::Refused,
-            "ticket numbers are exhausted for this name",
+            "ticket numbers are exhausted for this name; choose another name or LOCK_NAMESPACE",
         ));
     }
     Ok(Enqueued::Busy {

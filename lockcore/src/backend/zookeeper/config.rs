@@ -146,7 +146,7 @@ impl Settings {
             ZkError::AuthFailed => self.refused(),
             // The library reports every kind of failure at all servers in this way.
             ZkError::NoHosts => {
-                let hint = " (if these ports speak TLS, the scheme is zookeeper+tls)";
+                let hint = " (if these ports speak TLS, write zookeeper+tls://)";
                 not_connected(&self.hosts, error, hint)
             }
             error => not_connected(&self.hosts, error, ""),
@@ -154,7 +154,7 @@ impl Settings {
     }
 
     fn refused(&self) -> StoreError {
-        let hint = ": the server refuses the credentials";
+        let hint = ": the server refuses the credentials; check user and password in the URL";
         not_connected(&self.hosts, ZkError::AuthFailed, hint)
     }
 

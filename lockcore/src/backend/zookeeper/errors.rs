@@ -32,7 +32,7 @@ pub(crate) fn failed(error: ZkError) -> StoreError {
         ZkError::NoAuth | ZkError::InvalidAcl => {
             " (see the rights in the guide of the ZooKeeper store)"
         }
-        ZkError::Unimplemented => " (3.6 or later is needed)",
+        ZkError::Unimplemented => " (update the server to 3.6 or later)",
         _ => "",
     };
     StoreError::new(fault, format!("ZooKeeper: {error}{hint}"))

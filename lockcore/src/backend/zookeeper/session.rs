@@ -392,7 +392,10 @@ impl Session {
         let up = match to {
             SessionState::SyncConnected => Up::Yes,
             SessionState::Disconnected | SessionState::ConnectedReadOnly => Up::No,
-            SessionState::AuthFailed => over("the server refuses the credentials", Fault::Config),
+            SessionState::AuthFailed => over(
+                "the server refuses the credentials; check user and password in the URL",
+                Fault::Config,
+            ),
             SessionState::Expired => over("the session has ended", Fault::Retry),
             SessionState::Closed => over("the session was closed", Fault::Retry),
         };

@@ -209,7 +209,7 @@ pub(super) async fn check(session: Arc<Session>) -> Result<Vec<String>, StoreErr
         Err(ZkError::Unimplemented) => {
             return Err(StoreError::new(
                 Fault::Config,
-                "ZooKeeper: the server is too old; 3.6 or later is needed",
+                "ZooKeeper: the server is too old; update it to 3.6 or later",
             ));
         }
         Err(error) => return Err(failed(error)),

@@ -238,7 +238,7 @@ impl Slot {
         // A server without TLS ends the connection in this way, and so does a server in trouble.
         let hint = match error.kind() {
             io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => {
-                " (if this port does not speak TLS, the scheme is zookeeper)"
+                " (if this port does not speak TLS, write zookeeper://)"
             }
             _ => "",
         };

@@ -158,10 +158,10 @@ async fn take_turns<T: Token>(tokens: Vec<T>, end: u64) -> Vec<Turn> {
     turns
 }
 
-/// What runs in a process of its own, started by this program.
+/// A part of a floor that this program runs in a process of its own.
 #[derive(Subcommand)]
 pub(crate) enum Process {
-    /// As `load URL w3`
+    /// The floor of `load URL w3`
     #[command(hide = true)]
     FloorContend {
         url: String,
@@ -170,7 +170,7 @@ pub(crate) enum Process {
         key: String,
         out: PathBuf,
     },
-    /// As `load URL w5`
+    /// The floor of `load URL w5`
     #[command(hide = true)]
     FloorObey { url: String, key: String },
 }

@@ -60,27 +60,28 @@ use program::Policy;
 use store::Store;
 use table::Table;
 
-/// Benches lock stores with the program load, beside floors taken in the same run.
+/// Measures lock stores with the program load, and compares each with its floor: the least that a lock can cost there.
+/// Floors are measured in the same run
 #[derive(Parser)]
 #[command(name = "bench", args_conflicts_with_subcommands = true)]
 struct Arguments {
-    /// redis, durable, sentinel, cluster, quorum, zookeeper or sqlite for servers or a file of its own, or URLs as
-    /// memory: and redis://host
+    /// redis, durable, sentinel, cluster, quorum, zookeeper or sqlite for servers or a file that the bench starts
+    /// itself; or URLs, for example memory: or redis://host
     #[arg(default_values = ["redis", "memory:"])]
     stores: Vec<String>,
-    /// Only these, as w1,w3
+    /// Run only these workloads, for example w1,w3
     #[arg(long, value_delimiter = ',')]
     only: Vec<Workload>,
-    /// Only this policy
+    /// Run only with this policy of fairness
     #[arg(long)]
     policy: Option<Policy>,
-    /// Of how many runs the medians are
+    /// Number of runs; each figure is the median of them
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     runs: u32,
-    /// How many seconds W2, W3 and W4 last
+    /// Duration of W2, W3 and W4 in seconds
     #[arg(long, default_value_t = 2.5)]
     secs: f64,
-    /// Also write all rows to this file, as store,workload,figure,value,unit,floor,floor value
+    /// Also write all rows to this file, with the columns store,workload,figure,value,unit,floor,floor value
     #[arg(long)]
     csv: Option<PathBuf>,
     #[command(subcommand)]

@@ -47,24 +47,24 @@ const END: Duration = Duration::from_secs(10);
 /// The exit code that a shell reports for a program that Ctrl-C ended.
 const INTERRUPTED: u8 = 130;
 
-/// Drives a lock store in one way; the last line of the output is one JSON object with what it took.
+/// Drives a lock store in one way. The last line of the output is one JSON object with the cost.
 #[derive(Parser)]
 #[command(name = "load")]
 struct Arguments {
-    /// Which store, as memory: or redis://host
+    /// The URL of the store, for example memory: or redis://host
     url: String,
     #[command(subcommand)]
     mode: Mode,
-    /// strict, or how long a process may serve its own, as 50ms
+    /// How long a process may serve its own tasks first, for example 50ms; strict: not at all
     #[arg(long, env = "LOCK_FAIR", value_parser = fair)]
     fair: Option<Fair>,
     /// The first part of all names
     #[arg(long, env = "LOCK_NAMESPACE")]
     namespace: Option<String>,
-    /// How long one operation at the store may take
+    /// How long one operation at the store may take, for example 1s
     #[arg(long, env = "LOCK_OP_TIMEOUT", value_parser = humantime::parse_duration)]
     op_timeout: Option<Duration>,
-    /// Threads of the runtime; one a core when not given
+    /// Number of threads of the runtime; one for each core if not given
     #[arg(long)]
     threads: Option<usize>,
 }
@@ -87,39 +87,55 @@ impl Arguments {
 
 #[derive(Subcommand)]
 enum Mode {
-    /// One task: acquire and release, over 256 keys
+    /// One task acquires and releases, over 256 keys
     W1 {
-        /// How many pairs
+        /// Number of pairs
         n: usize,
-        /// Every key once
+        /// Uses each key once
         cold: Option<Cold>,
     },
-    /// Many tasks, each with a key of its own
-    W2 { tasks: usize, secs: f64 },
-    /// Many tasks at one key
-    W3 {
+    /// Many tasks acquire and release, each with a key of its own
+    W2 {
+        /// Number of tasks
         tasks: usize,
+        /// Duration in seconds
         secs: f64,
+    },
+    /// Many tasks acquire and release one key
+    W3 {
+        /// Number of tasks
+        tasks: usize,
+        /// Duration in seconds
+        secs: f64,
+        /// Name of the lock
         key: String,
-        /// The common start, in nanoseconds of CLOCK_MONOTONIC; 0 reads it from standard input after READY
+        /// Common start of several processes, in nanoseconds of CLOCK_MONOTONIC; 0: read it from standard input after
+        /// READY is printed
         start: u64,
-        /// Where the rows go: four little-endian u64 each: t_start, t_acquired, t_release_call, task; - for nowhere
+        /// File for the rows, or - for none. A row is four little-endian u64: t_start, t_acquired, t_release_call, task
         out: String,
     },
-    /// Acquires and releases when told so: lines `a` and `r` on standard input
-    W5 { key: String },
-    /// A line of waiters behind one holder; begins at the line `go` on standard input
+    /// Acquires at each line `a` of standard input, and releases at each line `r`
+    W5 {
+        /// Name of the lock
+        key: String,
+    },
+    /// A line of waiters behind one holder; begins at the line `go` of standard input
     W6 {
-        /// How many wait
+        /// Number of waiters
         n: usize,
-        /// How long each winner keeps the lock
+        /// How long each winner keeps the lock, in milliseconds
         hold_ms: u64,
-        /// Releases until DONE; what is more than N + 1 is made up by waiters that queue again
+        /// Number of releases until DONE; if there are more than N + 1, waiters queue again
         k: usize,
+        /// Name of the lock
         key: String,
     },
     /// Many leases, kept alive until standard input closes
-    W7 { n: usize },
+    W7 {
+        /// Number of leases
+        n: usize,
+    },
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]

@@ -122,8 +122,10 @@ impl Routes {
         }
         let Some(node) = self.follow(slot, &node, redirect) else {
             let (from, to) = (&node.address, &redirect.to);
-            let text =
-                format!("{from} says that the slot {slot} is at \"{to}\", which leads nowhere");
+            let text = format!(
+                "{from} says that the slot {slot} is at \"{to}\", which is no address of another node; \
+                 see CLUSTER SHARDS there"
+            );
             return Err(StoreError::new(Fault::Retry, text));
         };
         let hop = Hop {
@@ -133,7 +135,9 @@ impl Routes {
         let outcome = self.ask_at(&node, slot, &hop, &verb).await;
         match (outcome, hop.redirect()) {
             (Err(_), Some(_)) => {
-                let text = format!("the slot {slot} is on its way to another node of the cluster");
+                let text = format!(
+                    "the slot {slot} is on its way to another node of the cluster; try again when it has arrived"
+                );
                 Err(StoreError::new(Fault::Retry, text))
             }
             (outcome, _) => outcome,
@@ -215,7 +219,7 @@ impl Routes {
         };
         node.ok_or_else(|| {
             self.ask_again();
-            let text = format!("no node of the cluster serves the slot {slot}");
+            let text = format!("no node of the cluster serves the slot {slot}; see CLUSTER SHARDS");
             StoreError::new(Fault::Retry, text)
         })
     }

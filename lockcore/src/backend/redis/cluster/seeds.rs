@@ -182,7 +182,8 @@ impl Seeds {
         let answers = checked(&server, &connection, namespace, &channel, answers).await?;
         let (shards, info) = answers.map_err(|error| server.failed(error))?;
         let map = Map::parse(shards, &info, address, encrypted).ok_or_else(|| {
-            let text = "its answers to CLUSTER SHARDS and CLUSTER INFO cannot be read";
+            let text = "its answers to CLUSTER SHARDS and CLUSTER INFO cannot be read; a proxy in front of it may \
+                        change them";
             server.because(Fault::Retry, text)
         })?;
         if map.lacks_ports {

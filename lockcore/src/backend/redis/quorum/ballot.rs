@@ -146,7 +146,8 @@ impl Ballot {
             Ok(true) => Vote::Counts { valid_for },
             Ok(false) => Vote::Spoilt(StoreError::new(
                 Fault::Retry,
-                "a node's clock is more than a day behind the others, or it has lost a ticket",
+                "a node's clock is more than a day behind the others, or it has lost a ticket; let all nodes \
+                 follow the same time servers",
             )),
             Err(error) => Vote::Spoilt(error),
         };
@@ -262,7 +263,7 @@ pub(super) fn may_be_carried_out(error: &StoreError) -> bool {
 }
 
 /// The error of a node whose number is not taken.
-const AHEAD: &str = "a node's clock is more than a day ahead of the others";
+const AHEAD: &str = "a node's clock is more than a day ahead of the others; let all nodes follow the same time servers";
 
 #[cfg(test)]
 mod tests {

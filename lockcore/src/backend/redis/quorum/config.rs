@@ -39,7 +39,7 @@ pub(super) fn servers(url: &Url) -> Result<Vec<Server>, Error> {
     for (at, (host, port)) in addresses.iter().enumerate() {
         if addresses[..at].contains(&addresses[at]) {
             return Err(wrong(&format!(
-                "{host}:{port} is named twice, and would vote twice"
+                "{host}:{port} is named twice, and would vote twice; name each server once"
             )));
         }
     }
@@ -150,7 +150,7 @@ mod tests {
             ("1,2,3,4,5,6,7,8,9", "too many"),
             ("h1,h2,h1%3A6379", "h1:6379 is named twice"),
             ("h1,,h2", "a host is missing"),
-            ("h1,h2%3Aport,h3", "a port is no number"),
+            ("h1,h2%3Aport,h3", "a port is not a number up to 65535"),
             ("h1,h2,h3/0", "nothing may follow"),
             ("h1,h2,h3?a=b", "nothing may follow"),
             ("h1,h2,h3#a", "nothing may follow"),

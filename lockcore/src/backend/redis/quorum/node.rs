@@ -58,7 +58,9 @@ impl Node {
         };
         let uptime = field("uptime_in_seconds").and_then(|seconds| seconds.parse().ok());
         let (Some(run_id), Some(uptime)) = (field("run_id"), uptime) else {
-            return Err(server.mistake("its INFO tells neither run_id nor uptime_in_seconds"));
+            return Err(server.mistake(
+                "its INFO lacks run_id or uptime_in_seconds, which a quorum needs; use Redis 6 or later, or Valkey",
+            ));
         };
         let aside = ASIDE.saturating_sub(Duration::from_secs(uptime));
         let keeps_all = aside.is_zero() || keeps_every_write(connection.connection.clone()).await;

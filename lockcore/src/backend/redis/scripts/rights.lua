@@ -8,11 +8,11 @@
 -- Each call is written out with all its arguments: Redis 7.0 crashes when it is asked about a SET without them.
 
 if string.format('%d', 2^52) ~= '4503599627370496' then
-  return redis.error_reply('UNFIT this server counts to 31 bits; a 64-bit Redis or Valkey is needed')
+  return redis.error_reply('UNFIT this server counts to 31 bits; use a 64-bit Redis or Valkey')
 end
 -- Redis has had it since 3.2. A server that only speaks the protocol of Redis may not have it.
 if not redis.set_repl then
-  return redis.error_reply('UNFIT this server has no redis.set_repl for scripts; Redis 6 or Valkey is needed')
+  return redis.error_reply('UNFIT this server has no redis.set_repl for scripts; update it to Redis 6 or later, or to Valkey')
 end
 
 local key, channel = ARGV[1], ARGV[2]

@@ -92,7 +92,7 @@ async fn message(from: &mut (impl AsyncRead + Unpin)) -> io::Result<Option<Vec<u
     let rest = u32::from_be_bytes(length) as usize;
     if rest > LONGEST {
         return Err(io::Error::other(
-            "what answers does not speak ZooKeeper's protocol",
+            "the server at this port does not speak ZooKeeper's protocol; name the client port of a ZooKeeper server",
         ));
     }
     let mut message = length.to_vec();
