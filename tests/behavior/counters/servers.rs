@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use libtest_mimic::Trial;
+use tests::eventually::eventually;
 
 use crate::faults::patient;
 use crate::store::{DEFAULT, Kind, SOON, Store};
@@ -55,8 +55,12 @@ async fn cuts_at_random_neither_lose_nor_double_a_change(store: Store) {
         });
     }
     for _ in 0..CUTS {
-        // Not an event: at random moments of the traffic.
-        tokio::time::sleep(Duration::from_millis(fastrand::u64(50..250))).await;
+        // At random moments of the traffic.
+        let next = proxy.traffic().chunks_up + fastrand::u64(1..50);
+        eventually("requests pass", 6 * SOON, async || {
+            proxy.traffic().chunks_up >= next
+        })
+        .await;
         proxy.cut_clients();
         proxy.restore();
     }

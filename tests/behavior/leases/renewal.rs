@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
 use lockcore::{ErrorKind, LostReason, Release};
+use tests::eventually::eventually;
 use tests::stalls::awake_since;
 
 use crate::store::{
@@ -117,7 +118,12 @@ async fn a_lease_without_renewal_is_handed_over_with_its_whole_ttl(store: Store)
     let lock = locks.mutex("a").ttl(ttl).renew(false).wait(LEASE);
     let waiter = begin(lock);
     tickets(&locks, "a", 2).await;
-    tokio::time::sleep(Duration::from_millis(500)).await; // the ticket ages, which no event reports
+    // By more than the bound below forgives.
+    let aged = 2 * (ttl - by_its_own_clock(ttl));
+    eventually("the ticket has aged", SOON, async || {
+        locks.inspect("a").await.unwrap()[1].age > Some(aged)
+    })
+    .await;
     let left = Instant::now();
     drop(guard);
 
@@ -154,16 +160,14 @@ async fn ensure_refuses_a_time_that_no_renewal_can_give(store: Store) {
 /// With leases this short, a renewal is always due or under way when the release is sent.
 async fn renewals_do_not_outlive_the_release(store: Store) {
     let locks = store.client();
+    let ttl = Duration::from_millis(100);
+    let renewed_after = ttl / 3;
     let end = Instant::now() + Duration::from_secs(2);
     let mut rounds = 0;
     while Instant::now() < end {
-        let guard = locks
-            .mutex("a")
-            .ttl(Duration::from_millis(100))
-            .acquire()
-            .await
-            .unwrap();
-        tokio::time::sleep(Duration::from_millis(20 + rounds % 20)).await; // varies the moment within the renewal
+        let guard = locks.mutex("a").ttl(ttl).acquire().await.unwrap();
+        // Nothing tells when a renewal begins. These moments lie around it.
+        tokio::time::sleep(renewed_after * (12 + rounds % 12) / 20).await;
         guard.release().await.unwrap();
         let free = store
             .client()
@@ -205,20 +209,16 @@ async fn a_waiter_with_a_short_ttl_does_not_shorten_the_holder(store: Store) {
 async fn a_waiter_outlives_many_of_its_own_leases_in_line(store: Store) {
     let locks = store.client();
     let guard = locks.mutex("a").acquire().await.unwrap();
+    let ttl = Duration::from_secs(1); // a busy machine has two thirds of it for each renewal
     // Its place in line is renewed even if the lease that it will get is not.
     let (mut waiters, mut places) = (Vec::new(), Vec::new());
     for renew in [true, false] {
-        let lock = store
-            .client()
-            .mutex("a")
-            .ttl(Duration::from_secs(1)) // a busy machine has two thirds of it for each renewal
-            .renew(renew)
-            .wait(LEASE);
+        let lock = store.client().mutex("a").ttl(ttl).renew(renew).wait(LEASE);
         waiters.push(begin(lock));
         tickets(&locks, "a", waiters.len() + 1).await;
         places.push(locks.inspect("a").await.unwrap()[waiters.len()].ticket);
     }
-    tokio::time::sleep(Duration::from_secs(5)).await; // five leases, which no event reports
+    tokio::time::sleep(5 * ttl).await; // no event reports that leases would be over
 
     let line = locks.inspect("a").await.unwrap();
     let line: Vec<u64> = line[1..].iter().map(|place| place.ticket).collect();

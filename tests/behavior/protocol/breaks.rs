@@ -1,6 +1,7 @@
 //! Connections that break, events that are missed, and data that is lost: how a client reconnects, and which tickets
 //! it asks about again.
 
+use std::future::ready;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -196,18 +197,16 @@ async fn a_listener_hears_that_the_store_is_back_though_nobody_asks(_: Store) {
 
     kit.break_connections();
 
-    let clock = kit.clock().clone();
-    let turning = tokio::spawn(async move {
-        loop {
-            clock.advance(Duration::from_millis(100));
-            tokio::time::sleep(Duration::from_millis(1)).await; // lets the supervisor's pauses pass
-        }
-    });
     let next = tokio::time::timeout(SOON, events.recv()).await;
     assert_eq!(next.expect("nothing is told"), Some(Event::Suspended));
-    let next = tokio::time::timeout(SOON, events.recv()).await;
-    assert_eq!(next.expect("nothing is told"), Some(Event::Restored));
-    turning.abort();
+    let mut next = None;
+    eventually("it is told", SOON, || {
+        kit.clock().advance(Duration::from_millis(100)); // lets the supervisor's pauses pass
+        next = events.recv().now_or_never();
+        ready(next.is_some())
+    })
+    .await;
+    assert_eq!(next, Some(Some(Event::Restored)));
 }
 
 async fn a_listener_that_comes_during_an_outage_is_told_of_it(_: Store) {
@@ -222,15 +221,11 @@ async fn a_listener_that_comes_during_an_outage_is_told_of_it(_: Store) {
     let mut late = locks.events();
 
     assert_eq!(late.recv().await, Some(Event::Suspended));
-    let clock = kit.clock().clone();
-    let turning = tokio::spawn(async move {
-        loop {
-            clock.advance(Duration::from_millis(10));
-            tokio::time::sleep(Duration::from_millis(1)).await; // lets the supervisor's pauses pass
-        }
-    });
-    again.arrived().await;
-    turning.abort();
+    eventually("it connects again", SOON, || {
+        kit.clock().advance(Duration::from_millis(10)); // lets the supervisor's pauses pass
+        ready(again.arrived().now_or_never().is_some())
+    })
+    .await;
     again.let_go();
     for events in [&mut first, &mut late] {
         let next = tokio::time::timeout(SOON, events.recv()).await;

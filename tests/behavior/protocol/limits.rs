@@ -123,18 +123,18 @@ async fn an_enqueue_of_a_future_that_is_not_polled_keeps_no_try_out(_: Store) {
 
 /// Tries until a request arrives at the store.
 async fn eventually_asked(lock: &lockcore::Lock, store: &mut Player) -> Arc<Request> {
-    loop {
-        let trying = lock.clone();
-        let tried = tokio::spawn(async move { trying.try_acquire().await });
-        tokio::select! {
-            (request, reply) = store.enqueue() => {
-                reply.send(Ok(Enqueued::Busy { retry_in: None })).unwrap();
-                return request;
-            }
-            tried = tried => assert_eq!(kind(tried.unwrap()), ErrorKind::Busy),
-        }
-        tokio::time::sleep(Duration::from_millis(10)).await; // so that this is no tight loop
-    }
+    let lock = lock.clone();
+    let trying = tokio::spawn(async move {
+        eventually("a try asks the store", SOON, async || {
+            assert_eq!(kind(lock.try_acquire().await), ErrorKind::Busy);
+            false
+        })
+        .await;
+    });
+    let (request, reply) = store.enqueue().await;
+    reply.send(Ok(Enqueued::Busy { retry_in: None })).unwrap();
+    trying.abort();
+    request
 }
 
 async fn a_place_that_is_lost_while_its_future_is_not_polled_goes_to_the_next(_: Store) {

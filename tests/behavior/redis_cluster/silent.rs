@@ -110,6 +110,7 @@ async fn a_master_that_answers_within_the_operation_timeout_is_kept(_: Store) {
     let cluster = Cluster::with(3, false, NEVER, &[]);
     let stalls = cluster.master_of(&key("a"));
     let ttl = Duration::from_secs(9);
+    let renewed_after = ttl / 3;
     let locks = builder(cluster.url()).ttl(ttl).op_timeout(SOON);
     let locks = locks.build().unwrap();
     let names = [true, false].map(|here| names(&cluster, stalls, here, 8));
@@ -118,7 +119,8 @@ async fn a_master_that_answers_within_the_operation_timeout_is_kept(_: Store) {
         for name in [name.0, name.1] {
             guards.push(locks.mutex(name).acquire().await.unwrap());
         }
-        tokio::time::sleep(Duration::from_millis(200)).await;
+        // Only time spreads the renewals, over half of the time between two of them.
+        tokio::time::sleep(renewed_after / 2 / 8).await;
     }
     let renewed = || join_all(guards.iter().map(|guard| is_renewed(guard, ttl)));
     // The keeper has a connection of its own, and sends its second renewal by the hash of the script.
@@ -129,7 +131,8 @@ async fn a_master_that_answers_within_the_operation_timeout_is_kept(_: Store) {
     assert_eq!(before.len(), 2);
 
     stalls.freeze();
-    tokio::time::sleep(Duration::from_millis(3500)).await;
+    // Only time makes all leases due, while the answers of some are missing.
+    tokio::time::sleep(renewed_after + renewed_after / 6).await;
     stalls.thaw();
 
     renewed().await;

@@ -74,17 +74,14 @@ async fn shutdown_gives_up_waiters_while_the_server_is_down(_: Store) {
     let server = RedisServer::start();
     let locks = hasty(&server);
     let guard = client(&server).mutex("a").acquire().await.unwrap();
-    let waiter = begin(
-        locks
-            .mutex("a")
-            .ttl(Duration::from_millis(300))
-            .wait(lockcore::Wait::Forever),
-    );
+    let ttl = Duration::from_millis(300);
+    let lock = locks.mutex("a").ttl(ttl);
+    let waiter = begin(lock.wait(lockcore::Wait::Forever));
     tickets(&client(&server), "a", 2).await;
     server.kill();
     // Its ticket expires, and it keeps asking a server that is not there.
     drop(guard);
-    tokio::time::sleep(Duration::from_millis(600)).await; // past its ttl, which no event reports
+    tokio::time::sleep(2 * ttl).await; // no event reports that its ticket is over
 
     locks.shutdown(Duration::from_secs(2)).await.unwrap();
 

@@ -1,7 +1,6 @@
 //! Many processes, while nodes go down and come up again.
 
 use std::process::Command;
-use std::time::Duration;
 
 use libtest_mimic::Trial;
 use lockcore::Locks;
@@ -36,22 +35,21 @@ async fn processes_overlap_nowhere_while_nodes_are_killed(store: Store) {
     let crowd: Vec<Process> = (0..4).map(start).collect();
     let witness = FileWitness::in_folder(folder.path());
     let rounds = if tests::fact::long() { 60 } else { 8 };
-    let moves = async || {
+    let moves = async |by: usize| {
         let visits = witness.visits();
         eventually("the crowd moves", 4 * SOON, async || {
-            witness.visits() > visits + 20
+            witness.visits() > visits + by
         })
         .await;
     };
     for _ in 0..rounds {
-        moves().await;
+        moves(20 + fastrand::usize(..20)).await; // any moment will do
         let first = fastrand::usize(..5);
         let down = [first, (first + fastrand::usize(..3)) % 5];
-        tokio::time::sleep(Duration::from_micros(fastrand::u64(..50_000))).await; // any moment will do
         for at in down {
             set.nodes[at].kill();
         }
-        moves().await;
+        moves(20).await;
         for at in down {
             if !set.nodes[at].is_running() {
                 set.nodes[at].restart();

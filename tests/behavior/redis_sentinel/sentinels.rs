@@ -67,6 +67,9 @@ fn says(error: &Error, parts: &[&str]) {
     }
 }
 
+/// By so much the answers of some sentinels come later than the refusal of another one.
+const LATER: Duration = Duration::from_millis(100);
+
 /// Only another connection's news are a reason to ask a sentinel that has failed again at once.
 async fn a_connection_that_finds_the_master_asks_each_sentinel_once(_: Store) {
     let (_server, sentinels) = watched();
@@ -74,7 +77,7 @@ async fn a_connection_that_finds_the_master_asks_each_sentinel_once(_: Store) {
     // The others answer later than this one refuses.
     let proxies = sentinels[..2].iter().map(|sentinel| {
         let proxy = Proxy::to(sentinel.port());
-        proxy.delay(Duration::ZERO, Duration::from_millis(100));
+        proxy.delay(Duration::ZERO, LATER);
         proxy
     });
     let proxies: Vec<_> = proxies.collect();
@@ -94,8 +97,8 @@ async fn a_connection_that_finds_the_master_asks_each_sentinel_once(_: Store) {
     let events = EventSink::new(1, Namespace::new("test").unwrap(), |_| ());
     let connected = backend::open(&url).unwrap().connect(events).await.unwrap();
 
-    // Nothing tells that it is not asked again.
-    tokio::time::sleep(Duration::from_millis(300)).await;
+    // Nothing tells that it is not asked again. All answers of the others have come by then.
+    tokio::time::sleep(3 * LATER).await;
     assert_eq!(asked.load(Ordering::SeqCst), 1);
     drop(connected);
     refusing.abort();
