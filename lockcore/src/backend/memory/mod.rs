@@ -5,6 +5,10 @@
 //! provides ticket numbers, so that tokens also rise over restarts of the process.
 
 mod counters;
+mod line;
+#[cfg(test)]
+mod tests;
+mod wakes;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -12,19 +16,20 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use url::Url;
 
-use super::shown::ASK;
 use super::{
     Answer, Backend, Capability, Connection, Count, Counted, Departure, Enqueued, EventSink, Fault,
-    Listing, NameInUse, News, Page, Released, Renewed, StoreError, TicketInfo, Wake,
+    Listing, NameInUse, News, Page, Released, Renewed, StoreError, TicketInfo,
 };
 use crate::clock::{Clock, Instant};
 use crate::error::Error;
 use crate::hash::Prehashed;
 use crate::name::Name;
-use crate::queue::{self, NoTicket, Queue};
+use crate::queue::{self, NoTicket};
 use crate::request::{Id, Request};
 use crate::tls::Tls;
 use counters::Counters;
+use line::{Holder, Line, first_expiry, recheck_in};
+use wakes::Wakes;
 
 const DAY_MICROS: u64 = 86_400_000_000;
 
@@ -68,35 +73,6 @@ struct Names {
     /// The latest connection of each receiver. Its tickets are woken there.
     receivers: HashMap<u64, Weak<EventSink>>,
     counters: Counters,
-}
-
-/// The tickets of one name.
-#[derive(Debug, Default)]
-struct Line {
-    queue: Queue<Holder>,
-    /// No ticket expires before this time, so there is no need to look for an expired one. A renewal that moves the end
-    /// of a ticket to a later time does not change this. When this time has come, it is computed again.
-    first_end: u64,
-}
-
-/// The data of a ticket that the [queue](crate::queue) does not need.
-#[derive(Clone, Debug)]
-struct Holder {
-    /// For the text of its owner.
-    request: Arc<Request>,
-    receiver: u64,
-    /// See [`Connection::ask_back`].
-    ask: Option<Arc<str>>,
-}
-
-impl Holder {
-    /// The owner, and the ask behind it.
-    fn owner(&self) -> String {
-        match &self.ask {
-            Some(ask) => format!("{}{ASK}{ask}", self.request.owner),
-            None => self.request.owner.to_string(),
-        }
-    }
 }
 
 #[derive(Debug)]
@@ -494,209 +470,9 @@ impl Names {
     }
 }
 
-impl Line {
-    /// Whether a ticket may have expired.
-    fn is_due(&self, now: Instant) -> bool {
-        self.first_end <= now.as_nanos()
-    }
-
-    /// Removes the expired tickets. Returns how many tickets now hold because of that.
-    fn expire(&mut self, now: Instant) -> usize {
-        if !self.is_due(now) {
-            return 0;
-        }
-        let newly = self.queue.expire(now.as_nanos());
-        let ends = self.queue.tickets().map(|(ticket, _)| ticket.expires_at);
-        self.first_end = ends.min().unwrap_or(u64::MAX);
-        newly
-    }
-
-    fn renew(&mut self, request: &Request, now: Instant) -> Renewed {
-        let Some((ticket, holds)) = self.queue.find(request.id) else {
-            return Renewed::Lost;
-        };
-        ticket.expires_at = now.after(request.ttl).as_nanos();
-        // A renewal may also bring the end nearer.
-        self.first_end = self.first_end.min(ticket.expires_at);
-        let valid_for = request.ttl;
-        if holds {
-            match &ticket.payload.ask {
-                Some(_) => Renewed::holding(valid_for, &ticket.payload.owner()),
-                None => Renewed::Granted { valid_for },
-            }
-        } else {
-            Renewed::Waiting {
-                valid_for,
-                recheck_in: recheck_in(&self.queue, request.id, now),
-            }
-        }
-    }
-
-    fn number(&mut self, request: &Request) -> u64 {
-        self.queue
-            .find(request.id)
-            .map_or(0, |(ticket, _)| ticket.number)
-    }
-}
-
-/// How long until a waiter must recheck. Only the first in line has to notice that a holder's lease has expired: its
-/// request removes that ticket, and wakes the others. See also [`Wakes::tell_first`].
-fn recheck_in(queue: &Queue<Holder>, id: Id, now: Instant) -> Option<Duration> {
-    queue
-        .is_first_in_line(id)
-        .then(|| first_expiry(queue, now))
-        .flatten()
-}
-
-fn first_expiry(queue: &Queue<Holder>, now: Instant) -> Option<Duration> {
-    let first = queue.holders().map(|ticket| ticket.expires_at).min()?;
-    Some(now.until(Instant::from_nanos(first)))
-}
-
-/// The wake-ups and rechecks of one request. They are sent when this is dropped. It is declared before the mutex guard,
-/// so it is dropped after the mutex is unlocked.
-struct Wakes {
-    to: Vec<(Weak<EventSink>, News)>,
-    /// This ticket needs no wake-up: the answer to its own request says that it holds.
-    asker: Id,
-}
-
-impl Wakes {
-    fn but(asker: Id) -> Self {
-        Self {
-            to: Vec::new(),
-            asker,
-        }
-    }
-
-    /// Adds wake-ups for the last `newly` holders.
-    fn collect(
-        &mut self,
-        newly: usize,
-        queue: &Queue<Holder>,
-        receivers: &HashMap<u64, Weak<EventSink>>,
-    ) {
-        if newly == 0 {
-            return;
-        }
-        let holders = queue.holders();
-        let known = holders.len() - newly;
-        for ticket in holders.skip(known) {
-            if let Some(events) = receivers.get(&ticket.payload.receiver)
-                && ticket.id != self.asker
-            {
-                let wake = Wake {
-                    id: ticket.id,
-                    ticket: ticket.number,
-                };
-                self.to.push((Weak::clone(events), News::Granted(wake)));
-            }
-        }
-    }
-
-    /// Adds a recheck for the waiter that is now the first in line because another waiter has left. It does not know
-    /// yet when a holder's lease ends.
-    fn tell_first(
-        &mut self,
-        queue: &Queue<Holder>,
-        receivers: &HashMap<u64, Weak<EventSink>>,
-        now: Instant,
-    ) {
-        if let Some(first) = queue.first_in_line()
-            && let Some(events) = receivers.get(&first.payload.receiver)
-            && let Some(after) = first_expiry(queue, now)
-        {
-            let news = News::Recheck(first.id, after);
-            self.to.push((Weak::clone(events), news));
-        }
-    }
-}
-
-impl Drop for Wakes {
-    fn drop(&mut self) {
-        for (events, news) in self.to.drain(..) {
-            if let Some(events) = events.upgrade() {
-                events.tell(news);
-            }
-        }
-    }
-}
-
 fn wall_clock_micros() -> u64 {
     // Before 1970 this is 0, and ticket numbers only count up.
     SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .map_or(0, |since| u64::try_from(since.as_micros()).unwrap_or(0))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::name::Namespace;
-    use crate::request::FULL;
-
-    fn request(name: &str, ttl: Duration) -> Request {
-        Request {
-            name: Name::new(Namespace::new("lock").unwrap(), name).unwrap(),
-            id: Id::count(),
-            permits: FULL,
-            capacity: FULL,
-            ttl,
-            wait: true,
-            highest_seen: 0,
-            owner: "".into(),
-        }
-    }
-
-    #[test]
-    fn a_renewal_may_bring_the_end_of_a_ticket_nearer() {
-        let clock = Clock::by_hand();
-        clock.stop();
-        let store = Store::new(clock.clone());
-        let ttl = Duration::from_secs(10);
-        let (mut holder, waiter) = (request("a", ttl), Arc::new(request("a", ttl)));
-        let granted = store.enqueue(Arc::new(holder.clone()), 1).unwrap();
-        assert!(matches!(granted, Enqueued::Granted { .. }));
-        let waits = store.enqueue(Arc::clone(&waiter), 1).unwrap();
-        assert!(matches!(waits, Enqueued::Waiting { .. }));
-
-        holder.ttl = Duration::from_secs(1);
-        let renewed = store.renew(&holder);
-        assert!(matches!(renewed, Renewed::Granted { .. }));
-        clock.advance(Duration::from_secs(2));
-
-        assert!(matches!(store.renew(&waiter), Renewed::Granted { .. }));
-        assert_eq!(store.renew(&holder), Renewed::Lost);
-    }
-
-    #[test]
-    fn a_name_that_reuses_the_memory_of_another_sees_none_of_its_tickets() {
-        let clock = Clock::by_hand();
-        clock.stop();
-        let store = Store::new(clock.clone());
-        let (first, second) = (
-            Arc::new(request("a", Duration::from_secs(1))),
-            Arc::new(request("b", Duration::from_secs(10))),
-        );
-        let departure = Departure {
-            request: Arc::clone(&first),
-            enqueue_may_follow: false,
-        };
-        let mut last = 0;
-        for _ in 0..2 {
-            let granted = store.enqueue(Arc::clone(&first), 1).unwrap();
-            assert!(matches!(granted, Enqueued::Granted { .. }));
-            assert_eq!(store.release(&departure), Released::Released);
-            assert_eq!(store.release(&departure), Released::NotFound);
-            let Ok(Enqueued::Granted { ticket, .. }) = store.enqueue(Arc::clone(&second), 1) else {
-                panic!("not granted");
-            };
-            assert!(ticket >= last, "numbers only rise");
-            last = ticket;
-            clock.advance(Duration::from_secs(2));
-        }
-
-        assert!(store.inspect(&first.name).is_empty());
-        assert_eq!(store.inspect(&second.name).len(), 1);
-    }
 }

@@ -1,0 +1,98 @@
+//! The tickets of one name: the [rule](crate::queue), and the times that the store adds to it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::backend::Renewed;
+use crate::backend::shown::ASK;
+use crate::clock::Instant;
+use crate::queue::Queue;
+use crate::request::{Id, Request};
+
+/// The tickets of one name.
+#[derive(Debug, Default)]
+pub(super) struct Line {
+    pub(super) queue: Queue<Holder>,
+    /// No ticket expires before this time, so there is no need to look for an expired one. A renewal that moves the end
+    /// of a ticket to a later time does not change this. When this time has come, it is computed again.
+    pub(super) first_end: u64,
+}
+
+/// The data of a ticket that the [queue](crate::queue) does not need.
+#[derive(Clone, Debug)]
+pub(super) struct Holder {
+    /// For the text of its owner.
+    pub(super) request: Arc<Request>,
+    pub(super) receiver: u64,
+    /// See [`Connection::ask_back`](crate::backend::Connection::ask_back).
+    pub(super) ask: Option<Arc<str>>,
+}
+
+impl Holder {
+    /// The owner, and the ask behind it.
+    pub(super) fn owner(&self) -> String {
+        match &self.ask {
+            Some(ask) => format!("{}{ASK}{ask}", self.request.owner),
+            None => self.request.owner.to_string(),
+        }
+    }
+}
+
+impl Line {
+    /// Whether a ticket may have expired.
+    pub(super) fn is_due(&self, now: Instant) -> bool {
+        self.first_end <= now.as_nanos()
+    }
+
+    /// Removes the expired tickets. Returns how many tickets now hold because of that.
+    pub(super) fn expire(&mut self, now: Instant) -> usize {
+        if !self.is_due(now) {
+            return 0;
+        }
+        let newly = self.queue.expire(now.as_nanos());
+        let ends = self.queue.tickets().map(|(ticket, _)| ticket.expires_at);
+        self.first_end = ends.min().unwrap_or(u64::MAX);
+        newly
+    }
+
+    pub(super) fn renew(&mut self, request: &Request, now: Instant) -> Renewed {
+        let Some((ticket, holds)) = self.queue.find(request.id) else {
+            return Renewed::Lost;
+        };
+        ticket.expires_at = now.after(request.ttl).as_nanos();
+        // A renewal may also bring the end nearer.
+        self.first_end = self.first_end.min(ticket.expires_at);
+        let valid_for = request.ttl;
+        if holds {
+            match &ticket.payload.ask {
+                Some(_) => Renewed::holding(valid_for, &ticket.payload.owner()),
+                None => Renewed::Granted { valid_for },
+            }
+        } else {
+            Renewed::Waiting {
+                valid_for,
+                recheck_in: recheck_in(&self.queue, request.id, now),
+            }
+        }
+    }
+
+    pub(super) fn number(&mut self, request: &Request) -> u64 {
+        self.queue
+            .find(request.id)
+            .map_or(0, |(ticket, _)| ticket.number)
+    }
+}
+
+/// How long until a waiter must recheck. Only the first in line has to notice that a holder's lease has expired: its
+/// request removes that ticket, and wakes the others. See also [`Wakes::tell_first`](super::wakes::Wakes::tell_first).
+pub(super) fn recheck_in(queue: &Queue<Holder>, id: Id, now: Instant) -> Option<Duration> {
+    queue
+        .is_first_in_line(id)
+        .then(|| first_expiry(queue, now))
+        .flatten()
+}
+
+pub(super) fn first_expiry(queue: &Queue<Holder>, now: Instant) -> Option<Duration> {
+    let first = queue.holders().map(|ticket| ticket.expires_at).min()?;
+    Some(now.until(Instant::from_nanos(first)))
+}

@@ -1,0 +1,79 @@
+//! The wake-ups of one request, which are sent when the store is not locked any more.
+
+use std::collections::HashMap;
+use std::sync::Weak;
+
+use super::line::{Holder, first_expiry};
+use crate::backend::{EventSink, News, Wake};
+use crate::clock::Instant;
+use crate::queue::Queue;
+use crate::request::Id;
+
+/// The wake-ups and rechecks of one request. They are sent when this is dropped. It is declared before the mutex guard,
+/// so it is dropped after the mutex is unlocked.
+pub(super) struct Wakes {
+    pub(super) to: Vec<(Weak<EventSink>, News)>,
+    /// This ticket needs no wake-up: the answer to its own request says that it holds.
+    asker: Id,
+}
+
+impl Wakes {
+    pub(super) fn but(asker: Id) -> Self {
+        Self {
+            to: Vec::new(),
+            asker,
+        }
+    }
+
+    /// Adds wake-ups for the last `newly` holders.
+    pub(super) fn collect(
+        &mut self,
+        newly: usize,
+        queue: &Queue<Holder>,
+        receivers: &HashMap<u64, Weak<EventSink>>,
+    ) {
+        if newly == 0 {
+            return;
+        }
+        let holders = queue.holders();
+        let known = holders.len() - newly;
+        for ticket in holders.skip(known) {
+            if let Some(events) = receivers.get(&ticket.payload.receiver)
+                && ticket.id != self.asker
+            {
+                let wake = Wake {
+                    id: ticket.id,
+                    ticket: ticket.number,
+                };
+                self.to.push((Weak::clone(events), News::Granted(wake)));
+            }
+        }
+    }
+
+    /// Adds a recheck for the waiter that is now the first in line because another waiter has left. It does not know
+    /// yet when a holder's lease ends.
+    pub(super) fn tell_first(
+        &mut self,
+        queue: &Queue<Holder>,
+        receivers: &HashMap<u64, Weak<EventSink>>,
+        now: Instant,
+    ) {
+        if let Some(first) = queue.first_in_line()
+            && let Some(events) = receivers.get(&first.payload.receiver)
+            && let Some(after) = first_expiry(queue, now)
+        {
+            let news = News::Recheck(first.id, after);
+            self.to.push((Weak::clone(events), news));
+        }
+    }
+}
+
+impl Drop for Wakes {
+    fn drop(&mut self) {
+        for (events, news) in self.to.drain(..) {
+            if let Some(events) = events.upgrade() {
+                events.tell(news);
+            }
+        }
+    }
+}
