@@ -25,7 +25,8 @@ use zookeeper_client::{AddWatchMode, Error as ZkError, EventType, Stat, WatchedE
 
 use super::layout::{self, Ticket};
 use super::line::By;
-use super::session::{Mine, Session, State};
+use super::session::Session;
+use super::standing::{Mine, State};
 use crate::backend::{EventSink, Wake};
 use crate::clock::Clock;
 use crate::request::Id;

@@ -17,7 +17,8 @@ use tokio::sync::oneshot;
 use zookeeper_client::{Error as ZkError, Stat};
 
 use super::layout;
-use super::session::{Asking, Listed, Session};
+use super::session::Session;
+use super::standing::{Asking, Listed};
 
 impl Session {
     /// The tickets of a parent, after everything that was sent before this call. The request is sent by this call,

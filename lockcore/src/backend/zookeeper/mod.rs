@@ -11,6 +11,7 @@ mod line;
 mod lists;
 mod proof;
 mod session;
+mod standing;
 mod tickets;
 #[cfg(feature = "zookeeper-tls")]
 mod tunnel;

@@ -16,7 +16,8 @@ use zookeeper_client::{CreateMode, Error as ZkError, MultiWriteError, MultiWrite
 use super::stands;
 use crate::backend::zookeeper::errors::failed_after_create;
 use crate::backend::zookeeper::layout::{Parent, Ticket};
-use crate::backend::zookeeper::session::{Session, Standing};
+use crate::backend::zookeeper::session::Session;
+use crate::backend::zookeeper::standing::Standing;
 use crate::backend::{Fault, StoreError};
 use crate::request::{Id, Request};
 
@@ -25,7 +26,7 @@ use crate::request::{Id, Request};
 ///
 /// If this is dropped or not answered, the ticket may exist. Its id is [`Mine::Asked`].
 ///
-/// [`Mine::Asked`]: crate::backend::zookeeper::session::Mine::Asked
+/// [`Mine::Asked`]: crate::backend::zookeeper::standing::Mine::Asked
 pub(super) async fn create(
     session: &Arc<Session>,
     request: &Request,

@@ -1,0 +1,209 @@
+//! The knowledge that this process has of a session: its tickets there, the lines and counters that it follows.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+use tokio::task::AbortHandle;
+use zookeeper_client::Error as ZkError;
+
+use super::layout::Ticket;
+use super::line::Line;
+use super::proof::Proof;
+use crate::backend::EventSink;
+use crate::clock::{Clock, Instant};
+use crate::request::Id;
+
+/// How long a released id is watched for. This is far longer than a request can wait in a socket's buffer before the
+/// server reads it or the connection is reset.
+const MARK: Duration = Duration::from_secs(60);
+
+/// How many names are remembered as having a parent node. Forgetting one costs a request that fails.
+const KNOWN_PARENTS: usize = 10_000;
+
+/// The data of this process about the session.
+#[derive(Debug)]
+pub(super) struct State {
+    /// `None` while disconnected.
+    pub(super) events: Option<Arc<EventSink>>,
+    pub(super) tickets: HashMap<Id, Mine>,
+    /// Released ids whose enqueue may still arrive: a node with such an id is deleted.
+    pub(super) gone: HashMap<Id, Gone>,
+    pub(super) lines: HashMap<String, Line>,
+    /// The counters that are watched, by their paths, each with the task that waits for the events.
+    pub(super) watched: HashMap<String, AbortHandle>,
+    /// For each name with a list under way: the callers that wait for the next list.
+    pub(super) lists: HashMap<String, Asking>,
+    /// Parents that exist, as far as is known.
+    pub(super) parents: HashSet<String>,
+    pub(super) proof: Proof,
+}
+
+/// The tickets of a parent, oldest first. Empty if there is no parent.
+pub(super) type Listed = Result<Arc<[Ticket]>, ZkError>;
+
+/// The callers that share a list.
+pub(super) type Asking = Vec<oneshot::Sender<Listed>>;
+
+/// A ticket of this process.
+#[derive(Clone, Debug)]
+pub(super) enum Mine {
+    /// A create was sent, the first one at this time, and no reply has come.
+    Asked(Instant),
+    Standing(Standing),
+}
+
+/// A ticket that exists at the store.
+#[derive(Clone, Debug)]
+pub(super) struct Standing {
+    /// The path of its parent, and its own path.
+    pub(super) parent: String,
+    pub(super) path: String,
+    pub(super) permits: u32,
+    /// If a request to make it smaller was sent: the path that it then has, or will have. There is at most one, because
+    /// the core makes one change at a time and asks until it is acknowledged.
+    pub(super) shrinks_to: Option<String>,
+    pub(super) sequence: i32,
+    /// Its parent was created with it. If it is still the only ticket, it is deleted together with its parent.
+    pub(super) alone: bool,
+    pub(super) ticket: u64,
+    /// It holds. That is never taken back.
+    pub(super) granted: bool,
+    /// When its node was last seen. `None` if it must be checked again.
+    pub(super) seen: Option<Instant>,
+    /// Its node is gone, and we have not deleted it.
+    pub(super) lost: bool,
+    /// Its release was sent.
+    pub(super) leaving: bool,
+}
+
+impl Standing {
+    /// Whether it is in line, as far as is known.
+    pub(super) fn is_waiting(&self) -> bool {
+        !self.granted && !self.lost && !self.leaving
+    }
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Gone {
+    pub(super) parent: String,
+    pub(super) until: Instant,
+}
+
+impl State {
+    pub(super) fn watches(&self, path: &str) -> bool {
+        let watched = self.watched.get(path);
+        watched.is_some_and(|task| !task.is_finished())
+    }
+
+    pub(super) fn watch(&mut self, path: String, task: AbortHandle) {
+        if let Some(before) = self.watched.insert(path, task) {
+            before.abort();
+        }
+    }
+
+    pub(super) fn unwatch(&mut self, path: &str) {
+        if let Some(task) = self.watched.remove(path) {
+            task.abort();
+        }
+    }
+
+    pub(super) fn unwatch_all(&mut self) {
+        for (_, task) in self.watched.drain() {
+            task.abort();
+        }
+    }
+
+    pub(super) fn knows_parent(&self, path: &str) -> bool {
+        self.parents.contains(path)
+    }
+
+    pub(super) fn remember_parent(&mut self, path: &str) {
+        if self.parents.len() >= KNOWN_PARENTS {
+            self.parents.clear();
+        }
+        if !self.parents.contains(path) {
+            self.parents.insert(path.to_owned());
+        }
+    }
+
+    pub(super) fn forget_parent(&mut self, path: &str) {
+        self.parents.remove(path);
+    }
+
+    pub(super) fn standing(&self, id: Id) -> Option<&Standing> {
+        match self.tickets.get(&id)? {
+            Mine::Standing(standing) => Some(standing),
+            Mine::Asked(_) => None,
+        }
+    }
+
+    pub(super) fn standing_mut(&mut self, id: Id) -> Option<&mut Standing> {
+        match self.tickets.get_mut(&id)? {
+            Mine::Standing(standing) => Some(standing),
+            Mine::Asked(_) => None,
+        }
+    }
+
+    /// The store has answered with a ticket.
+    pub(super) fn stands(&mut self, id: Id, standing: Standing) {
+        if !standing.alone {
+            self.remember_parent(&standing.parent);
+        }
+        self.tickets.insert(id, Mine::Standing(standing));
+    }
+
+    /// Its release is about to be sent, so the end of its node is expected.
+    pub(super) fn leaves(&mut self, id: Id) {
+        if let Some(standing) = self.standing_mut(id) {
+            standing.leaving = true;
+        }
+    }
+
+    /// The ticket holds now.
+    pub(super) fn granted(&mut self, id: Id) {
+        if let Some(standing) = self.standing_mut(id) {
+            standing.granted = true;
+        }
+    }
+
+    /// Others use its name too.
+    pub(super) fn is_not_alone(&mut self, id: Id) {
+        if let Some(standing) = self.standing_mut(id) {
+            standing.alone = false;
+            let parent = standing.parent.clone();
+            self.remember_parent(&parent);
+        }
+    }
+
+    /// A request to make it smaller is about to be sent.
+    pub(super) fn shrinks(&mut self, id: Id, path: &str) {
+        if let Some(standing) = self.standing_mut(id) {
+            standing.shrinks_to = Some(path.to_owned());
+        }
+    }
+
+    /// It was made smaller.
+    pub(super) fn shrunk(&mut self, id: Id, path: String, permits: u32) {
+        if let Some(standing) = self.standing_mut(id) {
+            standing.path = path;
+            standing.permits = permits;
+            standing.shrinks_to = None;
+        }
+    }
+
+    /// The ticket does not exist at the store any more, or never did.
+    pub(super) fn left(&mut self, id: Id) {
+        self.tickets.remove(&id);
+    }
+
+    /// From now on a node with this id is deleted as soon as it is seen.
+    pub(super) fn mark_gone(&mut self, id: Id, parent: &str) {
+        let gone = Gone {
+            parent: parent.to_owned(),
+            until: Clock::BOOT.now().after(MARK),
+        };
+        self.gone.insert(id, gone);
+    }
+}
