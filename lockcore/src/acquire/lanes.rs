@@ -29,7 +29,7 @@ use super::pending::{Pace, Pending};
 use crate::client::alarms::Alarm;
 use crate::client::lease::Lease;
 use crate::client::shared::{LeaseObserver, Shared};
-use crate::client::table::Cleanup;
+use crate::client::tracked::Cleanup;
 use crate::clock::Instant;
 use crate::error::Error;
 use crate::hash::Prehashed;

@@ -12,7 +12,7 @@ use crate::client::calls::{Reached, Where};
 use crate::client::gate::{Asking, Replaced};
 use crate::client::lease::Lease;
 use crate::client::shared::{Sent, Shared};
-use crate::client::table::{Cleanup, Stage};
+use crate::client::tracked::{Cleanup, Stage};
 use crate::clock::Instant;
 use crate::error::{Error, LostReason};
 

@@ -8,7 +8,7 @@ use tracing::Level;
 use super::events::Event;
 use super::lease::Lease;
 use super::shared::Shared;
-use super::table::Stage;
+use super::tracked::Stage;
 use crate::error::LostReason;
 
 impl Shared {

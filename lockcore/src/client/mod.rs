@@ -1,7 +1,7 @@
 //! The state that all handles of a client share, and the thread that looks after it.
 //!
-//! From the bottom: a [lease](lease) holds what this process knows of one ticket. The [table](table) contains all
-//! leases and says when each is due. [`Shared`](shared::Shared) puts the table, the clock and the [links](links) to the
+//! From the bottom: a [lease](lease) holds what this process knows of one ticket, and a [tracked](tracked) one
+//! says how far it has come. The [table](table) contains all of them and says when each is due. [`Shared`](shared::Shared) puts the table, the clock and the [links](links) to the
 //! store together. The files after it in this list are its jobs, one each. The [keeper](keeper) is the thread that does
 //! them.
 
@@ -11,6 +11,7 @@ pub(crate) mod lease;
 pub(crate) mod links;
 pub(crate) mod settings;
 pub(crate) mod table;
+pub(crate) mod tracked;
 
 pub(crate) mod shared;
 

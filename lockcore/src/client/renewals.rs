@@ -10,7 +10,7 @@ use super::alarms::jittered;
 use super::calls::Where;
 use super::lease::{AlreadyLost, Lease, Renewal};
 use super::shared::{Sent, Shared};
-use super::table::{Cleanup, Stage};
+use super::tracked::{Cleanup, Stage};
 use crate::backend::{Fault, Renewed, StoreError};
 use crate::clock::{Instant, nanos};
 use crate::request::{Id, Request};

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use super::shared::Shared;
-use super::table::{Cleanup, Phase, Stage};
+use super::table::Phase;
+use super::tracked::{Cleanup, Stage};
 use crate::clock::Instant;
 use crate::error::LostReason;
 

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use super::lease::Lease;
 use super::shared::Shared;
-use super::table::{Cleanup, Phase, RenewalStage, Stage, Table, Tracked};
+use super::table::{Phase, Table};
+use super::tracked::{Cleanup, RenewalStage, Stage, Tracked};
 use crate::backend::Wake;
 use crate::clock::Instant;
 use crate::error::Error;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::lifecycle::Held;
 use crate::backend::{Departure, Released};
 use crate::client::calls::Where;
-use crate::client::table::Cleanup;
+use crate::client::tracked::Cleanup;
 use crate::clock::Instant;
 use crate::error::Error;
 

@@ -14,7 +14,7 @@ use crate::acquire::lanes::Share;
 use crate::acquire::spec::Spec;
 use crate::client::lease::Lease;
 use crate::client::shared::Shared;
-use crate::client::table::{Cleanup, Stage};
+use crate::client::tracked::{Cleanup, Stage};
 use crate::clock::Instant;
 use crate::error::{Error, LostReason};
 use crate::name::Name;

@@ -13,7 +13,7 @@ use crate::acquire::spec::Spec;
 use crate::backend::{Enqueued, Renewed};
 use crate::client::lease::Lease;
 use crate::client::shared::Shared;
-use crate::client::table::Stage;
+use crate::client::tracked::Stage;
 use crate::clock::Instant;
 use crate::error::{ErrorKind, LostReason};
 use crate::hold::Guard;
