@@ -1,6 +1,8 @@
 //! Tests of the operations on the file itself. Two handles stand for two processes. These are situations that a client
 //! cannot produce at will.
 
+mod histories;
+
 use std::num::NonZeroU32;
 use std::sync::mpsc;
 
@@ -9,7 +11,6 @@ use tempfile::TempDir;
 use super::*;
 use crate::backend::{EventSink, News};
 use crate::name::Namespace;
-use crate::queue::{NoTicket, Queue};
 use crate::token::MAX_TICKET;
 
 const RECEIVER: u64 = 7;
@@ -105,154 +106,6 @@ fn holds(enqueued: Result<Enqueued, StoreError>) -> bool {
         Enqueued::Granted { .. } => true,
         Enqueued::Waiting { .. } => false,
         other => panic!("{other:?}"),
-    }
-}
-
-#[tokio::test]
-async fn random_histories_keep_to_the_rule_and_every_grant_is_told_once() {
-    for seed in 0..100 {
-        let mut random = fastrand::Rng::with_seed(seed);
-        let capacity = random.u32(1..6);
-        let folder = tempfile::tempdir().unwrap();
-        let mut processes = [
-            Process::start(&folder, 1).await,
-            Process::start(&folder, 2).await,
-        ];
-        let mut rule: Queue<usize> = Queue::default();
-        let mut asked: Vec<(Arc<Request>, usize)> = Vec::new();
-        for step in 0..60 {
-            let at = random.usize(..2);
-            let before = holders(&rule);
-            let picked = random.usize(..asked.len().max(1));
-            let what = random.u8(0..6);
-            match (what, asked.get(picked).cloned()) {
-                (0..=2, _) | (_, None) => {
-                    let other = u32::from(random.u8(..8) == 0);
-                    let mut new = request(random.u32(1..=capacity), capacity + other);
-                    Arc::get_mut(&mut new).unwrap().wait = random.bool();
-                    rule.expire(1);
-                    let expected = rule.enqueue(
-                        new.id,
-                        new.permits.get(),
-                        new.capacity.get(),
-                        9,
-                        0,
-                        new.wait,
-                        at,
-                    );
-                    let answer = processes[at].enqueue(&new).await.unwrap();
-                    match (expected, answer) {
-                        (Ok((_, true)), Enqueued::Granted { .. })
-                        | (Ok((_, false)), Enqueued::Waiting { .. }) => asked.push((new, at)),
-                        (Err(NoTicket::Busy), Enqueued::Busy { .. })
-                        | (Err(NoTicket::CapacityMismatch(_)), Enqueued::CapacityMismatch { .. }) =>
-                            {}
-                        differ => panic!("seed {seed}, step {step}: {differ:?}"),
-                    }
-                    if let Ok((_, true)) = expected {
-                        // Its own grant is told by the answer.
-                        let mut granted = newly(&rule, &before);
-                        granted.pop();
-                        told(&mut processes, &granted, seed, step).await;
-                        continue;
-                    }
-                }
-                (3, Some((old, of))) => {
-                    let lives = rule
-                        .find(old.id)
-                        .is_some_and(|(found, _)| found.expires_at > 1);
-                    let known = rule.find(old.id).is_some();
-                    let mut renewal = Request::clone(&old);
-                    if random.bool() {
-                        let most = NonZeroU32::new(random.u32(1..=capacity)).unwrap();
-                        renewal.permits = renewal.permits.min(most);
-                    }
-                    if known {
-                        rule.expire(1);
-                    }
-                    if lives {
-                        rule.shrink(old.id, renewal.permits.get());
-                    }
-                    let expected = lives.then(|| rule.find(old.id).unwrap().1);
-                    let answer = processes[of].renew(&Arc::new(renewal)).await;
-                    match (expected, answer) {
-                        (Some(true), Renewed::Granted { .. }) => {
-                            // Its own grant, if it is new, is told by the answer.
-                            let mut granted = newly(&rule, &before);
-                            granted.retain(|(id, _)| *id != old.id);
-                            told(&mut processes, &granted, seed, step).await;
-                            continue;
-                        }
-                        (Some(false), Renewed::Waiting { .. }) | (None, Renewed::Lost) => {}
-                        differ => panic!("seed {seed}, step {step}: {differ:?}"),
-                    }
-                }
-                (4, Some((old, of))) => {
-                    let known = rule.find(old.id).is_some();
-                    if known {
-                        rule.remove(old.id);
-                        rule.expire(1);
-                    }
-                    let answer = processes[of].release(&old, false).await;
-                    assert_eq!(
-                        answer == Released::Released,
-                        known,
-                        "seed {seed}, step {step}"
-                    );
-                }
-                (_, Some((old, _))) => {
-                    if let Some((ticket, _)) = rule.find(old.id) {
-                        ticket.expires_at = 1;
-                    }
-                    processes[at].end(&old).await;
-                    continue;
-                }
-            }
-            let granted = newly(&rule, &before);
-            told(&mut processes, &granted, seed, step).await;
-
-            if rule.tickets().all(|(ticket, _)| ticket.expires_at > 1) {
-                let expected: Vec<_> = rule
-                    .tickets()
-                    .map(|(ticket, holds)| (ticket.permits, holds))
-                    .collect();
-                let places = processes[at].places().await;
-                let found: Vec<_> = places
-                    .iter()
-                    .map(|place| (place.permits, place.granted))
-                    .collect();
-                assert_eq!(found, expected, "seed {seed}, step {step}");
-                assert!(places.is_sorted_by_key(|place| place.ticket));
-            }
-        }
-    }
-}
-
-fn holders(rule: &Queue<usize>) -> Vec<(Id, usize)> {
-    rule.holders()
-        .map(|ticket| (ticket.id, ticket.payload))
-        .collect()
-}
-
-fn newly(rule: &Queue<usize>, before: &[(Id, usize)]) -> Vec<(Id, usize)> {
-    let mut holders = holders(rule);
-    holders.retain(|holder| !before.contains(holder));
-    holders
-}
-
-/// Each process has been told of its own new grants, or finds them when it checks the file, and of no others.
-async fn told(processes: &mut [Process; 2], granted: &[(Id, usize)], seed: u64, step: u32) {
-    for (at, process) in processes.iter_mut().enumerate() {
-        look(&mut process.file, &mut process.wakes).await.unwrap();
-        let mut expected: Vec<Id> = granted
-            .iter()
-            .filter(|(_, of)| *of == at)
-            .map(|(id, _)| *id)
-            .collect();
-        let mut told = process.told();
-        expected.sort();
-        told.sort();
-        assert_eq!(told, expected, "seed {seed}, step {step}, process {at}");
     }
 }
 

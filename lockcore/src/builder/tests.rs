@@ -1,0 +1,163 @@
+//! Tests of the variables, and of values that are refused.
+
+use std::path::Path;
+
+use super::*;
+use crate::error::ErrorKind;
+
+fn from(variables: &[(&str, &str)]) -> Result<Builder, Error> {
+    Builder::from_variables(variables.iter().map(|(k, v)| (k.into(), v.into())))
+}
+
+fn message(variables: &[(&str, &str)]) -> String {
+    let error = from(variables).expect_err("should be refused");
+    assert_eq!(error.kind(), ErrorKind::Config);
+    error.to_string()
+}
+
+#[test]
+fn every_variable_is_read() {
+    let builder = from(&[
+        ("LOCK_URL", "memory:"),
+        ("LOCK_NAMESPACE", "shop"),
+        ("LOCK_TTL", "3s"),
+        ("LOCK_WAIT", "forever"),
+        ("LOCK_FAIR", "strict"),
+        ("LOCK_OP_TIMEOUT", "250ms"),
+        ("LOCK_OWNER", "billing 2.7"),
+        ("LOCK_CA_FILE", "ca.pem"),
+        ("LOCK_CERT_FILE", "cert.pem"),
+        ("LOCK_KEY_FILE", "key.pem"),
+    ])
+    .unwrap();
+
+    assert_eq!(builder.url.as_deref(), Some("memory:"));
+    assert_eq!(builder.namespace, "shop");
+    assert_eq!(builder.ttl, Duration::from_secs(3));
+    assert_eq!(builder.wait, Wait::Forever);
+    assert_eq!(builder.fair, Fair::Strict);
+    assert_eq!(builder.op_timeout, Duration::from_millis(250));
+    assert_eq!(builder.owner, "billing 2.7");
+    let files: Vec<_> = builder.tls.given().map(|(_, file)| file).collect();
+    assert_eq!(files, ["ca.pem", "cert.pem", "key.pem"].map(Path::new));
+}
+
+#[test]
+fn a_misspelt_variable_is_named_with_the_right_one() {
+    let message = message(&[("LOCK_URL", "memory:"), ("LOCK_WIAT", "1s")]);
+    assert!(
+        message.contains("LOCK_WIAT") && message.contains("did you mean LOCK_WAIT"),
+        "{message}"
+    );
+}
+
+#[test]
+fn the_nearest_of_several_possible_variables_is_named() {
+    for (written, meant) in [
+        ("LOCK_TLL", "LOCK_TTL"),
+        ("LOCK_RUL", "LOCK_URL"),
+        ("LOCK_URI", "LOCK_URL"),
+        ("LOCK_FIAR", "LOCK_FAIR"),
+        ("LOCK_KEYFILE", "LOCK_KEY_FILE"),
+    ] {
+        let message = message(&[("LOCK_URL", "memory:"), (written, "1s")]);
+        assert!(
+            message.contains(&format!("did you mean {meant}?")),
+            "{message}"
+        );
+    }
+}
+
+#[test]
+fn a_bad_value_of_a_variable_that_takes_a_word_names_the_word() {
+    for (variable, value, word) in [
+        ("LOCK_WAIT", "for ever", "forever"),
+        ("LOCK_WAIT", "Forever", "forever"),
+        ("LOCK_FAIR", "true", "strict"),
+    ] {
+        let message = message(&[("LOCK_URL", "memory:"), (variable, value)]);
+        let both = format!("{variable}={value} is neither \"{word}\" nor a duration as 500ms");
+        assert!(message.contains(&both), "{message}");
+    }
+}
+
+#[test]
+fn the_limits_of_a_ttl_are_told_as_they_are_written() {
+    let message = |locks: Result<Locks, Error>| locks.expect_err("refused").to_string();
+    let memory = || Locks::builder().url("memory:");
+    let long = memory()
+        .ttl(Duration::from_secs(366 * 24 * 60 * 60))
+        .build();
+    assert!(message(long).contains("this store takes 50ms to 1year"));
+    let short = message(memory().ttl(Duration::from_micros(1500)).build());
+    assert!(short.contains("of 1ms 500us is not usable"), "{short}");
+    #[cfg(feature = "redis")]
+    {
+        let redis = Locks::builder().url("redis://localhost");
+        let long = redis.ttl(Duration::from_secs(13 * 60 * 60)).build();
+        assert!(message(long).contains("of 13h is not usable: this store takes 50ms to 12h"));
+    }
+}
+
+#[test]
+fn variables_that_kubernetes_sets_are_left_alone() {
+    let builder = from(&[
+        ("LOCK_URL", "memory:"),
+        ("LOCK_PORT", "tcp://10.0.0.1:6379"),
+        ("LOCK_SERVICE_HOST", "10.0.0.1"),
+        ("LOCKED", "yes"),
+    ]);
+    assert!(builder.is_ok());
+}
+
+#[test]
+fn a_bad_value_names_its_variable_and_the_accepted_form() {
+    let message = message(&[("LOCK_URL", "memory:"), ("LOCK_TTL", "ten")]);
+    assert!(
+        message.contains("LOCK_TTL=ten") && message.contains("10s"),
+        "{message}"
+    );
+}
+
+#[test]
+fn a_missing_url_says_what_to_set() {
+    assert!(message(&[]).contains("LOCK_URL is not set"));
+    assert!(
+        Locks::builder()
+            .build()
+            .expect_err("no url")
+            .to_string()
+            .contains("LOCK_URL")
+    );
+}
+
+#[test]
+fn unusable_durations_are_refused() {
+    let locks = || Locks::builder().url("memory:");
+    assert!(locks().ttl(Duration::ZERO).build().is_err());
+    assert!(locks().op_timeout(Duration::ZERO).build().is_err());
+    assert!(locks().namespace("a:b").build().is_err());
+}
+
+#[test]
+fn an_owner_that_would_break_a_line_or_fill_the_store_is_refused() {
+    let long = "ä".repeat(33);
+    for bad in ["a\nb", "a\0", "\u{1b}[2J", "a\u{2028}b", "a\u{85}b", &long] {
+        let error = Locks::builder().url("memory:").owner(bad).build();
+        let error = error.expect_err("should be refused");
+        assert_eq!(error.kind(), ErrorKind::Config);
+        let message = error.to_string();
+        assert!(message.contains("LOCK_OWNER"), "{message}");
+        assert!(message.contains("64 bytes"), "{message}");
+        assert!(!message.contains(char::is_control), "{message:?}");
+    }
+    for good in ["", " ", "a b", "/:, {}", &"ä".repeat(32)] {
+        assert!(Locks::builder().url("memory:").owner(good).build().is_ok());
+    }
+}
+
+#[test]
+fn the_url_does_not_show_in_debug() {
+    let builder = Locks::builder().url("redis://:hunter2@localhost");
+    assert!(!format!("{builder:?}").contains("hunter2"));
+}
