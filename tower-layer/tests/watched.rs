@@ -1,4 +1,4 @@
 //! The facts of `bodies` for bodies with a longest hold. A task watches these bodies and ends them on time.
 
-#[path = "bodies.rs"]
+#[path = "bodies/main.rs"]
 mod bodies;
