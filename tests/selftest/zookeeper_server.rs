@@ -5,7 +5,8 @@ use std::time::Duration;
 use libtest_mimic::Trial;
 use lockcore::Locks;
 use tests::eventually::wait_until;
-use tests::zookeeper_server::{Ensemble, ZooKeeperServer};
+use tests::zookeeper_ensemble::Ensemble;
+use tests::zookeeper_server::ZooKeeperServer;
 
 use crate::facts;
 

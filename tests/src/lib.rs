@@ -9,12 +9,13 @@
 //! | [`redis_sentinels`] | a Redis master with its replicas, and the sentinels that watch them |
 //! | [`redis_cluster`] | the nodes of a Redis Cluster, and the moving of slots between them |
 //! | [`certificates`] | a CA of our own, with valid certificates and one of each bad kind |
-//! | [`zookeeper_server`] | the same for ZooKeeper, one server or an ensemble of three |
+//! | [`zookeeper_server`], [`zookeeper_ensemble`] | the same for ZooKeeper: one server, or three that elect a leader |
 //! | [`sqlite_file`] | a SQLite file that can be read and damaged from outside |
 //! | [`faketime`] | a wall clock of one server that a test can make jump |
 //! | [`proxy`] | a TCP proxy that cuts, freezes, delays and loses replies |
 //! | [`process`] | helper processes that take commands line by line, the lock holder among them |
 //! | [`child`] | a child process that ends with us, even if we are killed |
+//! | `daemon` | a server process with its folder and its log, for every kind of server |
 //! | [`witness`] | the protected resource, which detects overlap without knowing the lock |
 //! | [`fact`] | a test case that shows as ignored, with the reason, when it cannot run |
 //! | [`watch`] | runs a test program and searches its output for secrets |
@@ -35,6 +36,7 @@ pub use lockcore::testing::conformance::stalls;
 
 pub mod certificates;
 pub mod child;
+mod daemon;
 pub mod eventually;
 pub mod fact;
 pub mod faketime;
@@ -53,4 +55,5 @@ pub mod toolchain;
 pub mod turns;
 pub mod watch;
 pub mod witness;
+pub mod zookeeper_ensemble;
 pub mod zookeeper_server;

@@ -5,19 +5,17 @@
 //! also when a test has changed ports or passwords.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
-use std::path::PathBuf;
-use std::process::{Command, Stdio};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
 use redis::{
     ConnectionAddr, FromRedisValue, IntoConnectionInfo as _, RedisConnectionInfo, RedisResult,
 };
-use tempfile::TempDir;
 
 use crate::certificates::{Authority, Identity};
-use crate::child::LeashedChild;
+use crate::daemon::{self, Daemon};
 use crate::eventually::{poll, wait_until};
 use crate::faketime::{Clock, FakeClock};
 use crate::ports::free_port;
@@ -46,9 +44,7 @@ pub struct RedisServer {
     /// A sentinel's settings, as lines of its file. `None` for a server that keeps data.
     sentinel: Option<String>,
     clock: Option<FakeClock>,
-    /// Declared before the folder, so that the server is killed before its folder is removed.
-    child: Mutex<Option<LeashedChild>>,
-    folder: TempDir,
+    daemon: Daemon,
 }
 
 impl RedisServer {
@@ -89,7 +85,7 @@ impl RedisServer {
     /// A server whose wall clock [`set_clock`](Self::set_clock) can change.
     pub fn with_clock(extra: &[&str]) -> Self {
         Self::launch(extra, false, None, |folder| {
-            Some(FakeClock::in_folder(folder.path()).unwrap_or_else(|reason| panic!("{reason}")))
+            Some(FakeClock::in_folder(folder).unwrap_or_else(|reason| panic!("{reason}")))
         })
     }
 
@@ -130,18 +126,7 @@ impl RedisServer {
 
     /// Whether `redis-server` is installed. The error says how to get it.
     pub fn available() -> Result<(), String> {
-        match Command::new(PROGRAM)
-            .arg("--version")
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .status()
-        {
-            Ok(status) if status.success() => Ok(()),
-            Ok(status) => Err(format!("`{PROGRAM} --version` failed: {status}")),
-            Err(error) => Err(format!(
-                "cannot run {PROGRAM} ({error}): apt-get install redis-server"
-            )),
-        }
+        daemon::can_run(PROGRAM, "--version", "apt-get install redis-server")
     }
 
     pub fn port(&self) -> u16 {
@@ -155,36 +140,26 @@ impl RedisServer {
 
     /// The URL with credentials, percent-encoded where necessary.
     pub fn url_with_user(&self, user: &str, password: &str) -> String {
-        let mut url = url::Url::parse(&self.url()).unwrap();
-        url.set_username(user).unwrap();
-        url.set_password(Some(password)).unwrap();
-        url.into()
+        daemon::with_user(&self.url(), user, password)
     }
 
     /// The process id. A restart changes it.
     pub fn pid(&self) -> u32 {
-        self.running()
-            .as_ref()
-            .unwrap_or_else(|| self.panic_not_running())
-            .pid()
+        self.daemon.pid()
     }
 
     pub fn is_running(&self) -> bool {
-        self.running().is_some()
+        self.daemon.is_running()
     }
 
     /// Sends SIGKILL: the server loses what it has not written. Does nothing if the server is down.
     pub fn kill(&self) {
-        if let Some(child) = self.running().take() {
-            child.kill();
-        }
+        self.daemon.kill();
     }
 
     /// Sends SIGTERM: the server ends normally and writes what it persists. Does nothing if the server is down.
     pub fn stop(&self) {
-        if let Some(child) = self.running().take() {
-            child.stop(ANSWER);
-        }
+        self.daemon.stop();
     }
 
     /// Starts it again on the same port in the same folder. Stops it first if it is running.
@@ -204,18 +179,12 @@ impl RedisServer {
 
     /// Sends SIGSTOP: connections stay open, and nothing is answered.
     pub fn freeze(&self) {
-        self.running()
-            .as_mut()
-            .unwrap_or_else(|| self.panic_not_running())
-            .freeze();
+        self.daemon.freeze();
     }
 
     /// Sends SIGCONT.
     pub fn thaw(&self) {
-        self.running()
-            .as_mut()
-            .unwrap_or_else(|| self.panic_not_running())
-            .thaw();
+        self.daemon.thaw();
     }
 
     /// Changes the wall clock of a server made by [`with_clock`](Self::with_clock).
@@ -270,54 +239,42 @@ impl RedisServer {
 
     /// The end of the server's log, over all its starts.
     pub fn log_tail(&self) -> String {
-        let log = fs::read(self.log()).unwrap_or_default();
-        let log = String::from_utf8_lossy(&log);
-        let lines: Vec<&str> = log.lines().collect();
-        lines[lines.len().saturating_sub(30)..].join("\n")
+        self.daemon.log_tail()
     }
 
     fn launch(
         extra: &[&str],
         tls: bool,
         sentinel: Option<String>,
-        clock: impl FnOnce(&TempDir) -> Option<FakeClock>,
+        clock: impl FnOnce(&Path) -> Option<FakeClock>,
     ) -> Self {
         Self::available().unwrap_or_else(|reason| panic!("{reason}"));
-        // A short name, because the path of a Unix socket may have 107 bytes.
-        let folder = tempfile::Builder::new().prefix("redis-").tempdir().unwrap();
+        let daemon = Daemon::new("this Redis server", "redis-");
         let mut server = Self {
             port: 0,
             extra: extra.iter().map(ToString::to_string).collect(),
             tls,
             sentinel,
-            clock: clock(&folder),
-            child: Mutex::new(None),
-            folder,
+            clock: clock(daemon.folder()),
+            daemon,
         };
-        // Another process may take the port between our check and the server's bind. This does not happen five times in
-        // a row.
-        for _ in 0..5 {
+        daemon::started(|| {
             server.port = free_port();
             match server.spawn() {
-                Ok(()) => return server,
-                Err(NotStarted::PortTaken) => {}
+                Ok(()) => Some(()),
+                Err(NotStarted::PortTaken) => None,
                 Err(NotStarted::Failed(why)) => panic!("{why}"),
             }
-        }
-        panic!(
-            "five free ports were taken before {PROGRAM} could bind them\n{}",
-            server.log_tail()
-        );
+        });
+        server
     }
 
     fn spawn(&self) -> Result<(), NotStarted> {
-        let logged_before = fs::metadata(self.log()).map_or(0, |log| log.len());
-        let child = LeashedChild::spawn(&mut self.command_line(), Some(self.folder.path()));
-        *self.running() =
-            Some(child.unwrap_or_else(|error| panic!("cannot run {PROGRAM}: {error}")));
+        let logged_before = self.daemon.log_length();
+        self.daemon.spawn(&mut self.command_line());
 
         // It listens on the Unix socket after it has bound the port, and answers when it has read its data.
-        let ready = poll(START, || match self.ended() {
+        let ready = poll(START, || match self.daemon.ended() {
             Some(status) => Some(Err(status)),
             None => self.try_command::<()>(&["PING"]).is_ok().then_some(Ok(())),
         });
@@ -327,10 +284,8 @@ impl RedisServer {
             None => format!("{PROGRAM} did not answer within {START:?}"),
         };
         self.kill();
-        let log = fs::read(self.log()).unwrap_or_default();
-        if String::from_utf8_lossy(&log[logged_before as usize..])
-            .contains("Address already in use")
-        {
+        let log = self.daemon.log_from(logged_before);
+        if log.contains("Address already in use") {
             return Err(NotStarted::PortTaken);
         }
         Err(NotStarted::Failed(format!(
@@ -341,20 +296,11 @@ impl RedisServer {
     }
 
     fn command_line(&self) -> Command {
-        let log = File::options()
-            .create(true)
-            .append(true)
-            .open(self.log())
-            .unwrap();
         let mut command = Command::new(PROGRAM);
         match &self.sentinel {
             None => command.args(self.settings()),
             Some(settings) => command.arg(self.sentinel_file(settings)).arg("--sentinel"),
         };
-        command
-            .stdin(Stdio::null())
-            .stdout(log.try_clone().unwrap())
-            .stderr(log);
         if let Some(clock) = &self.clock {
             clock.preload_into(&mut command);
         }
@@ -363,7 +309,7 @@ impl RedisServer {
 
     /// The server's settings as arguments.
     fn settings(&self) -> Vec<String> {
-        let (port, folder, socket) = (self.port.to_string(), self.folder.path(), self.socket());
+        let (port, folder, socket) = (self.port.to_string(), self.daemon.folder(), self.socket());
         let (folder, socket) = (folder.to_str().unwrap(), socket.to_str().unwrap());
         let mut settings = vec![if self.tls { "--tls-port" } else { "--port" }, &port];
         settings.extend(self.tls.then_some(["--port", "0"]).into_iter().flatten());
@@ -379,7 +325,7 @@ impl RedisServer {
 
     /// A sentinel stores what it has learnt in its settings file, so the harness writes that only at the first start.
     fn sentinel_file(&self, own: &str) -> PathBuf {
-        let file = self.folder.path().join(format!("{}.conf", self.port));
+        let file = self.daemon.folder().join(format!("{}.conf", self.port));
         if !file.exists() {
             let mut lines = String::new();
             for word in self.settings() {
@@ -408,26 +354,7 @@ impl RedisServer {
     }
 
     fn socket(&self) -> PathBuf {
-        self.folder.path().join("socket")
-    }
-
-    fn log(&self) -> PathBuf {
-        self.folder.path().join("log")
-    }
-
-    fn ended(&self) -> Option<std::process::ExitStatus> {
-        self.running().as_mut().and_then(LeashedChild::ended)
-    }
-
-    fn running(&self) -> MutexGuard<'_, Option<LeashedChild>> {
-        self.child.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn panic_not_running(&self) -> ! {
-        panic!(
-            "the Redis on port {} is not running: `restart` it first",
-            self.port
-        )
+        self.daemon.folder().join("socket")
     }
 }
 

@@ -1,5 +1,5 @@
-//! A real ZooKeeper that the test owns: one server, or an ensemble of three, on free loopback ports in temporary
-//! folders. Each server can be stopped, killed, frozen and restarted.
+//! A real ZooKeeper server that the test owns. It runs on a free loopback port in a temporary folder, and can be
+//! stopped, killed, frozen and restarted. Three of them are in [`zookeeper_ensemble`](crate::zookeeper_ensemble).
 //!
 //! The harness uses ZooKeeper's four-letter words, each on its own connection.
 
@@ -7,19 +7,16 @@ use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::path::Path;
+use std::process::Command;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use tempfile::TempDir;
-
 use crate::certificates::{Authority, Identity};
-use crate::child::LeashedChild;
+use crate::daemon::{self, Daemon};
 use crate::eventually::{poll, wait_until};
 use crate::ports::free_port;
-use crate::proxy::Proxy;
 
 /// The paths of Debian's packages. The server's jar names its dependencies, except for logging and a part of TLS.
 const JARS: [&str; 4] = [
@@ -30,7 +27,7 @@ const JARS: [&str; 4] = [
 ];
 
 /// A start takes half a second, and an election another half, or many seconds on two saturated cores.
-const START: Duration = Duration::from_secs(60);
+pub(crate) const START: Duration = Duration::from_secs(60);
 
 /// Longer than any answer takes, and short enough for a test that hangs on a server that it froze itself.
 const ANSWER: Duration = Duration::from_secs(5);
@@ -38,18 +35,16 @@ const ANSWER: Duration = Duration::from_secs(5);
 /// One server. It ends with its value.
 #[derive(Debug)]
 pub struct ZooKeeperServer {
-    port: u16,
+    pub(crate) port: u16,
     /// The port that speaks TLS.
     encrypted: Option<u16>,
     /// How often the harness has asked for its packet counts.
     packet_questions: AtomicU64,
     /// Its number in its ensemble.
-    number: Option<usize>,
+    pub(crate) number: Option<usize>,
     /// Properties for the JVM.
     properties: &'static [&'static str],
-    /// Declared before the folder, so that the server is killed before its folder is removed.
-    child: Mutex<Option<LeashedChild>>,
-    folder: TempDir,
+    pub(crate) daemon: Daemon,
 }
 
 impl ZooKeeperServer {
@@ -60,10 +55,7 @@ impl ZooKeeperServer {
 
     /// The URL with credentials, percent-encoded where necessary.
     pub fn url_with_user(&self, user: &str, password: &str) -> String {
-        let mut url = url::Url::parse(&self.url()).unwrap();
-        url.set_username(user).unwrap();
-        url.set_password(Some(password)).unwrap();
-        url.into()
+        daemon::with_user(&self.url(), user, password)
     }
 
     /// A server that removes a name's node a second after the last ticket, instead of a minute.
@@ -129,16 +121,11 @@ impl ZooKeeperServer {
 
     fn launch_with(lines: &[&str], adjust: impl Fn(&mut Self)) -> Self {
         Self::available().unwrap_or_else(|reason| panic!("{reason}"));
-        // Another process may take the port between our check and the server's bind. This does not happen five times in
-        // a row.
-        for _ in 0..5 {
+        daemon::started(|| {
             let mut server = Self::prepare(None, free_port(), 100, lines);
             adjust(&mut server);
-            if server.try_spawn() {
-                return server;
-            }
-        }
-        panic!("five free ports were taken before ZooKeeper could bind them");
+            server.try_spawn().then_some(server)
+        })
     }
 
     /// Whether ZooKeeper is installed. The error says how to get it.
@@ -150,20 +137,8 @@ impl ZooKeeperServer {
         }
         // Checked once, because every fact needs the result and a JVM starts slowly.
         static JAVA: OnceLock<Result<(), String>> = OnceLock::new();
-        JAVA.get_or_init(|| {
-            let mut java = Command::new("java");
-            java.arg("-version")
-                .stdout(Stdio::null())
-                .stderr(Stdio::null());
-            match java.status() {
-                Ok(status) if status.success() => Ok(()),
-                Ok(status) => Err(format!("`java -version` failed: {status}")),
-                Err(error) => Err(format!(
-                    "cannot run java ({error}): apt-get install default-jre"
-                )),
-            }
-        })
-        .clone()
+        JAVA.get_or_init(|| daemon::can_run("java", "-version", "apt-get install default-jre"))
+            .clone()
     }
 
     /// The process id. A restart changes it.
@@ -183,16 +158,12 @@ impl ZooKeeperServer {
 
     /// Sends SIGKILL. Does nothing if the server is down.
     pub fn kill(&self) {
-        if let Some(child) = self.running().take() {
-            child.kill();
-        }
+        self.daemon.kill();
     }
 
     /// Sends SIGTERM. Does nothing if the server is down.
     pub fn stop(&self) {
-        if let Some(child) = self.running().take() {
-            child.stop(ANSWER);
-        }
+        self.daemon.stop();
     }
 
     /// Starts it again on the same port with its data. Stops it first if it is running. Returns when it serves.
@@ -210,18 +181,18 @@ impl ZooKeeperServer {
     /// Kills it and starts it again without its data.
     pub fn restart_empty(&self) {
         self.kill();
-        fs::remove_dir_all(self.folder.path().join("data/version-2")).unwrap();
+        fs::remove_dir_all(self.daemon.folder().join("data/version-2")).unwrap();
         self.restart();
     }
 
     /// Sends SIGSTOP: connections stay open, and nothing is answered.
     pub fn freeze(&self) {
-        self.running().as_mut().expect("runs").freeze();
+        self.daemon.freeze();
     }
 
     /// Sends SIGCONT.
     pub fn thaw(&self) {
-        self.running().as_mut().expect("runs").thaw();
+        self.daemon.thaw();
     }
 
     /// The server's counters: `zk_packets_received` and so on. This question counts as a packet too.
@@ -309,25 +280,24 @@ impl ZooKeeperServer {
 
     /// The end of the server's log, over all its starts.
     pub fn log_tail(&self) -> String {
-        let log = fs::read(self.log()).unwrap_or_default();
-        let log = String::from_utf8_lossy(&log);
-        let lines: Vec<&str> = log.lines().collect();
-        lines[lines.len().saturating_sub(30)..].join("\n")
+        self.daemon.log_tail()
     }
 
-    fn prepare(number: Option<usize>, port: u16, tick_millis: u32, lines: &[&str]) -> Self {
-        let folder = tempfile::Builder::new()
-            .prefix("zookeeper-")
-            .tempdir()
-            .unwrap();
-        let data = folder.path().join("data");
+    pub(crate) fn prepare(
+        number: Option<usize>,
+        port: u16,
+        tick_millis: u32,
+        lines: &[&str],
+    ) -> Self {
+        let daemon = Daemon::new("this ZooKeeper server", "zookeeper-");
+        let data = daemon.folder().join("data");
         fs::create_dir(&data).unwrap();
         let config = format!(
             "tickTime={tick_millis}\nmaxSessionTimeout=300000\ndataDir={}\nclientPort={port}\n\
              clientPortAddress=127.0.0.1\nadmin.enableServer=false\n4lw.commands.whitelist=*\nmaxClientCnxns=0\n",
             data.display()
         );
-        fs::write(folder.path().join("zoo.cfg"), config).unwrap();
+        fs::write(daemon.folder().join("zoo.cfg"), config).unwrap();
         if let Some(number) = number {
             fs::write(data.join("myid"), number.to_string()).unwrap();
         }
@@ -337,8 +307,7 @@ impl ZooKeeperServer {
             packet_questions: AtomicU64::new(0),
             number,
             properties: &[],
-            child: Mutex::new(None),
-            folder,
+            daemon,
         };
         server.configure(lines);
         server
@@ -346,7 +315,7 @@ impl ZooKeeperServer {
 
     /// Adds lines to its configuration.
     fn configure(&self, lines: &[impl AsRef<str>]) {
-        let file = self.folder.path().join("zoo.cfg");
+        let file = self.daemon.folder().join("zoo.cfg");
         let mut config = File::options().append(true).open(file).unwrap();
         for line in lines {
             writeln!(config, "{}", line.as_ref()).unwrap();
@@ -356,7 +325,7 @@ impl ZooKeeperServer {
     /// Returns `false` if the port was taken.
     fn try_spawn(&self) -> bool {
         self.spawn();
-        let started = poll(START, || match self.ended() {
+        let started = poll(START, || match self.daemon.ended() {
             Some(status) => Some(Err(status)),
             None => self.serves().then_some(Ok(())),
         });
@@ -372,17 +341,11 @@ impl ZooKeeperServer {
     }
 
     /// Whether a server that has ended found its port taken by another process.
-    fn found_its_port_taken(&self) -> bool {
-        let log = std::fs::read_to_string(self.log()).unwrap_or_default();
-        log.contains("BindException")
+    pub(crate) fn found_its_port_taken(&self) -> bool {
+        self.daemon.log_from(0).contains("BindException")
     }
 
-    fn spawn(&self) {
-        let log = File::options()
-            .create(true)
-            .append(true)
-            .open(self.log())
-            .unwrap();
+    pub(crate) fn spawn(&self) {
         let mut command = Command::new("java");
         command
             // Small and quick to start, because tests need many servers for a few seconds each.
@@ -398,13 +361,9 @@ impl ZooKeeperServer {
             .args(self.properties)
             .args(["-cp", &JARS.join(":")])
             .arg("org.apache.zookeeper.server.quorum.QuorumPeerMain")
-            .arg(self.folder.path().join("zoo.cfg"))
-            .current_dir(self.folder.path())
-            .stdin(Stdio::null())
-            .stdout(log.try_clone().unwrap())
-            .stderr(log);
-        let child = LeashedChild::spawn(&mut command, Some(self.folder.path()));
-        *self.running() = Some(child.unwrap_or_else(|error| panic!("cannot run java: {error}")));
+            .arg(self.daemon.folder().join("zoo.cfg"))
+            .current_dir(self.daemon.folder());
+        self.daemon.spawn(&mut command);
     }
 
     /// Asks with a four-letter word. `None` when nobody answers.
@@ -416,18 +375,6 @@ impl ZooKeeperServer {
         let mut told = String::new();
         stream.read_to_string(&mut told).ok()?;
         Some(told)
-    }
-
-    fn log(&self) -> PathBuf {
-        self.folder.path().join("log")
-    }
-
-    fn ended(&self) -> Option<std::process::ExitStatus> {
-        self.running().as_mut().and_then(LeashedChild::ended)
-    }
-
-    fn running(&self) -> MutexGuard<'_, Option<LeashedChild>> {
-        self.child.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -445,185 +392,5 @@ impl Packets {
             received: self.received.wrapping_sub(earlier.received),
             sent: self.sent.wrapping_sub(earlier.sent),
         }
-    }
-}
-
-/// Three servers that elect a leader.
-#[derive(Debug)]
-pub struct Ensemble {
-    servers: Vec<ZooKeeperServer>,
-    /// The proxies between the servers, if these can be cut off from each other.
-    bridges: Vec<Bridge>,
-}
-
-/// The leader of an ensemble with bridges, by its number.
-const FIRST_LEADER: usize = 2;
-
-/// A proxy for the connections from one server to another.
-#[derive(Debug)]
-struct Bridge {
-    between: [usize; 2],
-    /// Whether it carries a follower's connection to its leader. Otherwise it carries votes.
-    follows: bool,
-    proxy: Proxy,
-}
-
-impl Ensemble {
-    /// Starts an ensemble, and returns when all three serve. Its ticks are 500 ms, so sessions of a second and more are
-    /// possible.
-    pub fn start() -> Self {
-        Self::launch(false, 10)
-    }
-
-    /// An ensemble whose servers can be cut off from each other. The second leads, and the others follow. A server that
-    /// is cut off notices it only after ten seconds.
-    pub fn with_bridges() -> Self {
-        Self::launch(true, 20)
-    }
-
-    fn launch(bridged: bool, sync_limit: u32) -> Self {
-        ZooKeeperServer::available().unwrap_or_else(|reason| panic!("{reason}"));
-        // As for a single server, but here there are nine ports.
-        for _ in 0..5 {
-            if let Some(ensemble) = Self::try_launch(bridged, sync_limit) {
-                return ensemble;
-            }
-        }
-        panic!("free ports were taken five times before the servers could bind them");
-    }
-
-    /// `None` if another process has taken a port.
-    fn try_launch(bridged: bool, sync_limit: u32) -> Option<Self> {
-        let ports: Vec<[u16; 3]> = (0..3)
-            .map(|_| [free_port(), free_port(), free_port()])
-            .collect();
-        let mut bridges = Vec::new();
-        let servers: Vec<ZooKeeperServer> = (1..=3)
-            .map(|number: usize| {
-                // A bridge to a leader that does not listen yet accepts a connection and breaks it. Then this limits
-                // the time until the server tries again.
-                let init_limit = if bridged { 10 } else { 20 };
-                let mut lines = vec![
-                    format!("initLimit={init_limit}"),
-                    format!("syncLimit={sync_limit}"),
-                ];
-                for (other, &[_, mut peer, mut election]) in (1..).zip(&ports) {
-                    if bridged && number != other {
-                        for (follows, port) in [(true, &mut peer), (false, &mut election)] {
-                            if follows && other != FIRST_LEADER {
-                                // A later leader listens late, and only a refused connection makes the others try
-                                // again.
-                                continue;
-                            }
-                            let proxy = Proxy::to(*port);
-                            *port = proxy.port();
-                            if !follows && number < other {
-                                // A server with a larger number is never called: it would call back to the caller's own
-                                // address, and so around the bridges.
-                                proxy.cut();
-                            }
-                            bridges.push(Bridge {
-                                between: [number, other],
-                                follows,
-                                proxy,
-                            });
-                        }
-                    }
-                    lines.push(format!("server.{other}=127.0.0.1:{peer}:{election}"));
-                }
-                let lines: Vec<&str> = lines.iter().map(String::as_str).collect();
-                ZooKeeperServer::prepare(Some(number), ports[number - 1][0], 500, &lines)
-            })
-            .collect();
-        let ensemble = Self { servers, bridges };
-        let (first, later) = ensemble.servers.split_at(if bridged { 2 } else { 3 });
-        // Two servers are a majority, of which the second leads. The one that comes later follows.
-        for servers in [first, later] {
-            for server in servers {
-                server.spawn();
-            }
-            let done = poll(START, || {
-                if servers.iter().any(|server| server.ended().is_some()) {
-                    return Some(false);
-                }
-                servers.iter().all(ZooKeeperServer::serves).then_some(true)
-            });
-            match done {
-                Some(true) => {}
-                Some(false) if servers.iter().any(ZooKeeperServer::found_its_port_taken) => {
-                    return None;
-                }
-                _ => ensemble.is_not_complete(),
-            }
-        }
-        Some(ensemble)
-    }
-
-    /// Cuts the connections between a server and the others silently: neither side is told.
-    pub fn cut_off(&self, server: &ZooKeeperServer) {
-        for bridge in self.bridges_of(server) {
-            bridge.proxy.freeze();
-        }
-    }
-
-    /// The same for the leader, but its followers are told: their connections to it are reset. The leader is not told.
-    pub fn cut_off_untold(&self, leader: &ZooKeeperServer) {
-        for bridge in self.bridges_of(leader) {
-            match bridge.follows {
-                true => bridge.proxy.cut_clients(),
-                false => bridge.proxy.freeze(),
-            }
-        }
-    }
-
-    fn bridges_of(&self, server: &ZooKeeperServer) -> impl Iterator<Item = &Bridge> {
-        let number = server.number.expect("is one of the ensemble");
-        let touches = move |bridge: &&Bridge| bridge.between.contains(&number);
-        self.bridges.iter().filter(touches)
-    }
-
-    pub fn url(&self) -> String {
-        let hosts: Vec<String> = self
-            .servers
-            .iter()
-            .map(|server| format!("127.0.0.1:{}", server.port))
-            .collect();
-        format!("zookeeper://{}", hosts.join(","))
-    }
-
-    pub fn servers(&self) -> &[ZooKeeperServer] {
-        &self.servers
-    }
-
-    /// The server that leads. Waits for an election to end.
-    pub fn leader(&self) -> &ZooKeeperServer {
-        let leads = |server: &&ZooKeeperServer| server.role().as_deref() == Some("leader");
-        poll(START, || self.servers.iter().find(leads)).expect("no leader was elected")
-    }
-
-    pub fn followers(&self) -> Vec<&ZooKeeperServer> {
-        let leader = self.leader().number;
-        self.servers
-            .iter()
-            .filter(|server| server.number != leader)
-            .collect()
-    }
-
-    /// Waits until all three serve.
-    pub fn wait_until_complete(&self) {
-        let complete = poll(START, || {
-            self.servers
-                .iter()
-                .all(ZooKeeperServer::serves)
-                .then_some(())
-        });
-        if complete.is_none() {
-            self.is_not_complete();
-        }
-    }
-
-    fn is_not_complete(&self) -> ! {
-        let logs: Vec<String> = self.servers.iter().map(ZooKeeperServer::log_tail).collect();
-        panic!("the ensemble is not complete\n{}", logs.join("\n---\n"));
     }
 }

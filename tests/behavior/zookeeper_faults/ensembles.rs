@@ -10,7 +10,8 @@ use lockcore::{Builder, Fair, Held};
 use tests::eventually::eventually;
 use tests::process::Process;
 use tests::witness::FileWitness;
-use tests::zookeeper_server::{Ensemble, ZooKeeperServer};
+use tests::zookeeper_ensemble::Ensemble;
+use tests::zookeeper_server::ZooKeeperServer;
 use zookeeper_client::Client;
 
 use crate::faults::{self, Work};

@@ -1,0 +1,158 @@
+//! A server process of the harness: the folder of its own, its log, and the signals that stop it. It ends with its
+//! value, which a panic of the test drops too. Ports, settings and the question whether it serves are its owner's.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tempfile::TempDir;
+use url::Url;
+
+use crate::child::LeashedChild;
+
+/// Longer than any server takes to end, and short enough for a test that hangs on a server that it froze itself.
+const END: Duration = Duration::from_secs(5);
+
+/// How often a new server tries another port. Another process may take the port between our check and the server's
+/// bind. This does not happen five times in a row.
+const PORTS: usize = 5;
+
+/// A server that can be started again and again in one folder.
+#[derive(Debug)]
+pub(crate) struct Daemon {
+    /// For messages.
+    name: &'static str,
+    /// Declared before the folder, so that the server is killed before its folder is removed.
+    child: Mutex<Option<LeashedChild>>,
+    folder: TempDir,
+}
+
+impl Daemon {
+    /// A server that does not run yet. Its folder begins with this prefix, which must be short: the path of a Unix
+    /// socket may have 107 bytes.
+    pub(crate) fn new(name: &'static str, prefix: &str) -> Self {
+        Self {
+            name,
+            child: Mutex::new(None),
+            folder: tempfile::Builder::new().prefix(prefix).tempdir().unwrap(),
+        }
+    }
+
+    pub(crate) fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// Starts the command, whose output goes to the log.
+    pub(crate) fn spawn(&self, command: &mut Command) {
+        let log = self.log();
+        let log = File::options().create(true).append(true).open(log).unwrap();
+        command
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().unwrap())
+            .stderr(log);
+        let child = LeashedChild::spawn(command, Some(self.folder()));
+        let child = child.unwrap_or_else(|error| {
+            let program = command.get_program();
+            panic!("cannot run {}: {error}", program.display())
+        });
+        *self.running() = Some(child);
+    }
+
+    /// The process id. A restart changes it.
+    pub(crate) fn pid(&self) -> u32 {
+        self.with_child(|child| child.pid())
+    }
+
+    pub(crate) fn is_running(&self) -> bool {
+        self.running().is_some()
+    }
+
+    /// Its exit status, once it has ended by itself.
+    pub(crate) fn ended(&self) -> Option<ExitStatus> {
+        self.running().as_mut().and_then(LeashedChild::ended)
+    }
+
+    /// Sends SIGKILL. Does nothing if the server is down.
+    pub(crate) fn kill(&self) {
+        if let Some(child) = self.running().take() {
+            child.kill();
+        }
+    }
+
+    /// Sends SIGTERM, and waits for the end. Does nothing if the server is down.
+    pub(crate) fn stop(&self) {
+        if let Some(child) = self.running().take() {
+            child.stop(END);
+        }
+    }
+
+    /// Sends SIGSTOP: connections stay open, and nothing is answered.
+    pub(crate) fn freeze(&self) {
+        self.with_child(LeashedChild::freeze);
+    }
+
+    /// Sends SIGCONT.
+    pub(crate) fn thaw(&self) {
+        self.with_child(LeashedChild::thaw);
+    }
+
+    /// How many bytes the log has.
+    pub(crate) fn log_length(&self) -> usize {
+        fs::metadata(self.log()).map_or(0, |log| log.len() as usize)
+    }
+
+    /// The log from this byte on, over all starts of the server.
+    pub(crate) fn log_from(&self, byte: usize) -> String {
+        let log = fs::read(self.log()).unwrap_or_default();
+        String::from_utf8_lossy(&log[byte..]).into_owned()
+    }
+
+    /// The end of the log.
+    pub(crate) fn log_tail(&self) -> String {
+        let log = self.log_from(0);
+        let lines: Vec<&str> = log.lines().collect();
+        lines[lines.len().saturating_sub(30)..].join("\n")
+    }
+
+    fn log(&self) -> PathBuf {
+        self.folder().join("log")
+    }
+
+    fn with_child<T>(&self, act: impl FnOnce(&mut LeashedChild) -> T) -> T {
+        match self.running().as_mut() {
+            Some(child) => act(child),
+            None => panic!("{} is not running: `restart` it first", self.name),
+        }
+    }
+
+    fn running(&self) -> MutexGuard<'_, Option<LeashedChild>> {
+        self.child.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Starts a server, at another port if the port was taken. `start` returns `None` then.
+pub(crate) fn started<T>(mut start: impl FnMut() -> Option<T>) -> T {
+    let server = (0..PORTS).find_map(|_| start());
+    server.expect("free ports were taken each time before the server could bind them")
+}
+
+/// Whether a program can be run with this argument, which shows its version. The error says how to get it.
+pub(crate) fn can_run(program: &str, version: &str, install: &str) -> Result<(), String> {
+    let mut command = Command::new(program);
+    let command = command.arg(version).stdout(Stdio::null());
+    match command.stderr(Stdio::null()).status() {
+        Ok(status) if status.success() => Ok(()),
+        Ok(status) => Err(format!("`{program} {version}` failed: {status}")),
+        Err(error) => Err(format!("cannot run {program} ({error}): {install}")),
+    }
+}
+
+/// A URL with credentials, percent-encoded where necessary.
+pub(crate) fn with_user(url: &str, user: &str, password: &str) -> String {
+    let mut url = Url::parse(url).unwrap();
+    url.set_username(user).unwrap();
+    url.set_password(Some(password)).unwrap();
+    url.into()
+}
