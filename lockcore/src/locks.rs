@@ -210,7 +210,7 @@ impl Locks {
     /// Safe: it only reads.
     pub async fn inspect(&self, name: impl Into<String>) -> Result<Vec<TicketInfo>, Error> {
         let name = self.name(name)?;
-        let mut places = self.places(&name).await?;
+        let mut places = self.0.shared.inspect(&name).await?;
         let ours = |place: &&mut TicketInfo| place.owner == self.0.owner.client;
         if let Some(youngest) = places.iter_mut().rev().find(ours) {
             youngest.local_waiters = self.0.lanes.waiting(&name);
@@ -220,21 +220,6 @@ impl Locks {
 
     pub(crate) fn name(&self, name: impl Into<String>) -> Result<Name, Error> {
         Name::new(self.0.shared.namespace.clone(), name)
-    }
-
-    /// The tickets of a name, as the store shows them.
-    pub(crate) async fn places(&self, name: &Name) -> Result<Vec<TicketInfo>, Error> {
-        let shared = &self.0.shared;
-        let by = shared.clock.now().after(shared.op_timeout);
-        let looked_at = name.clone();
-        let (_, places) = shared
-            .operate(Where::Here, by, |connection, _| {
-                connection.inspect(looked_at)
-            })
-            .await
-            // The request only reads, so an unknown outcome is impossible.
-            .map_err(|error| error.unavailable_unless_config().of_name(name.as_str()))?;
-        Ok(places)
     }
 
     /// Listens to the events of this client from now on: the store is in trouble, it is back, a lock was lost. Use them

@@ -123,15 +123,15 @@ impl Request {
             owner: Arc::default(),
         }
     }
+}
 
-    /// The name is in use with another capacity.
-    pub(crate) fn mismatch(&self, in_use: u32) -> Error {
-        let meaning = |capacity: u32| match capacity == FULL.get() {
-            true => "as a mutex or read/write lock".to_owned(),
-            false => format!("as a semaphore of {capacity}"),
-        };
-        Error::capacity_mismatch(&meaning(self.capacity.get()), &meaning(in_use))
-    }
+/// The error of a request for a name that is in use with another capacity.
+pub(crate) fn mismatch(asked: NonZeroU32, in_use: u32) -> Error {
+    let meaning = |capacity: u32| match capacity == FULL.get() {
+        true => "as a mutex or read/write lock".to_owned(),
+        false => format!("as a semaphore of {capacity}"),
+    };
+    Error::capacity_mismatch(&meaning(asked.get()), &meaning(in_use))
 }
 
 #[cfg(test)]

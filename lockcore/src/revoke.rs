@@ -202,7 +202,7 @@ impl Locks {
 
     /// The holder with this ticket, if it is still there.
     async fn holder(&self, name: &Name, ticket: u64) -> Result<Option<(TicketInfo, Id)>, Error> {
-        let places = self.places(name).await?;
+        let places = self.0.shared.inspect(name).await?;
         let Some(place) = places.into_iter().find(|place| place.ticket == ticket) else {
             return Ok(None);
         };

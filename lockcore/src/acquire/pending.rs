@@ -15,6 +15,7 @@ use crate::client::shared::{Sent, Shared};
 use crate::client::tracked::{Cleanup, Stage};
 use crate::clock::Instant;
 use crate::error::{Error, LostReason};
+use crate::request::mismatch;
 
 /// How much longer than its time limit a caller waits if the lock is nearly granted.
 pub(crate) const LAST_MOMENT: Duration = Duration::from_millis(50);
@@ -340,7 +341,7 @@ impl Asked {
             }
             Enqueued::Busy { retry_in } => return Err(Error::busy(retry_in)),
             Enqueued::CapacityMismatch { in_use } => {
-                return Err(lease.request.mismatch(in_use));
+                return Err(mismatch(lease.request.capacity, in_use));
             }
             Enqueued::Gone => return Ok(Progress::Lost),
         };

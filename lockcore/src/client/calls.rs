@@ -9,8 +9,10 @@ use tokio::runtime;
 use super::gate::{Connected, Gate, Pass, Replaced};
 use super::links::{Link, NotConnected};
 use super::shared::{FORKED, Sent, Shared};
-use crate::backend::{Answer, Connection, Departure, Fault, Released, StoreError};
+use crate::backend::{Answer, Connection, Departure, Fault, Released, StoreError, TicketInfo};
 use crate::clock::Instant;
+use crate::error::Error;
+use crate::name::Name;
 
 /// The connection that an operation is sent on.
 #[derive(Clone, Copy, Debug)]
@@ -46,6 +48,20 @@ impl Shared {
         let reached = self.connection(whose, by).await?;
         let sent = self.sent_now();
         self.send(&reached.connected, by, sent, verb).await
+    }
+
+    /// The tickets of a name, oldest first, as the store shows them.
+    pub(crate) async fn inspect(self: &Arc<Self>, name: &Name) -> Result<Vec<TicketInfo>, Error> {
+        let by = self.clock.now().after(self.op_timeout);
+        let looked_at = name.clone();
+        let answer = self.operate(Where::Here, by, |connection, _| {
+            connection.inspect(looked_at)
+        });
+        // The request only reads, so an unknown outcome is impossible.
+        let (_, places) = answer
+            .await
+            .map_err(|error| error.unavailable_unless_config().of_name(name.as_str()))?;
+        Ok(places)
     }
 
     /// Releases tickets in one request. `now` is when its time begins. Fails if its turn has not come by `turn_by`, or
