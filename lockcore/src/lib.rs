@@ -41,6 +41,7 @@
 //! | take it again inside, or carry it into a task | [`Lock::reentrant`], [`Held::scope`], [`Guard::reenter`] |
 //! | write, then only read on; read, then write if alone | [`Guard::downgrade`]; [`Guard::try_upgrade`] |
 //! | give some permits back and keep the rest | [`Guard::release_permits`] |
+//! | see how many permits are free, or take them all | [`Semaphore::available`], [`Semaphore::drain`] |
 //! | be sure of the next minutes | [`Held::ensure`], [`Guard::extend`] |
 //! | see to it that a caller holds the lock | [`held`], [`Locks::held`] |
 //! | end in good order | [`stop_signal`] (feature `signal`), [`shutdown`], [`Locks::shutdown`] |
@@ -202,6 +203,8 @@ mod futures_are_send {
         spawnable(&other.run(async { Ok::<_, Error>(()) }));
         spawnable(&Locks::acquire_any([locks.mutex("x")]));
         spawnable(&locks.inspect("x"));
+        spawnable(&locks.semaphore("x", 1).available());
+        spawnable(&locks.semaphore("x", 1).drain());
         spawnable(&locks.list("x").next());
         spawnable(&locks.revoke("x", 1, std::time::Duration::ZERO, "y"));
         spawnable(&locks.force_release("x", 1));

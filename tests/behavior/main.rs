@@ -28,6 +28,7 @@ mod messages;
 mod multi;
 mod owners;
 mod part;
+mod permits;
 mod processes;
 mod protocol;
 mod redis_cluster;
@@ -103,6 +104,7 @@ fn facts_of(store: Kind) -> Vec<Trial> {
     trials.extend(logs::facts(store));
     trials.extend(views::facts(store));
     trials.extend(part::facts(store));
+    trials.extend(permits::facts(store));
     trials.extend(extend::facts(store));
     trials.extend(owners::facts(store));
     trials.extend(fencing::facts(store));
@@ -144,6 +146,7 @@ fn facts_of_memory(store: Kind) -> Vec<Trial> {
         messages::facts_of_settings,
         logs::facts_of_the_kit,
         part::facts_of_the_kit,
+        permits::facts_of_the_kit,
         extend::facts_of_the_kit,
         processes::facts_of_none,
         counters::facts_of_the_kit,

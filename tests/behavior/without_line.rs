@@ -45,6 +45,7 @@ const NEED_A_LINE: &[&str] = &[
     "each_ticket_is_shown_with_how_long_ago_it_was_asked_for",
     "limits_of_the_hold_begin_when_all_are_held",
     "max_hold_counts_from_the_grant",
+    "nothing_is_available_while_somebody_waits",
     "readers_behind_a_writer_come_in_together",
     "readers_come_in_at_once_and_writers_do_not",
     "shutdown_ends_waiters_at_once_and_leaves_nothing",
