@@ -198,6 +198,7 @@ mod futures_are_send {
         spawnable(&both.run(async |_| Ok::<_, Error>(())));
         spawnable(&several.lost());
         spawnable(&several.in_danger());
+        spawnable(&several.revoked());
         spawnable(&several.scope(async {}));
         spawnable(&several.release());
         spawnable(&other.run(async { Ok::<_, Error>(()) }));

@@ -10,6 +10,7 @@ use std::time::Duration;
 use futures_util::future::{join_all, select_all};
 
 use crate::acquire::pending::LAST_MOMENT;
+use crate::backend::AskedBack;
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::hold::{Guard, Held, Release};
 use crate::lock::Lock;
@@ -229,6 +230,17 @@ impl MultiHeld {
     /// Safe: it only waits.
     pub async fn lost(&self) -> (&Held, LostReason) {
         first_lost(self.iter()).await
+    }
+
+    /// Resolves when somebody asks for one of them, with who asks, and why: see [`Held::revoked`]. The others are not
+    /// asked for, but work under all of them ends when one is lost.
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe: it only waits and reads.
+    pub async fn revoked(&self) -> (&Held, AskedBack) {
+        let revoked = |held| Box::pin(async move { (held, Held::revoked(held).await) });
+        first(self.iter().map(revoked)).await
     }
 
     /// Resolves when one of them is likely to be lost soon, with the time that is left for it: see [`Held::in_danger`].

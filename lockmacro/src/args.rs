@@ -11,7 +11,7 @@ use crate::mistakes::Mistakes;
 
 /// Every option, with the example that error messages show. A new option needs a line here, a line in `parse_option`
 /// and a field in [`Args`].
-const OPTIONS: [(&str, &str); 18] = [
+const OPTIONS: [(&str, &str); 19] = [
     ("key", "key = \"order:{order.id}\""),
     (
         "keys",
@@ -26,6 +26,7 @@ const OPTIONS: [(&str, &str); 18] = [
     ("on_busy", "on_busy = skip"),
     ("on_error", "on_error = Err(error.into())"),
     ("on_lost", "on_lost = signal"),
+    ("on_revoke", "on_revoke = cancel"),
     ("min_hold", "min_hold = \"500ms\""),
     ("max_hold", "max_hold = \"1m\""),
     ("reentrant", "reentrant = false"),
@@ -99,6 +100,7 @@ pub(crate) struct Args {
     pub(crate) on_busy: Option<Given>,
     pub(crate) on_error: Option<Given>,
     pub(crate) on_lost: Option<OnLost>,
+    pub(crate) on_revoke: Option<OnRevoke>,
     pub(crate) min_hold: Option<Given>,
     pub(crate) max_hold: Option<Given>,
     pub(crate) reentrant: Option<Given>,
@@ -125,6 +127,12 @@ pub(crate) struct Given {
 pub(crate) enum OnLost {
     Cancel,
     Signal,
+}
+
+#[derive(Clone, Copy)]
+pub(crate) enum OnRevoke {
+    Cancel,
+    Finish,
 }
 
 impl Args {
@@ -180,6 +188,7 @@ impl Args {
             "on_busy" => self.on_busy = Some(given(&name, input)?),
             "on_error" => self.on_error = Some(given(&name, input)?),
             "on_lost" => self.on_lost = Some(value(&name, input, on_lost)?),
+            "on_revoke" => self.on_revoke = Some(value(&name, input, on_revoke)?),
             "min_hold" => self.min_hold = Some(given(&name, input)?),
             "max_hold" => self.max_hold = Some(given(&name, input)?),
             "reentrant" => self.reentrant = Some(given(&name, input)?),
@@ -365,6 +374,19 @@ fn on_lost(input: ParseStream) -> syn::Result<OnLost> {
     }
 }
 
+fn on_revoke(input: ParseStream) -> syn::Result<OnRevoke> {
+    let span = input.span();
+    match input.parse::<Ident>() {
+        Ok(word) if word == "cancel" && at_end(input) => Ok(OnRevoke::Cancel),
+        Ok(word) if word == "finish" && at_end(input) => Ok(OnRevoke::Finish),
+        _ => Err(Error::new(
+            span,
+            "write `on_revoke = cancel`, which stops the body as soon as somebody asks for the lock, or `on_revoke = \
+             finish`, which lets it go on for the time that it is given",
+        )),
+    }
+}
+
 fn crate_path(input: ParseStream) -> syn::Result<Path> {
     let span = input.span();
     match Path::parse_mod_style(input) {
@@ -453,7 +475,7 @@ mod tests {
         let (args, mistakes) = mistakes_in(quote! {
             key = "order:{id}", keys = ["a"], wait = Duration::from_secs(2), ttl = "5s", try, shared,
             permits = 1, of = n, on_busy = skip, on_error = { log(error) }, on_lost = cancel,
-            min_hold = "1s", max_hold = "2s", reentrant = false, when = a < b,
+            on_revoke = finish, min_hold = "1s", max_hold = "2s", reentrant = false, when = a < b,
             locks = self.locks::<A, B>()?, held = lock, crate = app::lockcore,
         });
 

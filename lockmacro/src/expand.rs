@@ -7,7 +7,7 @@ use syn::spanned::Spanned;
 use syn::visit_mut::{self, VisitMut};
 use syn::{Expr, Path, Type, UnOp, parse_quote};
 
-use crate::args::{Args, Given, OnLost};
+use crate::args::{Args, Given, OnLost, OnRevoke};
 use crate::function::{Foreign, Function};
 use crate::mistakes::Mistakes;
 use crate::model::{Key, Keys, Length, Model, OnBusy, Patience, Side, without_groups};
@@ -224,6 +224,13 @@ fn lock(model: &Model, names_of_arguments: &[Ident]) -> TokenStream {
             OnLost::Signal => quote_spanned!(site=> Signal),
         };
         setters.extend(quote_spanned!(site=> .on_lost(#lockcore::OnLost::#policy)));
+    }
+    if let Some(policy) = model.on_revoke {
+        let policy = match policy {
+            OnRevoke::Cancel => quote_spanned!(site=> Cancel),
+            OnRevoke::Finish => quote_spanned!(site=> Finish),
+        };
+        setters.extend(quote_spanned!(site=> .on_revoke(#lockcore::OnRevoke::#policy)));
     }
 
     let lock = match model.keys {

@@ -66,6 +66,7 @@ use proc_macro::TokenStream;
 /// | [`on_busy`](#on_busy) | what to return when another holds the lock: an expression, or `skip` | the error |
 /// | [`on_error`](#on_error) | what to return for any other error of the lock: an expression | the error |
 /// | [`on_lost`](#on_lost) | `cancel` or `signal` | `cancel` |
+/// | [`on_revoke`](#on_revoke) | `cancel` or `finish` | `finish` |
 /// | [`min_hold`, `max_hold`](#min_hold-and-max_hold) | the shortest and the longest time to hold the lock: `"1s"` or an expression | as long as the body runs |
 /// | [`reentrant`](#reentrant) | `false`: it is an error to take the lock again inside of the body | it is taken again |
 /// | [`when`](#when) | `false`: the body runs without the lock | it runs under the lock |
@@ -270,6 +271,25 @@ use proc_macro::TokenStream;
 ///         part += 1;
 ///     }
 ///     Ok(part)
+/// }
+/// ```
+///
+/// ## `on_revoke`
+///
+/// An operator can ask for a lock with `Locks::revoke`, and gives its holder some time. With `finish`, the body goes on
+/// until it is done or that time is over. Then the lock is lost, and [`on_lost`](#on_lost) decides. With `cancel`, the
+/// body is dropped at its current `.await` as soon as this process learns of the request, the lock is released, and the
+/// call returns `Lost`. That is for work that can be repeated, and that others should not wait for.
+///
+/// ```
+/// # use lockcore::{Error, distributed_lock};
+/// # async fn build_part(part: u32) {}
+/// #[distributed_lock(key = "search index", on_revoke = cancel)]
+/// async fn rebuild() -> Result<(), Error> {
+///     for part in 0..9 {
+///         build_part(part).await;
+///     }
+///     Ok(())
 /// }
 /// ```
 ///

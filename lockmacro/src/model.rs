@@ -5,7 +5,7 @@ use std::time::Duration;
 use proc_macro2::Span;
 use syn::{Error, Expr, ExprLit, Ident, Lit, LitInt, Path};
 
-use crate::args::{Args, Given, OnLost};
+use crate::args::{Args, Given, OnLost, OnRevoke};
 use crate::mistakes::Mistakes;
 use crate::template::Template;
 
@@ -20,6 +20,7 @@ pub(crate) struct Model {
     pub(crate) on_busy: Option<OnBusy>,
     pub(crate) on_error: Option<Expr>,
     pub(crate) on_lost: Option<OnLost>,
+    pub(crate) on_revoke: Option<OnRevoke>,
     pub(crate) when: Option<Given>,
     /// `None` means the process-wide default client.
     pub(crate) locks: Option<Given>,
@@ -90,6 +91,7 @@ impl Model {
             on_busy: on_busy?,
             on_error: args.on_error.as_ref().map(|given| given.value.clone()),
             on_lost: args.on_lost,
+            on_revoke: args.on_revoke,
             when: args.when.clone(),
             locks: args.locks.clone(),
             held: args.held.clone(),

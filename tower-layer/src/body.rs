@@ -13,9 +13,9 @@ use pin_project_lite::pin_project;
 use tokio::task::AbortHandle;
 
 use crate::deadline::{Deadline, Overdue};
+use crate::ending::{AtLoss, End, Limits};
 use crate::frame::{BoxError, Part, of_ours};
 use crate::guard::{AnyGuard, AnyHeld};
-use crate::refusal::Problem;
 
 pin_project! {
     /// A response body that keeps the lock until it ends.
@@ -70,7 +70,7 @@ struct Hold {
     held: AnyHeld,
     /// Created when the inner body is pending for the first time, because many bodies never are.
     lost: Option<Pin<Box<dyn Future<Output = lockcore::Error> + Send>>>,
-    at_loss: AtLoss,
+    limits: Limits,
 }
 
 /// An inner body and its lock that end on time even if nobody polls the body. A server does not poll while the client
@@ -100,66 +100,6 @@ struct Polled {
     to_release: Option<AnyGuard>,
 }
 
-/// The end of a body whose lock is lost.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum AtLoss {
-    /// It ends in an error, which closes the connection or resets the stream.
-    Break,
-    /// It ends in trailers with a gRPC status.
-    Trailers { names_key: bool },
-    /// It continues.
-    GoOn,
-}
-
-/// The limits that can end a body earlier than its own end.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Limits {
-    pub(crate) at_loss: AtLoss,
-    /// The body also ends at this time.
-    pub(crate) deadline: Option<Deadline>,
-    /// The body ends on time even if nobody polls it.
-    pub(crate) watched: bool,
-}
-
-/// Why a request or its response is stopped.
-#[derive(Debug)]
-pub(crate) enum End {
-    Lost(lockcore::Error),
-    Overdue,
-}
-
-impl End {
-    pub(crate) fn problem(&self) -> Problem {
-        match self {
-            Self::Lost(error) => Problem::lost(error),
-            Self::Overdue => Problem::overdue(),
-        }
-    }
-}
-
-impl fmt::Display for End {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Lost(error) => error.fmt(f),
-            Self::Overdue => f.write_str("the deadline of the client has passed"),
-        }
-    }
-}
-
-impl AtLoss {
-    /// Makes the last part of a body that is stopped.
-    pub(crate) fn end(self, end: End) -> Part {
-        match (self, end) {
-            (Self::Trailers { names_key }, end) => {
-                let problem = end.problem().with_key_if(names_key);
-                Ok(Frame::trailers(problem.grpc_status()))
-            }
-            (Self::Break | Self::GoOn, End::Lost(error)) => Err(error.into()),
-            (Self::Break | Self::GoOn, end) => Err(end.to_string().into()),
-        }
-    }
-}
-
 impl<B> LockBody<B> {
     /// `owed` is the number of bytes that the client is told to expect. It is not zero.
     pub(crate) fn holding(inner: B, guard: AnyGuard, owed: Option<u64>, limits: Limits) -> Self
@@ -170,7 +110,7 @@ impl<B> LockBody<B> {
             held: guard.held(),
             guard: Some(guard),
             lost: None,
-            at_loss: limits.at_loss,
+            limits,
         };
         let holding = Holding { inner, hold };
         let state = match limits.watched {
@@ -333,7 +273,7 @@ where
             Ok(part) => part,
             Err(error) => {
                 tracing::debug!(%error, "response stopped");
-                return Poll::Ready(Err(this.hold.at_loss.end(End::Lost(error))));
+                return Poll::Ready(Err(this.hold.limits.at_loss.end(End::Lost(error))));
             }
         };
         let ends = match &part {
@@ -348,7 +288,7 @@ where
 
 impl<B: Send + 'static> Watched<B> {
     fn new(holding: Holding<B>, deadline: Option<Deadline>) -> Self {
-        let (held, at_loss) = (holding.hold.held.clone(), holding.hold.at_loss);
+        let (held, at_loss) = (holding.hold.held.clone(), holding.hold.limits.at_loss);
         let slot = Arc::new(Mutex::new(Slot {
             holding: Some(Box::pin(holding)),
             end: None,
@@ -454,21 +394,27 @@ impl Hold {
         B: Body,
         B::Error: Into<BoxError>,
     {
-        let goes_on = self.at_loss == AtLoss::GoOn;
-        if (goes_on || self.held.is_valid())
+        // A lock that somebody asks for is still valid. This comes first, because a body that is always ready must end too.
+        if self.limits.when_asked
+            && let Poll::Ready(error) = self.poll_lost(cx)
+        {
+            return Poll::Ready(Err(error));
+        }
+        let signals = self.limits.at_loss == AtLoss::GoOn;
+        if (signals || self.limits.when_asked || self.held.is_valid())
             // Locks that the body asks for while it is sent are asked for inside the scope of this lock.
             && let Poll::Ready(part) = self.held.enter(|| inner.poll_frame(cx))
         {
             return Poll::Ready(Ok(of_ours(part)));
         }
-        if goes_on {
+        if signals {
             return Poll::Pending;
         }
         self.poll_lost(cx).map(Err)
     }
 
-    /// Ready if the lock is lost. If the lock is already lost, the first poll returns ready. Otherwise the task is
-    /// woken when the lock is lost.
+    /// Ready if a loss of the lock, or a request for it, ends the body. If it does so already, the first poll returns
+    /// ready. Otherwise the task is woken when it does.
     fn poll_lost(&mut self, cx: &mut Context<'_>) -> Poll<lockcore::Error> {
         self.lost
             .get_or_insert_with(|| Box::pin(lost(self.held.clone())))

@@ -13,12 +13,13 @@ use http::request::Parts as RequestParts;
 use http::response::Parts;
 use http::{Method, Request, Response, StatusCode};
 use http_body::{Body, Frame};
-use lockcore::OnLost;
+use lockcore::{OnLost, OnRevoke};
 use pin_project_lite::pin_project;
 use tower_service::Service;
 
-use crate::body::{AtLoss, End, Limits, LockBody};
+use crate::body::LockBody;
 use crate::deadline::{Deadline, Overdue};
+use crate::ending::{AtLoss, End, Limits};
 use crate::frame::{BoxError, in_bytes};
 use crate::guard::{AnyGuard, LockNames};
 use crate::header::TOKEN_HEADER;
@@ -240,17 +241,20 @@ where
             LockBody::pass_through(body)
         }
         HoldUntil::BodyEnd => {
-            let at_loss = match (settings.on_lost, &protocol) {
-                (OnLost::Signal, _) => AtLoss::GoOn,
-                (_, Protocol::Grpc(_)) if has_grpc_trailers(&parts.headers) => AtLoss::Trailers {
+            let when_asked = settings.on_revoke == OnRevoke::Cancel;
+            let at_loss = match &protocol {
+                _ if settings.on_lost == OnLost::Signal && !when_asked => AtLoss::GoOn,
+                Protocol::Grpc(_) if has_grpc_trailers(&parts.headers) => AtLoss::Trailers {
                     names_key: settings.answers.name_key,
                 },
                 _ => AtLoss::Break,
             };
+            let may_end = settings.max_hold.is_some() && at_loss != AtLoss::GoOn;
             let limits = Limits {
                 at_loss,
+                when_asked,
                 deadline: end_by,
-                watched: end_by.is_some() || settings.max_hold.is_some() && at_loss != AtLoss::GoOn,
+                watched: end_by.is_some() || when_asked || may_end,
             };
             hold_until_end(guard, &method, limits, &parts, body).await
         }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderName, Response, StatusCode};
-use lockcore::{Locks, OnLost, Semaphore, Wait};
+use lockcore::{Locks, OnLost, OnRevoke, Semaphore, Wait};
 use tower_layer::Layer;
 
 use crate::header;
@@ -289,6 +289,17 @@ impl<R> LockLayer<R> {
     /// and learn of the loss by [`Held::lost`](lockcore::Held::lost). Default: [`OnLost::Cancel`], they are stopped.
     pub fn on_lost(mut self, policy: OnLost) -> Self {
         self.0.on_lost = policy;
+        self
+    }
+
+    /// What happens to a request when somebody asks for its lock ([`Locks::revoke`](lockcore::Locks::revoke)). With
+    /// [`OnRevoke::Finish`], handler and body go on for the time that they are given, and learn of it by
+    /// [`Held::revoked`](lockcore::Held::revoked). Then the lock is lost, and [`on_lost`](Self::on_lost) decides. With
+    /// [`OnRevoke::Cancel`] they are stopped as soon as this process learns of it, as by a loss, and the lock is
+    /// released. This also drops a body that the server does not poll, because a task of its own waits for the request.
+    /// Default: [`OnRevoke::Finish`].
+    pub fn on_revoke(mut self, policy: OnRevoke) -> Self {
+        self.0.on_revoke = policy;
         self
     }
 

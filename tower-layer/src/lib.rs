@@ -153,6 +153,7 @@
 //! | [`max_hold`](LockLayer::max_hold) | no limit | a response may take long |
 //! | [`read_body_first`](LockLayer::read_body_first) | no | only the service knows how much memory a body is worth |
 //! | [`on_lost`](LockLayer::on_lost) | the request is stopped | somebody else may hold the lock |
+//! | [`on_revoke`](LockLayer::on_revoke) | it has the time that it is given | most requests are done before that time is over |
 //! | [`reentrant`](LockLayer::reentrant) | yes | two layers on the same key are the same lock |
 //! | [`hold_until`](LockLayer::hold_until) | the end of the body | bodies may still read what the lock protects |
 //! | [`upgrades`](LockLayer::upgrades) | refused | the lock would end with the `101`, and protect nothing |
@@ -189,9 +190,9 @@
 //!
 //! ### Lock lost
 //!
-//! 503, gRPC UNAVAILABLE: the lock was lost before the handler had answered. The handler was stopped, and
-//! may have done part of its work. There is no `Retry-After`, because only the client knows whether the request
-//! may be repeated.
+//! 503, gRPC UNAVAILABLE: the lock was lost, or [asked back](LockLayer::on_revoke), before the handler had answered. The
+//! handler was stopped, and may have done part of its work. There is no `Retry-After`, because only the client knows
+//! whether the request may be repeated.
 //!
 //! ### Deadline passed
 //!
@@ -356,6 +357,7 @@ mod response;
 mod service;
 
 // The parts of a locked request: its names, its options, and the reasons to refuse it.
+mod ending;
 mod key;
 mod keys;
 mod refusal;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use http::request::Parts;
 use http::{HeaderName, Method};
-use lockcore::{Lock, Locks, OnLost, Wait};
+use lockcore::{Lock, Locks, OnLost, OnRevoke, Wait};
 
 use crate::deadline::{self, Deadline};
 use crate::guard::{AnyLock, LockNames};
@@ -51,6 +51,7 @@ pub(crate) struct Settings {
     pub(crate) reentrant: bool,
     pub(crate) deadline_header: Option<HeaderName>,
     pub(crate) on_lost: OnLost,
+    pub(crate) on_revoke: OnRevoke,
     pub(crate) hold_until: HoldUntil,
     pub(crate) upgrades: Upgrades,
     pub(crate) waiters: Option<Arc<Waiters>>,
@@ -96,6 +97,7 @@ impl Settings {
             reentrant: true,
             deadline_header: None,
             on_lost: OnLost::default(),
+            on_revoke: OnRevoke::default(),
             hold_until: HoldUntil::default(),
             upgrades: Upgrades::default(),
             waiters: None,
@@ -196,6 +198,7 @@ impl Settings {
         }
         lock.min_hold(self.min_hold)
             .on_lost(self.on_lost)
+            .on_revoke(self.on_revoke)
             .reentrant(self.reentrant)
     }
 

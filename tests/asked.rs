@@ -1,0 +1,74 @@
+//! Annotated functions whose lock an operator asks for, as the option `on_revoke` says.
+
+#![allow(clippy::unwrap_used, reason = "a panic is the report")]
+
+use std::future::pending;
+use std::time::{Duration, Instant};
+
+use lockcore::{Error, ErrorKind, Locks, LostReason, Release, distributed_lock};
+
+/// Much longer than a step of a test takes.
+const LONG: Duration = Duration::from_secs(60);
+
+const REVOKED: ErrorKind = ErrorKind::Lost(LostReason::Revoked);
+
+#[distributed_lock(key = "a", locks = locks, on_revoke = cancel)]
+async fn is_repeated_later(locks: &Locks) -> Result<(), Error> {
+    pending().await
+}
+
+#[distributed_lock(keys = ["a", "b"], locks = locks, on_revoke = cancel)]
+async fn several_are_repeated_later(locks: &Locks) -> Result<(), Error> {
+    pending().await
+}
+
+#[distributed_lock(key = "a", locks = locks, on_revoke = finish, held = held)]
+async fn finishes(locks: &Locks) -> Result<String, Error> {
+    Ok(held.revoked().await.why)
+}
+
+#[distributed_lock(key = "a", locks = locks)]
+async fn does_not_finish(locks: &Locks) -> Result<(), Error> {
+    pending().await
+}
+
+/// Asks for the lock `a` as soon as somebody holds it. Returns when it is free.
+async fn ask_for(locks: &Locks, grace: Duration) {
+    let holder = loop {
+        let places = locks.inspect("a").await.unwrap();
+        match places.first() {
+            Some(place) => break place.ticket,
+            None => tokio::task::yield_now().await,
+        }
+    };
+    let outcome = locks.revoke("a", holder, grace, "maintenance").await;
+    assert_eq!(outcome.unwrap(), Release::Released);
+}
+
+#[tokio::test]
+async fn with_cancel_the_body_is_stopped_as_soon_as_somebody_asks() {
+    let locks = Locks::connect("memory:").unwrap();
+    let began = Instant::now();
+
+    let (one, ()) = tokio::join!(is_repeated_later(&locks), ask_for(&locks, LONG));
+    let (several, ()) = tokio::join!(several_are_repeated_later(&locks), ask_for(&locks, LONG));
+
+    for outcome in [one, several] {
+        assert_eq!(outcome.unwrap_err().kind(), REVOKED);
+    }
+    assert!(began.elapsed() < LONG / 2);
+    assert_eq!(locks.inspect("b").await.unwrap(), []);
+}
+
+#[tokio::test]
+async fn with_finish_the_body_goes_on_for_the_time_that_it_is_given() {
+    let locks = Locks::connect("memory:").unwrap();
+
+    let (finished, ()) = tokio::join!(finishes(&locks), ask_for(&locks, LONG));
+    assert_eq!(finished.unwrap(), "maintenance");
+
+    let (began, grace) = (Instant::now(), Duration::from_millis(300));
+    let (stopped, ()) = tokio::join!(does_not_finish(&locks), ask_for(&locks, grace));
+    assert_eq!(stopped.unwrap_err().kind(), REVOKED);
+    assert!(began.elapsed() >= grace);
+}
