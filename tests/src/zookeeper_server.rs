@@ -143,7 +143,7 @@ impl ZooKeeperServer {
 
     /// The process id. A restart changes it.
     pub fn pid(&self) -> u32 {
-        self.running().as_ref().expect("the server runs").pid()
+        self.daemon.pid()
     }
 
     /// The port of the [`url`](Self::url).
