@@ -6,6 +6,7 @@ use std::task::{Context, Waker};
 use std::time::Duration;
 
 use super::events::Event;
+use super::lease::Lease;
 use super::lease::tests::lease;
 use super::settings::Settings;
 use super::shared::{Sent, Shared};
@@ -16,10 +17,18 @@ use crate::backend::memory::Memory;
 use crate::clock::Clock;
 use crate::error::LostReason;
 
-fn shared(settings: Settings) -> Arc<Shared> {
+/// A client with this clock, and a ticket that it has asked for.
+fn asked_by(clock: &Clock) -> (Arc<Shared>, Arc<Lease>) {
     let memory = Arc::new(Memory::new(Clock::BOOT));
+    let settings = Settings {
+        clock: clock.clone(),
+        ..Settings::of_tests()
+    };
     let runtime = tokio::runtime::Handle::current();
-    Arc::new(Shared::new(memory, settings, runtime, |_, _| ()).unwrap())
+    let shared = Arc::new(Shared::new(memory, settings, runtime, |_, _| ()).unwrap());
+    let lease = Arc::new(lease());
+    shared.arm(&lease).expect("open");
+    (shared, lease)
 }
 
 /// The machine slept, or the store was slow. The reply is applied before the keeper has looked at the deadline, and
@@ -27,13 +36,8 @@ fn shared(settings: Settings) -> Arc<Shared> {
 #[tokio::test]
 async fn a_loss_that_a_late_acknowledgement_finds_is_told() {
     let clock = Clock::by_hand();
-    let shared = shared(Settings {
-        clock: clock.clone(),
-        ..Settings::of_tests()
-    });
+    let (shared, lease) = asked_by(&clock);
     let mut events = shared.teller.listen();
-    let lease = Arc::new(lease());
-    shared.arm(&lease).expect("open");
     let ttl = Duration::from_secs(10);
     let sent = clock.now();
     lease.answered(7, sent, ttl);
@@ -60,12 +64,7 @@ async fn a_loss_that_a_late_acknowledgement_finds_is_told() {
 #[tokio::test]
 async fn a_grant_in_line_is_renewed_when_its_wait_would_have_been() {
     let clock = Clock::by_hand();
-    let shared = shared(Settings {
-        clock: clock.clone(),
-        ..Settings::of_tests()
-    });
-    let lease = Arc::new(lease());
-    shared.arm(&lease).expect("open");
+    let (shared, lease) = asked_by(&clock);
     let ttl = lease.request.ttl;
     lease.answered(7, clock.now(), ttl);
     let due = || {
@@ -92,12 +91,7 @@ async fn a_grant_in_line_is_renewed_when_its_wait_would_have_been() {
 async fn a_waiter_rechecks_when_it_is_told_to_and_not_too_often() {
     let clock = Clock::by_hand();
     clock.stop();
-    let shared = shared(Settings {
-        clock: clock.clone(),
-        ..Settings::of_tests()
-    });
-    let lease = Arc::new(lease());
-    shared.arm(&lease).expect("open");
+    let (shared, lease) = asked_by(&clock);
     let (id, ttl) = (lease.request.id, lease.request.ttl);
     lease.answered(7, clock.now(), ttl);
     let in_line = Shared::renewal_time(&lease, ttl);
@@ -140,12 +134,7 @@ async fn a_waiter_rechecks_when_it_is_told_to_and_not_too_often() {
 async fn a_held_ticket_that_changes_while_it_is_renewed_is_renewed_once_more() {
     let clock = Clock::by_hand();
     clock.stop();
-    let shared = shared(Settings {
-        clock: clock.clone(),
-        ..Settings::of_tests()
-    });
-    let lease = Arc::new(lease());
-    shared.arm(&lease).expect("open");
+    let (shared, lease) = asked_by(&clock);
     let (id, ttl) = (lease.request.id, lease.request.ttl);
     lease.answered(7, clock.now(), ttl);
     let later = Shared::renewal_time(&lease, ttl);

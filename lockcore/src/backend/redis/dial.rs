@@ -10,16 +10,18 @@ use std::time::Duration;
 use redis::aio::MultiplexedConnection;
 use redis::io::tcp::socket2::{SockRef, TcpKeepalive};
 use redis::{
-    AsyncConnectionConfig, ConnectionAddr, ConnectionInfo, ErrorKind, ProtocolVersion, RedisError,
+    AsyncConnectionConfig, ConnectionAddr, ConnectionInfo, ErrorKind, ProtocolVersion,
+    RedisConnectionInfo, RedisError,
 };
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::task::{AbortHandle, JoinError, JoinSet};
+use url::Url;
 
 use super::durability::Durability;
 use super::errors::not_connected;
 use super::gathering::{Gathering, InFlight};
-use crate::backend::{Fault, StoreError};
+use crate::backend::{Fault, StoreError, hosts};
 #[cfg(feature = "redis-tls")]
 use crate::tls::Connector;
 
@@ -242,3 +244,15 @@ pub(super) fn prepared(info: ConnectionInfo) -> ConnectionInfo {
 trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
+
+/// How to log in at every server of a URL that may name several. The error says what is wrong, and no more.
+pub(super) fn login(url: &Url) -> Result<RedisConnectionInfo, &'static str> {
+    let mut login = RedisConnectionInfo::default();
+    if !url.username().is_empty() {
+        login = login.set_username(hosts::decoded(url.username())?);
+    }
+    if let Some(password) = url.password() {
+        login = login.set_password(hosts::decoded(password)?);
+    }
+    Ok(login)
+}

@@ -19,7 +19,7 @@ use redis::{
 use tokio::sync::{oneshot, watch};
 use url::Url;
 
-use super::dial::{Part, Server, prepared};
+use super::dial::{Part, Server, login, prepared};
 use super::durability::{self, Durability};
 use super::released::Released;
 use super::views::{Address, SWITCH, View, Views, is_majority, switched_to};
@@ -74,13 +74,7 @@ impl Sentinels {
                 .parse::<u32>()
                 .map_err(|_| wrong("the database is not a number"))?,
         };
-        let mut master = RedisConnectionInfo::default().set_db(database.into());
-        if !url.username().is_empty() {
-            master = master.set_username(decoded(url.username())?);
-        }
-        if let Some(password) = url.password() {
-            master = master.set_password(decoded(password)?);
-        }
+        let master = login(url).map_err(wrong)?.set_db(database.into());
         let mut own = RedisConnectionInfo::default();
         let mut durability = None;
         let options = [USER, PASSWORD, durability::OPTION];
@@ -339,21 +333,11 @@ fn quoted<'a>(names: impl Iterator<Item = &'a String>) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::views::tests::{failed, names};
     use super::*;
 
     fn sentinels(url: &str) -> Result<Sentinels, Error> {
         Sentinels::plain(&Url::parse(url).unwrap())
-    }
-
-    fn names(server: &str) -> View {
-        View::Names(Address {
-            host: server.into(),
-            port: 1,
-        })
-    }
-
-    fn failed(fault: Fault) -> View {
-        View::Failed(StoreError::new(fault, "said why"))
     }
 
     #[test]

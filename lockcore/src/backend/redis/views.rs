@@ -87,18 +87,18 @@ pub(super) fn switched_to(push: &PushInfo, service: &str) -> Option<Address> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::backend::Fault;
 
-    fn names(server: &str) -> View {
+    pub(in crate::backend::redis) fn names(server: &str) -> View {
         View::Names(Address {
             host: server.into(),
             port: 1,
         })
     }
 
-    fn failed(fault: Fault) -> View {
+    pub(in crate::backend::redis) fn failed(fault: Fault) -> View {
         View::Failed(StoreError::new(fault, "said why"))
     }
 

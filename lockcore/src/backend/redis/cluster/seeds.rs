@@ -12,7 +12,7 @@ use super::map::Map;
 use super::question::Question;
 use super::receivers::Receivers;
 use super::slots;
-use crate::backend::redis::dial::{Part, Server};
+use crate::backend::redis::dial::{Part, Server, login};
 use crate::backend::redis::layout;
 use crate::backend::redis::opening::{checked, settings};
 use crate::backend::redis::sentinels::info;
@@ -46,7 +46,6 @@ impl Seeds {
     /// Reads `redis+cluster://…`.
     pub(in crate::backend::redis) fn plain(url: &Url) -> Result<Self, Error> {
         let wrong = |what: &str| Error::config(format!("{FORM}: {what}"));
-        let decoded = |part: &str| hosts::decoded(part).map_err(wrong);
         if !matches!(url.path(), "" | "/") {
             return Err(wrong(
                 "nothing may follow the hosts, because a cluster has one database",
@@ -55,18 +54,11 @@ impl Seeds {
         if url.query().is_some() || url.fragment().is_some() {
             return Err(wrong("nothing may follow the hosts"));
         }
-        let mut login = RedisConnectionInfo::default();
-        if !url.username().is_empty() {
-            login = login.set_username(decoded(url.username())?);
-        }
-        if let Some(password) = url.password() {
-            login = login.set_password(decoded(password)?);
-        }
         let addresses = hosts::hosts(url, PORT).map_err(wrong)?;
         let address = |(host, port)| Address { host, port };
         Ok(Self {
             addresses: addresses.into_iter().map(address).collect(),
-            login,
+            login: login(url).map_err(wrong)?,
             #[cfg(feature = "redis-tls")]
             tls: None,
             receivers: Receivers::default(),

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::{ConnectionAddr, IntoConnectionInfo as _, RedisConnectionInfo};
+use redis::{ConnectionAddr, IntoConnectionInfo as _};
 use url::Url;
 
 use super::super::config::check as check_server;
-use super::super::dial::{Part, Server, prepared};
+use super::super::dial::{Part, Server, login, prepared};
 use super::nodes::Links;
 use super::tally::majority;
 use crate::backend::{StoreError, hosts};
@@ -23,18 +23,11 @@ const FORM: &str = "the URL is not of the form redlock://[user[:password]@]host[
 /// The nodes of `redlock://…`.
 pub(super) fn servers(url: &Url) -> Result<Vec<Server>, Error> {
     let wrong = |what: &str| Error::config(format!("{FORM}: {what}"));
-    let decoded = |part: &str| hosts::decoded(part).map_err(wrong);
     let is_empty = matches!(url.path(), "" | "/");
     if !is_empty || url.query().is_some() || url.fragment().is_some() {
         return Err(wrong("nothing may follow the hosts"));
     }
-    let mut login = RedisConnectionInfo::default();
-    if !url.username().is_empty() {
-        login = login.set_username(decoded(url.username())?);
-    }
-    if let Some(password) = url.password() {
-        login = login.set_password(decoded(password)?);
-    }
+    let login = login(url).map_err(wrong)?;
     let addresses = hosts::hosts(url, PORT).map_err(wrong)?;
     for (at, (host, port)) in addresses.iter().enumerate() {
         if addresses[..at].contains(&addresses[at]) {
