@@ -7,6 +7,7 @@ use lockcore::testing::{Store as Kit, Verb};
 use lockcore::{ErrorKind, LostReason};
 use tests::eventually::eventually;
 
+use crate::protocol::is_not_renewed;
 use crate::store::{
     DEFAULT, Kind, SOON, Store, assert_nothing_left, begin, give_back, kind, tickets,
 };
@@ -152,14 +153,7 @@ async fn an_extended_lease_is_renewed_at_its_own_pace(_: Store) {
     let mut renewal = kit.hold_next(Verb::Renew);
     // A third of the ttl is 20 s. Drift allowance and jitter are 2.6 s at most.
     kit.clock().advance(Duration::from_secs(17));
-    // When this is released, the keeper has looked at the clock.
-    drop(locks.mutex("other").acquire().await.unwrap());
-    tickets(&locks, "other", 0).await;
-    tokio::select! {
-        biased;
-        () = renewal.arrived() => panic!("renewed with {:?} left", guard.remaining()),
-        () = std::future::ready(()) => {}
-    }
+    is_not_renewed(&locks, &guard, &mut renewal).await;
     kit.clock().advance(Duration::from_secs(3));
     let arrived = tokio::time::timeout(SOON, renewal.arrived());
     arrived.await.expect("not renewed");

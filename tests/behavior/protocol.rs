@@ -12,12 +12,13 @@ mod player;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use libtest_mimic::Trial;
-use lockcore::Locks;
 use lockcore::backend::{Renewed, Request};
-use lockcore::testing::Store as Kit;
+use lockcore::testing::{Hold, Store as Kit};
+use lockcore::{Guard, Locks};
 
-use crate::store::Kind;
+use crate::store::{Kind, tickets};
 
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     let groups = [
@@ -37,6 +38,19 @@ fn kit() -> (Kit, Locks) {
     kit.clock().stop();
     let locks = kit.client().unwrap();
     (kit, locks)
+}
+
+/// The keeper has looked at the clock of the kit, and has sent no renewal.
+pub(crate) async fn is_not_renewed(locks: &Locks, guard: &Guard, renewal: &mut Hold) {
+    // When this is released, the keeper has looked.
+    drop(locks.mutex("other").acquire().await.unwrap());
+    tickets(locks, "other", 0).await;
+    let arrived = renewal.arrived().now_or_never();
+    assert!(
+        arrived.is_none(),
+        "renewed with {:?} left",
+        guard.remaining()
+    );
 }
 
 fn still_granted(tickets: &[Arc<Request>]) -> Vec<Renewed> {

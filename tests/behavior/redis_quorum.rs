@@ -14,6 +14,8 @@ use libtest_mimic::Trial;
 use lockcore::backend::{self, EventSink, Namespace};
 use lockcore::{Guard, Locks};
 use tests::eventually::eventually;
+use tests::proxy::Proxy;
+use tests::redis_quorum::{Quorum, url};
 use tests::redis_server::RedisServer;
 
 use crate::faults::builder;
@@ -35,6 +37,14 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
 /// Allows more time, because a stalled machine must not look like a failing store.
 fn client(url: &str) -> Locks {
     builder(url).ttl(LEASE).op_timeout(SOON).build().unwrap()
+}
+
+/// A proxy in front of each node, and the URL of them.
+fn proxied(set: &Quorum) -> (Vec<Proxy>, String) {
+    let proxies = set.nodes.iter().map(|node| Proxy::to(node.port()));
+    let proxies: Vec<_> = proxies.collect();
+    let url = url(proxies.iter().map(Proxy::port));
+    (proxies, url)
 }
 
 /// No node has a ticket that lives. The next request for the name removes expired tickets.

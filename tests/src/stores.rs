@@ -85,6 +85,32 @@ pub trait Store: fmt::Debug + Send + Sync {
     }
 }
 
+/// A server that facts share. Its clients have only the rights of the store's guide, by the user of this URL.
+#[derive(Debug)]
+struct Shared<S> {
+    server: S,
+    url: String,
+}
+
+impl<S: Server> Server for Shared<S> {
+    fn url(&self) -> String {
+        self.url.clone()
+    }
+
+    fn litter(&self, namespace: &str) -> Vec<String> {
+        self.server.litter(namespace)
+    }
+
+    fn litter_but_marks(&self, namespace: &str) -> Vec<String> {
+        self.server.litter_but_marks(namespace)
+    }
+
+    /// `None`, because no fact may break it.
+    fn process(&self) -> Option<&dyn ServerProcess> {
+        None
+    }
+}
+
 /// How much of the suite runs on a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Suite {

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use libtest_mimic::Trial;
+use lockcore::{Fair, Locks};
 use tests::eventually::eventually;
 
 use crate::store::{Kind, SOON, Store, give_back, tickets};
@@ -16,20 +17,18 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
+/// A client whose leases last so long that no renewal is counted.
+fn client(store: &Store, url: String, fair: Fair) -> Locks {
+    let locks = Locks::builder().url(url).namespace(&store.namespace);
+    let locks = locks.fair(fair).ttl(Duration::from_secs(120));
+    locks.wait(3 * SOON).build().unwrap()
+}
+
 /// The counts are exact, so this fact has its own server.
 async fn one_hand_over_costs_two_scripts_and_one_message_with_any_number_of_waiters(store: Store) {
     let server = tests::redis_server::RedisServer::start();
     for waiters in [1, 10, 100] {
-        let client = || {
-            lockcore::Locks::builder()
-                .url(server.url())
-                .namespace(&store.namespace)
-                .fair(lockcore::Fair::Strict)
-                .ttl(Duration::from_secs(120)) // so long that no renewal is counted
-                .wait(3 * SOON)
-                .build()
-                .unwrap()
-        };
+        let client = || client(&store, server.url(), Fair::Strict);
         let (holding, waiting) = (client(), client());
         give_back(holding.mutex("warm").acquire().await.unwrap()).await;
         let guard = holding.mutex("a").acquire().await.unwrap();
@@ -68,15 +67,8 @@ async fn one_hand_over_costs_two_scripts_and_one_message_with_any_number_of_wait
 /// With the default policy, a hundred waiters of one process are one ticket.
 async fn a_line_inside_one_process_costs_the_store_next_to_nothing(store: Store) {
     let server = tests::redis_server::RedisServer::start();
-    let client = || {
-        lockcore::Locks::builder()
-            .url(server.url())
-            .namespace(&store.namespace)
-            .fair(lockcore::Fair::Local(Duration::from_secs(60)))
-            .ttl(Duration::from_secs(120)) // so long that no renewal is counted
-            .build()
-            .unwrap()
-    };
+    let fair = Fair::Local(Duration::from_secs(60));
+    let client = || client(&store, server.url(), fair);
     let (holding, waiting) = (client(), client());
     let guard = holding.mutex("a").acquire().await.unwrap();
     let mut tasks = tokio::task::JoinSet::new();
@@ -123,16 +115,7 @@ async fn an_uncontended_pair_costs_two_scripts(store: Store) {
 /// These are locks that several may hold at once. The counts are exact, so this fact has its own server.
 async fn a_release_wakes_exactly_the_waiters_that_it_lets_in(store: Store) {
     let server = tests::redis_server::RedisServer::start();
-    let client = || {
-        lockcore::Locks::builder()
-            .url(server.url())
-            .namespace(&store.namespace)
-            .fair(lockcore::Fair::Strict)
-            .ttl(Duration::from_secs(120)) // so long that no renewal is counted
-            .wait(3 * SOON)
-            .build()
-            .unwrap()
-    };
+    let client = || client(&store, server.url(), Fair::Strict);
     let (holding, waiting) = (client(), client());
     let three = holding
         .semaphore("s", 3)

@@ -1,12 +1,14 @@
 //! Requests whose caller gives up, and requests that are denied, refused or not answered: which tickets the client
 //! releases, and when a release leaves a mark.
 
+use std::sync::Arc;
+
 use libtest_mimic::Trial;
-use lockcore::backend::{Enqueued, Fault, StoreError};
-use lockcore::{ErrorKind, Release};
+use lockcore::backend::{Enqueued, Fault, Request, StoreError};
+use lockcore::{ErrorKind, Locks, Release};
 
 use super::TTL;
-use super::player::{Asked, granted, played};
+use super::player::{Asked, Player, granted, played};
 use crate::store::{Kind, SOON, Store, begin, kind};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
@@ -84,20 +86,31 @@ async fn a_refusal_does_not_settle_an_earlier_try_of_an_abandoned_request(_: Sto
     }
 }
 
+/// A request that the store answers with this error, after its caller has dropped it or before.
+async fn is_denied(
+    locks: &Locks,
+    store: &mut Player,
+    denied: StoreError,
+    dropped: bool,
+) -> Arc<Request> {
+    let task = begin(locks.mutex("a"));
+    let (request, reply) = store.enqueue().await;
+    if dropped {
+        abandon(task).await;
+        reply.send(Err(denied)).unwrap();
+    } else {
+        reply.send(Err(denied)).unwrap();
+        assert_eq!(kind(task.await.unwrap()), ErrorKind::Config);
+    }
+    request
+}
+
 /// A right may be taken away while a script is running.
 async fn a_ticket_that_a_denied_request_may_have_left_is_given_back(_: Store) {
     for dropped in [false, true] {
         let (locks, mut store) = played();
-        let task = begin(locks.mutex("a"));
-        let (request, reply) = store.enqueue().await;
-        let denied = Err(StoreError::halfway(Fault::Config, "denied"));
-        if dropped {
-            abandon(task).await;
-            reply.send(denied).unwrap();
-        } else {
-            reply.send(denied).unwrap();
-            assert_eq!(kind(task.await.unwrap()), ErrorKind::Config);
-        }
+        let denied = StoreError::halfway(Fault::Config, "denied");
+        let request = is_denied(&locks, &mut store, denied, dropped).await;
 
         let departure = store.release().await;
         assert_eq!(departure.request.id, request.id);
@@ -109,16 +122,8 @@ async fn a_ticket_that_a_denied_request_may_have_left_is_given_back(_: Store) {
 async fn a_request_that_was_denied_from_the_start_leaves_nothing_to_give_back(_: Store) {
     for dropped in [false, true] {
         let (locks, mut store) = played();
-        let task = begin(locks.mutex("a"));
-        let (_, reply) = store.enqueue().await;
-        let denied = Err(StoreError::new(Fault::Config, "denied"));
-        if dropped {
-            abandon(task).await;
-            reply.send(denied).unwrap();
-        } else {
-            reply.send(denied).unwrap();
-            assert_eq!(kind(task.await.unwrap()), ErrorKind::Config);
-        }
+        let denied = StoreError::new(Fault::Config, "denied");
+        is_denied(&locks, &mut store, denied, dropped).await;
 
         locks.shutdown(SOON).await.unwrap();
 

@@ -11,7 +11,7 @@ use tests::redis_quorum::{Quorum, url};
 use tests::redis_server::RedisServer;
 use tokio::runtime::{Handle, Runtime};
 
-use super::{client, has_ticket, held_everywhere, nothing_is_left_at};
+use super::{client, has_ticket, held_everywhere, nothing_is_left_at, proxied};
 use crate::faults::builder;
 use crate::store::{Kind, SOON, Store, give_back, kind, soon};
 
@@ -115,12 +115,8 @@ async fn an_enqueue_that_outlives_its_runtime_takes_nothing_behind_the_release(_
 async fn a_wait_that_ends_while_the_nodes_are_asked_again_is_over(_: Store) {
     let set = Quorum::start(3);
     let guard = client(&set.url()).mutex("a").acquire().await.unwrap();
-    let proxies: Vec<_> = set
-        .nodes
-        .iter()
-        .map(|node| Proxy::to(node.port()))
-        .collect();
-    let locks = client(&url(proxies.iter().map(Proxy::port)));
+    let (proxies, url) = proxied(&set);
+    let locks = client(&url);
     assert_eq!(kind(locks.mutex("a").try_acquire().await), ErrorKind::Busy);
     let heard = || proxies.iter().map(|proxy| proxy.traffic().chunks_up);
     let before: u64 = heard().sum();

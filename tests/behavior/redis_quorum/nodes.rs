@@ -15,7 +15,7 @@ use tests::stores::Server as _;
 use tests::witness::Witness;
 use tokio::sync::Barrier;
 
-use super::{client, held_everywhere, nothing_is_left_at};
+use super::{client, held_everywhere, nothing_is_left_at, proxied};
 use crate::faults::{builder, holder};
 use crate::store::{Kind, SLACK, SOON, Store, give_back, kind, soon};
 
@@ -85,13 +85,9 @@ async fn with_two_of_five_nodes_frozen_locks_work(_: Store) {
 
 async fn with_two_of_five_nodes_cut_off_locks_work(_: Store) {
     let set = Quorum::start(5);
-    let proxies: Vec<_> = set
-        .nodes
-        .iter()
-        .map(|node| Proxy::to(node.port()))
-        .collect();
+    let (proxies, url) = proxied(&set);
     let cut = || proxies[..2].iter().for_each(Proxy::cut);
-    locks_work_without(&set, cut, &url(proxies.iter().map(Proxy::port))).await;
+    locks_work_without(&set, cut, &url).await;
 }
 
 /// One holds, others ask, and the holder keeps its lock to the end of its lease and no longer. Returns the clients, which
@@ -337,12 +333,8 @@ async fn the_same_server_under_two_names_is_refused(_: Store) {
 async fn a_number_that_is_written_to_some_nodes_only_leaves_nothing(_: Store) {
     let set = Quorum::start(5);
     set.nodes[4].kill();
-    let proxies: Vec<_> = set
-        .nodes
-        .iter()
-        .map(|node| Proxy::to(node.port()))
-        .collect();
-    let locks = client(&url(proxies.iter().map(Proxy::port)));
+    let (proxies, url) = proxied(&set);
+    let locks = client(&url);
     give_back(locks.mutex("a").acquire().await.unwrap()).await;
     let mut token = 0;
     for _ in 0..20 {

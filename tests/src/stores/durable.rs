@@ -8,7 +8,7 @@ use lockcore::Locks;
 use lockcore::backend::{self, Capability};
 
 use super::redis::{Redis, USER, grant, grant_durability};
-use super::{Histories, Marks, Server, ServerProcess, Store, Suite, Timings};
+use super::{Histories, Marks, Server, ServerProcess, Shared, Store, Suite, Timings};
 use crate::fact;
 use crate::redis_server::{self, RedisServer};
 use crate::watch::SECRET;
@@ -57,13 +57,14 @@ impl Store for Durable {
 
     /// Clients have the rights of the guide.
     fn shared(&self) -> Arc<dyn Server> {
-        static SHARED: OnceLock<Arc<Shared>> = OnceLock::new();
+        static SHARED: OnceLock<Arc<Shared<Pair>>> = OnceLock::new();
         SHARED
             .get_or_init(|| {
                 let pair = Pair::start();
                 grant(&pair.master, "fact*", SECRET);
                 grant_durability(&pair.master);
-                Arc::new(Shared(pair))
+                let url = pair.master.url_with_user(USER, SECRET) + OPTION;
+                Arc::new(Shared { server: pair, url })
             })
             .clone()
     }
@@ -148,27 +149,5 @@ impl ServerProcess for Pair {
 
     fn marks(&self) -> Marks {
         self.master.marks()
-    }
-}
-
-#[derive(Debug)]
-struct Shared(Pair);
-
-impl Server for Shared {
-    fn url(&self) -> String {
-        self.0.master.url_with_user(USER, SECRET) + OPTION
-    }
-
-    fn litter(&self, namespace: &str) -> Vec<String> {
-        self.0.litter(namespace)
-    }
-
-    fn litter_but_marks(&self, namespace: &str) -> Vec<String> {
-        self.0.litter_but_marks(namespace)
-    }
-
-    /// `None`, because no fact may break it.
-    fn process(&self) -> Option<&dyn ServerProcess> {
-        None
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use lockcore::backend::{self, Capability};
 
 use super::redis::{Redis, USER, grant_at_node};
-use super::{Answers, Histories, Marks, Server, ServerProcess, Store, Timings};
+use super::{Answers, Histories, Marks, Server, ServerProcess, Shared, Store, Timings};
 use crate::ports::free_port;
 use crate::redis_quorum::{Quorum, url};
 use crate::redis_server::RedisServer;
@@ -51,14 +51,16 @@ impl Store for RedisQuorum {
 
     /// Clients have the rights of the guide.
     fn shared(&self) -> Arc<dyn Server> {
-        static SHARED: OnceLock<Arc<Shared>> = OnceLock::new();
+        static SHARED: OnceLock<Arc<Shared<Quorum>>> = OnceLock::new();
         SHARED
             .get_or_init(|| {
                 let set = Quorum::start(3);
                 for node in &set.nodes {
                     grant_at_node(node, "fact*", SECRET);
                 }
-                Arc::new(Shared(set))
+                let url = set.url();
+                let url = url.replace("://", &format!("://{USER}:{SECRET}@"));
+                Arc::new(Shared { server: set, url })
             })
             .clone()
     }
@@ -95,30 +97,6 @@ impl Server for Quorum {
 fn at_all(nodes: &[RedisServer], keys: impl Fn(&RedisServer) -> Vec<String>) -> Vec<String> {
     let running = nodes.iter().filter(|node| node.is_running());
     running.flat_map(keys).collect()
-}
-
-#[derive(Debug)]
-struct Shared(Quorum);
-
-impl Server for Shared {
-    fn url(&self) -> String {
-        let url = self.0.url();
-        let hosts = url.strip_prefix("redlock://").unwrap();
-        format!("redlock://{USER}:{SECRET}@{hosts}")
-    }
-
-    fn litter(&self, namespace: &str) -> Vec<String> {
-        self.0.litter(namespace)
-    }
-
-    fn litter_but_marks(&self, namespace: &str) -> Vec<String> {
-        self.0.litter_but_marks(namespace)
-    }
-
-    /// `None`, because no fact may break it.
-    fn process(&self) -> Option<&dyn ServerProcess> {
-        None
-    }
 }
 
 /// Two nodes that run, and one that does not.
