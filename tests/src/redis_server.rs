@@ -258,7 +258,7 @@ impl RedisServer {
             clock: clock(daemon.folder()),
             daemon,
         };
-        daemon::started(|| {
+        let started = daemon::started(|| {
             server.port = free_port();
             match server.spawn() {
                 Ok(()) => Some(()),
@@ -266,6 +266,12 @@ impl RedisServer {
                 Err(NotStarted::Failed(why)) => panic!("{why}"),
             }
         });
+        if started.is_none() {
+            panic!(
+                "five free ports were taken before {PROGRAM} could bind them\n{}",
+                server.log_tail()
+            );
+        }
         server
     }
 

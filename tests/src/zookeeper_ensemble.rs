@@ -43,6 +43,7 @@ impl Ensemble {
         ZooKeeperServer::available().unwrap_or_else(|reason| panic!("{reason}"));
         // As for a single server, but here there are nine ports.
         daemon::started(|| Self::try_launch(bridged, sync_limit))
+            .expect("free ports were taken five times before the servers could bind them")
     }
 
     /// `None` if another process has taken a port.

@@ -126,6 +126,7 @@ impl ZooKeeperServer {
             adjust(&mut server);
             server.try_spawn().then_some(server)
         })
+        .expect("five free ports were taken before ZooKeeper could bind them")
     }
 
     /// Whether ZooKeeper is installed. The error says how to get it.
