@@ -310,7 +310,7 @@ fn a_release_leaves_a_ticket_with_its_heir_or_to_the_caller() {
         if holder.leave() {
             process
                 .shared
-                .clean_up(crate::client::table::Cleanup::of(&lease));
+                .clean_up(crate::client::tracked::Cleanup::of(&lease));
         }
         going.join().unwrap();
         coming.join().unwrap();
