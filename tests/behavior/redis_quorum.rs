@@ -8,7 +8,7 @@ mod nodes;
 mod restarts;
 mod tls;
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
 use lockcore::backend::{self, EventSink, Namespace};
@@ -88,6 +88,13 @@ async fn held_everywhere(locks: &Locks, nodes: &[RedisServer]) -> Guard {
         assert!(Instant::now() < until, "it is not at all nodes");
         give_back(guard).await;
     }
+}
+
+/// Lets a node remember a number for the lock `a` that is so far ahead of the clocks, as if another client had chosen it.
+/// So the nodes do not draw the same number next time. The lock is free.
+fn has_drawn(node: &RedisServer, ahead: Duration) {
+    let number = (std::time::UNIX_EPOCH.elapsed().unwrap() + ahead).as_micros();
+    node.command::<()>(&["SET", "test:1:{a}", &format!("{number:016}")]);
 }
 
 /// The warnings of the check of a new connection.

@@ -10,12 +10,13 @@ use tests::ports::free_port;
 use tests::proxy::Proxy;
 use tests::redis_quorum::{Quorum, url};
 
-use super::{client, has_ticket, warnings};
+use super::{client, has_drawn, has_ticket, held_everywhere, warnings};
 use crate::store::{Kind, SOON, Store, give_back};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT, "redis_quorum";
         tokens_rise_although_a_node_is_an_hour_ahead
+        tokens_rise_although_a_clock_jumps_ahead_after_it_was_read
         a_node_whose_clock_is_days_ahead_does_not_raise_the_numbers
         a_ticket_is_shown_with_its_number_whatever_nodes_answer
     ]
@@ -50,6 +51,27 @@ async fn tokens_rise_although_a_node_is_an_hour_ahead(_: Store) {
     assert!(differ, "{warnings:?}");
 }
 
+/// The same, for clients that take the node for right.
+async fn tokens_rise_although_a_clock_jumps_ahead_after_it_was_read(_: Store) {
+    let set = Quorum::forgetful(5);
+    let reached = [[0, 1, 2], [2, 3, 4], [4, 1, 3], [0, 3, 2], [1, 2, 4]];
+    let clients = reached.map(|reached| client(&of(&set, reached)));
+    for locks in &clients {
+        give_back(locks.mutex("warm").wait(SOON).acquire().await.unwrap()).await;
+    }
+
+    set.nodes[0].set_clock(Clock::Ahead(2 * HOUR));
+
+    let mut last = 0;
+    for locks in &clients {
+        let guard = locks.mutex("a").wait(SOON).acquire().await.unwrap();
+        let token = guard.grant_id().as_u64();
+        assert!(token > last, "{token} after {last}");
+        last = token;
+        give_back(guard).await;
+    }
+}
+
 async fn a_node_whose_clock_is_days_ahead_does_not_raise_the_numbers(_: Store) {
     let set = Quorum::forgetful(5);
     set.nodes[0].set_clock(Clock::Ahead(10 * DAY));
@@ -78,15 +100,15 @@ async fn a_node_whose_clock_is_days_ahead_does_not_raise_the_numbers(_: Store) {
     assert!(text.contains("more than a day ahead"), "{text}");
 }
 
-/// The node that is ahead draws a greater number than the ticket gets, because it hears of the request late.
+/// One node draws a greater number than the ticket gets, because it hears of the request late.
 async fn a_ticket_is_shown_with_its_number_whatever_nodes_answer(_: Store) {
-    let set = Quorum::forgetful(3);
-    set.nodes[2].set_clock(Clock::Ahead(2 * HOUR));
+    let set = Quorum::start(3);
     let slow = Proxy::to(set.nodes[2].port());
     let [one, other, ahead] = [0, 1, 2].map(|at| set.nodes[at].port());
     let locks = client(&url([one, other, slow.port()]));
-    give_back(locks.mutex("warm").acquire().await.unwrap()).await;
+    give_back(held_everywhere(&locks, &set.nodes).await).await;
     slow.delay(Duration::from_millis(300), Duration::ZERO);
+    has_drawn(&set.nodes[2], HOUR);
 
     let guard = locks.mutex("a").acquire().await.unwrap();
 

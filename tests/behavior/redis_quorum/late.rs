@@ -11,7 +11,7 @@ use tests::redis_quorum::{Quorum, url};
 use tests::redis_server::RedisServer;
 use tokio::runtime::{Handle, Runtime};
 
-use super::{client, has_ticket, held_everywhere, nothing_is_left_at, proxied};
+use super::{client, has_drawn, has_ticket, held_everywhere, nothing_is_left_at, proxied};
 use crate::faults::builder;
 use crate::store::{Kind, SOON, Store, give_back, kind, soon};
 
@@ -27,7 +27,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
 }
 
 /// The last of three nodes is behind the proxy. The client is connected to all, in the runtime of the fact.
-async fn with_the_last_behind(proxy: &Proxy, set: &Quorum) -> Locks {
+pub(super) async fn with_the_last_behind(proxy: &Proxy, set: &Quorum) -> Locks {
     let [first, second] = [0, 1].map(|at| set.nodes[at].port());
     let locks = client(&url([first, second, proxy.port()]));
     give_back(locks.mutex("here").acquire().await.unwrap()).await;
@@ -39,7 +39,7 @@ async fn with_the_last_behind(proxy: &Proxy, set: &Quorum) -> Locks {
 }
 
 /// Runs a piece of a fact on a thread where a runtime may be built and dropped.
-async fn in_another_runtime<T: Send + 'static>(
+pub(super) async fn in_another_runtime<T: Send + 'static>(
     piece: impl FnOnce(Runtime, Handle) -> T + Send + 'static,
 ) -> T {
     let here = Handle::current();
@@ -179,6 +179,7 @@ async fn a_node_that_has_lost_the_ticket_before_it_has_the_number_does_not_count
     let locks = client(&url([loses.port(), slow.port(), free_port()]));
     give_back(locks.mutex("warm").acquire().await.unwrap()).await;
     slow.delay(Duration::ZERO, Duration::from_secs(1));
+    has_drawn(&set.nodes[1], Duration::from_secs(3600));
     let lock = locks.mutex("a").wait(SOON / 2);
     let asks = tokio::spawn(async move { lock.acquire().await });
     let alone = client(&loses.url());

@@ -15,7 +15,7 @@ use tests::stores::Server as _;
 use tests::witness::Witness;
 use tokio::sync::Barrier;
 
-use super::{client, held_everywhere, nothing_is_left_at, proxied};
+use super::{client, has_drawn, held_everywhere, nothing_is_left_at, proxied};
 use crate::faults::{builder, holder};
 use crate::store::{Kind, SLACK, SOON, Store, give_back, kind, soon};
 
@@ -337,7 +337,10 @@ async fn a_number_that_is_written_to_some_nodes_only_leaves_nothing(_: Store) {
     let locks = client(&url);
     give_back(locks.mutex("a").acquire().await.unwrap()).await;
     let mut token = 0;
-    for _ in 0..20 {
+    for minutes in 1..=20 {
+        for node in &set.nodes[..2] {
+            has_drawn(node, Duration::from_secs(60 * minutes));
+        }
         for proxy in &proxies[..2] {
             // The script that raises a number is the only one with so many arguments.
             proxy.lose_replies(b"*6\r\n$7\r\nEVALSHA", 1);

@@ -171,6 +171,7 @@ mod tests {
         spans.extend(HEAD.map(|(name, _)| head(name, name)));
         spans.extend([
             record("number", ":"),
+            record("number", "capacity"),
             record("id", "capacity"),
             head("last", "marks"),
             head("L", "head"),

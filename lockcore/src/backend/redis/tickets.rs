@@ -183,7 +183,7 @@ pub(super) async fn inspect(
 
 /// A ticket as one server knows it.
 pub(super) struct Listed {
-    /// Whether the server was told the number: see [`raise`].
+    /// Whether the client has chosen the number, with the request or with [`raise`].
     pub(super) is_told: bool,
     pub(super) ticket: TicketInfo,
 }

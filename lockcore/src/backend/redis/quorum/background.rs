@@ -13,7 +13,8 @@ use tokio::sync::oneshot;
 use super::super::tickets as node;
 use super::asked::{Asked, Step, send_rest};
 use super::ballot::{Ballot, may_be_carried_out};
-use super::leaving::{Late, Leaving, OnItsWay};
+use super::late::Late;
+use super::leaving::{Leaving, OnItsWay};
 use super::node::Node;
 use super::nodes::{Links, Nodes};
 use crate::backend::{BoxFuture, Departure, Enqueued, Released, StoreError};
@@ -80,7 +81,7 @@ pub(super) fn finish_late(
     if asked.is_empty() {
         return;
     }
-    let pending = late.begin(request.id);
+    let pending = late.begin(request.id, links);
     let again = Departure::new(Arc::clone(request), false);
     links.finish(async move {
         while let Some(step) = asked.next().await {
@@ -89,7 +90,7 @@ pub(super) fn finish_late(
             };
             let voter = voters.iter().find(|(voter, _)| *voter == at);
             let is_done = match (answer, voter) {
-                (Ok(Enqueued::Granted { .. }), Some((_, voter))) if pending.is_released() => {
+                (Ok(Enqueued::Granted { .. }), Some((_, voter))) if pending.is_overtaken() => {
                     let verb = node::release(voter.connection.clone(), vec![again.clone()]);
                     is_done(&owed.nodes.send(at, voter, verb).await)
                 }

@@ -1,9 +1,36 @@
 //! The count of an enqueue: which nodes have granted it, the number of the ticket, and when the outcome is certain. No
 //! I/O: `tickets` asks the nodes.
 //!
-//! The number is the highest that a node of the majority has drawn. Before the grant counts, a majority must have been
-//! told this number. A later majority has at least one node in common with this one, and that node draws a greater
-//! number. It also knows the number of this ticket.
+//! # Why numbers rise
+//!
+//! A node remembers the last number of each name, and draws a greater one. A grant counts only when as many nodes as it
+//! needs have a last number that is not smaller than the grant's. Any two grants have one of these nodes in common. The
+//! later grant's number is not smaller than what that node draws for it, so it is greater than the earlier number.
+//!
+//! There are two ways to come that far:
+//!
+//! - *Proposed.* The client proposes a number that is ahead of all clocks, and a node draws exactly this number if it is
+//!   greater than the node's clock and the name's last number, and at most a day ahead of the clock. When as many nodes as
+//!   are needed have drawn it, the grant counts.
+//! - *Raised.* Otherwise the number is the highest that any of these nodes has drawn, and each of them is told it and has to
+//!   confirm that it remembers it, and still has the ticket. That takes one more round trip.
+//!
+//! The proposal is only a guess that saves the round trip. Nothing depends on its being right:
+//!
+//! - *Nodes draw different numbers*, because a clock has jumped or the name has had a greater number. Then the nodes with
+//!   the proposal are too few, and the number is raised.
+//! - *Two clients ask at once.* Each node serves one after the other. The second gets the proposal only where it is greater
+//!   than what the first has got. Of two that exclude each other, each node has the ticket of one, so one of the two is
+//!   gone from their common node before the other can count.
+//! - *A client proposes a number that is far ahead.* It is at most a day ahead of the clocks of the nodes that take it.
+//!   Other clients' proposals are smaller than that for a while, and their numbers are raised above it.
+//! - *A node restarts without its data* and draws a small number. It does not vote before every ticket that it had has
+//!   ended, two minutes later. By then its clock has passed the numbers that it had forgotten, because a proposal is ahead
+//!   of the clocks by much less. This fails only if a clock was further ahead than that: the guide tells of it.
+//! - *A key has expired at some nodes.* It lives until a day after the node's clock has passed the last number, so the clock
+//!   is greater than what was forgotten. A ticket that expires leaves the last number where it is.
+//! - *An answer is late or is lost.* The node may have drawn the proposal or a greater number, and keeps it. The ticket has
+//!   the number that was counted: only that one is marked at enough nodes, so every majority knows it.
 
 use std::time::Duration;
 
@@ -11,7 +38,7 @@ use crate::backend::{Enqueued, Fault, StoreError};
 
 /// A day, in the unit of ticket numbers, which is a microsecond of a server's clock. A number that is further ahead of
 /// the others than this comes from a wrong clock.
-const DAY: u64 = 24 * 60 * 60 * 1_000_000;
+pub(super) const DAY: u64 = 24 * 60 * 60 * 1_000_000;
 
 /// The count of one enqueue.
 #[derive(Debug)]
@@ -19,6 +46,8 @@ pub(super) struct Ballot {
     votes: Vec<Vote>,
     /// How many nodes must have the ticket: a majority, or more.
     needed: usize,
+    /// The number that the nodes were asked to draw.
+    proposed: u64,
     /// The number of the ticket, once a majority has granted it.
     number: Option<u64>,
 }
@@ -65,7 +94,12 @@ pub(super) enum Verdict {
 
 impl Ballot {
     /// A count among this many nodes, of which some are asked.
-    pub(super) fn new(all: usize, needed: usize, asked: impl IntoIterator<Item = usize>) -> Self {
+    pub(super) fn new(
+        all: usize,
+        needed: usize,
+        proposed: u64,
+        asked: impl IntoIterator<Item = usize>,
+    ) -> Self {
         let mut votes = vec![Vote::Absent; all];
         for at in asked {
             votes[at] = Vote::Asked;
@@ -73,6 +107,7 @@ impl Ballot {
         Self {
             votes,
             needed,
+            proposed,
             number: None,
         }
     }
@@ -101,7 +136,8 @@ impl Ballot {
         self.raise()
     }
 
-    /// Chooses the number as soon as there is a majority. Returns the nodes that have granted and do not know it.
+    /// Chooses the number as soon as there is a majority. Returns the nodes that have granted and do not know it. A node
+    /// that has drawn the proposal knows it, if that is the number.
     fn raise(&mut self) -> Vec<(usize, u64)> {
         let needed = self.needed;
         let number = match (self.number, self.highest_sound()) {
@@ -121,6 +157,8 @@ impl Ballot {
         for (at, own, valid_for) in granted {
             self.votes[at] = if own > number.saturating_add(DAY) {
                 Vote::Spoilt(StoreError::new(Fault::Retry, AHEAD))
+            } else if own == number && number == self.proposed {
+                Vote::Counts { valid_for }
             } else {
                 raising.push((at, number));
                 Vote::Raising { valid_for }
@@ -247,14 +285,21 @@ impl Ballot {
 
     /// The highest number that a wrong clock has not drawn, once a majority has granted.
     fn highest_sound(&self) -> Option<u64> {
-        let mut numbers: Vec<u64> = self.granted().map(|(_, number, _)| number).collect();
-        numbers.sort_unstable();
-        let enough = numbers.len() >= self.needed;
-        // One wrong clock must not raise the numbers of all.
-        let limit = numbers.get(numbers.len().saturating_sub(1) / 2)? + DAY;
-        let sound = numbers.partition_point(|number| *number <= limit);
-        enough.then(|| numbers[sound - 1])
+        let numbers: Vec<u64> = self.granted().map(|(_, number, _)| number).collect();
+        match numbers.len() >= self.needed {
+            true => highest_sound(numbers),
+            false => None,
+        }
     }
+}
+
+/// The highest of these numbers or clocks that is at most a day ahead of the one in the middle: one wrong clock must not
+/// raise the numbers of all.
+pub(super) fn highest_sound(mut numbers: Vec<u64>) -> Option<u64> {
+    numbers.sort_unstable();
+    let limit = numbers.get(numbers.len().saturating_sub(1) / 2)? + DAY;
+    let sound = numbers.partition_point(|number| *number <= limit);
+    Some(numbers[sound - 1])
 }
 
 /// Whether a node whose answer is this error may have carried out the request.
@@ -288,8 +333,10 @@ mod tests {
         Err(StoreError::new(fault, "said why"))
     }
 
+    const PROPOSED: u64 = 500;
+
     fn ballot<const N: usize>(answers: [Result<Enqueued, StoreError>; N]) -> Ballot {
-        let mut ballot = Ballot::new(5, 3, 0..5);
+        let mut ballot = Ballot::new(5, 3, PROPOSED, 0..5);
         for (at, answer) in answers.into_iter().enumerate() {
             let raising = ballot.answered(at, answer);
             assert!(raising.is_empty(), "{raising:?}");
@@ -314,6 +361,46 @@ mod tests {
         ballot.raised(3, Ok(true));
 
         let (ticket, valid_for) = (9, TTL);
+        assert_eq!(ballot.verdict(), Verdict::Granted { ticket, valid_for });
+    }
+
+    #[test]
+    fn a_grant_counts_at_once_when_a_majority_has_drawn_the_proposal() {
+        let granted = || granted(PROPOSED);
+        let mut ballot = ballot([granted(), busy(1), granted()]);
+        assert_eq!(ballot.verdict(), Verdict::Open);
+
+        assert_eq!(ballot.answered(4, granted()), []);
+
+        let (ticket, valid_for) = (PROPOSED, TTL);
+        assert_eq!(ballot.verdict(), Verdict::Granted { ticket, valid_for });
+        // It need not be told what it has drawn instead.
+        ballot.answered(3, self::granted(PROPOSED + 9));
+        assert_eq!(ballot.verdict(), Verdict::Granted { ticket, valid_for });
+    }
+
+    /// Also if all have drawn the same one: another client has chosen that, or it is the next of the name by chance.
+    #[test]
+    fn a_number_that_was_not_proposed_is_told_to_all() {
+        for others in [[PROPOSED, PROPOSED], [PROPOSED + 1; 2]] {
+            let mut ballot = ballot(others.map(granted));
+
+            let told = [0, 1, 2].map(|at| (at, PROPOSED + 1));
+            assert_eq!(ballot.answered(2, granted(PROPOSED + 1)), told);
+            assert_eq!(ballot.verdict(), Verdict::Open);
+        }
+    }
+
+    #[test]
+    fn only_a_node_that_has_not_drawn_the_highest_proposal_is_told_it() {
+        let behind = PROPOSED - 1;
+        let mut ballot = ballot([granted(PROPOSED), granted(behind)]);
+
+        assert_eq!(ballot.answered(2, granted(PROPOSED)), [(1, PROPOSED)]);
+
+        assert_eq!(ballot.verdict(), Verdict::Open);
+        ballot.raised(1, Ok(true));
+        let (ticket, valid_for) = (PROPOSED, TTL);
         assert_eq!(ballot.verdict(), Verdict::Granted { ticket, valid_for });
     }
 
@@ -349,14 +436,14 @@ mod tests {
 
     #[test]
     fn one_node_of_three_that_is_busy_is_enough_if_two_of_five_are_down() {
-        let mut ballot = Ballot::new(5, 3, 0..3);
+        let mut ballot = Ballot::new(5, 3, PROPOSED, 0..3);
 
         ballot.answered(0, busy(1));
 
         assert_eq!(ballot.verdict(), Verdict::Refused);
         assert!(matches!(ballot.refusal(), Ok(Enqueued::Busy { .. })));
         // Another capacity is told only if a majority has it.
-        let mut ballot = Ballot::new(5, 3, 0..3);
+        let mut ballot = Ballot::new(5, 3, PROPOSED, 0..3);
         let other = || Ok(Enqueued::CapacityMismatch { in_use: 3 });
         ballot.answered(0, other());
         assert_eq!(ballot.verdict(), Verdict::Open);
@@ -374,6 +461,7 @@ mod tests {
         let mut three = Ballot {
             votes: ballot.votes.clone(),
             needed: 3,
+            proposed: PROPOSED,
             number: None,
         };
         for at in [3, 4] {
@@ -399,7 +487,7 @@ mod tests {
 
     #[test]
     fn a_node_that_does_not_vote_is_no_part_of_a_majority() {
-        let mut ballot = Ballot::new(3, 2, [0, 1]);
+        let mut ballot = Ballot::new(3, 2, PROPOSED, [0, 1]);
         ballot.answered(0, granted(1));
         assert_eq!(ballot.verdict(), Verdict::Open);
 

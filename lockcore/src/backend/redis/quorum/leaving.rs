@@ -1,7 +1,6 @@
-//! The ids of requests that are still on their way to some nodes although their verb has its answer: tickets that are
-//! given back, and enqueues that slow nodes have not answered. All connections of a client share them.
+//! The tickets that are being given back although their verb has its answer. All connections of a client share them.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::request::Id;
@@ -40,54 +39,5 @@ impl Leaving {
 impl Drop for OnItsWay {
     fn drop(&mut self) {
         self.leaving.ids(|ids| ids.remove(&self.id));
-    }
-}
-
-/// The ids that were granted by a majority, while slower nodes have not answered the enqueue.
-///
-/// A release of such an id may come on another connection, and overtake the enqueue at such a node. That node would then
-/// keep a ticket that nobody has. So it is told of the release again when it has answered: see
-/// [`finish_late`](super::background::finish_late).
-#[derive(Clone, Debug, Default)]
-pub(super) struct Late(Arc<Mutex<HashMap<Id, bool>>>);
-
-/// An enqueue that has no answer from all nodes until this is dropped.
-#[derive(Debug)]
-pub(super) struct Unanswered {
-    late: Late,
-    id: Id,
-}
-
-impl Late {
-    pub(super) fn begin(&self, id: Id) -> Unanswered {
-        self.ids(|ids| ids.insert(id, false));
-        let late = self.clone();
-        Unanswered { late, id }
-    }
-
-    /// A release of this id is about to be sent.
-    pub(super) fn note_release(&self, id: Id) {
-        self.ids(|ids| {
-            if let Some(is_released) = ids.get_mut(&id) {
-                *is_released = true;
-            }
-        });
-    }
-
-    fn ids<T>(&self, of: impl FnOnce(&mut HashMap<Id, bool>) -> T) -> T {
-        of(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-}
-
-impl Unanswered {
-    /// Whether a release was sent since the enqueue.
-    pub(super) fn is_released(&self) -> bool {
-        self.late.ids(|ids| ids.get(&self.id) == Some(&true))
-    }
-}
-
-impl Drop for Unanswered {
-    fn drop(&mut self) {
-        self.late.ids(|ids| ids.remove(&self.id));
     }
 }

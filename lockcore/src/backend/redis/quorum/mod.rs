@@ -10,10 +10,12 @@ mod asked;
 mod background;
 mod ballot;
 mod config;
+mod late;
 mod leaving;
 mod node;
 mod nodes;
 mod outbox;
+mod proposal;
 mod tally;
 mod tickets;
 
@@ -31,7 +33,8 @@ use crate::name::Name;
 use crate::request::Request;
 use crate::tls::Tls;
 
-use leaving::{Late, Leaving};
+use late::Late;
+use leaving::Leaving;
 use node::LONGEST_TTL;
 use nodes::Links;
 use outbox::Outbox;

@@ -12,6 +12,7 @@ use super::super::dial::Server;
 use super::super::errors::{GUIDE, failed};
 use super::super::layout;
 use super::super::opening::without_wake_ups;
+use super::proposal::WallClock;
 use crate::backend::StoreError;
 use crate::clock::{Clock, Instant};
 use crate::name::Namespace;
@@ -36,8 +37,7 @@ pub(super) struct Node {
     pub(super) run_id: Arc<str>,
     /// A node that has restarted may have forgotten tickets, and does not vote before this.
     pub(super) votes_from: Instant,
-    /// How far its wall clock is ahead of this machine's, in microseconds.
-    pub(super) ahead: i128,
+    pub(super) wall_clock: Arc<WallClock>,
 }
 
 impl Node {
@@ -64,8 +64,8 @@ impl Node {
         };
         let aside = ASIDE.saturating_sub(Duration::from_secs(uptime));
         let keeps_all = aside.is_zero() || keeps_every_write(connection.connection.clone()).await;
-        let (seconds, micros): (i128, i128) = ask(server, &connection, &redis::cmd("TIME")).await?;
-        let here = std::time::UNIX_EPOCH.elapsed().unwrap_or_default();
+        let asked = Clock::BOOT.now();
+        let time = ask(server, &connection, &redis::cmd("TIME")).await?;
         load_scripts(connection.connection.clone()).await;
         let node = Self {
             run_id: run_id.into(),
@@ -73,7 +73,7 @@ impl Node {
                 true => read_at,
                 false => read_at.after(aside),
             },
-            ahead: seconds * 1_000_000 + micros - here.as_micros() as i128,
+            wall_clock: Arc::new(WallClock::new(asked, time)),
             connection,
         };
         Ok((node, closed))

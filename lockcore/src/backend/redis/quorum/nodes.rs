@@ -244,6 +244,29 @@ impl Nodes {
         );
     }
 
+    /// Reads the clock of a node again, unless that was done lately. `is_refused`: the node has not drawn the number that was
+    /// proposed.
+    pub(super) fn read_clock(&self, node: &Node, is_refused: bool) {
+        let asked = Clock::BOOT.now();
+        if !node.wall_clock.is_due(asked, is_refused) {
+            return;
+        }
+        let clock = Arc::clone(&node.wall_clock);
+        let mut connection = node.connection.connection.clone();
+        let patience = self.timer(SILENCE);
+        self.background().spawn_on(
+            async move {
+                let question = redis::cmd("TIME");
+                tokio::select! {
+                    biased;
+                    Ok(time) = question.query_async(&mut connection) => clock.set(asked, time),
+                    () = patience => {}
+                }
+            },
+            &self.runtime,
+        );
+    }
+
     /// The releases for a node that has not acknowledged them.
     pub(super) fn outbox(&self, at: usize) -> &Outbox {
         &self.outboxes[at]
@@ -346,7 +369,7 @@ impl Nodes {
             .iter()
             .enumerate()
             .filter_map(|(at, view)| match view {
-                View::Up(node) => Some((node.ahead, at)),
+                View::Up(node) => Some((node.wall_clock.ahead(), at)),
                 View::Asked | View::Down(_) => None,
             });
         let (first, last) = (clocks.clone().min(), clocks.max());

@@ -17,13 +17,16 @@ use super::super::tickets as node;
 use super::asked::{Step, everywhere, send_rest};
 use super::background::{finish_late, give_back, leave_to};
 use super::ballot::{Ballot, Verdict};
-use super::leaving::{Late, Leaving};
+use super::late::Late;
+use super::leaving::Leaving;
 use super::node::{LONGEST_TTL, Node};
 use super::nodes::{Links, Nodes};
+use super::proposal::proposal;
 use super::tally::{Removal, Renewal, majority, needed};
 use crate::backend::{
     BoxFuture, Departure, Enqueued, Fault, Released, Renewed, StoreError, TicketInfo,
 };
+use crate::clock::Clock;
 use crate::name::Name;
 use crate::request::{Id, Request};
 
@@ -45,12 +48,21 @@ pub(super) async fn enqueue(
     let nodes = links.nodes();
     let needed = needed(nodes.count(), request.permits, request.capacity);
     let voters = nodes.voters(needed)?;
+    let now = Clock::BOOT.now();
+    let clocks = voters.iter().map(|(_, voter)| {
+        nodes.read_clock(voter, false);
+        voter.wall_clock.on_arrival(now)
+    });
+    let proposed = proposal(clocks.collect(), request.highest_seen);
     let request = Arc::new(Request {
         wait: false,
         ttl: request.ttl.min(LONGEST_TTL),
+        // A node draws the next number after this.
+        highest_seen: proposed.saturating_sub(1),
         ..Request::clone(&request)
     });
-    let mut ballot = Ballot::new(nodes.count(), needed, voters.iter().map(|(at, _)| *at));
+    let asked_at = voters.iter().map(|(at, _)| *at);
+    let mut ballot = Ballot::new(nodes.count(), needed, proposed, asked_at);
     let mut asked: FuturesUnordered<BoxFuture<Step>> = FuturesUnordered::new();
     for (at, voter) in &voters {
         let (mut connection, asked_for) = (voter.connection.clone(), Arc::clone(&request));
@@ -61,6 +73,7 @@ pub(super) async fn enqueue(
     while let Some(step) = asked.next().await {
         match step {
             Step::Enqueued(at, answer) => {
+                note_refusal(nodes, &voters, at, (&answer, proposed));
                 for (at, number) in ballot.answered(at, answer) {
                     let Some((_, voter)) = voters.iter().find(|(voter, _)| *voter == at) else {
                         continue;
@@ -96,6 +109,21 @@ pub(super) async fn enqueue(
     ballot
         .refusal()
         .map_err(|errors| nodes.too_few(needed, &errors))
+}
+
+/// A node that has not drawn the proposal may have another time than was thought.
+fn note_refusal(
+    nodes: &Nodes,
+    voters: &[(usize, Node)],
+    at: usize,
+    (answer, proposed): (&Result<Enqueued, StoreError>, u64),
+) {
+    let voter = voters.iter().find(|(voter, _)| *voter == at);
+    if let (Ok(Enqueued::Granted { ticket, .. }), Some((_, voter))) = (answer, voter)
+        && *ticket != proposed
+    {
+        nodes.read_clock(voter, true);
+    }
 }
 
 /// Lets requests that are under way be carried out.
@@ -171,7 +199,7 @@ pub(super) async fn release(
 ) -> Result<Vec<Released>, StoreError> {
     let nodes = links.nodes();
     for departure in &tickets {
-        late.note_release(departure.request.id);
+        late.note_release(departure.request.id, &links);
     }
     let verb = |node: &Node| node::release(node.connection.clone(), tickets.clone());
     let mut asked = everywhere(nodes, verb);
@@ -270,8 +298,8 @@ pub(super) async fn inspect(links: Arc<Links>, name: Name) -> Result<Vec<TicketI
 
 /// One ticket, as several nodes know it.
 fn united(at_nodes: Vec<node::Listed>, all: usize) -> Option<TicketInfo> {
-    // A majority was told the number before the ticket was granted, so one of any majority knows it. The others may
-    // still have the number that they have drawn.
+    // A majority has drawn the number that was proposed or was told it, before the ticket was granted. So one of any
+    // majority knows it. The others may still have the number that they have drawn.
     let is_any_told = at_nodes.iter().any(|listed| listed.is_told);
     let knows = at_nodes
         .iter()

@@ -2,7 +2,8 @@
 --
 -- KEYS  1 the name's key; the name's other keys are made from it, see line.lua
 -- ARGV  1 the record without its number, with '+' and the ttl in ms as the expiry: see record.lua
---       2 the highest ticket number that the client has seen, in 16 digits
+--       2 the highest ticket number that the client has seen, in 16 digits. A client of several servers sends a number
+--         that is ahead of their clocks. So all of them draw the next one, which the client has chosen with that
 --       3 '0' for a request that does not wait; absent for one that waits
 --       last 'asking' if the name's keys are on their way to this node of a cluster
 -- Reply number of the ticket, as text            granted, for the ttl
@@ -100,13 +101,34 @@ if ends and ends > now then
   end
 end
 
--- include line.lua
-
 -- A number that the client has seen is believed if it is at most a day ahead of the clock. Without this limit one wrong
 -- clock would make the numbers of all clients too great.
 local last, seen = was and tonumber(string.sub(was, 1, 16)) or 0, tonumber(ARGV[2])
 local drawn = math.max(last + 1, micros)
-if seen >= drawn and seen <= micros + 86400000000 then drawn = seen + 1 end
+local is_chosen = seen >= drawn and seen <= micros + 86400000000
+if is_chosen then drawn = seen + 1 end
+
+-- The record of the new ticket. If the client has chosen the number, '=' says so: see record.lua. Then the number may be
+-- ahead of the clock, so the expiry cannot be counted from it.
+local function new_record()
+  local record = with_expiry(number .. ARGV[1], now + ttl)
+  if not is_chosen then return record end
+  return string.sub(record, 1, 83) .. '=' .. string.sub(record, 85)
+end
+
+-- The name has no tickets, as in the most frequent case, and the client has chosen the number. This is every free name at
+-- a server of a quorum.
+if is_chosen and drawn < tonumber(END_OF_NUMBERS) and (not was or #was == 16 and string.find(was, '^%d+$')) then
+  number = string.format('%016d', drawn)
+  if was and string.sub(was, 1, 7) == string.sub(number, 1, 7) then
+    redis.call('SET', key, new_record(), 'KEEPTTL')
+  else
+    redis.call('SET', key, new_record(), 'PX', string.format('%d', DAY_MS + math.floor((drawn - micros) / 1000)))
+  end
+  return number
+end
+
+-- include line.lua
 
 local line = read(key, was, now)
 if line.err then return line end
@@ -164,12 +186,11 @@ local function take()
   number = string.format('%016d', drawn)
 
   line.raise = line.raise or string.sub(line.last, 1, 7) ~= string.sub(number, 1, 7)
-  local record = with_expiry(number .. ARGV[1], now + ttl)
   if holds then
     if alone then line.capacity = capacity end
-    hold(line, id, record, permits)
+    hold(line, id, new_record(), permits)
   else
-    append(line, id, record)
+    append(line, id, new_record())
   end
   line.last = number
   return holds and 0 or 1, number

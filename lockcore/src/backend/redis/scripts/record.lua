@@ -4,7 +4,8 @@
 -- ':permits:capacity:channel:owner', with permits and capacity in 10 digits. So each field has a fixed place, except
 -- the end of the channel: number 1 to 16, expiry 17 to 29, id 30 to 61, permits 63 to 72, capacity 74 to 83, channel
 -- from 85. A test in layout.rs checks that all scripts use these places. In front of the channel, '=' instead of ':' says
--- that raise.lua has told the number to this server: then it is the number of the ticket at all servers.
+-- that the client has chosen the number, and this server has not drawn it by itself. If a client asks several servers for
+-- one ticket, its number is the greatest that is written with '='.
 --
 -- The expiry is a time of the server's clock in ms. If it begins with '+', it is a number of ms after the ticket's
 -- number: in this form the number is the time of the grant, in microseconds of the server's clock. So a new ticket can
