@@ -4,6 +4,7 @@ mod clocks;
 mod cost;
 mod crowds;
 mod late;
+mod missed;
 mod nodes;
 mod restarts;
 mod tls;
@@ -25,6 +26,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     let groups = [
         nodes::facts,
         late::facts,
+        missed::facts,
         restarts::facts,
         clocks::facts,
         crowds::facts,

@@ -11,12 +11,13 @@ use tests::proxy::Proxy;
 use tests::redis_quorum::{Quorum, url};
 
 use super::{client, has_drawn, has_ticket, held_everywhere, warnings};
-use crate::store::{Kind, SOON, Store, give_back};
+use crate::store::{Kind, LEASE, SOON, Store, give_back};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT, "redis_quorum";
         tokens_rise_although_a_node_is_an_hour_ahead
         tokens_rise_although_a_clock_jumps_ahead_after_it_was_read
+        a_ticket_lives_for_its_ttl_although_its_number_is_ahead_of_the_clocks
         a_node_whose_clock_is_days_ahead_does_not_raise_the_numbers
         a_ticket_is_shown_with_its_number_whatever_nodes_answer
     ]
@@ -70,6 +71,20 @@ async fn tokens_rise_although_a_clock_jumps_ahead_after_it_was_read(_: Store) {
         last = token;
         give_back(guard).await;
     }
+}
+
+async fn a_ticket_lives_for_its_ttl_although_its_number_is_ahead_of_the_clocks(_: Store) {
+    let set = Quorum::forgetful(3);
+    set.nodes[0].set_clock(Clock::Ahead(2 * HOUR));
+    let locks = client(&set.url());
+
+    let guard = held_everywhere(&locks, &set.nodes).await;
+
+    for node in &set.nodes {
+        let tickets = client(&node.url()).inspect("a").await.unwrap();
+        assert!(tickets[0].remaining <= LEASE, "{tickets:?}");
+    }
+    give_back(guard).await;
 }
 
 async fn a_node_whose_clock_is_days_ahead_does_not_raise_the_numbers(_: Store) {

@@ -7,7 +7,8 @@ use lockcore::ErrorKind;
 use tests::eventually::eventually;
 use tests::faketime::Clock;
 use tests::ports::free_port;
-use tests::redis_quorum::{Quorum, url};
+use tests::redis_quorum::{KEEPS_ALL, Quorum, folder, url};
+use tests::redis_server::RedisServer;
 use tests::stores::Server as _;
 
 use super::{client, warnings};
@@ -17,6 +18,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT, "redis_quorum";
         a_node_that_restarted_empty_does_not_vote
         a_node_that_keeps_every_write_votes_at_once
+        a_node_that_does_not_wait_for_its_disk_while_it_rewrites_its_file_does_not_vote_at_once
     ]
 }
 
@@ -104,4 +106,25 @@ async fn a_node_that_keeps_every_write_votes_at_once(_: Store) {
     .await;
     give_back(guard).await;
     give_back(other.mutex("a").wait(SOON).acquire().await.unwrap()).await;
+}
+
+async fn a_node_that_does_not_wait_for_its_disk_while_it_rewrites_its_file_does_not_vote_at_once(
+    _: Store,
+) {
+    let set = Quorum::start(2);
+    let (folder, lossy) = (folder(), ["--no-appendfsync-on-rewrite", "yes"]);
+    let dir = ["--dir", folder.path().to_str().unwrap()];
+    let node = RedisServer::with(&[&KEEPS_ALL[..], &lossy, &dir].concat());
+    let ports = [set.nodes[0].port(), set.nodes[1].port(), node.port()];
+
+    let warnings = warnings(&url(ports)).await;
+
+    let aside = warnings
+        .iter()
+        .filter(|text| text.contains("it does not vote for another"));
+    let aside: Vec<_> = aside.collect();
+    assert!(
+        aside.len() == 1 && aside[0].contains(&ports[2].to_string()),
+        "{warnings:?}"
+    );
 }

@@ -105,6 +105,7 @@ impl Removal {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::request::ALL_BUT_ONE;
 
     fn granted(seconds: u64) -> Renewed {
         Renewed::Granted {
@@ -133,6 +134,8 @@ mod tests {
         }
         assert_eq!([2, 3, 4].map(|capacity| needed(5, 1, capacity)), [4, 4, 5]);
         assert_eq!(needed(3, 1, 2), 3);
+        // More than 32 bits can count.
+        assert_eq!(needed(5, ALL_BUT_ONE.get(), FULL.get()), 5);
     }
 
     #[test]
