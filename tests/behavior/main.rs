@@ -115,6 +115,7 @@ fn facts_of(store: Kind) -> Vec<Trial> {
     if store.capability().cross_process {
         trials.extend(downgrade::facts_of_processes(store));
         trials.extend(forks::facts(store));
+        trials.extend(revoke::facts_of_processes(store));
         trials.extend(processes::facts(store));
     }
     if store.timings().answers == Answers::AServer {

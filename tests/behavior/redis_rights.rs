@@ -21,6 +21,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         without_any_one_of_the_documented_rights_the_client_says_which_is_missing
         a_right_that_is_taken_away_is_reported_and_noticed_when_it_is_back
         a_command_that_is_denied_in_mid_life_is_named_and_costs_no_lease
+        a_revocation_without_the_right_names_it_and_changes_nothing
         a_wrong_password_is_a_mistake_and_does_not_show
         a_wrong_password_is_offered_once_for_each_caller
         a_password_changed_under_a_holder_is_not_offered_for_ever
@@ -215,6 +216,38 @@ async fn a_command_that_is_denied_in_mid_life_is_named_and_costs_no_lease(_: Sto
     );
     change("+publish");
     give_back(waits.await.unwrap().unwrap()).await;
+}
+
+async fn a_revocation_without_the_right_names_it_and_changes_nothing(_: Store) {
+    let server = RedisServer::start();
+    grant(&server, "lock", SECRET);
+    let operator = client(server.url_with_user(USER, SECRET));
+    let change = |right: &str| server.command::<()>(&["ACL", "SETUSER", USER, right]);
+    let mut another = documented("lock", SECRET);
+    another[2] = "holder".to_owned();
+    command(&server, &another);
+    let holder = client(server.url_with_user("holder", SECRET));
+    let guard = holder.mutex("a").acquire().await.unwrap();
+    let ticket = guard.grant_id().ticket();
+    assert_eq!(operator.inspect("a").await.unwrap().len(), 1);
+
+    for right in ["evalsha", "hdel"] {
+        change(&format!("-{right}"));
+        let error = operator.revoke("a", ticket, SOON, "x").await.unwrap_err();
+        change(&format!("+{right}"));
+        assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+        let text = error.to_string();
+        assert!(
+            text.contains(right) && text.contains("Minimum rights"),
+            "{text}"
+        );
+        assert_eq!(operator.inspect("a").await.unwrap()[0].asked_back, None);
+        assert!(guard.is_valid());
+    }
+
+    let ended = operator.revoke("a", ticket, Duration::from_millis(100), "x");
+    assert_eq!(ended.await.unwrap(), lockcore::Release::Released);
+    assert_eq!(guard.lost().await, LostReason::Revoked);
 }
 
 /// The server answers NOAUTH or WRONGPASS.

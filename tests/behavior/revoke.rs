@@ -1,5 +1,7 @@
 //! Locks that another asks for, or takes away: the holder is told, has time, and is lost at the end of it.
 
+mod processes;
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -13,6 +15,8 @@ use crate::store::{
     Kind, SLACK, SOON, Store, assert_nothing_left, begin, give_back, kind, soon, tickets,
 };
 
+pub(crate) use self::processes::facts as facts_of_processes;
+
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     if !store.capability().asks_back {
         return Vec::new();
@@ -24,6 +28,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         a_request_with_more_time_that_replaces_another_is_kept_to
         a_holder_that_renews_by_hand_in_its_grace_is_renewed_all_the_same
         work_that_can_be_repeated_stops_as_soon_as_somebody_asks
+        several_locks_tell_which_of_them_is_asked_for
         work_that_only_hears_of_its_loss_goes_on
         a_lock_that_was_asked_back_is_not_handed_over_inside_its_process
         readers_and_permits_are_asked_back_one_by_one
@@ -198,6 +203,22 @@ async fn work_that_can_be_repeated_stops_as_soon_as_somebody_asks(store: Store) 
         ErrorKind::Lost(LostReason::Revoked)
     );
     assert_nothing_left(&store, &operator, "a").await;
+}
+
+async fn several_locks_tell_which_of_them_is_asked_for(store: Store) {
+    let (locks, operator) = (store.client(), store.client());
+    let both = ["a", "b"].map(|name| locks.mutex(name).ttl(TTL));
+    let guard = Locks::all(both).acquire().await.unwrap();
+    let ticket = guard.get("b").unwrap().grant_id().ticket();
+    let asked = tokio::spawn(async move { operator.revoke("b", ticket, SOON, "x").await });
+
+    let (which, by_whom) = soon(guard.revoked()).await;
+
+    assert_eq!((which.name(), by_whom.why.as_str()), ("b", "x"));
+    assert!(by_whom.by.contains(&format!("/{}/", std::process::id())));
+    assert!(guard.is_valid(), "they have their grace");
+    assert_eq!(guard.release().await.unwrap(), Release::Released);
+    assert_eq!(soon(asked).await.unwrap().unwrap(), Release::Released);
 }
 
 async fn work_that_only_hears_of_its_loss_goes_on(store: Store) {

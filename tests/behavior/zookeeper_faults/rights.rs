@@ -16,6 +16,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT;
         the_chroot_of_the_url_is_used
         nodes_of_a_user_are_closed_to_others
+        a_lock_of_a_user_cannot_be_revoked_by_another
         every_connection_with_tls_is_of_the_user
         credentials_that_are_refused_are_a_mistake
         a_user_with_the_documented_rights_can_do_everything
@@ -66,6 +67,30 @@ async fn nodes_of_a_user_are_closed_to_others(_: Store) {
     assert_eq!(kind(same.mutex("a").try_acquire().await), ErrorKind::Busy);
     give_back(guard).await;
     give_back(same.mutex("a").acquire().await.unwrap()).await;
+}
+
+async fn a_lock_of_a_user_cannot_be_revoked_by_another(_: Store) {
+    let server = ZooKeeperServer::start();
+    let user = |name: &str| builder(server.url_with_user(name, SECRET)).build().unwrap();
+    let (ann, bob, operator) = (user("ann"), user("bob"), user("ann"));
+    let guard = ann.mutex("a").acquire().await.unwrap();
+    let ticket = guard.grant_id().ticket();
+
+    for refused in [
+        bob.revoke("a", ticket, SOON, "x").await,
+        bob.force_release("a", ticket).await,
+    ] {
+        let error = refused.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+        assert!(error.to_string().contains("rights"), "{error}");
+        shows_no_password(&error);
+    }
+    assert!(guard.is_valid());
+    assert_eq!(operator.inspect("a").await.unwrap()[0].asked_back, None);
+
+    let ended = operator.revoke("a", ticket, std::time::Duration::from_millis(100), "x");
+    assert_eq!(ended.await.unwrap(), lockcore::Release::Released);
+    assert_eq!(guard.lost().await, lockcore::LostReason::Revoked);
 }
 
 /// The first connection, and each one that replaces a broken one.

@@ -7,6 +7,7 @@
 //! release   → RELEASED Released | RELEASED AlreadyLost | FAILED <kind>
 //! valid     → VALID true | VALID false         the guard's own judgement, without asking the store
 //! lost      → LOST <reason>                    when the guard is lost
+//! asked     → ASKED <grace> <why>, by <whom>   when somebody asks for it
 //! ```
 //!
 //! The `LOCK_…` variables choose the store, namespace, ttl and wait. The process ends when its standard input ends, and
@@ -81,6 +82,10 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
                 Err(error) => println!("FAILED {:?}", error.kind()),
             },
             "valid" => println!("VALID {}", held(guard.as_ref())?.is_valid()),
+            "asked" => {
+                let asked = held(guard.as_ref())?.revoked().await;
+                println!("ASKED {:?} {}, by {}", asked.grace, asked.why, asked.by);
+            }
             "lost" => println!("LOST {:?}", held(guard.as_ref())?.lost().await),
             other => return Err(format!("not a command: {other:?}").into()),
         }
