@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::acquire::handle::Client;
-use crate::backend::{CountOp, Counted, Fault, MAX_COUNT, OnlyIf, Outcome};
+use crate::backend::{CountOp, Counted, MAX_COUNT, OnlyIf, Outcome};
 use crate::client::watched::Watching;
 use crate::error::Error;
 use crate::name::Name;
@@ -238,17 +238,11 @@ impl Changes {
             none => none.insert(self.counter.watch()?),
         };
         loop {
-            let looked = watching.news().await;
-            match looked.map_err(|error| self.counter.named(error))? {
-                Ok(counted) if self.told != Some(counted.version) => {
-                    self.told = Some(counted.version);
-                    return Ok(CounterValue::of(counted));
-                }
-                Ok(_) => {}
-                Err(error) if error.fault() == Fault::Config => {
-                    return Err(self.counter.named(error.unavailable_unless_config()));
-                }
-                Err(error) => tracing::debug!(%error, "a counter cannot be read at the moment"),
+            let seen = watching.seen(&mut None).await;
+            let counted = seen.map_err(|error| self.counter.named(error))?;
+            if self.told != Some(counted.version) {
+                self.told = Some(counted.version);
+                return Ok(CounterValue::of(counted));
             }
         }
     }

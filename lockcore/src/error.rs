@@ -174,6 +174,14 @@ impl Error {
         Self::still_not("at zero", waited)
     }
 
+    pub(crate) fn not_complete(waited: Duration) -> Self {
+        Self::still_not("complete", waited)
+    }
+
+    pub(crate) fn not_left(waited: Duration) -> Self {
+        Self::still_not("left by all", waited)
+    }
+
     fn still_not(what: &str, waited: Duration) -> Self {
         let waited = humantime::format_duration(Duration::from_millis(
             waited.as_millis().try_into().unwrap_or(u64::MAX),

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::acquire::handle::Client;
-use crate::backend::{CountOp, Fault, OnlyIf, Outcome};
+use crate::backend::{CountOp, OnlyIf, Outcome};
 use crate::counter::Counter;
 use crate::error::Error;
 use crate::options::Wait;
@@ -153,17 +153,7 @@ impl Latch {
         let coming = async {
             let mut watching = self.0.watch()?;
             loop {
-                let counted = match watching.news().await? {
-                    Ok(counted) => counted,
-                    Err(error) if error.fault() == Fault::Config => {
-                        return Err(error.unavailable_unless_config());
-                    }
-                    Err(error) => {
-                        trouble = Some(error);
-                        continue;
-                    }
-                };
-                trouble = None;
+                let counted = watching.seen(&mut trouble).await?;
                 let before = *generation.get_or_insert(counted.generation);
                 // Generations only rise.
                 if counted.generation < before {

@@ -34,6 +34,7 @@
 //! | hold a lock over several steps | [`Lock::acquire`] → [`Guard`] |
 //! | exclude, share, count | [`Locks::mutex`], [`Locks::rwlock`], [`Locks::semaphore`] |
 //! | wait until others are done | [`Locks::latch`] |
+//! | wait until all are there; enter and leave together | [`Locks::barrier`]; [`Locks::double_barrier`] |
 //! | count together, and see each change | [`Locks::counter`] |
 //! | take several at once, or one of several | [`Locks::all`], [`Locks::acquire_any`] |
 //! | ask who holds it, and which names are in use | [`Locks::inspect`], [`Locks::list`], with what [`Builder::owner`] and [`Lock::owner`] say |
@@ -83,14 +84,17 @@ pub mod testing;
 
 // The things that users call: locks as values, work that runs under them, the client and its configuration.
 mod any;
+mod barrier;
 mod builder;
 mod carry;
 mod counter;
+mod double_barrier;
 mod latch;
 mod list;
 mod lock;
 mod locks;
 mod multi;
+mod places;
 mod revoke;
 mod run;
 mod rwlock;
@@ -138,9 +142,11 @@ mod token;
 mod loom;
 
 pub use backend::{AskedBack, NameInUse, TicketInfo};
+pub use barrier::{Barrier, BarrierWaitResult};
 pub use builder::Builder;
 pub use client::events::{Event, EventListener};
 pub use counter::{Changes, Counter, CounterValue};
+pub use double_barrier::{DoubleBarrier, Inside, Left};
 pub use error::{Error, ErrorKind, LostReason};
 pub use hold::{Guard, Held, Release};
 pub use latch::Latch;
@@ -212,6 +218,8 @@ mod futures_are_send {
         spawnable(&locks.latch("x").try_set(1));
         spawnable(&locks.latch("x").wait_for_zero());
         spawnable(&locks.counter("x").changes().next());
+        spawnable(&locks.barrier("x", 2).wait_for_all());
+        spawnable(&locks.double_barrier("x", 2).enter());
         spawnable(&locks.shutdown(std::time::Duration::ZERO));
     }
 }

@@ -6,9 +6,11 @@ use std::time::Duration;
 use crate::acquire::handle::Client;
 use crate::any;
 use crate::backend::{StoreError, TicketInfo};
+use crate::barrier::Barrier;
 use crate::client::calls::Where;
 use crate::client::events::EventListener;
 use crate::counter::Counter;
+use crate::double_barrier::DoubleBarrier;
 use crate::error::Error;
 use crate::hold::{Guard, Held};
 use crate::latch::Latch;
@@ -86,6 +88,16 @@ impl Locks {
     /// A count-down latch on a name.
     pub fn latch(&self, name: impl Into<String>) -> Latch {
         Latch::new(&self.0, name.into())
+    }
+
+    /// A barrier on a name, for this number of parties: 1 to [`Barrier::MAX_PARTIES`].
+    pub fn barrier(&self, name: impl Into<String>, parties: u32) -> Barrier {
+        Barrier::new(&self.0, name.into(), parties)
+    }
+
+    /// A double barrier on a name, for this number of parties: 1 to [`Barrier::MAX_PARTIES`].
+    pub fn double_barrier(&self, name: impl Into<String>, parties: u32) -> DoubleBarrier {
+        DoubleBarrier::new(&self.0, name.into(), parties)
     }
 
     /// A shared counter on a name.

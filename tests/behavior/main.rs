@@ -7,6 +7,7 @@
 #![allow(clippy::unwrap_used, reason = "a panic is the report")]
 
 mod any;
+mod barrier;
 mod counted;
 mod counters;
 mod downgrade;
@@ -122,7 +123,11 @@ fn facts_of(store: Kind) -> Vec<Trial> {
         trials.extend(server_faults::facts(store));
     }
     let capability = store.capability();
+    if capability.counters {
+        trials.extend(barrier::facts(store));
+    }
     if capability.counters && capability.cross_process {
+        trials.extend(barrier::facts_of_processes(store));
         trials.extend(counters::facts(store));
         if store.timings().answers == Answers::AServer {
             trials.extend(counters::facts_of_servers(store));
@@ -151,6 +156,7 @@ fn facts_of_memory(store: Kind) -> Vec<Trial> {
         extend::facts_of_the_kit,
         processes::facts_of_none,
         counters::facts_of_the_kit,
+        barrier::facts_of_the_kit,
     ];
     groups.into_iter().flat_map(|facts| facts(store)).collect()
 }

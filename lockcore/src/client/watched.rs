@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::{Notify, watch};
 
-use crate::backend::{Counted, StoreError};
+use crate::backend::{Counted, Fault, StoreError};
 use crate::error::Error;
 use crate::log::guarded;
 use crate::name::Name;
@@ -137,6 +137,29 @@ impl Watching {
             Seen::Counter(counted) => Ok(Ok(*counted)),
             Seen::Failed(error) => Ok(Err(error.clone())),
             Seen::Nothing | Seen::ShutDown => Err(Error::shut_down()),
+        }
+    }
+
+    /// As [`news`](Self::news), and waits on after a look that has failed. The last failure is in `trouble` until a look
+    /// succeeds.
+    pub(crate) async fn seen(
+        &mut self,
+        trouble: &mut Option<StoreError>,
+    ) -> Result<Counted, Error> {
+        loop {
+            match self.news().await? {
+                Ok(counted) => {
+                    *trouble = None;
+                    return Ok(counted);
+                }
+                Err(error) if error.fault() == Fault::Config => {
+                    return Err(error.unavailable_unless_config());
+                }
+                Err(error) => {
+                    tracing::debug!(%error, "a counter cannot be read at the moment");
+                    *trouble = Some(error);
+                }
+            }
         }
     }
 }

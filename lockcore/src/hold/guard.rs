@@ -163,6 +163,17 @@ impl Guard {
         outcome.map_err(|error| error.of_name(self.name()))
     }
 
+    /// Gives back all permits but `left`, as [`release_permits`](Self::release_permits) does. If that was done before, the
+    /// store is asked again only if it has not acknowledged it.
+    pub(crate) async fn keep_permits(&self, left: u32) -> Result<(), Error> {
+        let lease = self.lease();
+        match lease.permits().checked_sub(left) {
+            Some(rest @ 1..) => self.release_permits(rest).await,
+            _ if lease.is_shrinking() => Shrinking(&self.held).ask().await,
+            _ => Ok(()),
+        }
+    }
+
     async fn permits_released(&self, permits: u32) -> Result<(), Error> {
         let lease = self.lease();
         if lease.request.capacity == FULL {

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use super::lifecycle::Held;
 use crate::backend::{AskedBack, Renewed};
-use crate::client::calls::Where;
 use crate::error::{Error, LostReason};
 use crate::token::{FencingToken, GrantId};
 
@@ -115,10 +114,8 @@ impl Held {
             }
             changed.await;
         }
-        let by = shared.clock.now().after(shared.op_timeout);
-        let name = lease.request.name.clone();
-        let places = shared.operate(Where::Here, by, |connection, _| connection.inspect(name));
-        let places = places.await.map(|(_, places)| places).unwrap_or_default();
+        let places = shared.inspect(&lease.request.name).await;
+        let places = places.unwrap_or_default();
         let place = places
             .into_iter()
             .find(|place| place.ticket == lease.ticket());
@@ -207,7 +204,8 @@ impl Held {
         )))
     }
 
-    pub(super) async fn renew(&self) -> Result<(), Error> {
+    /// Renews the lease now. It is an error if it is lost, or if the store does not answer.
+    pub(crate) async fn renew(&self) -> Result<(), Error> {
         let shared = self.shared();
         if self.is_valid() {
             let by = shared.clock.now().after(shared.op_timeout);

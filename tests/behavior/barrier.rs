@@ -1,0 +1,186 @@
+//! Barriers: nobody goes on before all have come, and a party that is gone is not counted.
+
+mod double;
+mod kit;
+mod processes;
+
+use std::time::Duration;
+
+use libtest_mimic::Trial;
+use lockcore::{Barrier, BarrierWaitResult, Error, ErrorKind};
+use tokio::task::JoinHandle;
+
+use crate::giving_up::polled;
+use crate::store::{DEFAULT, Kind, LEASE, SOON, Store, kind, soon, tickets};
+
+pub(crate) use self::kit::facts as facts_of_the_kit;
+pub(crate) use self::processes::facts as facts_of_processes;
+
+/// Facts about one process, for stores with counters.
+pub(crate) fn facts(store: Kind) -> Vec<Trial> {
+    let mut facts = crate::store_facts![store, DEFAULT;
+        all_go_on_when_the_last_has_come_and_it_is_the_leader
+        one_party_too_few_does_not_go_on
+        parties_that_give_up_are_not_counted
+        more_parties_than_one_round_has_make_up_several
+        parties_that_come_again_and_again_stay_together
+        a_party_dropped_at_any_poll_frees_its_place
+        a_barrier_that_is_not_usable_is_refused
+    ];
+    facts.extend(double::facts(store));
+    facts
+}
+
+const BRIEF: Duration = Duration::from_millis(300);
+
+type Waiting = JoinHandle<Result<BarrierWaitResult, Error>>;
+
+/// A party that waits in a task.
+fn waits(barrier: &Barrier) -> Waiting {
+    let barrier = barrier.clone();
+    tokio::spawn(async move { barrier.wait_for_all().await })
+}
+
+async fn passed(waiting: Waiting) -> bool {
+    soon(waiting).await.unwrap().unwrap().is_leader()
+}
+
+async fn all_go_on_when_the_last_has_come_and_it_is_the_leader(store: Store) {
+    let (locks, other) = (store.client(), store.client());
+    let here = locks.barrier("a", 3).wait(2 * SOON);
+    for round in 0..5 {
+        let first = waits(&here);
+        tickets(&other, "a", 1).await;
+        let second = waits(&other.barrier("a", 3).wait(2 * SOON));
+        tickets(&other, "a", 2).await;
+        assert!(!first.is_finished() && !second.is_finished(), "{round}");
+
+        let last = soon(here.wait_for_all()).await.unwrap();
+
+        assert!(last.is_leader());
+        assert!(!passed(first).await && !passed(second).await);
+        tickets(&locks, "a", 0).await;
+    }
+}
+
+async fn one_party_too_few_does_not_go_on(store: Store) {
+    let locks = store.client();
+    let barrier = locks.barrier("a", 3);
+    let brief = barrier.clone().wait(BRIEF);
+
+    let (one, two) = tokio::join!(brief.wait_for_all(), brief.wait_for_all());
+
+    assert_eq!(kind(one), ErrorKind::Timeout);
+    let error = two.unwrap_err();
+    assert_eq!(
+        (error.kind(), error.name()),
+        (ErrorKind::Timeout, Some("a"))
+    );
+    tickets(&locks, "a", 0).await;
+    // It is ready for the next round.
+    let three = [(); 3].map(|()| waits(&barrier));
+    for party in three {
+        passed(party).await;
+    }
+}
+
+/// Otherwise those that come later would go on without them.
+async fn parties_that_give_up_are_not_counted(store: Store) {
+    let (locks, other) = (store.client(), store.client());
+    let barrier = locks.barrier("a", 2).wait(BRIEF);
+    for number in 0..4 {
+        let barrier = match number % 2 {
+            0 => barrier.clone(),
+            _ => other.barrier("a", 2).wait(BRIEF),
+        };
+        assert_eq!(kind(barrier.wait_for_all().await), ErrorKind::Timeout);
+    }
+    tickets(&locks, "a", 0).await;
+}
+
+async fn more_parties_than_one_round_has_make_up_several(store: Store) {
+    let clients = [store.client(), store.client()];
+    let parties: Vec<_> = (0..12)
+        .map(|number| waits(&clients[number % 2].barrier("a", 3).wait(2 * SOON)))
+        .collect();
+    let mut leaders = 0;
+    for party in parties {
+        leaders += u32::from(passed(party).await);
+    }
+    assert_eq!(leaders, 4);
+    tickets(&clients[0], "a", 0).await;
+}
+
+async fn parties_that_come_again_and_again_stay_together(store: Store) {
+    const ROUNDS: usize = 20;
+    let parties = (0..3).map(|_| {
+        let barrier = store.client().barrier("a", 3).wait(2 * SOON);
+        tokio::spawn(async move {
+            let mut leads = 0;
+            for _ in 0..ROUNDS {
+                leads += usize::from(barrier.wait_for_all().await.unwrap().is_leader());
+            }
+            leads
+        })
+    });
+    let parties: Vec<_> = parties.collect();
+    let mut leads = 0;
+    for party in parties {
+        leads += party.await.unwrap();
+    }
+    assert_eq!(leads, ROUNDS, "one in each round");
+}
+
+async fn a_party_dropped_at_any_poll_frees_its_place(store: Store) {
+    let (locks, other) = (store.client(), store.client());
+    let barrier = locks.barrier("a", 2).wait(2 * SOON);
+    let mut stays = waits(&other.barrier("a", 2).wait(6 * SOON));
+    for polls in 1.. {
+        tickets(&other, "a", 1).await;
+        let ended = polled(barrier.wait_for_all(), polls).await;
+        if let Some(outcome) = ended {
+            assert!(outcome.unwrap().is_leader());
+            println!("{} drops", polls - 1);
+            break;
+        }
+        // If it was dropped after it had counted the round, the other goes on.
+        tokio::select! {
+            outcome = &mut stays => {
+                assert!(!outcome.unwrap().unwrap().is_leader());
+                stays = waits(&other.barrier("a", 2).wait(6 * SOON));
+            }
+            () = tickets(&other, "a", 1) => {}
+        }
+    }
+    passed(stays).await;
+    tickets(&locks, "a", 0).await;
+}
+
+async fn a_barrier_that_is_not_usable_is_refused(store: Store) {
+    let locks = store.client();
+    for (name, parties) in [
+        ("a", 0),
+        ("a", Barrier::MAX_PARTIES + 1),
+        ("a", u32::MAX),
+        ("", 2),
+    ] {
+        let refused = locks.barrier(name, parties).wait_for_all().await;
+        assert_eq!(kind(refused), ErrorKind::Config, "{name:?} {parties}");
+    }
+    let no_lease = locks.barrier("a", 2).ttl(Duration::ZERO);
+    assert_eq!(kind(no_lease.wait_for_all().await), ErrorKind::Config);
+
+    let two = waits(&locks.barrier("a", 2).ttl(LEASE));
+    tickets(&locks, "a", 1).await;
+    let three = locks.barrier("a", 3).wait_for_all().await;
+    assert_eq!(kind(three), ErrorKind::CapacityMismatch);
+    assert_eq!(
+        kind(locks.mutex("a").acquire().await),
+        ErrorKind::CapacityMismatch
+    );
+    soon(locks.barrier("a", 2).wait_for_all()).await.unwrap();
+    passed(two).await;
+    // A round of one.
+    let alone = soon(locks.barrier("b", 1).wait_for_all()).await;
+    assert!(alone.unwrap().is_leader());
+}

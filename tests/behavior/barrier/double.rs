@@ -1,0 +1,191 @@
+//! Double barriers: parties enter together, leave together, and are told of those that are missing.
+
+use std::time::Duration;
+
+use libtest_mimic::Trial;
+use lockcore::{DoubleBarrier, Error, ErrorKind, Inside, Left, Locks};
+use tokio::task::JoinHandle;
+
+use super::BRIEF;
+use crate::store::{DEFAULT, Kind, SOON, Store, kind, soon, tickets};
+
+pub(super) fn facts(store: Kind) -> Vec<Trial> {
+    crate::store_facts![store, DEFAULT;
+        parties_enter_together_and_leave_together
+        the_next_group_enters_when_all_have_left
+        a_party_that_drops_its_place_is_missing
+        a_party_that_enters_at_the_last_moment_is_inside
+        a_party_that_does_not_leave_is_waited_for
+    ]
+}
+
+/// Short, because a place that was given up is noticed when a lease could have ended.
+const TTL: Duration = Duration::from_secs(3);
+
+fn barrier(locks: &Locks) -> DoubleBarrier {
+    locks.double_barrier("a", 3).ttl(TTL).wait(4 * SOON)
+}
+
+async fn entered(locks: &Locks) -> [Inside; 3] {
+    let barrier = barrier(locks);
+    let all = tokio::join!(barrier.enter(), barrier.enter(), barrier.enter());
+    let inside = [all.0, all.1, all.2].map(Result::unwrap);
+    assert_eq!(inside.iter().filter(|party| party.is_leader()).count(), 1);
+    inside
+}
+
+fn leaves(inside: Inside) -> JoinHandle<Result<Left, Error>> {
+    tokio::spawn(inside.leave())
+}
+
+async fn left(leaving: JoinHandle<Result<Left, Error>>) -> Left {
+    let left = tokio::time::timeout(2 * TTL + SOON, leaving).await;
+    left.expect("hangs").unwrap().unwrap()
+}
+
+async fn parties_enter_together_and_leave_together(store: Store) {
+    let (locks, other) = (store.client(), store.client());
+    for _ in 0..3 {
+        let two = [&locks, &other].map(|locks| {
+            let barrier = barrier(locks);
+            tokio::spawn(async move { barrier.enter().await })
+        });
+        tickets(&locks, "a", 2).await;
+        assert!(two.iter().all(|party| !party.is_finished()));
+        let third = soon(barrier(&other).enter()).await.unwrap();
+        let [first, second] = two.map(|party| async move { soon(party).await.unwrap().unwrap() });
+        let (first, second) = (first.await, second.await);
+        assert!(first.is_valid() && second.is_valid() && third.is_valid());
+
+        let two = [leaves(second), leaves(third)];
+        // They have left, and are still there.
+        tests::eventually::eventually("they leave", SOON, async || {
+            let places = locks.inspect("a").await.unwrap();
+            places.iter().filter(|place| place.permits == 1).count() == 2
+        })
+        .await;
+        assert!(
+            two.iter().all(|party| !party.is_finished()),
+            "one is inside"
+        );
+        assert_eq!(soon(first.leave()).await.unwrap(), Left::All);
+        for party in two {
+            assert_eq!(left(party).await, Left::All);
+        }
+        tickets(&locks, "a", 0).await;
+    }
+}
+
+async fn the_next_group_enters_when_all_have_left(store: Store) {
+    let (locks, other) = (store.client(), store.client());
+    let [first, second, third] = entered(&locks).await;
+    let (enters, there) = (other.clone(), other.clone());
+    let next = tokio::spawn(async move { entered(&enters).await });
+    tickets(&there, "a", 6).await;
+    let leaving = [leaves(first), leaves(second)];
+
+    let early = tokio::time::timeout(BRIEF, async {
+        while !next.is_finished() {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    assert!(early.is_err(), "one is inside");
+    assert_eq!(soon(third.leave()).await.unwrap(), Left::All);
+    for party in leaving {
+        assert_eq!(left(party).await, Left::All);
+    }
+
+    let inside = soon(next).await.unwrap();
+    for leaving in inside.map(leaves) {
+        assert_eq!(left(leaving).await, Left::All);
+    }
+    tickets(&locks, "a", 0).await;
+}
+
+async fn a_party_that_drops_its_place_is_missing(store: Store) {
+    let locks = store.client();
+    let [first, second, third] = entered(&locks).await;
+    let early = tokio::time::timeout(BRIEF, second.missing()).await;
+    assert!(early.is_err(), "all are inside");
+
+    drop(first);
+
+    let told = tokio::time::timeout(TTL + SOON, second.missing()).await;
+    assert_eq!(told.expect("told"), 1);
+    let leaving = [leaves(second), leaves(third)];
+    for party in leaving {
+        assert_eq!(left(party).await, Left::NotAll);
+    }
+    tickets(&locks, "a", 0).await;
+
+    // The last one inside is missing, when the others have left.
+    let [first, second, third] = entered(&locks).await;
+    let leaving = [leaves(second), leaves(third)];
+    tests::eventually::eventually("they leave", SOON, async || {
+        let places = locks.inspect("a").await.unwrap();
+        places.iter().filter(|place| place.permits == 1).count() == 2
+    })
+    .await;
+    drop(first);
+    for party in leaving {
+        assert_eq!(left(party).await, Left::NotAll);
+    }
+    tickets(&locks, "a", 0).await;
+}
+
+/// All come when their wait is nearly over, so that some have begun to give up. Either all enter, or nobody does.
+async fn a_party_that_enters_at_the_last_moment_is_inside(store: Store) {
+    let locks = store.client();
+    let mut entered = 0;
+    for round in 0..20 {
+        let wait = Duration::from_millis(60 + 5 * round);
+        let barrier = locks.double_barrier("a", 2).wait(wait);
+        let late = locks.double_barrier("a", 2).wait(4 * wait);
+        let (first, second) = tokio::join!(barrier.enter(), async {
+            // Not an event: it comes at about the time when the other gives up.
+            tokio::time::sleep(wait - Duration::from_millis(4)).await;
+            late.enter().await
+        });
+        match (first, second) {
+            (Ok(first), Ok(second)) => {
+                entered += 1;
+                let both = tokio::join!(first.leave(), second.leave());
+                assert_eq!((both.0.unwrap(), both.1.unwrap()), (Left::All, Left::All));
+            }
+            (first, second) => {
+                // On a busy machine an answer may take longer than the whole wait.
+                for outcome in [first, second] {
+                    let kind = kind(outcome);
+                    assert!(
+                        matches!(kind, ErrorKind::Timeout | ErrorKind::Unknown),
+                        "{kind:?}"
+                    );
+                }
+            }
+        }
+    }
+    println!("{entered} of 20 entered");
+    tickets(&locks, "a", 0).await;
+}
+
+async fn a_party_that_does_not_leave_is_waited_for(store: Store) {
+    let locks = store.client();
+    let barrier = locks.double_barrier("a", 2).ttl(TTL).wait(SOON);
+    let brief = locks.double_barrier("a", 2).ttl(TTL).wait(BRIEF);
+    let (stays, second) = (barrier.enter(), async {
+        tickets(&locks, "a", 1).await;
+        brief.enter().await
+    });
+    let (stays, second) = tokio::join!(stays, second);
+
+    let error = second.unwrap().leave().await.unwrap_err();
+
+    assert_eq!(
+        (error.kind(), error.name()),
+        (ErrorKind::Timeout, Some("a"))
+    );
+    tickets(&locks, "a", 1).await;
+    assert_eq!(soon(stays.unwrap().leave()).await.unwrap(), Left::NotAll);
+    tickets(&locks, "a", 0).await;
+}
