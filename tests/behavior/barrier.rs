@@ -31,7 +31,8 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     facts
 }
 
-const BRIEF: Duration = Duration::from_millis(300);
+/// Too short for a party that does not come, and longer than an answer takes on a busy machine.
+const BRIEF: Duration = Duration::from_secs(1);
 
 type Waiting = JoinHandle<Result<BarrierWaitResult, Error>>;
 
