@@ -47,6 +47,7 @@ const LOCKCORE: Floors<'_> = &[
             "rwlock",
             "semaphore",
             "upgrade",
+            "value",
         ],
     ),
     ("what the running code holds", &["scope"]),

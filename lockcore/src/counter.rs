@@ -50,9 +50,13 @@ impl Counter {
     pub const MAX: i64 = MAX_COUNT;
 
     pub(crate) fn new(client: &Arc<Client>, name: String) -> Self {
+        Self::of(client, Name::new(client.shared.namespace.clone(), name))
+    }
+
+    pub(crate) fn of(client: &Arc<Client>, name: Result<Name, Error>) -> Self {
         Self {
             client: Arc::clone(client),
-            name: Name::new(client.shared.namespace.clone(), name),
+            name,
             wait: client.shared.defaults.wait,
         }
     }
@@ -144,10 +148,9 @@ impl Counter {
     ) -> Result<Result<CounterValue, CounterValue>, Error> {
         let only_if = Some(OnlyIf::Version(version));
         let counted = self.change(CountOp::Set { value, only_if }).await?;
-        let now = CounterValue::of(counted);
         Ok(match counted.outcome {
-            Outcome::Applied => Ok(now),
-            Outcome::Kept | Outcome::Overflow => Err(now),
+            Outcome::Applied => Ok(CounterValue::of(counted)),
+            Outcome::Kept | Outcome::Overflow => Err(CounterValue::of(counted)),
         })
     }
 
@@ -166,7 +169,11 @@ impl Counter {
     /// # Ok(()) }
     /// ```
     pub fn changes(&self) -> Changes {
-        Changes {
+        Changes(self.follow())
+    }
+
+    pub(crate) fn follow(&self) -> Following {
+        Following {
             counter: self.clone(),
             watching: None,
             told: None,
@@ -211,12 +218,7 @@ impl CounterValue {
 /// of the counter, however many tasks follow it. A store that cannot send messages (see its page in the
 /// [guide](crate::guide)) is asked ten times a second.
 #[derive(Debug)]
-pub struct Changes {
-    counter: Counter,
-    watching: Option<Watching>,
-    /// The version that was returned last.
-    told: Option<u64>,
-}
+pub struct Changes(Following);
 
 impl Changes {
     /// The value of the counter if it has changed since the last call, or else as soon as it changes. The first call
@@ -233,6 +235,23 @@ impl Changes {
     ///
     /// Safe: a change that was not returned is returned by the next call.
     pub async fn next(&mut self) -> Result<CounterValue, Error> {
+        self.0.next().await.map(CounterValue::of)
+    }
+}
+
+/// Follows a counter, or what is kept as one.
+#[derive(Debug)]
+pub(crate) struct Following {
+    counter: Counter,
+    watching: Option<Watching>,
+    /// The version that was returned last.
+    told: Option<u64>,
+}
+
+impl Following {
+    /// The counter if it has changed since the last call, or else as soon as it changes. If this is dropped, the next
+    /// call returns what this one would have returned.
+    pub(crate) async fn next(&mut self) -> Result<Counted, Error> {
         let watching = match &mut self.watching {
             Some(watching) => watching,
             none => none.insert(self.counter.watch()?),
@@ -242,7 +261,7 @@ impl Changes {
             let counted = seen.map_err(|error| self.counter.named(error))?;
             if self.told != Some(counted.version) {
                 self.told = Some(counted.version);
-                return Ok(CounterValue::of(counted));
+                return Ok(counted);
             }
         }
     }

@@ -1,15 +1,21 @@
-//! A counter: what may be asked of one, the answer, and the rule as plain code. No clock and no I/O: times are numbers
-//! that the caller passes in. A store adds storage, and a way to tell those who watch.
+//! A counter, and the value that holders write: what may be asked of them, the answer, and the rule as plain code. No
+//! clock and no I/O: times are numbers that the caller passes in. A store adds storage, and a way to tell those who
+//! watch. Both are records of one kind. A record is a counter or a value because of its [name](Name::value) alone.
 
 use std::fmt::Write as _;
+use std::sync::Arc;
 
 use crate::hash::Prehashed;
 use crate::name::Name;
 use crate::request::Id;
+use crate::token::FencingToken;
 
 /// The largest value of a counter: 2⁵³ − 1. The smallest is its negative. All values between are exact in a double, in
 /// which scripts and JSON keep numbers.
 pub const MAX_COUNT: i64 = (1 << 53) - 1;
+
+/// The longest text that can be [written](CountOp::Write), in bytes.
+pub const MAX_TEXT: usize = 1_024;
 
 /// For how long a store remembers a change by its id, in milliseconds. It is far longer than a request can wait in a
 /// socket, and than the core repeats one.
@@ -23,7 +29,7 @@ pub const MOST_REMEMBERED: usize = 5_000;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Count {
-    /// The name of the counter.
+    /// The name of the counter, or of the [value](Name::value).
     pub name: Name,
     /// The identity of the request. A store remembers a change by it for a minute, and answers a repetition as it
     /// answered the first time. It does not remember reads.
@@ -49,7 +55,7 @@ impl Count {
 }
 
 /// An operation on a counter. A counter that does not exist counts as 0, with the generation 0 and the version 0.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CountOp {
     /// Only answer.
@@ -69,6 +75,28 @@ pub enum CountOp {
         /// Otherwise nothing is changed.
         only_if: Option<OnlyIf>,
     },
+    /// Write a text, of at most [`MAX_TEXT`] bytes, unless one was written with a greater token. If it is carried out,
+    /// there is a new version, even if the text is the same.
+    Write(Written),
+}
+
+/// A text that the holder of a lock has written: its value.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Written {
+    /// The fencing token of the holder.
+    pub token: FencingToken,
+    /// Up to 1,024 bytes of any UTF-8.
+    pub text: Arc<str>,
+}
+
+impl Written {
+    /// A text, and the token of the grant under which it is written.
+    #[must_use]
+    pub fn new(token: FencingToken, text: impl Into<Arc<str>>) -> Self {
+        let text = text.into();
+        Self { token, text }
+    }
 }
 
 /// When a counter may be set.
@@ -82,7 +110,7 @@ pub enum OnlyIf {
 }
 
 /// The answer to a [`Count`]: the counter after it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use]
 #[non_exhaustive]
 pub struct Counted {
@@ -95,17 +123,26 @@ pub struct Counted {
     pub version: u64,
     /// The effect of the request.
     pub outcome: Outcome,
+    /// What was written last. Only in the answer to a read.
+    pub written: Option<Written>,
 }
 
 impl Counted {
-    /// A counter as it is after a request.
+    /// A counter as it is after a request. Nothing was written.
     pub const fn new(value: i64, generation: u64, version: u64, outcome: Outcome) -> Self {
         Self {
             value,
             generation,
             version,
             outcome,
+            written: None,
         }
+    }
+
+    /// The same, with what was written.
+    pub fn with(mut self, written: Written) -> Self {
+        self.written = Some(written);
+        self
     }
 }
 
@@ -115,9 +152,9 @@ impl Counted {
 pub enum Outcome {
     /// It was carried out.
     Applied,
-    /// The floor or the condition forbids it. Nothing was changed.
+    /// The floor, the condition, or a text that was written with a greater token forbids it. Nothing was changed.
     Kept,
-    /// The value would be beyond [`MAX_COUNT`] or its negative. Nothing was changed.
+    /// The value would be beyond [`MAX_COUNT`] or its negative, or the text is too long. Nothing was changed.
     Overflow,
 }
 
@@ -127,6 +164,7 @@ pub(crate) struct Record {
     value: i64,
     generation: u64,
     version: u64,
+    written: Option<Written>,
     /// The changes by their ids: when each was made, in milliseconds, and its answer.
     remembered: Prehashed<Id, (u64, Counted)>,
     /// Old changes are forgotten when there are more than this.
@@ -134,14 +172,22 @@ pub(crate) struct Record {
 }
 
 /// The result of a request for the record.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Carried {
     /// The record is as it was: the request reads, or it is a repetition.
     Answered(Counted),
-    /// The record must be written. With `news`, value or generation have changed.
+    /// The record must be stored. With `news`, those who watch it are told.
     Changed { answer: Counted, news: bool },
     /// As many changes as possible are remembered. Nothing was changed.
     Crowded,
+}
+
+/// What a change does to a record.
+enum Change {
+    Nothing,
+    Add(i64),
+    Set(i64),
+    Write(Written),
 }
 
 /// Records with fewer remembered changes than this are not searched for old ones, if they are kept in memory.
@@ -151,11 +197,12 @@ impl Record {
     /// Carries out a request. `now` is in milliseconds. A new version is at least `version`.
     pub(crate) fn carry_out(&mut self, count: &Count, now: u64, version: u64) -> Carried {
         if let Some((_, answer)) = self.remembered.get(&count.id) {
-            return Carried::Answered(*answer);
+            return Carried::Answered(answer.clone());
         }
-        let changed = match self.changed(count.op) {
-            None => return Carried::Answered(self.counted(Outcome::Applied)),
-            Some(changed) => changed,
+        let Some((outcome, change)) = self.change(&count.op) else {
+            let mut answer = self.counted(Outcome::Applied);
+            answer.written = self.written.clone();
+            return Carried::Answered(answer);
         };
         for id in &count.answered {
             self.remembered.remove(id);
@@ -165,28 +212,32 @@ impl Record {
             return Carried::Crowded;
         }
         let before = self.version;
-        if let (Outcome::Applied, Some((value, is_set))) = changed {
-            self.value = value;
+        if !matches!(change, Change::Nothing) {
             self.version = version.max(self.version + 1);
-            if is_set || self.generation == 0 {
+            if self.generation == 0 || matches!(change, Change::Set(_)) {
                 self.generation = self.version;
             }
         }
-        let answer = self.counted(changed.0);
-        self.remembered.insert(count.id, (now, answer));
+        match change {
+            Change::Nothing => {}
+            Change::Add(value) | Change::Set(value) => self.value = value,
+            Change::Write(written) => self.written = Some(written),
+        }
+        let answer = self.counted(outcome);
+        self.remembered.insert(count.id, (now, answer.clone()));
         Carried::Changed {
             answer,
             news: self.version != before,
         }
     }
 
-    /// The effect of an operation, and the value after it together with whether the counter is set anew. `None` if it
-    /// only reads.
-    fn changed(&self, op: CountOp) -> Option<(Outcome, Option<(i64, bool)>)> {
+    /// The effect of an operation. `None` if it only reads.
+    fn change(&self, op: &CountOp) -> Option<(Outcome, Change)> {
         let fits = |value: i64| value.unsigned_abs() <= MAX_COUNT.unsigned_abs();
-        Some(match op {
+        let refused = |outcome| (outcome, Change::Nothing);
+        Some(match *op {
             CountOp::Read => return None,
-            CountOp::Add { delta, .. } if !fits(delta) => (Outcome::Overflow, None),
+            CountOp::Add { delta, .. } if !fits(delta) => refused(Outcome::Overflow),
             CountOp::Add { delta, floor } => {
                 // Both are far from the ends of 64 bits.
                 let sum = self.value + delta;
@@ -195,10 +246,10 @@ impl Record {
                     _ => sum,
                 };
                 match sum {
-                    sum if !fits(sum) => (Outcome::Overflow, None),
-                    sum if sum != self.value => (Outcome::Applied, Some((sum, false))),
-                    _ if delta == 0 => (Outcome::Applied, None),
-                    _ => (Outcome::Kept, None),
+                    sum if !fits(sum) => refused(Outcome::Overflow),
+                    sum if sum != self.value => (Outcome::Applied, Change::Add(sum)),
+                    _ if delta == 0 => (Outcome::Applied, Change::Nothing),
+                    _ => refused(Outcome::Kept),
                 }
             }
             CountOp::Set { value, only_if } => {
@@ -208,11 +259,16 @@ impl Record {
                     Some(OnlyIf::Version(version)) => self.version == version,
                 };
                 match may {
-                    _ if !fits(value) => (Outcome::Overflow, None),
-                    true => (Outcome::Applied, Some((value, true))),
-                    false => (Outcome::Kept, None),
+                    _ if !fits(value) => refused(Outcome::Overflow),
+                    true => (Outcome::Applied, Change::Set(value)),
+                    false => refused(Outcome::Kept),
                 }
             }
+            CountOp::Write(ref new) => match &self.written {
+                _ if new.text.len() > MAX_TEXT => refused(Outcome::Overflow),
+                Some(written) if new.token < written.token => refused(Outcome::Kept),
+                _ => (Outcome::Applied, Change::Write(new.clone())),
+            },
         })
     }
 
@@ -264,8 +320,8 @@ impl Record {
         }
     }
 
-    /// The record as text: a line with value, generation and version, and a line for each remembered change. This is
-    /// wire format.
+    /// The record as text: a line with value, generation and version, and a line for each remembered change. If something
+    /// was written, a line with `=` and its token follows, and then the written text as it is. This is wire format.
     #[cfg_attr(
         not(any(feature = "sqlite", feature = "zookeeper")),
         allow(dead_code, reason = "other stores keep no text of it")
@@ -284,6 +340,7 @@ impl Record {
                 generation,
                 version,
                 outcome,
+                ..
             } = answer;
             let outcome = match outcome {
                 Outcome::Applied => 'a',
@@ -292,6 +349,13 @@ impl Record {
             };
             // Writing into a string does not fail.
             let _ = writeln!(text, "{id} {at} {outcome} {value} {generation} {version}");
+        }
+        if let Some(Written {
+            token,
+            text: written,
+        }) = &self.written
+        {
+            let _ = write!(text, "={token}\n{written}");
         }
         text
     }
@@ -302,9 +366,19 @@ impl Record {
         allow(dead_code, reason = "other stores keep no text of it")
     )]
     pub(crate) fn decode(text: &str) -> Option<Self> {
+        // No line in front of the written text has this character.
+        let (text, written) = match text.split_once("\n=") {
+            Some((text, written)) => (text, Some(written.split_once('\n')?)),
+            None => (text, None),
+        };
+        let written = match written {
+            Some((token, text)) => Some(Written::new(token.parse().ok()?, text)),
+            None => None,
+        };
         let mut lines = text.lines();
         let mut fields = lines.next()?.split(' ');
         let mut record = Self {
+            written,
             value: fields.next()?.parse().ok()?,
             generation: fields.next()?.parse().ok()?,
             version: fields.next()?.parse().ok()?,

@@ -36,8 +36,8 @@ pub enum ErrorKind {
     /// The store is down or refuses. Nothing is held.
     Unavailable,
     /// The lock was asked for, and the answer never came: it may have been taken for a moment. Its release is on the
-    /// way, and is tried until the store acknowledges it or the lease has run out. For a [`Counter`](crate::Counter):
-    /// the change was made once, or not at all.
+    /// way, and is tried until the store acknowledges it or the lease has run out. For a [`Counter`](crate::Counter), and
+    /// for the value of a lock: the change was made once, or not at all.
     Unknown,
     /// The name is in use with another capacity. Nothing is held.
     CapacityMismatch,

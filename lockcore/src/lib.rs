@@ -36,6 +36,7 @@
 //! | wait until others are done | [`Locks::latch`] |
 //! | wait until all are there; enter and leave together | [`Locks::barrier`]; [`Locks::double_barrier`] |
 //! | count together, and see each change | [`Locks::counter`] |
+//! | leave a text beside a lock, and read and follow it | [`Held::set_value`], [`Held::value`], [`Locks::value`] |
 //! | take several at once, or one of several | [`Locks::all`], [`Locks::acquire_any`] |
 //! | ask who holds it, and which names are in use | [`Locks::inspect`], [`Locks::list`], with what [`Builder::owner`] and [`Lock::owner`] say |
 //! | ask for a lock that another holds, or take it away | [`Locks::revoke`], [`Held::revoked`], [`Locks::force_release`] |
@@ -100,6 +101,7 @@ mod run;
 mod rwlock;
 mod semaphore;
 mod upgrade;
+mod value;
 
 // The locks that the running code holds already.
 mod scope;
@@ -141,7 +143,7 @@ mod token;
 #[cfg(test)]
 mod loom;
 
-pub use backend::{AskedBack, NameInUse, TicketInfo};
+pub use backend::{AskedBack, NameInUse, TicketInfo, Written};
 pub use barrier::{Barrier, BarrierWaitResult};
 pub use builder::Builder;
 pub use client::events::{Event, EventListener};
@@ -165,6 +167,7 @@ pub use semaphore::Semaphore;
 pub use stop::stop_signal;
 pub use token::{FencingToken, GrantId, ParseTokenError};
 pub use upgrade::Upgraded;
+pub use value::{LockValue, ValueChanges};
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
@@ -193,6 +196,7 @@ mod futures_are_send {
         spawnable(&guard.ensure(std::time::Duration::ZERO));
         spawnable(&guard.in_danger());
         spawnable(&guard.revoked());
+        spawnable(&guard.set_value("x"));
         spawnable(&other.try_upgrade());
         spawnable(&guard.release_permits(1));
         spawnable(&guard.extend(std::time::Duration::ZERO));
@@ -220,6 +224,7 @@ mod futures_are_send {
         spawnable(&locks.counter("x").changes().next());
         spawnable(&locks.barrier("x", 2).wait_for_all());
         spawnable(&locks.double_barrier("x", 2).enter());
+        spawnable(&locks.value("x").changes().next());
         spawnable(&locks.shutdown(std::time::Duration::ZERO));
     }
 }

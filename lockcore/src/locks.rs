@@ -22,6 +22,7 @@ use crate::request::FULL;
 use crate::rwlock::RwLock;
 use crate::scope;
 use crate::semaphore::Semaphore;
+use crate::value::LockValue;
 
 /// A client of a lock store. Clones are the same client: there is one keeper thread per connect, not per clone.
 ///
@@ -103,6 +104,11 @@ impl Locks {
     /// A shared counter on a name.
     pub fn counter(&self, name: impl Into<String>) -> Counter {
         Counter::new(&self.0, name.into())
+    }
+
+    /// The value of the lock on a name, for everybody who does not hold it.
+    pub fn value(&self, name: impl Into<String>) -> LockValue {
+        LockValue::new(&self.0, self.name(name))
     }
 
     /// Several locks at once, all or none of them: see [`MultiLock`]. They may be of different clients, and so of
@@ -211,7 +217,8 @@ impl Locks {
     /// arrives. Use it for people, not for decisions.
     ///
     /// [`TicketInfo::owner`] names the machine, the process and the client. [`TicketInfo::owner_text`] is the text that the
-    /// application has set. A ticket that is handed over inside a process keeps its owner.
+    /// application has set. A ticket that is handed over inside a process keeps its owner. What the holder has written
+    /// beside the lock is read with [`value`](Self::value).
     ///
     /// # Errors
     ///

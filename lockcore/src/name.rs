@@ -56,6 +56,8 @@ struct Parts {
     hash: u64,
     namespace: Namespace,
     name: String,
+    /// It names the value beside the lock, and not the lock.
+    is_value: bool,
 }
 
 impl Hash for Name {
@@ -83,12 +85,24 @@ impl Name {
                 name.len()
             )));
         }
+        Ok(Self::of(namespace, name, false))
+    }
+
+    fn of(namespace: Namespace, name: String, is_value: bool) -> Self {
         static KEY: LazyLock<RandomState> = LazyLock::new(RandomState::new);
-        Ok(Self(Arc::new(Parts {
-            hash: KEY.hash_one((namespace.as_str(), &name)),
+        Self(Arc::new(Parts {
+            hash: KEY.hash_one((namespace.as_str(), &name, is_value)),
             namespace,
             name,
-        })))
+            is_value,
+        }))
+    }
+
+    /// The name of the value that holders of this lock [write](crate::backend::CountOp::Write). It is equal to no name of
+    /// a lock, and has another key. So a store keeps values as it keeps counters, and need not know of them.
+    #[must_use]
+    pub fn value(&self) -> Self {
+        Self::of(self.0.namespace.clone(), self.0.name.clone(), true)
     }
 
     /// The namespace.
@@ -110,6 +124,8 @@ impl Name {
     /// %`, white space and control characters are written `%XX`. If the name is then longer than `limit`, the key has a
     /// readable prefix of it and the SHA-256 of the whole name. Such a key is longer than every key without a hash, so
     /// the two kinds cannot collide.
+    ///
+    /// The name of a [value](Self::value) has the key of its lock, and `:value` behind it.
     #[must_use]
     pub fn key(&self, version: u32, limit: usize) -> String {
         let mut key = format!(
@@ -133,6 +149,9 @@ impl Name {
             }
         }
         key.push('}');
+        if self.0.is_value {
+            key.push_str(":value");
+        }
         key
     }
 }

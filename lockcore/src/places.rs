@@ -383,8 +383,9 @@ impl Party {
             .counter
             .change(CountOp::Set { value, only_if })
             .await?;
+        let is_applied = counted.outcome == Outcome::Applied;
         self.learn(counted)?;
-        Ok(counted.outcome == Outcome::Applied)
+        Ok(is_applied)
     }
 
     /// Waits until the counter has been seen again, or until the time has come.

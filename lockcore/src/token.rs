@@ -83,6 +83,12 @@ impl FencingToken {
         Self(grant.0)
     }
 
+    /// The number of the holder's ticket at the store: see [`GrantId::ticket`].
+    #[must_use]
+    pub const fn ticket(self) -> u64 {
+        self.0 >> HAND_OVER_BITS
+    }
+
     /// The token as a number for a database column (`BIGINT`). Always greater than zero.
     #[must_use]
     pub const fn as_i64(self) -> i64 {

@@ -16,7 +16,8 @@
 //!   and reconnecting are done in the core, once for all stores.
 //!
 //! Beside the tickets, a store may keep **counters**: one number per name, which clients change in atomic steps and
-//! [watch](Connection::watch). The primitives that are no locks are made of them.
+//! [watch](Connection::watch). The primitives that are no locks are made of them. The *value* that the holder of a lock
+//! writes is kept in the same way, under a [name of its own](Name::value).
 //!
 //! `testing::conformance` checks a store against this contract; the example `own_store` is a store that passes it.
 //!
@@ -57,7 +58,9 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-pub use crate::counting::{Count, CountOp, Counted, MAX_COUNT, MOST_REMEMBERED, OnlyIf, Outcome};
+pub use crate::counting::{
+    Count, CountOp, Counted, MAX_COUNT, MAX_TEXT, MOST_REMEMBERED, OnlyIf, Outcome, Written,
+};
 pub use crate::name::{Name, Namespace};
 pub use crate::request::{FULL, Id, Request};
 pub use crate::token::MAX_TICKET;
@@ -163,12 +166,12 @@ pub trait Connection: fmt::Debug + Send + Sync + 'static {
     /// Forgets everything about a name that is not in use. Does nothing while the name has a ticket.
     fn forget(&self, name: Name) -> Answer<()>;
 
-    /// Reads or changes the counter of a name, in one atomic step. A repetition of a change, by its
+    /// Reads or changes a counter, or the [value](Name::value) of a lock, in one atomic step. A repetition of a change, by its
     /// [id](Count::id), changes nothing and answers as the first one did. If two clients were in each other's way, the
     /// store may fail with [`Fault::Retry`]: the core asks again.
     ///
-    /// A counter lives for at least a day after the last request for it. When its value or its generation changes, each
-    /// client that [watches](Self::watch) it is told, once. A store may also tell of a change that was refused, but not of
+    /// A counter lives for at least a day after the last request for it. When it has a new version, each client that
+    /// [watches](Self::watch) it is told, once. A store may also tell of a change that was refused, but not of
     /// a read or a repetition.
     ///
     /// A store that has no counters need not implement this: see [`Capability::counters`].

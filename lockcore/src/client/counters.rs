@@ -1,4 +1,4 @@
-//! Requests about counters: the only loop that asks a store until it answers. Waiting for a change is in `watches`.
+//! Requests about counters and values: the only loop that asks a store until it answers. Waiting for a change is in `watches`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use super::calls::Where;
 use super::gate::Replaced;
 use super::shared::Shared;
 use super::table::Phase;
-use crate::backend::{Count, CountOp, Counted, Fault, MAX_COUNT, Outcome, StoreError};
+use crate::backend::{Count, CountOp, Counted, Fault, MAX_COUNT, MAX_TEXT, Outcome, StoreError};
 use crate::clock::Instant;
 use crate::error::Error;
 use crate::name::Name;
@@ -19,7 +19,7 @@ use crate::options::Wait;
 const LONGEST: Duration = Duration::from_secs(30);
 
 impl Shared {
-    /// Carries out an operation on a counter, exactly once.
+    /// Carries out an operation on a counter or a value, exactly once.
     ///
     /// While nothing can have been carried out, it fails within one operation timeout, so that callers do not pile up in
     /// front of a store that is down. A change whose answer is missing is repeated, with its id, for as long as the
@@ -46,6 +46,14 @@ impl Shared {
         self.refuse_forked()?;
         if self.table().phase != Phase::Open {
             return Err(Error::shut_down());
+        }
+        if let CountOp::Write(written) = &op
+            && written.text.len() > MAX_TEXT
+        {
+            let has = written.text.len();
+            return Err(Error::config(format!(
+                "the value has {has} bytes and at most {MAX_TEXT} are allowed; store it elsewhere, and write where it is"
+            )));
         }
         let reads = op == CountOp::Read;
         let mut count = Count::new(name.clone(), self.new_id()?, op);
@@ -91,13 +99,13 @@ impl Shared {
             };
             if is_final || again >= by {
                 return Err(match is_ambiguous {
-                    true => Error::unknown(format!(
-                        "whether the counter was changed is unknown: {error}"
-                    )),
+                    true => {
+                        Error::unknown(format!("whether the change was made is unknown: {error}"))
+                    }
                     false => error.unavailable_unless_config(),
                 });
             }
-            tracing::debug!(%error, "asking for the counter again");
+            tracing::debug!(%error, "asking again for a counter or a value");
             self.alarm(again).await;
             pause = (pause * 2).min(Duration::from_millis(200));
         }

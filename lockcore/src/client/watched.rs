@@ -134,7 +134,7 @@ impl Watching {
         let looked = looked.map_err(|_| Error::shut_down())?;
         self.known = looked.number;
         match &looked.seen {
-            Seen::Counter(counted) => Ok(Ok(*counted)),
+            Seen::Counter(counted) => Ok(Ok(counted.clone())),
             Seen::Failed(error) => Ok(Err(error.clone())),
             Seen::Nothing | Seen::ShutDown => Err(Error::shut_down()),
         }

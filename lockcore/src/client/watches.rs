@@ -1,4 +1,4 @@
-//! Counters that somebody in this process waits for. There is one task for each such counter, on the keeper, however
+//! Counters and values that somebody in this process waits for. Both are called counters here. There is one task for each such counter, on the keeper, however
 //! many callers wait: it watches the counter at the store, reads it after each change, and passes on what it has read.
 //!
 //! A push of a store carries no state. So a push that is late, lost or doubled can do no harm: only a read that began
@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use tokio::sync::{Notify, watch};
 
-use super::alarms::jittered;
+use super::alarms::Pauses;
 use super::calls::Where;
 use super::shared::Shared;
 use super::table::Phase;
@@ -26,10 +26,6 @@ const LOOK: Duration = Duration::from_millis(100);
 /// How often a counter is read at a store that pushes changes, in case that a push was lost and nobody noticed. It also
 /// keeps the counter alive at the store.
 const LOOK_ALL_THE_SAME: Duration = Duration::from_secs(60);
-
-/// The pauses after a failure double from the first to the longest, with jitter.
-const FIRST_PAUSE: Duration = Duration::from_millis(20);
-const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
 impl Shared {
     /// Begins to wait for changes of a counter.
@@ -94,7 +90,7 @@ async fn follow(shared: Arc<Shared>, watched: Arc<Watched>) {
     let pushes = shared.capability.watches;
     let name = &watched.name;
     let mut gaps = shared.watches.gaps.subscribe();
-    let (mut is_watched, mut pause) = (false, FIRST_PAUSE);
+    let (mut is_watched, mut pauses) = (false, Pauses::default());
     // The store may push changes, although a request after that has failed.
     let mut may_push = false;
     let mut is_first = true;
@@ -112,13 +108,12 @@ async fn follow(shared: Arc<Shared>, watched: Arc<Watched>) {
         let again = match &outcome {
             Ok(_) if pushes => now.after(LOOK_ALL_THE_SAME),
             Ok(_) => now.after(LOOK),
-            Err(_) => now.after(jittered(pause)),
+            Err(_) => now.after(pauses.draw()),
         };
         let has_failed = outcome.is_err();
-        pause = match has_failed {
-            true => (pause * 2).min(LONGEST_PAUSE),
-            false => FIRST_PAUSE,
-        };
+        if !has_failed {
+            pauses = Pauses::default();
+        }
         let seen = match outcome {
             Ok(counted) => Seen::Counter(counted),
             Err(error) => Seen::Failed(error),

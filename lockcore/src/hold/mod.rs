@@ -5,6 +5,7 @@ mod departing;
 mod guard;
 mod held;
 mod lifecycle;
+mod value;
 
 pub use guard::Release;
 pub use lifecycle::{Guard, Held};

@@ -42,6 +42,7 @@ pub mod stalls;
 #[doc(hidden)]
 pub mod steps;
 mod subject;
+mod values;
 mod witness;
 
 use std::sync::Arc;
@@ -58,6 +59,7 @@ pub fn facts() -> Vec<Fact> {
         operators::all(),
         histories::all(),
         counters::all(),
+        values::all(),
         exclusion::all(),
     ]
     .concat()

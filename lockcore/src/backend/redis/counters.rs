@@ -1,4 +1,4 @@
-//! Counters: one script, and a channel for each counter that is watched.
+//! Counters and values: one script, and a channel for each of them that is watched.
 
 use redis::{Cmd, RedisWrite as _};
 
@@ -6,7 +6,7 @@ use super::connection::{RedisConnection, Socket};
 use super::errors::failed;
 use super::layout;
 use super::tickets::{run, unexpected, unreadable};
-use crate::backend::{Count, CountOp, Counted, OnlyIf, Outcome, StoreError};
+use crate::backend::{Count, CountOp, Counted, Fault, OnlyIf, Outcome, StoreError, Written};
 use crate::name::Name;
 
 /// The command that publishes to the channel of a watched counter.
@@ -29,22 +29,22 @@ pub(super) async fn count(
     let write = |call: &mut Cmd| {
         call.write_arg_fmt(&key);
         call.write_arg_fmt(count.id);
-        let (verb, number, bound) = match count.op {
+        let (verb, number, bound) = match &count.op {
             CountOp::Read if keeps => ("keep", None, None),
             CountOp::Read => ("read", None, None),
-            CountOp::Add { delta, floor } => ("add", Some(delta), floor),
+            CountOp::Add { delta, floor } => ("add", Some(*delta), floor.map(|at| at.to_string())),
             CountOp::Set { value, only_if } => match only_if {
-                None => ("set", Some(value), None),
-                Some(OnlyIf::Value(at)) => ("if", Some(value), Some(at)),
-                // A version has 53 bits. Another one is of no counter.
-                Some(OnlyIf::Version(at)) => ("at", Some(value), Some(at.try_into().unwrap_or(-1))),
+                None => ("set", Some(*value), None),
+                Some(OnlyIf::Value(at)) => ("if", Some(*value), Some(at.to_string())),
+                Some(OnlyIf::Version(at)) => ("at", Some(*value), Some(at.to_string())),
             },
+            CountOp::Write(Written { token, text }) => {
+                ("write", Some(token.as_i64()), Some(text.to_string()))
+            }
         };
-        let text =
-            |number: Option<i64>| number.map_or_else(String::new, |number| number.to_string());
         call.write_arg_fmt(verb);
-        call.write_arg_fmt(text(number));
-        call.write_arg_fmt(text(bound));
+        call.write_arg_fmt(number.map_or_else(String::new, |number| number.to_string()));
+        call.write_arg(bound.unwrap_or_default().as_bytes());
         call.write_arg_fmt(&channel);
         call.write_arg_fmt(match publish {
             Publish::Plain => "PUBLISH",
@@ -56,16 +56,33 @@ pub(super) async fn count(
     };
     let namespace = count.name.namespace();
     let reply = run(socket, &layout::COUNT, namespace, 1, write).await?;
-    let reply: (u8, i64, u64, u64) = redis::from_redis_value(reply).map_err(unreadable)?;
-    let (outcome, value, generation, version) = reply;
-    let outcome = match outcome {
+    let reply: (u8, i64, u64, u64, Vec<u8>) = redis::from_redis_value(reply).map_err(unreadable)?;
+    let (outcome, value, generation, version, written) = &reply;
+    let counted = |outcome| Counted::new(*value, *generation, *version, outcome);
+    let outcome = match *outcome {
         0 => Outcome::Applied,
         1 => Outcome::Kept,
         2 => Outcome::Overflow,
         3 => return Err(StoreError::crowded()),
         _ => return Err(unexpected(&reply)),
     };
-    Ok(Counted::new(value, generation, version, outcome))
+    match written.is_empty() {
+        true => Ok(counted(outcome)),
+        false => parse(written)
+            .map(|written| counted(outcome).with(written))
+            .ok_or_else(|| damaged(&key)),
+    }
+}
+
+/// Reads a token and the text that was written with it.
+fn parse(written: &[u8]) -> Option<Written> {
+    let (token, text) = std::str::from_utf8(written).ok()?.split_once(' ')?;
+    Some(Written::new(token.parse().ok()?, text))
+}
+
+fn damaged(key: &str) -> StoreError {
+    let text = format!("Redis: {key} holds something else than a value of lockcore; delete it");
+    StoreError::new(Fault::Config, text)
 }
 
 /// Listens to the channel of a counter.

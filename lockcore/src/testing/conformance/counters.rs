@@ -40,14 +40,14 @@ pub(super) fn all() -> Vec<Fact> {
     [any, told, by_clients].concat()
 }
 
-fn with_counters(capability: &Capability) -> Result<(), &'static str> {
+pub(super) fn with_counters(capability: &Capability) -> Result<(), &'static str> {
     match capability.counters {
         true => Ok(()),
         false => Err("it has no counters"),
     }
 }
 
-fn that_watches(capability: &Capability) -> Result<(), &'static str> {
+pub(super) fn that_watches(capability: &Capability) -> Result<(), &'static str> {
     match capability.watches {
         true => with_counters(capability),
         false => Err("it pushes no changes of counters"),
@@ -154,7 +154,7 @@ async fn a_floor_bounds_a_decrease_and_nothing_else(store: Store) {
         (floored(-3, -2), -2, Outcome::Applied),
         (add(0), -2, Outcome::Applied),
     ] {
-        let counted = asks(&store, &client, "a", op).await;
+        let counted = asks(&store, &client, "a", op.clone()).await;
         assert_eq!((counted.value, counted.outcome), (value, outcome), "{op:?}");
     }
     client.close().await;
@@ -226,7 +226,7 @@ async fn beyond_the_largest_value_nothing_is_changed(store: Store) {
             set(i64::MAX),
             set(i64::MIN),
         ] {
-            let counted = asks(&store, &client, "a", op).await;
+            let counted = asks(&store, &client, "a", op.clone()).await;
             assert_eq!(counted.outcome, Outcome::Overflow, "{op:?}");
             assert_eq!(counted.version, most.version, "{op:?}");
             counted.is(sign * MAX_COUNT);
@@ -325,27 +325,28 @@ struct Model {
 impl Model {
     /// Checks an answer, and what it means for the counter.
     fn answered(&mut self, count: &Arc<Count>, answer: Counted, seed: u64) {
-        let (value, outcome) = match count.op {
+        let (value, outcome) = match &count.op {
             CountOp::Read => (self.value, Outcome::Applied),
             CountOp::Add { delta, floor } => {
-                let sum = i128::from(self.value) + i128::from(delta);
+                let sum = i128::from(self.value) + i128::from(*delta);
                 let floor = i128::from(floor.unwrap_or(i64::MIN).min(self.value));
-                let sum = if delta < 0 { sum.max(floor) } else { sum };
+                let sum = if *delta < 0 { sum.max(floor) } else { sum };
                 match sum {
                     sum if sum.unsigned_abs() > MAX_COUNT as u128 => {
                         (self.value, Outcome::Overflow)
                     }
-                    sum if sum == i128::from(self.value) && delta != 0 => {
+                    sum if sum == i128::from(self.value) && *delta != 0 => {
                         (self.value, Outcome::Kept)
                     }
                     sum => (sum as i64, Outcome::Applied),
                 }
             }
             CountOp::Set { value, only_if } => match only_if {
-                Some(OnlyIf::Value(at)) if at != self.value => (self.value, Outcome::Kept),
-                Some(OnlyIf::Version(at)) if at != self.version => (self.value, Outcome::Kept),
-                _ => (value, Outcome::Applied),
+                Some(OnlyIf::Value(at)) if *at != self.value => (self.value, Outcome::Kept),
+                Some(OnlyIf::Version(at)) if *at != self.version => (self.value, Outcome::Kept),
+                _ => (*value, Outcome::Applied),
             },
+            CountOp::Write(_) => unreachable!("counters are not written"),
         };
         let context = format!("seed {seed}, {count:?}");
         assert_eq!(
@@ -432,7 +433,7 @@ async fn changes_at_the_same_time_are_answered_as_if_made_one_after_the_other(st
         clients.spawn(async move {
             let mut answered = Vec::new();
             for count in counts {
-                answered.push((count.op, client.count(&count).await));
+                answered.push((count.op.clone(), client.count(&count).await));
             }
             client.close().await;
             answered
@@ -456,7 +457,7 @@ async fn changes_at_the_same_time_are_answered_as_if_made_one_after_the_other(st
         let makes = version.iter().filter(is_new);
         let finds = version.iter().filter(|one| !is_new(one));
         for (op, answer) in makes.chain(finds) {
-            model.answered(&request(&store, "a", *op), *answer, seed);
+            model.answered(&request(&store, "a", op.clone()), answer.clone(), seed);
         }
     }
 }

@@ -1,33 +1,36 @@
--- Reads or changes a counter, and tells those who watch it of a change.
+-- Reads or changes a counter, or the value beside a lock, and tells those who watch it of a change.
 --
--- KEYS  1 the counter's key
+-- KEYS  1 the key of the counter or the value
 -- ARGV  1 the request's id
 --       2 what to do: 'read'; 'keep', a read that also writes; 'add'; 'set'; 'if', to set if it has a value; 'at', to set
---         if it has a version
---       3 how much to add, or the value to set; else empty
---       4 the floor of an add, or empty; the value of an 'if'; the version of an 'at'; else empty
+--         if it has a version; 'write', to write a text
+--       3 how much to add, or the value to set; the token of a 'write'; else empty
+--       4 the floor of an add, or empty; the value of an 'if'; the version of an 'at'; the text of a 'write'; else empty
 --       5 the channel of those who watch
 --       6 'SPUBLISH' in a cluster, else 'PUBLISH'
 --       7… the ids of changes that need not be remembered any more
--- Reply {outcome, value, generation, version}, the last three as text. The outcome is 0 carried out, 1 kept as it is,
---       2 beyond the largest value, 3 too many changes are remembered. If it is not 0, nothing has changed.
+-- Reply {outcome, value, generation, version, written}, all but the first as text. The outcome is 0 carried out, 1 kept
+--       as it is, 2 beyond the largest value, or a text that is too long, 3 too many changes are remembered. If it is not
+--       0, nothing has changed. The last is empty if nothing was written, and in the answer to a change.
 --
 -- The key is a hash. Its field 'is' has '<value> <generation> <version> <used> <room>': `used` is when the life of the key
--- was last prolonged, in seconds, and `room` is how many fields it may have before old ones are looked for. The other
--- fields are the changes of the last minute: id -> '<ms> <outcome> <value> <generation> <version>'.
+-- was last prolonged, in seconds, and `room` is how many fields it may have before old ones are looked for. The field
+-- 'text' is what was written: '<token> <text>'. The other fields are the changes of the last minute:
+-- id -> '<ms> <outcome> <value> <generation> <version>'.
 --
 -- A full server refuses the first write of a change, and so all of it. If the user is denied a command in the middle,
 -- the change has been carried out and remembered; the client does not take it for refused.
 
 local key = KEYS[1]
-local MOST, MAX = 5000, 9007199254740991
+local MOST, MAX, MAX_TEXT = 5000, 9007199254740991, 1024
 local MINUTE_MS, DAY_S, LIFE_MS = 60000, 86400, '129600000'
 
 local time = redis.call('TIME')
 local micros = time[1] * 1000000 + time[2]
 local seconds, now = tonumber(time[1]), math.floor(micros / 1000)
 
-local is = redis.call('HGET', key, 'is')
+local found = redis.call('HMGET', key, 'is', 'text')
+local is, written = found[1], found[2]
 local value, generation, version, used, room = string.match(is or '0 0 0 0 0', '^(%-?%d+) (%d+) (%d+) (%d+) (%d+)$')
 if not value then return redis.error_reply('WRONGTYPE ' .. key .. ' holds something else than a counter') end
 
@@ -42,7 +45,7 @@ if ARGV[2] == 'read' or ARGV[2] == 'keep' then
     redis.call('PEXPIRE', key, LIFE_MS)
     put()
   end
-  return { 0, value, generation, version }
+  return { 0, value, generation, version, written or '' }
 end
 
 local known = redis.call('HGET', key, ARGV[1])
@@ -50,13 +53,23 @@ if known then
   -- With this write, the replicas that have acknowledged it have the change too.
   redis.call('PEXPIRE', key, LIFE_MS)
   local outcome, then_value, then_generation, then_version = string.match(known, '^%d+ (%d) (%-?%d+) (%d+) (%d+)$')
-  return { tonumber(outcome), then_value, then_generation, then_version }
+  return { tonumber(outcome), then_value, then_generation, then_version, '' }
 end
 
 value, generation, version = tonumber(value), tonumber(generation), tonumber(version)
-local outcome, after, is_set = 0, value, false
+local outcome, after, is_set, news = 0, value, false, false
 local number, bound = tonumber(ARGV[3]), tonumber(ARGV[4])
-if math.abs(number) > MAX then
+if ARGV[2] == 'write' then
+  -- Tokens have more digits than a double. They have no leading zeros.
+  local token, text, before = ARGV[3], ARGV[4], string.match(written or '', '^%d+') or ''
+  if #text > MAX_TEXT then
+    outcome = 2
+  elseif #token < #before or #token == #before and token < before then
+    outcome = 1
+  else
+    news, written = true, token .. ' ' .. text
+  end
+elseif math.abs(number) > MAX then
   outcome = 2
 elseif ARGV[2] == 'add' then
   after = value + number
@@ -84,22 +97,27 @@ if fields >= math.max(room, 64) then
   for _, id in ipairs(forgets) do forgotten[id] = true end
   for i = 1, #all, 2 do
     local made = tonumber(string.match(all[i + 1], '^(%d+) %d '))
-    if all[i] ~= 'is' and not forgotten[all[i]] and not (made and math.abs(now - made) <= MINUTE_MS) then
+    if all[i] ~= 'is' and all[i] ~= 'text' and not forgotten[all[i]] and not (made and math.abs(now - made) <= MINUTE_MS) then
       forgets[#forgets + 1] = all[i]
       fields = fields - 1
     end
   end
-  if fields > MOST then return { 3, '0', '0', '0' } end
+  if fields > MOST then return { 3, '0', '0', '0', '' } end
   room = 2 * fields
 end
 
-local news = outcome == 0 and (is_set or after ~= value)
+news = news or outcome == 0 and (is_set or after ~= value)
 if news then
   value = after
   version = math.max(version + 1, micros)
   if is_set or generation == 0 then generation = version end
 end
-put(ARGV[1], string.format('%d %d %d %d %d', now, outcome, value, generation, version))
+local answer = string.format('%d %d %d %d %d', now, outcome, value, generation, version)
+if news and ARGV[2] == 'write' then
+  put(ARGV[1], answer, 'text', written)
+else
+  put(ARGV[1], answer)
+end
 redis.call('PEXPIRE', key, LIFE_MS)
 for from = 1, #forgets, 1000 do
   redis.call('HDEL', key, unpack(forgets, from, math.min(from + 999, #forgets)))
@@ -114,4 +132,4 @@ if news then
   end
   redis.set_repl(redis.REPL_ALL)
 end
-return { outcome, string.format('%d', value), string.format('%d', generation), string.format('%d', version) }
+return { outcome, string.format('%d', value), string.format('%d', generation), string.format('%d', version), '' }

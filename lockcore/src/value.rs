@@ -1,0 +1,103 @@
+//! The value beside a lock, for everybody who does not hold it. How the holder writes it is in `hold/value`.
+
+use std::sync::Arc;
+
+use crate::acquire::handle::Client;
+use crate::backend::{CountOp, Written};
+use crate::counter::{Counter, Following};
+use crate::error::Error;
+use crate::name::Name;
+
+/// The value of a lock: a text that its holder has [written](crate::Held::set_value), with the fencing token of that
+/// holder. Anybody can read it and follow its changes, whether or not the lock is held.
+///
+/// It stays when the lock is released. [`Locks::inspect`](crate::Locks::inspect) tells who holds the lock now: the value
+/// is of that holder if [`TicketInfo::ticket`](crate::TicketInfo::ticket) is the [ticket](crate::FencingToken::ticket) of
+/// its token.
+///
+/// The [`Counter`](crate::Counter) of the same name is something else.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), lockcore::Error> {
+/// let locks = lockcore::Locks::connect("memory:")?;
+/// let progress = locks.value("import");
+/// assert_eq!(progress.get().await?, None);
+///
+/// let guard = locks.mutex("import").acquire().await?;
+/// guard.set_value("page 7 of 12").await?;
+/// let written = progress.get().await?.expect("a value");
+/// assert_eq!(&*written.text, "page 7 of 12");
+/// assert_eq!(written.token, guard.fencing_token()?);
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Debug)]
+#[must_use = "a value does nothing until it is read or followed"]
+pub struct LockValue(Counter);
+
+impl LockValue {
+    pub(crate) fn new(client: &Arc<Client>, name: Result<Name, Error>) -> Self {
+        Self(Counter::of(client, name.map(|name| name.value())))
+    }
+
+    /// Reads the value; `None` if there is none.
+    ///
+    /// # Errors
+    ///
+    /// As [`Counter::get`](crate::Counter::get).
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe: it only reads.
+    pub async fn get(&self) -> Result<Option<Written>, Error> {
+        let counted = self.0.change(CountOp::Read).await?;
+        Ok(counted.written)
+    }
+
+    /// The value, now and after each change. Nothing happens at the store before the first call of
+    /// [`next`](ValueChanges::next). It costs as much as [`Counter::changes`](crate::Counter::changes).
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), lockcore::Error> {
+    /// let locks = lockcore::Locks::connect("memory:")?;
+    /// let mut changes = locks.value("import").changes();
+    /// assert_eq!(changes.next().await?, None);
+    ///
+    /// let guard = locks.mutex("import").acquire().await?;
+    /// guard.set_value("page 7 of 12").await?;
+    /// let written = changes.next().await?.expect("a value");
+    /// assert_eq!(&*written.text, "page 7 of 12");
+    /// # Ok(()) }
+    /// ```
+    pub fn changes(&self) -> ValueChanges {
+        ValueChanges(self.follow())
+    }
+
+    pub(crate) fn follow(&self) -> Following {
+        self.0.follow()
+    }
+}
+
+/// Follows the value of a lock: see [`LockValue::changes`].
+#[derive(Debug)]
+pub struct ValueChanges(Following);
+
+impl ValueChanges {
+    /// The value if it has been written since the last call, or else as soon as it is written. The first call returns the
+    /// present value, or `None`.
+    ///
+    /// Of several values in a row only the last may be seen. If the store is down, this waits until it is back.
+    ///
+    /// # Errors
+    ///
+    /// As [`Changes::next`](crate::Changes::next).
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe: a value that was not returned is returned by the next call.
+    pub async fn next(&mut self) -> Result<Option<Written>, Error> {
+        let counted = self.0.next().await?;
+        Ok(counted.written)
+    }
+}
