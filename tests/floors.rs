@@ -36,6 +36,7 @@ const LOCKCORE: Floors<'_> = &[
             "carry",
             "counter",
             "double_barrier",
+            "election",
             "latch",
             "list",
             "lock",

@@ -36,6 +36,7 @@
 //! | wait until others are done | [`Locks::latch`] |
 //! | wait until all are there; enter and leave together | [`Locks::barrier`]; [`Locks::double_barrier`] |
 //! | count together, and see each change | [`Locks::counter`] |
+//! | let one of many lead, and follow who does | [`Locks::election`] |
 //! | leave a text beside a lock, and read and follow it | [`Held::set_value`], [`Held::value`], [`Locks::value`] |
 //! | take several at once, or one of several | [`Locks::all`], [`Locks::acquire_any`] |
 //! | ask who holds it, and which names are in use | [`Locks::inspect`], [`Locks::list`], with what [`Builder::owner`] and [`Lock::owner`] say |
@@ -90,6 +91,7 @@ mod builder;
 mod carry;
 mod counter;
 mod double_barrier;
+mod election;
 mod latch;
 mod list;
 mod lock;
@@ -149,6 +151,7 @@ pub use builder::Builder;
 pub use client::events::{Event, EventListener};
 pub use counter::{Changes, Counter, CounterValue};
 pub use double_barrier::{DoubleBarrier, Inside, Left};
+pub use election::{Election, Leader, Leaders};
 pub use error::{Error, ErrorKind, LostReason};
 pub use hold::{Guard, Held, Release};
 pub use latch::Latch;
@@ -225,6 +228,13 @@ mod futures_are_send {
         spawnable(&locks.barrier("x", 2).wait_for_all());
         spawnable(&locks.double_barrier("x", 2).enter());
         spawnable(&locks.value("x").changes().next());
+        let election = locks.election("x");
+        spawnable(&election.campaign());
+        spawnable(&election.observe().next());
+        spawnable(&election.run_as_leader(async |leader| {
+            leader.lost().await;
+            std::ops::ControlFlow::Break(())
+        }));
         spawnable(&locks.shutdown(std::time::Duration::ZERO));
     }
 }

@@ -11,6 +11,7 @@ mod barrier;
 mod counted;
 mod counters;
 mod downgrade;
+mod election;
 mod exclusion;
 mod extend;
 mod faults;
@@ -125,12 +126,15 @@ fn facts_of(store: Kind) -> Vec<Trial> {
     let capability = store.capability();
     if capability.counters {
         trials.extend(barrier::facts(store));
+        trials.extend(election::facts(store));
     }
     if capability.counters && capability.cross_process {
         trials.extend(barrier::facts_of_processes(store));
+        trials.extend(election::facts_of_processes(store));
         trials.extend(counters::facts(store));
         if store.timings().answers == Answers::AServer {
             trials.extend(counters::facts_of_servers(store));
+            trials.extend(election::facts_of_servers(store));
         }
     }
     if store.tls().is_some() {
@@ -157,6 +161,7 @@ fn facts_of_memory(store: Kind) -> Vec<Trial> {
         processes::facts_of_none,
         counters::facts_of_the_kit,
         barrier::facts_of_the_kit,
+        election::facts_of_the_kit,
     ];
     groups.into_iter().flat_map(|facts| facts(store)).collect()
 }

@@ -14,6 +14,7 @@
 //! | [`faketime`] | a wall clock of one server that a test can make jump |
 //! | [`proxy`] | a TCP proxy that cuts, freezes, delays and loses replies |
 //! | [`process`] | helper processes that take commands line by line, the lock holder among them |
+//! | [`candidate`] | processes that campaign in an election, and observe it |
 //! | [`child`] | a child process that ends with us, even if we are killed |
 //! | `daemon` | a server process with its folder and its log, for every kind of server |
 //! | [`witness`] | the protected resource, which detects overlap without knowing the lock |
@@ -34,6 +35,7 @@
 
 pub use lockcore::testing::conformance::stalls;
 
+pub mod candidate;
 pub mod certificates;
 pub mod child;
 mod daemon;

@@ -1,0 +1,205 @@
+//! Elections: who leads, what its end does, and what observers see.
+
+mod observers;
+mod processes;
+
+use std::future::{Future, pending, poll_fn};
+use std::ops::ControlFlow;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::task::Poll;
+use std::time::Duration;
+
+use libtest_mimic::Trial;
+use lockcore::{ErrorKind, Leader, Locks, Release};
+use tests::witness::{FencedResource, Witness};
+use tokio::sync::mpsc;
+
+pub(crate) use self::observers::{facts_of_servers, facts_of_the_kit};
+pub(crate) use self::processes::facts as facts_of_processes;
+use crate::store::{
+    DEFAULT, Kind, SLACK, SOON, STALL, Store, assert_nothing_left, kind, soon, tickets,
+};
+
+/// For all stores with counters.
+pub(crate) fn facts(store: Kind) -> Vec<Trial> {
+    let mut facts = crate::store_facts![store;
+        one_of_many_candidates_leads_at_a_time
+        a_leader_that_resigns_is_followed_by_another_candidate_of_its_process
+    ];
+    facts.extend(crate::store_facts![store, DEFAULT;
+        a_body_whose_leadership_is_lost_is_dropped_and_begins_again
+        a_body_decides_whether_its_candidate_goes_on
+        a_leader_cannot_campaign_for_its_own_office
+        dropped_futures_of_candidates_leave_nothing
+        a_campaign_with_a_wait_ends_with_it
+    ]);
+    facts.extend(observers::facts(store));
+    facts
+}
+
+/// Ends the grant as an operator does. The leader learns it from the store.
+async fn take_from(leader: &Leader, operator: &Locks) {
+    let ticket = leader.token().ticket();
+    let ended = soon(operator.force_release(leader.name(), ticket)).await;
+    assert_eq!(ended.unwrap(), Release::Released);
+}
+
+async fn one_of_many_candidates_leads_at_a_time(store: Store) {
+    const TERMS: u32 = 5;
+    let witness = Arc::new(Witness::exclusive());
+    let resource = Arc::new(FencedResource::default());
+    let mut candidates = tokio::task::JoinSet::new();
+    for locks in [store.client(), store.client(), store.client()] {
+        // Two candidates of each process.
+        for _ in 0..2 {
+            let (witness, resource) = (Arc::clone(&witness), Arc::clone(&resource));
+            let election = locks.election("a");
+            candidates.spawn(async move {
+                for _ in 0..TERMS {
+                    let leader = soon(election.campaign()).await.unwrap();
+                    let visit = witness.write();
+                    let token = leader.token().as_i64().unsigned_abs();
+                    assert!(resource.log().highest < token, "not greater than before");
+                    resource.write(token).unwrap();
+                    tokio::task::yield_now().await;
+                    resource.write(token).unwrap();
+                    drop(visit);
+                    assert_eq!(leader.resign().await.unwrap(), Release::Released);
+                }
+            });
+        }
+    }
+    while let Some(done) = candidates.join_next().await {
+        done.unwrap();
+    }
+    assert_eq!(witness.assert_no_overlap().visits, u64::from(6 * TERMS));
+    assert_eq!(resource.log().refused, 0);
+    assert_nothing_left(&store, &store.client(), "a").await;
+}
+
+async fn a_leader_that_resigns_is_followed_by_another_candidate_of_its_process(store: Store) {
+    let locks = store.client();
+    let first = soon(locks.election("a").campaign()).await.unwrap();
+    let next = locks.election("a").value("second");
+    let next = tokio::spawn(async move { next.campaign().await });
+    tickets(&locks, "a", 2).await;
+    assert!(!next.is_finished());
+
+    let token = first.token();
+    assert_eq!(soon(first.resign()).await.unwrap(), Release::Released);
+
+    let second = soon(next).await.unwrap().unwrap();
+    assert!(second.token() > token);
+    let told = locks.value("a").get().await.unwrap().unwrap();
+    assert_eq!((told.token, &*told.text), (second.token(), "second"));
+}
+
+async fn a_body_whose_leadership_is_lost_is_dropped_and_begins_again(store: Store) {
+    // A leader learns from its renewals that its lock was taken away.
+    let quick = Locks::builder()
+        .op_timeout(STALL)
+        .ttl(Duration::from_secs(2));
+    let (locks, operator) = (store.client_with(quick), store.client());
+    let witness = Arc::new(Witness::exclusive());
+    let (began, mut terms) = mpsc::unbounded_channel();
+    let running = tokio::spawn({
+        let (election, witness) = (locks.election("a"), Arc::clone(&witness));
+        async move {
+            election
+                .run_as_leader(async |leader| {
+                    let _visit = witness.write();
+                    began.send(leader.fencing_token().unwrap()).unwrap();
+                    pending::<ControlFlow<()>>().await
+                })
+                .await
+        }
+    });
+    let mut last = None;
+    for _ in 0..3 {
+        let token = soon(terms.recv()).await.unwrap();
+        assert!(Some(token) > last, "{token} after {last:?}");
+        last = Some(token);
+        let ended = operator.force_release("a", token.ticket()).await;
+        assert_eq!(ended.unwrap(), Release::Released);
+    }
+    soon(terms.recv()).await.unwrap();
+    running.abort();
+    assert_eq!(witness.assert_no_overlap().visits, 4);
+    assert_nothing_left(&store, &operator, "a").await;
+}
+
+async fn a_body_decides_whether_its_candidate_goes_on(store: Store) {
+    let locks = store.client();
+    let rounds = AtomicU32::new(0);
+    let election = locks.election("a");
+    let outcome = election.run_as_leader(async |leader| {
+        assert!(leader.is_valid());
+        match rounds.fetch_add(1, Ordering::SeqCst) {
+            0..3 => ControlFlow::Continue(()),
+            round => ControlFlow::Break(round),
+        }
+    });
+    assert_eq!(soon(outcome).await.unwrap(), 3);
+    assert_nothing_left(&store, &locks, "a").await;
+    // A mistake that another try repeats is returned.
+    let long = election.clone().value("x".repeat(1_025));
+    for wrong in [locks.election(""), long] {
+        let refused = wrong.run_as_leader(async |_| ControlFlow::Break(()));
+        assert_eq!(kind(soon(refused).await), ErrorKind::Config);
+    }
+    assert_nothing_left(&store, &locks, "a").await;
+    soon(locks.shutdown(SOON)).await.unwrap();
+    let ended = election.run_as_leader(async |_| ControlFlow::Break(()));
+    assert!(matches!(kind(soon(ended).await), ErrorKind::Lost(_)));
+}
+
+async fn a_leader_cannot_campaign_for_its_own_office(store: Store) {
+    let election = store.client().election("a");
+    let inner = election.clone();
+    let outcome =
+        election.run_as_leader(async |_| ControlFlow::Break(inner.campaign().await.map(drop)));
+    let inner = soon(outcome).await.unwrap();
+    assert_eq!(kind(inner), ErrorKind::WouldDeadlock);
+}
+
+async fn dropped_futures_of_candidates_leave_nothing(store: Store) {
+    let locks = store.client();
+    for polls in 0..12 {
+        let election = locks.election("a").value("dropped");
+        let mut campaign = Box::pin(election.campaign());
+        for _ in 0..polls {
+            let polled = poll_fn(|cx| Poll::Ready(campaign.as_mut().poll(cx))).await;
+            if let Poll::Ready(leader) = polled {
+                // Dropped in the middle of its resignation.
+                let mut resigns = Box::pin(leader.unwrap().resign());
+                let _ = poll_fn(|cx| Poll::Ready(resigns.as_mut().poll(cx))).await;
+                break;
+            }
+            tokio::task::yield_now().await;
+        }
+        drop(campaign);
+    }
+    assert_nothing_left(&store, &locks, "a").await;
+    let held = soon(locks.election("a").campaign()).await.unwrap();
+    let election = locks.election("a");
+    {
+        // It waits behind the leader when it is dropped.
+        let mut waits = pin!(election.campaign());
+        let polled = poll_fn(|cx| Poll::Ready(waits.as_mut().poll(cx))).await;
+        assert!(polled.is_pending());
+    }
+    drop(held);
+    assert_nothing_left(&store, &locks, "a").await;
+}
+
+async fn a_campaign_with_a_wait_ends_with_it(store: Store) {
+    let (locks, other) = (store.client(), store.client());
+    let leader = soon(locks.election("a").campaign()).await.unwrap();
+    let short = other.election("a").wait(SLACK);
+    assert_eq!(kind(soon(short.campaign()).await), ErrorKind::Timeout);
+    take_from(&leader, &other).await;
+    let next = soon(short.wait(SOON).campaign()).await.unwrap();
+    assert!(next.token() > leader.token());
+}

@@ -1,0 +1,221 @@
+//! What observers of an election see: always the newest leader in the end.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use libtest_mimic::Trial;
+use lockcore::backend::{self, Answer, Backend, BoxFuture, Capability, Connection, EventSink};
+use lockcore::testing::{Store as Kit, Verb};
+use lockcore::{ErrorKind, FencingToken, Leader, Leaders, Locks, Written};
+
+use super::take_from;
+use crate::faults::patient;
+use crate::store::{DEFAULT, Kind, Store, kind, soon};
+
+pub(crate) fn facts(store: Kind) -> Vec<Trial> {
+    crate::store_facts![store, DEFAULT;
+        an_observer_sees_each_leader_its_values_and_that_nobody_leads
+        an_observer_that_comes_late_sees_who_leads
+        a_slow_observer_sees_the_newest_leader_and_not_all
+        a_leader_that_was_taken_away_does_not_count_any_more
+    ]
+}
+
+pub(crate) fn facts_of_servers(store: Kind) -> Vec<Trial> {
+    crate::store_facts![store, DEFAULT;
+        an_observer_that_was_cut_off_while_leaders_changed_sees_the_newest
+    ]
+}
+
+pub(crate) fn facts_of_the_kit(store: Kind) -> Vec<Trial> {
+    crate::store_facts![store, DEFAULT;
+        a_leader_that_dies_without_a_successor_is_gone_with_its_lease
+        a_candidate_whose_value_cannot_be_written_does_not_lead
+        an_election_at_a_store_without_counters_is_refused_and_takes_no_lock
+    ]
+}
+
+async fn leads(locks: &Locks, text: &str) -> Leader {
+    soon(locks.election("a").value(text).campaign())
+        .await
+        .unwrap()
+}
+
+async fn next(leaders: &mut Leaders) -> Option<Written> {
+    soon(leaders.next()).await.unwrap()
+}
+
+/// Asks until this leader is seen. Nobody else leads after it, so others may only come before.
+async fn sees(leaders: &mut Leaders, token: FencingToken) -> Written {
+    loop {
+        match next(leaders).await {
+            Some(seen) if seen.token == token => return seen,
+            _ => {}
+        }
+    }
+}
+
+async fn an_observer_sees_each_leader_its_values_and_that_nobody_leads(store: Store) {
+    let (locks, other) = (store.client(), store.client());
+    let mut leaders = other.election("a").observe();
+    assert_eq!(next(&mut leaders).await, None);
+    for text in ["one", "", "three"] {
+        let leader = leads(&locks, text).await;
+        let expected = |text: &str| Some(Written::new(leader.token(), text));
+        assert_eq!(next(&mut leaders).await, expected(text));
+        leader.set_value("moved").await.unwrap();
+        assert_eq!(next(&mut leaders).await, expected("moved"));
+        leader.resign().await.unwrap();
+        assert_eq!(next(&mut leaders).await, None);
+    }
+    // The last value is still there.
+    assert_eq!(
+        &*locks.value("a").get().await.unwrap().unwrap().text,
+        "moved"
+    );
+}
+
+async fn an_observer_that_comes_late_sees_who_leads(store: Store) {
+    let (locks, other) = (store.client(), store.client());
+    drop(leads(&locks, "earlier").await);
+    let leader = leads(&locks, "now").await;
+    let mut leaders = other.election("a").observe();
+    let expected = Written::new(leader.token(), "now");
+    assert_eq!(next(&mut leaders).await, Some(expected.clone()));
+    assert_eq!(
+        next(&mut other.election("a").observe()).await,
+        Some(expected)
+    );
+    leader.resign().await.unwrap();
+    assert_eq!(next(&mut other.election("a").observe()).await, None);
+}
+
+async fn a_slow_observer_sees_the_newest_leader_and_not_all(store: Store) {
+    let (locks, other) = (store.client(), store.client());
+    let mut leaders = other.election("a").observe();
+    assert_eq!(next(&mut leaders).await, None);
+    for round in 0..5 {
+        leads(&locks, &round.to_string())
+            .await
+            .resign()
+            .await
+            .unwrap();
+    }
+    let last = leads(&locks, "last").await;
+
+    // What was read before the last leader had written may come first, but no leader of before.
+    let seen = loop {
+        if let Some(seen) = next(&mut leaders).await {
+            break seen;
+        }
+    };
+    assert!(seen.token <= last.token());
+    if seen.token < last.token() {
+        sees(&mut leaders, last.token()).await;
+    }
+}
+
+async fn a_leader_that_was_taken_away_does_not_count_any_more(store: Store) {
+    let (locks, other) = (store.client(), store.client());
+    let mut leaders = other.election("a").observe();
+    let first = leads(&locks, "first").await;
+    sees(&mut leaders, first.token()).await;
+    take_from(&first, &other).await;
+    // It has written nothing, and the next leader tells.
+    let second = leads(&other, "second").await;
+    assert!(second.token() > first.token());
+    let seen = sees(&mut leaders, second.token()).await;
+    assert_eq!(&*seen.text, "second");
+    drop(first);
+}
+
+async fn an_observer_that_was_cut_off_while_leaders_changed_sees_the_newest(store: Store) {
+    let server = store.kind.start();
+    let (proxy, url) = server.process().unwrap().through_a_proxy();
+    let cut_off = patient(url).build().unwrap();
+    let locks = patient(server.url()).build().unwrap();
+    let mut leaders = cut_off.election("a").observe();
+    let mut last = leads(&locks, "first").await;
+    sees(&mut leaders, last.token()).await;
+    let mut events = cut_off.events();
+    for round in 0..3 {
+        proxy.cut();
+        assert_eq!(soon(events.recv()).await, Some(lockcore::Event::Suspended));
+        for term in 0..3 {
+            last.resign().await.unwrap();
+            last = leads(&locks, &format!("{round}.{term}")).await;
+        }
+        proxy.restore();
+
+        let seen = sees(&mut leaders, last.token()).await;
+        assert_eq!(*seen.text, format!("{round}.2"));
+        assert_eq!(soon(events.recv()).await, Some(lockcore::Event::Restored));
+    }
+    // It ends on nobody, too.
+    proxy.cut();
+    assert_eq!(soon(events.recv()).await, Some(lockcore::Event::Suspended));
+    last.resign().await.unwrap();
+    proxy.restore();
+    assert_eq!(next(&mut leaders).await, None);
+}
+
+async fn a_leader_that_dies_without_a_successor_is_gone_with_its_lease(_: Store) {
+    let kit = Kit::new();
+    let ttl = Duration::from_secs(1);
+    let other = kit.client_with(Locks::builder()).unwrap();
+    let locks = kit.client_with(Locks::builder().ttl(ttl)).unwrap();
+    let leader = leads(&locks, "alone").await;
+    let mut leaders = other.election("a").observe();
+    sees(&mut leaders, leader.token()).await;
+
+    // Nothing renews the lease any more, and nobody tells.
+    for _ in 0..50 {
+        kit.lose_next_request(Verb::Renew);
+    }
+
+    assert_eq!(next(&mut leaders).await, None);
+    assert!(!leader.is_valid());
+}
+
+async fn a_candidate_whose_value_cannot_be_written_does_not_lead(_: Store) {
+    let kit = Kit::new();
+    let locks = kit.client().unwrap();
+    kit.fail_next(Verb::Count, backend::Fault::Refused);
+    let refused = soon(locks.election("a").campaign()).await;
+    assert_eq!(kind(refused), ErrorKind::Unavailable);
+    // Another candidate need not wait for the lease to end.
+    drop(leads(&locks, "next").await);
+    // A run tries again by itself, and the lost reply of its first value is repeated.
+    kit.fail_next(Verb::Count, backend::Fault::Refused);
+    kit.lose_next_reply(Verb::Count);
+    let election = locks.election("b");
+    let led = election.run_as_leader(async |leader| {
+        std::ops::ControlFlow::Break(leader.fencing_token().unwrap())
+    });
+    let token = soon(led).await.unwrap();
+    assert_eq!(locks.value("b").get().await.unwrap().unwrap().token, token);
+}
+
+async fn an_election_at_a_store_without_counters_is_refused_and_takes_no_lock(_: Store) {
+    /// Memory as a store that has no counters.
+    #[derive(Debug)]
+    struct Without(Arc<dyn Backend>);
+
+    impl Backend for Without {
+        fn capability(&self) -> Capability {
+            self.0.capability().counters(false).watches(false)
+        }
+
+        fn connect(&self, events: EventSink) -> Answer<Arc<dyn Connection>> {
+            let connecting: BoxFuture<_> = self.0.connect(events);
+            connecting
+        }
+    }
+
+    let memory = backend::open("memory:").unwrap();
+    let locks = Locks::with_backend(Arc::new(Without(memory))).unwrap();
+    let error = soon(locks.election("a").campaign()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Config);
+    assert!(error.to_string().contains("counters"), "{error}");
+    assert!(locks.mutex("a").try_acquire().await.is_ok());
+}
