@@ -80,7 +80,9 @@ const LOCKCORE_TOWER: Floors<'_> = &[
     ),
     (
         "requests on their way",
-        &["body", "future", "reserved", "response", "service"],
+        &[
+            "body", "ending", "future", "reserved", "response", "service",
+        ],
     ),
     (
         "what a layer is set to",

@@ -85,8 +85,8 @@ impl Barrier {
     /// [`Timeout`](crate::ErrorKind::Timeout) when not all have come within the [wait](Self::wait). The others have not
     /// gone on with this party then, and will not. Finding that out takes up to three more requests. (A party that had no
     /// place yet, because the round before was not over, is not asked. If it gets its place in the moment in which it
-    /// gives up, the others may count it.) With a wait of zero
-    /// also [`Busy`](crate::ErrorKind::Busy), when there is no place for one more.
+    /// gives up, the others may count it.) With a wait of zero also [`Busy`](crate::ErrorKind::Busy), when there is no
+    /// place for one more.
     ///
     /// [`Unknown`](crate::ErrorKind::Unknown) when the wait was over and the store did not say whether the others have
     /// gone on with this party. [`Unavailable`](crate::ErrorKind::Unavailable) when the store could not be asked, or has

@@ -30,9 +30,9 @@
 //! goes on. Only then does it release the rest.
 //!
 //! **What cannot be closed**: a list and the change that follows are two requests. A party that dies between them, or
-//! whose future is dropped, is counted. So is one that gives up in line, before it knows of its place. No party is told anything wrong by that: at the time of the list all were there,
-//! after the last of them had come, and the one that is gone is not told anything. Tickets and counters do not change
-//! together in any store, so no order of requests avoids it.
+//! whose future is dropped, is counted. So is one that gives up in line, before it knows of its place. No party is told
+//! anything wrong by that: at the time of the list all were there, after the last of them had come, and the one that is
+//! gone is not told anything. Tickets and counters do not change together in any store, so no order of requests avoids it.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;

@@ -113,14 +113,15 @@ async fn a_party_that_gave_up_before_the_round_was_counted_is_not_in_it(_: Store
 
 async fn a_party_whose_time_is_over_goes_on_if_it_was_counted(_: Store) {
     let (here, ours, _, theirs) = two();
-    let first = waits(&ours.wait(Duration::from_secs(1)));
-    let other = here.another_process().client().unwrap();
-    tickets(&other, "a", 1).await;
-    // The counter is watched: what it reads from here on is the news.
-    let mut changes = here.client().unwrap().counter("a").changes();
-    soon(changes.next()).await.unwrap();
-    tokio::time::sleep(BRIEF).await; // not an event: the watch of the party has settled
+    let mut watch = here.hold_next(Verb::Watch);
+    let first = waits(&ours.wait(3 * BRIEF));
+    watch.arrived().await;
+    let mut read = here.hold_next(Verb::Count);
+    watch.let_go();
+    read.arrived().await;
+    // What it reads from here on is the news. It does not hear them before its time is over.
     let news = here.hold_next(Verb::Count);
+    read.let_go();
 
     assert!(soon(theirs.wait_for_all()).await.unwrap().is_leader());
 
