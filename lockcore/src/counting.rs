@@ -399,7 +399,10 @@ impl Record {
             let answer = Counted::new(value, generation, fields.next()?.parse().ok()?, outcome);
             record.remembered.insert(id, (at, answer));
         }
-        Some(record)
+        // So that the next value and the next version are numbers too.
+        let most = MAX_COUNT.unsigned_abs();
+        let is_sound = record.value.unsigned_abs() <= most && record.version <= most;
+        is_sound.then_some(record)
     }
 }
 

@@ -3,6 +3,7 @@
 
 mod observe;
 
+use std::convert::Infallible;
 use std::fmt;
 use std::ops::{ControlFlow, Deref};
 use std::sync::Arc;
@@ -15,11 +16,15 @@ use crate::lock::Lock;
 use crate::locks::Locks;
 use crate::options::Wait;
 use crate::token::FencingToken;
+use crate::value::LockValue;
 
 pub use observe::Leaders;
 
 /// A round that has lasted so long is no failure: the next pause is short again.
 const SETTLED: Duration = Duration::from_secs(1);
+
+/// A leader reads its value so often: four times in the day for which a store keeps it.
+const KEPT_FOR: Duration = Duration::from_secs(6 * 60 * 60);
 
 impl Locks {
     /// An election on a name: one of all who campaign leads, in all processes together.
@@ -56,7 +61,8 @@ impl Locks {
 
 /// An election: see [`Locks::election`]. Nothing happens at the store before a method is called that waits.
 ///
-/// Candidates lead in the order in which they came. A leader that dies is followed when its lease ends, one that
+/// Candidates lead in the order in which they came, but for the turns that a process gives its own tasks first: see
+/// [`Fair`](crate::Fair). A leader that dies is followed when its lease ends, one that
 /// [resigns](Leader::resign) at once.
 ///
 /// **Two may believe that they lead, for a moment.** A leader that is frozen does not notice that its lease has ended and
@@ -112,7 +118,14 @@ impl Election {
         }
         let guard = self.lock.acquire().await?;
         guard.set_value(Arc::clone(&self.value)).await?;
-        Ok(Leader(guard))
+        // The lease may have ended while the value was sent again and again.
+        match guard.loss() {
+            Some(lost) => Err(lost),
+            None => Ok(Leader {
+                value: self.locks.value(self.name.clone()),
+                guard,
+            }),
+        }
     }
 
     /// Campaigns, and runs `body` while this candidate leads. When the leadership is lost, the body is dropped where it
@@ -123,8 +136,8 @@ impl Election {
     /// [`set_value`](Held::set_value) to tell the observers something else. Tasks that it spawns are not stopped by a
     /// loss.
     ///
-    /// After a failure, and after a short round, there is a pause before the next campaign: about 20 ms at first, and up
-    /// to 2 seconds if it goes on.
+    /// After a failure, and after each round, there is a pause before the next campaign: about 20 ms, and up to 2 seconds
+    /// if rounds and campaigns keep ending within a second.
     ///
     /// # Errors
     ///
@@ -150,7 +163,11 @@ impl Election {
                 Err(error) => error,
                 Ok(leader) => {
                     let held = leader.held();
-                    let ended = leader.while_held(body(held.clone())).await;
+                    let ended = tokio::select! {
+                        biased;
+                        ended = leader.while_held(body(held.clone())) => ended,
+                        never = self.keep_value(&leader.value) => match never {},
+                    };
                     if held.elapsed() > SETTLED {
                         pauses = Pauses::default();
                     }
@@ -175,8 +192,22 @@ impl Election {
             if is_final(&error) {
                 return Err(error);
             }
+            if error.kind() == ErrorKind::Timeout {
+                continue; // while it pauses, it is not in line
+            }
             tracing::info!(%error, "campaigning again");
             shared.alarm(shared.clock.now().after(pauses.draw())).await;
+        }
+    }
+
+    /// Reads the value now and then, because a store forgets it a day after its last use.
+    async fn keep_value(&self, value: &LockValue) -> Infallible {
+        let shared = &self.locks.0.shared;
+        loop {
+            shared.alarm(shared.clock.now().after(KEPT_FOR)).await;
+            if let Err(error) = value.read().await {
+                tracing::debug!(%error, "the value of a leader cannot be read at the moment");
+            }
         }
     }
 
@@ -220,7 +251,10 @@ fn is_final(error: &Error) -> bool {
 /// Dropping it gives the leadership up in the background. Observers learn that from the next leader, or when the lease
 /// that they have seen is over. [`resign`](Self::resign) tells them at once.
 #[must_use = "the leadership is given up as soon as this is dropped; bind it to a variable"]
-pub struct Leader(Guard);
+pub struct Leader {
+    guard: Guard,
+    value: LockValue,
+}
 
 impl Leader {
     /// Tells this leader from all others of the election: every later leader has a greater token. It is the
@@ -233,11 +267,11 @@ impl Leader {
     /// A view of the leadership, which can be cloned and passed on.
     #[must_use]
     pub fn held(&self) -> Held {
-        self.0.held()
+        self.guard.held()
     }
 
     /// Gives the leadership up, waits for the store's answer as [`Guard::release`] does, and tells the observers. The
-    /// value stays. Two requests more than a release.
+    /// value stays. Two requests more than a release. Resign before the client is shut down: after that, nobody is told.
     ///
     /// # Errors
     ///
@@ -248,12 +282,13 @@ impl Leader {
     ///
     /// Dropping the future gives the leadership up in the background, as dropping this does.
     pub async fn resign(self) -> Result<Release, Error> {
-        let (held, token) = (self.held(), self.token());
-        let released = self.0.release().await?;
-        // Written once more as it is, so that observers look who leads. If another leader has written, they know.
+        let token = self.token();
+        let released = self.guard.release().await?;
+        // If anybody has written since it was read, the observers look anyway.
         let told = async {
-            match held.value().await? {
-                Some(last) if last.token == token => held.write(last).await.map(drop),
+            let read = self.value.read().await?;
+            match &read.written {
+                Some(last) if last.token == token => self.value.touch(read.version).await.map(drop),
                 _ => Ok(()),
             }
         };
@@ -268,12 +303,12 @@ impl Deref for Leader {
     type Target = Held;
 
     fn deref(&self) -> &Held {
-        &self.0
+        &self.guard
     }
 }
 
 impl fmt::Debug for Leader {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Leader").field(&self.0).finish()
+        f.debug_tuple("Leader").field(&self.guard).finish()
     }
 }

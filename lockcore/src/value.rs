@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::acquire::handle::Client;
-use crate::backend::{CountOp, Written};
+use crate::backend::{CountOp, Counted, OnlyIf, Written};
 use crate::counter::{Counter, Following};
 use crate::error::Error;
 use crate::name::Name;
@@ -50,8 +50,19 @@ impl LockValue {
     ///
     /// Safe: it only reads.
     pub async fn get(&self) -> Result<Option<Written>, Error> {
-        let counted = self.0.change(CountOp::Read).await?;
-        Ok(counted.written)
+        Ok(self.read().await?.written)
+    }
+
+    /// The value with its version.
+    pub(crate) async fn read(&self) -> Result<Counted, Error> {
+        self.0.change(CountOp::Read).await
+    }
+
+    /// Makes a new version of the value without another text, if it has this version: those who follow it look again.
+    pub(crate) async fn touch(&self, version: u64) -> Result<Counted, Error> {
+        let only_if = Some(OnlyIf::Version(version));
+        let value = 0; // the number of this record, which nobody uses
+        self.0.change(CountOp::Set { value, only_if }).await
     }
 
     /// The value, now and after each change. Nothing happens at the store before the first call of

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
+use tests::eventually::eventually;
 use tests::stalls::awake_since;
 
 use crate::store::{Kind, LEASE, SOON, Store, assert_nothing_left, give_back, tickets};
@@ -118,6 +119,14 @@ async fn a_guard_dropped_when_its_runtime_shuts_down_releases(store: Store) {
     .await;
 
     assert_eq!(count.load(Ordering::SeqCst), 100);
+    if !store.kind.capability().queues {
+        // An enqueue that a node of a quorum had not answered went down with the runtime. Its release leaves a mark.
+        eventually("nothing is left but marks", SOON, async || {
+            store.litter_but_marks().is_empty()
+        })
+        .await;
+        return;
+    }
     for number in 0..100 {
         assert_nothing_left(&store, &locks, &format!("n{number}")).await;
     }

@@ -200,6 +200,11 @@ impl Store {
     pub(crate) fn litter(&self) -> Vec<String> {
         self.server.litter(&self.namespace)
     }
+
+    /// The same without marks, which stay for a minute.
+    pub(crate) fn litter_but_marks(&self) -> Vec<String> {
+        self.server.litter_but_marks(&self.namespace)
+    }
 }
 
 /// Waits until a name has neither holders nor waiters and nothing else is left. Clean-up has to do this long before a

@@ -9,7 +9,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::backend::Written;
+use crate::backend::{Counted, Written};
 use crate::client::alarms::Pauses;
 use crate::clock::Instant;
 use crate::counter::Following;
@@ -23,9 +23,10 @@ const AFTER_ITS_END: Duration = Duration::from_millis(100);
 
 /// Follows an election: see [`Election::observe`](super::Election::observe).
 ///
-/// While this lives and [`next`](Self::next) is called, each new leader costs one message to this client and two or three
-/// requests, and each lease that is seen and renewed one request. The message and one of the requests are shared by all
-/// observers of the client.
+/// Each leader that begins or resigns, and each value that a leader tells, costs one message to this client and two or
+/// three requests, and each lease that is seen and renewed one request. The message and one of the requests are shared by
+/// all observers of the client. Each other request reads all tickets of the name, so thousands of candidates with an
+/// observer each are many for one store.
 #[derive(Debug)]
 #[must_use = "an observer does nothing until it is asked for the next leader"]
 pub struct Leaders {
@@ -33,8 +34,8 @@ pub struct Leaders {
     name: Result<Name, Error>,
     value: LockValue,
     following: Following,
-    /// What the newest leader has written. The outer `None`: it was not read yet.
-    written: Option<Option<Written>>,
+    /// The newest value that was read.
+    read: Option<Counted>,
     /// When to look who holds. In the past: at once.
     look_at: Instant,
     pauses: Pauses,
@@ -50,7 +51,7 @@ impl Leaders {
             following: value.follow(),
             value,
             locks,
-            written: None,
+            read: None,
             look_at: Instant::FAR_FUTURE,
             pauses: Pauses::default(),
             told: None,
@@ -61,7 +62,10 @@ impl Leaders {
     /// its [value](super::Election::value). The first call returns who leads now. A leader that tells another value is
     /// returned again.
     ///
-    /// `None` if nobody leads. A leader that has died still counts until its lease ends.
+    /// `None` if nobody leads. A leader that has died still counts until its lease ends; at ZooKeeper this is noticed up to
+    /// one ttl later. A store may lose the value of a leader and keep its lock: a Redis that fails over, and any store
+    /// if nobody has read or written the value for a day. Then nobody is shown until a leader writes.
+    /// [`run_as_leader`](super::Election::run_as_leader) reads the value four times a day, so that it stays.
     ///
     /// Of several leaders in a row only the last may be seen. It is always seen in the end, also after the connection
     /// was lost, and by an observer that is slow. If the store is down, this waits until it is back: the leader that was
@@ -80,7 +84,7 @@ impl Leaders {
         loop {
             // If it ends here, `following` has the news for the next call.
             if let Some(news) = shared.by(self.look_at, self.following.next()).await {
-                self.written = Some(news?.written);
+                self.learn(news?);
             }
             // If it ends below, the next call looks at once.
             self.look_at = Instant::from_nanos(0);
@@ -117,13 +121,24 @@ impl Leaders {
             .max(clock.now())
             .after(AFTER_ITS_END);
         let of_holder = |written: &Written| written.token.ticket() == holder.ticket;
-        if let Some(Some(written)) = &self.written
-            && of_holder(written)
-        {
+        let known = self.read.as_ref().and_then(|read| read.written.as_ref());
+        if let Some(written) = known.filter(|written| of_holder(written)) {
             return Ok(Some(written.clone()));
         }
         // It has written since, and the news is on its way. Or it has not written yet, and will.
-        Ok(self.value.get().await?.filter(of_holder))
+        let read = self.value.read().await?;
+        self.learn(read);
+        let known = self.read.as_ref().and_then(|read| read.written.as_ref());
+        Ok(known.filter(|written| of_holder(written)).cloned())
+    }
+
+    /// Remembers the value, unless a newer one was read before: news may be older than an answer that came first. A store
+    /// that has lost the value begins again, with the version 0.
+    fn learn(&mut self, read: Counted) {
+        let newer = |known: &Counted| read.version != 0 && read.version < known.version;
+        if !self.read.as_ref().is_some_and(newer) {
+            self.read = Some(read);
+        }
     }
 }
 

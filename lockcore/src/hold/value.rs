@@ -23,7 +23,8 @@ impl Held {
     /// [`Config`](crate::ErrorKind::Config) for a longer text, for a hold without a fencing token, and for a store without
     /// counters. [`Lost`](crate::ErrorKind::Lost) when the lock is lost, or the store refuses the value.
     /// [`Unavailable`](crate::ErrorKind::Unavailable) when nothing was written because the store is down or refuses.
-    /// [`Unknown`](crate::ErrorKind::Unknown) when the value was sent and the answer never came.
+    /// [`Unknown`](crate::ErrorKind::Unknown) when the value was sent and the answer never came: it may still arrive, also
+    /// after a value that this holder writes later.
     ///
     /// # Cancel safety
     ///
@@ -49,8 +50,12 @@ impl Held {
         if let Some(error) = self.loss() {
             return Err(error);
         }
+        let name = self.0.lease.request.name.value();
         let written = Written::new(self.fencing_token()?, text);
-        match self.write(written).await? {
+        // A repetition is of use for as long as this is the holder.
+        let wait = Wait::For(self.remaining());
+        let counted = self.shared().count(&name, CountOp::Write(written), wait);
+        match counted.await?.outcome == Outcome::Applied {
             true => Ok(()),
             false => {
                 // The lease learns at once what the store knows.
@@ -76,15 +81,5 @@ impl Held {
         let wait = Wait::Forever; // a read is never ambiguous, and does not wait longer for this
         let counted = self.shared().count(&name, CountOp::Read, wait).await?;
         Ok(counted.written)
-    }
-
-    /// Writes the value, even if the lock is not held any more. Returns whether it was written: it is not if a later holder
-    /// has written one.
-    pub(crate) async fn write(&self, written: Written) -> Result<bool, Error> {
-        let name = self.0.lease.request.name.value();
-        // A repetition is of use for as long as this is the holder.
-        let wait = Wait::For(self.remaining());
-        let counted = self.shared().count(&name, CountOp::Write(written), wait);
-        Ok(counted.await?.outcome == Outcome::Applied)
     }
 }

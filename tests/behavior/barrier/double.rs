@@ -150,8 +150,10 @@ async fn a_party_that_enters_at_the_last_moment_is_inside(store: Store) {
         match (first, second) {
             (Ok(first), Ok(second)) => {
                 entered += 1;
-                let both = tokio::join!(first.leave(), second.leave());
-                assert_eq!((both.0.unwrap(), both.1.unwrap()), (Left::All, Left::All));
+                assert!(first.is_valid() && second.is_valid());
+                // Not by leaving: the wait of the first is too short for that.
+                drop((first, second));
+                tickets(&locks, "a", 0).await;
             }
             (first, second) => {
                 // On a busy machine an answer may take longer than the whole wait. Then the other may be inside.

@@ -164,7 +164,7 @@ impl Server {
         let (_, encrypted) = self.part.schemes();
         if error.kind() == ErrorKind::Parse {
             return self.mistake(format_args!(
-                "the server at this port is not Redis; if the port speaks TLS, write {encrypted}://"
+                "the server at this port is not Redis; if this port speaks TLS, write {encrypted}://"
             ));
         }
         // A server that expects TLS drops a connection without TLS in this way. A server in trouble does the same.

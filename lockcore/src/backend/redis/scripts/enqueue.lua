@@ -31,8 +31,9 @@ local time = redis.call('TIME')
 -- Numbers only rise. Each is greater than the last one drawn, than the server's clock, and than what the client has
 -- seen. The value begins with the last number in each of its forms, and so does every value that replaces it. So no
 -- grant, release or expiry makes the next number smaller, and no clock that steps back.
--- If the value is lost, or the server lost its newest data and the value is an older one, the clock is greater than
--- every number that was drawn before. If the clock was put back as well, only the client can know a greater number.
+-- If the value is lost, or the server lost its newest data and the value is an older one, the clock of a single server is
+-- greater than every number that was drawn before. (At a quorum numbers are a tenth of a second ahead.) If the clock was
+-- put back as well, only the client can know a greater number.
 --
 -- So nearly always the next number is the clock in microseconds. All of these numbers have 16 digits. A value is
 -- compared as text: one that is longer than the number at its beginning is greater than that number.
@@ -105,7 +106,7 @@ end
 -- clock would make the numbers of all clients too great.
 local last, seen = was and tonumber(string.sub(was, 1, 16)) or 0, tonumber(ARGV[2])
 local drawn = math.max(last + 1, micros)
-local is_chosen = seen >= drawn and seen <= micros + 86400000000
+local is_chosen = seen + 1 >= drawn and seen <= micros + 86400000000
 if is_chosen then drawn = seen + 1 end
 
 -- The record of the new ticket. If the client has chosen the number, '=' says so: see record.lua. Then the number may be
