@@ -100,7 +100,7 @@ async fn a_body_whose_leadership_is_lost_is_dropped_and_begins_again(store: Stor
     // A leader learns from its renewals that its lock was taken away.
     let quick = Locks::builder()
         .op_timeout(STALL)
-        .ttl(Duration::from_secs(2));
+        .ttl(Duration::from_secs(6));
     let (locks, operator) = (store.client_with(quick), store.client());
     let witness = Arc::new(Witness::exclusive());
     let (began, mut terms) = mpsc::unbounded_channel();

@@ -90,7 +90,7 @@ fn two() -> (Kit, Barrier, Kit, Barrier) {
 async fn a_party_that_gave_up_before_the_round_was_counted_is_not_in_it(_: Store) {
     let (here, ours, there, theirs) = two();
     let locks = here.client().unwrap();
-    let first = waits(&ours.wait(Duration::from_secs(1)));
+    let first = waits(&ours.wait(3 * BRIEF));
     tickets(&locks, "a", 1).await;
     // It reads the counter, sees two places, and its change is late.
     let second = theirs.wait(3 * SOON);

@@ -161,7 +161,7 @@ async fn an_observer_that_was_cut_off_while_leaders_changed_sees_the_newest(stor
 
 async fn a_leader_that_dies_without_a_successor_is_gone_with_its_lease(_: Store) {
     let kit = Kit::new();
-    let ttl = Duration::from_secs(1);
+    let ttl = Duration::from_secs(3);
     let other = kit.client_with(Locks::builder()).unwrap();
     let locks = kit.client_with(Locks::builder().ttl(ttl)).unwrap();
     let leader = leads(&locks, "alone").await;

@@ -4,11 +4,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use libtest_mimic::Trial;
+use lockcore::Guard;
 use lockcore::backend::{self, EventSink, FULL, Fault, Id, Name, Namespace, Request};
+use tests::eventually::eventually;
 use tests::faketime::Clock;
 use tests::ports::free_port;
 use tests::proxy::Proxy;
 use tests::redis_quorum::{Quorum, url};
+use tests::stores::Server as _;
 
 use super::{client, has_drawn, has_ticket, held_everywhere, warnings};
 use crate::store::{Kind, LEASE, SOON, Store, give_back};
@@ -119,15 +122,36 @@ async fn a_node_whose_clock_is_days_ahead_does_not_raise_the_numbers(_: Store) {
 async fn a_ticket_is_shown_with_its_number_whatever_nodes_answer(_: Store) {
     let set = Quorum::start(3);
     let slow = Proxy::to(set.nodes[2].port());
-    let [one, other, ahead] = [0, 1, 2].map(|at| set.nodes[at].port());
-    let locks = client(&url([one, other, slow.port()]));
+    let locks = client(&url([
+        set.nodes[0].port(),
+        set.nodes[1].port(),
+        slow.port(),
+    ]));
     give_back(held_everywhere(&locks, &set.nodes).await).await;
     slow.delay(Duration::from_millis(300), Duration::ZERO);
-    has_drawn(&set.nodes[2], HOUR);
 
-    let guard = locks.mutex("a").acquire().await.unwrap();
+    // The two draw what the client proposes, or are told the number. Then they draw the one behind it.
+    for ahead in [None, Some(HOUR / 2), None] {
+        for node in &set.nodes[..2] {
+            ahead.into_iter().for_each(|ahead| has_drawn(node, ahead));
+        }
+        has_drawn(&set.nodes[2], HOUR);
+        let guard = locks.mutex("a").acquire().await.unwrap();
+        has_ticket(&client(&set.nodes[2].url())).await;
+        shows_its_number(&set, &guard).await;
+        give_back(guard).await;
+        eventually("the slow node is free again", SOON, async || {
+            set.nodes
+                .iter()
+                .all(|node| node.litter_but_marks("test").is_empty())
+        })
+        .await;
+    }
+}
 
-    has_ticket(&client(&set.nodes[2].url())).await;
+/// Whichever nodes answer.
+async fn shows_its_number(set: &Quorum, guard: &Guard) {
+    let [one, other, ahead] = [0, 1, 2].map(|at| set.nodes[at].port());
     let number = guard.grant_id().as_u64() >> 10;
     for ports in [
         [one, other, free_port()],
@@ -138,5 +162,4 @@ async fn a_ticket_is_shown_with_its_number_whatever_nodes_answer(_: Store) {
         let numbers: Vec<_> = tickets.iter().map(|ticket| ticket.ticket).collect();
         assert_eq!(numbers, [number]);
     }
-    give_back(guard).await;
 }

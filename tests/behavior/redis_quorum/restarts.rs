@@ -11,7 +11,7 @@ use tests::redis_quorum::{KEEPS_ALL, Quorum, folder, url};
 use tests::redis_server::RedisServer;
 use tests::stores::Server as _;
 
-use super::{client, warnings};
+use super::{client, held_everywhere, warnings};
 use crate::store::{Kind, SOON, Store, give_back, kind};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
@@ -88,7 +88,7 @@ async fn a_node_that_restarted_empty_does_not_vote(_: Store) {
 async fn a_node_that_keeps_every_write_votes_at_once(_: Store) {
     let set = Quorum::start(3);
     let locks = client(&set.url());
-    let guard = locks.mutex("a").acquire().await.unwrap();
+    let guard = held_everywhere(&locks, &set.nodes).await;
 
     for node in &set.nodes[..2] {
         node.kill();
