@@ -69,7 +69,9 @@ const LOCKMACRO: Floors<'_> = &[
     ("expansion", &["expand"]),
     (
         "input",
-        &["args", "function", "mistakes", "model", "template"],
+        &[
+            "args", "function", "mistakes", "model", "output", "template",
+        ],
     ),
 ];
 

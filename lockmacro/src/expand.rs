@@ -8,9 +8,10 @@ use syn::visit_mut::{self, VisitMut};
 use syn::{Expr, Path, Type, UnOp, parse_quote};
 
 use crate::args::{Args, Given, OnLost, OnRevoke};
-use crate::function::{Foreign, Function};
+use crate::function::Function;
 use crate::mistakes::Mistakes;
 use crate::model::{Key, Keys, Length, Model, OnBusy, Patience, Side, without_groups};
+use crate::output::Foreign;
 use crate::template::Format;
 
 /// Expands the attribute: returns the locked function, or all mistakes together with the function without a lock.

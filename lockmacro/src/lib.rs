@@ -11,6 +11,7 @@ mod expand;
 mod function;
 mod mistakes;
 mod model;
+mod output;
 mod template;
 
 use proc_macro::TokenStream;
