@@ -60,7 +60,7 @@ const LOCKCORE: Floors<'_> = &[
         "ground",
         &[
             "clock", "counting", "error", "fork", "hash", "log", "name", "options", "owner",
-            "queue", "request", "sync", "tls", "token",
+            "pauses", "queue", "request", "sync", "tls", "token",
         ],
     ),
 ];

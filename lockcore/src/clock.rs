@@ -168,11 +168,6 @@ fn boot_time() -> Instant {
     Instant(time.tv_sec.unsigned_abs() * 1_000_000_000 + time.tv_nsec.unsigned_abs())
 }
 
-/// Full jitter: a random time between a tenth of `pause` and all of it.
-pub(crate) fn jittered(pause: Duration) -> Duration {
-    pause.mul_f64(0.1 + 0.9 * fastrand::f64())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -9,12 +9,12 @@ use std::ops::{ControlFlow, Deref};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::client::alarms::Pauses;
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::hold::{Guard, Held, Release};
 use crate::lock::Lock;
 use crate::locks::Locks;
 use crate::options::Wait;
+use crate::pauses::Pauses;
 use crate::token::FencingToken;
 use crate::value::LockValue;
 
@@ -78,7 +78,7 @@ pub struct Election {
 }
 
 impl Election {
-    /// What the leader tells the observers, for example its address: up to 1,024 bytes. Default: an empty text. The
+    /// The text that the leader publishes to the observers, for example its address: up to 1,024 bytes. Default: an empty text. The
     /// leader can replace it by [`set_value`](Held::set_value).
     pub fn value(mut self, text: impl Into<Arc<str>>) -> Self {
         self.value = text.into();

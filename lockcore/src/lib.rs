@@ -135,6 +135,7 @@ mod log;
 mod name;
 mod options;
 mod owner;
+mod pauses;
 mod queue;
 mod request;
 mod sync;

@@ -13,11 +13,13 @@ use crate::hold::Release;
 use crate::locks::Locks;
 use crate::name::Name;
 use crate::owner;
+use crate::pauses::Pauses;
 use crate::request::{Id, Request};
 
 /// The pauses between two looks at a ticket that was asked back. A holder that gives up at once is noticed at once, and
-/// a long grace costs two requests per second.
-const PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(500));
+/// a long grace costs two requests per second, as the mean of the longest pauses is half a second.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(10);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 /// The longest grace.
 const LONGEST_GRACE: Duration = Duration::from_secs(86_400);
@@ -117,10 +119,9 @@ impl Locks {
         }
         // The request that was seen at the ticket, and when its time is over.
         let mut seen: Option<(AskedBack, Instant)> = None;
-        let mut pause = PAUSES.0;
+        let mut pauses = Pauses::between(SHORTEST_PAUSE, LONGEST_PAUSE);
         loop {
-            self.0.shared.alarm(clock.now().after(pause)).await;
-            pause = (pause * 2).min(PAUSES.1);
+            self.0.shared.alarm(clock.now().after(pauses.draw())).await;
             let Some((place, id)) = self.holder(name, ticket).await? else {
                 return Ok(Release::Released);
             };
@@ -232,8 +233,8 @@ impl Locks {
         Ok(found)
     }
 
-    /// Removes a ticket by its id, which no other ticket ever has. So whoever holds the lock when this arrives, only this
-    /// grant can end.
+    /// Removes a ticket by its id, which no other ticket ever has. So only this grant can end, although another one may
+    /// hold the lock when this arrives.
     async fn release_of(&self, name: &Name, place: &TicketInfo, id: Id) -> Result<Release, Error> {
         let shared = &self.0.shared;
         let request = Request {

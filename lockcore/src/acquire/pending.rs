@@ -7,7 +7,6 @@ use std::time::Duration;
 use tokio::runtime;
 
 use crate::backend::{Enqueued, Fault, Renewed, StoreError};
-use crate::client::alarms::jittered;
 use crate::client::calls::{Reached, Where};
 use crate::client::gate::{Asking, Replaced};
 use crate::client::lease::Lease;
@@ -15,6 +14,7 @@ use crate::client::shared::{Sent, Shared};
 use crate::client::tracked::{Cleanup, Stage};
 use crate::clock::Instant;
 use crate::error::{Error, LostReason};
+use crate::pauses::{Pauses, jittered};
 use crate::request::mismatch;
 
 /// How much longer than its time limit a caller waits if the lock is nearly granted.
@@ -234,7 +234,7 @@ impl Asked {
         mut by: Instant,
         give_up: Instant,
     ) -> Result<Progress, Error> {
-        let mut pause = Duration::from_millis(5);
+        let mut pauses = Pauses::between(Duration::from_millis(5), Duration::from_millis(200));
         let mut fresh = now;
         loop {
             let reached = shared.connection(Where::Here, by).await;
@@ -306,7 +306,7 @@ impl Asked {
                 Fault::Unknown | Fault::Retry => {}
                 Fault::Config | Fault::Refused => return Err(self.failed(lease, error)),
             }
-            let again = shared.clock.now().after(jittered(pause));
+            let again = shared.clock.now().after(pauses.draw());
             if again >= by {
                 return Err(self.failed(lease, error));
             }
@@ -315,7 +315,6 @@ impl Asked {
             }
             tracing::debug!(%error, "asking the store again");
             shared.alarm(again).await;
-            pause = (pause * 2).min(Duration::from_millis(200));
         }
     }
 

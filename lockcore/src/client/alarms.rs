@@ -4,11 +4,9 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Duration;
 
 use super::shared::Shared;
 use crate::clock::Instant;
-pub(crate) use crate::clock::jittered;
 
 impl Shared {
     /// A timer on the lease clock. It does not depend on the caller's runtime: the time driver of that runtime may be
@@ -33,28 +31,6 @@ impl Shared {
             // The alarm is made only when this branch is polled, because most futures here are ready at once.
             () = async { self.alarm(at).await } => None,
         }
-    }
-}
-
-/// The pauses after failures. They double from the first to the longest, with full jitter.
-#[derive(Debug)]
-pub(crate) struct Pauses(Duration);
-
-impl Pauses {
-    const FIRST: Duration = Duration::from_millis(20);
-    const LONGEST: Duration = Duration::from_secs(2);
-
-    /// Draws the next pause.
-    pub(crate) fn draw(&mut self) -> Duration {
-        let pause = self.0;
-        self.0 = (pause * 2).min(Self::LONGEST);
-        jittered(pause)
-    }
-}
-
-impl Default for Pauses {
-    fn default() -> Self {
-        Self(Self::FIRST)
     }
 }
 

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::alarms::jittered;
 use super::calls::Where;
 use super::gate::Replaced;
 use super::shared::Shared;
@@ -13,6 +12,7 @@ use crate::clock::Instant;
 use crate::error::Error;
 use crate::name::Name;
 use crate::options::Wait;
+use crate::pauses::Pauses;
 
 /// A change that may have been carried out is repeated for at most this long. The store remembers it for twice as long
 /// after it was carried out, so no repetition counts again.
@@ -68,7 +68,7 @@ impl Shared {
         });
         // It may have been carried out.
         let mut is_ambiguous = false;
-        let mut pause = Duration::from_millis(5);
+        let mut pauses = Pauses::between(Duration::from_millis(5), Duration::from_millis(200));
         loop {
             let by = match is_ambiguous {
                 true => settled_by,
@@ -92,7 +92,7 @@ impl Shared {
                 true => settled_by,
                 false => by,
             };
-            let again = self.clock.now().after(jittered(pause));
+            let again = self.clock.now().after(pauses.draw());
             let is_final = match error.fault() {
                 Fault::Config | Fault::Refused => !error.is_halfway(),
                 Fault::Retry | Fault::Unknown => false,
@@ -107,7 +107,6 @@ impl Shared {
             }
             tracing::debug!(%error, "asking again for a counter or a value");
             self.alarm(again).await;
-            pause = (pause * 2).min(Duration::from_millis(200));
         }
     }
 

@@ -11,7 +11,6 @@ use std::time::Duration;
 
 use tracing::Level;
 
-use super::alarms::jittered;
 use super::calls::Where;
 use super::lease::{LONGEST_STALL, Lease};
 use super::settings::Settings;
@@ -23,6 +22,7 @@ use crate::backend::{Backend, Departure, Enqueued, Fault, Released, Renewed};
 use crate::clock::Instant;
 use crate::error::{Error, LostReason};
 use crate::log::{Silence, guarded};
+use crate::pauses::{Pauses, jittered};
 use crate::request::Request;
 
 /// The longest sleep while something is due. Timers stand still while the machine is suspended, but the lease clock
@@ -341,7 +341,7 @@ async fn finish_asking(shared: Arc<Shared>, mut cleanup: Cleanup) {
 /// once more, with the time that remains as its ttl. Tried until the store acknowledges, or that time has come. If it
 /// is never acknowledged, a ticket ends with its lease, as after a crash.
 async fn leave_kept(shared: Arc<Shared>, mut batch: Vec<Cleanup>) {
-    let mut pause = Duration::from_millis(20);
+    let mut pauses = Pauses::between(Duration::from_millis(20), Duration::from_secs(1));
     loop {
         let now = shared.clock.now();
         let rest = |cleanup: &Cleanup| {
@@ -392,9 +392,8 @@ async fn leave_kept(shared: Arc<Shared>, mut batch: Vec<Cleanup>) {
                 });
             }
         }
-        let again = shared.clock.now().after(jittered(pause));
+        let again = shared.clock.now().after(pauses.draw());
         shared.alarm(again).await;
-        pause = (pause * 2).min(Duration::from_secs(1));
     }
 }
 
@@ -414,7 +413,7 @@ async fn depart(shared: Arc<Shared>, mut batch: Vec<Cleanup>) {
         true => Instant::FAR_FUTURE,
         false => shared.clock.now().after(longest).after(shared.op_timeout),
     };
-    let mut pause = Duration::from_millis(20);
+    let mut pauses = Pauses::between(Duration::from_millis(20), Duration::from_secs(1));
     loop {
         let departures = batch
             .iter()
@@ -468,8 +467,7 @@ async fn depart(shared: Arc<Shared>, mut batch: Vec<Cleanup>) {
             });
             return shared.cleaned_up(batch.len());
         }
-        let again = shared.clock.now().after(jittered(pause));
+        let again = shared.clock.now().after(pauses.draw());
         shared.alarm(again).await;
-        pause = (pause * 2).min(Duration::from_secs(1));
     }
 }

@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use tracing::Level;
 
-use super::alarms::jittered;
 use super::calls::Where;
 use super::lease::{AlreadyLost, Lease, Renewal};
 use super::shared::{Sent, Shared};
 use super::tracked::{Cleanup, Stage};
 use crate::backend::{Fault, Renewed, StoreError};
 use crate::clock::{Instant, nanos};
+use crate::pauses::jittered;
 use crate::request::{Id, Request};
 
 impl Shared {

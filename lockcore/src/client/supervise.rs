@@ -11,12 +11,12 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tracing::Level;
 
-use super::alarms::jittered;
 use super::gate::Connected;
 use super::links::{Link, State};
 use super::shared::Shared;
 use crate::backend::{BoxFuture, EventSink, Fault, News, StoreError};
 use crate::log::guarded;
+use crate::pauses::jittered;
 
 /// The longest pause between two attempts. The pauses double up to this, each with full jitter.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);

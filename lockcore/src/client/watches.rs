@@ -11,7 +11,6 @@ use std::time::Duration;
 
 use tokio::sync::{Notify, watch};
 
-use super::alarms::Pauses;
 use super::calls::Where;
 use super::shared::Shared;
 use super::table::Phase;
@@ -19,6 +18,7 @@ use super::watched::{Looked, Seen, Watched, Watching};
 use crate::backend::{Connection, Count, CountOp, Counted, Fault, StoreError};
 use crate::error::Error;
 use crate::name::Name;
+use crate::pauses::Pauses;
 
 /// How often a counter is read at a store that does not push changes.
 const LOOK: Duration = Duration::from_millis(100);

@@ -1,21 +1,21 @@
-//! The observer of an election. What it tells is computed from two things that it reads: the value that the newest leader
-//! has written, and the ticket that holds now.
+//! The observer of an election. It reads two things: the value that the newest leader has written, and the ticket that
+//! holds now. Its answers are computed from both.
 //!
 //! A new leader writes its value right after its grant, and a leader that resigns writes it again. Each write is a push
 //! to the observers. A push carries no state, so one that is late, lost or doubled does no harm: `client/watches` reads
-//! the value after every push and every gap, and whoever led last has written last. A leader that dies writes nothing. So
+//! the value after every push and every gap, and the last leader has written last. A leader that dies writes nothing. So
 //! the observer looks again when the lease that it has seen ends.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::backend::{Counted, Written};
-use crate::client::alarms::Pauses;
 use crate::clock::Instant;
 use crate::counter::Following;
 use crate::error::{Error, ErrorKind};
 use crate::locks::Locks;
 use crate::name::Name;
+use crate::pauses::Pauses;
 use crate::value::LockValue;
 
 /// A lease that is over at the store may be shown for a moment longer.
@@ -39,7 +39,7 @@ pub struct Leaders {
     /// When to look who holds. In the past: at once.
     look_at: Instant,
     pauses: Pauses,
-    /// What was returned last.
+    /// The answer that was returned last.
     told: Option<Option<Written>>,
 }
 

@@ -1,9 +1,10 @@
 //! Nodes that hear of a request late, when its verb has its answer or its runtime has ended.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
-use lockcore::{ErrorKind, Locks, LostReason, Release};
+use lockcore::{ErrorKind, Guard, Locks, LostReason, Release};
 use tests::eventually::eventually;
 use tests::ports::free_port;
 use tests::proxy::Proxy;
@@ -39,7 +40,7 @@ pub(super) async fn with_the_last_behind(proxy: &Proxy, set: &Quorum) -> Locks {
 }
 
 /// Runs a piece of a fact on a thread where a runtime may be built and dropped.
-pub(super) async fn in_another_runtime<T: Send + 'static>(
+async fn in_another_runtime<T: Send + 'static>(
     piece: impl FnOnce(Runtime, Handle) -> T + Send + 'static,
 ) -> T {
     let here = Handle::current();
@@ -51,6 +52,33 @@ pub(super) async fn in_another_runtime<T: Send + 'static>(
         )
     };
     tokio::task::spawn_blocking(piece).await.unwrap()
+}
+
+/// Acquires in another runtime. The enqueue of the grant is still on its way to the node behind the proxy, on a
+/// connection of that runtime.
+pub(super) async fn acquired_with_an_enqueue_under_way(
+    proxy: &Arc<Proxy>,
+    locks: &Locks,
+) -> (Runtime, Guard) {
+    let (proxy, locks) = (Arc::clone(proxy), locks.clone());
+    let connected = proxy.open_connections();
+    in_another_runtime(move |runtime, here| {
+        // Connects, and leaves nothing under way.
+        let first = runtime.block_on(locks.mutex("there").acquire()).unwrap();
+        runtime.block_on(give_back(first));
+        here.block_on(eventually("all are connected", SOON, async || {
+            proxy.open_connections() > connected
+        }));
+        proxy.delay(Duration::from_secs(2), Duration::ZERO);
+        let before = proxy.traffic().chunks_up;
+        let guard = runtime.block_on(locks.mutex("a").acquire()).unwrap();
+        here.block_on(eventually("it is under way", SOON, async || {
+            proxy.traffic().chunks_up > before
+        }));
+        proxy.delay(Duration::ZERO, Duration::ZERO);
+        (runtime, guard)
+    })
+    .await
 }
 
 async fn a_release_that_a_node_has_not_heard_outlives_its_runtime(_: Store) {
@@ -79,28 +107,14 @@ async fn a_release_that_a_node_has_not_heard_outlives_its_runtime(_: Store) {
 
 async fn an_enqueue_that_outlives_its_runtime_takes_nothing_behind_the_release(_: Store) {
     let set = Quorum::start(3);
-    let proxy = Proxy::to(set.nodes[2].port());
+    let proxy = Arc::new(Proxy::to(set.nodes[2].port()));
     let locks = with_the_last_behind(&proxy, &set).await;
     let connected = proxy.open_connections();
+    let (runtime, guard) = acquired_with_an_enqueue_under_way(&proxy, &locks).await;
+    // Not in the runtime of the fact: it waits for the tasks of the other one.
+    let ended = tokio::task::spawn_blocking(move || drop(runtime));
+    ended.await.unwrap();
 
-    let (proxy, locks, guard) = in_another_runtime(move |runtime, here| {
-        // Connects, and leaves nothing under way.
-        let first = runtime.block_on(locks.mutex("there").acquire()).unwrap();
-        runtime.block_on(give_back(first));
-        here.block_on(eventually("all are connected", SOON, async || {
-            proxy.open_connections() > connected
-        }));
-        proxy.delay(Duration::from_secs(2), Duration::ZERO);
-        let before = proxy.traffic().chunks_up;
-        let guard = runtime.block_on(locks.mutex("a").acquire()).unwrap();
-        here.block_on(eventually("it is under way", SOON, async || {
-            proxy.traffic().chunks_up > before
-        }));
-        proxy.delay(Duration::ZERO, Duration::ZERO);
-        drop(runtime);
-        (proxy, locks, guard)
-    })
-    .await;
     give_back(guard).await;
 
     eventually("the enqueue has arrived", SOON, async || {

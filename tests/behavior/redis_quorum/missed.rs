@@ -1,14 +1,13 @@
 //! Releases that one node has missed, because it got them too early or could not carry them out. They are repeated there.
 
-use std::time::Duration;
+use std::sync::Arc;
 
 use libtest_mimic::Trial;
 use tests::eventually::eventually;
 use tests::proxy::Proxy;
 use tests::redis_quorum::Quorum;
-use tokio::runtime::Handle;
 
-use super::late::{in_another_runtime, with_the_last_behind};
+use super::late::{acquired_with_an_enqueue_under_way, with_the_last_behind};
 use super::{client, held_everywhere, nothing_is_left_at};
 use crate::store::{Kind, SOON, Store, give_back};
 
@@ -22,26 +21,9 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
 /// They are on connections of two runtimes. Both go on running.
 async fn a_release_that_overtakes_the_enqueue_at_a_slow_node_is_repeated_there(_: Store) {
     let set = Quorum::start(3);
-    let proxy = Proxy::to(set.nodes[2].port());
+    let proxy = Arc::new(Proxy::to(set.nodes[2].port()));
     let locks = with_the_last_behind(&proxy, &set).await;
-    let connected = proxy.open_connections();
-
-    let (runtime, guard, proxy, locks) = in_another_runtime(move |runtime, here: Handle| {
-        let warm = runtime.block_on(locks.mutex("there").acquire()).unwrap();
-        runtime.block_on(give_back(warm));
-        here.block_on(eventually("all are connected", SOON, async || {
-            proxy.open_connections() > connected
-        }));
-        proxy.delay(Duration::from_secs(2), Duration::ZERO);
-        let before = proxy.traffic().chunks_up;
-        let guard = runtime.block_on(locks.mutex("a").acquire()).unwrap();
-        here.block_on(eventually("it is under way", SOON, async || {
-            proxy.traffic().chunks_up > before
-        }));
-        proxy.delay(Duration::ZERO, Duration::ZERO);
-        (runtime, guard, proxy, locks)
-    })
-    .await;
+    let (runtime, guard) = acquired_with_an_enqueue_under_way(&proxy, &locks).await;
     let scripts = || set.nodes[2].command_stats()["evalsha"];
     let before = scripts();
 

@@ -2,6 +2,7 @@
 //! them.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use super::nodes::Links;
@@ -13,7 +14,10 @@ use crate::request::Id;
 /// would then keep a ticket that nobody has. So it is told of the release again when it has answered: see
 /// [`finish_late`](super::background::finish_late). On the connections of the enqueue the release cannot overtake it.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Late(Arc<Mutex<HashMap<Id, Pending>>>);
+pub(super) struct Late(Arc<Mutex<Unfinished>>);
+
+/// The enqueues of each id. A request that is repeated may have several.
+type Unfinished = HashMap<Id, Vec<Arc<Pending>>>;
 
 /// An enqueue that slower nodes have not answered.
 #[derive(Debug)]
@@ -21,7 +25,7 @@ struct Pending {
     /// The connections that it was sent on.
     links: Weak<Links>,
     /// Whether a release was sent since then on other connections.
-    is_overtaken: bool,
+    is_overtaken: AtomicBool,
 }
 
 /// An enqueue that has no answer from all nodes until this is dropped.
@@ -29,29 +33,32 @@ struct Pending {
 pub(super) struct Unanswered {
     late: Late,
     id: Id,
+    pending: Arc<Pending>,
 }
 
 impl Late {
     pub(super) fn begin(&self, id: Id, links: &Arc<Links>) -> Unanswered {
-        let pending = Pending {
+        let pending = Arc::new(Pending {
             links: Arc::downgrade(links),
-            is_overtaken: false,
-        };
-        self.ids(|ids| ids.insert(id, pending));
+            is_overtaken: AtomicBool::new(false),
+        });
+        self.ids(|ids| ids.entry(id).or_default().push(Arc::clone(&pending)));
         let late = self.clone();
-        Unanswered { late, id }
+        Unanswered { late, id, pending }
     }
 
     /// A release of this id is about to be sent on these connections.
     pub(super) fn note_release(&self, id: Id, links: &Arc<Links>) {
         self.ids(|ids| {
-            if let Some(pending) = ids.get_mut(&id) {
-                pending.is_overtaken |= !std::ptr::eq(pending.links.as_ptr(), Arc::as_ptr(links));
+            let elsewhere =
+                |it: &&Arc<Pending>| !std::ptr::eq(it.links.as_ptr(), Arc::as_ptr(links));
+            for pending in ids.get(&id).into_iter().flatten().filter(elsewhere) {
+                pending.is_overtaken.store(true, Ordering::SeqCst);
             }
         });
     }
 
-    fn ids<T>(&self, of: impl FnOnce(&mut HashMap<Id, Pending>) -> T) -> T {
+    fn ids<T>(&self, of: impl FnOnce(&mut Unfinished) -> T) -> T {
         of(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
@@ -59,13 +66,20 @@ impl Late {
 impl Unanswered {
     /// Whether a release was sent since the enqueue, and may have come before it at a node.
     pub(super) fn is_overtaken(&self) -> bool {
-        self.late
-            .ids(|ids| ids.get(&self.id).is_some_and(|it| it.is_overtaken))
+        self.pending.is_overtaken.load(Ordering::SeqCst)
     }
 }
 
 impl Drop for Unanswered {
     fn drop(&mut self) {
-        self.late.ids(|ids| ids.remove(&self.id));
+        self.late.ids(|ids| {
+            let Some(of_id) = ids.get_mut(&self.id) else {
+                return;
+            };
+            of_id.retain(|other| !Arc::ptr_eq(other, &self.pending));
+            if of_id.is_empty() {
+                ids.remove(&self.id);
+            }
+        });
     }
 }

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use redis::FromRedisValue;
 use redis::aio::MultiplexedConnection;
-use redis::{Cmd, FromRedisValue};
 use tokio::sync::oneshot;
 
 use super::super::connection::RedisConnection;
@@ -49,7 +49,7 @@ impl Node {
     ) -> Result<(Self, oneshot::Receiver<()>), StoreError> {
         let channel = layout::channel(receiver);
         let (connection, closed) = without_wake_ups(server, namespace, channel).await?;
-        let info: String = ask(server, &connection, redis::cmd("INFO").arg("server")).await?;
+        let info: String = ask(server, &connection, "info", &["server"]).await?;
         let read_at = Clock::BOOT.now();
         let field = |name: &str| {
             info.lines()
@@ -65,7 +65,7 @@ impl Node {
         let aside = ASIDE.saturating_sub(Duration::from_secs(uptime));
         let keeps_all = aside.is_zero() || keeps_every_write(connection.connection.clone()).await;
         let asked = Clock::BOOT.now();
-        let time = ask(server, &connection, &redis::cmd("TIME")).await?;
+        let time = ask(server, &connection, "time", &[]).await?;
         load_scripts(connection.connection.clone()).await;
         let node = Self {
             run_id: run_id.into(),
@@ -105,13 +105,15 @@ async fn load_scripts(mut connection: MultiplexedConnection) {
 async fn ask<T: FromRedisValue>(
     server: &Server,
     connection: &RedisConnection,
-    question: &Cmd,
+    command: &str,
+    arguments: &[&str],
 ) -> Result<T, StoreError> {
-    let answer = question
+    let answer = redis::cmd(command)
+        .arg(arguments)
         .query_async(&mut connection.connection.clone())
         .await;
     answer.map_err(|error| match error.code() {
-        Some("NOPERM") => server.mistake(format_args!("the user may not run info{GUIDE}")),
+        Some("NOPERM") => server.mistake(format_args!("the user may not run {command}{GUIDE}")),
         _ => server.failed(error),
     })
 }

@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use redis::{FromRedisValue, RedisResult};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -23,11 +24,11 @@ use super::outbox::Outbox;
 use super::tally::majority;
 use crate::backend::events::Timer;
 use crate::backend::{BoxFuture, EventSink, Fault, Released, StoreError};
-use crate::clock::{Clock, Instant, jittered};
+use crate::clock::{Clock, Instant};
 use crate::name::Namespace;
+use crate::pauses::{Pauses, jittered};
 
-/// The pauses between two tries to open a connection. They double, each with full jitter.
-const FIRST_PAUSE: Duration = Duration::from_millis(20);
+/// The longest pause before releases that were left for a node are sent to it again.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 /// The pause after a mistake that a person must correct. A password that is sent again and again looks like an attack.
 const AFTER_MISTAKE: Duration = Duration::from_secs(10);
@@ -226,45 +227,46 @@ impl Nodes {
     /// Ends the connection to a node unless it answers a question. The answers that are missing may only not have been
     /// looked at, by futures that are not polled.
     fn probe(&self, node: &Node) {
-        let (mut connection, end) = (
-            node.connection.connection.clone(),
-            node.connection.driver.end(),
-        );
-        let patience = self.timer(SILENCE);
-        self.background().spawn_on(
-            async move {
-                let question = redis::cmd("TIME");
-                tokio::select! {
-                    biased;
-                    _ = question.query_async::<redis::Value>(&mut connection) => {}
-                    () = patience => end.abort(),
-                }
-            },
-            &self.runtime,
-        );
+        let end = node.connection.driver.end();
+        self.ask_time(node, move |answer: Option<RedisResult<redis::Value>>| {
+            if answer.is_none() {
+                end.abort();
+            }
+        });
     }
 
-    /// Reads the clock of a node again, unless that was done lately. `is_refused`: the node has not drawn the number that was
-    /// proposed.
+    /// Reads the clock of a node again, unless that was done lately. `is_refused`: the node has not drawn the number that
+    /// was proposed.
     pub(super) fn read_clock(&self, node: &Node, is_refused: bool) {
         let asked = Clock::BOOT.now();
         if !node.wall_clock.is_due(asked, is_refused) {
             return;
         }
         let clock = Arc::clone(&node.wall_clock);
+        self.ask_time(node, move |answer| {
+            if let Some(Ok(time)) = answer {
+                clock.set(asked, time);
+            }
+        });
+    }
+
+    /// Asks a node for its time in the background. `then` gets the answer, or `None` after [`SILENCE`].
+    fn ask_time<T: FromRedisValue + Send + 'static>(
+        &self,
+        node: &Node,
+        then: impl FnOnce(Option<RedisResult<T>>) + Send + 'static,
+    ) {
         let mut connection = node.connection.connection.clone();
         let patience = self.timer(SILENCE);
-        self.background().spawn_on(
-            async move {
-                let question = redis::cmd("TIME");
-                tokio::select! {
-                    biased;
-                    Ok(time) = question.query_async(&mut connection) => clock.set(asked, time),
-                    () = patience => {}
-                }
-            },
-            &self.runtime,
-        );
+        let task = async move {
+            let question = redis::cmd("TIME");
+            tokio::select! {
+                biased;
+                answer = question.query_async(&mut connection) => then(Some(answer)),
+                () = patience => then(None),
+            }
+        };
+        self.background().spawn_on(task, &self.runtime);
     }
 
     /// The releases for a node that has not acknowledged them.
@@ -388,7 +390,7 @@ impl Nodes {
 
     /// The task of a node.
     async fn keep_link(self: Arc<Self>, at: usize) {
-        let mut pause = FIRST_PAUSE;
+        let mut pauses = Pauses::default();
         loop {
             let opened = tokio::select! {
                 opened = Node::open(&self.servers[at], self.receiver, &self.namespace) => opened,
@@ -412,17 +414,16 @@ impl Nodes {
                 Err(error) => error,
             };
             if since.until(Clock::BOOT.now()) > SETTLED {
-                pause = FIRST_PAUSE;
+                pauses = Pauses::default();
             }
             let again = match error.fault() {
-                Fault::Config => AFTER_MISTAKE,
-                Fault::Retry | Fault::Refused | Fault::Unknown => pause,
+                Fault::Config => jittered(AFTER_MISTAKE),
+                Fault::Retry | Fault::Refused | Fault::Unknown => pauses.draw(),
             };
             self.silences[at].store(0, Ordering::Relaxed);
             self.views
                 .send_modify(|views| views[at] = View::Down(error));
-            self.timer(jittered(again)).await;
-            pause = (pause * 2).min(LONGEST_PAUSE);
+            self.timer(again).await;
         }
     }
 

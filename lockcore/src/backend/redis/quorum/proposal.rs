@@ -21,7 +21,7 @@ const AFTER_REFUSAL: Duration = Duration::from_secs(1);
 /// The wall clock of a node, as far as it is known.
 #[derive(Debug)]
 pub(super) struct WallClock {
-    /// What it shows in microseconds when the lease clock shows 0. By the time at which a request leaves here, and not the
+    /// Its reading in microseconds when the lease clock shows 0. By the time at which a request leaves here, and not the
     /// one at which it arrives there: so it includes the way to the node.
     at_zero: AtomicI64,
     /// When it was asked for, in nanoseconds of the lease clock.
@@ -29,7 +29,7 @@ pub(super) struct WallClock {
 }
 
 impl WallClock {
-    /// What the node has answered to a question for its time.
+    /// The answer of a node to a question for its time.
     pub(super) fn new(asked: Instant, answer: (i64, i64)) -> Self {
         Self {
             at_zero: AtomicI64::new(at_zero(asked, answer)),
@@ -48,7 +48,7 @@ impl WallClock {
         self.at_zero.load(Ordering::Relaxed)
     }
 
-    /// What it will show when a request that is sent now arrives, in microseconds.
+    /// Its reading when a request that is sent now arrives, in microseconds.
     pub(super) fn on_arrival(&self, now: Instant) -> u64 {
         let shown = self.ahead().saturating_add(micros(now));
         u64::try_from(shown).unwrap_or(0)
