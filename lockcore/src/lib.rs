@@ -149,7 +149,7 @@ mod loom;
 pub use backend::{AskedBack, NameInUse, TicketInfo, Written};
 pub use barrier::{Barrier, BarrierWaitResult};
 pub use builder::Builder;
-pub use client::events::{Event, EventListener};
+pub use client::events::{Event, EventListener, GrantEvent, GrantListener};
 pub use counter::{Changes, Counter, CounterValue};
 pub use double_barrier::{DoubleBarrier, Inside, Left};
 pub use election::{Election, Leader, Leaders};

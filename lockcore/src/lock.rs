@@ -12,6 +12,7 @@ use crate::acquire::handle::Client;
 use crate::acquire::spec::Spec;
 use crate::acquire::{Budget, acquire};
 use crate::backend::BoxFuture;
+use crate::client::events::GrantListener;
 use crate::clock::{Clock, Instant};
 use crate::error::{Error, ErrorKind};
 use crate::hold::Guard;
@@ -256,6 +257,36 @@ impl Lock {
     /// As [`acquire`](Self::acquire).
     pub async fn try_acquire(&self) -> Result<Guard, Error> {
         Ok(self.begin(self.take(None).await?))
+    }
+
+    /// Listens to the grants of this name in this client from now on, of both sides of a read/write lock: granted, asked
+    /// for, lost, released. Grants of other clients are not told; [`Locks::inspect`](crate::Locks::inspect) shows these.
+    ///
+    /// A lock that is taken [again inside](Self::reentrant) is no grant of its own. A listener costs no request.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use lockcore::GrantEvent;
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), lockcore::Error> {
+    /// let locks = lockcore::Locks::connect("memory:")?;
+    /// let report = locks.mutex("report");
+    /// let mut grants = report.grants();
+    ///
+    /// let guard = report.acquire().await?;
+    /// let grant_id = guard.grant_id();
+    /// guard.release().await?;
+    ///
+    /// assert_eq!(grants.recv().await, Some(GrantEvent::Granted(grant_id)));
+    /// assert_eq!(grants.recv().await, Some(GrantEvent::Released(grant_id)));
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn grants(&self) -> GrantListener {
+        let name = self.what.as_ref().map_or("", |what| what.name.as_str());
+        self.client.shared.listen_to_grants(name.to_owned())
     }
 
     pub(crate) fn default_wait(&self) -> Wait {

@@ -1,5 +1,6 @@
 //! How long a lock is held, and what happens when it is lost. The groups of facts are the files of this folder.
 
+mod grants;
 mod losses;
 mod min_hold;
 mod renewal;
@@ -9,6 +10,11 @@ use libtest_mimic::Trial;
 use crate::store::Kind;
 
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
-    let groups = [renewal::facts, losses::facts, min_hold::facts];
+    let groups = [
+        renewal::facts,
+        losses::facts,
+        min_hold::facts,
+        grants::facts,
+    ];
     groups.into_iter().flat_map(|facts| facts(store)).collect()
 }

@@ -1,4 +1,4 @@
-//! Events about a client: trouble with the store, and locks that were lost. Events about one lock are in `hold`.
+//! Events about a client: trouble with the store, locks that were lost, and the grants of each lock.
 
 use std::fmt;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
@@ -7,6 +7,7 @@ use tokio::sync::broadcast;
 
 use crate::clock::Instant;
 use crate::error::LostReason;
+use crate::name::Name;
 use crate::token::GrantId;
 
 /// How many events are kept for a slow listener. A client has fewer between two calls of a listener, unless very many
@@ -68,11 +69,65 @@ impl fmt::Debug for EventListener {
     }
 }
 
+/// Something that happened to a grant of one lock in this client: see [`Lock::grants`](crate::Lock::grants).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum GrantEvent {
+    /// A task of this client has the lock.
+    Granted(GrantId),
+    /// Somebody asks for the lock ([`Locks::revoke`](crate::Locks::revoke)) while this grant holds it.
+    AskedBack(GrantId),
+    /// The lock was lost while this grant held it. Of several readers that share a ticket, the last one is told of at
+    /// once, and each other one when it ends.
+    Lost(GrantId, LostReason),
+    /// The last guard of the grant has ended, and was not known to be lost. The store may not know of the release yet. If
+    /// the store then answers that the lock had been lost before, `Lost` follows.
+    Released(GrantId),
+    /// The listener was slow, and this number of events was dropped. Not all of them need be about this lock.
+    Missed(u64),
+}
+
+/// A listener for the grants of one lock in this client, from the moment that it was made.
+pub struct GrantListener {
+    name: String,
+    news: broadcast::Receiver<(Name, GrantEvent)>,
+}
+
+impl GrantListener {
+    /// The next event; `None` when the client is gone.
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe: an event that was not returned is returned by the next call.
+    pub async fn recv(&mut self) -> Option<GrantEvent> {
+        loop {
+            match self.news.recv().await {
+                Ok((name, event)) if name.as_str() == self.name => return Some(event),
+                Ok(_) => {}
+                Err(broadcast::error::RecvError::Lagged(missed)) => {
+                    return Some(GrantEvent::Missed(missed));
+                }
+                Err(broadcast::error::RecvError::Closed) => return None,
+            }
+        }
+    }
+}
+
+impl fmt::Debug for GrantListener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GrantListener")
+            .field("name", &self.name)
+            .finish_non_exhaustive()
+    }
+}
+
 /// The sending side.
 #[derive(Default)]
 pub(crate) struct Teller {
     /// Made when the first listener comes.
     listeners: OnceLock<broadcast::Sender<Event>>,
+    /// Made when the first listener for grants comes.
+    grants: OnceLock<broadcast::Sender<(Name, GrantEvent)>>,
     outage: Mutex<Option<Outage>>,
 }
 
@@ -91,6 +146,19 @@ impl Teller {
         EventListener {
             standing: self.is_suspended().then_some(Event::Suspended),
             news,
+        }
+    }
+
+    pub(crate) fn listen_to_grants(&self, name: String) -> GrantListener {
+        let listeners = self.grants.get_or_init(|| broadcast::Sender::new(KEPT));
+        let news = listeners.subscribe();
+        GrantListener { name, news }
+    }
+
+    pub(crate) fn tell_grant(&self, name: &Name, event: GrantEvent) {
+        if let Some(listeners) = self.grants.get() {
+            // It is no error if nobody listens any more.
+            let _ = listeners.send((name.clone(), event));
         }
     }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tracing::Level;
 
-use super::events::Event;
+use super::events::{Event, GrantEvent};
 use super::lease::Lease;
 use super::shared::Shared;
 use super::tracked::Stage;
@@ -44,6 +44,8 @@ impl Shared {
             return;
         }
         let (lock, grant_id) = (lease.request.name.clone(), lease.grant_id());
+        self.teller
+            .tell_grant(&lock, GrantEvent::AskedBack(grant_id));
         self.log(Level::DEBUG, move || {
             tracing::debug!(%lock, %grant_id, ?grace, "somebody asks for the lock");
         });
@@ -81,6 +83,8 @@ impl Shared {
         let (lock, grant_id) = (lease.request.name.clone(), lease.grant_id());
         match stage {
             Stage::Held => {
+                self.teller
+                    .tell_grant(&lock, GrantEvent::Lost(grant_id, reason));
                 self.teller.tell(|| Event::Lost {
                     name: lock.as_str().to_owned(),
                     grant_id,

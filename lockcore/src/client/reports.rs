@@ -5,7 +5,7 @@ use std::sync::Arc;
 use humantime::format_duration;
 use tracing::Level;
 
-use super::events::{EventListener, Teller};
+use super::events::{EventListener, GrantListener, Teller};
 use super::lease::Lease;
 use super::settings::Defaults;
 use super::shared::Shared;
@@ -160,6 +160,14 @@ impl Shared {
         let listener = self.teller.listen();
         self.await_restoration();
         listener
+    }
+
+    /// A listener for the grants of a lock in this client.
+    pub(crate) fn listen_to_grants(&self, name: String) -> GrantListener {
+        if self.is_forked() {
+            return Teller::default().listen_to_grants(name);
+        }
+        self.teller.listen_to_grants(name)
     }
 
     /// A listener waits for the news that the store is back. Opens the keeper's connection, because otherwise perhaps

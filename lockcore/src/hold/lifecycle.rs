@@ -12,6 +12,7 @@ use crate::acquire::Grant;
 use crate::acquire::handle::Client;
 use crate::acquire::lanes::Share;
 use crate::acquire::spec::Spec;
+use crate::client::events::GrantEvent;
 use crate::client::lease::Lease;
 use crate::client::shared::Shared;
 use crate::client::tracked::{Cleanup, Stage};
@@ -313,6 +314,10 @@ impl Guard {
             Origin::Outer(outer, _) => outer.0.since,
             Origin::Ticket { .. } | Origin::Share(_) => spec.client.shared.clock.now(),
         };
+        if !matches!(origin, Origin::Outer(..)) {
+            let teller = &spec.client.shared.teller;
+            teller.tell_grant(&lease.request.name, GrantEvent::Granted(grant_id));
+        }
         let hold = Hold {
             lease,
             grant_id,
@@ -378,6 +383,15 @@ impl Guard {
         }
         let mut origin = hold.origin.lock().unwrap_or_else(PoisonError::into_inner);
         let origin = origin.take();
+        let event = match lost {
+            None => Some(GrantEvent::Released(hold.grant_id)),
+            // The loss has been told of the last grant of the ticket. Readers share tickets.
+            Some(reason) => (hold.grant_id != hold.lease.grant_id())
+                .then_some(GrantEvent::Lost(hold.grant_id, reason)),
+        };
+        if let (Some(event), Some(Origin::Ticket { .. } | Origin::Share(_))) = (event, &origin) {
+            shared.teller.tell_grant(&hold.lease.request.name, event);
+        }
         if let Some(Origin::Ticket { keep_until }) = origin
             && lost.is_none()
             && now < keep_until
