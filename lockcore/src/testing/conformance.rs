@@ -43,6 +43,7 @@ pub mod stalls;
 pub mod steps;
 mod subject;
 mod values;
+mod watches;
 mod witness;
 
 use std::sync::Arc;
@@ -59,6 +60,7 @@ pub fn facts() -> Vec<Fact> {
         operators::all(),
         histories::all(),
         counters::all(),
+        watches::all(),
         values::all(),
         exclusion::all(),
     ]

@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
-use super::counters::{that_watches, with_counters};
+use super::counters::with_counters;
 use super::fact::{Fact, group_of};
 use super::kit::{Asker, Store, kind};
 use super::steps::soon;
+use super::watches::that_watches;
 use crate::backend::{Count, CountOp, Counted, Id, MAX_COUNT, MAX_TEXT, Outcome, Written};
 use crate::error::ErrorKind;
 use crate::token::FencingToken;
