@@ -183,7 +183,7 @@ impl Contest {
 const TRUE: &str = "true hand-overs";
 const BESIDE_A_PEER: &str = "true hand-overs, a peer's beside them";
 
-/// What each hand-over costs at the server.
+/// The cost of each hand-over at the server.
 fn add_requests(
     table: &mut Table,
     what: &str,

@@ -9,6 +9,7 @@
 //! target/release/bench redis durable sentinel cluster quorum --only w1,w4,w5,w7
 //!                                                 the ways to run Redis: a quorum of 5, a cluster of 3
 //! target/release/bench memory: --only w1 --runs 5
+//! target/release/bench redis --only slopes --runs 1
 //! ```
 //!
 //! To run the peers too, build them first:
@@ -24,6 +25,7 @@
 //! | file | |
 //! |---|---|
 //! | `pairs.rs` `contention.rs` `handover.rs` `herd.rs` `leases.rs` | the workloads W1 and W2, W3 and W4, W5, W6, W7, each with its bars |
+//! | `slopes.rs` | how the costs grow with leases, names and waiters |
 //! | `store.rs` | the store under test: the server, and the requests that it received |
 //! | `program.rs` | starts `load`, and reads its report |
 //! | `floor.rs` | the parts that all floors share, and their processes |
@@ -47,6 +49,7 @@ mod herd;
 mod leases;
 mod pairs;
 mod program;
+mod slopes;
 mod store;
 mod table;
 mod terms;
@@ -97,6 +100,8 @@ enum Workload {
     W5,
     W6,
     W7,
+    /// How the costs grow; only if it is asked for, because it takes ten minutes for each run
+    Slopes,
 }
 
 /// The columns of the file.
@@ -140,6 +145,7 @@ impl Bench {
             Workload::W4 | Workload::W5 => {}
             Workload::W6 => herd::many_waiters(self, table),
             Workload::W7 => leases::many_leases(self, table),
+            Workload::Slopes => slopes::measure(self, table),
         }
     }
 }
@@ -199,7 +205,8 @@ fn main() -> ExitCode {
         }
         let mut table = Table::default();
         for workload in Workload::value_variants() {
-            if arguments.only.is_empty() || arguments.only.contains(workload) {
+            let by_default = arguments.only.is_empty() && *workload != Workload::Slopes;
+            if by_default || arguments.only.contains(workload) {
                 bench.work(*workload, &mut table);
             }
         }

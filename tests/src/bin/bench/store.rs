@@ -166,6 +166,22 @@ impl Store {
         }
     }
 
+    /// The bytes that the Redis servers use. `None` for another store.
+    pub(crate) fn memory_used(&self) -> Option<f64> {
+        let of = |redis: &RefCell<Connection>| {
+            let mut question = redis::cmd("INFO");
+            let info: String = question
+                .arg("memory")
+                .query(&mut *redis.borrow_mut())
+                .unwrap();
+            let used = info
+                .lines()
+                .find_map(|line| line.strip_prefix("used_memory:"));
+            used.unwrap().trim().parse::<f64>().unwrap()
+        };
+        (!self.redis.is_empty()).then(|| self.redis.iter().map(of).sum())
+    }
+
     /// `None` for a store without counts, or without access to them.
     pub(crate) fn reading(&self) -> Option<Reading> {
         let zookeeper = self.servers.as_ref().and_then(Servers::zookeeper);

@@ -1,5 +1,5 @@
-//! The mode `w6`: one holder and a line of waiters. It measures the cost of a hand-over with many waiters, and the cost
-//! of waiting.
+//! The modes `w6` and `give-up`: one holder and a line of waiters. They measure the cost of a hand-over with many waiters,
+//! the cost of waiting, and the cost of a waiter that gives up.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -75,6 +75,47 @@ pub(crate) async fn run(
     let figures = json!({"waiters": n, "releases": releases, "seconds": seconds(took)});
     client.report(&failures, figures);
     let _ = timeout(LINGER, driver.until_closed()).await;
+    Ok(())
+}
+
+/// A line of waiters, of which `k` give up at the line `go`. They stand at equal distances.
+pub(crate) async fn give_up(client: &Client, n: usize, k: usize, key: &str) -> Result<(), Failed> {
+    if k == 0 || k > n {
+        return Err("K of the N waiters give up: 1 to N".into());
+    }
+    let mut failures = Failures::default();
+    client.warm_up(&mut failures).await;
+    let lock = client.lock(key);
+    let first = lock.acquire().await?;
+    let mut line: Vec<_> = (0..n)
+        .map(|_| {
+            let lock = lock.clone();
+            tokio::spawn(async move { lock.acquire().await })
+        })
+        .collect();
+    line_stands(client, key, n + 1).await?;
+
+    let mut driver = Driver::listen();
+    say("READY");
+    while driver
+        .hear()
+        .await
+        .ok_or("standard input closed before `go`")?
+        != "go"
+    {}
+    let began = now();
+    for waiter in line.iter().skip(n / k - 1).step_by(n / k).take(k) {
+        waiter.abort();
+    }
+    say("DONE");
+    let took = now() - began;
+    driver.until_closed().await;
+    for waiter in line.drain(..) {
+        waiter.abort();
+    }
+    failures.note_release(first.release().await);
+    let figures = json!({"waiters": n, "gave_up": k, "seconds": seconds(took)});
+    client.report(&failures, figures);
     Ok(())
 }
 

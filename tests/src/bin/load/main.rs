@@ -14,7 +14,7 @@
 //! | `pairs.rs` | `w1`, `w2`: acquire and release without contention |
 //! | `contention.rs` | `w3`: many tasks at one lock |
 //! | `handover.rs` | `w5`: from the release in one process to the waiter in another |
-//! | `herd.rs` | `w6`: the cost of a release with many waiters |
+//! | `herd.rs` | `w6`, `give-up`: the cost of a release with many waiters, and of a waiter that gives up |
 //! | `leases.rs` | `w7`: many leases kept alive |
 //! | `client.rs` | used by all modes: locks, failures, lines of the driver |
 
@@ -131,6 +131,15 @@ enum Mode {
         /// Name of the lock
         key: String,
     },
+    /// A line of waiters behind one holder, of which some give up at the line `go` of standard input
+    GiveUp {
+        /// Number of waiters
+        n: usize,
+        /// Number of waiters that give up
+        k: usize,
+        /// Name of the lock
+        key: String,
+    },
     /// Many leases, kept alive until standard input closes
     W7 {
         /// Number of leases
@@ -152,6 +161,7 @@ impl Mode {
             Self::W5 { .. } => "w5",
             Self::W6 { .. } => "w6",
             Self::W7 { .. } => "w7",
+            Self::GiveUp { .. } => "give-up",
         }
     }
 
@@ -171,6 +181,7 @@ impl Mode {
                 herd::run(&client, n, Duration::from_millis(hold_ms), k, &key).await?
             }
             Self::W7 { n } => leases::hold(&client, n).await,
+            Self::GiveUp { n, k, key } => herd::give_up(&client, n, k, &key).await?,
         }
         Ok(())
     }

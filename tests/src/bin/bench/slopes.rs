@@ -1,0 +1,173 @@
+//! How the cost of each part grows: leases that are held, names that were used once, waiters of one name, and waiters that
+//! give up. The tables in the guides of the stores come from this.
+
+use std::thread::sleep;
+use std::time::Duration;
+
+use tests::measure::now;
+use tests::process::Process;
+
+use crate::Bench;
+use crate::program::{Policy, SOON, end, load, report};
+use crate::store::Asked;
+use crate::table::{Bar, Samples, Table};
+
+const LEASES: [usize; 4] = [100, 1_000, 10_000, 100_000];
+/// A store without counts of its commands gets no more than the first two.
+const NAMES: [usize; 3] = [100, 10_000, 1_000_000];
+/// The longest line is 10,000 tickets.
+const WAITERS: [usize; 5] = [1, 10, 100, 1_000, 9_000];
+
+/// Longer than a lease, so each lease is renewed at least once.
+const HOLD: Duration = Duration::from_secs(31);
+const RELEASES: usize = 10;
+/// A server that has got no request for this long has got all that a process had to send.
+const QUIET: Duration = Duration::from_millis(300);
+
+pub(crate) fn measure(bench: &Bench, table: &mut Table) {
+    for leases in LEASES {
+        hold(bench, leases, table);
+    }
+    let is_counted = bench.store.memory_used().is_some();
+    for names in NAMES
+        .into_iter()
+        .filter(|names| is_counted || *names < 1_000_000)
+    {
+        use_once(bench, names, table);
+    }
+    for waiters in WAITERS {
+        hand_over(bench, waiters, table);
+    }
+    for waiters in WAITERS.into_iter().filter(|waiters| *waiters >= RELEASES) {
+        give_up(bench, waiters, table);
+    }
+}
+
+fn hold(bench: &Bench, leases: usize, table: &mut Table) {
+    let store = &bench.store;
+    let what = format!("leases {leases}");
+    let (mut samples, held) = (Samples::default(), leases as f64);
+    for _ in bench.each_run(&what) {
+        let empty = store.memory_used();
+        let mut process =
+            Process::start(&mut load(store, Policy::Default, &format!("w7 {leases}")));
+        process.expect("READY", SOON);
+        if let (Some(empty), Some(full)) = (empty, store.memory_used()) {
+            samples.add("server memory", (full - empty) / held);
+        }
+        let before = store.reading();
+        sleep(HOLD);
+        if let Some(asked) = store.asked_since(&before) {
+            samples.add("requests", asked.requests / HOLD.as_secs_f64());
+            samples.add("server cpu", 100.0 * asked.cpu_s / HOLD.as_secs_f64());
+        }
+        let report = end(process);
+        samples.add("cpu", report.figure("cpu_percent"));
+        let grown = report.figure("rss_kb") - report.figure("rss_base_kb");
+        samples.add("memory", grown * 1024.0 / held);
+        samples.add("lost", held - report.figure("held"));
+    }
+    let figures = [
+        ("requests", "requests", "/s"),
+        ("server CPU", "server cpu", "% of a core"),
+        ("CPU", "cpu", "% of a core"),
+        ("server memory per lease", "server memory", "bytes"),
+        ("memory per lease", "memory", "bytes"),
+    ];
+    rows(table, &what, &samples, &figures);
+    table
+        .row(&what, "not held at the end", samples.most("lost"), "")
+        .bar(Bar::Never);
+}
+
+fn use_once(bench: &Bench, names: usize, table: &mut Table) {
+    let store = &bench.store;
+    let what = format!("names {names}");
+    let mut samples = Samples::default();
+    for _ in bench.each_run(&what) {
+        let empty = store.memory_used();
+        let mode = format!("w1 {names} cold");
+        let report = report(&mut load(store, Policy::Strict, &mode));
+        samples.add("pair", report.figure("p50_us"));
+        if let (Some(empty), Some(full)) = (empty, store.memory_used()) {
+            samples.add("left", (full - empty) / names as f64);
+        }
+    }
+    let figures = [
+        ("pair p50", "pair", "µs"),
+        ("left per name", "left", "bytes"),
+    ];
+    rows(table, &what, &samples, &figures);
+}
+
+fn hand_over(bench: &Bench, waiters: usize, table: &mut Table) {
+    let what = format!("waiters {waiters}");
+    let mut samples = Samples::default();
+    for _ in bench.each_run(&what) {
+        let mode = format!("w6 {waiters} 0 {RELEASES} slope-{}", now());
+        let report = in_line(bench, &mode, &mut samples);
+        samples.add("release", report * 1e6 / RELEASES as f64);
+    }
+    let figures = [
+        ("per release", "release", "µs"),
+        ("in scripts per release", "scripts", "µs"),
+        ("packets per release", "packets", ""),
+    ];
+    rows(table, &what, &samples, &figures);
+}
+
+fn give_up(bench: &Bench, waiters: usize, table: &mut Table) {
+    let what = format!("waiters that give up, of {waiters}");
+    let mut samples = Samples::default();
+    for _ in bench.each_run(&what) {
+        let mode = format!("give-up {waiters} {RELEASES} slope-{}", now());
+        in_line(bench, &mode, &mut samples);
+    }
+    let figures = [
+        ("in scripts per waiter", "scripts", "µs"),
+        ("packets per waiter", "packets", ""),
+    ];
+    rows(table, &what, &samples, &figures);
+}
+
+/// Runs a mode with a line, and adds the cost of each of its [`RELEASES`] steps at the server. Returns the seconds.
+fn in_line(bench: &Bench, mode: &str, samples: &mut Samples) -> f64 {
+    let store = &bench.store;
+    let mut process = Process::start(&mut load(store, Policy::Strict, mode));
+    process.expect("READY", SOON);
+    let before = store.reading();
+    process.say("go");
+    process.expect("DONE", SOON);
+    let mut asked = store.asked_since(&before);
+    while let Some(Asked { requests, .. }) = asked {
+        sleep(QUIET);
+        asked = store.asked_since(&before);
+        if asked
+            .as_ref()
+            .is_some_and(|asked| asked.requests == requests)
+        {
+            break;
+        }
+    }
+    match asked {
+        Some(Asked {
+            redis: Some(redis), ..
+        }) => samples.add("scripts", redis.script_micros() / RELEASES as f64),
+        Some(asked) => samples.add("packets", asked.requests / RELEASES as f64),
+        None => {}
+    }
+    end(process).figure("seconds")
+}
+
+fn rows(
+    table: &mut Table,
+    what: &str,
+    samples: &Samples,
+    figures: &[(&str, &'static str, &'static str)],
+) {
+    for (figure, sample, unit) in figures {
+        if let Some(value) = samples.median(sample) {
+            table.row(what, *figure, value, unit);
+        }
+    }
+}
