@@ -7,7 +7,7 @@
 //!
 //! The parent observes. It is told the address of each leader, as a proxy would be that sends requests to it. First it
 //! kills the leader: another one leads when the lease of the dead one has ended. Then it asks the next leader to resign,
-//! and another one leads at once. Whoever leads writes to a journal with its token. The tokens only rise.
+//! and another one leads at once. The leader writes to a journal with its token. The tokens only rise.
 
 use std::error::Error;
 use std::io::Write as _;

@@ -123,7 +123,7 @@ pub struct Counted {
     pub version: u64,
     /// The effect of the request.
     pub outcome: Outcome,
-    /// What was written last. Only in the answer to a read.
+    /// The latest value that was written. Only in the answer to a read.
     pub written: Option<Written>,
 }
 
@@ -182,7 +182,7 @@ pub(crate) enum Carried {
     Crowded,
 }
 
-/// What a change does to a record.
+/// The effect of a change on a record.
 enum Change {
     Nothing,
     Add(i64),

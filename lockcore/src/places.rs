@@ -11,7 +11,7 @@
 //! it since it was read. The last party to get its place sees the others, so one of them sees all.
 //!
 //! - *That party dies before it sets the counter*: its place stays until its lease ends, and nobody goes on. That is
-//!   right, because one party is dead. Whoever gets its place looks again.
+//!   right, because one party is dead. A party that gets the place after it looks again.
 //! - *Two parties see that the round is complete*: the condition lets one of them set the counter. The other gets its
 //!   value with the refusal.
 //! - *The answer is lost*: the same change is sent again, and counts once. The parties learn of it from the counter, and
@@ -53,10 +53,10 @@ use crate::request::FULL;
 /// The permits of a place.
 const PLACE: NonZeroU32 = NonZeroU32::new(3).unwrap();
 
-/// What is left of the place of a party that is giving up, or has gone on while it was.
+/// The rest of the place of a party that is giving up, or has gone on while it was.
 const GIVING_UP: u32 = 2;
 
-/// What is left of the place of a party that leaves a double barrier.
+/// The rest of the place of a party that leaves a double barrier.
 const LEAVING: u32 = 1;
 
 /// The pause after a request that failed.
@@ -88,7 +88,7 @@ pub(crate) struct Party {
     trouble: Option<Error>,
 }
 
-/// What a party that leaves does next.
+/// The next step of a party that leaves.
 enum Leaving {
     /// All have left. Whether all that had entered did.
     Done(bool),

@@ -199,7 +199,7 @@ impl Semaphore {
     }
 }
 
-/// What is free of a semaphore.
+/// The free permits of a semaphore.
 struct Free {
     permits: u32,
     /// When the first of the holders' leases ends, if it is not renewed.

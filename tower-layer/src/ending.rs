@@ -1,4 +1,4 @@
-//! What ends a request or its response early, and what its client sees then.
+//! The reasons why a request or its response ends early, and the answer that its client gets then.
 
 use std::fmt;
 

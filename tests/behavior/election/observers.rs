@@ -1,4 +1,4 @@
-//! What observers of an election see: always the newest leader in the end.
+//! Observers of an election always see the newest leader in the end.
 
 use std::sync::Arc;
 use std::time::Duration;

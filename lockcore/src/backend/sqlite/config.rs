@@ -217,7 +217,7 @@ pub(super) fn warnings(file: &Path) -> Vec<String> {
         && metadata.mode() & 0o007 != 0
     {
         warnings.push(format!(
-            "everybody on this machine can open {} (mode {:o}); whoever can read it can release the locks in it: chmod o= it",
+            "everybody on this machine can open {} (mode {:o}); all who can read it can release the locks in it: chmod o= it",
             file.display(),
             metadata.mode() & 0o777
         ));

@@ -268,8 +268,8 @@ impl Shared {
             }
             PushKind::SMessage => {
                 let Some(slot) = slot() else { return };
-                // A replica passes on the messages of its master, which has not counted whoever hears them there, and cuts
-                // the grant short. But the map may also be behind, and then this is the only message.
+                // A replica passes on the messages of its master, which has not counted those that hear them there, and
+                // cuts the grant short. But the map may also be behind, and then this is the only message.
                 let whole = self.context.whole.upgrade();
                 let is_counted = whole.is_some_and(|whole| whole.serves(slot, &self.node));
                 if let Some(events) = self.context.events.upgrade() {

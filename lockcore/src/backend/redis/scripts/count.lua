@@ -123,7 +123,7 @@ for from = 1, #forgets, 1000 do
   redis.call('HDEL', key, unpack(forgets, from, math.min(from + 999, #forgets)))
 end
 if news then
-  -- Not replicated: whoever listens at a replica reads at the master, when it hears that it must.
+  -- Not replicated: a client that listens at a replica reads at the master, when it hears that it must.
   redis.set_repl(redis.REPL_NONE)
   if ARGV[6] == 'SPUBLISH' then
     redis.pcall('SPUBLISH', ARGV[5], '')
