@@ -1,21 +1,21 @@
 //! The response body that keeps the lock until it ends.
 
+mod watched;
+
 use std::convert::Infallible;
 use std::fmt;
-use std::future::{Future, pending};
+use std::future::{Future, pending, poll_fn};
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::task::{Context, Poll, Waker, ready};
+use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
-use tokio::task::AbortHandle;
 
-use crate::deadline::{Deadline, Overdue};
+use self::watched::Watched;
 use crate::ending::{AtLoss, End, Limits};
 use crate::frame::{BoxError, Part, of_ours};
-use crate::guard::{AnyGuard, AnyHeld};
+use crate::guard::{AnyGuard, AnyHeld, is_asked_back};
 
 pin_project! {
     /// A response body that keeps the lock until it ends.
@@ -73,26 +73,6 @@ struct Hold {
     limits: Limits,
 }
 
-/// An inner body and its lock that end on time even if nobody polls the body. A server does not poll while the client
-/// reads nothing. A task waits for the end, and then drops both.
-struct Watched<B> {
-    /// The task holds a weak reference to the slot, so that dropping this drops the inner body and the lock at once.
-    slot: Arc<Mutex<Slot<B>>>,
-    task: AbortHandle,
-}
-
-/// Holds a watched body while nobody polls it. The mutex is locked only to take the body out and to put it back. The
-/// body is polled and dropped without the mutex, so that nobody waits for that.
-struct Slot<B> {
-    /// `None` while the body is polled, and after its end.
-    holding: Option<Pin<Box<Holding<B>>>>,
-    /// The last part, after the task has seen the end of the lock. If the body is being polled at that moment, the
-    /// polling task drops it.
-    end: Option<Part>,
-    /// The waker of the last poll that was pending.
-    waker: Option<Waker>,
-}
-
 /// The result of one poll of an inner body.
 struct Polled {
     part: Option<Part>,
@@ -100,11 +80,27 @@ struct Polled {
     to_release: Option<AnyGuard>,
 }
 
+/// An inner body that is stopped.
+struct Stopped {
+    /// The last part.
+    part: Part,
+    /// The lock, if its release is awaited before the last part is sent.
+    to_release: Option<AnyGuard>,
+}
+
 impl<B> LockBody<B> {
     /// `owed` is the number of bytes that the client is told to expect. It is not zero.
-    pub(crate) fn holding(inner: B, guard: AnyGuard, owed: Option<u64>, limits: Limits) -> Self
+    ///
+    /// Dropping the future drops the inner body before the lock.
+    pub(crate) async fn holding(
+        inner: B,
+        guard: AnyGuard,
+        owed: Option<u64>,
+        limits: Limits,
+    ) -> Self
     where
-        B: Send + 'static,
+        B: Body + Send + 'static,
+        B::Error: Into<BoxError>,
     {
         let hold = Hold {
             held: guard.held(),
@@ -113,16 +109,52 @@ impl<B> LockBody<B> {
             limits,
         };
         let holding = Holding { inner, hold };
-        let state = match limits.watched {
-            true => State::Watched {
-                watched: Watched::new(holding, limits.deadline),
-            },
-            false => State::Holding { holding },
-        };
+        if limits.watched {
+            return Self::watched(Box::pin(holding), owed, limits).await;
+        }
         Self {
             owed,
-            ..Self::new(state, None)
+            ..Self::new(State::Holding { holding }, None)
         }
+    }
+
+    /// Polls the body before the server does. Most bodies end within two parts, the data and perhaps trailers, and need
+    /// no task that waits for the end of the lock.
+    async fn watched(mut holding: Pin<Box<Holding<B>>>, owed: Option<u64>, limits: Limits) -> Self
+    where
+        B: Body + Send + 'static,
+        B::Error: Into<BoxError>,
+    {
+        let mut this = Self {
+            owed,
+            ..Self::new(State::ended(), None)
+        };
+        while this.then.is_none() {
+            let polled = poll_fn(|cx| Poll::Ready(holding.as_mut().poll_part(cx))).await;
+            let to_release = match polled {
+                Poll::Pending => break,
+                Poll::Ready(Ok(Polled { part, to_release })) => {
+                    keep(part, &mut this.owed, &mut this.next, &mut this.then);
+                    match to_release {
+                        None => continue,
+                        to_release => to_release,
+                    }
+                }
+                Poll::Ready(Err(Stopped { part, to_release })) => {
+                    (this.next, this.then) = (Some(part), None);
+                    to_release
+                }
+            };
+            drop(holding);
+            if let Some(guard) = to_release {
+                guard.release().await;
+            }
+            return this;
+        }
+        this.state = State::Watched {
+            watched: Watched::new(holding, limits.deadline),
+        };
+        this
     }
 
     /// A body whose lock has been released, with the parts that are still to be sent.
@@ -197,33 +229,24 @@ where
                     return inner.poll_frame(cx).map(of_ours);
                 }
             };
-            let Polled { part, to_release } = match polled {
-                Ok(polled) => polled,
-                Err(end) => {
+            let (to_release, is_over) = match polled {
+                Ok(Polled { part, to_release }) => {
+                    keep(part, this.owed, this.next, this.then);
+                    (to_release, false)
+                }
+                Err(Stopped { part, to_release }) => {
                     // Discard the held-back parts. With them, the response would look complete.
-                    *this.next = Some(end);
-                    *this.then = None;
-                    // Do not wait for a release, as in `Guard::run`: the lock may be lost because the store is gone.
-                    this.state.set(State::ended());
-                    continue;
+                    (*this.next, *this.then) = (Some(part), None);
+                    (to_release, true)
                 }
             };
-            if let Some(Ok(frame)) = &part {
-                let length = frame.data_ref().map_or(0, |data| data.len() as u64);
-                // If there are more bytes than declared, ignore the declaration: nothing more is held back because of
-                // it. This also bounds the memory for held-back parts.
-                *this.owed = this.owed.and_then(|owed| owed.checked_sub(length));
-            }
-            match &this.next {
-                None => *this.next = part,
-                // This can only overwrite an empty frame, because nothing is held back after data.
-                Some(_) => *this.then = part,
-            }
+            // The new state drops the inner body.
             if let Some(guard) = to_release {
-                // The new state drops the inner body.
                 this.state.set(State::Releasing {
                     release: Box::pin(guard.release()),
                 });
+            } else if is_over {
+                this.state.set(State::ended());
             }
         }
     }
@@ -261,19 +284,42 @@ where
     }
 }
 
+/// Holds a part back until it may be sent.
+fn keep(
+    part: Option<Part>,
+    owed: &mut Option<u64>,
+    next: &mut Option<Part>,
+    then: &mut Option<Part>,
+) {
+    if let Some(Ok(frame)) = &part {
+        let length = frame.data_ref().map_or(0, |data| data.len() as u64);
+        // If there are more bytes than declared, ignore the declaration: nothing more is held back because of it. This
+        // also bounds the memory for held-back parts.
+        *owed = owed.and_then(|owed| owed.checked_sub(length));
+    }
+    match next {
+        None => *next = part,
+        // This can only overwrite an empty frame, because nothing is held back after the data.
+        Some(_) => *then = part,
+    }
+}
+
 impl<B> Holding<B>
 where
     B: Body,
     B::Error: Into<BoxError>,
 {
-    /// An `Err` contains the last part of a body that was stopped.
-    fn poll_part(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<Polled, Part>> {
+    fn poll_part(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<Polled, Stopped>> {
         let mut this = self.project();
         let part = match ready!(this.hold.poll_part(this.inner.as_mut(), cx)) {
             Ok(part) => part,
             Err(error) => {
                 tracing::debug!(%error, "response stopped");
-                return Poll::Ready(Err(this.hold.limits.at_loss.end(End::Lost(error))));
+                let asked_back = is_asked_back(&error);
+                let part = this.hold.limits.at_loss.end(End::Lost(error));
+                // Otherwise the lock stays where it is, and is dropped after the inner body.
+                let to_release = asked_back.then(|| this.hold.guard.take()).flatten();
+                return Poll::Ready(Err(Stopped { part, to_release }));
             }
         };
         let ends = match &part {
@@ -284,102 +330,6 @@ where
         let to_release = ends.then(|| this.hold.guard.take()).flatten();
         Poll::Ready(Ok(Polled { part, to_release }))
     }
-}
-
-impl<B: Send + 'static> Watched<B> {
-    fn new(holding: Holding<B>, deadline: Option<Deadline>) -> Self {
-        let (held, at_loss) = (holding.hold.held.clone(), holding.hold.limits.at_loss);
-        let slot = Arc::new(Mutex::new(Slot {
-            holding: Some(Box::pin(holding)),
-            end: None,
-            waker: None,
-        }));
-        let task = end_on_time(Arc::downgrade(&slot), held, deadline, at_loss);
-        Self {
-            slot,
-            task: tokio::spawn(task).abort_handle(),
-        }
-    }
-}
-
-impl<B> Watched<B>
-where
-    B: Body,
-    B::Error: Into<BoxError>,
-{
-    fn poll_part(&self, cx: &mut Context<'_>) -> Poll<Result<Polled, Part>> {
-        let taken = locked(&self.slot).holding.take();
-        let Some(mut holding) = taken else {
-            let end = locked(&self.slot).end.take();
-            // If there is no last part, the last poll has panicked. The response must not look complete.
-            return Poll::Ready(Err(end.unwrap_or_else(|| Err("the body panicked".into()))));
-        };
-        let polled = holding.as_mut().poll_part(cx);
-        let goes_on = match &polled {
-            Poll::Pending => true,
-            Poll::Ready(Ok(polled)) => polled.to_release.is_none(),
-            Poll::Ready(Err(_)) => false,
-        };
-        let waker = polled.is_pending().then(|| cx.waker().clone());
-        let mut slot = locked(&self.slot);
-        let ended = slot.end.is_some();
-        if goes_on && !ended {
-            slot.holding = Some(holding);
-            slot.waker = waker;
-            return polled;
-        }
-        let end = polled.is_pending().then(|| slot.end.take()).flatten();
-        drop(slot);
-        drop(holding);
-        match end {
-            Some(end) => Poll::Ready(Err(end)),
-            // If the poll has made a part, that part is sent, because its poll began under the lock. The end follows.
-            None => polled,
-        }
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        let slot = locked(&self.slot);
-        let holding = slot.holding.as_ref();
-        holding.map_or_else(SizeHint::new, |holding| holding.inner.size_hint())
-    }
-}
-
-impl<B> Drop for Watched<B> {
-    fn drop(&mut self) {
-        self.task.abort();
-    }
-}
-
-async fn end_on_time<B>(
-    slot: Weak<Mutex<Slot<B>>>,
-    held: AnyHeld,
-    deadline: Option<Deadline>,
-    at_loss: AtLoss,
-) {
-    let end = match Deadline::end(deadline, lost(held)).await {
-        Ok(error) => End::Lost(error),
-        Err(Overdue) => End::Overdue,
-    };
-    let Some(slot) = slot.upgrade() else {
-        return;
-    };
-    tracing::debug!(%end, "response stopped");
-    let (holding, waker) = {
-        let mut slot = locked(&slot);
-        slot.end = Some(at_loss.end(end));
-        (slot.holding.take(), slot.waker.take())
-    };
-    // The inner body is dropped before the lock.
-    drop(holding);
-    if let Some(waker) = waker {
-        waker.wake();
-    }
-}
-
-fn locked<B>(slot: &Mutex<Slot<B>>) -> MutexGuard<'_, Slot<B>> {
-    // No code that runs under the mutex can panic and leave the slot inconsistent.
-    slot.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Hold {

@@ -211,8 +211,7 @@ where
         }
         Err(end) => {
             match &end {
-                // Do not wait for a release, as in `Guard::run`: the lock may be lost because the store is gone.
-                End::Lost(_) => drop(guard),
+                End::Lost(error) => guard.give_up(error).await,
                 End::Overdue => guard.release().await,
             }
             tracing::debug!(%end, "request stopped");
@@ -297,12 +296,15 @@ where
                 guard.release().await;
                 return LockBody::ended(size, rest);
             }
-            Ok(Err(lost)) => End::Lost(lost),
+            Ok(Err(lost)) => {
+                guard.give_up(&lost).await;
+                End::Lost(lost)
+            }
             Err(Overdue) => End::Overdue,
         };
         return LockBody::ended(size, Some(limits.at_loss.end(end)));
     }
-    LockBody::holding(body, guard, owed, limits)
+    LockBody::holding(body, guard, owed, limits).await
 }
 
 /// Whether such a response consists only of its head (RFC 9110, section 6.4.1), even if it has a body.

@@ -6,7 +6,9 @@ use std::slice;
 
 use futures_util::future::Either;
 use http::Extensions;
-use lockcore::{Error, Guard, Held, Lock, MultiGuard, MultiHeld, MultiLock};
+use lockcore::{
+    Error, ErrorKind, Guard, Held, Lock, LostReason, MultiGuard, MultiHeld, MultiLock,
+};
 
 /// The names that one request locks.
 #[derive(Debug)]
@@ -70,8 +72,23 @@ impl AnyGuard {
         }
     }
 
+    /// Gives back a lock whose work was stopped by this loss. The work has been dropped by now.
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`release`](Self::release).
+    pub(crate) async fn give_up(self, lost: &Error) {
+        if is_asked_back(lost) {
+            self.release().await;
+        }
+    }
+
     /// Releases, and waits for the release, so that the client's next request finds the key free. If the store does not
     /// answer, the response is sent all the same, and the keeper continues to try.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future leaves the release to the keeper.
     pub(crate) async fn release(self) {
         let released = match self {
             Self::One(guard) => guard.release().await,
@@ -81,6 +98,12 @@ impl AnyGuard {
             tracing::debug!(%error, "the response is done; its lock is released in the background");
         }
     }
+}
+
+/// Whether somebody has asked for the lock. Then the client that is told of the loss is to find the lock free, so the
+/// release is awaited. Any other loss may be the fault of the store, and then nothing waits for it, as in `Guard::run`.
+pub(crate) fn is_asked_back(lost: &Error) -> bool {
+    lost.kind() == ErrorKind::Lost(LostReason::Revoked)
 }
 
 impl AnyHeld {

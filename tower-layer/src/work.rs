@@ -351,8 +351,7 @@ where
     let result = match guard.while_held(work).await {
         Ok(result) => result,
         Err(lost) => {
-            // Do not wait for a release, as in `Guard::run`: the lock may be lost because the store is gone.
-            drop(guard);
+            AnyGuard::One(guard).give_up(&lost).await;
             return on_error.error(lost);
         }
     };

@@ -8,16 +8,20 @@
 mod common;
 
 use std::convert::Infallible;
-use std::future::pending;
+use std::future::{pending, poll_fn};
+use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use common::*;
-use futures_util::{FutureExt, stream};
+use futures_util::{FutureExt, StreamExt, stream};
 use http::{Response, StatusCode};
 use http_body::Frame;
-use http_body_util::{BodyExt, StreamBody};
+use http_body_util::{BodyExt, Full, StreamBody};
+use lockcore::testing::Store;
 use lockcore::{ErrorKind, Locks, LostReason, OnLost, OnRevoke, Release};
 use lockcore_tower::{BoxError, Key, Keys, LockLayer, WorkLayer};
 use tokio::sync::Notify;
@@ -51,6 +55,76 @@ fn endless_parts() -> StreamBody<impl futures_util::Stream<Item = Result<Frame<B
     }))
 }
 
+/// Holds up everything that the client sends from the moment in which its work is dropped: first the release.
+#[derive(Clone)]
+struct Stops {
+    store: Store,
+    has_stopped: Arc<AtomicBool>,
+}
+
+struct Work(Stops);
+
+impl Stops {
+    /// A store, what stops the way of a client to it, and that client.
+    fn new() -> (Store, Self, Locks) {
+        let store = Store::new();
+        let there = store.another_process();
+        let locks = there.client().unwrap();
+        let has_stopped = Arc::default();
+        let stops = Self {
+            store: there,
+            has_stopped,
+        };
+        (store, stops, locks)
+    }
+
+    fn work(&self) -> Work {
+        Work(self.clone())
+    }
+
+    /// Polls until the work is dropped, and once more. Nothing may come out of it, because no release has arrived.
+    async fn nothing_comes_out<T>(&self, mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>) {
+        in_time(async {
+            loop {
+                let is_last = self.has_stopped.load(Ordering::SeqCst);
+                let waits = poll_fn(|cx| Poll::Ready(poll(cx).is_pending())).await;
+                assert!(waits, "it does not wait for the release");
+                if is_last {
+                    return;
+                }
+                tokio::task::yield_now().await;
+            }
+        })
+        .await;
+    }
+
+    /// Everything that was held up arrives.
+    fn go_on(&self) {
+        self.has_stopped.store(false, Ordering::SeqCst);
+        self.store.thaw();
+    }
+}
+
+impl Drop for Work {
+    fn drop(&mut self) {
+        self.0.store.freeze();
+        self.0.has_stopped.store(true, Ordering::SeqCst);
+    }
+}
+
+/// Begins a request, and asks for its lock when it has it.
+async fn begin_and_ask<F: Future>(operator: &Locks, mut request: Pin<&mut F>, entered: &Notify) {
+    let began = async {
+        tokio::select! {
+            _ = &mut request => panic!("it is answered"),
+            () = entered.notified() => {}
+        }
+    };
+    in_time(began).await;
+    let operator = operator.clone();
+    tokio::spawn(async move { ask_for(&operator, LONG).await });
+}
+
 fn assert_revoked(error: &BoxError) {
     let error = error.downcast_ref::<lockcore::Error>();
     let kind = error.expect("an error of the lock").kind();
@@ -63,19 +137,8 @@ async fn a_handler_is_stopped_as_soon_as_somebody_asks() {
     for layer in layers(&locks) {
         let layer = layer.on_revoke(OnRevoke::Cancel);
         let witness = Witness::of(&locks, NAME);
-        let (entered, inside) = (Arc::new(Notify::new()), witness.clone());
-        let service = layer.layer(service_fn({
-            let entered = Arc::clone(&entered);
-            move |_: In| {
-                let (inside, entered) = (inside.inside(), Arc::clone(&entered));
-                async move {
-                    entered.notify_one();
-                    pending::<()>().await;
-                    drop(inside);
-                    Ok::<_, Infallible>(Response::new(endless_parts()))
-                }
-            }
-        }));
+        let (entered, service) = never_ends(&witness);
+        let service = layer.layer(service);
         let request = tokio::spawn(service.oneshot(get("/")));
         in_time(entered.notified()).await;
 
@@ -83,9 +146,7 @@ async fn a_handler_is_stopped_as_soon_as_somebody_asks() {
 
         let response = in_time(request).await.unwrap().unwrap();
         assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
-        let problem = problem(response).await;
-        let kind = problem["type"].as_str().unwrap();
-        assert!(kind.ends_with("#lock-lost"), "{problem}");
+        let problem = problem_of(response, "lock-lost").await;
         assert_eq!(problem["key"], NAME);
         assert_eq!(witness.saw_tickets(), Some(1), "it goes before the lock");
         nothing_is_left(&locks, NAME).await;
@@ -101,7 +162,7 @@ async fn a_handler_that_may_finish_has_the_time_that_it_is_given() {
         move |request: In| {
             let (entered, leave) = (Arc::clone(&entered), Arc::clone(&leave));
             async move {
-                let held = request.extensions().get::<lockcore::Held>().unwrap();
+                let held = held_in(&request);
                 entered.notify_one();
                 let asked = held.revoked().await;
                 leave.notified().await;
@@ -130,6 +191,41 @@ async fn a_handler_that_may_finish_has_the_time_that_it_is_given() {
     assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
     assert!(began.elapsed() >= grace);
     nothing_is_left(&locks, NAME).await;
+}
+
+/// A client that repeats the request at once finds the lock free.
+#[tokio::test]
+async fn the_lock_is_free_when_the_answer_to_a_stopped_request_arrives() {
+    let (store, stops, locks) = Stops::new();
+    let operator = store.client().unwrap();
+    for layer in layers(&locks) {
+        let layer = layer.on_revoke(OnRevoke::Cancel);
+        let entered = Arc::new(Notify::new());
+        let service = layer.layer(service_fn({
+            let (entered, stops) = (Arc::clone(&entered), stops.clone());
+            move |_: In| {
+                let (work, entered) = (stops.work(), Arc::clone(&entered));
+                async move {
+                    entered.notify_one();
+                    pending::<()>().await;
+                    drop(work);
+                    Ok::<_, Infallible>(Response::new(endless_parts()))
+                }
+            }
+        }));
+        let mut request = Box::pin(service.oneshot(get("/")));
+        begin_and_ask(&operator, request.as_mut(), &entered).await;
+
+        stops
+            .nothing_comes_out(|cx| request.as_mut().poll(cx))
+            .await;
+        assert!(tickets(&operator, NAME).await > 0);
+        stops.go_on();
+
+        let response = in_time(request).await.unwrap();
+        assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
+        assert_eq!(tickets(&operator, NAME).await, 0);
+    }
 }
 
 /// The lock is still valid, so only a look at the request for it can end this body.
@@ -205,10 +301,114 @@ async fn a_body_that_nobody_polls_ends_as_soon_as_somebody_asks() {
     }
 }
 
+/// Once the task of the body ends it, and once a poll.
+#[tokio::test]
+async fn the_lock_is_free_when_the_end_of_a_stopped_body_arrives() {
+    let (store, stops, locks) = Stops::new();
+    let operator = store.client().unwrap();
+    for layer in layers(&locks) {
+        for is_ready in [false, true] {
+            let layer = layer.clone().on_revoke(OnRevoke::Cancel);
+            let work = stops.clone();
+            let service = layer.layer(service_fn(move |_: In| {
+                let work = work.work();
+                let parts = endless_parts().filter(move |_| {
+                    let _own = &work;
+                    match is_ready {
+                        true => std::future::ready(true).left_future(),
+                        false => pending().right_future(),
+                    }
+                });
+                async { Ok::<_, Infallible>(Response::new(StreamBody::new(parts))) }
+            }));
+            let response = in_time(service.oneshot(get("/"))).await.unwrap();
+            let mut body = Box::pin(response.into_body());
+            let asked = tokio::spawn({
+                let operator = operator.clone();
+                async move { ask_for(&operator, LONG).await }
+            });
+
+            if is_ready {
+                // It makes parts until it is stopped.
+                in_time(async {
+                    while let Some(part) = body.frame().now_or_never() {
+                        let part = part.expect("not the end");
+                        part.expect("it does not wait for the release");
+                        tokio::task::yield_now().await;
+                    }
+                })
+                .await;
+            }
+            stops
+                .nothing_comes_out(|cx| http_body::Body::poll_frame(body.as_mut(), cx))
+                .await;
+            assert!(tickets(&operator, NAME).await > 0);
+            stops.go_on();
+
+            let error = in_time(body.frame()).await.unwrap().unwrap_err();
+            assert_revoked(&error);
+            assert_eq!(tickets(&operator, NAME).await, 0);
+            in_time(asked).await.unwrap();
+        }
+    }
+}
+
+/// Such a body has ended before its head is sent, so nobody can stop reading it while it holds the lock.
+#[tokio::test]
+async fn a_body_that_is_complete_needs_no_task() {
+    let locks = memory();
+    let tasks = || {
+        tokio::runtime::Handle::current()
+            .metrics()
+            .num_alive_tasks()
+    };
+    // The connection to the store has tasks too.
+    nothing_is_left(&locks, NAME).await;
+    let before = tasks();
+    for layer in layers(&locks) {
+        let layer = layer.on_revoke(OnRevoke::Cancel);
+        let data = || Full::new(Bytes::from("done"));
+        let whole = layer.layer(service_fn(move |_: In| async move {
+            Ok::<_, Infallible>(Response::new(data()))
+        }));
+        let response = whole.oneshot(get("/")).await.unwrap();
+        assert_eq!((tasks(), tickets(&locks, NAME).await), (before, 0));
+        assert_eq!(
+            response.into_body().collect().await.unwrap().to_bytes(),
+            "done"
+        );
+
+        let trailers = || http::HeaderMap::from_iter([(http::header::AGE, 1.into())]);
+        let with_trailers = layer.layer(service_fn(move |_: In| async move {
+            let trailers = async move { Some(Ok(trailers())) };
+            Ok::<_, Infallible>(Response::new(data().with_trailers(trailers)))
+        }));
+        let response = with_trailers.oneshot(get("/")).await.unwrap();
+        assert_eq!((tasks(), tickets(&locks, NAME).await), (before, 0));
+        let whole = response.into_body().collect().await.unwrap();
+        assert_eq!(whole.trailers(), Some(&trailers()));
+        assert_eq!(whole.to_bytes(), "done");
+
+        let endless = layer.layer(service_fn(async |_: In| {
+            Ok::<_, Infallible>(Response::new(endless_parts()))
+        }));
+        let response = endless.oneshot(get("/")).await.unwrap();
+        assert_eq!(tasks(), before + 1, "somebody has to end it");
+        drop(response);
+        nothing_is_left(&locks, NAME).await;
+        in_time(async {
+            while tasks() > before {
+                tokio::task::yield_now().await;
+            }
+        })
+        .await;
+    }
+}
+
 /// It hears of other losses, and goes on then.
 #[tokio::test]
 async fn a_body_that_only_hears_of_a_loss_goes_on_although_it_stops_when_asked() {
-    let store = lockcore::testing::Store::new();
+    let store = Store::new();
     let locks = store.client().unwrap();
     let layer = by_path(&locks)
         .on_revoke(OnRevoke::Cancel)
@@ -252,4 +452,35 @@ async fn a_job_is_stopped_as_soon_as_somebody_asks() {
 
     assert_revoked(&in_time(job).await.unwrap().unwrap_err());
     nothing_is_left(&locks, NAME).await;
+}
+
+#[tokio::test]
+async fn the_lock_is_free_when_the_answer_to_a_stopped_job_arrives() {
+    let (store, stops, locks) = Stops::new();
+    let operator = store.client().unwrap();
+    let lock = locks.mutex(NAME).on_revoke(OnRevoke::Cancel);
+    let entered = Arc::new(Notify::new());
+    let service = WorkLayer::with_lock(move |(): &()| Ok::<_, BoxError>(Some(lock.clone()))).layer(
+        service_fn({
+            let (entered, stops) = (Arc::clone(&entered), stops.clone());
+            move |()| {
+                let (work, entered) = (stops.work(), Arc::clone(&entered));
+                async move {
+                    entered.notify_one();
+                    pending::<()>().await;
+                    drop(work);
+                    Ok::<_, BoxError>(())
+                }
+            }
+        }),
+    );
+    let mut job = Box::pin(service.oneshot(()));
+    begin_and_ask(&operator, job.as_mut(), &entered).await;
+
+    stops.nothing_comes_out(|cx| job.as_mut().poll(cx)).await;
+    assert_eq!(tickets(&operator, NAME).await, 1);
+    stops.go_on();
+
+    assert_revoked(&in_time(job).await.unwrap_err());
+    assert_eq!(tickets(&operator, NAME).await, 0);
 }

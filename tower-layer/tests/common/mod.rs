@@ -6,6 +6,7 @@
 )]
 
 use std::convert::Infallible;
+use std::future::pending;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -14,9 +15,10 @@ use futures_util::FutureExt;
 use http::{Request, Response};
 use http_body::{Body, Frame};
 use http_body_util::{BodyExt, Empty, StreamBody};
-use lockcore::{ErrorKind, Guard, Locks};
+use lockcore::{ErrorKind, Guard, Held, Locks};
 use lockcore_tower::{Key, LockLayer};
-use tower::{Layer, ServiceExt, service_fn};
+use tokio::sync::Notify;
+use tower::{Layer, Service, ServiceExt, service_fn};
 
 /// Longer than each step of a test takes, and shorter than a lease that is not renewed any more.
 pub const SOON: Duration = Duration::from_secs(5);
@@ -150,6 +152,59 @@ where
         assert!(problem[member].is_string(), "{member}: {problem}");
     }
     problem
+}
+
+/// The problem of a response, which is explained in the section `kind` of the answers.
+pub async fn problem_of<B>(response: Response<B>, kind: &str) -> serde_json::Value
+where
+    B: Body,
+    B::Error: std::fmt::Debug,
+{
+    let problem = problem(response).await;
+    let section = problem["type"].as_str().unwrap().rsplit_once('#');
+    assert_eq!(section.map(|(_, kind)| kind), Some(kind), "{problem}");
+    problem
+}
+
+/// The whole body of a response.
+pub async fn whole<B>(response: Response<B>) -> Bytes
+where
+    B: Body,
+    B::Error: std::fmt::Debug,
+{
+    let body = in_time(response.into_body().collect()).await;
+    body.unwrap().to_bytes()
+}
+
+/// What a handler sees of the lock of its request.
+pub fn held_in(request: &In) -> Held {
+    request.extensions().get::<Held>().unwrap().clone()
+}
+
+/// A handler that never ends. The test can wait until it runs, and the witness looks when it is dropped.
+pub fn never_ends(
+    witness: &Witness,
+) -> (
+    Arc<Notify>,
+    impl Service<In, Response = Response<String>, Error = Infallible, Future: Send>
+    + Clone
+    + Send
+    + use<>,
+) {
+    let entered = Arc::new(Notify::new());
+    let service = service_fn({
+        let (witness, entered) = (witness.clone(), Arc::clone(&entered));
+        move |_: In| {
+            let (inside, entered) = (witness.inside(), Arc::clone(&entered));
+            async move {
+                entered.notify_one();
+                pending::<()>().await;
+                drop(inside);
+                Ok(Response::new(String::new()))
+            }
+        }
+    });
+    (entered, service)
 }
 
 /// The time that the keeper gets to show that a release reached it too early. It needs a fraction of it.

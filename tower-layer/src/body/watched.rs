@@ -1,0 +1,180 @@
+//! A body that ends on time even if nobody polls it.
+
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::{Context, Poll, Waker};
+
+use http_body::{Body, SizeHint};
+use tokio::task::AbortHandle;
+
+use super::{Holding, Polled, Stopped, lost};
+use crate::deadline::{Deadline, Overdue};
+use crate::ending::{AtLoss, End};
+use crate::frame::{BoxError, Part};
+use crate::guard::{AnyHeld, is_asked_back};
+
+/// An inner body and its lock that end on time even if nobody polls the body. A server does not poll while the client
+/// reads nothing. A task waits for the end, and then drops both.
+pub(super) struct Watched<B> {
+    /// The task holds a weak reference to the slot, so that dropping this drops the inner body and the lock at once.
+    slot: Arc<Mutex<Slot<B>>>,
+    task: AbortHandle,
+}
+
+/// Holds a watched body while nobody polls it. The mutex is locked only to take the body out and to put it back. The
+/// body is polled and dropped without the mutex, so that nobody waits for that.
+struct Slot<B> {
+    /// `None` while the body is polled, and after its end.
+    holding: Option<Pin<Box<Holding<B>>>>,
+    /// What the task has seen of the end of the lock. If the body is being polled at that moment, the polling task drops
+    /// it.
+    end: Option<Seen>,
+    /// The task has taken the body out, and gives the lock back. Until it has done so, a poll is pending.
+    is_ending: bool,
+    /// The waker of the last poll that was pending.
+    waker: Option<Waker>,
+}
+
+/// The end of a lock, as the task of a watched body has seen it.
+struct Seen {
+    part: Part,
+    /// The release is awaited before the last part is sent.
+    asked_back: bool,
+}
+
+impl<B: Send + 'static> Watched<B> {
+    pub(super) fn new(holding: Pin<Box<Holding<B>>>, deadline: Option<Deadline>) -> Self {
+        let (held, at_loss) = (holding.hold.held.clone(), holding.hold.limits.at_loss);
+        let slot = Arc::new(Mutex::new(Slot {
+            holding: Some(holding),
+            end: None,
+            is_ending: false,
+            waker: None,
+        }));
+        let task = end_on_time(Arc::downgrade(&slot), held, deadline, at_loss);
+        Self {
+            slot,
+            task: tokio::spawn(task).abort_handle(),
+        }
+    }
+}
+
+impl<B> Watched<B>
+where
+    B: Body,
+    B::Error: Into<BoxError>,
+{
+    pub(super) fn poll_part(&self, cx: &mut Context<'_>) -> Poll<Result<Polled, Stopped>> {
+        let taken = locked(&self.slot).holding.take();
+        let Some(mut holding) = taken else {
+            let waker = cx.waker().clone();
+            let mut slot = locked(&self.slot);
+            if slot.is_ending {
+                slot.waker = Some(waker);
+                return Poll::Pending;
+            }
+            let seen = slot.end.take().map(|seen| seen.part);
+            return Poll::Ready(Err(Stopped {
+                // If there is no last part, the last poll has panicked. The response must not look complete.
+                part: seen.unwrap_or_else(|| Err("the body panicked".into())),
+                to_release: None,
+            }));
+        };
+        let polled = holding.as_mut().poll_part(cx);
+        let goes_on = match &polled {
+            Poll::Pending => true,
+            Poll::Ready(Ok(polled)) => polled.to_release.is_none(),
+            Poll::Ready(Err(_)) => false,
+        };
+        let waker = polled.is_pending().then(|| cx.waker().clone());
+        let mut slot = locked(&self.slot);
+        let ended = slot.end.is_some();
+        if goes_on && !ended {
+            slot.holding = Some(holding);
+            slot.waker = waker;
+            return polled;
+        }
+        let end = polled.is_pending().then(|| slot.end.take()).flatten();
+        drop(slot);
+        let Some(Seen { part, asked_back }) = end else {
+            // If the poll has made a part, that part is sent, because its poll began under the lock. The end follows. The
+            // lock is released in the background, because it is not known when the next poll comes.
+            return polled;
+        };
+        let guard = asked_back.then(|| holding.as_mut().project().hold.guard.take());
+        drop(holding);
+        Poll::Ready(Err(Stopped {
+            part,
+            to_release: guard.flatten(),
+        }))
+    }
+
+    pub(super) fn size_hint(&self) -> SizeHint {
+        let slot = locked(&self.slot);
+        let holding = slot.holding.as_ref();
+        holding.map_or_else(SizeHint::new, |holding| holding.inner.size_hint())
+    }
+}
+
+impl<B> Drop for Watched<B> {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+async fn end_on_time<B>(
+    slot: Weak<Mutex<Slot<B>>>,
+    held: AnyHeld,
+    deadline: Option<Deadline>,
+    at_loss: AtLoss,
+) {
+    let end = match Deadline::end(deadline, lost(held)).await {
+        Ok(error) => End::Lost(error),
+        Err(Overdue) => End::Overdue,
+    };
+    let Some(slot) = slot.upgrade() else {
+        return;
+    };
+    tracing::debug!(%end, "response stopped");
+    let asked_back = matches!(&end, End::Lost(lost) if is_asked_back(lost));
+    let part = at_loss.end(end);
+    let holding = {
+        let mut slot = locked(&slot);
+        slot.end = Some(Seen { part, asked_back });
+        slot.is_ending = slot.holding.is_some();
+        slot.holding.take()
+    };
+    let _ending = Ending(slot);
+    let Some(mut holding) = holding else {
+        return;
+    };
+    let guard = holding.as_mut().project().hold.guard.take();
+    // The inner body is dropped before the lock.
+    drop(holding);
+    if let Some(guard) = guard
+        && asked_back
+    {
+        guard.release().await;
+    }
+}
+
+/// The task ends a body. When this is dropped, it has ended, or has panicked.
+struct Ending<B>(Arc<Mutex<Slot<B>>>);
+
+impl<B> Drop for Ending<B> {
+    fn drop(&mut self) {
+        let waker = {
+            let mut slot = locked(&self.0);
+            slot.is_ending = false;
+            slot.waker.take()
+        };
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+}
+
+fn locked<B>(slot: &Mutex<Slot<B>>) -> MutexGuard<'_, Slot<B>> {
+    // No code that runs under the mutex can panic and leave the slot inconsistent.
+    slot.lock().unwrap_or_else(PoisonError::into_inner)
+}
