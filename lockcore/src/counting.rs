@@ -447,6 +447,28 @@ mod tests {
         }
     }
 
+    /// Otherwise the next change would pass the numbers of the record.
+    #[test]
+    fn a_record_with_numbers_that_no_change_makes_is_not_read() {
+        let most = MAX_COUNT;
+        for sound in [format!("{most} 1 {most}"), format!("-{most} 1 1")] {
+            let mut record = Record::decode(&sound).expect(&sound);
+            let _ = record.carry_out(&count(add(1)), 5, 1);
+            let _ = record.carry_out(&count(add(-1)), 5, 1);
+        }
+        let beyond = most + 1;
+        for damaged in [
+            format!("{beyond} 1 1"),
+            format!("-{beyond} 1 1"),
+            format!("{} 1 1", i64::MIN),
+            format!("{} 1 1", i64::MAX),
+            format!("1 1 {beyond}"),
+            format!("1 1 {}", u64::MAX),
+        ] {
+            assert_eq!(Record::decode(&damaged), None, "{damaged}");
+        }
+    }
+
     #[test]
     fn a_change_is_forgotten_a_minute_later_or_when_its_client_has_the_answer() {
         let mut record = Record::default();

@@ -1,23 +1,24 @@
 //! Elections: who leads, what its end does, and what observers see.
 
+mod kit;
 mod observers;
 mod processes;
 
-use std::future::{Future, pending, poll_fn};
+use std::future::pending;
 use std::ops::ControlFlow;
-use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::task::Poll;
 use std::time::Duration;
 
 use libtest_mimic::Trial;
-use lockcore::{ErrorKind, Leader, Locks, Release};
+use lockcore::{Election, Error, ErrorKind, Leader, Locks, Release};
 use tests::witness::{FencedResource, Witness};
 use tokio::sync::mpsc;
 
-pub(crate) use self::observers::{facts_of_servers, facts_of_the_kit};
+pub(crate) use self::observers::facts_of_servers;
 pub(crate) use self::processes::facts as facts_of_processes;
+use crate::giving_up::{drop_at_every_poll, polled};
+use crate::listing::listed;
 use crate::store::{
     DEFAULT, Kind, SLACK, SOON, STALL, Store, assert_nothing_left, kind, soon, tickets,
 };
@@ -36,6 +37,13 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         a_campaign_with_a_wait_ends_with_it
     ]);
     facts.extend(observers::facts(store));
+    facts
+}
+
+/// For the store for tests.
+pub(crate) fn facts_of_the_kit(store: Kind) -> Vec<Trial> {
+    let mut facts = observers::facts_of_the_kit(store);
+    facts.extend(kit::facts(store));
     facts
 }
 
@@ -164,34 +172,42 @@ async fn a_leader_cannot_campaign_for_its_own_office(store: Store) {
     assert_eq!(kind(inner), ErrorKind::WouldDeadlock);
 }
 
+async fn leads_and_resigns(election: Election) -> Result<Release, Error> {
+    election.campaign().await?.resign().await
+}
+
+/// Of candidates that campaign, that write their value, that wait behind a leader, and of leaders that resign.
 async fn dropped_futures_of_candidates_leave_nothing(store: Store) {
-    let locks = store.client();
-    for polls in 0..12 {
-        let election = locks.election("a").value("dropped");
-        let mut campaign = Box::pin(election.campaign());
-        for _ in 0..polls {
-            let polled = poll_fn(|cx| Poll::Ready(campaign.as_mut().poll(cx))).await;
-            if let Poll::Ready(leader) = polled {
-                // Dropped in the middle of its resignation.
-                let mut resigns = Box::pin(leader.unwrap().resign());
-                let _ = poll_fn(|cx| Poll::Ready(resigns.as_mut().poll(cx))).await;
-                break;
-            }
-            tokio::task::yield_now().await;
+    let (locks, other) = (store.client(), store.client());
+    let leads_at_once = async || {
+        // A place that was left behind would keep it out for a whole lease.
+        let next = soon(other.election("a").campaign()).await.unwrap();
+        assert_eq!(soon(next.resign()).await.unwrap(), Release::Released);
+        assert_nothing_left(&store, &other, "a").await;
+        if store.capability().lists {
+            assert_eq!(listed(&other, "", 0).await, [""; 0]);
         }
-        drop(campaign);
+    };
+    let drops = drop_at_every_poll(
+        async || leads_and_resigns(locks.election("a").value("dropped")),
+        &leads_at_once,
+    )
+    .await;
+    println!("{drops} drops");
+
+    for polls in 1..=drops {
+        let leader = soon(other.election("a").campaign()).await.unwrap();
+        let election = locks.election("a");
+        let behind = polled(election.campaign(), polls);
+        tokio::select! {
+            // A candidate that is in line is not polled any more.
+            biased;
+            outcome = behind => assert!(outcome.is_none(), "two lead"),
+            () = tickets(&other, "a", 2) => {}
+        }
+        leader.resign().await.unwrap();
+        leads_at_once().await;
     }
-    assert_nothing_left(&store, &locks, "a").await;
-    let held = soon(locks.election("a").campaign()).await.unwrap();
-    let election = locks.election("a");
-    {
-        // It waits behind the leader when it is dropped.
-        let mut waits = pin!(election.campaign());
-        let polled = poll_fn(|cx| Poll::Ready(waits.as_mut().poll(cx))).await;
-        assert!(polled.is_pending());
-    }
-    drop(held);
-    assert_nothing_left(&store, &locks, "a").await;
 }
 
 async fn a_campaign_with_a_wait_ends_with_it(store: Store) {

@@ -28,7 +28,8 @@ pub(crate) fn facts_of_redis(store: Kind) -> Vec<Trial> {
     ]
 }
 
-async fn listed(locks: &Locks, prefix: &str, page: u32) -> Vec<String> {
+/// The names in use that begin with the prefix.
+pub(crate) async fn listed(locks: &Locks, prefix: &str, page: u32) -> Vec<String> {
     let (mut pages, mut names) = (locks.list(prefix).page_size(page), Vec::new());
     while let Some(page) = pages.next().await.unwrap() {
         assert!(!page.is_empty());

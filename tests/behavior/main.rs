@@ -22,6 +22,7 @@ mod histories;
 mod hostile;
 mod inversions;
 mod kit;
+mod late;
 mod leases;
 mod listing;
 mod local;

@@ -35,7 +35,7 @@ pub(crate) fn facts_of_the_kit(store: Kind) -> Vec<Trial> {
     ]
 }
 
-async fn leads(locks: &Locks, text: &str) -> Leader {
+pub(super) async fn leads(locks: &Locks, text: &str) -> Leader {
     soon(locks.election("a").value(text).campaign())
         .await
         .unwrap()

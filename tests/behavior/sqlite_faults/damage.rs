@@ -20,6 +20,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
         a_file_that_is_removed_costs_the_lock_and_tokens_still_rise
         a_file_that_is_replaced_costs_the_lock_and_tokens_still_rise
         a_broken_file_is_an_error_and_no_lock
+        a_damaged_counter_is_an_error_and_stays_as_it_is
     ]
 }
 
@@ -176,4 +177,30 @@ async fn a_broken_file_is_an_error_and_no_lock(store: Store) {
         locks.mutex("a").try_acquire().await.is_ok()
     })
     .await;
+}
+
+/// The last two are sound as numbers, and the next change would pass them.
+async fn a_damaged_counter_is_an_error_and_stays_as_it_is(store: Store) {
+    let counter = client(&store).counter("a");
+    for damaged in [
+        "",
+        "text",
+        "1 2",
+        "9223372036854775807 1 1",
+        "1 1 18446744073709551615",
+    ] {
+        counter.set(1).await.unwrap();
+        let write = format!("UPDATE counters SET data = '{damaged}'");
+        store.file().query(&write);
+
+        assert_eq!(kind(counter.get().await), ErrorKind::Config, "{damaged}");
+        for delta in [1, -1] {
+            let error = counter.add(delta).await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Config, "{damaged}: {error}");
+            assert!(error.to_string().contains("delete it"), "{error}");
+        }
+
+        assert_eq!(store.file().query("SELECT data FROM counters"), [damaged]);
+        store.file().query("DELETE FROM counters");
+    }
 }

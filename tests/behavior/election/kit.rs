@@ -1,0 +1,224 @@
+//! Elections on the store for tests, which holds requests, delays answers, and moves its clock as a fact asks.
+
+use std::future::pending;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::time::Duration;
+
+use libtest_mimic::Trial;
+use lockcore::testing::{Store as Kit, Verb};
+use lockcore::{ErrorKind, Locks, LostReason, Release, Written};
+use tests::eventually::eventually;
+use tokio::sync::{Mutex, mpsc, oneshot};
+
+use super::observers::leads;
+use crate::late::LateAnswers;
+use crate::store::{DEFAULT, Kind, SOON, STALL, Store, kind, soon, tickets};
+
+pub(crate) fn facts(store: Kind) -> Vec<Trial> {
+    crate::store_facts![store, DEFAULT;
+        an_observer_never_goes_back_to_an_older_value
+        a_leader_that_resigns_does_not_overwrite_a_later_value
+        a_candidate_whose_wait_is_over_stands_in_line_again_at_once
+        the_value_of_a_leader_that_runs_outlives_the_day_after_which_a_store_forgets
+        a_lease_that_ended_while_its_value_was_sent_is_no_leadership
+    ]
+}
+
+const HOUR: Duration = Duration::from_secs(60 * 60);
+
+/// The observer has read the value of the second leader by itself, when the news of an older value arrive.
+async fn an_observer_never_goes_back_to_an_older_value(_: Store) {
+    let (kit, late) = (Kit::new(), LateAnswers::default());
+    let there = kit.another_process();
+    let client = |kit: &Kit| kit.client_with(Locks::builder().ttl(2 * STALL)).unwrap();
+    let (locks, other) = (client(&kit), client(&there));
+    let first = leads(&locks, "a").await;
+    let (tell, mut told) = mpsc::unbounded_channel();
+    let mut leaders = late.client_of(&kit).election("a").observe();
+    let observes = tokio::spawn(async move {
+        loop {
+            tell.send(leaders.next().await.unwrap().unwrap()).unwrap();
+        }
+    });
+    let seen = soon(told.recv()).await.unwrap();
+    assert_eq!(seen, Written::new(first.token(), "a"));
+
+    // The second leader holds, and has not written yet.
+    let mut write = there.hold_next(Verb::Count);
+    let election = other.election("a").value("b");
+    let campaign = tokio::spawn(async move { election.campaign().await });
+    tickets(&locks, "a", 2).await;
+    let mut list = late.hold_list(1);
+    soon(first.resign()).await.unwrap();
+    list.is_made().await;
+    soon(write.arrived()).await;
+    // Its first value is in the news, which are late, and the observer reads its second one.
+    let mut news = late.hold_value("b");
+    write.let_go();
+    news.is_made().await;
+    let second = soon(campaign).await.unwrap().unwrap();
+    second.set_value("b, moved").await.unwrap();
+    list.let_go();
+    let seen = soon(told.recv()).await.unwrap();
+    assert_eq!(seen, Written::new(second.token(), "b, moved"));
+
+    let mut newer = late.hold_value("b, moved");
+    news.let_go();
+    // It is read when the news before it have been passed on.
+    newer.is_made().await;
+    newer.let_go();
+    second.set_value("b, moved again").await.unwrap();
+
+    let seen = soon(told.recv()).await.unwrap();
+    assert_eq!(seen, Written::new(second.token(), "b, moved again"));
+    observes.abort();
+}
+
+/// It has read the value, and tells the observers of its resignation. Meanwhile a write of its own arrives that was on its
+/// way, or the next leader writes.
+async fn a_leader_that_resigns_does_not_overwrite_a_later_value(_: Store) {
+    for is_its_own in [true, false] {
+        let kit = Kit::new();
+        let here = kit.another_process();
+        let (locks, other) = (here.client().unwrap(), kit.client().unwrap());
+        let leader = leads(&locks, "early").await;
+        let (view, token) = (leader.held(), leader.token());
+        let mut write = match is_its_own {
+            true => here.hold_next(Verb::Count),
+            false => kit.hold_next(Verb::Count),
+        };
+        let writes = tokio::spawn(async move {
+            match is_its_own {
+                true => view.set_value("late").await.map(|()| token),
+                false => {
+                    let next = other.election("a").value("late").campaign().await?;
+                    Ok(next.token())
+                }
+            }
+        });
+        if is_its_own {
+            soon(write.arrived()).await;
+        } else {
+            tickets(&locks, "a", 2).await;
+        }
+        let mut read = here.hold_next(Verb::Count);
+        let resigns = tokio::spawn(leader.resign());
+        soon(read.arrived()).await;
+        let mut touch = here.hold_next(Verb::Count);
+        read.let_go();
+        soon(touch.arrived()).await;
+
+        write.let_go();
+        let writer = soon(writes).await.unwrap().unwrap();
+        touch.let_go();
+        assert_eq!(soon(resigns).await.unwrap().unwrap(), Release::Released);
+
+        let left = kit.client().unwrap().value("a").get().await.unwrap();
+        assert_eq!(left, Some(Written::new(writer, "late")));
+    }
+}
+
+/// A pause would wait for the clock, which stands still. The place in line itself is a new one.
+async fn a_candidate_whose_wait_is_over_stands_in_line_again_at_once(_: Store) {
+    const WAIT: Duration = Duration::from_secs(60);
+    let kit = Kit::new();
+    kit.clock().stop();
+    let client = || kit.client_with(Locks::builder().ttl(HOUR)).unwrap();
+    let (locks, other) = (client(), client());
+    let leader = leads(&locks, "first").await;
+    let election = other.election("a").wait(WAIT);
+    let runs = tokio::spawn(async move {
+        election
+            .run_as_leader(async |leader| ControlFlow::Break(leader.fencing_token()))
+            .await
+    });
+    let mut last = leader.token().ticket();
+    for wait_is_over in [false, true, true, true] {
+        if wait_is_over {
+            kit.clock().advance(WAIT);
+        }
+        eventually("it stands in line", SOON, async || {
+            let line = locks.inspect("a").await.unwrap();
+            let place = line.iter().find(|place| !place.granted);
+            place.is_some_and(|place| place.ticket > last)
+        })
+        .await;
+        last = locks.inspect("a").await.unwrap()[1].ticket;
+    }
+
+    soon(leader.resign()).await.unwrap();
+
+    let token = soon(runs).await.unwrap().unwrap().unwrap();
+    assert_eq!(token.ticket(), last);
+}
+
+/// Nobody else reads it. The store forgets what nobody has read or written for a day.
+async fn the_value_of_a_leader_that_runs_outlives_the_day_after_which_a_store_forgets(_: Store) {
+    let kit = Kit::new();
+    kit.clock().stop();
+    let there = kit.another_process();
+    // No renewal is due in the time of this fact.
+    let locks = there.client_with(Locks::builder().ttl(1_000 * HOUR));
+    let locks = locks.unwrap();
+    let (asks, asked) = mpsc::unbounded_channel::<oneshot::Sender<()>>();
+    let asked = Arc::new(Mutex::new(asked));
+    let election = locks.election("a").value("10.0.0.7");
+    let runs = tokio::spawn(async move {
+        election
+            .run_as_leader(move |_| {
+                let asked = Arc::clone(&asked);
+                async move {
+                    while let Some(answer) = asked.lock().await.recv().await {
+                        let _ = answer.send(());
+                    }
+                    pending::<ControlFlow<()>>().await
+                }
+            })
+            .await
+    });
+    // The body answers, so the task of the leader has been polled as a whole before the second answer.
+    let is_polled = async || {
+        for _ in 0..2 {
+            let (answer, answered) = oneshot::channel();
+            asks.send(answer).unwrap();
+            soon(answered).await.unwrap();
+        }
+    };
+    is_polled().await;
+
+    for _ in 0..5 {
+        let mut read = there.hold_next(Verb::Count);
+        kit.clock().advance(6 * HOUR);
+        soon(read.arrived()).await;
+        read.let_go();
+        is_polled().await;
+    }
+
+    let left = kit.client().unwrap().value("a").get().await.unwrap();
+    assert_eq!(&*left.expect("it is forgotten").text, "10.0.0.7");
+    runs.abort();
+}
+
+async fn a_lease_that_ended_while_its_value_was_sent_is_no_leadership(_: Store) {
+    let kit = Kit::new();
+    kit.clock().stop();
+    let (ttl, op_timeout) = (Duration::from_secs(3), Duration::from_secs(60));
+    let builder = Locks::builder().ttl(ttl).op_timeout(op_timeout);
+    let locks = kit.client_with(builder).unwrap();
+    let mut write = kit.hold_next(Verb::Count);
+    let election = locks.election("a").value("late");
+    let campaign = tokio::spawn(async move { election.campaign().await });
+    soon(write.arrived()).await;
+
+    // The request is still waited for.
+    kit.clock().advance(ttl);
+    write.let_go();
+
+    let expired = ErrorKind::Lost(LostReason::Expired);
+    assert_eq!(kind(soon(campaign).await.unwrap()), expired);
+    // It has arrived, and the next leader replaces it.
+    let next = leads(&locks, "next").await;
+    let told = locks.value("a").get().await.unwrap();
+    assert_eq!(told, Some(Written::new(next.token(), "next")));
+}
