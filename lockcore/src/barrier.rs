@@ -83,16 +83,19 @@ impl Barrier {
     /// # Errors
     ///
     /// [`Timeout`](crate::ErrorKind::Timeout) when not all have come within the [wait](Self::wait). The others have not
-    /// gone on with this party then, and will not. Finding that out takes up to three more requests. (A party that had no
-    /// place yet, because the round before was not over, is not asked. If it gets its place in the moment in which it
-    /// gives up, the others may count it.) With a wait of zero also [`Busy`](crate::ErrorKind::Busy), when there is no
-    /// place for one more.
+    /// gone on with this party then, and will not. Finding that out takes up to three more requests, and at most one
+    /// operation timeout. (A party that had no place yet, because the round before was not over, does not ask. If it gets
+    /// its place in the moment in which it gives up, the others may count it.) With a wait of zero also
+    /// [`Busy`](crate::ErrorKind::Busy), when there is no place for one more.
     ///
-    /// [`Unknown`](crate::ErrorKind::Unknown) when the wait was over and the store did not say whether the others have
-    /// gone on with this party. [`Unavailable`](crate::ErrorKind::Unavailable) when the store could not be asked, or has
-    /// lost its data. [`Lost`](crate::ErrorKind::Lost) when this party has lost its place, for example because its
-    /// process was stopped for longer than the [ttl](Self::ttl), or when the client is shut down. The others may have
-    /// gone on with it before that. [`Config`](crate::ErrorKind::Config) for a name, a number of parties or a ttl that is
+    /// [`Unknown`](crate::ErrorKind::Unknown) when the wait was over, and the store did not say whether the others have
+    /// gone on with this party, or whether it still had its place then. A party that was counted in the last moment asks
+    /// for its place for one more operation timeout, so this comes at most two operation timeouts after the wait.
+    ///
+    /// [`Unavailable`](crate::ErrorKind::Unavailable) when the store could not be asked, or has lost its data.
+    /// [`Lost`](crate::ErrorKind::Lost) when this party has lost its place, for example because its process was stopped for
+    /// longer than the [ttl](Self::ttl), or when the client is shut down. The others may have gone on with it before that.
+    /// [`Config`](crate::ErrorKind::Config) for a name, a number of parties or a ttl that is
     /// not usable, a store without counters, or missing rights.
     ///
     /// # Cancel safety

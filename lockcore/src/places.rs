@@ -159,7 +159,7 @@ impl Places {
         }
         match shared.by(give_up, party.until_all_have_come()).await {
             Some(outcome) => outcome?,
-            None if party.withdraw().await? => {}
+            None if party.withdraws_in_time().await? => {}
             None => {
                 let waited = began.until(shared.clock.now());
                 let timeout = || Error::not_complete(waited);
@@ -167,7 +167,15 @@ impl Places {
             }
         }
         party.youngest = party.seen.value.unsigned_abs();
-        party.see_place().await?;
+        let by = shared.clock.now().after(shared.op_timeout).max(give_up);
+        match shared.by(by, party.see_place()).await {
+            Some(seen) => seen?,
+            None => {
+                let text =
+                    "the others have gone on, and whether this party has kept its place is unknown";
+                return Err(party.unknown(text));
+            }
+        }
         Ok(party)
     }
 
@@ -224,6 +232,28 @@ impl Party {
         };
         let last = i64::try_from(last).map_err(|_| lost_data())?;
         self.set(last).await.map(|_| true)
+    }
+
+    /// As [`withdraw`](Self::withdraw), for at most one operation timeout, although its wait is over. If it ends half-way,
+    /// the keeper gives the place back, as that of a party whose future is dropped.
+    async fn withdraws_in_time(&mut self) -> Result<bool, Error> {
+        let shared = Arc::clone(&self.places.counter.client().shared);
+        let by = shared.clock.now().after(shared.op_timeout);
+        match shared.by(by, self.withdraw()).await {
+            Some(outcome) => outcome,
+            None => {
+                let text = "whether the others have gone on with this party is unknown";
+                Err(self.unknown(text))
+            }
+        }
+    }
+
+    /// The store has not answered in time.
+    fn unknown(&mut self, what: &str) -> Error {
+        Error::unknown(match self.trouble.take() {
+            Some(error) => format!("{what}: {error}"),
+            None => format!("{what}: the store did not answer in time"),
+        })
     }
 
     /// Gives the place up. Returns whether the party was counted before that, and goes on with the others.

@@ -64,6 +64,8 @@ async fn all_go_on_when_the_last_has_come_and_it_is_the_leader(store: Store) {
     }
 }
 
+/// It is a timeout by design: each has its place long before its wait is over, and learns that it was not counted. Other
+/// errors need a store that does not answer for a whole operation timeout.
 async fn one_party_too_few_does_not_go_on(store: Store) {
     let locks = store.client();
     let barrier = locks.barrier("a", 3);

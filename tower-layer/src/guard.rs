@@ -6,9 +6,7 @@ use std::slice;
 
 use futures_util::future::Either;
 use http::Extensions;
-use lockcore::{
-    Error, ErrorKind, Guard, Held, Lock, LostReason, MultiGuard, MultiHeld, MultiLock,
-};
+use lockcore::{Error, ErrorKind, Guard, Held, Lock, LostReason, MultiGuard, MultiHeld, MultiLock};
 
 /// The names that one request locks.
 #[derive(Debug)]

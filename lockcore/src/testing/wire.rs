@@ -28,6 +28,9 @@ pub enum Verb {
     Renew,
     /// Remove tickets.
     Release,
+    /// Read the tickets of a name. [`Locks::inspect`](crate::Locks::inspect) does this, and also barriers, elections, and
+    /// [`Semaphore::available`](crate::Semaphore::available).
+    Inspect,
     /// Read or change a counter.
     Count,
     /// Watch a counter. Clients do this when they begin to wait for a change, and after each break.
@@ -265,7 +268,9 @@ impl Connection for WireConnection {
     }
 
     fn inspect(&self, name: Name) -> Answer<Vec<TicketInfo>> {
-        self.ask(None, move |tickets| Ok(tickets.inspect(&name)))
+        self.ask(Some(Verb::Inspect), move |tickets| {
+            Ok(tickets.inspect(&name))
+        })
     }
 
     fn list(&self, listing: Listing) -> Answer<Page> {

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use libtest_mimic::Trial;
 use lockcore::{DoubleBarrier, Error, ErrorKind, Inside, Left, Locks};
+use tests::eventually::eventually;
 use tokio::task::JoinHandle;
 
 use super::BRIEF;
@@ -43,6 +44,15 @@ async fn left(leaving: JoinHandle<Result<Left, Error>>) -> Left {
     left.expect("hangs").unwrap().unwrap()
 }
 
+/// Waits until two parties have left. They are still there.
+async fn two_have_left(locks: &Locks) {
+    eventually("they leave", SOON, async || {
+        let places = locks.inspect("a").await.unwrap();
+        places.iter().filter(|place| place.permits == 1).count() == 2
+    })
+    .await;
+}
+
 async fn parties_enter_together_and_leave_together(store: Store) {
     let (locks, other) = (store.client(), store.client());
     for _ in 0..3 {
@@ -58,12 +68,7 @@ async fn parties_enter_together_and_leave_together(store: Store) {
         assert!(first.is_valid() && second.is_valid() && third.is_valid());
 
         let two = [leaves(second), leaves(third)];
-        // They have left, and are still there.
-        tests::eventually::eventually("they leave", SOON, async || {
-            let places = locks.inspect("a").await.unwrap();
-            places.iter().filter(|place| place.permits == 1).count() == 2
-        })
-        .await;
+        two_have_left(&locks).await;
         assert!(
             two.iter().all(|party| !party.is_finished()),
             "one is inside"
@@ -83,14 +88,15 @@ async fn the_next_group_enters_when_all_have_left(store: Store) {
     let next = tokio::spawn(async move { entered(&enters).await });
     tickets(&there, "a", 6).await;
     let leaving = [leaves(first), leaves(second)];
+    two_have_left(&there).await;
 
-    let early = tokio::time::timeout(BRIEF, async {
-        while !next.is_finished() {
-            tokio::task::yield_now().await;
-        }
+    // The rest of their places is enough for one of the next group.
+    eventually("it has its place", SOON, async || {
+        let places = there.inspect("a").await.unwrap();
+        places.iter().filter(|place| place.granted).count() == 4
     })
     .await;
-    assert!(early.is_err(), "one is inside");
+    assert!(!next.is_finished(), "one is inside");
     assert_eq!(soon(third.leave()).await.unwrap(), Left::All);
     for party in leaving {
         assert_eq!(left(party).await, Left::All);
@@ -122,17 +128,16 @@ async fn a_party_that_drops_its_place_is_missing(store: Store) {
     // The last one inside is missing, when the others have left.
     let [first, second, third] = entered(&locks).await;
     let leaving = [leaves(second), leaves(third)];
-    tests::eventually::eventually("they leave", SOON, async || {
-        let places = locks.inspect("a").await.unwrap();
-        places.iter().filter(|place| place.permits == 1).count() == 2
-    })
-    .await;
+    two_have_left(&locks).await;
     drop(first);
     for party in leaving {
         assert_eq!(left(party).await, Left::NotAll);
     }
     tickets(&locks, "a", 0).await;
 }
+
+/// About as long as a party takes to enter: the other is giving up then, has just done so, or is about to.
+const LAST_MOMENT: Duration = Duration::from_millis(4);
 
 /// All come when their wait is nearly over, so that some have begun to give up. Either all enter, or nobody does.
 async fn a_party_that_enters_at_the_last_moment_is_inside(store: Store) {
@@ -143,8 +148,8 @@ async fn a_party_that_enters_at_the_last_moment_is_inside(store: Store) {
         let barrier = locks.double_barrier("a", 2).wait(wait);
         let late = locks.double_barrier("a", 2).wait(4 * wait);
         let (first, second) = tokio::join!(barrier.enter(), async {
-            // Not an event: it comes at about the time when the other gives up.
-            tokio::time::sleep(wait - Duration::from_millis(4)).await;
+            // There is no event: the other gives up at a time of its own.
+            tokio::time::sleep(wait - LAST_MOMENT).await;
             late.enter().await
         });
         match (first, second) {

@@ -5,25 +5,31 @@ use std::time::Duration;
 use libtest_mimic::Trial;
 use lockcore::testing::{Store as Kit, Verb};
 use lockcore::{Barrier, ErrorKind, Left, Locks, LostReason};
+use tests::eventually::eventually;
 
-use super::{BRIEF, passed, waits};
-use crate::store::{DEFAULT, Kind, SOON, Store, kind, soon, tickets};
+use super::{passed, waits};
+use crate::late::LateAnswers;
+use crate::store::{A_FEW_MILLIS, DEFAULT, Kind, SOON, Store, kind, soon, tickets};
 
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, DEFAULT;
         lost_requests_and_replies_keep_no_party_back
         lost_requests_and_replies_keep_nobody_inside
+        a_list_that_is_late_or_doubled_lets_no_party_go_on_alone_or_twice
+        a_list_from_before_a_party_gave_up_does_not_count_it
         a_party_that_gave_up_before_the_round_was_counted_is_not_in_it
         a_party_whose_time_is_over_goes_on_if_it_was_counted
+        a_party_does_not_wait_much_longer_than_it_was_told
         a_store_that_has_lost_its_data_lets_nobody_go_on
         a_party_that_was_frozen_beyond_its_lease_does_not_go_on
         a_client_that_is_shut_down_does_not_wait
     ]
 }
 
-const VERBS: [Verb; 5] = [
+const VERBS: [Verb; 6] = [
     Verb::Count,
     Verb::Enqueue,
+    Verb::Inspect,
     Verb::Renew,
     Verb::Watch,
     Verb::Release,
@@ -87,48 +93,180 @@ fn two() -> (Kit, Barrier, Kit, Barrier) {
     (here, ours, there, theirs)
 }
 
+/// How long a party waits whose time a fact lets pass. The clock of these facts stands still until then.
+const WAIT: Duration = Duration::from_secs(60);
+
+/// A client of a kit whose clock stands still. Its leases are not renewed when [`WAIT`] has passed, and its requests are
+/// still waited for.
+fn patient(kit: &Kit) -> Locks {
+    kit.clock().stop();
+    let builder = Locks::builder().ttl(60 * WAIT).op_timeout(10 * WAIT);
+    kit.client_with(builder).unwrap()
+}
+
+/// Resolves when a party has looked once more after this call, has found that it has to wait, and does so.
+fn waits_on(kit: &Kit) -> impl Future<Output = ()> {
+    let mut look = kit.hold_next(Verb::Inspect);
+    async move {
+        soon(look.arrived()).await;
+        let mut watch = kit.hold_next(Verb::Watch);
+        look.let_go();
+        soon(watch.arrived()).await;
+    }
+}
+
+/// Both parties find the round complete, and both change the counter.
+async fn a_list_that_is_late_or_doubled_lets_no_party_go_on_alone_or_twice(_: Store) {
+    let here = Kit::new();
+    let there = here.another_process();
+    let (locks, other) = (patient(&here), patient(&there));
+    let watches = here.another_process().client().unwrap();
+    for _ in 0..3 {
+        let mut looks = [
+            here.hold_next(Verb::Inspect),
+            there.hold_next(Verb::Inspect),
+        ];
+        let parties = [&locks, &other].map(|locks| waits(&locks.barrier("a", 2).wait(WAIT)));
+        for look in &mut looks {
+            soon(look.arrived()).await;
+        }
+        assert!(parties.iter().all(|party| !party.is_finished()));
+
+        for look in looks {
+            look.let_go();
+        }
+
+        let mut leaders = 0;
+        for party in parties {
+            leaders += u32::from(passed(party).await);
+        }
+        assert_eq!(leaders, 1);
+        tickets(&watches, "a", 0).await;
+    }
+    // No round is left over for one that is alone.
+    let mut watch = here.hold_next(Verb::Watch);
+    let alone = waits(&locks.barrier("a", 2).wait(WAIT));
+    soon(watch.arrived()).await;
+    assert!(!alone.is_finished());
+    watch.let_go();
+    assert!(passed(waits(&other.barrier("a", 2).wait(WAIT))).await);
+    assert!(!passed(alone).await);
+}
+
+async fn a_list_from_before_a_party_gave_up_does_not_count_it(_: Store) {
+    let (here, late) = (Kit::new(), LateAnswers::default());
+    let there = here.another_process();
+    let locks = patient(&here);
+    let first = waits(&locks.barrier("a", 2).wait(WAIT));
+    tickets(&locks, "a", 1).await;
+    // It has read that both are there, and does not know it yet.
+    let mut list = late.hold_list(2);
+    let mut second = waits(&late.client_of(&there).barrier("a", 2).wait(6 * SOON));
+    list.is_made().await;
+
+    here.clock().advance(WAIT);
+    assert_eq!(kind(soon(first).await.unwrap()), ErrorKind::Timeout);
+    let looks_again = waits_on(&there);
+    list.let_go();
+
+    tokio::select! {
+        early = &mut second => panic!("it went on alone: {early:?}"),
+        () = looks_again => {}
+    }
+    let third = waits(&locks.barrier("a", 2).wait(WAIT));
+    assert!(passed(third).await && !passed(second).await);
+}
+
 async fn a_party_that_gave_up_before_the_round_was_counted_is_not_in_it(_: Store) {
-    let (here, ours, there, _) = two();
-    let locks = here.client().unwrap();
-    let first = waits(&ours.wait(3 * BRIEF));
+    let here = Kit::new();
+    let there = here.another_process();
+    let locks = patient(&here);
+    let first = waits(&locks.barrier("a", 2).wait(WAIT));
     tickets(&locks, "a", 1).await;
     // It reads the counter, sees two places, and its change is late. It does not send the change a second time.
-    let patient = there.client_with(Locks::builder().op_timeout(2 * SOON));
-    let second = patient.unwrap().barrier("a", 2).wait(3 * SOON);
     let mut read = there.hold_next(Verb::Count);
-    let mut second = waits(&second);
-    read.arrived().await;
+    let mut second = waits(&patient(&there).barrier("a", 2).wait(2 * WAIT));
+    soon(read.arrived()).await;
     let mut change = there.hold_next(Verb::Count);
     read.let_go();
-    change.arrived().await;
+    soon(change.arrived()).await;
 
+    here.clock().advance(WAIT);
     assert_eq!(kind(soon(first).await.unwrap()), ErrorKind::Timeout);
+    let looks_again = waits_on(&there);
     change.let_go();
 
-    // It is alone, and waits for another.
-    let early = tokio::time::timeout(BRIEF, &mut second).await;
-    assert!(early.is_err(), "it went on alone: {early:?}");
-    let third = soon(locks.barrier("a", 2).wait_for_all()).await.unwrap();
-    assert!(third.is_leader() && !passed(second).await);
+    tokio::select! {
+        early = &mut second => panic!("it went on alone: {early:?}"),
+        () = looks_again => {}
+    }
+    let third = waits(&locks.barrier("a", 2).wait(WAIT));
+    assert!(passed(third).await && !passed(second).await);
 }
 
 async fn a_party_whose_time_is_over_goes_on_if_it_was_counted(_: Store) {
-    let (here, ours, _, theirs) = two();
+    let here = Kit::new();
+    let there = here.another_process();
+    let (locks, other) = (patient(&here), patient(&there));
     let mut watch = here.hold_next(Verb::Watch);
-    let first = waits(&ours.wait(3 * BRIEF));
-    watch.arrived().await;
+    let first = waits(&locks.barrier("a", 2).wait(WAIT));
+    soon(watch.arrived()).await;
     let mut read = here.hold_next(Verb::Count);
     watch.let_go();
-    read.arrived().await;
-    // What it reads from here on is the news. It does not hear them before its time is over.
-    let news = here.hold_next(Verb::Count);
+    soon(read.arrived()).await;
+    // The reads from here on would be the news. It does not hear them before its time is over.
+    let mut news = here.hold_next(Verb::Count);
     read.let_go();
 
-    assert!(soon(theirs.wait_for_all()).await.unwrap().is_leader());
+    let second = soon(other.barrier("a", 2).wait(WAIT).wait_for_all()).await;
+    assert!(second.unwrap().is_leader());
+    soon(news.arrived()).await;
+    here.clock().advance(WAIT);
 
-    let outcome = soon(first).await.unwrap();
-    assert!(!outcome.unwrap().is_leader());
+    assert!(!passed(first).await);
     drop(news);
+}
+
+/// One operation timeout more to learn whether it was counted, and one to learn whether it still has its place.
+async fn a_party_does_not_wait_much_longer_than_it_was_told(_: Store) {
+    const OP_TIMEOUT: Duration = Duration::from_secs(5);
+    for is_counted in [false, true] {
+        let here = Kit::new();
+        let there = here.another_process();
+        here.clock().stop();
+        let builder = Locks::builder().ttl(60 * WAIT).op_timeout(OP_TIMEOUT);
+        let locks = here.client_with(builder).unwrap();
+        let other = patient(&there);
+        let first = waits(&locks.barrier("a", 2).wait(WAIT));
+        tickets(&other, "a", 1).await;
+        // From here on the store does not answer what it asks.
+        let (mut withdraws, verb) = match is_counted {
+            true => (None, Verb::Renew),
+            false => (Some(here.hold_next(Verb::Renew)), Verb::Count),
+        };
+        let mut held = [(); 50].map(|()| here.hold_next(verb));
+        if is_counted {
+            let second = soon(other.barrier("a", 2).wait(WAIT).wait_for_all()).await;
+            assert!(second.unwrap().is_leader());
+            soon(held[0].arrived()).await;
+        }
+        here.clock().advance(WAIT);
+        if let Some(mut withdraws) = withdraws.take() {
+            soon(withdraws.arrived()).await;
+            withdraws.let_go();
+            here.clock().advance(OP_TIMEOUT);
+        }
+
+        let error = soon(first).await.unwrap().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unknown, "{error}");
+        drop(held);
+        // The keeper frees the place. If it has to try again, that waits for the clock, but not for the lease to end.
+        eventually("the place is free", SOON, async || {
+            here.clock().advance(A_FEW_MILLIS);
+            other.inspect("a").await.unwrap().is_empty()
+        })
+        .await;
+    }
 }
 
 async fn a_store_that_has_lost_its_data_lets_nobody_go_on(_: Store) {
