@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use common::{In, by_path, get, in_time, problem};
+use common::{In, by_path, get, in_time, problem_of};
 use http::{HeaderValue, Method, Response, StatusCode};
 use lockcore::testing::Store;
 use lockcore_tower::{LockBody, LockLayer};
@@ -61,8 +61,7 @@ async fn a_name_too_many_is_refused_before_the_store_hears_of_it_and_the_others_
     let retry_after = refused.headers()["retry-after"].to_str().unwrap();
     let retry_after: u64 = retry_after.parse().unwrap();
     assert!((3_500..=3_600).contains(&retry_after), "{retry_after}");
-    let problem = problem(refused).await;
-    assert!(problem["type"].as_str().unwrap().ends_with("#lock-names"));
+    problem_of(refused, "lock-names").await;
     assert_eq!(in_grpc.headers()["grpc-status"], "8");
     assert_eq!(known.status(), StatusCode::OK);
     assert_eq!(unlocked.status(), StatusCode::OK);

@@ -45,11 +45,7 @@ async fn a_body_that_is_always_ready_is_not_polled_again_once_the_lock_is_lost()
     let locks = memory();
     let (script, body) = Scripted::new();
 
-    let mut body = respond(&locks, request(), Response::new(body))
-        .await
-        .into_body();
-    script.data("one");
-    assert_eq!(data(&mut body).await, "one");
+    let mut body = begun(&locks, &script, Response::new(body)).await;
     lose(&locks).await;
     script.data("two");
 

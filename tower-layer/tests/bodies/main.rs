@@ -198,6 +198,14 @@ where
     frame.into_data().expect("data")
 }
 
+/// Sends a request and reads the first part of its response.
+async fn begun(locks: &Locks, script: &Script, response: Response<Scripted>) -> LockBody<Scripted> {
+    let mut body = respond(locks, request(), response).await.into_body();
+    script.data("one");
+    assert_eq!(data(&mut body).await, "one");
+    body
+}
+
 #[tokio::test]
 async fn the_lock_is_kept_until_the_body_ends_and_is_free_when_the_end_is_seen() {
     let locks = memory();
@@ -390,11 +398,7 @@ async fn trailers_come_when_the_lock_is_free() {
     let locks = memory();
     let (script, body) = Scripted::new();
 
-    let mut body = respond(&locks, request(), Response::new(body))
-        .await
-        .into_body();
-    script.data("one");
-    assert_eq!(data(&mut body).await, "one");
+    let mut body = begun(&locks, &script, Response::new(body)).await;
     script.trailers();
 
     // The script has not ended, but no reader polls a body after its trailers.
@@ -446,11 +450,7 @@ async fn a_client_that_goes_away_while_streaming_takes_the_body_along_and_then_t
     let witness = Witness::of(&locks, NAME);
     let (script, body) = Scripted::new();
 
-    let mut body = respond(&locks, request(), Response::new(body.seen_by(&witness)))
-        .await
-        .into_body();
-    script.data("one");
-    assert_eq!(data(&mut body).await, "one");
+    let mut body = begun(&locks, &script, Response::new(body.seen_by(&witness))).await;
     assert!(body.frame().now_or_never().is_none());
     drop(body);
 

@@ -103,14 +103,18 @@ async fn a_call_keeps_the_lock_no_longer_than_its_deadline() {
 
 #[tokio::test]
 async fn a_call_that_asked_for_a_signal_is_not_stopped_by_its_deadline() {
+    const DEADLINE: Duration = Duration::from_millis(10);
     let layer = one_lock(&memory()).on_lost(OnLost::Signal);
     let service = service_fn(async |_: In| {
-        // The handler works past the deadline.
-        tokio::time::sleep(Duration::from_millis(100)).await;
+        // The layer has read the deadline before this began. So it has passed when this ends.
+        tokio::time::sleep(2 * DEADLINE).await;
         Ok::<_, Infallible>(Response::new("to the end".to_owned()))
     });
 
-    let response = ask(&layer, service, grpc(&[("grpc-timeout", "10m")])).await;
+    let mut call = grpc(&[]);
+    let deadline = format!("{}m", DEADLINE.as_millis()).parse().unwrap();
+    call.headers_mut().insert("grpc-timeout", deadline);
+    let response = ask(&layer, service, call).await;
 
     assert_eq!(response.body(), "to the end");
 }

@@ -293,8 +293,7 @@ async fn a_request_that_holds_for_too_long_is_stopped() {
     let response = in_time(request).await.unwrap().unwrap();
 
     assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
-    let problem = problem(response).await;
-    assert!(problem["type"].as_str().unwrap().ends_with("#lock-lost"));
+    problem_of(response, "lock-lost").await;
 }
 
 #[tokio::test]
@@ -307,11 +306,7 @@ async fn a_request_that_asked_for_a_signal_goes_on_and_is_told() {
         let (entered, told) = (Arc::clone(&entered), Arc::clone(&told));
         move |request: In| {
             let (entered, told) = (Arc::clone(&entered), Arc::clone(&told));
-            let held = request
-                .extensions()
-                .get::<lockcore::Held>()
-                .unwrap()
-                .clone();
+            let held = held_in(&request);
             async move {
                 entered.notify_one();
                 held.lost().await;
@@ -374,13 +369,7 @@ async fn the_lock_may_be_let_go_with_the_headers() {
 
     assert_eq!(tickets(&locks, NAME).await, 0);
     assert_eq!(http_body::Body::size_hint(response.body()).exact(), Some(3));
-    assert_eq!(
-        in_time(response.into_body().collect())
-            .await
-            .unwrap()
-            .to_bytes(),
-        "all"
-    );
+    assert_eq!(whole(response).await, "all");
 }
 
 // ---- two layers

@@ -65,8 +65,7 @@ async fn a_handler_that_loses_one_of_its_locks_is_stopped_and_the_others_are_fre
     let response = in_time(request).await.unwrap().unwrap();
     assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
     assert!(!response.headers().contains_key("retry-after"));
-    let problem = problem(response).await;
-    assert!(problem["type"].as_str().unwrap().ends_with("#lock-lost"));
+    let problem = problem_of(response, "lock-lost").await;
     assert_eq!(problem["key"], "b");
     assert_eq!(problem["keys"], serde_json::json!(["a", "b"]));
     nothing_is_left(&locks, "a").await;
@@ -176,11 +175,5 @@ async fn a_request_that_loses_a_lock_before_it_has_all_is_told_to_try_again() {
     let response = in_time(waits).await.unwrap().unwrap();
     assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
     assert!(response.headers().contains_key("retry-after"));
-    let problem = problem(response).await;
-    assert!(
-        problem["type"]
-            .as_str()
-            .unwrap()
-            .ends_with("#lock-unavailable")
-    );
+    problem_of(response, "lock-unavailable").await;
 }

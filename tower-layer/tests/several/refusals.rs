@@ -117,8 +117,7 @@ async fn each_name_of_a_request_counts_among_those_of_the_layer() {
     let refused = ask(&layer, get("/a/c")).await;
 
     assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE);
-    let problem = problem(refused).await;
-    assert!(problem["type"].as_str().unwrap().ends_with("#lock-names"));
+    problem_of(refused, "lock-names").await;
 }
 
 /// A request whose body never comes.
