@@ -30,6 +30,7 @@ const LOCKCORE: Floors<'_> = &[
     (
         "what users call",
         &[
+            "adopt",
             "any",
             "barrier",
             "builder",
@@ -59,8 +60,8 @@ const LOCKCORE: Floors<'_> = &[
     (
         "ground",
         &[
-            "clock", "counting", "error", "fork", "hash", "log", "name", "options", "owner",
-            "pauses", "queue", "request", "sync", "tls", "token",
+            "clock", "counting", "detached", "error", "fork", "hash", "log", "name", "options",
+            "owner", "pauses", "queue", "request", "sync", "tls", "token",
         ],
     ),
 ];

@@ -25,7 +25,8 @@ pub enum ErrorKind {
     /// - the lock is held, or others wait for it, and the caller did not want to wait;
     /// - the caller wanted to wait, but ten thousand tickets of this name are at the store already (holders included),
     ///   or as many callers wait in the line of this process;
-    /// - another guard stands in the way of a [downgrade](crate::Guard::downgrade).
+    /// - another guard stands in the way of a [downgrade](crate::Guard::downgrade), or of
+    ///   [handing the lock over](crate::Guard::detach).
     Busy,
     /// The caller waited as long as allowed, in the store's line or in the line of this process. Nothing is held. For a
     /// [`Latch`](crate::Latch): the count is not zero yet.
@@ -65,7 +66,8 @@ pub enum LostReason {
     /// Somebody asked for it with [`Locks::revoke`](crate::Locks::revoke), and the time to give it up is over, or it was
     /// taken away.
     Revoked,
-    /// It was released, and this is a [`Held`](crate::Held) that exists longer than its guard.
+    /// It was released or [detached](crate::Guard::detach), and this is a [`Held`](crate::Held) that exists longer than
+    /// its guard.
     Released,
     /// This process is a forked child: the lock belongs to its parent.
     Forked,
@@ -166,6 +168,23 @@ impl Error {
         Self::new(ErrorKind::Busy, text)
     }
 
+    pub(crate) fn still_used() -> Self {
+        let text = "not detached: other guards, inner holds or tasks of this process use the same ticket; end them first";
+        Self::new(ErrorKind::Busy, text)
+    }
+
+    pub(crate) fn still_asked_for() -> Self {
+        let text = "not detached: somebody asks for the lock (Locks::revoke); release it";
+        Self::new(ErrorKind::Busy, text)
+    }
+
+    /// A lock that was detached cannot be adopted.
+    pub(crate) fn not_adopted() -> Self {
+        let text = "not adopted: the store does not have this grant any more. Its lease has ended, it was released, or \
+                    somebody has adopted it before; take the lock anew";
+        Self::new(ErrorKind::Lost(LostReason::Taken), text)
+    }
+
     pub(crate) fn timeout(waited: Duration) -> Self {
         Self::still_not("free", waited)
     }
@@ -201,7 +220,9 @@ impl Error {
             LostReason::Revoked => {
                 "lost: somebody asked for it (Locks::revoke), and the time to give it up is over"
             }
-            LostReason::Released => "released: this is a view that has outlived its guard",
+            LostReason::Released => {
+                "released or detached: this is a view that has outlived its guard"
+            }
             LostReason::Forked => {
                 "lost: this process is a forked child, and the lock is its parent's"
             }

@@ -43,6 +43,7 @@
 //! | ask for a lock that another holds, or take it away | [`Locks::revoke`], [`Held::revoked`], [`Locks::force_release`] |
 //! | take it again inside, or carry it into a task | [`Lock::reentrant`], [`Held::scope`], [`Guard::reenter`] |
 //! | write, then only read on; read, then write if alone | [`Guard::downgrade`]; [`Guard::try_upgrade`] |
+//! | give a held lock to another process | [`Guard::detach`], [`Locks::adopt`] |
 //! | give some permits back and keep the rest | [`Guard::release_permits`] |
 //! | see how many permits are free, or take them all | [`Semaphore::available`], [`Semaphore::drain`] |
 //! | be sure of the next minutes | [`Held::ensure`], [`Guard::extend`] |
@@ -85,6 +86,7 @@ mod stop;
 pub mod testing;
 
 // The things that users call: locks as values, work that runs under them, the client and its configuration.
+mod adopt;
 mod any;
 mod barrier;
 mod builder;
@@ -128,6 +130,7 @@ mod backend;
 // The ground: plain values, the clock, and the one rule that decides which tickets hold.
 mod clock;
 mod counting;
+mod detached;
 mod error;
 mod fork;
 mod hash;
@@ -154,7 +157,7 @@ pub use counter::{Changes, Counter, CounterValue};
 pub use double_barrier::{DoubleBarrier, Inside, Left};
 pub use election::{Election, Leader, Leaders};
 pub use error::{Error, ErrorKind, LostReason};
-pub use hold::{Guard, Held, Release};
+pub use hold::{Guard, Held, NotDetached, Release};
 pub use latch::Latch;
 pub use list::NamesInUse;
 pub use lock::Lock;
@@ -187,7 +190,7 @@ mod futures_are_send {
     fn owned<T: Send + Sync + 'static>(_: &T) {}
 
     #[allow(dead_code)] // compiling it is the test
-    fn all(locks: &Locks, guard: Guard, mut other: Guard, several: MultiGuard) {
+    fn all(locks: &Locks, guard: Guard, mut other: Guard, third: Guard, several: MultiGuard) {
         let lock = locks.mutex("x");
         owned(&guard);
         owned(&several);
@@ -206,6 +209,7 @@ mod futures_are_send {
         spawnable(&guard.extend(std::time::Duration::ZERO));
         spawnable(&guard.scope(async {}));
         spawnable(&locks.events().recv());
+        spawnable(&locks.adopt("x"));
         spawnable(&guard.release());
         let both = Locks::all([locks.mutex("x"), locks.mutex("y")]);
         spawnable(&both.acquire());
@@ -236,6 +240,7 @@ mod futures_are_send {
             leader.lost().await;
             std::ops::ControlFlow::Break(())
         }));
+        spawnable(&third.detach());
         spawnable(&locks.shutdown(std::time::Duration::ZERO));
     }
 }

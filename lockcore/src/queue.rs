@@ -155,6 +155,21 @@ impl<T> Queue<T> {
         Some((&mut self.tickets[at], at < self.granted))
     }
 
+    /// Gives a ticket another id, which no other ticket has. Returns whether the ticket was there. Nothing else about it
+    /// changes.
+    pub fn rename(&mut self, id: Id, to: Id) -> bool {
+        let Some(at) = self.position(id) else {
+            return false;
+        };
+        self.tickets[at].id = to;
+        if let Some(numbers) = &mut self.numbers
+            && let Some(number) = numbers.remove(&id)
+        {
+            numbers.insert(to, number);
+        }
+        true
+    }
+
     /// The oldest ticket that waits.
     pub fn first_in_line(&self) -> Option<&Ticket<T>> {
         self.tickets.get(self.granted)
@@ -319,6 +334,26 @@ mod tests {
 
         assert!(!queue.enqueue(id(), 1, 5, 10, 0, true, ()).unwrap().1);
         assert_eq!(queue.remove(first), (true, 2));
+    }
+
+    #[test]
+    fn a_ticket_with_another_id_keeps_its_place_in_a_short_line_and_in_a_long_one() {
+        for others in [1, 2 * SHORT] {
+            let mut queue = Queue::default();
+            let (first, renamed) = (id(), id());
+            let (number, _) = queue.enqueue(first, 5, 5, 10, 0, true, ()).unwrap();
+            for _ in 0..others {
+                queue.enqueue(id(), 5, 5, 10, 0, true, ()).unwrap();
+            }
+
+            assert!(queue.rename(first, renamed));
+
+            assert!(!queue.rename(first, id()) && queue.find(first).is_none());
+            let (ticket, holds) = queue.find(renamed).unwrap();
+            assert_eq!((ticket.number, ticket.id, holds), (number, renamed, true));
+            assert_eq!(queue.remove(first), (false, 0));
+            assert_eq!(queue.remove(renamed), (true, 1));
+        }
     }
 
     #[test]

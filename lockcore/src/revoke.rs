@@ -132,10 +132,12 @@ impl Locks {
                     seen = None;
                 }
                 (Some(stands), Some((known, give_up))) if stands == known => {
-                    if clock.now() >= *give_up {
-                        self.release_of(name, &place, id).await?;
+                    if clock.now() >= *give_up
+                        && self.release_of(name, &place, id).await? == Release::Released
+                    {
                         return Ok(Release::Released);
                     }
+                    // It has gone by itself, or somebody has adopted it: then it has another id.
                 }
                 // Somebody else may have asked since, with another grace. It is stored by now, so by `give_up` a holder that
                 // renews has learnt of it and used its grace, and one that does not renew has expired.
@@ -193,12 +195,20 @@ impl Locks {
     ) -> Result<Release, Error> {
         let name = self.name(name)?;
         let outcome = async {
-            match self.holder(&name, ticket).await? {
-                Some((place, id)) => self.release_of(&name, &place, id).await,
-                None => Ok(Release::AlreadyLost),
+            // A ticket that is adopted between the two requests has another id after that.
+            for _ in 0..3 {
+                let Some((place, id)) = self.holder(&name, ticket).await? else {
+                    break;
+                };
+                if self.release_of(&name, &place, id).await? == Release::Released {
+                    return Ok(Release::Released);
+                }
             }
+            Ok(Release::AlreadyLost)
         };
-        outcome.await.map_err(|error| error.of_name(name.as_str()))
+        outcome
+            .await
+            .map_err(|error: Error| error.of_name(name.as_str()))
     }
 
     /// The holder with this ticket, if it is still there.

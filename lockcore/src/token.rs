@@ -35,6 +35,17 @@ impl GrantId {
         self.0 >> HAND_OVER_BITS
     }
 
+    /// How many times the ticket was handed over inside a process before this holder.
+    pub(crate) const fn hand_overs(self) -> u16 {
+        (self.0 & ((1 << HAND_OVER_BITS) - 1)) as u16
+    }
+
+    /// The grant with this number. `None` if no grant has it.
+    pub(crate) fn of_number(number: u64) -> Option<Self> {
+        let is_one = number >> HAND_OVER_BITS > 0 && i64::try_from(number).is_ok();
+        is_one.then_some(Self(number))
+    }
+
     /// The identity as a number, for structured logs and metrics. At most 2⁶³ − 1.
     #[must_use]
     pub const fn as_u64(self) -> u64 {

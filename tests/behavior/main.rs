@@ -10,6 +10,7 @@ mod any;
 mod barrier;
 mod counted;
 mod counters;
+mod detach;
 mod downgrade;
 mod election;
 mod exclusion;
@@ -102,6 +103,7 @@ fn facts_of(store: Kind) -> Vec<Trial> {
     trials.extend(any::facts(store));
     trials.extend(revoke::facts(store));
     trials.extend(upgrade::facts(store));
+    trials.extend(detach::facts(store));
     trials.extend(listing::facts(store));
     trials.extend(messages::facts(store));
     trials.extend(logs::facts(store));
@@ -119,6 +121,7 @@ fn facts_of(store: Kind) -> Vec<Trial> {
         trials.extend(downgrade::facts_of_processes(store));
         trials.extend(forks::facts(store));
         trials.extend(revoke::facts_of_processes(store));
+        trials.extend(detach::facts_of_processes(store));
         trials.extend(processes::facts(store));
     }
     if store.timings().answers == Answers::AServer {
@@ -159,6 +162,8 @@ fn facts_of_memory(store: Kind) -> Vec<Trial> {
         part::facts_of_the_kit,
         permits::facts_of_the_kit,
         extend::facts_of_the_kit,
+        detach::facts_of_the_kit,
+        detach::facts_of_messages,
         processes::facts_of_none,
         counters::facts_of_the_kit,
         barrier::facts_of_the_kit,
@@ -171,6 +176,7 @@ fn facts_of_redis(store: Kind) -> Vec<Trial> {
     let groups = [
         processes::facts_of_redis,
         counters::facts_of_redis,
+        detach::facts_of_messages,
         redis_faults::facts,
         redis_durability::facts,
         redis_scripts::facts,
@@ -185,6 +191,10 @@ fn facts_of_redis(store: Kind) -> Vec<Trial> {
 }
 
 fn facts_of_sqlite(store: Kind) -> Vec<Trial> {
-    let groups = [fencing::facts_of_sqlite, sqlite_faults::facts];
+    let groups = [
+        detach::facts_of_messages,
+        fencing::facts_of_sqlite,
+        sqlite_faults::facts,
+    ];
     groups.into_iter().flat_map(|facts| facts(store)).collect()
 }

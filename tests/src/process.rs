@@ -196,12 +196,28 @@ impl Holder {
     /// Tries without waiting. Returns the token, or the kind of the error.
     pub fn try_acquire(&mut self) -> Result<u64, String> {
         self.0.say("try");
-        let answer = self.0.hear(ANSWER).expect("no answer to `try`");
+        self.held_or_failed()
+    }
+
+    fn held_or_failed(&mut self) -> Result<u64, String> {
+        let answer = self.0.hear(ANSWER).expect("no answer");
         match answer.split_once(' ') {
             Some(("HELD", token)) => Ok(token.parse().unwrap()),
             Some(("FAILED", kind)) => Err(kind.into()),
             _ => panic!("expected HELD or FAILED, heard {answer:?}"),
         }
+    }
+
+    /// Gives its lock away, and returns the text for the next process.
+    pub fn detach(&mut self) -> String {
+        self.0.say("detach");
+        self.0.expect("DETACHED", ANSWER)
+    }
+
+    /// Takes over a lock that was given away. Returns the token, or the kind of the error.
+    pub fn adopt(&mut self, text: &str) -> Result<u64, String> {
+        self.0.say(&format!("adopt {text}"));
+        self.held_or_failed()
     }
 
     /// Downgrades its write hold, which lets readers in.

@@ -3,6 +3,7 @@
 //! A caller first queues with the other tasks of its process ([`lanes`]). One of them asks the store on behalf of all
 //! ([`pending`]). Keeping a lease alive is in `client`. The guards of the user are in `hold`.
 
+pub(crate) mod adopt;
 pub(crate) mod handle;
 mod lane;
 pub(crate) mod lanes;

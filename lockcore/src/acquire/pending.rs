@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::runtime;
 
-use crate::backend::{Enqueued, Fault, Renewed, StoreError};
+use crate::backend::{Adoption, Enqueued, Fault, Renewed, StoreError};
 use crate::client::calls::{Reached, Where};
 use crate::client::gate::{Asking, Replaced};
 use crate::client::lease::Lease;
@@ -90,6 +90,8 @@ pub(crate) struct Pending {
 /// A request for a ticket that the store has answered.
 #[derive(Default)]
 struct Asked {
+    /// The ticket of another client that it asks for, instead of a ticket of its own.
+    adopts: Option<Arc<Adoption>>,
     /// The runtime where the ticket was asked for, and where its wake-ups arrive.
     runtime: Option<runtime::Id>,
     /// The enqueue that is under way.
@@ -110,6 +112,17 @@ impl Pending {
             asked: Asked::default(),
             handed_over: false,
         })
+    }
+
+    /// The same for the ticket of another client. The lease is that of the new client.
+    pub(super) fn adopting(
+        shared: &Arc<Shared>,
+        lease: Arc<Lease>,
+        adoption: Adoption,
+    ) -> Result<Self, Error> {
+        let mut pending = Self::of(shared, lease)?;
+        pending.asked.adopts = Some(Arc::new(adoption));
+        Ok(pending)
     }
 
     /// [Asks](Asked::ask) the store. Ends early if the client is shut down, or if the keeper has given up the ticket
@@ -275,11 +288,15 @@ impl Asked {
             shared.will_be_answered_by(id, sent.at.after(shared.op_timeout + lease.request.ttl));
             let one_operation = by.min(sent.at.after(shared.op_timeout));
             let patience = sent.at.until(one_operation);
-            let request = Arc::clone(&lease.request);
+            let verbs = connected.verbs();
+            let answer = match &self.adopts {
+                Some(adoption) => verbs.adopt(Arc::clone(adoption)),
+                None => verbs.enqueue_within(Arc::clone(&lease.request), patience),
+            };
             // Sent at the first poll. From then on, if this future is dropped, the keeper takes the enqueue over. An
             // earlier attempt without an answer has been marked ambiguous.
             let asking = self.asking.insert(Asking {
-                answer: connected.verbs().enqueue_within(request, patience),
+                answer,
                 _pass: pass,
             });
             let error = match shared.by(one_operation, &mut asking.answer).await {

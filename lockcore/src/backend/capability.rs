@@ -36,6 +36,8 @@ pub struct Capability {
     pub asks_back: bool,
     /// It implements [`Connection::list`](super::Connection::list).
     pub lists: bool,
+    /// It implements [`Connection::adopt`](super::Connection::adopt): a held lock can be handed over to another client.
+    pub adopts: bool,
     /// Names have counters: [`Connection::count`](super::Connection::count).
     pub counters: bool,
     /// Changes of counters are pushed: [`Connection::watch`](super::Connection::watch). If not, clients that wait for
@@ -45,8 +47,8 @@ pub struct Capability {
 
 impl Capability {
     /// Requests queue at the store, wake-ups are pushed and grant, several processes share the store, a ttl may be up
-    /// to a year, 1,000 requests may be in flight, tickets cannot be asked back, names cannot be listed, and there are
-    /// no counters.
+    /// to a year, 1,000 requests may be in flight, tickets cannot be asked back or handed over, names cannot be
+    /// listed, and there are no counters.
     #[must_use]
     pub const fn new() -> Self {
         Self {
@@ -59,6 +61,7 @@ impl Capability {
             wake_ups_grant: true,
             asks_back: false,
             lists: false,
+            adopts: false,
             counters: false,
             watches: false,
         }
@@ -124,6 +127,13 @@ impl Capability {
     #[must_use]
     pub const fn lists(mut self, yes: bool) -> Self {
         self.lists = yes;
+        self
+    }
+
+    /// Sets [`adopts`](Self::adopts).
+    #[must_use]
+    pub const fn adopts(mut self, yes: bool) -> Self {
+        self.adopts = yes;
         self
     }
 

@@ -28,6 +28,7 @@
 //! future must not depend on timers or tasks of the runtime that first polled it, except for the connection's own
 //! driver.
 
+mod adoption;
 mod capability;
 mod events;
 mod fault;
@@ -64,6 +65,7 @@ pub use crate::counting::{
 pub use crate::name::{Name, Namespace};
 pub use crate::request::{FULL, Id, Request};
 pub use crate::token::MAX_TICKET;
+pub use adoption::Adoption;
 pub use capability::Capability;
 pub use events::{EventSink, News};
 pub use fault::{Fault, StoreError};
@@ -161,6 +163,24 @@ pub trait Connection: fmt::Debug + Send + Sync + 'static {
     fn ask_back(&self, name: Name, id: Id, ask: Arc<str>) -> Answer<bool> {
         let _ = (name, id, ask);
         unsupported("ask a holder to give its lock up")
+    }
+
+    /// Gives the ticket of another client to the client of this connection: see [`Adoption`]. Answers
+    /// [`Enqueued::Granted`] or [`Enqueued::Gone`].
+    ///
+    /// In one atomic step, the ticket gets the [id](Request::id), the [owner](Request::owner) and the
+    /// [ttl](Request::ttl) of the new request, counted from now, and its wake-ups go to this connection from then on. Its
+    /// number, its permits and its position stay, and so does an [ask](Self::ask_back) behind its owner. The id that it
+    /// had before is of no use from then on. If the ticket has the new id already, an earlier attempt has succeeded:
+    /// then it is renewed.
+    ///
+    /// The answer is `Gone`, and nothing has changed, if there is no such ticket, if it has expired, if it waits, if its
+    /// number, its permits or its capacity are not those of the adoption, or if the release of the new id came first.
+    ///
+    /// By default this is refused: see [`Capability::adopts`].
+    fn adopt(&self, adoption: Arc<Adoption>) -> Answer<Enqueued> {
+        let _ = adoption;
+        unsupported("hand a held lock over to another client")
     }
 
     /// Forgets everything about a name that is not in use. Does nothing while the name has a ticket.

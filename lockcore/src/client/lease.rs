@@ -95,6 +95,14 @@ impl Lease {
         }
     }
 
+    /// The record of a ticket that another client has handed over `hand_overs` times among its tasks.
+    pub(crate) fn adopted(request: Arc<Request>, hand_overs: u16) -> Self {
+        Self {
+            hand_overs: AtomicU16::new(hand_overs),
+            ..Self::new(request, true)
+        }
+    }
+
     /// The store has answered the enqueue: from here on the ticket has a number and a deadline.
     ///
     /// Called once per lease, by the acquire loop, before the lease is given to the keeper.

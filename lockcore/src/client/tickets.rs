@@ -226,6 +226,21 @@ impl Shared {
         self.tell_if(idle);
     }
 
+    /// Takes a lease that is held out of the keeper's care, and leaves its ticket at the store. Returns false if the keeper
+    /// has given the ticket back meanwhile, for example because the client was shut down.
+    pub(crate) fn withdraw(&self, id: Id) -> bool {
+        let mut table = self.table();
+        let tracked = table.leases.get(&id);
+        let is_held = tracked.is_some_and(|tracked| tracked.stage == Stage::Held);
+        if is_held {
+            table.remove(id);
+        }
+        let idle = table.is_awaited_idle();
+        drop(table);
+        self.tell_if(idle);
+        is_held
+    }
+
     /// Hands a ticket to the keeper for removal, and takes it out of the keeper's other lists in the same step. So
     /// there is no moment in which nobody is responsible for it.
     pub(crate) fn clean_up(&self, cleanup: Cleanup) {

@@ -67,6 +67,13 @@ impl Guards {
         }
     }
 
+    /// Ends the only guard. Returns whether it was the only one; if not, nothing has changed.
+    pub(super) fn end_only(&self) -> bool {
+        let ended = |guards: u64| (guards as u32 == 1).then(|| guards - 1);
+        let order = Ordering::SeqCst;
+        self.0.fetch_update(order, order, ended).is_ok()
+    }
+
     /// A writer becomes a reader. Returns whether it was the last writer.
     pub(super) fn one_writer_less(&self) -> bool {
         self.0.fetch_sub(WRITER, Ordering::SeqCst) < 2 * WRITER

@@ -44,7 +44,7 @@ pub(super) struct Hold {
     pub(super) label: Option<&'static str>,
     pub(super) guards: Guards,
     /// A guard ended when the lock was already lost.
-    ended_lost: AtomicBool,
+    pub(super) ended_lost: AtomicBool,
     /// `None` once it has been given back.
     pub(super) origin: Mutex<Option<Origin>>,
     /// Made by the first inner hold. See [`INNER_PERMITS`].
@@ -251,8 +251,9 @@ impl Guard {
     }
 
     /// The guard of a ticket that the store has just granted and nobody else uses.
-    fn of_ticket(lease: Arc<Lease>, spec: &Spec<'_>) -> Self {
-        let grant_id = GrantId::of_ticket(lease.ticket(), 0);
+    pub(crate) fn of_ticket(lease: Arc<Lease>, spec: &Spec<'_>) -> Self {
+        // A ticket that was adopted may have been handed over before.
+        let grant_id = lease.grant_id();
         // Until `begin` is called there is no `min_hold`: a lock that was never used is given back at once.
         let keep_until = Instant::from_nanos(0);
         Self::new(lease, grant_id, Origin::Ticket { keep_until }, spec)

@@ -2,11 +2,13 @@
 
 mod counts;
 mod departing;
+mod detach;
 mod guard;
 mod held;
 mod lifecycle;
 mod value;
 
+pub use detach::NotDetached;
 pub use guard::Release;
 pub use lifecycle::{Guard, Held};
 pub(crate) use lifecycle::{INNER_PERMITS, InnerPermits};

@@ -30,6 +30,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a panic is the report")]
 
+mod adoptions;
 mod counters;
 mod exclusion;
 mod fact;
@@ -58,6 +59,7 @@ pub fn facts() -> Vec<Fact> {
     [
         requests::all(),
         operators::all(),
+        adoptions::all(),
         histories::all(),
         counters::all(),
         watches::all(),

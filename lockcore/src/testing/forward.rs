@@ -4,8 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::backend::{
-    Answer, Backend, BoxFuture, Capability, Connection, Count, Counted, Departure, Enqueued,
-    EventSink, Id, Listing, Name, Page, Released, Renewed, Request, TicketInfo,
+    Adoption, Answer, Backend, BoxFuture, Capability, Connection, Count, Counted, Departure,
+    Enqueued, EventSink, Id, Listing, Name, Page, Released, Renewed, Request, TicketInfo,
 };
 
 /// A [`Connection`] that wraps another one. It passes on every request, except those of the verbs that it implements
@@ -78,6 +78,11 @@ pub trait Forward: fmt::Debug + Send + Sync + 'static {
     /// See [`Connection::ask_back`].
     fn ask_back(&self, name: Name, id: Id, ask: Arc<str>) -> Answer<bool> {
         self.inner().ask_back(name, id, ask)
+    }
+
+    /// See [`Connection::adopt`].
+    fn adopt(&self, adoption: Arc<Adoption>) -> Answer<Enqueued> {
+        self.inner().adopt(adoption)
     }
 
     /// See [`Connection::forget`].
@@ -183,6 +188,10 @@ impl<C: Forward> Connection for Forwarding<C> {
 
     fn ask_back(&self, name: Name, id: Id, ask: Arc<str>) -> Answer<bool> {
         self.0.ask_back(name, id, ask)
+    }
+
+    fn adopt(&self, adoption: Arc<Adoption>) -> Answer<Enqueued> {
+        self.0.adopt(adoption)
     }
 
     fn forget(&self, name: Name) -> Answer<()> {

@@ -228,6 +228,7 @@ impl Backend for Store {
         Capability::new()
             .asks_back(true)
             .lists(true)
+            .adopts(true)
             .counters(true)
             .watches(true)
     }

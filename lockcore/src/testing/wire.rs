@@ -9,8 +9,8 @@ use tokio::sync::{oneshot, watch};
 
 use crate::backend::memory;
 use crate::backend::{
-    Answer, Connection, Count, Counted, Departure, Enqueued, EventSink, Fault, Listing, News, Page,
-    Released, Renewed, StoreError, TicketInfo,
+    Adoption, Answer, Connection, Count, Counted, Departure, Enqueued, EventSink, Fault, Listing,
+    News, Page, Released, Renewed, StoreError, TicketInfo,
 };
 use crate::name::Name;
 use crate::request::{Id, Request};
@@ -31,6 +31,8 @@ pub enum Verb {
     /// Read the tickets of a name. [`Locks::inspect`](crate::Locks::inspect) does this, and also barriers, elections, and
     /// [`Semaphore::available`](crate::Semaphore::available).
     Inspect,
+    /// Take over a lock that another client has detached.
+    Adopt,
     /// Read or change a counter.
     Count,
     /// Watch a counter. Clients do this when they begin to wait for a change, and after each break.
@@ -279,6 +281,13 @@ impl Connection for WireConnection {
 
     fn ask_back(&self, name: Name, id: Id, ask: Arc<str>) -> Answer<bool> {
         self.ask(None, move |tickets| Ok(tickets.ask_back(&name, id, ask)))
+    }
+
+    fn adopt(&self, adoption: Arc<Adoption>) -> Answer<Enqueued> {
+        let receiver = self.receiver;
+        self.ask(Some(Verb::Adopt), move |tickets| {
+            Ok(tickets.adopt(&adoption, receiver))
+        })
     }
 
     fn forget(&self, _name: Name) -> Answer<()> {

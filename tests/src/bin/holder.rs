@@ -4,6 +4,8 @@
 //! acquire   → HELD <token> | FAILED <kind>     waits as long as LOCK_WAIT says
 //! try       → HELD <token> | FAILED <kind>     does not wait
 //! downgrade → DOWNGRADED | FAILED <kind>       it only reads from here on
+//! detach    → DETACHED <text> | FAILED <kind>  gives the lock away
+//! adopt <text> → HELD <token> | FAILED <kind>  takes over a lock that was given away
 //! release   → RELEASED Released | RELEASED AlreadyLost | FAILED <kind>
 //! valid     → VALID true | VALID false         the guard's own judgement, without asking the store
 //! lost      → LOST <reason>                    when the guard is lost
@@ -77,6 +79,13 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
                 Ok(release) => println!("RELEASED {release:?}"),
                 Err(error) => println!("FAILED {:?}", error.kind()),
             },
+            "detach" => match held(guard.take())?.detach().await {
+                Ok(text) => println!("DETACHED {text}"),
+                Err(refused) => {
+                    println!("FAILED {:?}", refused.error().kind());
+                    guard = Some(refused.into_guard());
+                }
+            },
             "downgrade" => match held(guard.as_mut())?.downgrade().await {
                 Ok(()) => println!("DOWNGRADED"),
                 Err(error) => println!("FAILED {:?}", error.kind()),
@@ -87,7 +96,10 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
                 println!("ASKED {:?} {}, by {}", asked.grace, asked.why, asked.by);
             }
             "lost" => println!("LOST {:?}", held(guard.as_ref())?.lost().await),
-            other => return Err(format!("not a command: {other:?}").into()),
+            other => match other.strip_prefix("adopt ") {
+                Some(text) => guard = report(locks.adopt(text).await),
+                None => return Err(format!("not a command: {other:?}").into()),
+            },
         }
     }
 

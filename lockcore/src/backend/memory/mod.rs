@@ -4,6 +4,7 @@
 //! It is the [pure rule](crate::queue) under a mutex. It measures time with the lease clock. The wall clock only
 //! provides ticket numbers, so that tokens also rise over restarts of the process.
 
+mod adopt;
 mod counters;
 mod line;
 #[cfg(test)]
@@ -17,8 +18,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use url::Url;
 
 use super::{
-    Answer, Backend, Capability, Connection, Count, Counted, Departure, Enqueued, EventSink, Fault,
-    Listing, NameInUse, News, Page, Released, Renewed, StoreError, TicketInfo,
+    Adoption, Answer, Backend, Capability, Connection, Count, Counted, Departure, Enqueued,
+    EventSink, Fault, Listing, NameInUse, News, Page, Released, Renewed, StoreError, TicketInfo,
 };
 use crate::clock::{Clock, Instant};
 use crate::error::Error;
@@ -96,6 +97,7 @@ impl Backend for Memory {
             .in_flight(u32::MAX)
             .asks_back(true)
             .lists(true)
+            .adopts(true)
             .counters(true)
             .watches(true)
     }
@@ -139,6 +141,10 @@ impl Connection for MemoryConnection {
 
     fn ask_back(&self, name: Name, id: Id, ask: Arc<str>) -> Answer<bool> {
         answer(Ok(self.store.ask_back(&name, id, ask)))
+    }
+
+    fn adopt(&self, adoption: Arc<Adoption>) -> Answer<Enqueued> {
+        answer(Ok(self.store.adopt(&adoption, self.events.receiver())))
     }
 
     fn forget(&self, _name: Name) -> Answer<()> {

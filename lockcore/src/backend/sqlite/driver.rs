@@ -16,10 +16,10 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::events::Wakes;
 use super::file::File;
-use super::{counters, tickets};
+use super::{adopt, counters, tickets};
 use crate::backend::{
-    Count, Counted, Departure, Enqueued, EventSink, Fault, Listing, Page, Released, Renewed,
-    StoreError, TicketInfo,
+    Adoption, Count, Counted, Departure, Enqueued, EventSink, Fault, Listing, Page, Released,
+    Renewed, StoreError, TicketInfo,
 };
 use crate::name::Name;
 use crate::request::{Id, Request};
@@ -38,6 +38,7 @@ pub(super) enum Job {
     Inspect(Name, Reply<Vec<TicketInfo>>),
     List(Listing, Reply<Page>),
     AskBack(Name, Id, Arc<str>, Reply<bool>),
+    Adopt(Arc<Adoption>, u64, Reply<Enqueued>),
     Forget(Name, Reply<()>),
     Count(Arc<Count>, Reply<Counted>),
     Check(Reply<Vec<String>>),
@@ -248,6 +249,7 @@ impl Job {
             Self::Join(..) | Self::Leave(..) | Self::Check(..) | Self::Renew(..) => 0,
             Self::Release(..) => 1,
             Self::Enqueue(..)
+            | Self::Adopt(..)
             | Self::Inspect(..)
             | Self::List(..)
             | Self::AskBack(..)
@@ -267,6 +269,7 @@ impl Job {
             Self::Inspect(_, reply) => reply.is_closed(),
             Self::List(_, reply) => reply.is_closed(),
             Self::AskBack(.., reply) => reply.is_closed(),
+            Self::Adopt(.., reply) => reply.is_closed(),
             Self::Forget(_, reply) => reply.is_closed(),
             Self::Count(_, reply) => reply.is_closed(),
             Self::Check(reply) => reply.is_closed(),
@@ -284,6 +287,7 @@ impl Job {
             Self::Inspect(_, reply) => tell(reply, Err(error)),
             Self::List(_, reply) => tell(reply, Err(error)),
             Self::AskBack(.., reply) => tell(reply, Err(error)),
+            Self::Adopt(.., reply) => tell(reply, Err(error)),
             Self::Forget(_, reply) => tell(reply, Err(error)),
             Self::Count(_, reply) => tell(reply, Err(error)),
             Self::Check(reply) => tell(reply, Err(error)),
@@ -353,6 +357,9 @@ async fn carry_out(job: Job, file: &mut File, wakes: &mut Wakes) {
         Job::AskBack(name, id, ask, reply) => {
             let asked = tickets::ask_back(file, wakes, &name, id, &ask).await;
             tell(reply, asked);
+        }
+        Job::Adopt(adoption, receiver, reply) => {
+            tell(reply, adopt::adopt(file, &adoption, receiver).await);
         }
         Job::Forget(name, reply) => {
             tell(reply, tickets::forget(file, &name).await);

@@ -39,6 +39,7 @@ pub(super) const GRANTED: &str = include_str!("schema/granted.sql");
 pub(super) const INSPECT: &str = include_str!("schema/inspect.sql");
 pub(super) const LIST: &str = include_str!("schema/list.sql");
 pub(super) const ASK_BACK: &str = include_str!("schema/ask_back.sql");
+pub(super) const ADOPT: &str = include_str!("schema/adopt.sql");
 pub(super) const FORGET: &str = include_str!("schema/forget.sql");
 pub(super) const COUNTER: &str = include_str!("schema/counter.sql");
 pub(super) const SET_COUNTER: &str = include_str!("schema/set_counter.sql");

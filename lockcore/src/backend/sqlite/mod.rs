@@ -1,5 +1,6 @@
 //! A file with SQLite: see [`guide::sqlite`](crate::guide::sqlite) for what it promises and needs.
 
+mod adopt;
 mod config;
 mod counters;
 mod driver;
@@ -14,8 +15,8 @@ use std::sync::Arc;
 use url::Url;
 
 use super::{
-    Answer, Backend, Capability, Connection, Count, Counted, Departure, Enqueued, EventSink,
-    Listing, Page, Released, Renewed, TicketInfo,
+    Adoption, Answer, Backend, Capability, Connection, Count, Counted, Departure, Enqueued,
+    EventSink, Listing, Page, Released, Renewed, TicketInfo,
 };
 use crate::error::Error;
 use crate::name::Name;
@@ -53,6 +54,7 @@ impl Backend for Sqlite {
             .in_flight(16)
             .asks_back(true)
             .lists(true)
+            .adopts(true)
             // The file cannot tell of changes, and reading a counter costs less than looking at who has changed it.
             .counters(true)
     }
@@ -113,6 +115,15 @@ impl Connection for SqliteConnection {
     fn ask_back(&self, name: Name, id: Id, ask: Arc<str>) -> Answer<bool> {
         let driver = Arc::clone(&self.driver);
         Box::pin(async move { driver.ask(|reply| Job::AskBack(name, id, ask, reply)).await })
+    }
+
+    fn adopt(&self, adoption: Arc<Adoption>) -> Answer<Enqueued> {
+        let (driver, receiver) = (Arc::clone(&self.driver), self.receiver);
+        Box::pin(async move {
+            driver
+                .ask(|reply| Job::Adopt(adoption, receiver, reply))
+                .await
+        })
     }
 
     fn forget(&self, name: Name) -> Answer<()> {

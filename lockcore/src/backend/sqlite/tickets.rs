@@ -372,7 +372,7 @@ fn id(row: &SqliteRow) -> Result<Id, StoreError> {
     Id::parse(&text).ok_or_else(|| StoreError::new(Fault::Unknown, "SQLite: an id is not one"))
 }
 
-fn millis(duration: Duration) -> i64 {
+pub(super) fn millis(duration: Duration) -> i64 {
     i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
 }
 
@@ -381,7 +381,7 @@ fn duration(millis: i64) -> Duration {
 }
 
 /// The number is never negative, unless somebody has tampered with the file.
-fn unsigned(number: i64) -> u64 {
+pub(super) fn unsigned(number: i64) -> u64 {
     u64::try_from(number).unwrap_or(0)
 }
 

@@ -10,8 +10,8 @@ use tokio::sync::mpsc;
 use super::steps::{LEASE, SOON, STALL};
 use super::subject::Subject;
 use crate::backend::{
-    Connection, Count, Counted, Departure, Enqueued, EventSink, FULL, Fault, Id, Name, Namespace,
-    News, Released, Renewed, Request, TicketInfo, Wake,
+    Adoption, Connection, Count, Counted, Departure, Enqueued, EventSink, FULL, Fault, Id, Name,
+    Namespace, News, Released, Renewed, Request, TicketInfo, Wake,
 };
 use crate::builder::Builder;
 use crate::error::{Error, ErrorKind};
@@ -142,6 +142,12 @@ impl Asker {
         let (name, id) = (request.name.clone(), request.id);
         let asked = self.connection.ask_back(name, id, ask.into());
         asked.await.unwrap()
+    }
+
+    /// Takes over the ticket of `from`, with this number, as the one of `to`.
+    pub(super) async fn adopt(&self, from: Id, number: u64, to: &Arc<Request>) -> Enqueued {
+        let adoption = Adoption::new(from, number, false, Arc::clone(to));
+        self.connection.adopt(Arc::new(adoption)).await.unwrap()
     }
 
     /// Asks again if another client was in the way, as the core does.

@@ -1,0 +1,49 @@
+//! Taking over the ticket of another client, instead of asking for one.
+
+use std::sync::Arc;
+
+use super::Budget;
+use super::pending::{Pending, Progress};
+use super::spec::Spec;
+use crate::backend::Adoption;
+use crate::client::lease::Lease;
+use crate::detached::Detached;
+use crate::error::Error;
+use crate::request::Request;
+
+/// Takes the lock that another client has detached. `spec` describes it.
+///
+/// If the future is dropped before its first poll, nothing was sent. If it is dropped later, [`Pending`] gives back the
+/// ticket if the store has given it to this client. If the store has not, the ticket stays as it was detached.
+pub(crate) async fn adopt(
+    spec: &Spec<'_>,
+    budget: &Budget,
+    detached: &Detached,
+) -> Result<Arc<Lease>, Error> {
+    let shared = &spec.client.shared;
+    let request = Arc::new(Request {
+        name: spec.name.clone(),
+        id: shared.new_id()?,
+        permits: spec.permits,
+        capacity: spec.capacity,
+        ttl: spec.ttl,
+        wait: false,
+        highest_seen: 0,
+        owner: Arc::clone(spec.owner),
+    });
+    let adoption = Adoption::new(
+        detached.id,
+        detached.grant.ticket(),
+        detached.enqueue_may_follow,
+        Arc::clone(&request),
+    );
+    let lease = Lease::adopted(request, detached.grant.hand_overs());
+    let mut pending = Pending::adopting(shared, Arc::new(lease), adoption)?;
+    match pending
+        .enqueue(None, budget.give_up, budget.give_up)
+        .await?
+    {
+        Progress::Granted => pending.into_lease().ok_or_else(Error::not_adopted),
+        Progress::Lost | Progress::Waiting | Progress::AskAgain { .. } => Err(Error::not_adopted()),
+    }
+}

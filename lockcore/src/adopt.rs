@@ -1,0 +1,113 @@
+//! Taking over a lock that another process has detached. The side that gives it is in `hold`.
+
+use humantime::format_duration;
+use tracing::Instrument;
+
+use crate::acquire::Budget;
+use crate::acquire::adopt::adopt;
+use crate::acquire::spec::Spec;
+use crate::detached::Detached;
+use crate::error::Error;
+use crate::hold::Guard;
+use crate::locks::Locks;
+use crate::options::{OnLost, OnRevoke, SHORTEST_TTL};
+
+impl Locks {
+    /// Takes over a lock that another process, or another client of this one, has detached. `text` is what
+    /// [`Guard::detach`] has returned there. The grant stays the same, with its [fencing
+    /// token](crate::Held::fencing_token): nobody else has held the lock in between.
+    ///
+    /// This client needs the same store and the same namespace. It asks the store once, and does not wait in line. The
+    /// guard is like every other: the lease is renewed, with the ttl that it had, and the lock is released when the guard
+    /// is dropped, or by [`shutdown`](Self::shutdown). The settings are the defaults of [`Lock`](crate::Lock), whatever the
+    /// lock was taken with: the lease is renewed even if it was not before. The owner at the store is this client.
+    ///
+    /// Only one adoption succeeds. A text is of no use after that, and none after its ttl.
+    ///
+    /// # Errors
+    ///
+    /// [`Lost`](crate::ErrorKind::Lost) when the store does not have the grant any more: its lease has ended, somebody has
+    /// adopted it, or it was [taken away](Self::force_release). The job may be half done.
+    ///
+    /// [`Config`](crate::ErrorKind::Config) for a text that is damaged or of another namespace, for a ttl that this store
+    /// does not take, and for a store without this operation. [`Unavailable`](crate::ErrorKind::Unavailable) when the store
+    /// is down or refuses. In these cases nothing has changed, and the text is as good as before. There is one exception:
+    /// a store that has adopted the lock, but not as durably as its URL demands, releases it.
+    ///
+    /// [`Unknown`](crate::ErrorKind::Unknown) when the store did not answer within an operation timeout. If it has adopted
+    /// the lock for this client, the lock is being released. If not, the text is as good as before.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped after its first poll, it is as after `Unknown`: no guard is left behind.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), lockcore::Error> {
+    /// use lockcore::{ErrorKind, Locks};
+    ///
+    /// let locks = Locks::connect("memory:")?;
+    /// let text = locks.mutex("video:7").acquire().await?.detach().await?;
+    ///
+    /// // In the other process, with a client of its own:
+    /// let guard = locks.adopt(&text).await?;
+    /// println!("goes on with video 7, token {}", guard.fencing_token()?);
+    /// guard.release().await?;
+    ///
+    /// let late = locks.adopt(&text).await.expect_err("it was adopted before");
+    /// assert!(matches!(late.kind(), ErrorKind::Lost(_)));
+    /// # Ok(()) }
+    /// ```
+    pub async fn adopt(&self, text: &str) -> Result<Guard, Error> {
+        // The store in memory never makes its caller wait.
+        tokio::task::coop::consume_budget().await;
+        let shared = &self.0.shared;
+        shared.refuse_forked()?;
+        let detached = Detached::parse(text, &shared.namespace)?;
+        let name = &detached.name;
+        let span = tracing::debug_span!("adopt", lock = %name);
+        let adopted = self.adopted(&detached).instrument(span).await;
+        adopted.map_err(|error| error.of_name(name.as_str()))
+    }
+
+    async fn adopted(&self, detached: &Detached) -> Result<Guard, Error> {
+        let capability = &self.0.shared.capability;
+        if !capability.adopts {
+            return Err(Error::config(
+                "a lock of this store cannot be adopted: it was detached at another store, or not at all",
+            ));
+        }
+        let (ttl, longest) = (detached.ttl, capability.longest_ttl);
+        if ttl < SHORTEST_TTL || ttl > longest {
+            return Err(Error::config(format!(
+                "not adopted: its ttl of {} is not usable, because this store takes {} to {}",
+                format_duration(ttl),
+                format_duration(SHORTEST_TTL),
+                format_duration(longest)
+            )));
+        }
+        let spec = Spec {
+            client: &self.0,
+            name: &detached.name,
+            permits: detached.permits,
+            capacity: detached.capacity,
+            ttl,
+            renew: true,
+            owner: &self.0.owner.whole,
+            // A ticket of its own, which no other task of this process joins.
+            limited: true,
+            reentrant: true,
+            on_lost: OnLost::default(),
+            on_revoke: OnRevoke::default(),
+            #[cfg(debug_assertions)]
+            label: None,
+        };
+        let budget = Budget::new(&spec, None);
+        let lease = adopt(&spec, &budget, detached).await?;
+        let guard = Guard::of_ticket(lease, &spec);
+        tracing::debug!(grant_id = %guard.grant_id(), "lock adopted");
+        Ok(guard)
+    }
+}

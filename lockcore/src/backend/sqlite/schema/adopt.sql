@@ -1,0 +1,31 @@
+-- Gives a ticket that holds to another client. Finds the ticket by its number, which stays. If the ticket has the new id
+-- already, an earlier attempt has succeeded, and this renews it.
+--
+-- ?1 key of the name   ?2 id so far   ?3 number   ?4 permits   ?5 capacity   ?6 new id   ?7 ttl in ms   ?8 receiver
+-- ?9 process           ?10 owner, for people      ?11 1 to leave a mark for the id so far, else 0
+-- ?12 now in ms of the boot clock                 ?13 epoch
+-- Rows: the number, if it was done. None if the ticket is not there, has expired or waits, if its permits or its capacity
+-- are others, if the new id was released before, or if the epoch is over: then nothing has changed.
+--
+-- One transaction. An ask behind the owner (`ask_back.sql`) stays. No other ticket holds because of this.
+
+BEGIN IMMEDIATE;
+
+UPDATE tickets SET id = ?6, ttl_millis = ?7, expires_at = ?12 + ?7, receiver = ?8, process = ?9,
+    owner = ?10 || CASE WHEN instr(owner, char(10)) THEN substr(owner, instr(owner, char(10))) ELSE '' END
+WHERE name = (SELECT key FROM names WHERE name = ?1) AND ticket = ?3 AND id IN (?2, ?6)
+  AND expires_at > ?12 AND permits = ?4 AND capacity = ?5
+  AND ?6 NOT IN (SELECT id FROM marks)
+  AND EXISTS (SELECT 1 FROM store WHERE epoch = ?13)
+  AND capacity >= (
+      SELECT sum(older.permits) FROM tickets AS older
+      WHERE older.name = tickets.name AND older.ticket <= tickets.ticket AND older.expires_at > ?12
+  )
+RETURNING ticket;
+
+-- Kept for a minute: see `release.sql`.
+INSERT INTO marks (id, expires_at)
+SELECT ?2, ?12 + 60000 FROM tickets WHERE id = ?6 AND ?11
+ON CONFLICT (id) DO UPDATE SET expires_at = excluded.expires_at;
+
+COMMIT;

@@ -1,0 +1,236 @@
+//! Giving a held lock to another process. The side that takes it is in `adopt`, the text between the two in `detached`.
+
+use std::fmt;
+use std::num::NonZeroU32;
+use std::sync::PoisonError;
+
+use super::lifecycle::{Guard, Origin};
+use crate::clock::Instant;
+use crate::detached::Detached;
+use crate::error::{Error, LostReason};
+use crate::sync::atomic::Ordering;
+
+impl Guard {
+    /// Gives the lock to another process, or to another client of this one, without releasing it: nobody else can come in
+    /// between. Returns a text, with which [`Locks::adopt`](crate::Locks::adopt) takes the lock over. The [fencing
+    /// token](crate::Held::fencing_token) stays the same.
+    ///
+    /// The lease is renewed once more, and after that nobody renews it until the lock is adopted. So the text is good for
+    /// one ttl from this call. If it is not used in that time, the lock is free, as after a crash. This process may end at
+    /// once. Use this when a job goes on elsewhere: in a worker that this process starts, or in the next version of a
+    /// service during a deployment.
+    ///
+    /// The text has about 100 bytes more than the name of the lock: letters, digits and `. _ - : / ~ %`. It has no address
+    /// and no password of the store. But **everybody who has it and can reach the store can adopt the lock**, until
+    /// somebody has. So pass it on as you pass on the job itself, and do not log it.
+    ///
+    /// [Views](crate::Held) of this guard report [`Released`](LostReason::Released) from now on, and their
+    /// [`lost`](crate::Held::lost) stays pending: the lock is not lost. A late write of this process has the same token as
+    /// those of the adopter, so the resource cannot tell the two apart. Finish all writes before.
+    ///
+    /// It works on memory, SQLite and Redis. On ZooKeeper a ticket belongs to the session of its client and cannot change
+    /// it, and a quorum of servers has no such operation: see [`Capability::adopts`](crate::backend::Capability::adopts).
+    ///
+    /// # Errors
+    ///
+    /// The error has the guard, which holds the lock as before, except when the error is [`Lost`](crate::ErrorKind::Lost):
+    ///
+    /// - [`Busy`](crate::ErrorKind::Busy) when something else uses the same ticket: another guard made by
+    ///   [`reenter`](Self::reenter) or [`Held::scope`](crate::Held::scope), an inner hold, or readers of this process; and
+    ///   when somebody [asks](crate::Locks::revoke) for the lock.
+    /// - [`Config`](crate::ErrorKind::Config) for a lock with a [`max_hold`](crate::Lock::max_hold), before a
+    ///   [`min_hold`](crate::Lock::min_hold) is over, and for a store that cannot do it.
+    /// - [`Lost`](crate::ErrorKind::Lost).
+    /// - [`Unavailable`](crate::ErrorKind::Unavailable) or [`Unknown`](crate::ErrorKind::Unknown) when the store did not
+    ///   acknowledge the renewal within one operation timeout.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, the lock is released, as after a drop of the guard.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), lockcore::Error> {
+    /// let locks = lockcore::Locks::connect("memory:")?;
+    /// let guard = locks.mutex("video:7").acquire().await?;
+    /// let token = guard.fencing_token()?;
+    ///
+    /// let text = guard.detach().await?;
+    /// // … the text goes to another process, with the job …
+    /// assert!(locks.mutex("video:7").try_acquire().await.is_err());
+    ///
+    /// let guard = locks.adopt(&text).await?;
+    /// assert_eq!(guard.fencing_token()?, token);
+    /// assert!(locks.adopt(&text).await.is_err());
+    /// guard.release().await?;
+    /// # Ok(()) }
+    /// ```
+    pub async fn detach(mut self) -> Result<String, NotDetached> {
+        match self.detached().await {
+            Ok(text) => Ok(text),
+            Err(error) => Err(NotDetached {
+                error: error.of_name(self.name()),
+                guard: self,
+            }),
+        }
+    }
+
+    /// There is one await. If the future is dropped there, the guard is dropped with it, and releases the lock.
+    async fn detached(&mut self) -> Result<String, Error> {
+        self.shared().refuse_forked()?;
+        let capability = self.shared().capability;
+        if !capability.adopts {
+            return Err(Error::config(match capability.sessions {
+                true => {
+                    "a lock of this store cannot be detached: its ticket belongs to the session of this client and ends \
+                     with it; release the lock, and let the other process take it"
+                }
+                false => {
+                    "a lock of this store cannot be detached; release it, and let the other process take it"
+                }
+            }));
+        }
+        if let Some(error) = self.loss() {
+            return Err(error);
+        }
+        self.may_leave()?;
+        // From here on no other task of this process gets the ticket, whatever comes of it.
+        if !self.is_only_use() {
+            return Err(Error::still_used());
+        }
+        // The adopter has a whole ttl from now.
+        self.held
+            .renew()
+            .await
+            .map_err(Error::unavailable_if_config)?;
+        self.may_leave()?;
+        if self.lease().is_shrinking() {
+            let text =
+                "not detached: the store has not acknowledged yet that the ticket is smaller";
+            return Err(Error::unavailable(text));
+        }
+        self.leave()
+    }
+
+    /// Limits of the hold are kept by this client. They do not go along.
+    fn may_leave(&self) -> Result<(), Error> {
+        let hold = &self.held.0;
+        if hold.lease.is_asked_back() {
+            return Err(Error::still_asked_for());
+        }
+        if hold.lease.hold_until() != Instant::FAR_FUTURE {
+            return Err(Error::config(
+                "a lock with a max_hold cannot be detached: nobody would end it in time; release it, and let the other \
+                 process take it",
+            ));
+        }
+        let now = self.shared().clock.now();
+        let origin = hold.origin.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*origin {
+            Some(Origin::Ticket { keep_until }) if now < *keep_until => Err(Error::config(
+                "a lock cannot be detached before its min_hold is over: the other process would not keep to it",
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// Ends the hold, and leaves the ticket at the store.
+    ///
+    /// A renewal of the keeper that is under way may still arrive there. It finds the ticket with the same id and gives it
+    /// another ttl, or, if the ticket was adopted, finds nothing. Nobody acts on its answer, except that a ticket whose
+    /// lease has run out by then is released: nobody may adopt it any more.
+    fn leave(&mut self) -> Result<String, Error> {
+        let (hold, lease) = (&self.held.0, &self.held.0.lease);
+        let text = Detached {
+            id: lease.request.id,
+            grant: hold.grant_id,
+            enqueue_may_follow: lease.is_ambiguous(),
+            permits: NonZeroU32::new(lease.permits()).unwrap_or(NonZeroU32::MIN),
+            capacity: lease.request.capacity,
+            ttl: lease.ttl(),
+            name: lease.request.name.clone(),
+        }
+        .to_string();
+        // A view may have made another guard during the await.
+        if !hold.guards.end_only() {
+            return Err(Error::still_used());
+        }
+        self.over = true;
+        let is_ours = self.shared().withdraw(lease.request.id);
+        if !is_ours {
+            hold.ended_lost.store(true, Ordering::SeqCst);
+        }
+        let origin = hold
+            .origin
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        if let Some(Origin::Share(share)) = origin {
+            // The ticket was retired, so this was its last use.
+            share.leave();
+        }
+        if !is_ours {
+            let reason = lease.lost(self.shared().clock.now());
+            return Err(self.lost_for(reason.unwrap_or(LostReason::Shutdown)));
+        }
+        let (lock, grant_id) = (self.name(), self.grant_id());
+        tracing::debug!(lock, %grant_id, "lock detached");
+        Ok(text)
+    }
+}
+
+/// Why a lock was not [detached](Guard::detach). It has the guard.
+///
+/// By `?` it becomes the [`Error`]. The guard is dropped then, and the lock is released.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), lockcore::Error> {
+/// use lockcore::ErrorKind;
+///
+/// let locks = lockcore::Locks::connect("memory:")?;
+/// let guard = locks.mutex("video:7").acquire().await?;
+/// let second = guard.reenter()?;
+///
+/// let refused = guard.detach().await.expect_err("there is a second guard");
+/// assert_eq!(refused.error().kind(), ErrorKind::Busy);
+/// let guard = refused.into_guard();
+/// drop(second);
+/// let text = guard.detach().await?;
+/// # drop(locks.adopt(&text).await?);
+/// # Ok(()) }
+/// ```
+#[derive(Debug)]
+pub struct NotDetached {
+    error: Error,
+    guard: Guard,
+}
+
+impl NotDetached {
+    /// The reason.
+    #[must_use]
+    pub fn error(&self) -> &Error {
+        &self.error
+    }
+
+    /// The guard. It holds the lock, unless the reason is that the lock was lost.
+    pub fn into_guard(self) -> Guard {
+        self.guard
+    }
+}
+
+impl fmt::Display for NotDetached {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl std::error::Error for NotDetached {}
+
+impl From<NotDetached> for Error {
+    fn from(refused: NotDetached) -> Self {
+        refused.error
+    }
+}
