@@ -6,7 +6,7 @@
 //! behind it, with one `WAIT` at their end. It lasts as long as the most patient of them. A verb with less time gives up
 //! before that by itself, in line or behind its script, and its caller hears which of the two it was.
 //!
-//! Enqueue and renew are such verbs, if their answer says that the ticket is there, and so is every request about a
+//! Enqueue, adopt and renew are such verbs, if their answer says that the ticket is there, and so is every request about a
 //! counter. Nothing else is:
 //!
 //! - **A refusal** (busy, gone, lost, another capacity) gives nothing that could be lost.
@@ -37,12 +37,13 @@ use std::time::Duration;
 
 use redis::{Cmd, RedisResult, Value};
 
+use super::adopt;
 use super::connection::{RedisConnection, Socket};
 use super::counters::{self, Publish};
 use super::group::{Group, Verdict};
 use super::tickets;
 use super::turn::Patience;
-use crate::backend::{Count, Counted, Enqueued, Fault, Renewed, StoreError};
+use crate::backend::{Adoption, Count, Counted, Enqueued, Fault, Renewed, StoreError};
 use crate::request::Request;
 
 /// Takes a ticket that counts when its write does. The caller waits for `patience`.
@@ -57,6 +58,21 @@ pub(super) async fn enqueue(
     match answer {
         Enqueued::Granted { .. } | Enqueued::Waiting { .. } => member.counts().await?,
         Enqueued::Busy { .. } | Enqueued::CapacityMismatch { .. } | Enqueued::Gone => {}
+    }
+    Ok(answer)
+}
+
+/// Adopts a ticket. If that does not count in time, the core releases the ticket, because the error is
+/// [half-way](StoreError::halfway): a promoted server may still have it under the id that it had before.
+pub(super) async fn adopt(
+    group: Arc<Group>,
+    connection: RedisConnection,
+    adoption: Arc<Adoption>,
+) -> Result<Enqueued, StoreError> {
+    let mut member = Member::new(group, connection, Duration::MAX);
+    let answer = adopt::adopt(&mut member, &adoption).await?;
+    if let Enqueued::Granted { .. } = answer {
+        member.counts().await?;
     }
     Ok(answer)
 }

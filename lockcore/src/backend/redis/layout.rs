@@ -99,6 +99,7 @@ pub(super) static RAISE: LazyLock<Script> = script!("scripts/raise.lua");
 pub(super) static INSPECT: LazyLock<Script> = script!("scripts/inspect.lua");
 pub(super) static LIST: LazyLock<Script> = script!("scripts/list.lua");
 pub(super) static ASK: LazyLock<Script> = script!("scripts/ask.lua");
+pub(super) static ADOPT: LazyLock<Script> = script!("scripts/adopt.lua");
 pub(super) static FORGET: LazyLock<Script> = script!("scripts/forget.lua");
 pub(super) static PROBE: LazyLock<Script> = script!("scripts/probe.lua");
 pub(super) static COUNT: LazyLock<Script> = script!("scripts/count.lua");
@@ -106,7 +107,7 @@ pub(super) static COUNT: LazyLock<Script> = script!("scripts/count.lua");
 #[cfg(test)]
 pub(super) fn scripts() -> impl Iterator<Item = &'static Script> {
     [
-        &ENQUEUE, &RENEW, &RELEASE, &RAISE, &INSPECT, &LIST, &ASK, &FORGET, &PROBE, &COUNT,
+        &ENQUEUE, &RENEW, &RELEASE, &RAISE, &INSPECT, &LIST, &ASK, &ADOPT, &FORGET, &PROBE, &COUNT,
     ]
     .into_iter()
     .map(|script| &**script)
@@ -173,6 +174,8 @@ mod tests {
             record("number", ":"),
             record("number", "capacity"),
             record("id", "capacity"),
+            record("number", "expires"),
+            record(":", ": behind capacity"),
             head("last", "marks"),
             head("L", "head"),
             THOUSAND_SECONDS,

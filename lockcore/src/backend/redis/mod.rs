@@ -1,5 +1,6 @@
 //! Redis and Valkey: see [`guide::redis`](crate::guide::redis) for what it promises and needs.
 
+mod adopt;
 mod cluster;
 mod config;
 mod connection;
@@ -31,8 +32,8 @@ use tokio::sync::oneshot;
 use url::Url;
 
 use super::{
-    Answer, Backend, Capability, Connection, Count, Counted, Departure, Enqueued, EventSink,
-    Listing, Page, Released, Renewed, StoreError, TicketInfo,
+    Adoption, Answer, Backend, Capability, Connection, Count, Counted, Departure, Enqueued,
+    EventSink, Listing, Page, Released, Renewed, StoreError, TicketInfo,
 };
 use crate::error::Error;
 use crate::name::Name;
@@ -118,6 +119,7 @@ impl Backend for Redis {
             .wake_ups_grant(durability.is_none())
             .asks_back(true)
             .lists(true)
+            .adopts(true)
             .counters(true)
             .watches(!matches!(self, Self::Cluster(_)))
     }
@@ -271,6 +273,14 @@ impl Connection for RedisConnection {
 
     fn ask_back(&self, name: Name, id: Id, ask: Arc<str>) -> Answer<bool> {
         Box::pin(tickets::ask_back(self.clone(), name, id, ask))
+    }
+
+    fn adopt(&self, adoption: Arc<Adoption>) -> Answer<Enqueued> {
+        let mut connection = self.clone();
+        match self.group.clone() {
+            Some(group) => Box::pin(durable::adopt(group, connection, adoption)),
+            None => Box::pin(async move { adopt::adopt(&mut connection, &adoption).await }),
+        }
     }
 
     fn forget(&self, name: Name) -> Answer<()> {

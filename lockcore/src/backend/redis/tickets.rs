@@ -18,7 +18,7 @@ use crate::request::{Id, Request};
 
 /// How long the mark stays when a release comes before its enqueue. It is far longer than a request can stay in a
 /// socket's buffer before the server reads it or the connection is reset.
-const MARK: Duration = Duration::from_secs(60);
+pub(super) const MARK: Duration = Duration::from_secs(60);
 
 pub(super) async fn enqueue(
     socket: &mut impl Socket,

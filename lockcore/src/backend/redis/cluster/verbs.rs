@@ -15,10 +15,10 @@ use super::task::Task;
 use crate::backend::redis::connection::RedisConnection;
 use crate::backend::redis::counters::{self, Publish};
 use crate::backend::redis::hop::Hop;
-use crate::backend::redis::{config, layout, tickets};
+use crate::backend::redis::{adopt, config, layout, tickets};
 use crate::backend::{
-    Answer, Connection, Count, Counted, Departure, Enqueued, Fault, Listing, Page, Released,
-    Renewed, StoreError, TicketInfo,
+    Adoption, Answer, Connection, Count, Counted, Departure, Enqueued, Fault, Listing, Page,
+    Released, Renewed, StoreError, TicketInfo,
 };
 use crate::name::Name;
 use crate::request::{Id, Request};
@@ -96,6 +96,18 @@ impl Connection for ClusterConnection {
         Box::pin(async move {
             let verb = |link| tickets::ask_back(link, name.clone(), id, Arc::clone(&ask));
             Ok(routes.ask(slot_of(&name), verb).await?.answer)
+        })
+    }
+
+    fn adopt(&self, adoption: Arc<Adoption>) -> Answer<Enqueued> {
+        let routes = Arc::clone(&self.0);
+        Box::pin(async move {
+            let verb = |mut link: RedisConnection| {
+                let adoption = Arc::clone(&adoption);
+                async move { adopt::adopt(&mut link, &adoption).await }
+            };
+            let slot = slot_of(&adoption.request.name);
+            Ok(routes.ask(slot, verb).await?.answer)
         })
     }
 
