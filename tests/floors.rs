@@ -61,7 +61,7 @@ const LOCKCORE: Floors<'_> = &[
         "ground",
         &[
             "clock", "counting", "detached", "error", "fork", "hash", "log", "name", "options",
-            "owner", "pauses", "queue", "request", "sync", "tls", "token",
+            "owner", "pauses", "queue", "request", "resizing", "sync", "tls", "token",
         ],
     ),
 ];

@@ -46,6 +46,7 @@
 //! | give a held lock to another process | [`Guard::detach`], [`Locks::adopt`] |
 //! | give some permits back and keep the rest | [`Guard::release_permits`] |
 //! | see how many permits are free, or take them all | [`Semaphore::available`], [`Semaphore::drain`] |
+//! | change how many permits there are, while they are in use | [`Semaphore::resize`] |
 //! | be sure of the next minutes | [`Held::ensure`], [`Guard::extend`] |
 //! | see to it that a caller holds the lock | [`held`], [`Locks::held`] |
 //! | end in good order | [`stop_signal`] (feature `signal`), [`shutdown`], [`Locks::shutdown`] |
@@ -141,6 +142,7 @@ mod owner;
 mod pauses;
 mod queue;
 mod request;
+mod resizing;
 mod sync;
 mod tls;
 mod token;
@@ -224,6 +226,8 @@ mod futures_are_send {
         spawnable(&locks.inspect("x"));
         spawnable(&locks.semaphore("x", 1).available());
         spawnable(&locks.semaphore("x", 1).drain());
+        spawnable(&locks.semaphore("x", 1).resize(1));
+        spawnable(&locks.semaphore("x", 1).add_permits(1));
         spawnable(&locks.list("x").next());
         spawnable(&locks.revoke("x", 1, std::time::Duration::ZERO, "y"));
         spawnable(&locks.force_release("x", 1));

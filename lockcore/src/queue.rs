@@ -5,7 +5,7 @@
 use std::collections::VecDeque;
 
 use crate::hash::Prehashed;
-use crate::request::Id;
+use crate::request::{FULL, Id};
 use crate::token::MAX_TICKET;
 
 /// A request is refused if it would have to wait behind this many tickets, holders included. A line must not grow
@@ -26,6 +26,8 @@ pub struct Queue<T> {
     granted: usize,
     /// The permits of the tickets that hold.
     permits_out: u64,
+    /// The capacity that was set for the name, in place of those of its tickets.
+    stored: Option<u32>,
     /// The last number that was given. It survives an empty queue, so that numbers only rise.
     last: u64,
 }
@@ -54,7 +56,7 @@ pub struct Ticket<T> {
 pub enum NoTicket {
     /// The permits are not free, and the request does not wait, or would wait behind [`MOST_TICKETS`].
     Busy,
-    /// The oldest ticket has this capacity.
+    /// The oldest ticket has this capacity. Or this one is stored, and the request is not one for a semaphore.
     CapacityMismatch(u32),
     /// Ticket numbers have run out. They are never wrapped.
     Exhausted,
@@ -66,16 +68,31 @@ pub enum NoTicket {
 /// Tickets with different capacities never hold together.
 #[must_use]
 pub fn granted(line: impl IntoIterator<Item = (u32, u32)>) -> usize {
+    granted_of(line, None, 0)
+}
+
+/// The rule for a line whose capacity may be [stored](crate::backend::Resize): then that one counts, and those of the
+/// tickets do not. `held` is how many of the oldest tickets hold already, whatever the capacity is now: a grant is never
+/// taken back.
+#[must_use]
+pub fn granted_of(
+    line: impl IntoIterator<Item = (u32, u32)>,
+    stored: Option<u32>,
+    held: usize,
+) -> usize {
     let mut line = line.into_iter().peekable();
-    let Some((_, capacity)) = line.peek().copied() else {
+    let Some((_, oldest)) = line.peek().copied() else {
         return 0;
     };
+    let capacity = stored.unwrap_or(oldest);
     let mut out = 0u64;
-    let holds = |ticket: &(u32, u32)| {
-        out += u64::from(ticket.0);
-        ticket.1 == capacity && out <= u64::from(capacity)
+    let holds = |ticket: &(usize, (u32, u32))| {
+        let (at, (permits, own)) = *ticket;
+        out += u64::from(permits);
+        let fits = out <= u64::from(capacity);
+        at < held || fits && (stored.is_some() || own == capacity)
     };
-    line.take_while(holds).count()
+    line.enumerate().take_while(holds).count()
 }
 
 impl<T> Default for Queue<T> {
@@ -85,6 +102,7 @@ impl<T> Default for Queue<T> {
             numbers: None,
             granted: 0,
             permits_out: 0,
+            stored: None,
             last: 0,
         }
     }
@@ -108,13 +126,18 @@ impl<T> Queue<T> {
         wait: bool,
         payload: T,
     ) -> Result<(u64, bool), NoTicket> {
-        if let Some(oldest) = self.tickets.front()
-            && oldest.capacity != capacity
-        {
-            return Err(NoTicket::CapacityMismatch(oldest.capacity));
-        }
+        let limit = match (self.stored, self.tickets.front()) {
+            (Some(stored), _) if capacity == FULL.get() => {
+                return Err(NoTicket::CapacityMismatch(stored));
+            }
+            (Some(stored), _) => stored,
+            (None, Some(oldest)) if oldest.capacity != capacity => {
+                return Err(NoTicket::CapacityMismatch(oldest.capacity));
+            }
+            (None, _) => capacity,
+        };
         let nobody_waits = self.granted == self.tickets.len();
-        let holds = nobody_waits && self.permits_out + u64::from(permits) <= u64::from(capacity);
+        let holds = nobody_waits && self.permits_out + u64::from(permits) <= u64::from(limit);
         let may_wait = wait && self.tickets.len() < MOST_TICKETS;
         if !holds && !may_wait {
             return Err(NoTicket::Busy);
@@ -207,6 +230,21 @@ impl<T> Queue<T> {
         self.grant()
     }
 
+    /// Stores a capacity, in place of those of the tickets. `None` lets the tickets decide again. Tickets that hold go on
+    /// holding. Returns how many tickets now hold because of that.
+    ///
+    /// Without a stored capacity, all tickets of a line have the same one. So there must be no ticket with another one
+    /// when the stored capacity goes.
+    pub fn resize(&mut self, stored: Option<u32>) -> usize {
+        self.stored = stored;
+        self.grant()
+    }
+
+    /// The capacity that is stored.
+    pub fn stored(&self) -> Option<u32> {
+        self.stored
+    }
+
     /// Removes every ticket that ended before or at `now`. Returns how many tickets now hold because of that.
     pub fn expire(&mut self, now: u64) -> usize {
         let ended = |ticket: &Ticket<T>| ticket.expires_at <= now;
@@ -290,7 +328,7 @@ impl<T> Queue<T> {
         let mut newly = 0;
         while let Some(next) = self.tickets.get(self.granted) {
             let out = self.permits_out + u64::from(next.permits);
-            if out > u64::from(next.capacity) {
+            if out > u64::from(self.stored.unwrap_or(next.capacity)) {
                 break;
             }
             self.permits_out = out;
@@ -444,6 +482,69 @@ mod tests {
                 .map(|(t, _)| (t.permits, t.capacity))
                 .collect();
             assert_eq!(granted(&queue), rule(&list), "seed {seed}");
+        }
+    }
+
+    #[test]
+    fn a_smaller_capacity_takes_nothing_back_and_a_larger_one_lets_waiters_in() {
+        let mut queue = Queue::default();
+        let ids: Vec<Id> = (0..4).map(|_| id()).collect();
+        for id in &ids[..2] {
+            assert!(queue.enqueue(*id, 5, 10, 10, 0, true, ()).unwrap().1);
+        }
+        assert!(!queue.enqueue(ids[2], 5, 10, 10, 0, true, ()).unwrap().1);
+
+        assert_eq!(queue.resize(Some(15)), 1);
+        assert_eq!(granted(&queue), [true; 3]);
+        assert_eq!(queue.resize(Some(3)), 0);
+        assert_eq!(granted(&queue), [true; 3]);
+        // Another capacity is not refused any more, but a mutex is.
+        let (number, holds) = queue.enqueue(ids[3], 2, 7, 10, 0, true, ()).unwrap();
+        assert!(number > 0 && !holds);
+        let mutex = queue.enqueue(id(), 1, FULL.get(), 10, 0, true, ());
+        assert_eq!(mutex, Err(NoTicket::CapacityMismatch(3)));
+
+        assert_eq!(queue.remove(ids[0]), (true, 0));
+        assert_eq!(queue.remove(ids[1]), (true, 0));
+        assert_eq!(queue.remove(ids[2]), (true, 1));
+        // It survives an empty line, until it is taken back.
+        queue.remove(ids[3]);
+        assert!(!queue.enqueue(ids[0], 4, 10, 10, 0, true, ()).unwrap().1);
+        assert_eq!(queue.resize(None), 1);
+    }
+
+    /// A store that keeps no grants knows who holds from the order, and from the number of the youngest ticket that held
+    /// when the capacity was changed: all older ones hold too.
+    #[test]
+    fn random_resizes_agree_with_one_number_for_all_that_held() {
+        for seed in 0..2_000 {
+            let mut random = fastrand::Rng::with_seed(seed);
+            let mut queue = Queue::default();
+            let mut through = 0;
+            for now in 0..60 {
+                match random.u8(0..6) {
+                    0..=2 => {
+                        let (permits, end) = (random.u32(1..4), now + random.u64(1..30));
+                        let _ = queue.enqueue(id(), permits, 4, end, 0, random.bool(), ());
+                    }
+                    3 if !queue.is_empty() => {
+                        let at = random.usize(..queue.tickets.len());
+                        queue.remove(queue.tickets[at].id);
+                    }
+                    4 => {
+                        through = queue.holders().last().map_or(through, |held| held.number);
+                        let stored = random.bool().then(|| random.u32(0..9));
+                        queue.resize(stored);
+                    }
+                    _ => {
+                        queue.expire(now);
+                    }
+                }
+                let list = queue.tickets.iter().map(|t| (t.permits, t.capacity));
+                let held = queue.tickets.iter().filter(|t| t.number <= through).count();
+                let derived = granted_of(list, queue.stored(), held);
+                assert_eq!(derived, queue.granted, "seed {seed}, step {now}");
+            }
         }
     }
 

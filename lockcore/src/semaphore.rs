@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::acquire::handle::Client;
 use crate::backend::TicketInfo;
+use crate::client::capacities::Twice;
 use crate::error::{Error, ErrorKind};
 use crate::hold::Guard;
 use crate::lock::Lock;
@@ -19,6 +20,8 @@ const LOOKS: u32 = 8;
 ///
 /// All users of the name must state the same capacity. While the semaphore is in use, another capacity is refused with
 /// [`CapacityMismatch`](crate::ErrorKind::CapacityMismatch).
+///
+/// Or an operator [resizes](Self::resize) it: then the store keeps the capacity, and what callers state counts no more.
 ///
 /// Fair: a small request does not pass a large one that waits. The permits of a request are taken all at once.
 ///
@@ -56,7 +59,7 @@ impl Semaphore {
         }
     }
 
-    /// This number of permits at once: 1 to the capacity. Anything else is reported as
+    /// This number of permits at once: 1 to the capacity that this value states. Anything else is reported as
     /// [`Config`](crate::ErrorKind::Config) when the permits are asked for.
     pub fn permits(&self, permits: u32) -> Lock {
         Lock::new(&self.client, self.name.clone(), self.share(permits))
@@ -92,12 +95,13 @@ impl Semaphore {
     /// that are free but too few for the first in line are of no use to others.
     ///
     /// This is a snapshot, which may be out of date when it arrives. To take permits only if they are free, ask for them
-    /// ([`try_acquire`](Lock::try_acquire)). One request.
+    /// ([`try_acquire`](Lock::try_acquire)). One request, or two if the name is not in use, or has
+    /// [another capacity](Self::resize).
     ///
     /// # Errors
     ///
-    /// [`CapacityMismatch`](crate::ErrorKind::CapacityMismatch) when the name is in use with another capacity;
-    /// [`Unavailable`](crate::ErrorKind::Unavailable) and [`Config`](crate::ErrorKind::Config).
+    /// [`CapacityMismatch`](crate::ErrorKind::CapacityMismatch) when the name is in use with another capacity that is not
+    /// stored; [`Unavailable`](crate::ErrorKind::Unavailable) and [`Config`](crate::ErrorKind::Config).
     ///
     /// # Cancel safety
     ///
@@ -124,7 +128,7 @@ impl Semaphore {
     /// It looks how many permits are [available](Self::available), and asks for exactly so many. So it never takes more
     /// than were free when it looked. If others take some of them between the look and the request, the request takes
     /// none, and it looks again. After eight looks it gives up. If others give permits back in between, these stay free.
-    /// Two requests, if nobody is in the way.
+    /// A look and one more request, if nobody is in the way.
     ///
     /// # Errors
     ///
@@ -157,7 +161,7 @@ impl Semaphore {
             if free.permits == 0 {
                 return Err(Error::busy(free.retry_in).of_name(&self.name));
             }
-            match self.permits(free.permits).try_acquire().await {
+            match self.of_free(free.permits).try_acquire().await {
                 Err(error) if error.kind() == ErrorKind::Busy => busy = Some(error),
                 taken => return Ok((taken?, free.permits)),
             }
@@ -165,17 +169,237 @@ impl Semaphore {
         Err(busy.unwrap_or_else(|| Error::busy(None).of_name(&self.name)))
     }
 
-    async fn look(&self) -> Result<Free, Error> {
-        let (_, capacity) = self.share(1)?;
+    /// The capacity that counts: the stored one, or else the one that this value states. One request.
+    ///
+    /// # Errors
+    ///
+    /// [`Unavailable`](crate::ErrorKind::Unavailable) and [`Config`](crate::ErrorKind::Config).
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe: it only reads.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), lockcore::Error> {
+    /// let locks = lockcore::Locks::connect("memory:")?;
+    /// let uploads = locks.semaphore("uploads", 5);
+    /// assert_eq!(uploads.capacity().await?, 5);
+    /// uploads.resize(8).await?;
+    /// assert_eq!(uploads.capacity().await?, 8);
+    /// # Ok(()) }
+    /// ```
+    pub async fn capacity(&self) -> Result<u32, Error> {
+        let (_, stated) = self.share(1)?;
         let shared = &self.client.shared;
-        let name = Name::new(shared.namespace.clone(), self.name.as_str())?;
+        let stored = shared.stored_capacity(&self.name()?).await?;
+        Ok(stored.unwrap_or(stated.get()))
+    }
+
+    /// Stores another capacity of this name, for all callers: 0 to [`MAX_PERMITS`](Self::MAX_PERMITS). From then on it
+    /// counts, and what callers state does not. A request for more permits than there are waits until there are enough.
+    ///
+    /// - **More permits** let the first waiters in at once.
+    /// - **Fewer permits** take nothing from holders. Later grants wait until the permits that are out fit under the new
+    ///   capacity. With 0 nobody gets permits until it grows again.
+    ///
+    /// The store keeps it until [`forget_capacity`](Self::forget_capacity), however long the name is not used. So all
+    /// programs go on with it, also those that start later and state another capacity. A mutex, a read/write lock, or a
+    /// barrier on the same name cannot be used meanwhile: they are refused with
+    /// [`CapacityMismatch`](crate::ErrorKind::CapacityMismatch), or wait.
+    ///
+    /// Two requests, if nobody else changes the capacity at the same moment.
+    ///
+    /// # Errors
+    ///
+    /// - [`Config`](crate::ErrorKind::Config) for a capacity that is not possible, and at a store that cannot keep one:
+    ///   ZooKeeper, and a quorum of Redis servers. Nothing is changed then.
+    /// - [`CapacityMismatch`](crate::ErrorKind::CapacityMismatch) when no capacity is stored yet, and the name is in use
+    ///   with another one than this value states.
+    /// - [`Unavailable`](crate::ErrorKind::Unavailable) when nothing was changed because the store is down or refuses.
+    /// - [`Unknown`](crate::ErrorKind::Unknown) when the change was sent and its answer never came: it was made once, or
+    ///   not at all.
+    ///
+    /// # Cancel safety
+    ///
+    /// Not safe: if the future is dropped after it was polled, the change may have been made or not. It is safe to call
+    /// it again.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), lockcore::Error> {
+    /// let locks = lockcore::Locks::connect("memory:")?;
+    /// let uploads = locks.semaphore("uploads", 2);
+    /// let both = uploads.permits(2).acquire().await?;
+    ///
+    /// uploads.resize(3).await?;
+    /// let third = uploads.acquire().await?;
+    ///
+    /// uploads.resize(1).await?; // all three go on
+    /// assert_eq!(uploads.available().await?, 0);
+    /// # drop((both, third));
+    /// # Ok(()) }
+    /// ```
+    pub async fn resize(&self, capacity: u32) -> Result<(), Error> {
+        self.fits(u64::from(capacity))?;
+        let set = self.change(Twice::Harmless, |_| Ok(Some(capacity)));
+        set.await.map(drop)
+    }
+
+    /// [Stores](Self::resize) a capacity that is larger by this number than the one that counts now. Returns it. A change
+    /// counts once, even if its answer is lost and it is sent again.
+    ///
+    /// # Errors
+    ///
+    /// As [`resize`](Self::resize). [`Unknown`](crate::ErrorKind::Unknown) also when the answer was lost and somebody
+    /// else has changed the capacity since: look at [`capacity`](Self::capacity) then.
+    ///
+    /// # Cancel safety
+    ///
+    /// Not safe: if the future is dropped after it was polled, the permits may have been added or not.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), lockcore::Error> {
+    /// let locks = lockcore::Locks::connect("memory:")?;
+    /// let uploads = locks.semaphore("uploads", 5);
+    /// assert_eq!(uploads.add_permits(2).await?, 7);
+    /// # Ok(()) }
+    /// ```
+    pub async fn add_permits(&self, permits: u32) -> Result<u32, Error> {
+        let more = |now: u32| {
+            let sum = u64::from(now) + u64::from(permits);
+            self.fits(sum)
+        };
+        self.step(more).await
+    }
+
+    /// [Stores](Self::resize) a capacity that is smaller by this number than the one that counts now. Returns it. Holders
+    /// keep their permits.
+    ///
+    /// # Errors
+    ///
+    /// As [`add_permits`](Self::add_permits). [`Config`](crate::ErrorKind::Config) when there are not so many permits;
+    /// nothing is changed then.
+    ///
+    /// # Cancel safety
+    ///
+    /// Not safe, as [`add_permits`](Self::add_permits).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), lockcore::Error> {
+    /// let locks = lockcore::Locks::connect("memory:")?;
+    /// let uploads = locks.semaphore("uploads", 5);
+    /// assert_eq!(uploads.reduce_permits(2).await?, 3);
+    /// # Ok(()) }
+    /// ```
+    pub async fn reduce_permits(&self, permits: u32) -> Result<u32, Error> {
+        let fewer = |now: u32| {
+            now.checked_sub(permits).ok_or_else(|| {
+                Error::config(format!(
+                    "the semaphore has {now} permits, and cannot be reduced by {permits}; nothing was changed"
+                ))
+            })
+        };
+        self.step(fewer).await
+    }
+
+    /// Forgets the [stored](Self::resize) capacity: from then on what callers state counts again. Takes nothing from
+    /// holders. If none is stored, nothing happens. Two requests.
+    ///
+    /// # Errors
+    ///
+    /// As [`resize`](Self::resize). [`CapacityMismatch`](crate::ErrorKind::CapacityMismatch) when a holder or a waiter
+    /// states another capacity than this value does: without a stored capacity all must agree.
+    ///
+    /// # Cancel safety
+    ///
+    /// Not safe, as [`resize`](Self::resize). It is safe to call it again.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), lockcore::Error> {
+    /// let locks = lockcore::Locks::connect("memory:")?;
+    /// let uploads = locks.semaphore("uploads", 5);
+    /// uploads.resize(8).await?;
+    /// uploads.forget_capacity().await?;
+    /// assert_eq!(uploads.capacity().await?, 5);
+    /// # Ok(()) }
+    /// ```
+    pub async fn forget_capacity(&self) -> Result<(), Error> {
+        let forget = self.change(Twice::Harmless, |_| Ok(None));
+        forget.await.map(drop)
+    }
+
+    /// Stores what `next` makes of the capacity that counts now.
+    async fn step(&self, next: impl Fn(u32) -> Result<u32, Error>) -> Result<u32, Error> {
+        let stated = self.capacity;
+        let change = |stored: Option<u32>| next(stored.unwrap_or(stated)).map(Some);
+        let stored = self.change(Twice::Wrong, change).await?;
+        Ok(stored.unwrap_or(stated))
+    }
+
+    async fn change(
+        &self,
+        twice: Twice,
+        next: impl Fn(Option<u32>) -> Result<Option<u32>, Error>,
+    ) -> Result<Option<u32>, Error> {
+        let (_, stated) = self.share(1)?;
+        let name = self.name()?;
+        self.client.shared.resize(&name, stated, twice, next).await
+    }
+
+    fn fits(&self, capacity: u64) -> Result<u32, Error> {
+        let fits = u32::try_from(capacity).ok();
+        let fits = fits.filter(|capacity| *capacity <= Self::MAX_PERMITS);
+        fits.ok_or_else(|| {
+            let most = Self::MAX_PERMITS;
+            let text = format!(
+                "a semaphore of {capacity} is not possible: it has at most {most} permits; nothing was changed"
+            );
+            Error::config(text).of_name(&self.name)
+        })
+    }
+
+    async fn look(&self) -> Result<Free, Error> {
+        let (_, stated) = self.share(1)?;
+        let shared = &self.client.shared;
+        let name = self.name()?;
         let places = shared.inspect(&name).await?;
-        match places.first() {
-            Some(oldest) if oldest.capacity != capacity.get() => {
-                Err(mismatch(capacity, oldest.capacity).of_name(&self.name))
-            }
-            _ => Ok(Free::in_line(&places, capacity)),
-        }
+        let capacity = match places.first() {
+            // Stored or not, it is the same.
+            Some(oldest) if oldest.capacity == stated.get() => stated.get(),
+            Some(oldest) => match shared.stored_capacity(&name).await? {
+                Some(_) => oldest.capacity,
+                None => return Err(mismatch(stated, oldest.capacity).of_name(&self.name)),
+            },
+            None => shared.stored_capacity(&name).await?.unwrap_or(stated.get()),
+        };
+        Ok(Free::in_line(&places, capacity))
+    }
+
+    fn name(&self) -> Result<Name, Error> {
+        let namespace = self.client.shared.namespace.clone();
+        Name::new(namespace, self.name.as_str())
+    }
+
+    /// Permits that were seen to be free, at least 1. There may be more of them than this value states, because the stored
+    /// capacity is larger. As long as it is stored, the capacity of the request does not count.
+    fn of_free(&self, permits: u32) -> Lock {
+        let most = permits.max(self.capacity);
+        let of_most = Self::new(&self.client, self.name.clone(), most);
+        of_most.permits(permits)
     }
 
     fn share(&self, permits: u32) -> Result<(NonZeroU32, NonZeroU32), Error> {
@@ -208,13 +432,13 @@ struct Free {
 
 impl Free {
     /// By the tickets of a name.
-    fn in_line(places: &[TicketInfo], capacity: NonZeroU32) -> Self {
+    fn in_line(places: &[TicketInfo], capacity: u32) -> Self {
         let (holders, waiters): (Vec<_>, Vec<_>) = places.iter().partition(|place| place.granted);
         let out = holders.iter().map(|holder| holder.permits);
         let out = out.fold(0, u32::saturating_add);
         Self {
             permits: match waiters.is_empty() {
-                true => capacity.get().saturating_sub(out),
+                true => capacity.saturating_sub(out),
                 false => 0,
             },
             retry_in: holders.iter().map(|holder| holder.remaining).min(),

@@ -38,6 +38,8 @@ pub struct Capability {
     pub lists: bool,
     /// It implements [`Connection::adopt`](super::Connection::adopt): a held lock can be handed over to another client.
     pub adopts: bool,
+    /// It implements [`Connection::resize`](super::Connection::resize).
+    pub resizes: bool,
     /// Names have counters: [`Connection::count`](super::Connection::count).
     pub counters: bool,
     /// Changes of counters are pushed: [`Connection::watch`](super::Connection::watch). If not, clients that wait for
@@ -47,8 +49,8 @@ pub struct Capability {
 
 impl Capability {
     /// Requests queue at the store, wake-ups are pushed and grant, several processes share the store, a ttl may be up
-    /// to a year, 1,000 requests may be in flight, tickets cannot be asked back or handed over, names cannot be
-    /// listed, and there are no counters.
+    /// to a year, 1,000 requests may be in flight, tickets cannot be asked back or handed over, names cannot be listed,
+    /// capacities cannot be stored, and there are no counters.
     #[must_use]
     pub const fn new() -> Self {
         Self {
@@ -62,6 +64,7 @@ impl Capability {
             asks_back: false,
             lists: false,
             adopts: false,
+            resizes: false,
             counters: false,
             watches: false,
         }
@@ -134,6 +137,13 @@ impl Capability {
     #[must_use]
     pub const fn adopts(mut self, yes: bool) -> Self {
         self.adopts = yes;
+        self
+    }
+
+    /// Sets [`resizes`](Self::resizes).
+    #[must_use]
+    pub const fn resizes(mut self, yes: bool) -> Self {
+        self.resizes = yes;
         self
     }
 

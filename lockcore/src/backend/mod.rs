@@ -6,6 +6,9 @@
 //! > A ticket is granted when the permits of all older live tickets plus its own are at most the
 //! > capacity. A grant lasts until release or expiry; no later computation takes it back.
 //!
+//! The capacity is that of the tickets, which all have the same one, unless another is [stored](Resize) for the name.
+//! If it becomes smaller, tickets that hold go on holding, and the next one is granted when it fits again.
+//!
 //! [`Queue`](queue::Queue) is that rule as plain code. A store adds storage for the tickets and a way to wake
 //! clients. Beside the rule it must guarantee three things:
 //!
@@ -50,7 +53,7 @@ pub(crate) mod zookeeper;
 /// The rule as plain code: the tickets of one name in order, and which of them hold. No clock and no I/O: time is a
 /// number that the caller passes in.
 pub mod queue {
-    pub use crate::queue::{MOST_TICKETS, NoTicket, Queue, Ticket, granted};
+    pub use crate::queue::{MOST_TICKETS, NoTicket, Queue, Ticket, granted, granted_of};
 }
 
 use std::fmt;
@@ -64,6 +67,7 @@ pub use crate::counting::{
 };
 pub use crate::name::{Name, Namespace};
 pub use crate::request::{FULL, Id, Request};
+pub use crate::resizing::{Resize, ResizeOp, ResizeOutcome, Resized};
 pub use crate::token::MAX_TICKET;
 pub use adoption::Adoption;
 pub use capability::Capability;
@@ -183,6 +187,20 @@ pub trait Connection: fmt::Debug + Send + Sync + 'static {
         unsupported("hand a held lock over to another client")
     }
 
+    /// Reads or changes the capacity that is stored for a name, in one atomic step with the wake-up of every ticket that is
+    /// granted by it. Takes nothing from tickets that hold. A repetition of a change, by its [id](Resize::id), changes
+    /// nothing and answers that it was [carried out](ResizeOutcome::Applied), as long as no other change has followed.
+    /// If two clients were in each other's way, the store may fail with [`Fault::Retry`]: the core asks again.
+    ///
+    /// A stored capacity stays until it is taken back, also while the name is not in use. While it is stored,
+    /// [`inspect`](Self::inspect) shows it for each ticket.
+    ///
+    /// By default this is refused: semaphores of the store cannot be resized.
+    fn resize(&self, resize: Arc<Resize>) -> Answer<Resized> {
+        let _ = resize;
+        unsupported("store the capacity of a semaphore")
+    }
+
     /// Forgets everything about a name that is not in use. Does nothing while the name has a ticket.
     fn forget(&self, name: Name) -> Answer<()>;
 
@@ -275,7 +293,7 @@ pub enum Enqueued {
     },
     /// The name is in use with another capacity. Nothing was left behind.
     CapacityMismatch {
-        /// The capacity of the oldest live ticket.
+        /// The capacity of the oldest live ticket, or the stored one.
         in_use: u32,
     },
     /// The release of this ticket came first, or an earlier request took the ticket and it has expired since. Nothing

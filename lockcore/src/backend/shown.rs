@@ -18,7 +18,8 @@ pub struct TicketInfo {
     pub granted: bool,
     /// The number of its permits.
     pub permits: u32,
-    /// The capacity of its request.
+    /// The capacity that counts for it: the one that is [stored](crate::Semaphore::resize) for the name, or else that of
+    /// its request.
     pub capacity: u32,
     /// How long it lives without a renewal.
     pub remaining: Duration,

@@ -17,7 +17,9 @@ pub(crate) mod shared;
 
 pub(crate) mod alarms;
 mod answered;
+mod asking;
 pub(crate) mod calls;
+pub(crate) mod capacities;
 mod counters;
 mod losses;
 mod renewals;

@@ -31,6 +31,7 @@
 #![allow(clippy::unwrap_used, reason = "a panic is the report")]
 
 mod adoptions;
+mod capacities;
 mod counters;
 mod exclusion;
 mod fact;
@@ -60,6 +61,7 @@ pub fn facts() -> Vec<Fact> {
         requests::all(),
         operators::all(),
         adoptions::all(),
+        capacities::all(),
         histories::all(),
         counters::all(),
         watches::all(),

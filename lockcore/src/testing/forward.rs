@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use crate::backend::{
     Adoption, Answer, Backend, BoxFuture, Capability, Connection, Count, Counted, Departure,
-    Enqueued, EventSink, Id, Listing, Name, Page, Released, Renewed, Request, TicketInfo,
+    Enqueued, EventSink, Id, Listing, Name, Page, Released, Renewed, Request, Resize, Resized,
+    TicketInfo,
 };
 
 /// A [`Connection`] that wraps another one. It passes on every request, except those of the verbs that it implements
@@ -83,6 +84,11 @@ pub trait Forward: fmt::Debug + Send + Sync + 'static {
     /// See [`Connection::adopt`].
     fn adopt(&self, adoption: Arc<Adoption>) -> Answer<Enqueued> {
         self.inner().adopt(adoption)
+    }
+
+    /// See [`Connection::resize`].
+    fn resize(&self, resize: Arc<Resize>) -> Answer<Resized> {
+        self.inner().resize(resize)
     }
 
     /// See [`Connection::forget`].
@@ -192,6 +198,10 @@ impl<C: Forward> Connection for Forwarding<C> {
 
     fn adopt(&self, adoption: Arc<Adoption>) -> Answer<Enqueued> {
         self.0.adopt(adoption)
+    }
+
+    fn resize(&self, resize: Arc<Resize>) -> Answer<Resized> {
+        self.0.resize(resize)
     }
 
     fn forget(&self, name: Name) -> Answer<()> {

@@ -229,6 +229,7 @@ impl Backend for Store {
             .asks_back(true)
             .lists(true)
             .adopts(true)
+            .resizes(true)
             .counters(true)
             .watches(true)
     }

@@ -10,7 +10,7 @@ use tokio::sync::{oneshot, watch};
 use crate::backend::memory;
 use crate::backend::{
     Adoption, Answer, Connection, Count, Counted, Departure, Enqueued, EventSink, Fault, Listing,
-    News, Page, Released, Renewed, StoreError, TicketInfo,
+    News, Page, Released, Renewed, Resize, ResizeOp, Resized, StoreError, TicketInfo,
 };
 use crate::name::Name;
 use crate::request::{Id, Request};
@@ -35,6 +35,8 @@ pub enum Verb {
     Adopt,
     /// Read or change a counter.
     Count,
+    /// Change the stored capacity of a semaphore.
+    Resize,
     /// Watch a counter. Clients do this when they begin to wait for a change, and after each break.
     Watch,
 }
@@ -290,8 +292,19 @@ impl Connection for WireConnection {
         })
     }
 
-    fn forget(&self, _name: Name) -> Answer<()> {
-        self.ask(None, |_| Ok(()))
+    fn resize(&self, resize: Arc<Resize>) -> Answer<Resized> {
+        let verb = match resize.op {
+            ResizeOp::Read => None,
+            ResizeOp::Set { .. } => Some(Verb::Resize),
+        };
+        self.ask(verb, move |tickets| Ok(tickets.resize(&resize)))
+    }
+
+    fn forget(&self, name: Name) -> Answer<()> {
+        self.ask(None, move |tickets| {
+            tickets.forget(&name);
+            Ok(())
+        })
     }
 
     fn count(&self, count: Arc<Count>) -> Answer<Counted> {

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::backend::Renewed;
 use crate::backend::shown::ASK;
+use crate::backend::{Renewed, Resize, ResizeOp, ResizeOutcome};
 use crate::clock::Instant;
 use crate::queue::Queue;
 use crate::request::{Id, Request};
@@ -16,6 +16,8 @@ pub(super) struct Line {
     /// No ticket expires before this time, so there is no need to look for an expired one. A renewal that moves the end
     /// of a ticket to a later time does not change this. When this time has come, it is computed again.
     pub(super) first_end: u64,
+    /// The last change of the stored capacity.
+    pub(super) change: Option<Id>,
 }
 
 /// The data of a ticket that the [queue](crate::queue) does not need.
@@ -39,6 +41,44 @@ impl Holder {
 }
 
 impl Line {
+    /// Whether it can be dropped: there are no tickets, and no capacity is stored.
+    pub(super) fn is_over(&self) -> bool {
+        self.queue.is_empty() && self.queue.stored().is_none()
+    }
+
+    /// Reads or changes the stored capacity. Returns how many tickets now hold because of that. Call
+    /// [`expire`](Self::expire) first.
+    pub(super) fn resize(&mut self, resize: &Resize) -> (ResizeOutcome, usize) {
+        let ResizeOp::Set {
+            capacity,
+            after,
+            stated,
+        } = resize.op
+        else {
+            return (ResizeOutcome::Applied, 0);
+        };
+        if self.change == Some(resize.id) {
+            return (ResizeOutcome::Applied, 0);
+        }
+        if self.change != after {
+            return (ResizeOutcome::Kept, 0);
+        }
+        let looked_at = match (self.queue.stored(), capacity) {
+            (None, _) => 1,
+            (Some(_), Some(_)) => 0,
+            (Some(_), None) => usize::MAX,
+        };
+        let tickets = self.queue.tickets().take(looked_at);
+        let mut capacities = tickets.map(|(ticket, _)| ticket.capacity);
+        let other = capacities.find(|capacity| *capacity != stated.get());
+        drop(capacities);
+        if let Some(in_use) = other {
+            return (ResizeOutcome::Mismatch { in_use }, 0);
+        }
+        self.change = Some(resize.id);
+        (ResizeOutcome::Applied, self.queue.resize(capacity))
+    }
+
     /// Whether a ticket may have expired.
     pub(super) fn is_due(&self, now: Instant) -> bool {
         self.first_end <= now.as_nanos()

@@ -5,6 +5,7 @@
 //! provides ticket numbers, so that tokens also rise over restarts of the process.
 
 mod adopt;
+mod capacities;
 mod counters;
 mod line;
 #[cfg(test)]
@@ -19,7 +20,8 @@ use url::Url;
 
 use super::{
     Adoption, Answer, Backend, Capability, Connection, Count, Counted, Departure, Enqueued,
-    EventSink, Fault, Listing, NameInUse, News, Page, Released, Renewed, StoreError, TicketInfo,
+    EventSink, Fault, Listing, NameInUse, News, Page, Released, Renewed, Resize, Resized,
+    StoreError, TicketInfo,
 };
 use crate::clock::{Clock, Instant};
 use crate::error::Error;
@@ -98,6 +100,7 @@ impl Backend for Memory {
             .asks_back(true)
             .lists(true)
             .adopts(true)
+            .resizes(true)
             .counters(true)
             .watches(true)
     }
@@ -147,8 +150,12 @@ impl Connection for MemoryConnection {
         answer(Ok(self.store.adopt(&adoption, self.events.receiver())))
     }
 
-    fn forget(&self, _name: Name) -> Answer<()> {
-        // A name that is not in use has no data here.
+    fn resize(&self, resize: Arc<Resize>) -> Answer<Resized> {
+        answer(Ok(self.store.resize(&resize)))
+    }
+
+    fn forget(&self, name: Name) -> Answer<()> {
+        self.store.forget(&name);
         answer(Ok(()))
     }
 
@@ -303,7 +310,7 @@ impl Store {
         let newly = line.queue.shrink(request.id, request.permits.get());
         wakes.collect(newly, &line.queue, receivers);
         let renewed = line.renew(request, now);
-        if line.queue.is_empty() {
+        if line.is_over() {
             names.end_line(&request.name);
         }
         renewed
@@ -338,7 +345,7 @@ impl Store {
         if was_first {
             wakes.tell_first(&line.queue, receivers, now);
         }
-        if line.queue.is_empty() {
+        if line.is_over() {
             names.end_line(&request.name);
         }
         if found || ended {
@@ -362,13 +369,17 @@ impl Store {
             .filter(|ticket| ticket.expires_at > now.as_nanos())
             .collect();
         let shares = live.iter().map(|ticket| (ticket.permits, ticket.capacity));
-        let granted = queue::granted(shares);
+        // A ticket that holds goes on holding, whatever the capacity is now.
+        let holders = line.queue.holders();
+        let held = holders.filter(|ticket| ticket.expires_at > now.as_nanos());
+        let stored = line.queue.stored();
+        let granted = queue::granted_of(shares, stored, held.count());
         let places = live.iter().enumerate().map(|(at, ticket)| {
             TicketInfo::new(
                 ticket.number,
                 at < granted,
                 ticket.permits,
-                ticket.capacity,
+                stored.unwrap_or(ticket.capacity),
                 now.until(Instant::from_nanos(ticket.expires_at)),
                 ticket.payload.owner(),
             )
@@ -470,7 +481,8 @@ impl Store {
 impl Names {
     /// Removes the line of this name, which is empty.
     fn end_line(&mut self, name: &Name) {
-        if let Some(line) = self.lines.remove(name) {
+        if let Some(mut line) = self.lines.remove(name) {
+            line.change = None;
             self.spare = line;
         }
     }

@@ -19,7 +19,7 @@ use super::file::File;
 use super::{adopt, counters, tickets};
 use crate::backend::{
     Adoption, Count, Counted, Departure, Enqueued, EventSink, Fault, Listing, Page, Released,
-    Renewed, StoreError, TicketInfo,
+    Renewed, Resize, Resized, StoreError, TicketInfo,
 };
 use crate::name::Name;
 use crate::request::{Id, Request};
@@ -39,6 +39,7 @@ pub(super) enum Job {
     List(Listing, Reply<Page>),
     AskBack(Name, Id, Arc<str>, Reply<bool>),
     Adopt(Arc<Adoption>, u64, Reply<Enqueued>),
+    Resize(Arc<Resize>, Reply<Resized>),
     Forget(Name, Reply<()>),
     Count(Arc<Count>, Reply<Counted>),
     Check(Reply<Vec<String>>),
@@ -253,6 +254,7 @@ impl Job {
             | Self::Inspect(..)
             | Self::List(..)
             | Self::AskBack(..)
+            | Self::Resize(..)
             | Self::Forget(..)
             | Self::Count(..) => 2,
         }
@@ -270,6 +272,7 @@ impl Job {
             Self::List(_, reply) => reply.is_closed(),
             Self::AskBack(.., reply) => reply.is_closed(),
             Self::Adopt(.., reply) => reply.is_closed(),
+            Self::Resize(_, reply) => reply.is_closed(),
             Self::Forget(_, reply) => reply.is_closed(),
             Self::Count(_, reply) => reply.is_closed(),
             Self::Check(reply) => reply.is_closed(),
@@ -288,6 +291,7 @@ impl Job {
             Self::List(_, reply) => tell(reply, Err(error)),
             Self::AskBack(.., reply) => tell(reply, Err(error)),
             Self::Adopt(.., reply) => tell(reply, Err(error)),
+            Self::Resize(_, reply) => tell(reply, Err(error)),
             Self::Forget(_, reply) => tell(reply, Err(error)),
             Self::Count(_, reply) => tell(reply, Err(error)),
             Self::Check(reply) => tell(reply, Err(error)),
@@ -360,6 +364,9 @@ async fn carry_out(job: Job, file: &mut File, wakes: &mut Wakes) {
         }
         Job::Adopt(adoption, receiver, reply) => {
             tell(reply, adopt::adopt(file, &adoption, receiver).await);
+        }
+        Job::Resize(resize, reply) => {
+            tell(reply, tickets::resize(file, wakes, &resize).await);
         }
         Job::Forget(name, reply) => {
             tell(reply, tickets::forget(file, &name).await);

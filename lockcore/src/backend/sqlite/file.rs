@@ -130,6 +130,7 @@ impl File {
             self.run(|| sqlx::query(layout::TABLES)).await?;
         }
         self.run(|| sqlx::query(layout::COUNTERS)).await?;
+        self.run(|| sqlx::query(layout::CAPACITIES)).await?;
         let now = Boot::now()?;
         let rows = self
             .run(|| sqlx::query("SELECT epoch, boot, booted_at FROM store"))

@@ -18,6 +18,7 @@ const READABLE: usize = 512;
 
 pub(super) const TABLES: &str = include_str!("schema/tables.sql");
 pub(super) const COUNTERS: &str = include_str!("schema/counters.sql");
+pub(super) const CAPACITIES: &str = include_str!("schema/capacities.sql");
 pub(super) const SCRATCH: &str = include_str!("schema/scratch.sql");
 
 /// The statements of an operation are one text. The driver's thread runs it to its end without interruption, so the
@@ -35,6 +36,8 @@ macro_rules! verb {
 pub(super) const ENQUEUE: &str = verb!("schema/ask_one.sql", "schema/enqueue.sql");
 pub(super) const RENEW: &str = verb!("schema/ask_many.sql", "schema/renew.sql");
 pub(super) const RELEASE: &str = verb!("schema/ask_many.sql", "schema/release.sql");
+pub(super) const RESIZE: &str = verb!("schema/ask_resize.sql", "schema/resize.sql");
+pub(super) const CAPACITY: &str = include_str!("schema/capacity.sql");
 pub(super) const GRANTED: &str = include_str!("schema/granted.sql");
 pub(super) const INSPECT: &str = include_str!("schema/inspect.sql");
 pub(super) const LIST: &str = include_str!("schema/list.sql");

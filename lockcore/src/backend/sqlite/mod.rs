@@ -16,7 +16,7 @@ use url::Url;
 
 use super::{
     Adoption, Answer, Backend, Capability, Connection, Count, Counted, Departure, Enqueued,
-    EventSink, Listing, Page, Released, Renewed, TicketInfo,
+    EventSink, Listing, Page, Released, Renewed, Resize, Resized, TicketInfo,
 };
 use crate::error::Error;
 use crate::name::Name;
@@ -55,6 +55,7 @@ impl Backend for Sqlite {
             .asks_back(true)
             .lists(true)
             .adopts(true)
+            .resizes(true)
             // The file cannot tell of changes, and reading a counter costs less than looking at who has changed it.
             .counters(true)
     }
@@ -124,6 +125,11 @@ impl Connection for SqliteConnection {
                 .ask(|reply| Job::Adopt(adoption, receiver, reply))
                 .await
         })
+    }
+
+    fn resize(&self, resize: Arc<Resize>) -> Answer<Resized> {
+        let driver = Arc::clone(&self.driver);
+        Box::pin(async move { driver.ask(|reply| Job::Resize(resize, reply)).await })
     }
 
     fn forget(&self, name: Name) -> Answer<()> {

@@ -11,7 +11,8 @@ use super::events::Wakes;
 use super::file::{File, column};
 use super::layout;
 use crate::backend::{
-    Departure, Enqueued, Fault, Listing, Page, Released, Renewed, StoreError, TicketInfo, Wake,
+    Departure, Enqueued, Fault, Listing, Page, Released, Renewed, Resize, ResizeOp, ResizeOutcome,
+    Resized, StoreError, TicketInfo, Wake,
 };
 use crate::name::Name;
 use crate::request::{Id, Request};
@@ -53,18 +54,17 @@ pub(super) async fn enqueue(
     let Some(row) = answer else {
         return Err(file.taken_over());
     };
-    let older = unsigned(column(row, "older")?);
-    let fits = older + unsigned(column(row, "permits")?) <= u64::from(request.capacity.get());
+    let holds = column::<i64>(row, "holds")? != 0;
     let soonest: Option<i64> = column(row, "soonest")?;
     let until_soonest = soonest.map(|at| duration(at - now));
     if let Some(ticket) = column::<Option<i64>>(row, "ticket")? {
         let (ticket, valid_for) = (unsigned(ticket), duration(ttl));
-        if fits {
+        if holds {
             wakes.settled(request.id);
             return Ok(Enqueued::Granted { ticket, valid_for });
         }
         in_line(wakes, request.id, row)?;
-        let first_in_line = older <= u64::from(request.capacity.get());
+        let first_in_line = column::<i64>(row, "first")? != 0;
         return Ok(Enqueued::Waiting {
             ticket,
             valid_for,
@@ -80,7 +80,7 @@ pub(super) async fn enqueue(
         });
     }
     let crowded = column::<i64>(row, "crowded")? != 0;
-    if fits || (request.wait && !crowded) {
+    if holds || (request.wait && !crowded) {
         return Err(StoreError::new(
             Fault::Refused,
             "ticket numbers are exhausted for this name; choose another name or LOCK_NAMESPACE",
@@ -155,6 +155,71 @@ pub(super) async fn release(
         }
     }
     in_order(file, &answers, tickets.iter().map(|t| t.request.id))
+}
+
+/// Reads or changes the stored capacity of a name.
+pub(super) async fn resize(
+    file: &mut File,
+    wakes: &mut Wakes,
+    resize: &Resize,
+) -> Result<Resized, StoreError> {
+    let key = layout::key(&resize.name);
+    let ResizeOp::Set {
+        capacity,
+        after,
+        stated,
+    } = resize.op
+    else {
+        let rows = file
+            .transact_repeated(|| sqlx::query(layout::CAPACITY).bind(key.clone()))
+            .await?;
+        let row = rows.first().ok_or_else(|| file.taken_over())?;
+        if column::<i64>(row, "epoch")? != file.epoch {
+            return Err(file.taken_over());
+        }
+        return stored(row, ResizeOutcome::Applied);
+    };
+    let (process, epoch, now) = (file.process, file.epoch, layout::now_millis());
+    let query = || {
+        sqlx::query(layout::RESIZE)
+            .bind(resize.id.to_string())
+            .bind(key.clone())
+            .bind(capacity.map(i64::from))
+            .bind(after.map(|id| id.to_string()))
+            .bind(i64::from(stated.get()))
+            .bind(now)
+            .bind(layout::wall_micros())
+            .bind(process)
+            .bind(epoch)
+    };
+    let rows = file.transact_repeated(query).await?;
+    let mut answer = None;
+    for row in &rows {
+        if is_answer(wakes, row, now)? {
+            answer = Some(row);
+        }
+    }
+    let row = answer.ok_or_else(|| file.taken_over())?;
+    let in_use = column::<Option<i64>>(row, "in_use")?;
+    let answer = stored(row, ResizeOutcome::Kept)?;
+    let outcome = match in_use {
+        _ if answer.change == Some(resize.id) => ResizeOutcome::Applied,
+        Some(in_use) if answer.change == after => ResizeOutcome::Mismatch {
+            in_use: u32::try_from(in_use).unwrap_or(u32::MAX),
+        },
+        _ => ResizeOutcome::Kept,
+    };
+    Ok(Resized { outcome, ..answer })
+}
+
+fn stored(row: &SqliteRow, outcome: ResizeOutcome) -> Result<Resized, StoreError> {
+    let capacity = column::<Option<i64>>(row, "capacity")?;
+    let change = column::<Option<String>>(row, "change")?;
+    Ok(Resized::new(
+        capacity.map(|capacity| u32::try_from(capacity).unwrap_or(u32::MAX)),
+        change.and_then(|change| Id::parse(&change)),
+        outcome,
+    ))
 }
 
 /// The operations on several tickets at once.

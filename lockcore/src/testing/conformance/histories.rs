@@ -1,6 +1,7 @@
 //! Random histories: each answer of the store is compared with [the rule](crate::backend::queue) in plain code.
 
 use std::collections::HashMap;
+use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use fastrand::Rng;
@@ -8,7 +9,9 @@ use fastrand::Rng;
 use super::fact::{Fact, group_of, that_queues};
 use super::kit::{Asker, Store, with};
 use super::steps::{SOON, eventually};
-use crate::backend::{Enqueued, FULL, Id, Released, Renewed, Request, queue};
+use crate::backend::{
+    Enqueued, FULL, Id, Released, Renewed, Request, Resize, ResizeOp, ResizeOutcome, queue,
+};
 
 pub(super) fn all() -> Vec<Fact> {
     group_of!["histories", false, that_queues; every_answer_of_a_random_history_follows_the_rule]
@@ -35,6 +38,10 @@ struct Line {
     /// Oldest first.
     tickets: Vec<Ticket>,
     last: u64,
+    /// The capacity that is stored.
+    stored: Option<u32>,
+    /// The tickets up to this number held at the last change.
+    through: u64,
 }
 
 impl Line {
@@ -44,12 +51,16 @@ impl Line {
             capacity,
             tickets: Vec::new(),
             last: 0,
+            stored: None,
+            through: 0,
         }
     }
 
     fn granted(&self) -> usize {
         let permits = self.tickets.iter().map(|ticket| ticket.request.permits);
-        queue::granted(permits.map(|permits| (permits.get(), self.capacity)))
+        let shares = permits.map(|permits| (permits.get(), self.capacity));
+        let held = self.tickets.iter().take_while(|t| t.number <= self.through);
+        queue::granted_of(shares, self.stored, held.count())
     }
 }
 
@@ -68,7 +79,11 @@ async fn every_answer_of_a_random_history_follows_the_rule(store: Store) {
         let line = &mut lines[rng.usize(..2)];
         let client = rng.usize(..clients.len());
         let one_of_them = (!line.tickets.is_empty()).then(|| rng.usize(..line.tickets.len()));
-        match (rng.u8(..6), one_of_them) {
+        match (rng.u8(..7), one_of_them) {
+            (6, _) if store.resizes() && line.capacity < FULL.get() => {
+                let capacity = (rng.u8(..4) > 0).then(|| rng.u32(..6));
+                resize(&store, &clients[client], line, capacity).await;
+            }
             (0, Some(at)) => repeat(&clients, line, at).await,
             (1, Some(at)) => shrink(&clients, line, at).await,
             (2 | 3, Some(at)) => leave(&clients, line, at).await,
@@ -115,7 +130,8 @@ async fn enqueue(clients: &[Asker], line: &mut Line, client: usize, request: Arc
     };
     line.tickets.push(Ticket {
         request,
-        number,
+        // One that was not taken would be the youngest.
+        number: if number > 0 { number } else { u64::MAX },
         client,
     });
     // A client that learns of releases from events may see a moment later that its ticket holds.
@@ -139,6 +155,29 @@ async fn repeat(clients: &[Asker], line: &Line, at: usize) {
         panic!("{answer:?}");
     };
     assert_eq!(number, ticket.number);
+}
+
+/// Somebody changes the stored capacity.
+async fn resize(store: &Store, client: &Asker, line: &mut Line, capacity: Option<u32>) {
+    let holders = line.granted();
+    let request = |op| {
+        let (name, id) = (store.name(line.name), Id::draw().unwrap());
+        Arc::new(Resize::new(name, id, op))
+    };
+    let read = client.resize(&request(ResizeOp::Read)).await;
+    assert_eq!(read.capacity, line.stored);
+    let op = ResizeOp::Set {
+        capacity,
+        after: read.change,
+        stated: NonZeroU32::new(line.capacity).unwrap(),
+    };
+    let resized = client.resize(&request(op)).await;
+    assert_eq!(resized.outcome, ResizeOutcome::Applied);
+    assert_eq!(resized.capacity, capacity);
+    line.stored = capacity;
+    if let Some(last) = line.tickets[..holders].last() {
+        line.through = last.number;
+    }
 }
 
 async fn shrink(clients: &[Asker], line: &mut Line, at: usize) {

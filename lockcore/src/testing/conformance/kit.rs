@@ -11,7 +11,7 @@ use super::steps::{LEASE, SOON, STALL};
 use super::subject::Subject;
 use crate::backend::{
     Adoption, Connection, Count, Counted, Departure, Enqueued, EventSink, FULL, Fault, Id, Name,
-    Namespace, News, Released, Renewed, Request, TicketInfo, Wake,
+    Namespace, News, Released, Renewed, Request, Resize, Resized, TicketInfo, Wake,
 };
 use crate::builder::Builder;
 use crate::error::{Error, ErrorKind};
@@ -53,6 +53,11 @@ impl Store {
         });
         let connection = self.subject.backend().connect(events).await.unwrap();
         Asker { connection, told }
+    }
+
+    /// Whether it stores capacities.
+    pub(super) fn resizes(&self) -> bool {
+        self.subject.backend().capability().resizes
     }
 
     /// A request for all permits, as of a mutex. It waits.
@@ -148,6 +153,17 @@ impl Asker {
     pub(super) async fn adopt(&self, from: Id, number: u64, to: &Arc<Request>) -> Enqueued {
         let adoption = Adoption::new(from, number, false, Arc::clone(to));
         self.connection.adopt(Arc::new(adoption)).await.unwrap()
+    }
+
+    /// Asks again if another client was in the way, as the core does.
+    pub(super) async fn resize(&self, resize: &Arc<Resize>) -> Resized {
+        loop {
+            match self.connection.resize(Arc::clone(resize)).await {
+                Ok(resized) => return resized,
+                Err(error) if error.fault() == Fault::Retry => tokio::task::yield_now().await,
+                Err(error) => panic!("{error}"),
+            }
+        }
     }
 
     /// Asks again if another client was in the way, as the core does.

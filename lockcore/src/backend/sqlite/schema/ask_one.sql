@@ -11,7 +11,7 @@ BEGIN IMMEDIATE;
 DELETE FROM asked;
 
 INSERT INTO asked
-SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, NULL, 0, 0, NULL, ?10, ?11, ?12 FROM store WHERE epoch = ?13;
+SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, NULL, 0, 0, NULL, NULL, ?10, ?11, ?12 FROM store WHERE epoch = ?13;
 
 INSERT INTO names (name, last)
 SELECT key, 0 FROM asked WHERE id NOT IN (SELECT id FROM marks)

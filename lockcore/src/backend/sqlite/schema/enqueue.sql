@@ -1,10 +1,10 @@
 -- Takes a ticket. If an earlier attempt with the same id has left one, finds that ticket and renews it. Runs after
 -- `ask_one.sql`, whose arguments it uses, and `line.sql`.
 --
--- Rows: one of kind 0, none if the epoch is over: the name's key, ticket (null: none was taken), its permits (fewer than
--- asked for, if it was made smaller since), permits of the live tickets before it (or as many of them as exceed the
--- capacity), `gone` (released before, or expired), another capacity in use, when the first of the holders expires,
--- whether another process is ahead, whether the line is too long to wait in; and those of the view `told`.
+-- Rows: one of kind 0, none if the epoch is over: the name's key, ticket (null: none was taken), whether it holds (or
+-- would, if there were a number for it), whether it is the first that waits, `gone` (released before, or expired),
+-- another capacity in use, when the first of the holders expires, whether another process is ahead, whether the line is
+-- too long to wait in; and those of the view `told`.
 --
 -- One transaction. The file is locked before the number is drawn, so no smaller number can appear later.
 
@@ -18,33 +18,40 @@ INSERT INTO tickets (name, ticket, id, permits, capacity, ttl_millis, expires_at
 SELECT name_key, number, id, permits, capacity, ttl_millis, now + ttl_millis, receiver, process, owner
 FROM (
     SELECT asked.*, names.key AS name_key, names.tickets AS tickets,
+           (SELECT capacity FROM capacities WHERE capacities.name = asked.key) AS stored,
            max(last + 1, micros, CASE WHEN seen <= micros + 86400000000 THEN seen + 1 ELSE 0 END) AS number
     FROM asked JOIN names ON names.name = asked.key
 )
 WHERE number <= 9007199254740991
   AND id NOT IN (SELECT id FROM marks)
   AND id NOT IN (SELECT id FROM line)
-  AND capacity = coalesce((SELECT capacity FROM line WHERE live LIMIT 1), capacity)
+  -- A mutex is no semaphore.
+  AND CASE WHEN stored IS NULL THEN capacity = coalesce((SELECT capacity FROM line WHERE live LIMIT 1), capacity)
+           ELSE capacity < 1073741824 END
   AND (wait AND tickets < 10000
-       OR permits + coalesce((SELECT max(now_is) FROM line), 0) <= capacity);
+       OR permits + coalesce((SELECT max(now_is) FROM line), 0) <= coalesce(stored, capacity)
+          AND NOT EXISTS (SELECT 1 FROM line WHERE live AND now_is > limit_is));
 
 SELECT 0 AS kind,
        asked.id AS id,
        names.key AS name,
        mine.ticket AS ticket,
        asked.receiver AS receiver,
-       coalesce(mine.permits, asked.permits) AS permits,
        coalesce(
-           (SELECT now_is - line.permits FROM line WHERE line.id = asked.id AND live),
-           (SELECT max(now_is) FROM line),
-           0
-       ) AS older,
+           (SELECT now_is <= limit_is FROM line WHERE line.id = asked.id AND live),
+           asked.permits + coalesce((SELECT max(now_is) FROM line), 0) <= coalesce(capacities.capacity, asked.capacity)
+               AND NOT EXISTS (SELECT 1 FROM line WHERE live AND now_is > limit_is)
+       ) AS holds,
+       NOT EXISTS (SELECT 1 FROM line WHERE live AND now_is > limit_is AND line.id <> asked.id) AS first,
        asked.id IN (SELECT id FROM marks) OR asked.id IN (SELECT id FROM line WHERE NOT live) AS gone,
-       (SELECT capacity FROM line WHERE live AND capacity <> asked.capacity LIMIT 1) AS in_use,
-       (SELECT min(expires_at) FROM line WHERE live AND now_is <= capacity) AS soonest,
+       CASE WHEN capacities.capacity IS NULL
+            THEN (SELECT capacity FROM line WHERE live AND capacity <> asked.capacity LIMIT 1)
+            WHEN asked.capacity >= 1073741824 THEN capacities.capacity END AS in_use,
+       (SELECT min(expires_at) FROM line WHERE live AND now_is <= limit_is) AS soonest,
        EXISTS (SELECT 1 FROM line WHERE live AND line.process <> asked.process) AS foreign_ahead,
        mine.ticket IS NULL AND names.tickets >= 10000 AS crowded
 FROM asked LEFT JOIN names ON names.name = asked.key LEFT JOIN tickets AS mine ON mine.id = asked.id
+     LEFT JOIN capacities ON capacities.name = asked.key
 UNION ALL
 SELECT kind, id, NULL, ticket, receiver, NULL, NULL, NULL, NULL, soonest, NULL, NULL
 FROM told;

@@ -3,47 +3,65 @@
 -- Of each line, this has: the front, which is the holders and the first waiter; the tickets to remove; and the tickets
 -- of the requests. Waiters behind the first are not read, however many there are.
 --
--- A ticket holds when the permits of all older live tickets plus its own (`now_is`) are at most the capacity. It holds
--- *newly* if that was not so before (`was`). A waiter is *newly* the first one if there were others in front of it
--- before.
+-- A ticket holds when the permits of all older live tickets plus its own (`now_is`) are at most the limit. That is the
+-- stored capacity, or else that of the ticket; for a ticket that held when the capacity was changed, it is without end. It
+-- holds *newly* if that was not so before (`was`). A waiter is *newly* the first one if there were others in front of it
+-- before. If this request changes the capacity, the limit before it is another one than after it.
 
 DELETE FROM line;
 
 INSERT INTO line
 WITH RECURSIVE front (
-    name, ticket, id, permits, keeps, capacity, expires_at, receiver, process, live, older_was, older_is
+    name, ticket, id, permits, keeps, capacity, expires_at, receiver, process, live, older_was, older_is,
+    limit_was, limit_is, stored, through, sets, resizes
 ) AS (
-    SELECT name, -1, NULL, 0, 0, 0, NULL, NULL, NULL, 0, 0, 0
+    SELECT name, -1, NULL, 0, 0, 0, NULL, NULL, NULL, 0, 0, 0, 0, 0, stored, coalesce(through, 0), sets, resizes
     FROM (
-        SELECT names.key AS name FROM names WHERE names.name IN (SELECT key FROM asked)
-        UNION
-        SELECT mine.name FROM tickets AS mine WHERE mine.id IN (SELECT id FROM asked)
+        SELECT line.name AS name, capacities.capacity AS stored, capacities.through AS through,
+               (SELECT capacity FROM asked WHERE resizes) AS sets,
+               EXISTS (SELECT 1 FROM asked WHERE resizes) AS resizes
+        FROM (
+            SELECT names.key AS name FROM names WHERE names.name IN (SELECT key FROM asked)
+            UNION
+            SELECT mine.name FROM tickets AS mine WHERE mine.id IN (SELECT id FROM asked)
+        ) AS line
+        JOIN names ON names.key = line.name
+        LEFT JOIN capacities ON capacities.name = names.name
     )
     UNION ALL
     SELECT next.name, next.ticket, next.id, next.permits, min(next.permits, coalesce(asked.keeps, next.permits)),
            next.capacity, next.expires_at, next.receiver, next.process,
            next.expires_at > (SELECT now FROM asked LIMIT 1) AND asked.leaves IS NOT TRUE,
-           front.older_was + front.permits, front.older_is + front.keeps * front.live
+           front.older_was + front.permits, front.older_is + front.keeps * front.live,
+           CASE WHEN next.ticket <= front.through THEN 9007199254740991
+                ELSE coalesce(front.stored, next.capacity) END,
+           CASE WHEN next.ticket <= front.through THEN 9007199254740991
+                WHEN NOT front.resizes THEN coalesce(front.stored, next.capacity)
+                WHEN front.older_was + front.permits + next.permits <= coalesce(front.stored, next.capacity)
+                    THEN 9007199254740991
+                ELSE coalesce(front.sets, next.capacity) END,
+           front.stored, front.through, front.sets, front.resizes
     FROM front
     JOIN tickets AS next ON next.name = front.name AND next.ticket = (
         SELECT ticket FROM tickets WHERE tickets.name = front.name AND tickets.ticket > front.ticket
         ORDER BY tickets.ticket LIMIT 1
     )
     LEFT JOIN asked ON asked.id = next.id
-    WHERE NOT (front.live AND front.older_is + front.keeps > front.capacity)
+    WHERE NOT (front.live AND front.older_is + front.keeps > front.limit_is)
 )
 SELECT name, ticket, id, keeps, capacity, expires_at, receiver, process, live,
-       older_was, older_was + permits, older_is + keeps * live
+       older_was, older_was + permits, older_is + keeps * live, limit_was, limit_is
 FROM front WHERE ticket >= 0;
 
 -- Each name that has tickets is in `line` by now.
 INSERT OR IGNORE INTO line
-SELECT name, ticket, id, permits, capacity, expires_at, receiver, process, 0, NULL, NULL, NULL
+SELECT name, ticket, id, permits, capacity, expires_at, receiver, process, 0, NULL, NULL, NULL, NULL, NULL
 FROM tickets
 WHERE name IN (SELECT name FROM line) AND expires_at <= (SELECT now FROM asked LIMIT 1)
 UNION ALL
 SELECT name, ticket, tickets.id, min(tickets.permits, coalesce(asked.keeps, tickets.permits)), tickets.capacity,
-       expires_at, tickets.receiver, tickets.process, expires_at > now AND NOT leaves, NULL, NULL, NULL
+       expires_at, tickets.receiver, tickets.process, expires_at > now AND NOT leaves,
+       NULL, NULL, NULL, NULL, NULL
 FROM asked CROSS JOIN tickets ON tickets.id = asked.id; -- In this order, or the whole table is read.
 
 -- The rows are deleted before another ticket is granted because of it. A renewal may have read its clock before this
@@ -55,5 +73,5 @@ DELETE FROM tickets WHERE id IN (SELECT id FROM line WHERE NOT live);
 UPDATE tickets SET expires_at = min(expires_at, (SELECT now + 2000 FROM asked LIMIT 1))
 WHERE id IN (
     SELECT id FROM line
-    WHERE live AND was > capacity AND now_is <= capacity AND process <> (SELECT process FROM asked LIMIT 1)
+    WHERE live AND was > limit_was AND now_is <= limit_is AND process <> (SELECT process FROM asked LIMIT 1)
 );

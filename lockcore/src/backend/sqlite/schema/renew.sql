@@ -17,10 +17,10 @@ WHERE id IN (SELECT id FROM asked);
 
 SELECT 0 AS kind, asked.id AS id, tickets.name AS name, tickets.ticket AS ticket, tickets.receiver AS receiver,
        tickets.ttl_millis AS ttl_millis,
-       coalesce(line.now_is <= line.capacity, 0) AS holds,
-       CASE WHEN line.now_is > line.capacity THEN (
+       coalesce(line.now_is <= line.limit_is, 0) AS holds,
+       CASE WHEN line.now_is > line.limit_is THEN (
            SELECT min(t.expires_at) FROM line AS holder CROSS JOIN tickets AS t ON t.id = holder.id
-           WHERE holder.name = line.name AND holder.live AND holder.now_is <= holder.capacity
+           WHERE holder.name = line.name AND holder.live AND holder.now_is <= holder.limit_is
        ) END AS soonest,
        EXISTS (
            SELECT 1 FROM line AS ahead

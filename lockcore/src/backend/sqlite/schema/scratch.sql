@@ -14,6 +14,7 @@ CREATE TEMP TABLE asked (
     leaves      INTEGER NOT NULL, -- is to be removed
     marks       INTEGER NOT NULL, -- and is to be refused if it comes later
     swept       INTEGER,          -- names.key, for a sweep
+    resizes     INTEGER,          -- stores `capacity`
     now         INTEGER NOT NULL, -- ms of the boot clock
     micros      INTEGER NOT NULL, -- of the wall clock
     process     INTEGER NOT NULL
@@ -24,7 +25,7 @@ CREATE TEMP TABLE line (
     ticket      INTEGER NOT NULL,
     id          TEXT    NOT NULL,
     permits     INTEGER NOT NULL, -- from now on
-    capacity    INTEGER NOT NULL,
+    capacity    INTEGER NOT NULL, -- of the ticket
     expires_at  INTEGER NOT NULL,
     receiver    INTEGER NOT NULL,
     process     INTEGER NOT NULL,
@@ -33,6 +34,8 @@ CREATE TEMP TABLE line (
     older_was   INTEGER,          -- permits of all older ones, before anybody goes or shrinks
     was         INTEGER,          -- the same and its own
     now_is      INTEGER,          -- the same without those that go, and with what the others keep
+    limit_was   INTEGER,          -- the ticket held if `was` was at most this
+    limit_is    INTEGER,          -- it holds if `now_is` is at most this
     PRIMARY KEY (name, ticket)
 ) WITHOUT ROWID;
 
@@ -42,13 +45,13 @@ CREATE TEMP TABLE line (
 CREATE TEMP VIEW told AS
 SELECT 1 AS kind, id, ticket, receiver, NULL AS soonest
 FROM line
-WHERE live AND was > capacity AND now_is <= capacity
+WHERE live AND was > limit_was AND now_is <= limit_is
   AND process = (SELECT process FROM asked LIMIT 1) AND id NOT IN (SELECT id FROM asked)
 UNION ALL
 SELECT 2, id, ticket, receiver, (
     SELECT min(t.expires_at) FROM line AS holder CROSS JOIN tickets AS t ON t.id = holder.id
-    WHERE holder.name = line.name AND holder.live AND holder.now_is <= holder.capacity
+    WHERE holder.name = line.name AND holder.live AND holder.now_is <= holder.limit_is
 )
 FROM line
-WHERE live AND older_was > capacity AND now_is > capacity
+WHERE live AND older_was > limit_was AND now_is > limit_is
   AND process = (SELECT process FROM asked LIMIT 1) AND id NOT IN (SELECT id FROM asked);

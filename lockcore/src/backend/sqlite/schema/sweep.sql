@@ -1,6 +1,7 @@
 -- Removes old data. Of the next 1,000 names: if all tickets of a name have been dead for a minute, they are removed. If
 -- a name has no tickets, and the wall clock passed its last number a day ago, the name is removed. Dead marks are
--- removed too, and counters that were not used for 36 hours.
+-- removed too, and counters that were not used for 36 hours. A stored capacity stays. Of one that was taken back, the
+-- row is removed after a day, if no ticket needs it any more.
 --
 -- ?1 the key to go on after   ?2 now in ms of the boot clock   ?3 now in µs of the wall clock   ?4 epoch
 -- Rows: the key that was looked at last; null after the last one, or if the epoch is over
@@ -28,6 +29,13 @@ WHERE key IN (SELECT swept FROM asked)
 DELETE FROM marks WHERE expires_at <= (SELECT now FROM asked LIMIT 1);
 
 DELETE FROM counters WHERE used < ?3 / 1000000 - 129600 AND EXISTS (SELECT 1 FROM store WHERE epoch = ?4);
+
+DELETE FROM capacities
+WHERE capacity IS NULL AND changed < ?3 / 1000000 - 86400 AND EXISTS (SELECT 1 FROM store WHERE epoch = ?4)
+  AND NOT EXISTS (
+      SELECT 1 FROM names JOIN tickets ON tickets.name = names.key
+      WHERE names.name = capacities.name AND tickets.ticket <= capacities.through
+  );
 
 SELECT max(swept) AS last FROM asked;
 

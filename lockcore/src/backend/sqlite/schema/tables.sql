@@ -1,4 +1,4 @@
--- The contents of the file, but for `counters.sql`. Created once, in one transaction, by the first process that opens
+-- The contents of the file, but for `counters.sql` and `capacities.sql`. Created once, in one transaction, by the first process that opens
 -- it.
 --
 -- All of it is wire format: a change is a new layout version (`PRAGMA user_version`), and each version refuses files of
@@ -28,7 +28,7 @@ CREATE TABLE tickets (
     ticket      INTEGER NOT NULL,
     id          TEXT    NOT NULL UNIQUE,
     permits     INTEGER NOT NULL,
-    capacity    INTEGER NOT NULL, -- the same on all tickets of a name
+    capacity    INTEGER NOT NULL, -- the same on all tickets of a name without a stored capacity
     ttl_millis  INTEGER NOT NULL,
     expires_at  INTEGER NOT NULL, -- ms of the boot clock
     receiver    INTEGER NOT NULL, -- which client of the process is woken

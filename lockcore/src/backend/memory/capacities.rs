@@ -1,0 +1,45 @@
+//! The stored capacities of the memory store. Each is kept with its line, which stays for it.
+
+use super::Names;
+use super::Store;
+use super::wakes::Wakes;
+use crate::backend::{Resize, Resized};
+use crate::name::Name;
+
+impl Store {
+    pub(crate) fn resize(&self, resize: &Resize) -> Resized {
+        let now = self.clock.now();
+        let mut wakes = Wakes::but(resize.id);
+        let mut names = self.names();
+        let Names {
+            lines,
+            spare,
+            receivers,
+            ..
+        } = &mut *names;
+        let line = lines
+            .entry(resize.name.clone())
+            .or_insert_with(|| std::mem::take(spare));
+        wakes.collect(line.expire(now), &line.queue, receivers);
+        let (outcome, newly) = line.resize(resize);
+        wakes.collect(newly, &line.queue, receivers);
+        let resized = Resized::new(line.queue.stored(), line.change, outcome);
+        if line.is_over() {
+            names.end_line(&resize.name);
+        }
+        resized
+    }
+
+    /// A name that is not in use has no other data here than its capacity.
+    pub(crate) fn forget(&self, name: &Name) {
+        let now = self.clock.now().as_nanos();
+        let mut names = self.names();
+        if let Some(line) = names.lines.get_mut(name)
+            && (line.queue.tickets()).all(|(ticket, _)| ticket.expires_at <= now)
+        {
+            line.queue.expire(now);
+            line.queue.resize(None);
+            names.end_line(name);
+        }
+    }
+}
