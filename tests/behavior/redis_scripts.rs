@@ -117,7 +117,7 @@ fn line(server: &RedisServer) -> Vec<String> {
 
 fn records(server: &RedisServer) -> Vec<String> {
     let reply: Vec<Value> = server.command(&["EVAL", &script("inspect"), "1", KEY]);
-    let records = reply.into_iter().skip(1);
+    let records = reply.into_iter().skip(3);
     let mut records: Vec<String> = records
         .map(|record| redis::from_redis_value(record).unwrap())
         .collect();

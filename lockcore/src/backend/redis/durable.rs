@@ -7,7 +7,7 @@
 //! before that by itself, in line or behind its script, and its caller hears which of the two it was.
 //!
 //! Enqueue, adopt and renew are such verbs, if their answer says that the ticket is there, and so is every request about a
-//! counter. Nothing else is:
+//! counter or a stored capacity. Nothing else is:
 //!
 //! - **A refusal** (busy, gone, lost, another capacity) gives nothing that could be lost.
 //! - **A release** that a promoted server has not received keeps a name taken until the lease ends. Nobody else gets in.
@@ -38,12 +38,15 @@ use std::time::Duration;
 use redis::{Cmd, RedisResult, Value};
 
 use super::adopt;
+use super::capacities;
 use super::connection::{RedisConnection, Socket};
 use super::counters::{self, Publish};
 use super::group::{Group, Verdict};
 use super::tickets;
 use super::turn::Patience;
-use crate::backend::{Adoption, Count, Counted, Enqueued, Fault, Renewed, StoreError};
+use crate::backend::{
+    Adoption, Count, Counted, Enqueued, Fault, Renewed, Resize, Resized, StoreError,
+};
 use crate::request::Request;
 
 /// Takes a ticket that counts when its write does. The caller waits for `patience`.
@@ -115,11 +118,19 @@ pub(super) async fn count(
 ) -> Result<Counted, StoreError> {
     let mut member = Member::new(group, connection, Duration::MAX);
     let answer = counters::count(&mut member, &request, true, Publish::Plain).await?;
-    let counts = member.counts().await;
-    counts.map_err(|error| match error.is_broken() {
-        true => error,
-        false => StoreError::halfway(Fault::Unknown, error.to_string()),
-    })?;
+    member.counts_or_is_unknown().await?;
+    Ok(answer)
+}
+
+/// Reads or changes a stored capacity, as [`count`] does a counter.
+pub(super) async fn resize(
+    group: Arc<Group>,
+    connection: RedisConnection,
+    request: Arc<Resize>,
+) -> Result<Resized, StoreError> {
+    let mut member = Member::new(group, connection, Duration::MAX);
+    let answer = capacities::resize(&mut member, &request, true).await?;
+    member.counts_or_is_unknown().await?;
     Ok(answer)
 }
 
@@ -141,6 +152,16 @@ impl Member {
             patience,
             verdict: None,
         }
+    }
+
+    /// As [`counts`](Self::counts), for a request that the core repeats with the same id.
+    async fn counts_or_is_unknown(self) -> Result<(), StoreError> {
+        self.counts()
+            .await
+            .map_err(|error| match error.is_broken() {
+                true => error,
+                false => StoreError::halfway(Fault::Unknown, error.to_string()),
+            })
     }
 
     /// Resolves when its write counts.

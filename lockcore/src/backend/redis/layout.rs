@@ -100,6 +100,7 @@ pub(super) static INSPECT: LazyLock<Script> = script!("scripts/inspect.lua");
 pub(super) static LIST: LazyLock<Script> = script!("scripts/list.lua");
 pub(super) static ASK: LazyLock<Script> = script!("scripts/ask.lua");
 pub(super) static ADOPT: LazyLock<Script> = script!("scripts/adopt.lua");
+pub(super) static RESIZE: LazyLock<Script> = script!("scripts/resize.lua");
 pub(super) static FORGET: LazyLock<Script> = script!("scripts/forget.lua");
 pub(super) static PROBE: LazyLock<Script> = script!("scripts/probe.lua");
 pub(super) static COUNT: LazyLock<Script> = script!("scripts/count.lua");
@@ -107,7 +108,8 @@ pub(super) static COUNT: LazyLock<Script> = script!("scripts/count.lua");
 #[cfg(test)]
 pub(super) fn scripts() -> impl Iterator<Item = &'static Script> {
     [
-        &ENQUEUE, &RENEW, &RELEASE, &RAISE, &INSPECT, &LIST, &ASK, &ADOPT, &FORGET, &PROBE, &COUNT,
+        &ENQUEUE, &RENEW, &RELEASE, &RAISE, &INSPECT, &LIST, &ASK, &ADOPT, &RESIZE, &FORGET,
+        &PROBE, &COUNT,
     ]
     .into_iter()
     .map(|script| &**script)
@@ -140,6 +142,9 @@ mod tests {
         ("capacity", 10),
     ];
 
+    /// The fields behind these, in a state with a stored capacity.
+    const STORED: [(&str, usize); 2] = [("stored", CAPACITY), ("change", 32)];
+
     /// The digits that all numbers of the same thousand seconds have in common.
     const THOUSAND_SECONDS: [usize; 2] = [1, 7];
 
@@ -170,6 +175,8 @@ mod tests {
             }
         }
         spans.extend(HEAD.map(|(name, _)| head(name, name)));
+        let stored = |name| span(&STORED, name, name).map(|at| at + behind_head);
+        spans.extend(STORED.map(|(name, _)| stored(name)));
         spans.extend([
             record("number", ":"),
             record("number", "capacity"),
@@ -187,10 +194,12 @@ mod tests {
             record(": behind capacity", ": behind capacity")[1] + 1,
             head("out", "out")[0],
             behind_head + 1,
+            stored("change")[1] + 1,
             id + 1,
         ];
         let bytes = [
             (head("L", "L")[0], "76"),
+            (head("L", "L")[0], "82"), // R
             (record(":", ":")[0], "58"),
             (record("expires", "expires")[0], "43"),
         ];

@@ -1,6 +1,7 @@
 //! Redis and Valkey: see [`guide::redis`](crate::guide::redis) for what it promises and needs.
 
 mod adopt;
+mod capacities;
 mod cluster;
 mod config;
 mod connection;
@@ -33,7 +34,7 @@ use url::Url;
 
 use super::{
     Adoption, Answer, Backend, Capability, Connection, Count, Counted, Departure, Enqueued,
-    EventSink, Listing, Page, Released, Renewed, StoreError, TicketInfo,
+    EventSink, Listing, Page, Released, Renewed, Resize, Resized, StoreError, TicketInfo,
 };
 use crate::error::Error;
 use crate::name::Name;
@@ -120,6 +121,7 @@ impl Backend for Redis {
             .asks_back(true)
             .lists(true)
             .adopts(true)
+            .resizes(true)
             .counters(true)
             .watches(!matches!(self, Self::Cluster(_)))
     }
@@ -281,6 +283,16 @@ impl Connection for RedisConnection {
             Some(group) => Box::pin(durable::adopt(group, connection, adoption)),
             None => Box::pin(async move { adopt::adopt(&mut connection, &adoption).await }),
         }
+    }
+
+    fn resize(&self, resize: Arc<Resize>) -> Answer<Resized> {
+        let (mut connection, group) = (self.clone(), self.group.clone());
+        Box::pin(async move {
+            match group {
+                Some(group) => durable::resize(group, connection, resize).await,
+                None => capacities::resize(&mut connection, &resize, false).await,
+            }
+        })
     }
 
     fn forget(&self, name: Name) -> Answer<()> {

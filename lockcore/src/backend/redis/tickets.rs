@@ -202,23 +202,28 @@ pub(super) async fn listed(
         Some(now) => redis::from_redis_value(now).map_err(unreadable)?,
         None => return Err(unexpected(&"nothing")),
     };
+    let mut number = || match reply.next() {
+        Some(number) => redis::from_redis_value::<i64>(number).map_err(unreadable),
+        None => Err(unexpected(&"too few")),
+    };
+    let (stored, holders) = (u32::try_from(number()?).ok(), number()?);
     let records: Vec<String> = reply
         .map(redis::from_redis_value)
         .collect::<Result<_, _>>()
         .map_err(unreadable)?;
-    let mut lives: Vec<Record<'_>> = records
-        .iter()
-        .filter_map(|record| Record::parse(record))
-        .filter(|record| record.expires > now)
-        .collect();
+    let live = |record| Record::parse(record).filter(|record| record.expires > now);
+    let holders = records.iter().take(usize::try_from(holders).unwrap_or(0));
+    let held = holders.filter_map(|record| live(record)).count();
+    let mut lives: Vec<Record<'_>> = records.iter().filter_map(|record| live(record)).collect();
     lives.sort_unstable_by_key(|record| record.number);
-    let holders = queue::granted(lives.iter().map(|record| (record.permits, record.capacity)));
+    let shares = lives.iter().map(|record| (record.permits, record.capacity));
+    let holders = queue::granted_of(shares, stored, held);
     let place = |(at, record): (usize, Record<'_>)| {
         let ticket = TicketInfo::new(
             record.number,
             at < holders,
             record.permits,
-            record.capacity,
+            stored.unwrap_or(record.capacity),
             Duration::from_millis(record.expires - now),
             record.owner.to_owned(),
         )

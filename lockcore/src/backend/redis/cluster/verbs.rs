@@ -15,10 +15,10 @@ use super::task::Task;
 use crate::backend::redis::connection::RedisConnection;
 use crate::backend::redis::counters::{self, Publish};
 use crate::backend::redis::hop::Hop;
-use crate::backend::redis::{adopt, config, layout, tickets};
+use crate::backend::redis::{adopt, capacities, config, layout, tickets};
 use crate::backend::{
     Adoption, Answer, Connection, Count, Counted, Departure, Enqueued, Fault, Listing, Page,
-    Released, Renewed, StoreError, TicketInfo,
+    Released, Renewed, Resize, Resized, StoreError, TicketInfo,
 };
 use crate::name::Name;
 use crate::request::{Id, Request};
@@ -108,6 +108,17 @@ impl Connection for ClusterConnection {
             };
             let slot = slot_of(&adoption.request.name);
             Ok(routes.ask(slot, verb).await?.answer)
+        })
+    }
+
+    fn resize(&self, resize: Arc<Resize>) -> Answer<Resized> {
+        let routes = Arc::clone(&self.0);
+        Box::pin(async move {
+            let verb = |mut link: RedisConnection| {
+                let resize = Arc::clone(&resize);
+                async move { capacities::resize(&mut link, &resize, false).await }
+            };
+            Ok(routes.ask(slot_of(&resize.name), verb).await?.answer)
         })
     }
 

@@ -9,7 +9,7 @@
 -- Reply number of the ticket, as text            granted, for the ttl
 --       {1, ticket, ttl in ms, recheck in ms}     waiting; -1: no recheck
 --       {2, ms until the first holder expires}    busy, or too many waiters; -1: unknown
---       {3, capacity in use}                      another capacity is in use
+--       {3, capacity in use}                      another capacity is in use; or it is stored, and this is no semaphore
 --       {4}                                       this id was released before, or has expired
 --       {5}                                       ticket numbers are exhausted
 --
@@ -63,13 +63,14 @@ local micros = time[1] * 1000000 + time[2]
 local now = math.floor(micros / 1000)
 local ttl, id = tonumber(string.sub(ARGV[1], 1, 13)), string.sub(ARGV[1], 14, 45)
 local capacity = string.sub(ARGV[1], 58, 67)
-local MOST_TICKETS = 10000
+local MOST_TICKETS, FULL = 10000, 1073741824
 
 -- The next most frequent case: one ticket holds all permits and this one has to wait. No expired waiter is in front of
 -- it.
 local in_line = was and string.byte(was, 17) == 76 -- 'L'
 local at = in_line and 76 or 0
-local ends = is_next and ARGV[3] ~= '0' and string.sub(was, at + 63, at + 72) == capacity
+local is_resized = was and string.byte(was, 17) == 82 -- 'R'
+local ends = is_next and not is_resized and ARGV[3] ~= '0' and string.sub(was, at + 63, at + 72) == capacity
   and string.sub(was, at + 74, at + 83) == capacity and string.sub(was, at + 30, at + 61) ~= id and end_of(was, at)
 if ends and ends > now then
   local rows, record, recheck_in = key .. ':line', number .. ARGV[1], ends - now
@@ -180,8 +181,12 @@ local function take()
   bury(line)
   grant(line)
   local alone = line.out == 0
-  if not alone and line.capacity ~= capacity then return 3 end
-  local holds = not first(line) and (alone or line.out + permits <= capacity)
+  if line.stored then
+    if capacity == FULL then return 3 end
+  elseif not alone and line.capacity ~= capacity then
+    return 3
+  end
+  local holds = not first(line) and line.out + permits <= (line.stored or capacity)
   if not holds and (ARGV[3] == '0' or is_full()) then return 2 end
   if drawn >= tonumber(END_OF_NUMBERS) then return 5 end
   number = string.format('%016d', drawn)
@@ -205,5 +210,5 @@ if status == 2 then
   local ends = soonest(line)
   return {2, ends and ends - now or -1}
 end
-if status == 3 then return {3, line.capacity} end
+if status == 3 then return {3, line.stored or line.capacity} end
 return {status}

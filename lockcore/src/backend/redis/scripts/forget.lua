@@ -11,5 +11,5 @@
 local line = read(KEYS[1], redis.call('GET', KEYS[1]), clock())
 if line.err then return line end
 if line.out > 0 or line.head < line.next or line.marks > line.now then return 0 end
-redis.call('DEL', line.key, line.rows, line.ends)
+redis.call('DEL', line.key, line.rows, line.ends, line.key .. ':gone:capacity')
 return 1

@@ -7,12 +7,17 @@
 --                         '<last>L<marks:13><head:13><next:13><out:10><capacity:10><record>'
 --                                                            one holder, with a line behind it
 --                         the same without the record        several holders, or none
+--                         '<last>R…<capacity:10><stored:10><change:32><record>'
+--                                                            the same with R in place of L, if a capacity is stored for the
+--                                                            name (resize.lua), in every case; this key does not expire
 --                       marks: until when (ms) a mark may be there; head: the place of the first waiter;
---                       next: the place of the next waiter to come; out: permits that are held
+--                       next: the place of the next waiter to come; out: permits that are held;
+--                       stored: the capacity that counts in place of those of the tickets; change: who has stored it
 --   key:line   hash     of each waiter: place (13 digits) -> record, and id -> place;
 --                       of each holder, if there are several: id -> record
 --   key:ends   sorted   of each holder, if there are several: its id, scored by when it expires
--- and key:gone:<id>, the mark. It says that the id was released before its enqueue came.
+-- and key:gone:<id>, the mark. It says that the id was released before its enqueue came. (key:gone:capacity says that a
+-- stored capacity was taken back.)
 --
 -- With these keys, a verb looks at no more tickets than it grants or finds expired. Places are given in order of the
 -- numbers. The place of a ticket that has left stays empty.
@@ -41,7 +46,8 @@ local function read(key, was, now)
     dead = {},
   }
   if not was or #was == 16 then return line end
-  if string.byte(was, 17) ~= 76 then
+  local is_resized = string.byte(was, 17) == 82 -- 'R'
+  if string.byte(was, 17) ~= 76 and not is_resized then
     line.solo = was
     line.out, line.capacity = size(was)
   else
@@ -49,10 +55,15 @@ local function read(key, was, now)
     line.marks, line.head = tonumber(string.sub(was, 18, 30)), tonumber(string.sub(was, 31, 43))
     line.next, line.out = tonumber(string.sub(was, 44, 56)), tonumber(string.sub(was, 57, 66))
     line.capacity = tonumber(string.sub(was, 67, 76))
-    if #was > 76 then line.solo = string.sub(was, 77) end
+    if is_resized then
+      line.stored, line.change = tonumber(string.sub(was, 77, 86)), string.sub(was, 87, 118)
+      if #was > 118 then line.solo = string.sub(was, 119) end
+    elseif #was > 76 then
+      line.solo = string.sub(was, 77)
+    end
   end
   local record = line.solo
-  if not (line.out and line.capacity and line.marks and line.head and line.next)
+  if not (line.out and line.capacity and line.marks and line.head and line.next) or is_resized and not line.stored
     or record and (not end_of(record) or string.byte(record, 62) ~= 58) then -- ':'
     return redis.error_reply(foreign)
   end
@@ -90,9 +101,13 @@ local function write(line)
   local nobody, waits = line.out == 0, line.head < line.next
   -- All marks have ended. With 0 here, the fast paths of enqueue.lua and release.lua can be taken again.
   if line.marks <= line.now then line.marks = 0 end
-  if nobody and not line.was and line.marks == 0 then return end
+  if nobody and not line.was and line.marks == 0 and not line.stored then return end
   local value
-  if nobody and not waits and line.marks == 0 then
+  if line.stored then
+    begin(line)
+    value = line.last .. string.format('R%013d%013d%013d%010d%010d%010d%s',
+      line.marks, line.head, line.next, line.out, line.capacity, line.stored, line.change) .. (line.solo or '')
+  elseif nobody and not waits and line.marks == 0 then
     value = line.last
   elseif line.solo and not waits and line.marks == 0 and string.sub(line.solo, 1, 16) == line.last then
     value = line.solo
@@ -106,7 +121,8 @@ local function write(line)
   -- No number was drawn: there is nothing but a mark.
   if nobody and not line.was then life = line.marks - line.now end
   life = string.format('%d', life)
-  redis.call('SET', line.key, value, 'PX', life)
+  -- A stored capacity must not vanish: too many would get in.
+  if line.stored then redis.call('SET', line.key, value) else redis.call('SET', line.key, value, 'PX', life) end
   line.was = value
   -- A key expires a day after the last request that took or renewed a ticket. So a short ttl cannot end the key while a
   -- ticket with a long ttl still needs it. The only exception is a clock that is put back by 12 hours or more and then
@@ -364,7 +380,7 @@ local function grant(line, asker)
     if not record then return end
     local permits, capacity = size(record)
     if line.out == 0 then line.capacity = capacity end
-    if line.out + permits > line.capacity then return end
+    if line.out + permits > (line.stored or line.capacity) then return end
     local id, place = id_of(record), string.format('%013d', line.head)
     hold(line, id, record, permits)
     line.head, line.first = line.head + 1, nil

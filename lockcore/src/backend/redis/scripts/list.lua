@@ -13,7 +13,7 @@ local reply, now = { step[1] }, clock()
 for _, key in ipairs(step[2]) do
   -- The key may be gone by now, or of another type, or on its way to another node.
   local was, used = redis.pcall('GET', key), false
-  if type(was) == 'string' and string.byte(was, 17) == 76 then
+  if type(was) == 'string' and (string.byte(was, 17) == 76 or string.byte(was, 17) == 82) then
     used = string.sub(was, 57, 66) ~= '0000000000' or string.sub(was, 31, 43) ~= string.sub(was, 44, 56)
   elseif type(was) == 'string' and #was > 16 then
     used = (end_of(was) or 0) > now

@@ -1,0 +1,79 @@
+-- Reads or changes the stored capacity of a name, and sends wake-ups to the waiters that hold because of it.
+--
+-- KEYS  1 the name's key
+-- ARGV  1 the request's id
+--       2 what to do: 'read'; 'keep', a read that also writes; 'set'; 'forget'
+--       3 the capacity to store, or empty
+--       4 the last change that the client has read, or empty
+--       5 the capacity that tickets may have: the oldest, if none is stored; all, to forget
+-- Reply {outcome, stored capacity or -1, last change or empty}. The outcome is 0 carried out, 1 somebody else has changed
+--       it since. Or {2, capacity in use, empty}. If it is not 0, nothing has changed.
+--
+-- While a capacity is stored, the state has it, together with the id of the change: see line.lua. It counts in place of
+-- the capacities of the tickets. Who holds is in the state and the rows, so a smaller capacity takes nothing back.
+--
+-- When a capacity is forgotten, a mark remembers that change for a minute. A change that comes late finds that mark, and
+-- does nothing.
+--
+-- If the user is denied a command in the middle: see put_down() in line.lua. The client repeats the request with its id.
+
+-- include record.lua
+-- include line.lua
+
+local MARK_MS = '60000'
+local key, id, verb = KEYS[1], ARGV[1], ARGV[2]
+local mark = key .. ':gone:capacity'
+
+-- Changes nothing. A full server accepts the rest after it, and a replica refuses it.
+if verb ~= 'read' then redis.call('HDEL', key .. ':line', '') end
+local line = read(key, redis.call('GET', key), clock())
+if line.err then return line end
+local change, stated = line.change or redis.call('GET', mark) or '', tonumber(ARGV[5])
+
+-- The capacity of a ticket that stands in the way.
+local function other()
+  if not line.stored then return line.out > 0 and line.capacity ~= stated and line.capacity end
+  if verb == 'set' then return false end
+  local records = { line.solo }
+  local rows = redis.call('HGETALL', line.rows)
+  for i = 1, #rows, 2 do
+    local is_passed = #rows[i] == 13 and tonumber(rows[i]) < line.head
+    if #rows[i + 1] > 13 and not is_passed then records[#records + 1] = rows[i + 1] end
+  end
+  for _, record in ipairs(records) do
+    local _, capacity = size(record)
+    if capacity ~= stated and end_of(record) > line.now then return capacity end
+  end
+  return false
+end
+
+local function resize()
+  bury(line)
+  grant(line)
+  if change == id then
+    line.raise = true -- written again, so that replicas that acknowledge this have it
+    return 0
+  end
+  if change ~= ARGV[4] then return 1 end
+  local in_use = other()
+  if in_use then return 2, in_use end
+  if verb == 'set' then
+    line.stored, line.change = tonumber(ARGV[3]), id
+  else
+    redis.call('SET', mark, id, 'PX', MARK_MS)
+    line.stored, line.change, line.capacity = nil, nil, stated
+  end
+  change = id
+  grant(line)
+  return 0
+end
+
+local outcome, in_use = 0
+if verb == 'keep' then
+  settle(line, {}, function() line.raise = line.was end)
+elseif verb ~= 'read' then
+  outcome, in_use = settle(line, {}, resize)
+  if line.denied then return line.denied end
+end
+if outcome == 2 then return { 2, in_use, '' } end
+return { outcome, line.stored or -1, change }
