@@ -1,10 +1,10 @@
 //! The response body that keeps the lock until it ends.
 
+mod holding;
 mod watched;
 
-use std::convert::Infallible;
 use std::fmt;
-use std::future::{Future, pending, poll_fn};
+use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
@@ -12,10 +12,11 @@ use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 
+use self::holding::{Hold, Holding, Polled, Stopped};
 use self::watched::Watched;
-use crate::ending::{AtLoss, End, Limits};
+use crate::ending::Limits;
 use crate::frame::{BoxError, Part, of_ours};
-use crate::guard::{AnyGuard, AnyHeld, is_asked_back};
+use crate::guard::AnyGuard;
 
 pin_project! {
     /// A response body that keeps the lock until it ends.
@@ -52,40 +53,6 @@ pin_project! {
         Ended { size: SizeHint },
         PassThrough { #[pin] inner: B },
     }
-}
-
-pin_project! {
-    // The inner body and its lock. Fields are dropped in this order, so the body is dropped before the lock.
-    struct Holding<B> {
-        #[pin]
-        inner: B,
-        hold: Hold,
-    }
-}
-
-/// The lock, for as long as the inner body lives.
-struct Hold {
-    /// `None` after the last part.
-    guard: Option<AnyGuard>,
-    held: AnyHeld,
-    /// Created when the inner body is pending for the first time, because many bodies never are.
-    lost: Option<Pin<Box<dyn Future<Output = lockcore::Error> + Send>>>,
-    limits: Limits,
-}
-
-/// The result of one poll of an inner body.
-struct Polled {
-    part: Option<Part>,
-    /// The lock, if `part` is the last one.
-    to_release: Option<AnyGuard>,
-}
-
-/// An inner body that is stopped.
-struct Stopped {
-    /// The last part.
-    part: Part,
-    /// The lock, if its release is awaited before the last part is sent.
-    to_release: Option<AnyGuard>,
 }
 
 impl<B> LockBody<B> {
@@ -301,81 +268,6 @@ fn keep(
         None => *next = part,
         // This can only overwrite an empty frame, because nothing is held back after the data.
         Some(_) => *then = part,
-    }
-}
-
-impl<B> Holding<B>
-where
-    B: Body,
-    B::Error: Into<BoxError>,
-{
-    fn poll_part(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<Polled, Stopped>> {
-        let mut this = self.project();
-        let part = match ready!(this.hold.poll_part(this.inner.as_mut(), cx)) {
-            Ok(part) => part,
-            Err(error) => {
-                tracing::debug!(%error, "response stopped");
-                let asked_back = is_asked_back(&error);
-                let part = this.hold.limits.at_loss.end(End::Lost(error));
-                // Otherwise the lock stays where it is, and is dropped after the inner body.
-                let to_release = asked_back.then(|| this.hold.guard.take()).flatten();
-                return Poll::Ready(Err(Stopped { part, to_release }));
-            }
-        };
-        let ends = match &part {
-            // Servers send trailers and do not poll again.
-            Some(Ok(frame)) => frame.is_trailers() || this.inner.is_end_stream(),
-            Some(Err(_)) | None => true,
-        };
-        let to_release = ends.then(|| this.hold.guard.take()).flatten();
-        Poll::Ready(Ok(Polled { part, to_release }))
-    }
-}
-
-impl Hold {
-    /// Polls the inner body while the lock is held: the deadline of the lease is checked before each poll. If the body
-    /// may continue after a loss, nothing is checked.
-    fn poll_part<B>(
-        &mut self,
-        inner: Pin<&mut B>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Result<Option<Part>, lockcore::Error>>
-    where
-        B: Body,
-        B::Error: Into<BoxError>,
-    {
-        // A lock that somebody asks for is still valid. This comes first, because a body that is always ready must end too.
-        if self.limits.when_asked
-            && let Poll::Ready(error) = self.poll_lost(cx)
-        {
-            return Poll::Ready(Err(error));
-        }
-        let signals = self.limits.at_loss == AtLoss::GoOn;
-        if (signals || self.limits.when_asked || self.held.is_valid())
-            // Locks that the body asks for while it is sent are asked for inside the scope of this lock.
-            && let Poll::Ready(part) = self.held.enter(|| inner.poll_frame(cx))
-        {
-            return Poll::Ready(Ok(of_ours(part)));
-        }
-        if signals {
-            return Poll::Pending;
-        }
-        self.poll_lost(cx).map(Err)
-    }
-
-    /// Ready if a loss of the lock, or a request for it, ends the body. If it does so already, the first poll returns
-    /// ready. Otherwise the task is woken when it does.
-    fn poll_lost(&mut self, cx: &mut Context<'_>) -> Poll<lockcore::Error> {
-        self.lost
-            .get_or_insert_with(|| Box::pin(lost(self.held.clone())))
-            .as_mut()
-            .poll(cx)
-    }
-}
-
-async fn lost(held: AnyHeld) -> lockcore::Error {
-    match held.while_held(pending::<Infallible>()).await {
-        Err(error) => error,
     }
 }
 

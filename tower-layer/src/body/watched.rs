@@ -7,7 +7,7 @@ use std::task::{Context, Poll, Waker};
 use http_body::{Body, SizeHint};
 use tokio::task::AbortHandle;
 
-use super::{Holding, Polled, Stopped, lost};
+use super::holding::{Holding, Polled, Stopped, lost};
 use crate::deadline::{Deadline, Overdue};
 use crate::ending::{AtLoss, End};
 use crate::frame::{BoxError, Part};
@@ -101,7 +101,7 @@ where
             // lock is released in the background, because it is not known when the next poll comes.
             return polled;
         };
-        let guard = asked_back.then(|| holding.as_mut().project().hold.guard.take());
+        let guard = asked_back.then(|| holding.as_mut().take_guard());
         drop(holding);
         Poll::Ready(Err(Stopped {
             part,
@@ -148,7 +148,7 @@ async fn end_on_time<B>(
     let Some(mut holding) = holding else {
         return;
     };
-    let guard = holding.as_mut().project().hold.guard.take();
+    let guard = holding.as_mut().take_guard();
     // The inner body is dropped before the lock.
     drop(holding);
     if let Some(guard) = guard
