@@ -96,7 +96,8 @@ impl<B> LockBody<B> {
             owed,
             ..Self::new(State::ended(), None)
         };
-        while this.then.is_none() {
+        // Until the declared length is complete, nothing may be held back behind a part: see `keep`.
+        while this.then.is_none() && (this.next.is_none() || !matches!(this.owed, Some(1..))) {
             let polled = poll_fn(|cx| Poll::Ready(holding.as_mut().poll_part(cx))).await;
             let to_release = match polled {
                 Poll::Pending => break,

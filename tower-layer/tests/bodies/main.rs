@@ -359,6 +359,23 @@ async fn the_frame_that_completes_the_declared_length_comes_when_the_lock_is_fre
 }
 
 #[tokio::test]
+async fn parts_that_are_all_ready_before_the_head_come_through_whole() {
+    let locks = memory();
+    let (script, body) = Scripted::new();
+    script.data("abc");
+    script.data("de");
+    script.end();
+
+    let response = respond(&locks, request(), Response::new(body.of_size(5))).await;
+    let mut body = response.into_body();
+
+    assert_eq!(data(&mut body).await, "abc");
+    assert_eq!(data(&mut body).await, "de");
+    assert_eq!(tickets(&locks, NAME).await, 0);
+    assert!(in_time(body.frame()).await.is_none());
+}
+
+#[tokio::test]
 async fn trailers_after_the_declared_length_are_kept() {
     let locks = memory();
     let (script, body) = Scripted::new();
