@@ -13,21 +13,23 @@ use crate::locks::Locks;
 use crate::options::{OnLost, OnRevoke, SHORTEST_TTL};
 
 impl Locks {
-    /// Takes over a lock that another process, or another client of this one, has detached. `text` is what
+    /// Takes over a lock that another process, or another client of this one, has detached. `text` is the text that
     /// [`Guard::detach`] has returned there. The grant stays the same, with its [fencing
     /// token](crate::Held::fencing_token): nobody else has held the lock in between.
     ///
     /// This client needs the same store and the same namespace. It asks the store once, and does not wait in line. The
-    /// guard is like every other: the lease is renewed, with the ttl that it had, and the lock is released when the guard
-    /// is dropped, or by [`shutdown`](Self::shutdown). The settings are the defaults of [`Lock`](crate::Lock), whatever the
-    /// lock was taken with: the lease is renewed even if it was not before. The owner at the store is this client.
+    /// guard is like every other: the lease is renewed, with the ttl that it had, and the lock is released when the
+    /// guard is dropped, or by [`shutdown`](Self::shutdown). The settings are the defaults of [`Lock`](crate::Lock),
+    /// not those that the lock was taken with: the lease is renewed even if it was not before. The owner at the store
+    /// is this client.
     ///
     /// Only one adoption succeeds. A text is of no use after that, and none after its ttl.
     ///
     /// # Errors
     ///
-    /// [`Lost`](crate::ErrorKind::Lost) when the store does not have the grant any more: its lease has ended, somebody has
-    /// adopted it, or it was [taken away](Self::force_release). The job may be half done.
+    /// [`Lost`](crate::ErrorKind::Lost) when the store does not have the grant any more: its lease has ended, somebody
+    /// has adopted it, or it was [taken away](Self::force_release). The job may be half done. Also after a
+    /// [shutdown](Self::shutdown) of this client; the text is as good as before then.
     ///
     /// [`Config`](crate::ErrorKind::Config) for a text that is damaged or of another namespace, for a ttl that this store
     /// does not take, and for a store without this operation. [`Unavailable`](crate::ErrorKind::Unavailable) when the store

@@ -1,4 +1,4 @@
-//! The places of a barrier, and when all parties of a round have come. What callers see is in `barrier` and
+//! The places of a barrier, and when all parties of a round have come. The public types are in `barrier` and
 //! `double_barrier`.
 //!
 //! A party's *place* is a ticket of a semaphore on the name: a lease that is renewed, and that ends with the process. The
@@ -29,10 +29,11 @@
 //! the condition of every such change fails. If the counter has reached the party's ticket by then, it was counted, and
 //! goes on. Only then does it release the rest.
 //!
-//! **What cannot be closed**: a list and the change that follows are two requests. A party that dies between them, or
+//! **A gap that stays open**: a list and the change that follows are two requests. A party that dies between them, or
 //! whose future is dropped, is counted. So is one that gives up in line, before it knows of its place. No party is told
 //! anything wrong by that: at the time of the list all were there, after the last of them had come, and the one that is
-//! gone is not told anything. Tickets and counters do not change together in any store, so no order of requests avoids it.
+//! gone is not told anything. Tickets and counters do not change together in any store, so no order of requests avoids
+//! it.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
@@ -48,7 +49,7 @@ use crate::error::{Error, ErrorKind};
 use crate::hold::Guard;
 use crate::lock::Lock;
 use crate::options::Wait;
-use crate::request::FULL;
+use crate::request::{FULL, mismatch};
 
 /// The permits of a place.
 const PLACE: NonZeroU32 = NonZeroU32::new(3).unwrap();
@@ -400,9 +401,17 @@ impl Party {
         Ok(members.into_values().collect())
     }
 
+    /// The tickets of the name. If a capacity was stored for it, there is room for more places than there are parties, and
+    /// no round could be told from another.
     async fn look(&self) -> Result<Vec<TicketInfo>, Error> {
         let shared = &self.places.counter.client().shared;
-        shared.inspect(&self.guard.lease().request.name).await
+        let request = &self.guard.lease().request;
+        let places = shared.inspect(&request.name).await?;
+        let own = request.capacity;
+        match places.iter().find(|place| place.capacity != own.get()) {
+            Some(place) => Err(mismatch(own, place.capacity)),
+            None => Ok(places),
+        }
     }
 
     /// Sets the counter if it is as it was seen last. Returns whether it was. In both cases it has been seen after that.

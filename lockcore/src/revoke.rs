@@ -117,8 +117,9 @@ impl Locks {
         if !self.ask(name, id, &ask).await? {
             return Ok(Release::AlreadyLost);
         }
-        // The request that was seen at the ticket, and when its time is over.
-        let mut seen: Option<(AskedBack, Instant)> = None;
+        // The request that was seen at the ticket with this id, and when its time is over. A ticket that is adopted gets
+        // another id, and a lease from then on: its new holder has as much time to learn of the request.
+        let mut seen: Option<(AskedBack, Id, Instant)> = None;
         let mut pauses = Pauses::between(SHORTEST_PAUSE, LONGEST_PAUSE);
         loop {
             self.0.shared.alarm(clock.now().after(pauses.draw())).await;
@@ -131,7 +132,7 @@ impl Locks {
                     self.ask(name, id, &ask).await?;
                     seen = None;
                 }
-                (Some(stands), Some((known, give_up))) if stands == known => {
+                (Some(stands), Some((known, of, give_up))) if stands == known && *of == id => {
                     if clock.now() >= *give_up
                         && self.release_of(name, &place, id).await? == Release::Released
                     {
@@ -144,7 +145,7 @@ impl Locks {
                 (Some(stands), _) => {
                     let give_up = clock.now().after(place.remaining).after(stands.grace);
                     let give_up = give_up.after(self.0.shared.op_timeout);
-                    seen = Some((stands.clone(), give_up));
+                    seen = Some((stands.clone(), id, give_up));
                 }
             }
         }
@@ -195,7 +196,8 @@ impl Locks {
     ) -> Result<Release, Error> {
         let name = self.name(name)?;
         let outcome = async {
-            // A ticket that is adopted between the two requests has another id after that.
+            // Two requests: one reads the id of the ticket, one releases that id. If the ticket is adopted in between,
+            // it has a new id, and both are sent again.
             for _ in 0..3 {
                 let Some((place, id)) = self.holder(&name, ticket).await? else {
                     break;

@@ -130,6 +130,9 @@ impl Semaphore {
     /// none, and it looks again. After eight looks it gives up. If others give permits back in between, these stay free.
     /// A look and one more request, if nobody is in the way.
     ///
+    /// If somebody [forgets](Self::forget_capacity) a larger stored capacity between the look and the request, it may take
+    /// more permits than callers state. Others are refused then until it gives them back.
+    ///
     /// # Errors
     ///
     /// [`Busy`](crate::ErrorKind::Busy) when no permit is free, when somebody waits, and when others were faster each
@@ -208,7 +211,7 @@ impl Semaphore {
     /// The store keeps it until [`forget_capacity`](Self::forget_capacity), however long the name is not used. So all
     /// programs go on with it, also those that start later and state another capacity. A mutex, a read/write lock, or a
     /// barrier on the same name cannot be used meanwhile: they are refused with
-    /// [`CapacityMismatch`](crate::ErrorKind::CapacityMismatch), or wait.
+    /// [`CapacityMismatch`](crate::ErrorKind::CapacityMismatch).
     ///
     /// Two requests, if nobody else changes the capacity at the same moment.
     ///

@@ -60,7 +60,7 @@ impl Store {
             }
             Renewed::Waiting { .. } | Renewed::Lost | Renewed::Failed => Enqueued::Gone,
         };
-        if line.queue.is_empty() {
+        if line.is_over() {
             names.end_line(&request.name);
         }
         answer

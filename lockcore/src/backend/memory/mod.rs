@@ -482,6 +482,7 @@ impl Names {
     /// Removes the line of this name, which is empty.
     fn end_line(&mut self, name: &Name) {
         if let Some(mut line) = self.lines.remove(name) {
+            line.queue.resize(None);
             line.change = None;
             self.spare = line;
         }

@@ -1,5 +1,6 @@
 //! The contract at the connection: a ticket that holds goes from one client to another.
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -7,18 +8,11 @@ use super::fact::{Fact, group_of};
 use super::kit::{Asker, Store, with};
 use super::steps::{SOON, eventually};
 use crate::backend::{
-    Adoption, Capability, Departure, Enqueued, FULL, Fault, Id, Released, Renewed, Request,
+    Adoption, Capability, Departure, Enqueued, FULL, Fault, Id, Released, Renewed, Request, Resize,
+    ResizeOp, ResizeOutcome,
 };
 
 pub(super) fn all() -> Vec<Fact> {
-    let adopts = |capability: &Capability| match capability.adopts {
-        true => Ok(()),
-        false => Err("its tickets stay with their clients"),
-    };
-    let adopts_not = |capability: &Capability| match capability.adopts {
-        true => Err("its tickets go from one client to another"),
-        false => Ok(()),
-    };
     let adopting = group_of!["adoptions", false, adopts;
         an_adopted_ticket_keeps_its_number_and_its_place
         one_of_several_holders_is_adopted_and_the_others_stay
@@ -32,10 +26,35 @@ pub(super) fn all() -> Vec<Fact> {
         a_late_enqueue_of_a_ticket_that_was_adopted_takes_nothing
         an_adoption_that_comes_after_its_release_takes_nothing
     ];
+    let resizing = group_of!["adoptions", false, adopts_and_resizes;
+        a_ticket_is_adopted_if_it_holds_by_the_stored_capacity
+        an_adoption_that_finds_no_ticket_leaves_the_stored_capacity
+    ];
     let refusing = group_of!["adoptions", false, adopts_not;
         an_adoption_is_refused_and_changes_nothing
     ];
-    [adopting, refusing].concat()
+    [adopting, resizing, refusing].concat()
+}
+
+fn adopts(capability: &Capability) -> Result<(), &'static str> {
+    match capability.adopts {
+        true => Ok(()),
+        false => Err("its tickets stay with their clients"),
+    }
+}
+
+fn adopts_not(capability: &Capability) -> Result<(), &'static str> {
+    match capability.adopts {
+        true => Err("its tickets go from one client to another"),
+        false => Ok(()),
+    }
+}
+
+fn adopts_and_resizes(capability: &Capability) -> Result<(), &'static str> {
+    match capability.resizes {
+        true => adopts(capability),
+        false => Err("it stores no capacities"),
+    }
 }
 
 /// The request of another client for the ticket of this one.
@@ -415,6 +434,68 @@ async fn an_adoption_that_comes_after_its_release_takes_nothing(store: Store) {
     assert_eq!(takes.release(&ours).await, Released::Released);
     gives.close().await;
     takes.close().await;
+}
+
+/// Stores a capacity for a name that has none. Callers state 2.
+async fn store_capacity(store: &Store, client: &Asker, name: &str, capacity: u32) {
+    let op = ResizeOp::Set {
+        capacity: Some(capacity),
+        after: None,
+        stated: NonZeroU32::new(2).unwrap(),
+    };
+    let change = Resize::new(store.name(name), Id::draw().unwrap(), op);
+    let resized = client.resize(&Arc::new(change)).await;
+    assert_eq!(resized.outcome, ResizeOutcome::Applied);
+}
+
+async fn a_ticket_is_adopted_if_it_holds_by_the_stored_capacity(store: Store) {
+    let (gives, takes) = (store.connect().await, store.connect().await);
+    store_capacity(&store, &gives, "larger", 3).await;
+    store_capacity(&store, &gives, "smaller", 1).await;
+
+    let holders: Vec<_> = (0..3).map(|_| store.permits("larger", 1, 2)).collect();
+    let mut last = 0;
+    for holder in &holders {
+        last = gives.holds(holder).await;
+    }
+    let taken = another(&holders[2]);
+    let adopted = takes.adopt(holders[2].id, last, &taken).await;
+    assert!(
+        matches!(adopted, Enqueued::Granted { ticket, .. } if ticket == last),
+        "{adopted:?}"
+    );
+
+    let (holds, waits) = (
+        store.permits("smaller", 1, 2),
+        store.permits("smaller", 1, 2),
+    );
+    gives.holds(&holds).await;
+    let number = gives.waits(&waits).await;
+    let refused = takes.adopt(waits.id, number, &another(&waits)).await;
+    assert_eq!(refused, Enqueued::Gone);
+    let renewed = gives.renew(&waits).await;
+    assert!(matches!(renewed, Renewed::Waiting { .. }), "{renewed:?}");
+    gives.close().await;
+    takes.close().await;
+}
+
+async fn an_adoption_that_finds_no_ticket_leaves_the_stored_capacity(store: Store) {
+    let client = store.connect().await;
+    store_capacity(&store, &client, "a", 3).await;
+    let gone = store.permits("a", 1, 2);
+
+    let refused = client.adopt(gone.id, 1, &another(&gone)).await;
+
+    assert_eq!(refused, Enqueued::Gone);
+    for _ in 0..3 {
+        client.holds(&store.permits("a", 1, 2)).await;
+    }
+    // It is not that of another name either.
+    for _ in 0..2 {
+        client.holds(&store.permits("b", 1, 2)).await;
+    }
+    client.waits(&store.permits("b", 1, 2)).await;
+    client.close().await;
 }
 
 async fn an_adoption_is_refused_and_changes_nothing(store: Store) {

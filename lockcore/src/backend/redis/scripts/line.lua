@@ -12,7 +12,7 @@
 --                                                            name (resize.lua), in every case; this key does not expire
 --                       marks: until when (ms) a mark may be there; head: the place of the first waiter;
 --                       next: the place of the next waiter to come; out: permits that are held;
---                       stored: the capacity that counts in place of those of the tickets; change: who has stored it
+--                       stored: the capacity that counts in place of those of the tickets; change: the id of the last change
 --   key:line   hash     of each waiter: place (13 digits) -> record, and id -> place;
 --                       of each holder, if there are several: id -> record
 --   key:ends   sorted   of each holder, if there are several: its id, scored by when it expires

@@ -10,7 +10,8 @@
 --       it since. Or {2, capacity in use, empty}. If it is not 0, nothing has changed.
 --
 -- While a capacity is stored, the state has it, together with the id of the change: see line.lua. It counts in place of
--- the capacities of the tickets. Who holds is in the state and the rows, so a smaller capacity takes nothing back.
+-- the capacities of the tickets. The state and the rows say which tickets hold, so a smaller capacity takes nothing
+-- back.
 --
 -- When a capacity is forgotten, a mark remembers that change for a minute. A change that comes late finds that mark, and
 -- does nothing.
@@ -28,6 +29,8 @@ local mark = key .. ':gone:capacity'
 if verb ~= 'read' then redis.call('HDEL', key .. ':line', '') end
 local line = read(key, redis.call('GET', key), clock())
 if line.err then return line end
+-- While the slot is on its way, the mark may still be at the other node: the server then refuses to look at both keys.
+if verb ~= 'read' and not line.change and ARGV[#ARGV] == 'asking' then redis.call('EXISTS', key, mark) end
 local change, stated = line.change or redis.call('GET', mark) or '', tonumber(ARGV[5])
 
 -- The capacity of a ticket that stands in the way.

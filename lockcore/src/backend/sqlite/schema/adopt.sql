@@ -17,9 +17,13 @@ WHERE name = (SELECT key FROM names WHERE name = ?1) AND ticket = ?3 AND id IN (
   AND expires_at > ?12 AND permits = ?4 AND capacity = ?5
   AND ?6 NOT IN (SELECT id FROM marks)
   AND EXISTS (SELECT 1 FROM store WHERE epoch = ?13)
-  AND capacity >= (
-      SELECT sum(older.permits) FROM tickets AS older
-      WHERE older.name = tickets.name AND older.ticket <= tickets.ticket AND older.expires_at > ?12
+  -- It holds: see `capacities.sql`.
+  AND (
+      ticket <= coalesce((SELECT through FROM capacities WHERE capacities.name = ?1), 0)
+      OR coalesce((SELECT stored.capacity FROM capacities AS stored WHERE stored.name = ?1), capacity) >= (
+          SELECT sum(older.permits) FROM tickets AS older
+          WHERE older.name = tickets.name AND older.ticket <= tickets.ticket AND older.expires_at > ?12
+      )
   )
 RETURNING ticket;
 

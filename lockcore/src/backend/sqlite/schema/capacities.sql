@@ -1,6 +1,6 @@
 -- The stored capacities of names. Made whenever the file is opened without it.
 --
--- Who holds is not stored: it follows from the order, and from the capacity. So that a smaller capacity takes nothing
+-- The holders are not stored: they follow from the order and the capacity. So that a smaller capacity takes nothing
 -- back, each row has the number of the youngest ticket that held at the last change: all tickets up to it hold.
 
 CREATE TABLE IF NOT EXISTS capacities (

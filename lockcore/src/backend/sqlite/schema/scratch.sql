@@ -2,7 +2,7 @@
 
 CREATE TEMP TABLE asked (
     id          TEXT    NOT NULL PRIMARY KEY,
-    key         TEXT,             -- names.name, for an enqueue
+    key         TEXT,             -- names.name, for an enqueue and a resize
     permits     INTEGER,
     capacity    INTEGER,
     ttl_millis  INTEGER,          -- null leaves it as it is
