@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
-use lockcore::{Error, ErrorKind, Fair, Guard, Locks, LostReason};
+use lockcore::{Error, ErrorKind, Fair, GrantEvent, Guard, Locks, LostReason};
 use tests::eventually::eventually;
 use tests::stalls::awake_since;
 use tests::witness::{FencedResource, Witness};
@@ -399,7 +399,9 @@ async fn readers_and_permits_are_handed_over(store: Store) {
 async fn views_of_a_lock_that_was_detached_say_that_it_is_released(store: Store) {
     let (locks, other) = (store.client(), store.client());
     let mut events = locks.events();
+    let mut grants = locks.mutex("a").grants();
     let guard = held(&locks).await;
+    let id = guard.grant_id();
     let view = guard.held();
     let mut lost = Box::pin(view.lost());
     assert!(polled(lost.as_mut(), 1).await.is_none());
@@ -420,6 +422,10 @@ async fn views_of_a_lock_that_was_detached_say_that_it_is_released(store: Store)
         }
     }
     assert!(polled(events.recv(), 1).await.is_none(), "a loss was told");
+    for told in [GrantEvent::Granted(id), GrantEvent::Detached(id)] {
+        assert_eq!(soon(grants.recv()).await, Some(told));
+    }
+    assert!(polled(grants.recv(), 1).await.is_none(), "more was told");
     assert_nothing_left(&store, &locks, "a").await;
 }
 

@@ -1,5 +1,5 @@
 //! The only loop that asks a store until it answers, for requests that are no tickets: about counters, values and
-//! stored capacities. A store carries each of them out once, whatever is sent again.
+//! stored capacities. A store carries each of them out once, however often it is sent.
 
 use std::sync::Arc;
 use std::time::Duration;

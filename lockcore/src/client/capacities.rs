@@ -15,7 +15,7 @@ use crate::request::mismatch;
 /// How often a change is begun anew because somebody else was faster.
 const TURNS: u32 = 100;
 
-/// Whether a change may be made twice with nobody knowing, because another one stands in between.
+/// Whether a change may be made twice, unnoticed, because another one stands in between.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Twice {
     /// It sets the capacity to what it is to be.

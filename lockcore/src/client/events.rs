@@ -7,6 +7,7 @@ use tokio::sync::broadcast;
 
 use crate::clock::Instant;
 use crate::error::LostReason;
+use crate::log::guarded;
 use crate::name::Name;
 use crate::token::GrantId;
 
@@ -77,12 +78,14 @@ pub enum GrantEvent {
     Granted(GrantId),
     /// Somebody asks for the lock ([`Locks::revoke`](crate::Locks::revoke)) while this grant holds it.
     AskedBack(GrantId),
-    /// The lock was lost while this grant held it. Of several readers that share a ticket, the last one is told of at
-    /// once, and each other one when it ends.
+    /// The lock was lost while this grant held it. Told at once, but of a reader when its last guard ends, because readers
+    /// of one process share tickets.
     Lost(GrantId, LostReason),
     /// The last guard of the grant has ended, and was not known to be lost. The store may not know of the release yet. If
     /// the store then answers that the lock had been lost before, `Lost` follows.
     Released(GrantId),
+    /// The grant was [given away](crate::Guard::detach). The client that adopts it has a grant with the same id.
+    Detached(GrantId),
     /// The listener was slow, and this number of events was dropped. Not all of them need be about this lock.
     Missed(u64),
 }
@@ -156,16 +159,18 @@ impl Teller {
     }
 
     pub(crate) fn tell_grant(&self, name: &Name, event: GrantEvent) {
-        if let Some(listeners) = self.grants.get() {
-            // It is no error if nobody listens any more.
-            let _ = listeners.send((name.clone(), event));
+        if let Some(listeners) = self.grants.get()
+            && listeners.receiver_count() > 0
+        {
+            guarded(|| drop(listeners.send((name.clone(), event))));
         }
     }
 
     pub(crate) fn tell(&self, event: impl FnOnce() -> Event) {
-        if let Some(listeners) = self.listeners.get() {
-            // It is no error if nobody listens any more.
-            let _ = listeners.send(event());
+        if let Some(listeners) = self.listeners.get()
+            && listeners.receiver_count() > 0
+        {
+            guarded(|| drop(listeners.send(event())));
         }
     }
 

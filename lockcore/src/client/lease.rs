@@ -236,6 +236,11 @@ impl Lease {
         self.counted() != FULL.get()
     }
 
+    /// Whether it is the read side of a lock. Several grants may use it at the same time.
+    pub(crate) fn is_read(&self) -> bool {
+        self.request.capacity == FULL && self.is_shared()
+    }
+
     /// The time beyond which no renewal moves the deadline.
     pub(crate) fn hold_until(&self) -> Instant {
         Instant::from_nanos(self.hold_until.load(Ordering::SeqCst))

@@ -83,8 +83,10 @@ impl Shared {
         let (lock, grant_id) = (lease.request.name.clone(), lease.grant_id());
         match stage {
             Stage::Held => {
-                self.teller
-                    .tell_grant(&lock, GrantEvent::Lost(grant_id, reason));
+                if !lease.is_read() {
+                    let event = GrantEvent::Lost(grant_id, reason);
+                    self.teller.tell_grant(&lock, event);
+                }
                 self.teller.tell(|| Event::Lost {
                     name: lock.as_str().to_owned(),
                     grant_id,

@@ -234,7 +234,7 @@ mod tests {
     use crate::client::settings::Settings;
     use crate::clock::{Clock, Instant};
 
-    /// Matters to a service that builds a runtime per request: their connections must not pile up.
+    /// A service may build a runtime for each request. The connections of ended runtimes must not pile up.
     #[test]
     fn a_link_goes_when_its_runtime_has_ended() {
         let memory = Arc::new(Memory::new(Clock::BOOT));

@@ -5,6 +5,8 @@ use std::num::NonZeroU32;
 use std::sync::PoisonError;
 
 use super::lifecycle::{Guard, Origin};
+use crate::client::events::GrantEvent;
+use crate::client::tracked::{Cleanup, Stage};
 use crate::clock::Instant;
 use crate::detached::Detached;
 use crate::error::{Error, LostReason};
@@ -96,7 +98,7 @@ impl Guard {
             return Err(error);
         }
         self.may_leave()?;
-        // From here on no other task of this process gets the ticket, whatever comes of it.
+        // From here on no other task of this process gets the ticket, even if the lock is not detached.
         if !self.is_only_use() {
             return Err(Error::still_used());
         }
@@ -140,7 +142,7 @@ impl Guard {
     ///
     /// A renewal of the keeper that is under way may still arrive there. It finds the ticket with the same id and gives it
     /// another ttl, or, if the ticket was adopted, finds nothing. Nobody acts on its answer, except that a ticket whose
-    /// lease has run out by then is released: nobody may adopt it any more.
+    /// lease has run out by then, or that somebody has asked for without grace, is released if nobody has adopted it.
     fn leave(&mut self) -> Result<String, Error> {
         let (hold, lease) = (&self.held.0, &self.held.0.lease);
         let text = Detached {
@@ -158,7 +160,14 @@ impl Guard {
             return Err(Error::still_used());
         }
         self.over = true;
-        let is_ours = self.shared().withdraw(lease.request.id);
+        let was_ours = self.shared().withdraw(lease.request.id);
+        // The keeper may have found the loss since the renewal was acknowledged.
+        let lost = lease.lost(self.shared().clock.now());
+        if was_ours && let Some(reason) = lost {
+            self.shared().lost(lease, Stage::Held, reason);
+            self.shared().clean_up(Cleanup::of(lease));
+        }
+        let is_ours = was_ours && lost.is_none();
         if !is_ours {
             hold.ended_lost.store(true, Ordering::SeqCst);
         }
@@ -172,10 +181,11 @@ impl Guard {
             share.leave();
         }
         if !is_ours {
-            let reason = lease.lost(self.shared().clock.now());
-            return Err(self.lost_for(reason.unwrap_or(LostReason::Shutdown)));
+            return Err(self.lost_for(lost.unwrap_or(LostReason::Shutdown)));
         }
         let (lock, grant_id) = (self.name(), self.grant_id());
+        let teller = &self.shared().teller;
+        teller.tell_grant(&lease.request.name, GrantEvent::Detached(grant_id));
         tracing::debug!(lock, %grant_id, "lock detached");
         Ok(text)
     }

@@ -382,13 +382,14 @@ impl Guard {
             }
             Left::Readers | Left::Others => return End::Nothing,
         }
-        let mut origin = hold.origin.lock().unwrap_or_else(PoisonError::into_inner);
-        let origin = origin.take();
+        // The mutex is free again after this line: listeners run wakers.
+        let origin = (hold.origin.lock().unwrap_or_else(PoisonError::into_inner)).take();
         let event = match lost {
             None => Some(GrantEvent::Released(hold.grant_id)),
-            // The loss has been told of the last grant of the ticket. Readers share tickets.
-            Some(reason) => (hold.grant_id != hold.lease.grant_id())
-                .then_some(GrantEvent::Lost(hold.grant_id, reason)),
+            // The loss of another lock has been told already.
+            Some(reason) => {
+                (hold.lease.is_read()).then_some(GrantEvent::Lost(hold.grant_id, reason))
+            }
         };
         if let (Some(event), Some(Origin::Ticket { .. } | Origin::Share(_))) = (event, &origin) {
             shared.teller.tell_grant(&hold.lease.request.name, event);

@@ -8,11 +8,16 @@ use lockcore::{Fair, GrantEvent, LostReason, Release};
 use crate::store::{Kind, SOON, Store, give_back, soon};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
-    crate::store_facts![store;
+    let mut facts = crate::store_facts![store;
         each_grant_of_a_lock_is_told_with_its_end
         readers_that_lose_their_lock_together_are_told_of_one_by_one
-        a_request_for_the_lock_is_told_between_grant_and_release
-    ]
+    ];
+    if store.capability().asks_back {
+        facts.extend(crate::store_facts![store;
+            a_request_for_the_lock_is_told_between_grant_and_release
+        ]);
+    }
+    facts
 }
 
 async fn each_grant_of_a_lock_is_told_with_its_end(store: Store) {
