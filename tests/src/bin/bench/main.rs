@@ -18,9 +18,10 @@
 //! cargo build --release --manifest-path tests/peers/Cargo.toml --target-dir target
 //! ```
 //!
-//! W3 is one process with 64 tasks at one lock, W4 is four processes with 16 tasks each. Absolute figures depend on the
-//! machine, so floors are measured in the same run, alternating with ours. The counts of the server's commands and
-//! packets are exact.
+//! W1 is one task. W2 is many tasks with a lock each. W3 is one process with 64 tasks at one lock, W4 is four processes
+//! with 16 tasks each at one lock. W5 is a hand-over to another process, W6 a release with many waiters, W7 many leases
+//! that are kept alive. Absolute figures depend on the machine, so floors are measured in the same run, alternating
+//! with ours. The counts of the server's commands and packets are exact.
 //!
 //! | file | |
 //! |---|---|

@@ -49,6 +49,7 @@ impl Servers {
             "durable" => {
                 let master = RedisServer::start();
                 let replica = RedisServer::replica_of(&master);
+                await_acknowledgement(&master);
                 Self::Replicated(vec![master, replica])
             }
             "sentinel" => Self::Sentinels(Sentinels::start(NEVER)),
@@ -92,6 +93,21 @@ impl Servers {
             _ => None,
         }
     }
+}
+
+/// Waits until the replica acknowledges a write. A replica that is connected may do so only after its next message, which
+/// it sends once a second.
+fn await_acknowledgement(master: &RedisServer) {
+    let client = Client::open(master.url()).unwrap();
+    let mut connection = client.get_connection().unwrap();
+    let probe = redis::cmd("SET").arg("bench").arg("").to_owned();
+    probe.exec(&mut connection).unwrap();
+    let replicas: u32 = redis::cmd("WAIT")
+        .arg(1)
+        .arg(10_000)
+        .query(&mut connection)
+        .unwrap();
+    assert_eq!(replicas, 1, "the replica acknowledges nothing");
 }
 
 pub(crate) fn scheme(url: &str) -> &str {
