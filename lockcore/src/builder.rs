@@ -217,8 +217,8 @@ impl Builder {
     }
 
     /// Whether the tasks of a process may hand a lock over among themselves, and for how long. With the default of 50
-    /// ms nearly all requests for a lock that one process is busy with stay away from the store, and other processes do
-    /// not notice the wait. A bound longer than the ttl logs a warning.
+    /// ms, a lock that one process uses heavily is passed on inside that process, nearly always without a request to
+    /// the store. Other processes hardly notice the wait. A bound longer than the ttl logs a warning.
     pub fn fair(mut self, fair: Fair) -> Self {
         self.fair = fair;
         self

@@ -142,9 +142,9 @@ impl Election {
     /// # Errors
     ///
     /// Only if another try would fail in the same way: [`Config`](crate::ErrorKind::Config),
-    /// [`WouldDeadlock`](crate::ErrorKind::WouldDeadlock), [`CapacityMismatch`](crate::ErrorKind::CapacityMismatch), and
-    /// [`Lost`](crate::ErrorKind::Lost) when the client is shut down. With a [wait](Self::wait), no candidate gives up at
-    /// its end: it campaigns anew.
+    /// [`WouldDeadlock`](crate::ErrorKind::WouldDeadlock), [`CapacityMismatch`](crate::ErrorKind::CapacityMismatch),
+    /// and [`Lost`](crate::ErrorKind::Lost) when the client is shut down. The end of a [wait](Self::wait) is no error
+    /// here: the candidate campaigns again.
     ///
     /// # Cancel safety
     ///

@@ -145,7 +145,8 @@ impl Asked {
     /// Notes a pair. Returns whether this is new, or happened with fewer locks held than known before.
     fn is_news(&mut self, under: &Name, wanted: &Name, together: &Arc<[Part]>) -> bool {
         if let Some(known) = self.under.get_mut(under).and_then(|of| of.get_mut(wanted)) {
-            // The more locks were held, the fewer other steps can happen at the same time.
+            // This pair is known already, with no other locks held than now. The known one can be part of more circles,
+            // so this one adds nothing.
             if contains_all(together, known) {
                 return false;
             }

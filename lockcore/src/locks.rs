@@ -216,9 +216,9 @@ impl Locks {
     /// Shows the holders and the waiters of a name, the oldest first. This is a snapshot: it may be out of date when it
     /// arrives. Use it for people, not for decisions.
     ///
-    /// [`TicketInfo::owner`] names the machine, the process and the client. [`TicketInfo::owner_text`] is the text that the
-    /// application has set. A ticket that is handed over inside a process keeps its owner. What the holder has written
-    /// beside the lock is read with [`value`](Self::value).
+    /// [`TicketInfo::owner`] names the machine, the process and the client. [`TicketInfo::owner_text`] is the text that
+    /// the application has set. A ticket that is handed over inside a process keeps its owner. To read the text that
+    /// the holder has written beside the lock, use [`value`](Self::value).
     ///
     /// # Errors
     ///

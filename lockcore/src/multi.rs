@@ -194,8 +194,8 @@ impl MultiLock {
     }
 }
 
-/// A view of several held locks. It dereferences to a slice of [`Held`], in the order of the names. Its methods tell of
-/// all locks together what the methods of [`Held`] tell of one.
+/// A view of several held locks. It dereferences to a slice of [`Held`], in the order of the names. Its methods are
+/// those of [`Held`], for all the locks together.
 #[derive(Clone)]
 pub struct MultiHeld(Arc<[Held]>);
 
@@ -232,7 +232,7 @@ impl MultiHeld {
         first_lost(self.iter()).await
     }
 
-    /// Resolves when somebody asks for one of them, with who asks, and why: see [`Held::revoked`]. The others are not
+    /// Resolves when somebody asks for one of them. Says who asks and why: see [`Held::revoked`]. The others are not
     /// asked for, but work under all of them ends when one is lost.
     ///
     /// # Cancel safety

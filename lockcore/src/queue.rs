@@ -56,7 +56,8 @@ pub struct Ticket<T> {
 pub enum NoTicket {
     /// The permits are not free, and the request does not wait, or would wait behind [`MOST_TICKETS`].
     Busy,
-    /// The oldest ticket has this capacity. Or this one is stored, and the request is not one for a semaphore.
+    /// The request has another capacity than the line. The line has this one: that of the oldest ticket, or the stored
+    /// one if the request is for a whole lock and not for a semaphore.
     CapacityMismatch(u32),
     /// Ticket numbers have run out. They are never wrapped.
     Exhausted,

@@ -1,4 +1,4 @@
-//! The stored capacity of a semaphore: what may be asked about it, and the answer. How it decides who holds is in `queue`.
+//! Requests about the stored capacity of a semaphore, and their answers. Its effect on the tickets is in `queue`.
 
 use std::num::NonZeroU32;
 
@@ -62,7 +62,7 @@ pub struct Resized {
 }
 
 impl Resized {
-    /// What is stored after a request.
+    /// An answer with this outcome, this stored capacity and this last change.
     pub const fn new(capacity: Option<u32>, change: Option<Id>, outcome: ResizeOutcome) -> Self {
         Self {
             capacity,

@@ -84,7 +84,7 @@ impl Guard {
         if let Some(error) = self.loss() {
             return Err(error);
         }
-        // From here on no other task of this process gets the reader's ticket, whatever comes of it.
+        // From here on no other task of this process gets the reader's ticket, even if the upgrade fails.
         if !self.is_only_use() {
             return Err(Error::still_read());
         }

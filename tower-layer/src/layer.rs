@@ -292,13 +292,13 @@ impl<R> LockLayer<R> {
         self
     }
 
-    /// What happens to a request when somebody asks for its lock ([`Locks::revoke`](lockcore::Locks::revoke)). With
-    /// [`OnRevoke::Finish`], handler and body go on for the time that they are given, and learn of it by
+    /// Sets what happens to a request when somebody asks for its lock ([`Locks::revoke`](lockcore::Locks::revoke)).
+    /// With [`OnRevoke::Finish`], handler and body go on for the time that they are given, and learn of it by
     /// [`Held::revoked`](lockcore::Held::revoked). Then the lock is lost, and [`on_lost`](Self::on_lost) decides. With
     /// [`OnRevoke::Cancel`] they are stopped as soon as this process learns of it, as by a loss. The client gets the
-    /// answer when the lock is released, or when the store has not answered for one operation timeout. This also drops a
-    /// body that the server does not poll: if it has not ended within its first two parts, a task of its own waits for
-    /// the request. Default: [`OnRevoke::Finish`].
+    /// answer when the lock is released, or when the store has not answered for one operation timeout. This also drops
+    /// a body that the server does not poll: if it has not ended within its first two parts, a task of its own waits
+    /// for the request. Default: [`OnRevoke::Finish`].
     pub fn on_revoke(mut self, policy: OnRevoke) -> Self {
         self.0.on_revoke = policy;
         self

@@ -585,7 +585,7 @@ impl Drop for Leader {
 
 /// A place in the line of this process. Resolves to what the waiter is handed.
 ///
-/// Dropped before that, it leaves the line. Dropped with what it was handed, that is passed on.
+/// If it is dropped before that, it leaves the line. If it is dropped after that, the next waiter gets the hand-over.
 pub(crate) struct Waiting {
     lanes: Arc<Lanes>,
     name: Name,

@@ -58,8 +58,8 @@ impl Leaders {
         }
     }
 
-    /// Who leads, if that has changed since the last call, or else as soon as it changes: the token of the leader, and
-    /// its [value](super::Election::value). The first call returns who leads now. A leader that tells another value is
+    /// Returns the leader, if it has changed since the last call, or else as soon as it changes: its token, and its
+    /// [value](super::Election::value). The first call returns the present leader. A leader that tells another value is
     /// returned again.
     ///
     /// `None` if nobody leads. A leader that has died still counts until its lease ends; at ZooKeeper this is noticed up to

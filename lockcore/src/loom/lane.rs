@@ -84,7 +84,7 @@ impl Process {
             Arrived::Given(handover) => self.follow(handover, exclusive),
             Arrived::Waits(waiting) => self.follow(wait_for(waiting), exclusive),
             Arrived::Busy(_) | Arrived::Crowded | Arrived::OwnTicket => {
-                panic!("who waits is not sent away")
+                panic!("a waiter is not sent away")
             }
         }
     }

@@ -75,8 +75,8 @@ async fn an_observer_never_goes_back_to_an_older_value(_: Store) {
     observes.abort();
 }
 
-/// It has read the value, and tells the observers of its resignation. Meanwhile a write of its own arrives that was on its
-/// way, or the next leader writes.
+/// A leader that resigns reads the value, and then makes a new version of it to tell the observers. Between the two
+/// steps another write arrives: a late one of the same leader, or one of the next leader. It must stay.
 async fn a_leader_that_resigns_does_not_overwrite_a_later_value(_: Store) {
     for is_its_own in [true, false] {
         let kit = Kit::new();

@@ -45,7 +45,7 @@ async fn next(leaders: &mut Leaders) -> Option<Written> {
     soon(leaders.next()).await.unwrap()
 }
 
-/// Asks until this leader is seen. Nobody else leads after it, so others may only come before.
+/// Reads until this leader is returned. It is the last one, so only earlier leaders may be returned before it.
 async fn sees(leaders: &mut Leaders, token: FencingToken) -> Written {
     loop {
         match next(leaders).await {

@@ -76,7 +76,8 @@ async fn a_forged_wake_up_grants_nothing(_: Store) {
             server.command::<i64>(&["PUBLISH", channel, &message]);
         }
     }
-    // Everything was sent to the waiter's connection. When a round trip on it is complete, all of it has arrived.
+    // The server has written all these messages to the waiter's connection. A reply on that connection comes after
+    // them, so when it is here, they are too.
     tickets(&waiting, "a", 2).await;
 
     assert!(!waiter.is_finished(), "a forged wake-up granted the lock");

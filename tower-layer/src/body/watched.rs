@@ -26,8 +26,8 @@ pub(super) struct Watched<B> {
 struct Slot<B> {
     /// `None` while the body is polled, and after its end.
     holding: Option<Pin<Box<Holding<B>>>>,
-    /// What the task has seen of the end of the lock. If the body is being polled at that moment, the polling task drops
-    /// it.
+    /// The end of the lock, when the task has seen it. If the body is being polled at that moment, the polling task
+    /// drops it.
     end: Option<Seen>,
     /// The task has taken the body out, and gives the lock back. Until it has done so, a poll is pending.
     is_ending: bool,

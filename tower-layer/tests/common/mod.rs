@@ -176,7 +176,7 @@ where
     body.unwrap().to_bytes()
 }
 
-/// What a handler sees of the lock of its request.
+/// The held lock that a handler finds in its request.
 pub fn held_in(request: &In) -> Held {
     request.extensions().get::<Held>().unwrap().clone()
 }

@@ -18,7 +18,8 @@ pub(super) enum Publish {
     InSlot,
 }
 
-/// Asks for a counter. With `keeps`, a read writes too: when that is acknowledged, what it has read is.
+/// Asks for a counter. With `keeps`, a read also writes. When this write is acknowledged, so are all writes whose
+/// effect it has read.
 pub(super) async fn count(
     socket: &mut impl Socket,
     count: &Count,

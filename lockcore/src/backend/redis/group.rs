@@ -196,8 +196,8 @@ async fn serve(
         let verdict = Verdict(verdict);
         let mut commands = Pipeline::with_capacity(verbs.len());
         let mut replies = Vec::with_capacity(verbs.len());
-        // As long as the most patient of them. One with less time gives up by itself: see `Group::ask` and
-        // `Group::counts`.
+        // The server waits as long as the most patient verb allows. A verb with less time gives up by itself: see
+        // `Group::ask` and `Group::counts`.
         let mut within = Duration::ZERO;
         for verb in verbs.drain(..) {
             let (reply, replied) = oneshot::channel();

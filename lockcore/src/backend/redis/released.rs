@@ -76,7 +76,7 @@ pub(super) struct Repetition {
 }
 
 impl Repetition {
-    /// So many of those that are left, the oldest. `None` if none is left.
+    /// The oldest releases that are left, at most `most`. `None` if none is left.
     pub(super) fn next(&self, most: usize) -> Option<Vec<Departure>> {
         let next = self.left.iter().take(most);
         let next: Vec<_> = next.map(|recent| recent.departure.clone()).collect();

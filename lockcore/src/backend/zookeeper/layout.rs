@@ -385,11 +385,7 @@ mod tests {
         assert_eq!(line(&[]), 0);
         assert_eq!(line(&[(1, 1), (1, 1)]), 1);
         assert_eq!(line(&[(3, 5), (2, 5), (1, 5)]), 2);
-        assert_eq!(
-            line(&[(3, 5), (4, 5), (1, 5)]),
-            1,
-            "nobody passes who waits"
-        );
+        assert_eq!(line(&[(3, 5), (4, 5), (1, 5)]), 1, "nobody passes a waiter");
         assert_eq!(line(&[(1, 5), (1, 6), (1, 5)]), 1, "capacities never mix");
     }
 }

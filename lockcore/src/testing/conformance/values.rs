@@ -165,7 +165,8 @@ async fn a_value_is_written_once_however_often_it_is_sent(store: Store) {
     let read = reads(&store, &client).await;
     assert_eq!(read.written, Some(written(7, "second")));
     assert_eq!(read.version, second.version);
-    // What the client has answers to, the store may forget, and keeps the value.
+    // This request says that the client has the answer to the first. The store may forget that change, and keeps the
+    // value.
     let op = CountOp::Write(written(8, "third"));
     let mut third = Count::new(store.name("a").value(), Id::draw().unwrap(), op);
     third.answered = vec![first.id];
@@ -310,7 +311,7 @@ async fn a_client_that_watches_is_told_of_each_value_and_not_of_the_counter(stor
     let count = Count::new(store.name("a"), Id::draw().unwrap(), add);
     let _ = client.count(&Arc::new(count.clone())).await;
 
-    // What comes after it shows that there was nothing in between.
+    // The next message is that of another name, so this change sent none.
     client.watch(store.name("end")).await;
     let count = Count::new(store.name("end"), Id::draw().unwrap(), count.op);
     let _ = client.count(&Arc::new(count)).await;

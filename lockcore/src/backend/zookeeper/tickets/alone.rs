@@ -120,9 +120,9 @@ fn read(created: &[MultiWriteResult]) -> Option<(String, i32, Option<i64>)> {
     Some((path.clone(), sequence, told.map(|stat| stat.czxid)))
 }
 
-/// Deletes a ticket: with its parent, if it was created with it and no other ticket is there. If there is another ticket,
-/// that takes a second request, which is sent when the first is answered. So both are sent by a task on the keeper's
-/// runtime, and one poll of a release is enough.
+/// Deletes a ticket. If the ticket was created together with its parent, the first request tries to delete both. If
+/// that fails because another ticket is there, a second request deletes the ticket alone. A task on the keeper's
+/// runtime sends both, so one poll of a release is enough.
 pub(super) fn delete(
     session: &Arc<Session>,
     id: Id,
