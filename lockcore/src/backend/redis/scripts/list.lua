@@ -13,11 +13,12 @@ local reply, now = { step[1] }, clock()
 for _, key in ipairs(step[2]) do
   -- The key may be gone by now, or of another type, or on its way to another node.
   local was, used = redis.pcall('GET', key), false
-  local state = type(was) == 'string' and string.byte(was, 17)
-  if state == 76 or state == 82 then -- 'L', 'R'
+  local is_line = type(was) == 'string' and string.byte(was, 17) == 76 -- 'L'
+  local is_resized = type(was) == 'string' and string.byte(was, 17) == 82 -- 'R'
+  if is_line or is_resized then
     used = string.sub(was, 57, 66) ~= '0000000000' or string.sub(was, 31, 43) ~= string.sub(was, 44, 56)
     -- A key with a stored capacity does not expire. Its tickets do.
-    if used and state == 82 then
+    if used and is_resized then
       used = (end_of(was, 118) or 0) > now or redis.pcall('EXISTS', key .. ':line') == 1
     end
   elseif type(was) == 'string' and #was > 16 then
