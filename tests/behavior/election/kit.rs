@@ -1,13 +1,15 @@
 //! Elections on the store for tests, which holds requests, delays answers, and moves its clock as a fact asks.
 
+use std::future::pending;
 use std::ops::ControlFlow;
+use std::sync::Arc;
 use std::time::Duration;
 
 use libtest_mimic::Trial;
 use lockcore::testing::{Store as Kit, Verb};
 use lockcore::{ErrorKind, Locks, LostReason, Release, Written};
 use tests::eventually::eventually;
-use tokio::sync::mpsc;
+use tokio::sync::{Mutex, mpsc, oneshot};
 
 use super::observers::leads;
 use crate::late::LateAnswers;
@@ -18,6 +20,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         an_observer_never_goes_back_to_an_older_value
         a_leader_that_resigns_does_not_overwrite_a_later_value
         a_candidate_whose_wait_is_over_stands_in_line_again_at_once
+        the_value_of_a_leader_that_runs_outlives_the_day_after_which_a_store_forgets
         a_lease_that_ended_while_its_value_was_sent_is_no_leadership
     ]
 }
@@ -148,6 +151,56 @@ async fn a_candidate_whose_wait_is_over_stands_in_line_again_at_once(_: Store) {
 
     let token = soon(runs).await.unwrap().unwrap().unwrap();
     assert_eq!(token.ticket(), last);
+}
+
+/// Nobody else reads it. The store forgets what nobody has read or written for a day.
+async fn the_value_of_a_leader_that_runs_outlives_the_day_after_which_a_store_forgets(_: Store) {
+    let kit = Kit::new();
+    kit.clock().stop();
+    let there = kit.another_process();
+    // No renewal is due in the time of this fact.
+    let locks = there.client_with(Locks::builder().ttl(1_000 * HOUR));
+    let locks = locks.unwrap();
+    let (asks, asked) = mpsc::unbounded_channel::<oneshot::Sender<()>>();
+    let asked = Arc::new(Mutex::new(asked));
+    let election = locks.election("a").value("10.0.0.7");
+    let runs = tokio::spawn(async move {
+        election
+            .run_as_leader(move |_| {
+                let asked = Arc::clone(&asked);
+                async move {
+                    while let Some(answer) = asked.lock().await.recv().await {
+                        let _ = answer.send(());
+                        // One answer for each poll.
+                        tokio::task::yield_now().await;
+                    }
+                    pending::<ControlFlow<()>>().await
+                }
+            })
+            .await
+    });
+    // Returns when the task of the leader was polled as a whole: the poll of the first answer may have begun before this,
+    // that of the second has not, and has ended before the third.
+    let is_polled = async || {
+        for _ in 0..3 {
+            let (answer, answered) = oneshot::channel();
+            asks.send(answer).unwrap();
+            soon(answered).await.unwrap();
+        }
+    };
+    is_polled().await;
+
+    for _ in 0..5 {
+        let mut read = there.hold_next(Verb::Count);
+        kit.clock().advance(6 * HOUR);
+        soon(read.arrived()).await;
+        read.let_go();
+        is_polled().await;
+    }
+
+    let left = kit.client().unwrap().value("a").get().await.unwrap();
+    assert_eq!(&*left.expect("it is forgotten").text, "10.0.0.7");
+    runs.abort();
 }
 
 async fn a_lease_that_ended_while_its_value_was_sent_is_no_leadership(_: Store) {
