@@ -31,8 +31,12 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     facts
 }
 
-/// Too short for a party that does not come, and longer than an answer takes on a busy machine.
+/// The wait of a party that gives up, where only the end counts.
 const BRIEF: Duration = Duration::from_secs(1);
+
+/// The wait of a party that must get [`ErrorKind::Timeout`]. A party whose enqueue has no answer when its wait is over
+/// gets another error. A busy machine was seen to stall for 1.8 s.
+const ANSWERED: Duration = Duration::from_secs(5);
 
 type Waiting = JoinHandle<Result<BarrierWaitResult, Error>>;
 
@@ -64,12 +68,11 @@ async fn all_go_on_when_the_last_has_come_and_it_is_the_leader(store: Store) {
     }
 }
 
-/// It is a timeout by design: each has its place long before its wait is over, and learns that it was not counted. Other
-/// errors need a store that does not answer for a whole operation timeout.
+/// Each party has its place long before its wait is over, and learns that it was not counted.
 async fn one_party_too_few_does_not_go_on(store: Store) {
     let locks = store.client();
     let barrier = locks.barrier("a", 3);
-    let brief = barrier.clone().wait(BRIEF);
+    let brief = barrier.clone().wait(ANSWERED);
 
     let (one, two) = tokio::join!(brief.wait_for_all(), brief.wait_for_all());
 
@@ -87,7 +90,8 @@ async fn one_party_too_few_does_not_go_on(store: Store) {
     }
 }
 
-/// Otherwise those that come later would go on without them.
+/// If a party that gave up were counted, a later party would go on with it, and get no error. Which error it gets depends
+/// on how fast the store answers.
 async fn parties_that_give_up_are_not_counted(store: Store) {
     let (locks, other) = (store.client(), store.client());
     let barrier = locks.barrier("a", 2).wait(BRIEF);
@@ -96,7 +100,8 @@ async fn parties_that_give_up_are_not_counted(store: Store) {
             0 => barrier.clone(),
             _ => other.barrier("a", 2).wait(BRIEF),
         };
-        assert_eq!(kind(barrier.wait_for_all().await), ErrorKind::Timeout);
+        let outcome = barrier.wait_for_all().await;
+        assert!(outcome.is_err(), "party {number}: {outcome:?}");
     }
     tickets(&locks, "a", 0).await;
 }

@@ -7,7 +7,7 @@ use lockcore::{DoubleBarrier, Error, ErrorKind, Inside, Left, Locks};
 use tests::eventually::eventually;
 use tokio::task::JoinHandle;
 
-use super::BRIEF;
+use super::{ANSWERED, BRIEF};
 use crate::store::{DEFAULT, Kind, SOON, Store, soon, tickets};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
@@ -180,7 +180,7 @@ async fn a_party_that_enters_at_the_last_moment_is_inside(store: Store) {
 async fn a_party_that_does_not_leave_is_waited_for(store: Store) {
     let locks = store.client();
     let barrier = locks.double_barrier("a", 2).ttl(TTL).wait(SOON);
-    let brief = locks.double_barrier("a", 2).ttl(TTL).wait(BRIEF);
+    let brief = locks.double_barrier("a", 2).ttl(TTL).wait(ANSWERED);
     let (stays, second) = (barrier.enter(), async {
         tickets(&locks, "a", 1).await;
         brief.enter().await
