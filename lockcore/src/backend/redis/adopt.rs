@@ -1,4 +1,4 @@
-//! Tickets that go from one client to another.
+//! Adopts tickets: a ticket passes from one client to another.
 
 use std::sync::Arc;
 

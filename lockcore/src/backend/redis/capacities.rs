@@ -8,8 +8,8 @@ use super::tickets::{run, unexpected, unreadable};
 use crate::backend::{Resize, ResizeOp, ResizeOutcome, Resized, StoreError};
 use crate::request::Id;
 
-/// Reads or changes a stored capacity. With `keeps`, a read also writes. When this write is acknowledged, so are all
-/// writes whose effect it has read.
+/// Reads or changes a stored capacity. With `keeps`, a read also writes. When that write is
+/// acknowledged, all earlier writes are too, among them those whose effect the read has seen.
 pub(super) async fn resize(
     socket: &mut impl Socket,
     resize: &Resize,

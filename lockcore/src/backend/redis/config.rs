@@ -30,7 +30,7 @@ pub(super) fn server(url: &Url) -> Result<Server, Error> {
 /// The server of `rediss://…`.
 #[cfg(feature = "redis-tls")]
 pub(super) fn encrypted_server(url: &Url, tls: &Tls) -> Result<Server, Error> {
-    // The driver does not need to know about TLS: the stream that it gets does the encryption.
+    // The driver does not need to know about TLS: the stream that it gets encrypts.
     let mut address = url.clone();
     address
         .set_scheme("redis")
@@ -48,7 +48,7 @@ pub(super) fn encrypted_server(url: &Url, tls: &Tls) -> Result<Server, Error> {
 const FORM: &str = "the URL is not of the form redis://[user[:password]@]host[:port][/database number][?durability=…] \
     (rediss:// with TLS)";
 
-/// How to log in, and what must have a write before it counts.
+/// How to connect and log in, and which replicas and disks must have a write before it counts.
 fn settings(url: &Url) -> Result<(ConnectionInfo, Option<Durability>), Error> {
     let options = query::options(url, &[durability::OPTION]);
     let options = options.map_err(|wrong| Error::config(format!("{FORM}: {wrong}")))?;
@@ -75,7 +75,8 @@ fn connection_info(url: &Url) -> Result<ConnectionInfo, Error> {
              that leads to the master",
         ));
     }
-    // The driver's own messages are not shown: they may repeat the URL, which contains the password.
+    // The driver's own messages are not shown: they may repeat the URL, which contains the
+    // password.
     let info = url
         .clone()
         .into_connection_info()
@@ -87,7 +88,7 @@ fn connection_info(url: &Url) -> Result<ConnectionInfo, Error> {
 /// The oldest version with RESP3.
 const OLDEST: u32 = 6;
 
-/// The oldest version with channels that lie in a slot.
+/// The oldest version with channels in a slot.
 const OLDEST_OF_A_CLUSTER: u32 = 7;
 
 fn major(version: &str) -> Option<u32> {
@@ -96,14 +97,15 @@ fn major(version: &str) -> Option<u32> {
 
 const REPLICA: &str = "this Redis server is a replica and takes no locks; connect to its master";
 
-/// Checks that the server accepts locks. Each connection asks again: after a failover the address of a master may lead
-/// to a replica, and later to a master again. `HELLO` needs no right. If its answer does not say what the server is,
-/// the server is accepted.
+/// Checks that the server accepts locks. Each connection checks this again, because the address of
+/// a master may lead to a replica after a failover, and later to a master again. `HELLO` needs no
+/// right. If its answer does not say what the server is, this function accepts the server.
 pub(super) async fn keeps_locks(
     mut connection: MultiplexedConnection,
     server: &Server,
 ) -> Result<(), StoreError> {
-    // Redis 6.0 needs the version of the protocol as an argument. The connection already uses this version.
+    // Redis 6.0 needs the version of the protocol as an argument. The connection already uses this
+    // version.
     let question = redis::cmd("HELLO").arg(3).take();
     let answer: HashMap<String, Value> = question
         .query_async(&mut connection)
@@ -141,10 +143,10 @@ pub(super) async fn keeps_locks(
             "Redis {version} is too old for a cluster; update it to {OLDEST_OF_A_CLUSTER} or later, or to Valkey"
         )));
     }
-    // Any node can say where the slots are.
+    // A seed may be a replica, because any node can say where the slots are.
     if is("role", "replica") && server.part != Part::Seed {
-        // Not a `Config` error: at the next try the address may lead to a master, or the sentinels may name another
-        // server.
+        // This is not a `Config` error. At the next try the address may lead to a master, or the
+        // sentinels may name another server.
         let reason = match server.part {
             Part::Master => "it is a replica, and the sentinels still name it",
             Part::Node => "it is a replica by now",
@@ -155,7 +157,8 @@ pub(super) async fn keeps_locks(
     Ok(())
 }
 
-/// Reads `INFO`. If the user has no right to it, the settings stay unchecked.
+/// Reads `INFO`, and returns warnings about the server's settings. If the user may not run `INFO`,
+/// the settings stay unchecked.
 pub(super) async fn check(connection: RedisConnection) -> Result<Vec<String>, StoreError> {
     let (watch, in_a_cluster) = (connection.watch, connection.hop.is_some());
     let durability = match &connection.group {
@@ -206,7 +209,7 @@ pub(super) async fn check(connection: RedisConnection) -> Result<Vec<String>, St
                 "no replica is connected to the Redis master, so no failover is possible; start one".to_owned(),
             );
         }
-        // Only a server with min-replicas-to-write has this field.
+        // A server has this field only if min-replicas-to-write is set.
         if (fails_over || replicas != "0") && field("min_slaves_good_slaves").is_none() {
             warnings.push(
                 "Redis takes writes when no replica hears it (min-replicas-to-write 0): a master that is cut off goes on \

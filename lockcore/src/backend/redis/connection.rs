@@ -1,4 +1,4 @@
-//! A connection that is up.
+//! An open connection to one server.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -13,28 +13,28 @@ use super::watch::Watch;
 use super::watched::Watched;
 use crate::backend::StoreError;
 
-/// One multiplexed connection: commands and wake-ups on the same socket (RESP3).
+/// One multiplexed connection. Commands and wake-ups share one socket (RESP3).
 #[derive(Clone, Debug)]
 pub(super) struct RedisConnection {
     pub(super) connection: MultiplexedConnection,
     /// The channel of wake-ups for tickets of this connection, without the prefix.
     pub(super) channel: Arc<str>,
-    /// The counters that are watched on it.
+    /// The counters that are watched on this connection.
     pub(super) watched: Arc<Watched>,
     pub(super) driver: Arc<Driver>,
-    /// The watch over the sentinels, if they have named this server.
+    /// The watch over the sentinels, if sentinels have named this server.
     pub(super) watch: Option<Arc<Watch>>,
-    /// The verbs that count only when replicas or the disk have them, if the URL asks for that.
+    /// The group of the verbs that wait for durability, if the URL asks for it.
     pub(super) group: Option<Arc<Group>>,
     /// How this request reached a node of a cluster.
     pub(super) hop: Option<Hop>,
 }
 
-/// The way of a verb to the server.
+/// Sends the command of a verb to the server.
 pub(super) trait Socket: Send {
     fn connection(&self) -> &RedisConnection;
 
-    /// The server's reply. The outer error means that the command was not sent.
+    /// Returns the server's reply. The outer error means that the command was not sent.
     fn query(
         &mut self,
         command: Cmd,
@@ -42,8 +42,8 @@ pub(super) trait Socket: Send {
 }
 
 impl RedisConnection {
-    /// Whether the slot of this request is on its way to the server, and the request was sent there because its key has
-    /// arrived.
+    /// Whether this request was redirected to this server with `ASK`. Such a server is taking over
+    /// the slot of the key. The node that serves the slot does not have the key.
     pub(super) fn is_asking(&self) -> bool {
         self.hop.as_ref().is_some_and(|hop| hop.asking)
     }
@@ -65,7 +65,8 @@ impl Socket for RedisConnection {
 
 impl RedisConnection {
     async fn query_asking(&mut self, command: Cmd) -> RedisResult<Value> {
-        // ASKING is for the next command of the connection, so no other task's may come between the two.
+        // `ASKING` counts for the next command of the connection. So both are sent together, and no
+        // other task's command can come between them.
         let mut both = redis::pipe();
         both.cmd("ASKING").add_command(command);
         let answers = self.connection.send_packed_commands(&both, 1, 1).await?;

@@ -1,4 +1,5 @@
-//! Counters and values: one script, and a channel for each of them that is watched.
+//! Counters and values. Both use one script, and a channel for each counter or value that is
+//! watched.
 
 use redis::{Cmd, RedisWrite as _};
 
@@ -12,14 +13,14 @@ use crate::name::Name;
 /// The command that publishes to the channel of a watched counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Publish {
-    /// To all who listen at the server.
+    /// `PUBLISH`: to all connections that listen at the server.
     Plain,
-    /// To those who listen in the slot of the name.
+    /// `SPUBLISH`: to the connections that listen in the slot of the name.
     InSlot,
 }
 
-/// Asks for a counter. With `keeps`, a read also writes. When this write is acknowledged, so are all writes whose
-/// effect it has read.
+/// Reads or changes a counter. With `keeps`, a read also writes. When that write is acknowledged,
+/// all earlier writes are too, among them those whose effect the read has seen.
 pub(super) async fn count(
     socket: &mut impl Socket,
     count: &Count,
@@ -89,7 +90,7 @@ fn damaged(key: &str) -> StoreError {
 /// Listens to the channel of a counter.
 pub(super) async fn watch(mut connection: RedisConnection, name: Name) -> Result<(), StoreError> {
     let (_, channel) = layout::counter(&name);
-    // Before the request: a message may come with its answer.
+    // This comes before the request, because a message may come together with the answer.
     connection.watched.names().insert(channel.clone(), name);
     let subscribed = connection.connection.subscribe(&channel).await;
     if subscribed.is_err() {

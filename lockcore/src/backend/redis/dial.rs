@@ -1,7 +1,9 @@
-//! Opens a connection to a server: a socket, TLS over it for `rediss://`, and the driver's protocol over that.
+//! Opens a connection to a server: a socket, TLS over the socket for `rediss://`, and the protocol
+//! of the driver over that.
 //!
-//! The driver could do all of it. But its TLS installs a cryptography provider for the whole process. It also reads the
-//! system's certificates at each connect, even if other certificates are to be trusted.
+//! The driver could do all of this. But its TLS installs a cryptography provider for the whole
+//! process. It also reads the system's certificates at each connect, even if the client trusts
+//! other certificates.
 
 use std::fmt;
 use std::io;
@@ -28,33 +30,36 @@ use crate::tls::Connector;
 /// The address of a server, and how to log in.
 pub(super) struct Server {
     pub(super) info: ConnectionInfo,
-    /// `None` for `redis://`, which is never encrypted. With `Some`, nothing is sent in plain text.
+    /// Encrypts the connection. `None` for `redis://`, which is never encrypted. With `Some`,
+    /// nothing is sent in plain text.
     #[cfg(feature = "redis-tls")]
     pub(super) tls: Option<Connector>,
     pub(super) part: Part,
-    /// The disks and replicas that must have a write before it counts. `None`: the server alone.
+    /// The disks and replicas that must have a write before it counts. `None` if the server alone
+    /// is enough.
     pub(super) durability: Option<Durability>,
 }
 
-/// The role of a server for the client. Error messages depend on it, because they say where to correct something.
+/// The role of a server for the client. Error messages depend on it, because they say where to
+/// correct something.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Part {
-    /// The URL names it, and it has the locks.
+    /// The URL names this server, and it has the locks.
     Alone,
-    /// The URL names it, and it names the master.
+    /// The URL names this server, and it names the master.
     Sentinel,
-    /// Sentinels have named it, and it has the locks.
+    /// Sentinels have named this server, and it has the locks.
     Master,
-    /// The URL names it, and it names the nodes of its cluster.
+    /// The URL names this server, and it names the nodes of its cluster.
     Seed,
-    /// It is a node of a cluster, and has some of the locks.
+    /// This server is a node of a cluster, and has some of the locks.
     Node,
-    /// The URL names it, and it votes on the locks with the others.
+    /// The URL names this server, and it votes on the locks with the others.
     Voter,
 }
 
 impl Part {
-    /// The scheme without TLS, and with it.
+    /// The scheme without TLS, and the scheme with TLS.
     fn schemes(self) -> (&'static str, &'static str) {
         match self {
             Self::Alone => ("redis", "rediss"),
@@ -73,7 +78,7 @@ pub(super) struct Driver {
 }
 
 impl Driver {
-    /// A handle that ends the task earlier.
+    /// Returns a handle that can end the task earlier.
     pub(super) fn end(&self) -> AbortHandle {
         self.task.clone()
     }
@@ -95,8 +100,9 @@ impl Server {
         let opened = async {
             let stream = Gathering::new(self.stream().await?, in_flight.clone());
             let settings = self.info.redis_settings();
-            // With TLS 1.3 the server checks our certificate only after our handshake is over. The result is its answer
-            // to the first request.
+            // With TLS 1.3 the server checks the client's certificate only after the client has
+            // finished the handshake. If the server refuses it, the error comes as the answer to
+            // the first request.
             MultiplexedConnection::new_with_config(settings, stream, config).await
         };
         let (connection, driver) = opened.await.map_err(|error| self.failed(error))?;
@@ -113,7 +119,7 @@ impl Server {
         Ok(Box::new(socket))
     }
 
-    /// Connects to the address of the host that answers first.
+    /// Connects to all addresses of the host at once, and uses the first connection that succeeds.
     async fn socket(&self) -> io::Result<TcpStream> {
         let ConnectionAddr::Tcp(host, port) = self.info.addr() else {
             return Err(io::Error::other("not an address of TCP"));
@@ -128,7 +134,8 @@ impl Server {
         while let Some(tried) = tries.join_next().await {
             outcome = match tried.map_err(JoinError::try_into_panic) {
                 Ok(outcome) => outcome,
-                // For example a runtime without its I/O driver. The core turns this panic into an error.
+                // The task has panicked, for example because the runtime has no I/O driver. The
+                // core turns this panic into an error.
                 Err(Ok(panic)) => std::panic::resume_unwind(panic),
                 Err(Err(ended)) => Err(io::Error::other(ended)),
             };
@@ -145,7 +152,8 @@ impl Server {
         Ok(socket)
     }
 
-    /// Turns an error while connecting into what it means. No request has been sent yet, so no outcome can be unknown.
+    /// The meaning of an error while connecting. No request has been sent yet, so no outcome can be
+    /// unknown.
     pub(super) fn failed(&self, error: RedisError) -> StoreError {
         if self.part == Part::Sentinel && matches!(error.code(), Some("NOAUTH" | "WRONGPASS")) {
             return self.mistake(format_args!(
@@ -167,7 +175,8 @@ impl Server {
                 "the server at this port is not Redis; if this port speaks TLS, write {encrypted}://"
             ));
         }
-        // A server that expects TLS drops a connection without TLS in this way. A server in trouble does the same.
+        // A server that expects TLS drops a connection without TLS in this way. So does a server in
+        // trouble.
         if error.is_connection_dropped() && !error.is_connection_refusal() {
             let error = not_connected(error);
             return self.because(
@@ -223,15 +232,17 @@ pub(super) fn prepared(info: ConnectionInfo) -> ConnectionInfo {
         .clone()
         // Wake-ups come on the same connection as the answers.
         .set_protocol(ProtocolVersion::RESP3)
-        // So the user needs one right less. Errors of CLIENT SETINFO would be ignored anyway.
+        // Without `CLIENT SETINFO` the user needs one right less. The driver would ignore its
+        // errors anyway.
         .set_skip_set_lib_name();
     let tcp = info
         .tcp_settings()
         .clone()
-        // Off by default in redis 1.x. A request is one small write that must not wait for more data.
+        // The driver's default is off. A request is one small write that must not wait for more
+        // data.
         .set_nodelay(true)
-        // If the peer is gone without notice (a cable is pulled, a NAT entry is dropped), the kernel finds out within
-        // about ten seconds. That costs the server's command loop nothing.
+        // The peer may go without notice: a cable is pulled, or a NAT entry is dropped. The kernel
+        // then finds out within about ten seconds. This costs the server's command loop nothing.
         .set_keepalive(
             TcpKeepalive::new()
                 .with_time(Duration::from_secs(5))
@@ -245,7 +256,8 @@ trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
 
-/// How to log in at every server of a URL that may name several. The error says what is wrong, and no more.
+/// How to log in at every server of a URL that may name several servers. The error says only what
+/// is wrong.
 pub(super) fn login(url: &Url) -> Result<RedisConnectionInfo, &'static str> {
     let mut login = RedisConnectionInfo::default();
     if !url.username().is_empty() {

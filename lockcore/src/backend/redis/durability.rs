@@ -1,4 +1,5 @@
-//! The `durability` of a URL: what must have a write before it counts, and how the server is asked for that.
+//! The `durability` of a URL: which replicas and disks must have a write before it counts, and the
+//! command that waits for them.
 
 use std::fmt;
 use std::time::Duration;
@@ -8,7 +9,7 @@ use redis::{Cmd, Value};
 /// The option of a URL.
 pub(super) const OPTION: &str = "durability";
 
-/// Its values, for error messages.
+/// The values of the option, for error messages.
 const VALUES: &str =
     "durability=replicas:N, durability=fsync or durability=fsync+replicas:N, with N from 1 to 100";
 
@@ -18,15 +19,16 @@ pub(super) fn option(value: &str) -> Result<Durability, String> {
         .ok_or_else(|| format!("the durability in the URL is unknown; write {VALUES}"))
 }
 
-/// More replicas than a master has: a greater number is a mistake.
+/// The greatest number of replicas. No master has so many, so a greater number is a mistake.
 const MOST_REPLICAS: u32 = 100;
 
 /// The places that must have a write before it counts: replicas, the server's own disk, or both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Durability {
-    /// The server's disk. If replicas are asked for as well, their disks too.
+    /// Whether the server's disk must have the write. If replicas are asked for as well, their
+    /// disks must have it too.
     fsync: bool,
-    /// So many replicas. 0 only with `fsync`.
+    /// The number of replicas that must have the write. It is 0 only with `fsync`.
     replicas: u32,
 }
 
@@ -51,18 +53,20 @@ impl Durability {
             .then_some(Self { fsync, replicas })
     }
 
-    /// The command that waits for it, by the name that access lists have for it.
+    /// The name of the command that waits, as the server's access lists write it.
     pub(super) fn command_name(self) -> &'static str {
         if self.fsync { "waitaof" } else { "wait" }
     }
 
-    /// The command that waits until all earlier commands of its connection are there, or this time is over. Its
-    /// connection stands still meanwhile.
+    /// The command that waits until the replicas and disks have all earlier writes of its
+    /// connection, or until this time is over. The server runs nothing else on the connection in
+    /// the meantime.
     pub(super) fn wait(self, within: Duration) -> Cmd {
         self.wait_for(self.replicas, within)
     }
 
-    /// A command that fails if the server cannot do this or the user may not ask for it. It waits for no replica.
+    /// A command that fails if the server cannot wait in this way, or if the user may not ask for
+    /// it. It waits for no replica.
     pub(super) fn attempt(self) -> Cmd {
         self.wait_for(0, Duration::ZERO)
     }
@@ -78,7 +82,7 @@ impl Durability {
         wait
     }
 
-    /// Says what is missing after the [wait](Self::wait), by its answer. `None` if nothing is.
+    /// Says what is missing, by the answer to the [wait](Self::wait). `None` if nothing is missing.
     pub(super) fn shortfall(self, answer: Value) -> Result<Option<String>, redis::ParsingError> {
         let of = self.replicas;
         if !self.fsync {
@@ -98,7 +102,7 @@ impl Durability {
         })
     }
 
-    /// Says what has not happened yet, while the [wait](Self::wait) is not answered.
+    /// Says what has not happened yet. For a [wait](Self::wait) without an answer.
     pub(super) fn missing(self) -> &'static str {
         match (self.fsync, self.replicas) {
             (false, _) => "too few replicas have acknowledged the write",
@@ -107,7 +111,7 @@ impl Durability {
         }
     }
 
-    /// A warning for an operator if more replicas follow the master than must have a lock.
+    /// A warning for an operator, if more replicas follow the master than must have a lock.
     pub(super) fn leaves_out(self, follow: u32) -> Option<String> {
         let whole = Self {
             replicas: follow,
@@ -121,7 +125,7 @@ impl Durability {
         })
     }
 
-    /// The next step of an operator if it is never reached in time.
+    /// What an operator can do if the wait is never satisfied in time.
     pub(super) fn advice(self) -> &'static str {
         match (self.fsync, self.replicas) {
             (false, _) => {
@@ -137,7 +141,7 @@ impl Durability {
     }
 }
 
-/// As in the URL.
+/// Writes the value as in the URL.
 impl fmt::Display for Durability {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (self.fsync, self.replicas) {
@@ -200,7 +204,7 @@ mod tests {
         assert_eq!(short("fsync+replicas:2", both(1, 2)), "");
     }
 
-    /// A wait without an end would stop the connection for ever.
+    /// A wait without an end would block the connection for ever.
     #[test]
     fn a_wait_always_has_an_end() {
         for value in ["replicas:1", "fsync"] {

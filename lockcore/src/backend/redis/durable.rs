@@ -1,36 +1,51 @@
-//! Verbs that count only when replicas, or the disk, have acknowledged their writes: `?durability=…`.
+//! Verbs that count only when replicas, or the disk, have acknowledged their writes:
+//! `?durability=…`.
 //!
-//! The server answers before anything else has the write. `WAIT` tells when others do. It is about the earlier writes of
-//! its own connection, and that connection stands still until it is answered. So these verbs have a connection of their
-//! own, that of their `group`, and wait there in turn: the verbs that come while one `WAIT` is under way go out together
-//! behind it, with one `WAIT` at their end. It lasts as long as the most patient of them. A verb with less time gives up
-//! before that by itself, in line or behind its script, and its caller hears which of the two it was.
+//! The server answers a verb before any replica or the disk has the write. `WAIT` (or `WAITAOF`) is
+//! answered when they have it, or when its time is over. It is about the earlier writes of its own
+//! connection, and the server runs nothing else on this connection until it is answered. So these
+//! verbs have a connection of their own, that of their `group`, and wait there in turns. All verbs
+//! that come during one turn are sent together in the next turn, with one `WAIT` at the end.
 //!
-//! Enqueue, adopt and renew are such verbs, if their answer says that the ticket is there, and so is every request about a
-//! counter or a stored capacity. Nothing else is:
+//! A turn lasts as long as its most patient verb allows. A verb with less time gives up earlier by
+//! itself, before or after its script is sent. Its error tells the caller which of the two it was.
 //!
-//! - **A refusal** (busy, gone, lost, another capacity) gives nothing that could be lost.
-//! - **A release** that a promoted server has not received keeps a name taken until the lease ends. Nobody else gets in.
-//! - **A wake-up** tells a waiter that the master has granted its ticket. Every promoted server that has what was
-//!   acknowledged has that ticket, in its place in line. If a *release* let the waiter in, all tickets in front of it
-//!   have been given up by their clients. A promoted server that has not received the releases still counts these
-//!   tickets, so it lets nobody past, neither the waiter nor anyone behind it, until they expire there. That is safe.
-//!   But the ticket in front may instead have *expired* at the master. A master that was cut off expires the tickets of
-//!   clients that renew them at the server that has replaced it. If its wake-up were believed, the waiter would hold
-//!   beside them. A wake-up does not tell which of the two it was. So with durability a wake-up
-//!   [grants nothing](crate::backend::Capability::wake_ups_grant): the waiter renews, here, and holds when that is
-//!   acknowledged. Then the replicas have the state in which it holds, with all that came before.
+//! An enqueue, an adoption or a renewal is such a verb if its answer says that the ticket is at the
+//! server. Every request about a counter or a stored capacity is such a verb too. All else does not
+//! wait:
 //!
-//! A ticket whose enqueue is not acknowledged in time is given back by the core, because the error is
-//! [half-way](StoreError::halfway). It is not released here: if the caller were gone in the middle of that, the core
-//! could ask again with the same id, and the release could arrive after that. The core asks no more with an id that it
-//! has released.
+//! - **A refusal** (busy, gone, lost, another capacity) grants nothing that could be lost.
+//! - **A release** that a promoted server has not received keeps a name taken until the lease ends.
+//!   Nobody else gets in.
+//! - **A wake-up** tells a waiter that the master has granted its ticket. With durability, a
+//!   wake-up [grants nothing](crate::backend::Capability::wake_ups_grant): the waiter renews on the
+//!   connection of the group, and holds when this renewal is acknowledged. Then the replicas have
+//!   the state in which the waiter holds, and all earlier writes.
 //!
-//! A release goes out on the other connection, so it can overtake the enqueue of its ticket only if that was not
-//! answered. In that case the core says that the enqueue may follow, and the release leaves a mark. An enqueue that is
-//! still waiting for its turn when its caller goes away is not sent at all.
+//! A wake-up must grant nothing, because it does not say why the waiter was granted. There are two
+//! cases:
 //!
-//! Both connections lead to the same server, which is checked when they are made, and end together.
+//! - The tickets in front of the waiter were *released*. Then their clients have given them up. A
+//!   promoted server that has every acknowledged write has the waiter's ticket at its place in
+//!   line. If this server has not received the releases, it counts the tickets in front as holders.
+//!   It grants nothing to the waiter, or to anyone behind the waiter, until these tickets expire
+//!   there. So it would be safe to believe this wake-up.
+//! - A ticket in front of the waiter has *expired* at the master. The master may have been cut off
+//!   and replaced, and clients renew their tickets at the server that has replaced it. If the
+//!   waiter believed this wake-up, it would hold beside these clients.
+//!
+//! If an enqueue is not acknowledged in time, its error is [half-way](StoreError::halfway), and the
+//! core releases the ticket. This module does not release it, because the caller may drop the
+//! future in the middle of the release. The core could then send the same id again, and the release
+//! could arrive after that enqueue. The core never sends an id again that it has released itself.
+//!
+//! A release is sent on the main connection. So it can overtake the enqueue of its ticket, but only
+//! while that enqueue is not answered. In this case the core says that the enqueue may follow, and
+//! the release leaves a mark. If the caller of an enqueue drops its future before the turn of the
+//! enqueue, the enqueue is not sent at all.
+//!
+//! Both connections lead to the same server. This is checked when they are made. If one ends, the
+//! other ends too.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -49,7 +64,8 @@ use crate::backend::{
 };
 use crate::request::Request;
 
-/// Takes a ticket that counts when its write does. The caller waits for `patience`.
+/// Takes a ticket. The ticket counts when its write is acknowledged. The caller waits for
+/// `patience`.
 pub(super) async fn enqueue(
     group: Arc<Group>,
     connection: RedisConnection,
@@ -65,8 +81,9 @@ pub(super) async fn enqueue(
     Ok(answer)
 }
 
-/// Adopts a ticket. If that does not count in time, the core releases the ticket, because the error is
-/// [half-way](StoreError::halfway): a promoted server may still have it under the id that it had before.
+/// Adopts a ticket. If the adoption does not count in time, the error is
+/// [half-way](StoreError::halfway), and the core releases the ticket: a promoted server may have
+/// the ticket under its earlier id.
 pub(super) async fn adopt(
     group: Arc<Group>,
     connection: RedisConnection,
@@ -80,7 +97,8 @@ pub(super) async fn adopt(
     Ok(answer)
 }
 
-/// Renews tickets. A renewal that does not count in time is unknown. The caller waits for `patience`.
+/// Renews tickets. If the renewal does not count in time, its outcome is unknown. The caller waits
+/// for `patience`.
 pub(super) async fn renew(
     group: Arc<Group>,
     connection: RedisConnection,
@@ -96,11 +114,11 @@ pub(super) async fn renew(
     let Err(error) = member.counts().await else {
         return Ok(answers);
     };
-    // A ticket that is lost needs no acknowledgement, and its holder must learn it now.
+    // The loss of a ticket needs no acknowledgement, and the holder must learn of it now.
     let lost = tickets.iter().zip(&answers);
     let lost = lost.filter(|(_, answer)| **answer == Renewed::Lost);
     let lost = lost.map(|(request, _)| request.id).collect();
-    // The master has carried it out, so it must not count as refused.
+    // The master has carried out the renewal, so the error must not be a refusal.
     let error = match error.is_broken() {
         true => error,
         false => StoreError::halfway(Fault::Unknown, error.to_string()),
@@ -108,9 +126,9 @@ pub(super) async fn renew(
     Err(error.with_lost(lost))
 }
 
-/// Reads or changes a counter. A read writes too, because what it has read may not count yet, and a caller that acts on it
-/// must not find it gone. For the same reason a repetition writes. A change that does not count in time is unknown: the
-/// core asks again with the same id.
+/// Reads or changes a counter. A read writes too: what it has read may not count yet, and must not
+/// be lost after a caller has acted on it. A repetition writes for the same reason. If a change
+/// does not count in time, its outcome is unknown, and the core sends the same id again.
 pub(super) async fn count(
     group: Arc<Group>,
     connection: RedisConnection,
@@ -139,7 +157,8 @@ struct Member {
     group: Arc<Group>,
     connection: RedisConnection,
     patience: Patience,
-    /// About the last command that was sent. An earlier one was not carried out: the server did not know the script.
+    /// The verdict on the last command that was sent. An earlier command was not carried out,
+    /// because the server did not know the script.
     verdict: Option<Verdict>,
 }
 
@@ -164,7 +183,7 @@ impl Member {
             })
     }
 
-    /// Resolves when its write counts.
+    /// Resolves when the write of this verb counts.
     async fn counts(self) -> Result<(), StoreError> {
         match self.verdict {
             Some(verdict) => self.group.counts(verdict, self.patience).await,

@@ -7,19 +7,20 @@ use crate::backend::{Fault, StoreError};
 /// The end of a message about missing rights.
 pub(super) const GUIDE: &str = " (see \"Minimum rights\" in the guide of the Redis store)";
 
-/// Whether an error says that a command of a script was denied. The first text is from Redis 6 and 7.0, the second from
-/// Redis 7.2 and Valkey.
+/// Whether an error says that a command of a script was denied. The first text is from Redis 6 and
+/// 7.0, the second from Redis 7.2 and Valkey.
 pub(super) fn is_stopped(text: &str) -> bool {
     ["user executing the script", "ACL failure in script"]
         .iter()
         .any(|sign| text.contains(sign))
 }
 
-/// Turns an error into what it means for the request.
+/// Returns what an error means for the request.
 pub(super) fn failed(error: RedisError) -> StoreError {
     let text = error.to_string();
-    // The error that stopped a command of a script. Redis 6 reports it as "ERR … -OOM …". Later versions report it as
-    // "ERR OOM …" if the script has passed the error on.
+    // The code of the error that stopped a command of a script. In Redis 6 it is in the middle of
+    // the text: "ERR … -OOM …". Later versions report "ERR OOM …" if the script has passed the
+    // error on.
     let code = error.code().filter(|code| *code != "ERR").or_else(|| {
         let detail = error.detail().unwrap_or_default();
         let stopped = |code: &&str| {
@@ -33,13 +34,14 @@ pub(super) fn failed(error: RedisError) -> StoreError {
     }
     let fault = match (error.kind(), code) {
         (ErrorKind::AuthenticationFailed | ErrorKind::InvalidClientConfig, _) => Fault::Config,
-        // Refused before anything was written. The request can be sent again soon, or on another connection.
+        // The server has refused the request before anything was written. The client can send it
+        // again soon, or on another connection.
         (_, Some("BUSY" | "LOADING" | "TRYAGAIN" | "CLUSTERDOWN" | "MASTERDOWN" | "READONLY")) => {
             Fault::Retry
         }
-        // Refused before anything was written. An operator must act.
+        // The server has refused the request before anything was written. An operator must act.
         (_, Some("OOM" | "MISCONF" | "NOREPLICAS")) => Fault::Refused,
-        // These need another URL, password or access list.
+        // These errors need another URL, password or access list.
         (
             _,
             Some(
@@ -47,7 +49,7 @@ pub(super) fn failed(error: RedisError) -> StoreError {
                 | "UNFIT",
             ),
         ) => Fault::Config,
-        // A reply that makes no sense, or a script that failed half-way.
+        // The reply makes no sense, or a script has failed half-way.
         _ => Fault::Unknown,
     };
     let hint = match code {
@@ -75,14 +77,15 @@ pub(super) fn failed(error: RedisError) -> StoreError {
     };
     let text = format!("Redis: {text}{hint}");
     match code {
-        // A master that has become a replica refuses every write on this connection from now on. The address may
-        // already lead to the new master.
+        // A master that has become a replica refuses every write on this connection from now on.
+        // The address may already lead to the new master.
         Some("READONLY" | "MASTERDOWN") => StoreError::replace(fault, text),
         _ => StoreError::new(fault, text),
     }
 }
 
-/// Like [`failed`], for an error while connecting. No request has been sent yet, so no outcome can be unknown.
+/// Like [`failed`], for an error while connecting. No request has been sent yet, so no outcome can
+/// be unknown.
 pub(super) fn not_connected(error: RedisError) -> StoreError {
     if error.kind() == ErrorKind::RESP3NotSupported {
         return StoreError::new(
@@ -90,7 +93,8 @@ pub(super) fn not_connected(error: RedisError) -> StoreError {
             "Redis: the server does not speak RESP3; update it to Redis 6 or later, or to Valkey",
         );
     }
-    // The server repeats what it does not know, and the first command carries the password.
+    // The server's message repeats the command that it does not know. The first command contains
+    // the password, so the message is not shown.
     if error.to_string().contains("unknown command") {
         return StoreError::new(
             Fault::Config,
@@ -140,7 +144,8 @@ mod tests {
         assert!(!format!("{told} {told:?}").contains("hunter2"), "{told}");
     }
 
-    /// A request that a replica refuses was not carried out, and a connection to a replica is of no use.
+    /// If a replica refuses a request, the request was not carried out, and the connection must be
+    /// replaced.
     #[test]
     fn each_error_says_whether_the_request_was_carried_out_and_the_connection_broke() {
         let (goes_on, replaced) = (false, true);
@@ -150,8 +155,8 @@ mod tests {
                 goes_on,
                 &["BUSY", "LOADING", "TRYAGAIN", "CLUSTERDOWN"],
             ),
-            // The second is from Redis 6, when a script is refused. The third is from a script that passes the error
-            // on.
+            // The second is from Redis 6, when a script is refused. The third is from a script that
+            // passes the error on.
             (
                 Fault::Retry,
                 replaced,

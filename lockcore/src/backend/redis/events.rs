@@ -1,4 +1,5 @@
-//! Turns the messages that the server pushes on the connection into the wake-ups and rechecks of the core.
+//! Turns the messages that the server pushes on the connection into the wake-ups and rechecks of
+//! the core.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -10,10 +11,11 @@ use super::watched::Watched;
 use crate::backend::{EventSink, Wake};
 use crate::request::Id;
 
-/// Runs inside the connection's driver, so no other task has to run before a wake-up reaches its waiter.
+/// Returns the sink for the messages of a connection. It runs inside the connection's driver. So no
+/// other task has to run before a wake-up reaches its waiter.
 ///
-/// The driver drops this sink, and with it `events`, when the connection breaks or its runtime ends. The core learns of
-/// the end by that.
+/// The driver drops this sink when the connection breaks or its runtime ends. The sink owns
+/// `events`, and the core learns of the end when `events` is dropped.
 pub(super) fn sink(
     events: EventSink,
     watched: Arc<Watched>,
@@ -26,7 +28,7 @@ pub(super) fn sink(
     }
 }
 
-/// Passes a message on, if it is one.
+/// Passes a message to the core. Ignores all other pushes.
 pub(super) fn tell(events: &EventSink, push: &PushInfo) {
     match message(push) {
         Some(Message::Granted(wake)) => events.granted(wake),
@@ -35,7 +37,8 @@ pub(super) fn tell(events: &EventSink, push: &PushInfo) {
     }
 }
 
-/// A message that may not be for this connection: if it says that a ticket is granted, the ticket must ask first.
+/// Passes a message to the core as a hint only. If it says that a ticket is granted, the ticket
+/// rechecks at once and is not yet held. This is for messages that may come from the wrong server.
 pub(super) fn hint(events: &EventSink, push: &PushInfo) {
     match message(push) {
         Some(Message::Granted(wake)) => events.recheck(wake.id, Duration::ZERO),
@@ -45,7 +48,7 @@ pub(super) fn hint(events: &EventSink, push: &PushInfo) {
 }
 
 fn message(push: &PushInfo) -> Option<Message> {
-    // The second kind is that of a channel that lies in a slot of a cluster.
+    // The second kind is for a channel in a slot of a cluster.
     let is_message = matches!(push.kind, PushKind::Message | PushKind::SMessage);
     match push.data.get(1) {
         Some(Value::BulkString(message)) if is_message => parse(message),
@@ -61,7 +64,7 @@ enum Message {
     Again(Id, Duration),
 }
 
-/// A message of any other form does not come from our scripts, and is ignored.
+/// A message of any other form does not come from the scripts of this library, and is ignored.
 fn parse(message: &[u8]) -> Option<Message> {
     let (id, what) = std::str::from_utf8(message).ok()?.split_once(' ')?;
     let id = Id::parse(id)?;

@@ -20,11 +20,11 @@ use std::task::{Context, Poll};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// The number of requests that are under way on a connection.
+/// The number of requests that are in flight on a connection.
 #[derive(Clone, Debug, Default)]
 pub(super) struct InFlight(Arc<AtomicUsize>);
 
-/// Counts a request as under way until it is dropped.
+/// Counts a request as in flight until this value is dropped.
 #[derive(Debug)]
 pub(super) struct UnderWay(InFlight);
 

@@ -1,5 +1,7 @@
-//! A group: the verbs that wait together until replicas, or the disk, have their writes, and the connection on which
-//! they wait. Which verbs these are, and why, is in `durable`.
+//! A group: the verbs that wait together until replicas, or the disk, have their writes. It has a
+//! connection of its own for them. Which verbs these are, and why, is explained in `durable`.
+//!
+//! The verbs that are sent together, and the `WAIT` behind them, are one *turn*.
 
 use std::io;
 use std::sync::Arc;
@@ -20,14 +22,14 @@ use super::turn::{Patience, Turn};
 use crate::backend::{Fault, StoreError};
 use crate::clock::Clock;
 
-/// The connection of these verbs.
+/// The verbs of one client connection that wait for durability, and the task that sends them.
 #[derive(Debug)]
 pub(super) struct Group {
     verbs: mpsc::UnboundedSender<Verb>,
     turn: Arc<Turn>,
     op_timeout: Duration,
     pub(super) durability: Durability,
-    /// No name has it.
+    /// A key for the [check](Group::check). No name has this key.
     key: String,
     task: AbortHandle,
 }
@@ -43,7 +45,7 @@ impl Drop for Group {
 struct Verb {
     command: Cmd,
     patience: Patience,
-    /// If nobody listens here any more, it is not sent.
+    /// If the caller has dropped the receiver, the verb is not sent.
     sent: oneshot::Sender<Sent>,
 }
 
@@ -67,7 +69,8 @@ pub(super) struct Opened {
 }
 
 impl Opened {
-    /// Connects, and checks that the server can do what is asked of it and that the user has the right to it.
+    /// Connects. Checks that the server can do what the URL asks for, and that the user has the
+    /// right to the command.
     pub(super) async fn of(server: &Server, durability: Durability) -> Result<Self, StoreError> {
         let (open, ended) = oneshot::channel::<()>();
         let sink = move |_| {
@@ -75,7 +78,7 @@ impl Opened {
             Ok::<_, std::convert::Infallible>(())
         };
         let config = AsyncConnectionConfig::new()
-            // As for the other connection, the core has its own deadlines.
+            // The core has its own deadlines, for this connection as for the main one.
             .set_connection_timeout(None)
             .set_response_timeout(None)
             .set_push_sender(sink);
@@ -92,11 +95,13 @@ impl Opened {
         }
     }
 
-    /// Starts to serve verbs. Both connections end when one of them does: `main` is the other, and `main_ended` tells
-    /// of its end.
+    /// Starts the task that sends verbs. If one of the two connections ends, this task ends the
+    /// other. `main` is the driver of the main connection, and `main_ended` resolves when that
+    /// connection ends.
     ///
-    /// `channel` is the one that the other connection listens to. A message there must be heard, or this connection has
-    /// led to another server: the address may have moved between the two. `key` is for the [check](Group::check).
+    /// `channel` is the channel of wake-ups that the main connection listens to. A message that is
+    /// sent here must be received there. Otherwise the two connections have reached two servers:
+    /// the address may have moved in between. `key` is for the [check](Group::check).
     pub(super) async fn beside(
         mut self,
         server: &Server,
@@ -143,7 +148,8 @@ impl Opened {
 }
 
 fn message_to(channel: &str) -> Cmd {
-    // No ticket has this id, so a client that hears it does nothing.
+    // The id in this message is empty, and no ticket has an empty id. So a client that receives the
+    // message does nothing.
     redis::cmd("PUBLISH").arg(channel).arg("").take()
 }
 
@@ -179,9 +185,10 @@ fn is_without_log(text: &str) -> bool {
 const WITHOUT_LOG: &str = "the server does not write a log, which durability=fsync needs: set appendonly yes there, and \
     appendfsync always";
 
-/// Sends the verbs that have come, one turn after the other, until the connection is of no use any more.
+/// Sends the verbs of the channel, one turn after the other, until the connection is broken.
 ///
-/// If this is dropped, the verbs without an answer fail, as when the connection breaks.
+/// If this future is dropped, the verbs without an answer fail, as they do when the connection
+/// breaks.
 async fn serve(
     mut connection: MultiplexedConnection,
     durability: Durability,
@@ -189,15 +196,16 @@ async fn serve(
     mut asked: mpsc::UnboundedReceiver<Verb>,
 ) {
     let mut verbs = Vec::new();
-    // As many as come: the core bounds how many are under way.
+    // A turn takes all verbs that are in the channel. The core limits how many requests are in
+    // flight.
     while asked.recv_many(&mut verbs, usize::MAX).await > 0 {
         let now = Clock::BOOT.now();
         let (tell, verdict) = watch::channel(None);
         let verdict = Verdict(verdict);
         let mut commands = Pipeline::with_capacity(verbs.len());
         let mut replies = Vec::with_capacity(verbs.len());
-        // The server waits as long as the most patient verb allows. A verb with less time gives up by itself: see
-        // `Group::ask` and `Group::counts`.
+        // The server waits as long as the most patient verb allows. A verb with less time gives up
+        // by itself: see `Group::ask` and `Group::counts`.
         let mut within = Duration::ZERO;
         for verb in verbs.drain(..) {
             let (reply, replied) = oneshot::channel();
@@ -205,7 +213,7 @@ async fn serve(
                 reply: replied,
                 verdict: verdict.clone(),
             };
-            // If it has given up, it is not sent.
+            // If the caller has given up, this verb is not sent.
             if verb.sent.send(sent).is_ok() {
                 within = within.max(verb.patience.at_the_server(now));
                 commands.add_command(verb.command);
@@ -222,20 +230,21 @@ async fn serve(
             tell_all(replies, answers.await);
         };
         let wait = durability.wait(within);
-        // The first to be polled is the first to be sent. There is room for both, because nobody else sends anything
-        // here.
+        // `join` polls `replied` first, so the verbs are sent before the `WAIT`. The connection's
+        // queue has room for both, because nothing else is sent on this connection.
         let ((), waited) = join(replied, wait.query_async(&mut waits)).await;
         drop(under_way);
         let outcome = outcome(durability, within, waited);
         let is_broken = outcome.as_ref().is_err_and(StoreError::is_broken);
-        let _ = tell.send(Some(outcome)); // no verb of this turn may be left
+        let _ = tell.send(Some(outcome)); // all callers may have given up
         if is_broken {
             return;
         }
     }
 }
 
-/// Tells each verb its own reply. A verb that is gone takes no other verb with it.
+/// Sends each verb its own reply. If the caller of one verb has gone, the other verbs get their
+/// replies all the same.
 fn tell_all(replies: Vec<oneshot::Sender<RedisResult<Value>>>, answers: RedisResult<Vec<Value>>) {
     let mut answers = answers.map(Vec::into_iter);
     for reply in replies {
@@ -249,7 +258,7 @@ fn tell_all(replies: Vec<oneshot::Sender<RedisResult<Value>>>, answers: RedisRes
     }
 }
 
-/// The meaning of the answer to the `WAIT` for the verbs in front of it.
+/// What the answer to the `WAIT` means for the verbs of its turn.
 fn outcome(
     durability: Durability,
     within: Duration,
@@ -275,11 +284,12 @@ fn outcome(
     let failed = failed(error);
     Err(match failed.fault() {
         Fault::Config => StoreError::halfway(Fault::Config, failed.to_string()),
-        // For example because the script of another client runs for long. The connection is as good as before.
+        // For example, the script of another client runs for long. The connection can be used
+        // further.
         Fault::Retry if !failed.is_broken() => {
             StoreError::halfway(Fault::Retry, failed.to_string())
         }
-        // For example because the server has become a replica meanwhile.
+        // For example, the server has become a replica in the meantime.
         _ => StoreError::broken(failed.to_string()),
     })
 }
@@ -301,13 +311,17 @@ fn lost() -> RedisError {
 }
 
 impl Group {
-    /// The time of a verb whose caller waits so long. No verb has more than one operation.
+    /// The time of a verb whose caller waits for `budget`. It is never more than the time of one
+    /// operation.
     pub(super) fn patience(&self, budget: Duration) -> Patience {
         Patience::of(budget.min(self.op_timeout))
     }
 
-    /// Sends a verb when its turn comes. Returns the reply, and what becomes of its write. An error means that it was not
-    /// sent.
+    /// Sends a verb when its turn comes. Returns the reply, and the verdict on its write, which
+    /// comes later. An error means that the verb was not sent.
+    ///
+    /// If this future is dropped before the turn, the verb is not sent. If it is dropped later, the
+    /// server may have carried it out.
     pub(super) async fn ask(
         &self,
         command: Cmd,
@@ -328,7 +342,7 @@ impl Group {
             Some(sent) => sent.map_err(|_| ended())?,
             None => {
                 is_sent.close();
-                // It may have been sent in this moment.
+                // `serve` may have sent the verb just before the close.
                 is_sent.try_recv().map_err(|_| self.had_no_turn())?
             }
         };
@@ -345,7 +359,7 @@ impl Group {
         StoreError::new(Fault::Retry, text)
     }
 
-    /// Waits for the verdict as long as the verb has time.
+    /// Waits for the verdict, as long as the verb has time.
     pub(super) async fn counts(
         &self,
         verdict: Verdict,
@@ -364,7 +378,7 @@ impl Group {
         }
     }
 
-    /// Checks that a write counts now: it is passed on to the replicas, and written to the log.
+    /// Checks that a write counts now: that it reaches the replicas, and is written to the log.
     pub(super) async fn check(&self) -> Result<(), StoreError> {
         let mut probe = redis::cmd("EVAL");
         probe.arg(&layout::PROBE.source).arg(1);

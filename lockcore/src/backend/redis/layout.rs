@@ -5,14 +5,16 @@ use std::sync::{Arc, LazyLock};
 use crate::backend::NameInUse;
 use crate::name::{Name, Namespace, key_prefix};
 
-/// The version of the format. It is part of every key and channel, so versions of the library with another format have
-/// another number and do not see each other. A change of it is a breaking release. 1 is the first that is released.
+/// The version of the format. It is a part of every key and channel. So versions of the library
+/// with different formats have different numbers, and do not see each other's tickets. A change of
+/// this number is a breaking release. 1 is the first number that is released.
 const VERSION: u32 = 1;
 
 /// How many bytes of a name stay readable in a key.
 const READABLE: usize = 512;
 
-/// The digits of a ticket's number, and of its expiry. A record begins with the two: see `scripts/record.lua`.
+/// The digits of a ticket's number, and of its expiry. A record begins with these two: see
+/// `scripts/record.lua`.
 pub(super) const NUMBER: usize = 16;
 pub(super) const EXPIRES: usize = 13;
 /// The digits of a ticket's capacity, and of its permits.
@@ -23,7 +25,8 @@ pub(super) fn key(name: &Name) -> String {
     name.key(VERSION, READABLE)
 }
 
-/// The pattern of the first keys of all names with this beginning, as `SCAN` takes it.
+/// The pattern that matches the first keys of all names with this prefix, in the form that `SCAN`
+/// takes.
 pub(super) fn keys_like(namespace: &Namespace, prefix: &str) -> String {
     let prefix = key_prefix(namespace, VERSION, prefix, READABLE);
     let mut pattern = String::with_capacity(prefix.len() + 2);
@@ -33,17 +36,18 @@ pub(super) fn keys_like(namespace: &Namespace, prefix: &str) -> String {
         }
         pattern.push(c);
     }
-    // The other keys of a name do not end with the brace.
+    // Only the first key of a name ends with the brace.
     pattern + "*}"
 }
 
-/// The name whose first key this is.
+/// The name that has this as its first key.
 pub(super) fn name_of(key: &str) -> Option<NameInUse> {
     NameInUse::of_key(key, READABLE)
 }
 
-/// The key of the counter of a name, and the channel of those who watch it. Both are in the slot of the name. Receivers
-/// have no brace at their beginning, so none listens to such a channel.
+/// The key of the counter of a name, and the channel for the clients that watch it. Both are in the
+/// slot of the name. The channel of a receiver never begins with a brace. So no receiver listens to
+/// such a channel.
 pub(super) fn counter(name: &Name) -> (String, String) {
     let key = key(name);
     let (folder, tag) = key.split_at(key.find('{').unwrap_or(key.len()));
@@ -61,8 +65,9 @@ pub(super) fn channel(receiver: u64) -> Arc<str> {
     format!("{receiver:016x}").into()
 }
 
-/// The channel of one receiver. Scripts make its name from the part of a key in front of the brace, and from the channel
-/// in the record of a ticket. In a cluster the receiver ends with a hash tag.
+/// The channel of one receiver. Scripts build its name from two parts: the part of a key in front
+/// of the brace, and the channel in the record of a ticket. In a cluster the receiver ends with a
+/// hash tag.
 pub(super) fn wake_channel(namespace: &Namespace, receiver: &str) -> String {
     format!("{}:{VERSION}:wake:{receiver}", namespace.as_str())
 }
@@ -74,8 +79,9 @@ pub(super) struct Script {
 }
 
 impl Script {
-    /// Puts in the text of `line.lua` for `-- include line.lua`, and of `record.lua` in the same way. A fast path in
-    /// front of an include does not use its functions, and so does not pay for creating them.
+    /// Replaces `-- include line.lua` by the text of that file, and `-- include record.lua` in the
+    /// same way. A fast path in front of an include does not use the functions in it. So it does
+    /// not pay for creating them.
     fn new(source: &str) -> Self {
         let line = include_str!("scripts/line.lua");
         let record = include_str!("scripts/record.lua");
@@ -142,13 +148,14 @@ mod tests {
         ("capacity", 10),
     ];
 
-    /// The fields behind these, in a state with a stored capacity.
+    /// The fields behind [`HEAD`], in a state with a stored capacity.
     const STORED: [(&str, usize); 2] = [("stored", CAPACITY), ("change", 32)];
 
     /// The digits that all numbers of the same thousand seconds have in common.
     const THOUSAND_SECONDS: [usize; 2] = [1, 7];
 
-    /// The place from the first byte of one field to the last byte of another. The first byte is 1, as in Lua.
+    /// The position of the first byte of one field, and of the last byte of another. Positions
+    /// begin at 1, as in Lua.
     fn span(fields: &[(&str, usize)], from: &str, to: &str) -> [usize; 2] {
         let place = |name| fields.iter().position(|field| field.0 == name).expect(name);
         let bytes = |fields: &[(&str, usize)]| fields.iter().map(|field| field.1).sum::<usize>();
@@ -156,8 +163,8 @@ mod tests {
         [bytes(&fields[..from]) + 1, bytes(&fields[..=to])]
     }
 
-    /// The scripts have the places as plain numbers, because a function call for each would take longer than the work
-    /// itself.
+    /// The scripts contain the positions as plain numbers. A function call for each of them would
+    /// take longer than the work itself.
     #[test]
     fn scripts_read_and_write_values_only_at_the_places_of_fields() {
         let record = |from, to| span(&RECORD, from, to);

@@ -89,11 +89,12 @@ pub(crate) fn open_encrypted_cluster(url: &Url, tls: &Tls) -> Result<Arc<dyn Bac
     Ok(Arc::new(Redis::Cluster(Arc::new(seeds))))
 }
 
-/// Half of the day for which a key stays after the last request. So no ticket can outlive its key, even if the server's
-/// clock jumps by hours.
+/// The longest ttl: half a day. A key stays for a day after the last request for it. So no ticket
+/// can outlive its key, even if the server's clock jumps by hours.
 const LONGEST_TTL: Duration = Duration::from_secs(12 * 60 * 60);
 
-/// The most tickets in one request. The core sends as many.
+/// The most releases in one request that this store sends by itself. The core has the same limit
+/// for its batches.
 const BATCH: usize = 100;
 
 /// How to find the server that has the locks.
@@ -128,7 +129,8 @@ impl Backend for Redis {
 
     fn silence(&self) -> &'static str {
         match self {
-            // A server without TLS takes the first bytes of TLS for an incomplete command, and waits for the rest.
+            // A server without TLS takes the first bytes of TLS for an incomplete command, and
+            // waits for the rest.
             Self::Server(server) if server.is_encrypted() => {
                 "; a server without TLS is silent too: redis:// is for it"
             }
@@ -153,7 +155,8 @@ impl Backend for Redis {
                     let (master, watch) = Watch::begin(&sentinels).await?;
                     let mut connection = watch.meanwhile(connected(&master, events)).await?;
                     watch.leave_when_moved(&connection.driver);
-                    // Without the watch, with which this task ends.
+                    // This copy has no watch. So the task does not keep the watch alive, and ends
+                    // when the connection drops the watch.
                     let repeats = connection.clone();
                     watch.spawn(release_again(repeats, watch.released_elsewhere()));
                     connection.watch = Some(Arc::new(watch));
@@ -186,7 +189,8 @@ async fn connected(server: &Server, events: EventSink) -> Result<RedisConnection
     });
     let (connection, driver) = server.connect(config).await?;
     let mut subscribes = connection.clone();
-    // Resolves when the server has confirmed the subscription, so no wake-up can come before it.
+    // Resolves when the server has confirmed the subscription. No ticket is requested before that,
+    // so no wake-up is missed.
     let subscribed = subscribes.subscribe(&channels);
     let checked = checked(server, &connection, &namespace, &channels, subscribed);
     let opened = async {
@@ -215,8 +219,11 @@ async fn connected(server: &Server, events: EventSink) -> Result<RedisConnection
     })
 }
 
-/// Nobody waits for this. One batch at a time, so that renewals need not wait for it. If it is dropped, because the
-/// connection ends, the next connection repeats the rest.
+/// Repeats at this server the releases that an earlier master has acknowledged. No caller waits for
+/// it. It sends one batch at a time, so that renewals do not wait behind all of them.
+///
+/// If this future is dropped because the connection ends, the next connection repeats the releases
+/// that are left.
 async fn release_again(connection: RedisConnection, mut again: Repetition) {
     while let Some(batch) = again.next(BATCH) {
         let Ok(answers) = tickets::release(connection.clone(), batch).await else {

@@ -18,16 +18,17 @@ use crate::name::Namespace;
 /// The settings of all connections to servers with locks.
 pub(super) fn settings() -> AsyncConnectionConfig {
     AsyncConnectionConfig::new()
-        // The core has its own deadlines, on the lease clock. The timers of the user's runtime may be paused or off.
+        // The core has its own deadlines, on the lease clock. So the driver needs none. Its timers
+        // depend on the user's runtime, where they may be paused or off.
         .set_connection_timeout(None)
         .set_response_timeout(None)
-        // More requests than this wait until they can be written. The default of 50 is less than the number of tasks in
-        // one busy process.
+        // This many requests can wait until they are written. The default of 50 is less than the
+        // number of tasks in one busy process.
         .set_pipeline_buffer_size(1024)
 }
 
-/// Checks that the server accepts locks and that the user has the rights. Sends one more request with these, so that all
-/// are in one round trip, and returns its answer.
+/// Checks that the server accepts locks and that the user has the rights. Sends `also` together
+/// with these requests, so that all take one round trip, and returns its answer.
 pub(super) async fn checked<T>(
     server: &Server,
     connection: &MultiplexedConnection,
@@ -50,8 +51,8 @@ pub(super) async fn checked<T>(
     Ok(also)
 }
 
-/// A connection that gets no wake-ups, to a server that accepts locks. The second part of the result resolves when the
-/// connection ends.
+/// Opens a connection that gets no wake-ups, to a server that accepts locks. The second part of the
+/// result resolves when the connection ends.
 pub(super) async fn without_wake_ups(
     server: &Server,
     namespace: &Namespace,

@@ -1,5 +1,6 @@
-//! The releases that a master has acknowledged shortly before another server replaced it. The new master may not have
-//! received them, and would keep the names taken until the leases end. So the releases are repeated there.
+//! The releases that a master has acknowledged shortly before another server has replaced it. The
+//! new master may not have received them, and would keep the names taken until the leases end. So
+//! the client repeats these releases there.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -8,16 +9,17 @@ use std::time::Duration;
 use crate::backend::{self, Departure};
 use crate::clock::{Clock, Instant};
 
-/// A release is remembered until one comes that is later by more than this. From the promotion of a replica until clients
-/// leave the old master it takes a second or two.
+/// How long a release is remembered. It is forgotten when a later release comes after this time.
+/// From the promotion of a replica until clients leave the old master it takes a second or two.
 const RECENT: Duration = Duration::from_secs(3);
 
-/// The most releases that are remembered. Later ones are not, because the new master has the holders of the moment of its
-/// promotion: their releases are the oldest.
+/// The most releases that are remembered. If there are more, the oldest stay. They are the ones
+/// that matter: the new master has the holders of the moment of its promotion, and the first
+/// releases after that moment are theirs.
 const MOST: usize = 10_000;
 
-/// The latest releases, by all connections of a client. To repeat one that has arrived changes nothing, because no id is
-/// used again.
+/// The latest releases of all connections of a client. It is harmless to repeat a release that has
+/// already arrived, because no id is used again.
 #[derive(Debug, Default)]
 pub(super) struct Released(Mutex<VecDeque<Recent>>);
 
@@ -25,7 +27,7 @@ pub(super) struct Released(Mutex<VecDeque<Recent>>);
 #[derive(Debug)]
 struct Recent {
     at: Instant,
-    /// The address that has acknowledged it.
+    /// The address of the master that has acknowledged the release.
     master: Arc<str>,
     departure: Departure,
 }
@@ -48,8 +50,9 @@ impl Released {
         }));
     }
 
-    /// Takes out those that another master than this one has acknowledged. Their age does not count: a master that has
-    /// died is replaced after as long as its sentinels are told to wait.
+    /// Takes out the releases that other masters than this one have acknowledged. Their age does
+    /// not count: after a master has died, it takes as long as the sentinels are configured to wait
+    /// until another server replaces it.
     pub(super) fn elsewhere(self: &Arc<Self>, master: &str) -> Repetition {
         let mut all = self.all();
         let (elsewhere, here): (VecDeque<_>, VecDeque<_>) =
@@ -67,11 +70,12 @@ impl Released {
     }
 }
 
-/// Releases that are to be repeated. If it is dropped, those that were not acknowledged are remembered again.
+/// Releases that are to be repeated. When this value is dropped, the releases that were not
+/// acknowledged are remembered again. So none is lost if the task that repeats them ends.
 pub(super) struct Repetition {
     released: Arc<Released>,
     left: VecDeque<Recent>,
-    /// The master could not carry these out. The next connection tries again.
+    /// The releases that the master could not carry out. The next connection tries them again.
     failed: VecDeque<Recent>,
 }
 
@@ -83,7 +87,7 @@ impl Repetition {
         (!next.is_empty()).then_some(next)
     }
 
-    /// So many of those that are left, the oldest, were repeated, with these answers.
+    /// Takes the answers to the `most` oldest releases that are left. They were repeated just now.
     pub(super) fn answered(&mut self, most: usize, answers: &[backend::Released]) {
         let answered = self.left.drain(..most.min(self.left.len()));
         for (at, recent) in answered.enumerate() {
@@ -100,7 +104,7 @@ impl Drop for Repetition {
         let now = Clock::BOOT.now();
         let mut all = self.released.all();
         for mut recent in self.failed.drain(..).chain(self.left.drain(..)).rev() {
-            recent.at = now; // or the next release would end it
+            recent.at = now; // or the next release would forget it
             all.push_front(recent);
         }
         all.truncate(MOST);
@@ -160,7 +164,7 @@ mod tests {
         released.note(&Arc::from("a"), departures.to_vec());
 
         let mut again = released.elsewhere("b");
-        // The last of the three has no answer.
+        // The third of them has no answer.
         again.answered(3, &[Failed, NotFound]);
         assert_eq!(names(&again), ["z"]);
         drop(again);

@@ -1,5 +1,5 @@
-//! The rights of the user at the server. They are checked when connecting, because a script that is denied a command
-//! half-way has already written something.
+//! The rights of the user at the server. The client checks them when it connects, because a script
+//! that is denied a command half-way has already written something.
 
 use redis::aio::MultiplexedConnection;
 use redis::{RedisError, RedisResult};
@@ -29,8 +29,8 @@ pub(super) async fn missing(
     }
 }
 
-/// Whether the error makes the server useless. A server that is full or busy, or that does not know the question, may
-/// still be of use.
+/// Whether the error means that the server cannot be used. A server that is full or busy, or that
+/// does not know the question, may be usable.
 fn matters(error: &RedisError) -> bool {
     let error = failed(error.clone());
     error.fault() == Fault::Config || error.is_broken()
@@ -46,7 +46,8 @@ mod tests {
     fn the_rights_check_asks_about_exactly_the_commands_that_the_scripts_call() {
         let (mut called, mut calls) = (BTreeSet::new(), 0);
         for script in layout::scripts() {
-            // Every call must name its command: it must not be in a variable, and not in `pcall(redis.call, …)`.
+            // Every call must name its command: it must not be in a variable, and not in
+            // `pcall(redis.call, …)`.
             calls += script.source.matches("redis.call").count();
             calls += script.source.matches("redis.pcall").count();
             let source = script.source.replace("redis.pcall('", "redis.call('");
@@ -60,7 +61,7 @@ mod tests {
             .collect();
 
         assert_eq!(calls, 0, "a call without the name of its command");
-        // The right is not needed for locks. A list without it is refused.
+        // Locks do not need this right. Without it the server refuses only the listing of names.
         assert!(called.remove("SCAN"));
         // In a cluster the client itself sends these.
         called.extend(["ASKING", "SSUBSCRIBE", "SUNSUBSCRIBE"].map(str::to_owned));

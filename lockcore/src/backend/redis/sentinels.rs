@@ -1,10 +1,13 @@
-//! Redis with Sentinel: finds the master, and ends a connection when its server is not the master any more. The
-//! requests to the master are the same as to a single server.
+//! Redis with Sentinel: finds the master, and ends a connection when its server stops being the
+//! master. The requests to the master are the same as to a single server.
 //!
-//! The master is the server that a majority of the sentinels in the URL name. Nothing else is believed. So a sentinel
-//! that is cut off, or belongs to other servers, cannot lead a client to another server. The sentinels are asked when a
-//! connection to the master is made, and are listened to while it is up. When a majority has named another server, the
-//! connection ends, and the core makes a new one, as after a break.
+//! The master is the server that a majority of the sentinels in the URL name. The client believes
+//! nothing else. So a sentinel that is cut off, or belongs to other servers, cannot lead a client
+//! to another server.
+//!
+//! The client asks the sentinels when it makes a connection to the master, and listens to them
+//! while this connection is up. When a majority names another server, the connection ends, and the
+//! core makes a new one, as after a break.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -42,13 +45,13 @@ const FORM: &str = "the URL is not of the form \
 /// The sentinels of a URL, and how to log in at the master that they name.
 pub(super) struct Sentinels {
     pub(super) servers: Vec<Server>,
-    /// The name that the sentinels have for the master.
+    /// The name that the sentinels use for the master.
     service: String,
     /// The user, password and database at the master.
     master: RedisConnectionInfo,
     durability: Option<Durability>,
     pub(super) released: Arc<Released>,
-    /// The master that a connection of this client has found last.
+    /// The master that a connection of this client was the last to find.
     latest: watch::Sender<Option<Address>>,
 }
 
@@ -158,7 +161,7 @@ impl Sentinels {
         self.servers.len()
     }
 
-    /// A connection has found this master.
+    /// Notes that a connection has found this master.
     pub(super) fn note_master(&self, master: &Address) {
         self.latest.send_if_modified(|latest| {
             let is_another = latest.as_ref() != Some(master);
@@ -188,7 +191,9 @@ impl Sentinels {
         })
     }
 
-    /// Asks one sentinel, and stores what it says in `views` until its connection ends. Returns why it cannot be heard.
+    /// Asks one sentinel for the master, and stores the answer in `views`. Then stores each change
+    /// that the sentinel sends, until the connection ends. Returns why the sentinel cannot be
+    /// listened to.
     pub(super) async fn hear(&self, at: usize, views: &watch::Sender<Views>) -> StoreError {
         let server = &self.servers[at];
         let (open, closed) = oneshot::channel::<()>();
@@ -201,13 +206,13 @@ impl Sentinels {
             Ok::<_, Infallible>(())
         };
         let config = AsyncConnectionConfig::new()
-            // As for the connection to the master, the core has its own deadlines.
+            // The core has its own deadlines, for this connection as for the one to the master.
             .set_connection_timeout(None)
             .set_response_timeout(None)
             .set_push_sender(sink);
         let asked = async {
             let (mut connection, driver) = server.connect(config).await?;
-            // The subscription comes before the question, so that no change is missed in between.
+            // The subscription comes before the question. So no change in between is missed.
             let subscribed = connection.subscribe(SWITCH).await;
             subscribed.map_err(|error| self.not_asked(server, error))?;
             let master = self.ask(server, &mut connection).await?;
@@ -219,7 +224,7 @@ impl Sentinels {
         };
         views.send_modify(|views| {
             let view = &mut views.0[at];
-            // A message that came before the answer is as new as the answer, or newer.
+            // If a message came before the answer, it is at least as new as the answer.
             if !matches!(view, View::Names(_)) {
                 *view = View::Names(master);
             }
@@ -258,7 +263,7 @@ impl Sentinels {
         connection: &mut MultiplexedConnection,
     ) -> StoreError {
         let question = redis::cmd("SENTINEL").arg("MASTERS").take();
-        // Only for the message. The user may not have the right to ask.
+        // This is only for the error message. The user may not have the right to ask.
         let known: Vec<HashMap<String, String>> =
             question.query_async(connection).await.unwrap_or_default();
         let names = || known.iter().filter_map(|master| master.get("name"));
@@ -279,7 +284,7 @@ impl Sentinels {
             View::Failed(error) => error.fault() == Fault::Config,
             View::Asked | View::Names(_) => false,
         });
-        // Would all other sentinels be a majority if they agreed?
+        // Without the sentinels that report mistakes, can the others be a majority?
         let fault = match is_majority(all - mistakes.count(), all) {
             true => Fault::Retry,
             false => Fault::Config,
@@ -313,7 +318,7 @@ impl fmt::Debug for Sentinels {
     }
 }
 
-/// How to log in at this server.
+/// How to connect to this server and log in.
 pub(super) fn info(
     address: &Address,
     settings: &RedisConnectionInfo,
@@ -418,7 +423,7 @@ mod tests {
         }
     }
 
-    /// A wrong password at one sentinel is no reason to give up, if the others can still agree.
+    /// A wrong password at one sentinel is no reason to give up, if the others can agree.
     #[test]
     fn without_a_majority_the_fault_is_config_only_if_the_rest_cannot_form_one() {
         let sentinels = sentinels("redis+sentinel://h1,h2,h3/s").unwrap();

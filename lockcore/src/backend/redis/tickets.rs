@@ -16,8 +16,9 @@ use crate::name::{Name, Namespace};
 use crate::queue;
 use crate::request::{Id, Request};
 
-/// How long the mark stays when a release comes before its enqueue. It is far longer than a request can stay in a
-/// socket's buffer before the server reads it or the connection is reset.
+/// How long a mark stays. A release leaves a mark if it arrives before the enqueue of its ticket. A
+/// minute is far longer than a request can stay in a socket's buffer before the server reads it or
+/// the connection is reset.
 pub(super) const MARK: Duration = Duration::from_secs(60);
 
 pub(super) async fn enqueue(
@@ -153,8 +154,9 @@ pub(super) async fn release(
         .collect())
 }
 
-/// Tells the server the number of the ticket that it has for this request. All numbers that it draws later are greater.
-/// `false` if the number is more than a day ahead of the server's clock, or the ticket is gone.
+/// Tells the server the number of the ticket that it has for this request. All numbers that the
+/// server assigns later are greater. Returns `false` if the number is more than a day ahead of the
+/// server's clock, or if the ticket is gone.
 pub(super) async fn raise(
     mut connection: RedisConnection,
     request: Arc<Request>,
@@ -183,12 +185,13 @@ pub(super) async fn inspect(
 
 /// A ticket as one server knows it.
 pub(super) struct Listed {
-    /// Whether the client has chosen the number, with the request or with [`raise`].
+    /// Whether the client has chosen the number: in the enqueue, or later with [`raise`].
     pub(super) is_told: bool,
     pub(super) ticket: TicketInfo,
 }
 
-/// As [`inspect`], with more of each ticket.
+/// Reads the same tickets as [`inspect`]. Also says of each ticket whether the client has chosen
+/// its number.
 pub(super) async fn listed(
     mut connection: RedisConnection,
     name: Name,
@@ -228,7 +231,8 @@ pub(super) async fn listed(
             record.owner.to_owned(),
         )
         .with_id(record.id)
-        // A number is the time of its enqueue, unless many tickets are taken in one microsecond.
+        // A ticket's number is the time of its enqueue in microseconds, unless many tickets are
+        // enqueued in one microsecond.
         .with_age(Duration::from_micros(
             (now * 1000).saturating_sub(record.number),
         ));
@@ -278,8 +282,9 @@ impl<'a> Record<'a> {
     }
 }
 
-/// One step of the walk over the keys of one server. It looks at ten keys for each name that the page may have, because
-/// most keys of a database are of something else, or of names that are not in use.
+/// Lists a part of the names on one server, with one step of `SCAN`. It looks at ten keys for each
+/// name that the page may have. Most keys of a database belong to other programs, or to names that
+/// are not in use.
 pub(super) async fn list(
     mut connection: RedisConnection,
     listing: Listing,
@@ -298,7 +303,8 @@ pub(super) async fn list(
     };
     let reply = run(&mut connection, &layout::LIST, namespace, 0, write).await;
     let reply = reply.map_err(|error| match is_stopped(&error.to_string()) {
-        // It only reads, so this is never half-way.
+        // The script only reads. So a script that was stopped has changed nothing, and the error is
+        // not half-way.
         true => {
             let text = format!("Redis: the user may not run scan, which lists names{GUIDE}");
             StoreError::new(Fault::Config, text)
@@ -306,7 +312,7 @@ pub(super) async fn list(
         false => error,
     })?;
     let reply: Vec<Vec<u8>> = redis::from_redis_value(reply).map_err(unreadable)?;
-    // Another program may have a key here that is no text.
+    // Another program may have a key with this prefix that is not UTF-8.
     let mut reply = reply.iter().filter_map(|key| std::str::from_utf8(key).ok());
     let Some(stands) = reply.next() else {
         return Err(unexpected(&"nothing"));
@@ -339,11 +345,12 @@ pub(super) async fn forget(mut connection: RedisConnection, name: Name) -> Resul
     outcome.map(drop)
 }
 
-/// The reason why a script was stopped half-way, if the reason is a right that was taken away after the connection was
-/// made. The server's own message does not always name the command.
+/// The error for a script that was stopped half-way, if the reason is a missing right. An operator
+/// may have taken the right away after the connection was made. The server's own message does not
+/// always name the command.
 ///
-/// The rights are read afterwards, and may have changed again. It stays unknown what the script had done before it was
-/// stopped.
+/// This function reads the rights after the script was stopped, so they may have changed again.
+/// What the script had done before it was stopped stays unknown.
 async fn denied(connection: &RedisConnection, namespace: &Namespace) -> Option<StoreError> {
     let channel = layout::wake_channel(namespace, &connection.channel);
     let missing = rights::missing(connection.connection.clone(), namespace, &channel);
@@ -353,14 +360,15 @@ async fn denied(connection: &RedisConnection, namespace: &Namespace) -> Option<S
     Some(StoreError::halfway(Fault::Config, text))
 }
 
-/// Called when all tickets of a batch have failed: a missing right may be the reason for all. If only some have failed,
-/// the answers for the other tickets are used.
+/// Called when all tickets of a batch have failed. Returns an error if a missing right may be the
+/// reason. (If only some tickets have failed, the caller uses the answers for the others.)
 async fn all_failed(connection: &RedisConnection, namespace: &Namespace) -> Result<(), StoreError> {
     denied(connection, namespace).await.map_or(Ok(()), Err)
 }
 
-/// Runs a script by its hash. A server that is new or has restarted does not know the script, and then gets its text.
-/// Such a server has certainly not run the script, so nothing is done twice.
+/// Runs a script by its hash. If the server is new or has restarted, it does not know the script,
+/// and this function sends the text. A server that does not know the script has not run it, so
+/// nothing is done twice.
 pub(super) async fn run(
     socket: &mut impl Socket,
     script: &Script,
@@ -373,7 +381,7 @@ pub(super) async fn run(
     }
     let asking = socket.connection().is_asking();
     let command = |verb: &str, script: &str| {
-        // Space for one ticket.
+        // Enough space for a request about one ticket.
         let mut command = Cmd::with_capacity(16, 512);
         command.arg(verb).arg(script).arg(keys);
         write_keys_and_arguments(&mut command);
@@ -416,7 +424,7 @@ fn duration(millis: i64) -> Duration {
     Duration::from_millis(u64::try_from(millis).unwrap_or(0))
 }
 
-/// A negative number means "unknown".
+/// Reads a duration in milliseconds. A negative number means "unknown".
 fn known(millis: i64) -> Option<Duration> {
     u64::try_from(millis).ok().map(Duration::from_millis)
 }

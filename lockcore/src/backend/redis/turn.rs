@@ -1,4 +1,4 @@
-//! How long a verb and a turn may take, on the connection of a group.
+//! Limits how long a verb and a turn may take on the connection of a group.
 
 use std::future::Future;
 use std::pin::pin;
@@ -8,35 +8,39 @@ use std::time::Duration;
 
 use crate::clock::{Clock, Instant};
 
-/// The time that one verb has, however many turns it goes through.
+/// The time that one verb has in total, even if the verb needs several turns.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Patience {
     since: Instant,
-    /// How long its caller waits.
+    /// How long the caller of the verb waits.
     budget: Duration,
 }
 
 impl Patience {
-    /// It begins now.
+    /// The time begins now.
     pub(super) fn of(budget: Duration) -> Self {
         let since = Clock::BOOT.now();
         Self { since, budget }
     }
 
-    /// How long the server may wait for the acknowledgement of this verb, if its turn begins now: half of its time. A verb
-    /// that had to wait for its turn gets less, so that an eighth is left for the way there and back.
+    /// How long the server may wait for the acknowledgement of this verb, if its turn begins now.
+    /// It is half of the verb's time. A verb that has waited long for its turn gets less, so that
+    /// an eighth of its time is left for the round trip.
     pub(super) fn at_the_server(self, now: Instant) -> Duration {
         let rest = (self.budget / 8 * 7).saturating_sub(self.since.until(now));
         rest.min(self.budget / 2)
     }
 
-    /// How long the verb itself waits. The time of its caller began a moment before, so this is a sixteenth less.
+    /// How long the verb itself waits. The caller's time began shortly before this value was made.
+    /// So the verb's own limit is a sixteenth shorter, and has passed when the caller's time is
+    /// over.
     pub(super) fn for_all(self) -> Duration {
         self.budget / 16 * 15
     }
 
-    /// The result of a future. `None` if there is none when the time is over. There is no timer here: the core polls once
-    /// more when the time of its caller is over.
+    /// Returns the result of a future, or `None` if the time is over before the future has one.
+    /// This function has no timer. The core polls once more when the caller's time is over, and
+    /// that poll returns `None`.
     pub(super) async fn limits<T>(self, future: impl Future<Output = T>) -> Option<T> {
         let until = self.since.after(self.for_all());
         let mut future = pin!(future);
@@ -49,15 +53,15 @@ impl Patience {
     }
 }
 
-/// The turn that is under way.
+/// Records whether a turn is in progress, and since when.
 #[derive(Debug)]
 pub(super) struct Turn {
     op_timeout: Duration,
-    /// When the turn that is under way began.
+    /// When the turn that is in progress began. `None` between turns.
     began: Mutex<Option<Instant>>,
 }
 
-/// A turn is under way until this is dropped.
+/// The turn is in progress until this value is dropped.
 pub(super) struct UnderWay<'a>(&'a Turn);
 
 impl Drop for UnderWay<'_> {
@@ -80,8 +84,9 @@ impl Turn {
         UnderWay(self)
     }
 
-    /// The server answers within half of an operation. If it has not after a whole one, this connection is dead, even
-    /// if the other one works.
+    /// Whether the connection is dead, even if the main connection works. The server answers a turn
+    /// within half of the time of an operation, so a turn without an answer after the whole time is
+    /// stuck.
     pub(super) fn is_stuck(&self, now: Instant) -> bool {
         let began = *self.began();
         began.is_some_and(|began| began.until(now) > self.op_timeout)

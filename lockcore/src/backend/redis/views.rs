@@ -1,4 +1,4 @@
-//! The answers of the sentinels, and which server is the master by them.
+//! The answers of the sentinels, and the master that follows from them.
 
 use std::fmt;
 
@@ -6,8 +6,8 @@ use redis::{PushInfo, PushKind, Value};
 
 use crate::backend::StoreError;
 
-/// The channel on which a sentinel says that a master has changed: `<service> <old host> <old port> <new host> <new
-/// port>`.
+/// The channel on which a sentinel says that a master has changed: `<service> <old host> <old port>
+/// <new host> <new port>`.
 pub(super) const SWITCH: &str = "+switch-master";
 
 /// A server as sentinels, or the nodes of a cluster, name it.
@@ -26,11 +26,11 @@ impl fmt::Display for Address {
 /// The answer of one sentinel.
 #[derive(Clone, Debug)]
 pub(super) enum View {
-    /// It has not answered yet.
+    /// The sentinel has not answered yet.
     Asked,
-    /// It names this master, and would send a message if the master changed.
+    /// The sentinel names this master, and will send a message if the master changes.
     Names(Address),
-    /// It could not be asked, or its connection has ended.
+    /// The sentinel could not be asked, or its connection has ended.
     Failed(StoreError),
 }
 
@@ -39,7 +39,7 @@ pub(super) enum View {
 pub(super) struct Views(pub(super) Vec<View>);
 
 impl Views {
-    /// The server that is named most often, and by how many sentinels.
+    /// The server that most sentinels name, and how many of them name it.
     fn best(&self) -> Option<(&Address, usize)> {
         let named = self.0.iter().filter_map(|view| match view {
             View::Names(master) => Some(master),

@@ -1,4 +1,5 @@
-//! A watch over the sentinels, for one connection to the master: it tells when the master changes.
+//! A watch over the sentinels, for one connection to the master. It tells this connection when the
+//! master changes.
 
 use std::future::Future;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,21 +16,23 @@ use super::views::{Address, View, Views};
 use crate::backend::{Departure, Fault, StoreError};
 use crate::clock::{Clock, Instant};
 
-/// The shortest time between two tries to reach the sentinels that have failed, as long as nothing says that the master
-/// has changed. There are tries only while there are requests. A try is a connection for each failed sentinel; once a
-/// second that costs little, and is soon enough for a sentinel that was started again.
+/// The shortest time between two tries to reach the sentinels that have failed, while nothing says
+/// that the master has changed. There are tries only while there are requests. A try costs one
+/// connection for each failed sentinel. Once a second costs little, and is often enough to find a
+/// sentinel that was started again.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// Listens to the sentinels until it is dropped, for a connection to the master that they have named.
+/// Listens to the sentinels until this value is dropped. It belongs to one connection to the master
+/// that they have named.
 #[derive(Debug)]
 pub(super) struct Watch {
     listening: Arc<Listening>,
     master: Address,
-    /// The same as text.
+    /// The address of the master as text.
     address: Arc<str>,
 }
 
-/// The answers of the sentinels now.
+/// The present answers of the sentinels, and the tasks that listen to them.
 #[derive(Debug)]
 struct Listening {
     sentinels: Arc<Sentinels>,
@@ -38,17 +41,18 @@ struct Listening {
     tasks: Mutex<Tasks>,
 }
 
-/// All tasks end when this is dropped.
+/// The tasks of a watch. All of them end when this value is dropped.
 #[derive(Debug)]
 struct Tasks {
-    /// One for each sentinel that is heard, and those of the connection.
+    /// A task for each sentinel that the client listens to, and the tasks that [`Watch::spawn`] has
+    /// started.
     running: JoinSet<()>,
     again: Instant,
 }
 
 impl Watch {
-    /// Asks all sentinels at once. Returns the master, and the watch over it. Must run in the runtime of the connection
-    /// that will be made.
+    /// Asks all sentinels at once. Returns the master, and the watch over it. It must be called in
+    /// the runtime of the connection that will be made.
     pub(super) async fn begin(sentinels: &Arc<Sentinels>) -> Result<(Server, Self), StoreError> {
         let listening = Listening::begin(sentinels);
         let master = listening.agreed().await?;
@@ -64,7 +68,8 @@ impl Watch {
         Ok((server, watch))
     }
 
-    /// Resolves when a majority names another server than the one of this connection: to that server.
+    /// Resolves when a majority names another server than the one of this connection. Returns that
+    /// server.
     fn moved(&self) -> impl Future<Output = Address> + Send + 'static {
         let (mut views, here) = (self.listening.views.subscribe(), self.master.clone());
         async move {
@@ -80,8 +85,8 @@ impl Watch {
         }
     }
 
-    /// Makes the connection, unless a majority names another master before it is done. Without this check the client
-    /// could wait for an old master that is silent.
+    /// Resolves with the connection, or with an error if a majority names another master first.
+    /// Without this check, the client could wait for an old master that is silent.
     pub(super) async fn meanwhile<T>(
         &self,
         connecting: impl Future<Output = Result<T, StoreError>>,
@@ -98,7 +103,8 @@ impl Watch {
         }
     }
 
-    /// Ends the connection when a majority names another master, and makes the other connections of this client ask.
+    /// Ends the connection when a majority names another master. Then the other connections of this
+    /// client ask the sentinels too.
     pub(super) fn leave_when_moved(&self, driver: &Driver) {
         let (moved, end) = (self.moved(), driver.end());
         let sentinels = Arc::clone(&self.listening.sentinels);
@@ -109,7 +115,7 @@ impl Watch {
         });
     }
 
-    /// Runs a task that ends with this watch, and so with the connection.
+    /// Runs a task that ends with this watch. The watch ends with the connection.
     pub(super) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         let listening = &self.listening;
         listening.tasks().running.spawn_on(task, &listening.runtime);
@@ -121,13 +127,14 @@ impl Watch {
         released.note(&self.address, departures);
     }
 
-    /// The latest releases that earlier masters have acknowledged. They are to be repeated at this one.
+    /// The latest releases that earlier masters have acknowledged. The caller repeats them at this
+    /// master.
     pub(super) fn released_elsewhere(&self) -> Repetition {
         self.listening.sentinels.released.elsewhere(&self.address)
     }
 
-    /// Called for each request: asks the sentinels again that are not heard any more. The request does not wait for
-    /// that.
+    /// Called for each request. Asks the sentinels again that have failed. The request does not
+    /// wait for them.
     pub(super) fn listen_again(&self) {
         if !self.listening.views.borrow().0.iter().any(is_deaf) {
             return;
@@ -202,7 +209,7 @@ impl Listening {
         }
     }
 
-    /// Asks the sentinels that are not heard any more.
+    /// Asks the sentinels again that have failed.
     fn ask_again(&self) {
         let mut deaf = Vec::new();
         self.views.send_if_modified(|views| {
@@ -217,9 +224,12 @@ impl Listening {
         self.ask(deaf);
     }
 
-    /// A connection that nobody uses asks nobody, and would stay at an old master if its sentinels were started again in
-    /// the meantime. So it asks when another connection of the client has found another master. It does not believe that
-    /// connection: the sentinels decide. A connection that has found the other master itself asks nobody.
+    /// Asks the sentinels again when another connection of this client has found another master.
+    ///
+    /// A connection that is not used does not ask by itself. If its sentinels were started again in
+    /// the meantime, it would stay at the old master. It does not believe the other connection: the
+    /// sentinels decide. If this connection has already found the other master itself, it does not
+    /// ask.
     fn ask_again_when_another_has_moved(self: &Arc<Self>, here: Address) {
         let (mut masters, this) = (self.sentinels.masters(), Arc::downgrade(self));
         let asks = async move {
@@ -244,7 +254,8 @@ impl Listening {
         self.tasks().running.spawn_on(asks, &self.runtime);
     }
 
-    /// The master that a majority names. Does not wait for sentinels whose answers cannot change the result.
+    /// Returns the master that a majority names. Does not wait for sentinels whose answers cannot
+    /// change the result.
     async fn agreed(&self) -> Result<Address, StoreError> {
         let mut views = self.views.subscribe();
         let settled = |views: &Views| views.master().is_some() || views.cannot_agree();
@@ -260,7 +271,7 @@ impl Listening {
     }
 }
 
-/// Whether a sentinel is not heard any more.
+/// Whether the sentinel could not be asked, or its connection has ended.
 fn is_deaf(view: &View) -> bool {
     matches!(view, View::Failed(_))
 }

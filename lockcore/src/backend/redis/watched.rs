@@ -8,12 +8,13 @@ use redis::{PushInfo, PushKind, Value};
 use crate::backend::EventSink;
 use crate::name::Name;
 
-/// Counters by their channels.
+/// The watched counters, by their channels.
 #[derive(Debug, Default)]
 pub(super) struct Watched(Mutex<HashMap<String, Name>>);
 
 impl Watched {
-    /// Passes on that a counter has changed. Returns whether the message was about one.
+    /// If the message says that a watched counter has changed, tells the core. Returns whether the
+    /// message was about a watched counter.
     pub(super) fn tell(&self, events: &EventSink, push: &PushInfo) -> bool {
         if push.kind != PushKind::Message {
             return false;

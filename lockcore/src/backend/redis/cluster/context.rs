@@ -17,14 +17,14 @@ pub(super) struct Context {
     pub(super) receiver: u64,
     pub(super) op_timeout: Duration,
     pub(super) runtime: Handle,
-    /// Owned by a task of the runtime, so that the core learns when the runtime has ended.
+    /// The sink is owned by a task of the runtime. So the core learns when the runtime has ended.
     pub(super) events: Weak<EventSink>,
     pub(super) whole: Weak<dyn Whole>,
 }
 
 impl Context {
-    /// A node that has answered nothing for this time may be gone. It is less than the time after which a request is given
-    /// up.
+    /// If a node has answered nothing for this time, it may be gone. The time is shorter than the
+    /// one after which a request is given up.
     pub(super) fn silent(&self) -> Duration {
         self.op_timeout / 2
     }

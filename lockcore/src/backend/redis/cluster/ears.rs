@@ -1,9 +1,9 @@
 //! The connection on which a node sends wake-ups.
 //!
-//! It carries nothing but subscriptions. When a slot leaves a node, the server ends the subscriptions in it by a message
-//! that nobody has asked for, and the driver takes that message for the answer to the oldest request that is under way.
-//! From then on every answer would go to the wrong request. On a connection that has only subscriptions, this costs
-//! nothing but another connection.
+//! It is used for subscriptions only. When a slot leaves a node, the server ends the subscriptions
+//! in it with a message that no request has asked for. The driver takes this message for the answer
+//! to the oldest request that is in flight. From then on, every answer would go to the wrong
+//! request. If a connection has only subscriptions, this costs nothing but another connection.
 
 use std::collections::{HashMap, HashSet};
 use std::convert::Infallible;
@@ -24,7 +24,7 @@ use crate::backend::redis::views::Address;
 use crate::backend::redis::{events, layout};
 use crate::backend::{Fault, StoreError};
 
-/// Where this client listens at one node.
+/// The slots in which this client listens at one node.
 #[derive(Debug)]
 pub(super) struct Ears {
     shared: Arc<Shared>,
@@ -37,17 +37,17 @@ struct Shared {
     node: Address,
     context: Context,
     heard: watch::Sender<Heard>,
-    /// Slots whose subscription this client ends.
+    /// The slots whose subscriptions this client is ending.
     leaving: Mutex<HashSet<u16>>,
 }
 
 #[derive(Debug, Default)]
 struct Heard {
-    /// The server has confirmed these.
+    /// The slots whose subscriptions the server has confirmed.
     slots: HashSet<u16>,
-    /// The server has refused these.
+    /// The slots whose subscriptions the server has refused.
     refused: HashMap<u16, StoreError>,
-    /// The connection is of no use any more.
+    /// Why the connection is broken, if it is.
     ended: Option<StoreError>,
 }
 
@@ -112,7 +112,7 @@ impl Ears {
             }
             tokio::select! {
                 changed = heard.changed() => changed.map_err(|_| lost())?,
-                // The runtime has ended, and the task with it.
+                // The runtime has ended, and the task has ended with it.
                 () = self.wishes.closed() => {
                     if !self.have_ended_with_reason() {
                         return Err(lost());
@@ -128,7 +128,7 @@ impl Ears {
 }
 
 impl Shared {
-    /// Runs until the connection has ended. Returns why.
+    /// Runs until the connection ends. Returns the reason.
     async fn listen(
         self: &Arc<Self>,
         server: &Server,
@@ -163,8 +163,8 @@ impl Shared {
         server.because(Fault::Retry, "the connection for wake-ups is lost")
     }
 
-    /// Subscribes in these slots, and ends the subscriptions that no ticket needs any more. Returns whether the
-    /// connection is still of use.
+    /// Subscribes in these slots, and ends the subscriptions that no ticket needs any more. Returns
+    /// whether the connection can be used further.
     async fn subscribe(&self, connection: &MultiplexedConnection, slots: HashSet<u16>) -> bool {
         let unneeded = self.unneeded();
         let requests = slots.iter().map(|slot| (PushKind::SSubscribe, *slot));
@@ -190,16 +190,18 @@ impl Shared {
                 )
             }
         });
-        // All of them go out together.
+        // All requests are sent together.
         let answers = join_all(requests).await;
         let mut elsewhere = false;
         for (slot, answer) in answers {
             let error = match answer {
-                // The sink has been told.
+                // `pushed` has handled this message.
                 Ok(true) => continue,
-                // This is the answer to another request, or to none: from now on all are mixed up.
+                // This message is the answer to another request, or to none. From now on all
+                // answers are mixed up.
                 Ok(false) => return false,
-                // It is on its way, or has just arrived there. The waiter looks again until it is heard.
+                // The slot is being moved to this node, or has just arrived. The waiter rechecks at
+                // short intervals until this client listens.
                 Err(error) if error.redirect_node().is_some() => {
                     elsewhere = true;
                     StoreError::new(Fault::Retry, "the slot is at another node by now")
@@ -220,7 +222,8 @@ impl Shared {
         true
     }
 
-    /// Slots in which no ticket of this receiver waits any more. From now on they count as not heard.
+    /// The slots in which no ticket of this receiver waits any more. From now on `hears` returns
+    /// `false` for them.
     fn unneeded(&self) -> Vec<u16> {
         let mut unneeded = HashSet::new();
         self.heard.send_if_modified(|heard| {
@@ -230,8 +233,8 @@ impl Shared {
             unneeded = left;
             false
         });
-        // A request enters its wish before it looks whether its slot is heard. If it has looked before the slot was taken
-        // out, the wish is there now.
+        // A new request first calls `Receivers::want` and then `hears`. If it called `hears` before
+        // the slot was taken out above, its `want` can be seen here.
         let (again, unneeded): (Vec<_>, Vec<_>) = unneeded
             .into_iter()
             .partition(|slot| self.context.wants(*slot));
@@ -242,7 +245,7 @@ impl Shared {
         unneeded
     }
 
-    /// Runs inside the connection's driver.
+    /// Handles a message. Runs inside the connection's driver.
     fn pushed(&self, push: &PushInfo) {
         let slot = || match push.data.first() {
             Some(Value::BulkString(channel)) => std::str::from_utf8(channel).ok().map(slots::of),
@@ -261,15 +264,17 @@ impl Shared {
                 self.heard.send_modify(|heard| {
                     heard.slots.remove(&slot);
                 });
-                // If nobody has asked for this, the slot has left the node.
+                // If this client has not asked for this, the slot has left the node.
                 if !self.leaving().remove(&slot) {
                     self.missed();
                 }
             }
             PushKind::SMessage => {
                 let Some(slot) = slot() else { return };
-                // A replica passes on the messages of its master, which has not counted those that hear them there, and
-                // cuts the grant short. But the map may also be behind, and then this is the only message.
+                // A replica passes on the messages of its master. The master does not count the
+                // receivers at its replicas, so it may have cut the grant short. So a message from
+                // a replica must not be believed. But if the map is out of date, this node may be
+                // the master, and this is the only message. So the ticket then rechecks at once.
                 let whole = self.context.whole.upgrade();
                 let is_counted = whole.is_some_and(|whole| whole.serves(slot, &self.node));
                 if let Some(events) = self.context.events.upgrade() {
@@ -283,7 +288,7 @@ impl Shared {
         }
     }
 
-    /// Wake-ups may have been missed, and the slots may be elsewhere.
+    /// Called when wake-ups may have been lost, and the slots may be at another node.
     fn missed(&self) {
         if let Some(events) = self.context.events.upgrade() {
             events.gap();
@@ -298,7 +303,7 @@ impl Shared {
     }
 }
 
-/// Whether a node has answered a request of this kind for this channel.
+/// Whether this message is the answer to a request of this kind for this channel.
 fn is_answer(answer: &Value, asked: &PushKind, channel: &str) -> bool {
     let Value::Push { kind, data } = answer else {
         return false;
@@ -321,7 +326,7 @@ mod tests {
         let is_answer = |answer| is_answer(&answer, &PushKind::SSubscribe, "wake:1{a}");
 
         assert!(is_answer(push("ssubscribe", "wake:1{a}")));
-        // The slot of this one has left, and nobody has asked for that.
+        // The slot has left the node, and no request has asked for this message.
         assert!(!is_answer(push("sunsubscribe", "wake:1{b}")));
         assert!(!is_answer(push("sunsubscribe", "wake:1{a}")));
         assert!(!is_answer(push("ssubscribe", "wake:1{b}")));

@@ -1,4 +1,4 @@
-//! Which node serves which slots, as `CLUSTER SHARDS` says it.
+//! The map of a cluster: which node serves which slots, read from `CLUSTER SHARDS`.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap};
@@ -11,22 +11,23 @@ use crate::backend::redis::views::Address;
 /// The masters, and their slots.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Map {
-    /// From the first to the last slot, in order.
+    /// Ranges of slots, with the first slot, the last slot and the master. They are in order.
     ranges: Vec<(u16, u16, Address)>,
-    /// All masters that are not down, with slots or without.
+    /// All masters that are not down, even those without slots.
     listed: BTreeSet<Address>,
-    /// Whether the node that has told it can reach most of the masters.
+    /// Whether the node that has sent this map can reach most of the masters.
     is_connected: bool,
-    /// It grows with each change that the masters agree on.
+    /// The epoch of the cluster. It grows with each change that the masters agree on.
     epoch: u64,
-    /// The changes of single slots that nodes have told since then.
+    /// The moves of single slots that other nodes have told since then.
     moved: HashMap<u16, Address>,
-    /// A master has no port of the kind that this client needs: with TLS, or without.
+    /// Whether a master has no port of the kind that this client needs: with TLS, or without.
     pub(super) lacks_ports: bool,
 }
 
 impl Map {
-    /// Reads the answers to `CLUSTER SHARDS` and `CLUSTER INFO` of the node `told_by`. `None` if one cannot be read.
+    /// Reads the answers to `CLUSTER SHARDS` and `CLUSTER INFO` of the node `told_by`. `None` if
+    /// one cannot be read.
     pub(super) fn parse(
         answer: Value,
         info: &str,
@@ -48,8 +49,8 @@ impl Map {
                 node.get(field).and_then(text).as_deref() == Some(value)
             };
             let master = |node: &&HashMap<String, Value>| is(node, "role", "master");
-            // For a moment after a failover two nodes may be listed as masters, and the one that has failed serves
-            // nothing.
+            // For a moment after a failover, a shard may list two nodes as masters. The one that
+            // has failed serves nothing.
             let masters = || nodes.iter().filter(master);
             let sound = || masters().filter(|node| is(node, "health", "online"));
             let listed = sound().filter_map(|node| address(node, told_by, encrypted));
@@ -79,7 +80,7 @@ impl Map {
         (slot <= *last).then_some(address)
     }
 
-    /// A node has said that another one serves this slot.
+    /// Notes that a node has said that another node serves this slot.
     pub(super) fn moved(&mut self, slot: u16, to: Address) {
         self.moved.insert(slot, to);
     }
@@ -90,14 +91,15 @@ impl Map {
         ranges.chain(self.moved.values()).cloned().collect()
     }
 
-    /// Whether this is a master that is not down. It may have no slots: they are on their way to it, or it was demoted and
-    /// has not told all nodes.
+    /// Whether this node is a master that is not down. It may have no slots, for two reasons: slots
+    /// are being moved to it, or it was demoted and not all nodes know of that yet.
     pub(super) fn lists(&self, node: &Address) -> bool {
         self.listed.contains(node)
     }
 
-    /// Whether another map is more likely to be out of date. A node that is cut off from the others goes on telling what
-    /// it has heard last: it has the lower epoch, and soon it notices.
+    /// Whether `other` is more likely to be out of date than this map. A node that is cut off from
+    /// the others sends the last map that it knows. This map has a lower epoch, and after a while
+    /// the node notices that it is cut off.
     pub(super) fn is_newer_than(&self, other: &Self) -> bool {
         let rank = |map: &Self| (map.is_connected, map.epoch, Reverse(map.uncovered()));
         rank(self) > rank(other)
@@ -113,7 +115,7 @@ impl Map {
     }
 }
 
-/// Where clients reach a node. `None` if it has no port of this kind.
+/// The address at which clients reach a node. `None` if the node has no port of this kind.
 fn address(node: &HashMap<String, Value>, told_by: &Address, encrypted: bool) -> Option<Address> {
     let port = node.get(if encrypted { "tls-port" } else { "port" })?;
     let port = redis::from_redis_value_ref(port).ok()?;
@@ -124,7 +126,8 @@ fn address(node: &HashMap<String, Value>, told_by: &Address, encrypted: bool) ->
     })
 }
 
-/// A node that does not know its own address names none, or `?`. It is then at the address where it was asked.
+/// The host of a node. If a node does not know its own address, it names none, or `?`. Its host is
+/// then the one at which it was asked.
 pub(super) fn known_host(host: String, told_by: &Address) -> String {
     match host.as_str() {
         "" | "?" => told_by.host.clone(),
@@ -139,7 +142,7 @@ fn items(value: Value) -> Option<Vec<Value>> {
     }
 }
 
-/// The fields of a map, which RESP2 and RESP3 write in different ways.
+/// The fields of a map. RESP2 and RESP3 write them in different ways.
 fn fields(value: Value) -> Option<HashMap<String, Value>> {
     redis::from_redis_value(value).ok()
 }

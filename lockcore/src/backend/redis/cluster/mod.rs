@@ -1,12 +1,14 @@
-//! Redis Cluster: each name is in one of 16,384 slots, and each slot is at one of several masters. The requests to a
-//! master are the same as to a single server, and so are the scripts.
+//! Redis Cluster: each name is in one of 16,384 slots, and each slot is at one of several masters.
+//! The requests to a master are the same as to a single server, and so are the scripts.
 //!
-//! The driver's own client for clusters does not do. It takes neither our sockets nor our TLS. It does not tell which node
-//! a request went to, so the loss of that node would go unnoticed. And it mixes up answers when a subscribed slot leaves
-//! its node: see [`ears`].
+//! The driver's own client for clusters cannot be used, for three reasons. It accepts neither the
+//! sockets of `dial` nor the TLS of this library. It does not tell which node a request went to, so
+//! the loss of that node would go unnoticed. And it mixes up answers when a slot with a
+//! subscription leaves its node: see [`ears`].
 //!
-//! This folder is longer than those of other stores should be, because it has a client for clusters in it: the map, a link to
-//! each node, and the subscriptions in each slot. The verbs and the scripts are those of the single server.
+//! This folder is longer than the folders of other stores should be, because it contains a client
+//! for clusters: the map, a link to each node, and the subscriptions in each slot. The verbs and
+//! the scripts are those of the single server.
 
 mod context;
 mod ears;
@@ -28,7 +30,8 @@ use routes::Routes;
 pub(super) use seeds::Seeds;
 pub(super) use verbs::ClusterConnection;
 
-/// Asks the nodes of the URL where the slots are. Connections to the masters are opened when they are needed.
+/// Asks the nodes of the URL where the slots are. Connections to the masters are opened when they
+/// are needed.
 pub(super) async fn connected(
     seeds: Arc<Seeds>,
     events: EventSink,

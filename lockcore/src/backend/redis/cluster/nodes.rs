@@ -1,4 +1,5 @@
-//! The link to one node: opened when the first request for it comes, and gone when it breaks.
+//! The link to one node. It is opened when the first request for the node comes. A link that breaks
+//! is replaced by another.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -17,19 +18,19 @@ use crate::backend::redis::views::Address;
 use crate::backend::{Fault, StoreError};
 use crate::clock::{Clock, Instant};
 
-/// A node that could not be reached is not tried again for this time.
+/// If a node could not be reached, no connection to it is tried for this time.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// One try to reach a node, and what came of it.
+/// One try to reach a node, and the connection if the try has succeeded.
 #[derive(Debug)]
 pub(super) struct Node {
     pub(super) address: Address,
     link: watch::Receiver<Link>,
     ears: Mutex<Option<Arc<Ears>>>,
-    /// Since when requests have been sent without any answer, in nanoseconds of the lease clock. 0 if the last event was
-    /// an answer.
+    /// Since when the node has answered none of the requests that were sent to it, in nanoseconds
+    /// of the lease clock. 0 if no request was sent since the last answer.
     silent_since: AtomicU64,
-    /// Slots are on their way to it, and it may have no others.
+    /// Whether slots are being moved to this node. It may have no other slots.
     expects_slots: AtomicBool,
     _task: Task,
 }
@@ -38,7 +39,7 @@ pub(super) struct Node {
 enum Link {
     Opening,
     Up(RedisConnection),
-    /// With the time of the next try.
+    /// The error, and the time of the next try.
     Down(StoreError, Instant),
 }
 
@@ -56,7 +57,8 @@ impl Node {
                     (Link::Down(lost, Instant::from_nanos(0)), true)
                 }
                 Err(error) => {
-                    // A mistake may be corrected at any time.
+                    // An operator may correct a mistake at any time, so the next request tries
+                    // again at once.
                     let pause = match error.fault() {
                         Fault::Config => Duration::ZERO,
                         _ => PAUSE,
@@ -79,7 +81,7 @@ impl Node {
         })
     }
 
-    /// The connection. Waits until it is open.
+    /// Returns the connection. Waits until it is open.
     pub(super) async fn link(&self) -> Result<RedisConnection, StoreError> {
         let mut link = self.link.clone();
         let settled = link.wait_for(|link| !matches!(link, Link::Opening)).await;
@@ -106,7 +108,7 @@ impl Node {
         }
     }
 
-    /// Ends the connections to the node. Requests that are under way fail.
+    /// Ends the connections to the node. Requests that are in flight fail.
     pub(super) fn close(&self) {
         if let Link::Up(connection) = &*self.link.borrow() {
             connection.driver.end().abort();
@@ -114,7 +116,7 @@ impl Node {
         self.ears().take();
     }
 
-    /// A request is about to be sent.
+    /// Called before a request is sent.
     pub(super) fn asked(&self) {
         let (now, order) = (Clock::BOOT.now().as_nanos(), Ordering::Relaxed);
         let _ = self.silent_since.compare_exchange(0, now, order, order);
@@ -124,7 +126,7 @@ impl Node {
         self.silent_since.store(0, Ordering::Relaxed);
     }
 
-    /// For how long requests have been sent without any answer.
+    /// For how long the node has answered none of the requests that were sent to it.
     pub(super) fn silence(&self) -> Duration {
         match self.silent_since.load(Ordering::Relaxed) {
             0 => Duration::ZERO,
@@ -132,7 +134,7 @@ impl Node {
         }
     }
 
-    /// Another node says that a slot is on its way to this one.
+    /// Called when another node says that a slot is being moved to this one.
     pub(super) fn will_have_slots(&self) {
         self.expects_slots.store(true, Ordering::Relaxed);
     }
@@ -141,13 +143,13 @@ impl Node {
         self.expects_slots.load(Ordering::Relaxed)
     }
 
-    /// Whether this client listens there in this slot.
+    /// Whether this client listens at this node for wake-ups in this slot.
     pub(super) fn hears(&self, slot: u16) -> bool {
         let ears = self.ears().clone();
         ears.is_some_and(|ears| ears.hears(slot))
     }
 
-    /// Begins to listen there in this slot.
+    /// Begins to listen at this node for wake-ups in this slot.
     pub(super) fn listen(&self, context: &Context, slot: u16) -> Result<Arc<Ears>, StoreError> {
         let mut ears = self.ears();
         let open = match &*ears {

@@ -1,5 +1,6 @@
-//! The question where the slots are. All connections of a client share it: any of them may notice that the map is out of
-//! date, one of them asks, and all of them get the answer.
+//! When to ask where the slots are. All connections of a client share this. Each connection may
+//! notice that the map is out of date. One of them asks for a new one, and all of them get the
+//! answer.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -8,13 +9,13 @@ use tokio::sync::watch;
 
 use crate::clock::{Clock, Instant};
 
-/// The shortest time between two questions.
+/// The shortest time between two requests for the map.
 const AGAIN: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 pub(super) struct Question {
     state: Mutex<State>,
-    /// The latest question that is over.
+    /// The number of the latest question that is over.
     over: watch::Sender<u64>,
 }
 
@@ -23,11 +24,12 @@ struct State {
     /// The number of the latest question.
     latest: u64,
     began: Instant,
-    /// The map was wished for after that question had begun. Nothing wakes up for this: the next request asks.
+    /// Whether a connection wanted a new map when it was too early to ask. No task waits for this:
+    /// the next request asks.
     is_wished: bool,
 }
 
-/// A question that is under way, until this is dropped.
+/// A question that is not over until this value is dropped.
 #[derive(Debug)]
 pub(super) struct Round {
     question: Arc<Question>,
@@ -49,9 +51,11 @@ impl Default for Question {
 }
 
 impl Question {
-    /// `Some` if the caller is to ask. `None` if the map was asked for a moment ago: then a later request asks again.
+    /// Returns `Some` if the caller has to ask now. Returns `None` if somebody asked a moment ago.
+    /// A later request then asks again.
     ///
-    /// A question that is under way is given up for another one when it has taken longer than a whole operation.
+    /// If a question has taken longer than a whole operation, it is given up, and the caller asks
+    /// another one.
     pub(super) fn begin(self: &Arc<Self>, op_timeout: Duration) -> Option<Round> {
         let now = Clock::BOOT.now();
         let mut state = self.state();
@@ -74,12 +78,12 @@ impl Question {
         })
     }
 
-    /// Whether somebody wished for the map when it was too early to ask.
+    /// Whether a connection wanted a new map when it was too early to ask.
     pub(super) fn is_wished(&self) -> bool {
         self.state().is_wished
     }
 
-    /// Resolves when no question is under way.
+    /// Resolves when no question is unanswered.
     pub(super) async fn until_over(&self) {
         let mut over = self.over.subscribe();
         loop {
@@ -101,13 +105,13 @@ impl Question {
 }
 
 impl Round {
-    /// Whether the question was not given up for a later one.
+    /// Whether this is the latest question. If not, it was given up for a later one.
     pub(super) fn is_latest(&self) -> bool {
         self.question.state().latest == self.number
     }
 }
 
-/// The task that asked may also have ended with its runtime.
+/// This also runs if the task that asked ends with its runtime. So no waiter of `until_over` hangs.
 impl Drop for Round {
     fn drop(&mut self) {
         let over = &self.question.over;

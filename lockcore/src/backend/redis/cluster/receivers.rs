@@ -1,8 +1,9 @@
 //! In which slots the connections of a client wait for wake-ups.
 //!
-//! A wake-up goes to the connection that has asked for the ticket, but the keeper renews the ticket on a connection of its
-//! own. When a slot has moved to another node, the answers to those renewals tell it first. So here they reach the
-//! connection that must listen at that node now.
+//! A wake-up goes to the connection that has asked for the ticket. But the keeper renews the ticket
+//! on a connection of its own. If a slot has moved to another node, the answers to these renewals
+//! are the first to show it. So this module passes the news to the connection that must now listen
+//! at the new node.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -12,11 +13,12 @@ use super::whole::Whole;
 use crate::backend::redis::views::Address;
 use crate::clock::{Clock, Instant};
 
-/// A subscription stays for this time after the last ticket that it was for has ended. So a name that is often waited for
-/// costs no subscription each time.
+/// How long a subscription stays after the last ticket that needed it has ended. So a name that
+/// callers often wait for does not cost a subscription each time.
 const LINGER: Duration = Duration::from_secs(30);
 
-/// The receivers of a client, by their numbers. A connection that replaces another has the same number.
+/// The receivers of a client, by their numbers. A connection that replaces another has the same
+/// number.
 #[derive(Debug, Default)]
 pub(super) struct Receivers {
     all: Mutex<HashMap<u64, Receiver>>,
@@ -24,7 +26,7 @@ pub(super) struct Receivers {
 
 #[derive(Debug, Default)]
 struct Receiver {
-    /// Its latest connection.
+    /// The latest connection of the receiver.
     whole: Option<Weak<dyn Whole>>,
     /// Until when a ticket in this slot may wait for a wake-up.
     wanted: HashMap<u16, Instant>,
@@ -37,7 +39,7 @@ impl Receiver {
 }
 
 impl Receivers {
-    /// From now on, this connection is the one of its receiver.
+    /// Makes this connection the one of its receiver.
     pub(super) fn begin(&self, receiver: u64, whole: Weak<dyn Whole>) {
         let now = Clock::BOOT.now();
         let mut all = self.all();
@@ -56,7 +58,7 @@ impl Receivers {
             .collect()
     }
 
-    /// A ticket in this slot may wait for so long.
+    /// Notes that a ticket in this slot may wait for as long as `ticket`.
     pub(super) fn want(&self, receiver: u64, slot: u16, ticket: Duration) {
         let until = Clock::BOOT.now().after(ticket).after(LINGER);
         let mut all = self.all();
@@ -72,8 +74,9 @@ impl Receivers {
         until.is_some_and(|until| *until > now)
     }
 
-    /// A ticket of this client waits for so long at this node, or at one where nobody can listen yet. Returns whether each
-    /// connection that may have asked for it listens there. A connection that does not listen begins to.
+    /// Notes that a ticket of this client waits for as long as `ticket`, at this node. `at` is
+    /// `None` if nobody can listen at that node yet. Returns whether each connection that may have
+    /// asked for the ticket listens at the node. A connection that does not listen begins to.
     pub(super) fn still_waits(&self, slot: u16, ticket: Duration, at: Option<&Address>) -> bool {
         let now = Clock::BOOT.now();
         let until = now.after(ticket).after(LINGER);
@@ -87,7 +90,7 @@ impl Receivers {
             }
         }
         let Some(at) = at else { return false };
-        // Outside of the mutex.
+        // The mutex is not locked during these calls, because they run other code.
         let mut all_hear = true;
         for connection in connections {
             all_hear &= connection.hears_at(slot, at);

@@ -1,5 +1,5 @@
-//! Which node a request goes to. Keeps the map of the cluster, and asks for it again when an answer, or a missing one,
-//! says that it is out of date.
+//! Chooses the node that a request goes to. Keeps the map of the cluster. Asks for a new map if an
+//! answer shows that the map is out of date, or if no answer comes.
 
 use std::collections::{BTreeSet, HashMap};
 use std::future::Future;
@@ -31,11 +31,11 @@ pub(super) struct Routes {
 struct State {
     map: Map,
     nodes: HashMap<Address, Arc<Node>>,
-    /// Nodes that were silent.
+    /// The nodes that were given up because they were silent.
     given_up: BTreeSet<Address>,
-    /// The question for the map that this connection asks for all.
+    /// The task in which this connection asks for the map, for all connections.
     refresh: Option<Task>,
-    /// Owns the sink of events.
+    /// The task that owns the sink of events.
     alive: Option<Task>,
 }
 
@@ -43,9 +43,10 @@ struct State {
 pub(super) struct Answered<T> {
     pub(super) answer: T,
     pub(super) node: Arc<Node>,
-    /// This client listened there before it asked.
+    /// Whether this client listened at the node, in this slot, before it sent the request.
     pub(super) heard: bool,
-    /// The slot is on its way to the node, which takes requests for single names already, and no subscriptions.
+    /// Whether the slot is being moved to the node. Such a node accepts requests for single names,
+    /// and no subscriptions yet.
     pub(super) ahead: bool,
 }
 
@@ -81,7 +82,8 @@ impl Routes {
         let whole = Weak::clone(&routes.context.whole);
         let receivers = &routes.context.seeds.receivers;
         receivers.begin(receiver, whole);
-        // The others would not notice that a master was replaced as long as nobody uses them.
+        // The other connections get the map too. Without this, a connection that nobody uses would
+        // not notice that a master was replaced.
         let mut is_old = false;
         for connection in receivers.connections() {
             match connection.knows_newer(&map) {
@@ -95,7 +97,8 @@ impl Routes {
         routes
     }
 
-    /// Sends a request to the node that serves a slot. If that node names another one, sends it there, once.
+    /// Sends a request to the node that serves a slot. If that node redirects it to another node,
+    /// sends it there, once.
     pub(super) async fn ask<T, F>(
         self: &Arc<Self>,
         slot: u16,
@@ -144,7 +147,9 @@ impl Routes {
         }
     }
 
-    /// The node that serves a slot. If it cannot be reached, nothing has been sent, and the map may name another one by now.
+    /// Returns the node that serves a slot, after waiting for its connection. If the node cannot be
+    /// reached, nothing was sent. Then this function asks for the map, and returns the node of the
+    /// new map.
     async fn reached(self: &Arc<Self>, slot: u16) -> Result<Arc<Node>, StoreError> {
         let node = self.master_of(slot)?;
         let asks = Asks::begin(self, &node);
@@ -194,10 +199,12 @@ impl Routes {
         }
     }
 
-    /// A node that breaks does not break the connection to the others.
+    /// Reacts to an error from a node, and returns the error for the core. The returned error never
+    /// says that the connection is broken. Only the connection to this node may be broken, and
+    /// those to the other nodes work.
     fn understood(self: &Arc<Self>, node: &Arc<Node>, error: StoreError) -> StoreError {
         match (error.fault(), error.is_broken()) {
-            // It refuses every request on this connection, because it has become a replica.
+            // The node refuses every request on this connection, because it has become a replica.
             (Fault::Retry, true) => {
                 self.leave(node);
             }
@@ -235,7 +242,7 @@ impl Routes {
         }
     }
 
-    /// The node that a redirection names. `None` if it names the node that it came from.
+    /// The node that a redirect names. `None` if it names the node that has sent the redirect.
     fn follow(self: &Arc<Self>, slot: u16, from: &Node, redirect: &Redirect) -> Option<Arc<Node>> {
         let to = address(&redirect.to, &from.address).filter(|to| *to != from.address)?;
         let state = &mut *self.state();
@@ -249,7 +256,8 @@ impl Routes {
         Some(node)
     }
 
-    /// Asks for the map again, for all connections of the client, unless it has just been asked for.
+    /// Asks for the map again, for all connections of the client, unless it has just been asked
+    /// for.
     fn ask_again(self: &Arc<Self>) {
         let Context {
             seeds,
@@ -270,7 +278,7 @@ impl Routes {
             for connection in seeds.receivers.connections() {
                 match &told {
                     Ok(map) => connection.adopt(map),
-                    // Nobody is left to ask. The core connects again, as after a break.
+                    // No node is left to ask. The core connects again, as after a break.
                     Err(error) => connection.end(error),
                 }
             }
@@ -289,21 +297,22 @@ impl Routes {
         nodes
     }
 
-    /// Resolves when the map has been asked for, unless it was asked for just before.
+    /// Asks for the map, unless somebody has just asked. Resolves when no question is unanswered.
     async fn refreshed(self: &Arc<Self>) {
         self.ask_again();
         self.context.seeds.question.until_over().await;
     }
 
-    /// A node is silent: the next request for it opens another connection, unless the map leads elsewhere by then.
+    /// Gives up a node that is silent. The next request for it opens another connection, unless the
+    /// new map names another node.
     fn give_up(self: &Arc<Self>, node: &Arc<Node>) {
         if self.leave(node) {
             self.state().given_up.insert(node.address.clone());
         }
     }
 
-    /// Closes the connection to a node, and asks whether another one serves its slots by now. Returns whether it was the
-    /// connection that requests use.
+    /// Closes the connection to a node, and asks whether another node serves its slots now. Returns
+    /// whether this was the connection that new requests to the node would use.
     fn leave(self: &Arc<Self>, node: &Arc<Node>) -> bool {
         let known = {
             let nodes = &mut self.state().nodes;
@@ -319,14 +328,14 @@ impl Routes {
         known.is_some()
     }
 
-    /// Wake-ups or data may have been lost.
+    /// Tells the core that wake-ups or data may have been lost.
     fn missed(&self) {
         if let Some(events) = self.context.events.upgrade() {
             events.gap();
         }
     }
 
-    /// A request for a ticket in this slot is about to be sent, and the ticket may wait.
+    /// Called before a request for a ticket in this slot is sent, if the ticket may wait.
     pub(super) fn want(&self, slot: u16, ticket: Duration) {
         self.context
             .seeds
@@ -341,7 +350,8 @@ impl Routes {
         node.is_some_and(|node| node.hears(slot))
     }
 
-    /// Whether the node that serves a slot may be gone: it is silent, or was given up and has not answered since.
+    /// Whether the node that serves a slot may be gone. Such a node is silent, or was given up and
+    /// has not answered since.
     pub(super) fn is_doubtful(&self, slot: u16) -> bool {
         let state = self.state();
         let Some(address) = state.map.master(slot) else {
@@ -394,7 +404,8 @@ impl Whole for Routes {
                 .map(|(_, node)| node)
                 .collect()
         };
-        // A replaced master may be silent, and would keep its requests waiting.
+        // A master that was replaced may be silent. Its requests would wait for it, so its
+        // connection is closed.
         for node in &left {
             node.close();
         }
@@ -442,7 +453,8 @@ impl Whole for Routes {
     }
 }
 
-/// A request that is under way at a node. If its future is dropped before the answer has come, the node may be gone.
+/// A request that is in flight to a node. If its future is dropped before the answer has come, and
+/// the node has been silent for too long, the node is given up.
 struct Asks<'a> {
     routes: &'a Arc<Routes>,
     node: &'a Arc<Node>,

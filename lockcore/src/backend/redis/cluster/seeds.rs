@@ -1,4 +1,5 @@
-//! The nodes of the URL, how to log in at every node, and the first question to them: where the slots are.
+//! The nodes of the URL, how to log in at every node, and the request that asks them where the
+//! slots are.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -33,12 +34,13 @@ pub(in crate::backend::redis) struct Seeds {
     pub(super) addresses: Vec<Address>,
     /// The user and the password.
     login: RedisConnectionInfo,
-    /// For any host. `None` if the cluster is not encrypted.
+    /// Makes the TLS of any host. `None` if the cluster is not encrypted.
     #[cfg(feature = "redis-tls")]
     tls: Option<Connector>,
     pub(super) receivers: Receivers,
     pub(super) question: Arc<Question>,
-    /// Nodes that had not answered when a question was given up. No other question waits for them.
+    /// Nodes that had not answered when a question was given up. Later questions do not wait for
+    /// them.
     silent: Mutex<BTreeSet<Address>>,
 }
 
@@ -111,8 +113,12 @@ impl Seeds {
         })
     }
 
-    /// Asks these nodes at once, and waits for most of those that can be reached: the first answer may be from a node that
-    /// was cut off from the others, or has just woken up. Returns the newest map. If it is dropped, it asks no more.
+    /// Asks these nodes for the map, all at once. Returns the newest map. It waits for more answers
+    /// than there are nodes left that may answer soon. One answer is not enough: it may be from a
+    /// node that was cut off from the others, or was stopped for a while.
+    ///
+    /// If this future is dropped, the requests are cancelled, and the nodes that have not answered
+    /// count as silent.
     pub(super) async fn ask(
         self: &Arc<Self>,
         nodes: BTreeSet<Address>,
@@ -132,7 +138,8 @@ impl Seeds {
             let (node, told) = match told {
                 Ok(told) => told,
                 Err(ended) => {
-                    // For example a runtime without its I/O driver. The core turns this panic into an error.
+                    // The task has panicked, for example because the runtime has no I/O driver. The
+                    // core turns this panic into an error.
                     if let Ok(panic) = ended.try_into_panic() {
                         std::panic::resume_unwind(panic);
                     }
@@ -153,7 +160,9 @@ impl Seeds {
                 break;
             }
         }
-        missing.nodes.clear(); // they are slower than the others, but nobody has waited for them in vain
+        // The nodes that are left are only slower than the others. No question was given up because
+        // of them, so they do not count as silent.
+        missing.nodes.clear();
         best.ok_or_else(|| no_map(errors))
     }
 
@@ -168,7 +177,8 @@ impl Seeds {
         let answers = async {
             let shards = shards.query_async::<Value>(&mut asks);
             let info = info.query_async::<String>(&mut asks_too);
-            // Its error comes second: a server that is not part of a cluster is told apart by the checks.
+            // The outer result is `Ok` even if these fail, so the errors of the checks come first.
+            // They have a better message for a server that is not part of a cluster.
             Ok(tokio::try_join!(shards, info))
         };
         let answers = checked(&server, &connection, namespace, &channel, answers).await?;
@@ -197,7 +207,8 @@ impl Seeds {
     }
 }
 
-/// The nodes that have not answered a question yet. If the question is given up, they are silent.
+/// The nodes that have not answered a question yet. If this value is dropped because the question
+/// is given up, they count as silent.
 struct Missing<'a> {
     seeds: &'a Seeds,
     nodes: BTreeSet<Address>,
@@ -209,7 +220,7 @@ impl Missing<'_> {
         self.seeds.silent().remove(node);
     }
 
-    /// How many may answer soon.
+    /// How many of them may answer soon.
     fn count(&self) -> usize {
         let silent = self.seeds.silent();
         self.nodes.difference(&silent).count()
@@ -222,8 +233,8 @@ impl Drop for Missing<'_> {
     }
 }
 
-/// No node has said where the slots are. A mistake that one of them reports is only one for a person if no other node
-/// could be asked later.
+/// The error if no node has said where the slots are. It is a mistake that a person must correct
+/// only if every node has reported one. Otherwise another node may answer later.
 fn no_map(errors: Vec<StoreError>) -> StoreError {
     let is_mistake = |error: &StoreError| error.fault() == Fault::Config;
     let fault = match errors.iter().all(is_mistake) {

@@ -1,4 +1,4 @@
-//! The slots of a cluster: which one a key is in, and the channels of wake-ups, one for each slot.
+//! The slots of a cluster: the slot of a key, and the channels of wake-ups, one for each slot.
 
 use std::sync::{Arc, LazyLock};
 
@@ -15,13 +15,13 @@ pub(super) fn of(key: &str) -> u16 {
     crc16(tag.unwrap_or(key).as_bytes()) % SLOTS
 }
 
-/// The channel of a receiver that is in this slot, without its prefix.
+/// The channel of a receiver in this slot, without its prefix.
 pub(super) fn channel(receiver: u64, slot: u16) -> Arc<str> {
     format!("{receiver:016x}{{{:x}}}", TAGS[usize::from(slot)]).into()
 }
 
-/// For each slot the smallest number that is in it when it is written in hexadecimal digits. So a channel is short,
-/// whatever the names in its slot are.
+/// For each slot, the smallest number that is in this slot if it is written in hexadecimal digits.
+/// With these numbers as hash tags, channels are short, whatever the names in the slot are.
 static TAGS: LazyLock<Vec<u32>> = LazyLock::new(|| {
     let mut tags = vec![None; usize::from(SLOTS)];
     let mut missing = tags.len();
@@ -44,7 +44,7 @@ fn crc16(bytes: &[u8]) -> u16 {
     })
 }
 
-/// The remainder that each first byte leaves.
+/// For each value of the first byte, its remainder.
 const REMAINDERS: [u16; 256] = {
     let mut remainders = [0; 256];
     let mut byte = 0;

@@ -5,7 +5,7 @@ use std::future::Future;
 use tokio::runtime::Handle;
 use tokio::task::AbortHandle;
 
-/// A task of the connection's runtime, until it is dropped.
+/// A task in the runtime of the connection. It ends when this value is dropped.
 #[derive(Debug)]
 pub(super) struct Task(AbortHandle);
 

@@ -1,5 +1,6 @@
-//! The operations. Each goes to the node that serves the slot of its name. A batch is split by names, because a script may
-//! touch one slot only, and because keys of one slot that is moving may be on two nodes. All parts are sent at once.
+//! The verbs. Each verb sends its request to the node that serves the slot of its name. A batch is
+//! split by names, for two reasons: a script may touch only one slot, and while a slot is moved,
+//! its keys may be on two nodes. All parts are sent at once.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -23,7 +24,7 @@ use crate::backend::{
 use crate::name::Name;
 use crate::request::{Id, Request};
 
-/// A waiter whose wake-up might not be heard looks again after this time.
+/// A waiter rechecks after this time if this client may not receive its wake-up.
 const DEAF: Duration = Duration::from_millis(500);
 
 /// One connection to all nodes of a cluster.
@@ -42,12 +43,13 @@ impl Connection for ClusterConnection {
         if routes.hears(slot) {
             return Box::pin(enqueue(routes, slot, request));
         }
-        // Several steps, and the ticket is at the store after the first. So they do not wait for a caller that is not
-        // polled. If the future is dropped, the task ends.
+        // This enqueue has several steps, and after the first one the ticket is at the store. So a
+        // task runs the steps, even if the caller's future is not polled. If the future is dropped,
+        // the task ends, and the core releases the ticket.
         Box::pin(async move {
             let (tell, told) = oneshot::channel();
             let _ends_with_the_caller = Task::spawn(&routes.context.runtime.clone(), async move {
-                let _ = tell.send(enqueue(routes, slot, request).await); // nobody listens if the caller has gone
+                let _ = tell.send(enqueue(routes, slot, request).await); // the caller may have gone
             });
             let ended =
                 |_| StoreError::new(Fault::Unknown, "the runtime of the connection has ended");
@@ -154,8 +156,10 @@ async fn once(mut link: RedisConnection, request: Arc<Request>) -> Result<Enqueu
     tickets::enqueue(&mut link, request).await
 }
 
-/// A ticket that has to wait needs a subscription in its slot. Most need none, because they are granted at once, so the
-/// subscription comes after the first answer. A wake-up that was sent in between is noticed by asking once more.
+/// Takes a ticket. If the ticket has to wait, this client needs a subscription in its slot. Most
+/// tickets need none, because they are granted at once. So this function subscribes only after the
+/// first answer. A wake-up may be sent before the subscription. So the function then sends the
+/// enqueue once more, and the answer says whether the ticket holds.
 async fn enqueue(
     routes: Arc<Routes>,
     slot: u16,
@@ -176,7 +180,7 @@ async fn enqueue(
         tracing::debug!(%error, "a waiter cannot be woken by its node, and looks again by itself");
         return Ok(looks_again(first.answer));
     }
-    // If this fails, the ticket may be there all the same.
+    // If this fails, the ticket may be at the store all the same.
     let unknown = |error: StoreError| StoreError::new(Fault::Unknown, error.to_string());
     let second = routes.ask(slot, verb).await.map_err(unknown)?;
     match second.heard {
@@ -243,10 +247,12 @@ async fn renew(
     Ok(answer)
 }
 
-/// Asks for the tickets of each name apart, all at once, and puts the answers in order. If a part fails, its tickets have
-/// `failed`. If all parts fail, the result is the first error.
+/// Sends a request for the tickets of each name, all at once, and puts the answers in order. If a
+/// part fails, the answer for its tickets is `failed`. If all parts fail, the result is the first
+/// error.
 ///
-/// A node that may be gone does not keep the answers of the others waiting: its tickets have `failed` too.
+/// If a node may be gone, the answers of the others do not wait for it: the answer for its tickets
+/// is `failed` too.
 async fn in_parts<T: Clone, A: Clone, F>(
     routes: &Routes,
     tickets: Vec<T>,
@@ -290,7 +296,8 @@ where
         }
         let over = waits.iter().position(|other| *other == slot);
         over.map(|over| waits.swap_remove(over));
-        // The core gives up the whole batch when its time is over, with the answers that are here by then.
+        // When its time is over, the core gives up the whole batch. The answers that have come
+        // would then be lost.
         if answered && waits.iter().all(|slot| routes.is_doubtful(*slot)) {
             break;
         }
@@ -301,8 +308,9 @@ where
     }
 }
 
-/// One step of the walk over the keys of one master. The masters come in the order of their addresses. A page begins at
-/// `<address> <where the walk over its keys stands>`. If that master is gone, the next one follows.
+/// Lists a part of the names on one master, with one step of `SCAN`. The masters come in the order
+/// of their addresses. A page begins at `<address> <cursor>`. If that master is gone, the page
+/// begins at the next one.
 async fn list(routes: Arc<Routes>, mut listing: Listing) -> Result<Page, StoreError> {
     let (masters, _) = routes.masters();
     let after = listing.after.take();

@@ -1,4 +1,5 @@
-//! A connection to a cluster, as its parts see it.
+//! A connection to a cluster, as its parts see it. The parts are on lower floors and do not know
+//! the type.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -9,16 +10,18 @@ use crate::backend::redis::views::Address;
 
 /// The whole connection.
 pub(super) trait Whole: Debug + Send + Sync {
-    /// Asks for the map again, for all connections of the client, unless it has just been asked for.
+    /// Asks for the map again, for all connections of the client, unless one of them has just
+    /// asked.
     fn refresh(self: Arc<Self>);
 
-    /// Whether its map is of a later time than this one, which was asked for by another connection.
+    /// Whether the map of this connection is newer than `map`, which another connection has asked
+    /// for.
     fn knows_newer(&self, map: &Map) -> bool;
 
-    /// From now on, this is the map.
+    /// Replaces the map of this connection.
     fn adopt(&self, map: &Map);
 
-    /// No node can be asked for the map.
+    /// Ends this connection, because no node can be asked for the map.
     fn end(&self, error: &StoreError);
 
     /// Whether this is the node that serves a slot, as far as this connection knows.

@@ -10,7 +10,7 @@ use super::node::Node;
 use super::nodes::Nodes;
 use crate::backend::{BoxFuture, Enqueued, StoreError};
 
-/// Requests that are under way, each with its node.
+/// Requests that are in flight, each with its node.
 pub(super) type Asked<T> = FuturesUnordered<BoxFuture<(usize, Result<T, StoreError>)>>;
 
 /// The request to one node in an enqueue, and its answer.
@@ -32,8 +32,11 @@ where
     asked.collect()
 }
 
-/// Sends the requests that were not polled yet: a verb whose first nodes answer at once does not get to the others. Only
-/// then does the next request of this connection come behind them at every node. Passes on the answers that are there.
+/// Sends the requests that were not polled yet. If the first nodes answer at once, a verb may have
+/// its outcome before the requests to the other nodes were polled. After this function all of them
+/// are sent. So the next request on these connections arrives after them at every node.
+///
+/// Passes the answers that are ready to `look_at`.
 pub(super) async fn send_rest<T>(
     asked: &mut FuturesUnordered<BoxFuture<T>>,
     mut look_at: impl FnMut(T),

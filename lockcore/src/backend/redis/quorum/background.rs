@@ -1,8 +1,9 @@
-//! The work that goes on at the nodes when a verb has its answer: tickets that are given back, and enqueues and
-//! releases that slow nodes have not answered.
+//! The work that is left at the nodes after a verb has returned its answer: tickets that are being
+//! released, and enqueues and releases that slow nodes have not answered.
 //!
-//! It goes on in tasks of the runtime that drives the connection, and that runtime may end at any time. Then what is left
-//! is in the [outboxes](super::outbox), and the next connection that reaches the node sends it.
+//! Tasks in the runtime of the connection do this work. That runtime may end at any time. Then the
+//! releases that are left are in the [outboxes](super::outbox), and the next connection that
+//! reaches the node sends them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,11 +21,14 @@ use super::nodes::{Links, Nodes};
 use crate::backend::{BoxFuture, Departure, Enqueued, Released, StoreError};
 use crate::request::Request;
 
-/// How long the answer to an enqueue without a majority waits until its tickets are given back. The caller may ask again
-/// at once, and should not meet its own ticket. It is many times what a node takes to answer.
+/// How long an enqueue without enough grants waits until its tickets are released. The caller may
+/// ask again at once, and should not find its own ticket in the way. The time is many times what a
+/// node takes to answer.
 const GIVING_BACK: Duration = Duration::from_millis(50);
 
-/// Releases that some nodes still have to acknowledge. When this is dropped, the outboxes of these nodes get them.
+/// Releases that some nodes have not acknowledged. When this value is dropped, the releases go to
+/// the outboxes of these nodes. So nothing is lost if the task that waits for the nodes is
+/// cancelled.
 struct Owed {
     nodes: Arc<Nodes>,
     departures: Vec<Departure>,
@@ -60,11 +64,12 @@ impl Drop for Owed {
     }
 }
 
-/// Lets the rest of an enqueue that is granted be carried out, at the nodes that are not among those that count.
+/// Finishes an enqueue that is granted, at the nodes that do not count for the grant.
 ///
-/// A node that gives no answer gives the ticket back, even while it is held: the others are enough. Otherwise the enqueue
-/// could arrive there when nobody thinks of it any more, for example if the server was stopped, and come behind the
-/// release. Because of the mark it then takes nothing.
+/// If a node gives no answer, the ticket is released there, even while the lock is held: the other
+/// nodes are enough for it. Without this, a node could carry out the enqueue after the lock was
+/// released, for example if its server was stopped for a while. It would then keep a ticket that
+/// nobody has. The release leaves a mark, so a later enqueue takes no ticket.
 pub(super) fn finish_late(
     links: &Arc<Links>,
     late: &Late,
@@ -104,12 +109,12 @@ pub(super) fn finish_late(
     });
 }
 
-/// Gives back the tickets of an enqueue without a majority. Resolves when that is done, or after a moment; then a task
-/// does the rest.
+/// Releases the tickets of an enqueue without enough grants. Resolves when that is done, or after a
+/// moment. In the second case a task does the rest.
 ///
-/// A node reads the release from the same connection as the enqueue, so behind it: no mark is needed. If the connection
-/// has broken, the enqueue may still be in the buffer of a server that was stopped. Then the release goes out on the
-/// next connection, with a mark.
+/// A node reads the release from the same connection as the enqueue, and after it, so no mark is
+/// needed. If the connection has broken, the enqueue may be in the buffer of a server that was
+/// stopped. Then the release is sent on the next connection, and leaves a mark.
 pub(super) async fn give_back(
     links: &Arc<Links>,
     leaving: &Leaving,
@@ -144,8 +149,8 @@ pub(super) async fn give_back(
     }
 }
 
-/// Waits in the background for the nodes that have not answered a release. A node that could not be asked, or fails, gets
-/// it when it can be reached again.
+/// Waits in the background for the nodes that have not answered a release. If a node could not be
+/// asked, or has failed, it gets the release when it can be reached again.
 pub(super) async fn leave_to(
     links: &Arc<Links>,
     open: Vec<usize>,

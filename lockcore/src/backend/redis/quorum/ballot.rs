@@ -1,43 +1,52 @@
-//! The count of an enqueue: which nodes have granted it, the number of the ticket, and when the outcome is certain. No
-//! I/O: `tickets` asks the nodes.
+//! The count of an enqueue: which nodes have granted it, the number of the ticket, and when the
+//! outcome is certain. This file does no I/O: `tickets` asks the nodes.
 //!
 //! # Why numbers rise
 //!
-//! A node remembers the last number of each name, and draws a greater one. A grant counts only when as many nodes as it
-//! needs have a last number that is not smaller than the grant's. Any two grants have one of these nodes in common. The
-//! later grant's number is not smaller than what that node draws for it, so it is greater than the earlier number.
+//! A node remembers the last number of each name, and assigns a greater one to the next ticket. A
+//! grant counts only when enough nodes have a last number that is not smaller than the grant's
+//! number. Any two grants have one of these nodes in common. The later grant's number is not
+//! smaller than the number that this node assigns to it. So it is greater than the earlier grant's
+//! number.
 //!
-//! There are two ways to come that far:
+//! A grant gets its number in one of two ways:
 //!
-//! - *Proposed.* The client proposes a number that is ahead of all clocks, and a node draws exactly this number if it is
-//!   greater than the node's clock and the name's last number, and at most a day ahead of the clock. When as many nodes as
-//!   are needed have drawn it, the grant counts.
-//! - *Raised.* Otherwise the number is the highest that any of these nodes has drawn, and each of them is told it and has to
-//!   confirm that it remembers it, and still has the ticket. That takes one more round trip.
+//! - *Proposed.* The client proposes a number that is ahead of all clocks. A node assigns exactly
+//!   this number if three things are true: it is greater than the node's clock, it is greater than
+//!   the name's last number, and it is at most a day ahead of the clock. When enough nodes have
+//!   assigned the proposed number, the grant counts.
+//! - *Raised.* Otherwise the grant gets the highest number that any of these nodes has assigned.
+//!   The client tells each of them this number. Each node has to confirm that it remembers the
+//!   number and still has the ticket. That takes one more round trip.
 //!
-//! The proposal is only a guess that saves the round trip. Nothing depends on its being right:
+//! The proposal is only a guess that saves the round trip. If it is wrong, nothing unsafe happens:
 //!
-//! - *Nodes draw different numbers*, because a clock has jumped or the name has had a greater number. Then the nodes with
-//!   the proposal are too few, and the number is raised.
-//! - *Two clients ask at once.* Each node serves one after the other. The second gets the proposal only where it is greater
-//!   than what the first has got. Of two that exclude each other, each node has the ticket of one, so one of the two is
-//!   gone from their common node before the other can count.
-//! - *A client proposes a number that is far ahead.* It is at most a day ahead of the clocks of the nodes that take it.
-//!   Other clients' proposals are smaller than that for a while, and their numbers are raised above it.
-//! - *A node restarts without its data* and draws a small number. It does not vote before every ticket that it had has
-//!   ended, two minutes later. By then its clock has passed the numbers that it had forgotten, because a proposal is ahead
-//!   of the clocks by much less. This fails only if a clock was further ahead than that: the guide tells of it.
-//! - *A key has expired at some nodes.* It lives until a day after the node's clock has passed the last number, so the clock
-//!   is greater than what was forgotten. A ticket that expires leaves the last number where it is.
-//! - *An answer is late or is lost.* The node may have drawn the proposal or a greater number, and keeps it. The ticket has
-//!   the number that was counted: only that one is marked at enough nodes, so every majority knows it.
+//! - *Nodes assign different numbers*, because a clock has jumped or the name has had a greater
+//!   number. Then too few nodes have the proposed number, and the number is raised.
+//! - *Two clients ask at once.* Each node serves one after the other. It assigns the proposal of
+//!   the second client only if that is greater than the first client's number. If the two tickets
+//!   exclude each other, a node has only one of them. So one of the two must be gone from their
+//!   common node before the other can count.
+//! - *A client proposes a number that is far ahead.* Nodes assign it only if it is at most a day
+//!   ahead of their clocks. The proposals of other clients are smaller for a while, and the numbers
+//!   of their grants are raised above it.
+//! - *A node restarts without its data* and assigns a small number. It does not vote until all
+//!   tickets that it had have ended, two minutes later. By then its clock has passed the numbers
+//!   that it has forgotten, because a proposal is ahead of the clocks by much less. This is not
+//!   safe if a clock was further ahead than two minutes: see the guide.
+//! - *A key has expired at some nodes.* It lives until a day after the node's clock has passed the
+//!   last number. So the clock is greater than the forgotten number. A ticket that expires does not
+//!   change the last number.
+//! - *An answer is late or is lost.* The node may have assigned the proposal or a greater number,
+//!   and keeps it. The ticket has the number that was counted. Only this number is marked at enough
+//!   nodes, so every majority knows it.
 
 use std::time::Duration;
 
 use crate::backend::{Enqueued, Fault, StoreError};
 
-/// A day, in the unit of ticket numbers, which is a microsecond of a server's clock. A number that is further ahead of
-/// the others than this comes from a wrong clock.
+/// A day in microseconds, the unit of ticket numbers and of the servers' clocks. A number that is
+/// more than a day ahead of the others comes from a wrong clock.
 pub(super) const DAY: u64 = 24 * 60 * 60 * 1_000_000;
 
 /// The count of one enqueue.
@@ -46,37 +55,37 @@ pub(super) struct Ballot {
     votes: Vec<Vote>,
     /// How many nodes must have the ticket: a majority, or more.
     needed: usize,
-    /// The number that the nodes were asked to draw.
+    /// The number that the client has proposed to the nodes.
     proposed: u64,
-    /// The number of the ticket, once a majority has granted it.
+    /// The number of the ticket, once enough nodes have granted it.
     number: Option<u64>,
 }
 
 /// The answer of one node.
 #[derive(Clone, Debug)]
 enum Vote {
-    /// It is not asked: it is down, or does not vote.
+    /// The node is not asked: it is down, or does not vote.
     Absent,
     Asked,
-    /// It has granted the ticket.
+    /// The node has granted the ticket.
     Granted {
         number: u64,
         valid_for: Duration,
     },
-    /// It is being told the number.
+    /// The node has granted the ticket, and the client is telling it the number.
     Raising {
         valid_for: Duration,
     },
-    /// It has the ticket with the number.
+    /// The node has the ticket with its number.
     Counts {
         valid_for: Duration,
     },
-    /// It may have the ticket, but its vote does not count.
+    /// The node may have the ticket, but its vote does not count.
     Spoilt(StoreError),
     Busy(Option<Duration>),
     Mismatch(u32),
     Gone,
-    /// It has no ticket.
+    /// The node has no ticket.
     Failed(StoreError),
 }
 
@@ -88,12 +97,12 @@ pub(super) enum Verdict {
         ticket: u64,
         valid_for: Duration,
     },
-    /// There is no majority.
+    /// Too few nodes have granted the ticket.
     Refused,
 }
 
 impl Ballot {
-    /// A count among this many nodes, of which some are asked.
+    /// Begins a count among `all` nodes. Only the nodes in `asked` are asked.
     pub(super) fn new(
         all: usize,
         needed: usize,
@@ -112,7 +121,8 @@ impl Ballot {
         }
     }
 
-    /// A node has answered the enqueue. Returns the nodes that must be told the number now, and the number.
+    /// Counts the answer of a node to the enqueue. Returns the nodes that the client must tell the
+    /// number now, and the number.
     pub(super) fn answered(
         &mut self,
         at: usize,
@@ -123,7 +133,8 @@ impl Ballot {
                 number: ticket,
                 valid_for,
             },
-            // It was told not to let the request wait. The ticket is given back.
+            // The request says that it must not wait. So the vote is spoilt, and the ticket will be
+            // released.
             Ok(Enqueued::Waiting { .. }) => {
                 Vote::Spoilt(StoreError::new(Fault::Retry, "a node let a request wait"))
             }
@@ -136,8 +147,9 @@ impl Ballot {
         self.raise()
     }
 
-    /// Chooses the number as soon as there is a majority. Returns the nodes that have granted and do not know it. A node
-    /// that has drawn the proposal knows it, if that is the number.
+    /// Chooses the number as soon as enough nodes have granted. Returns the nodes that have granted
+    /// and do not know the number. If the number is the proposal, a node that has assigned it knows
+    /// it.
     fn raise(&mut self) -> Vec<(usize, u64)> {
         let needed = self.needed;
         let number = match (self.number, self.highest_sound()) {
@@ -175,7 +187,7 @@ impl Ballot {
         })
     }
 
-    /// A node that was told the number has answered.
+    /// Counts the answer of a node that was told the number.
     pub(super) fn raised(&mut self, at: usize, answer: Result<bool, StoreError>) {
         let Vote::Raising { valid_for } = self.votes[at] else {
             return;
@@ -208,7 +220,8 @@ impl Ballot {
             .votes
             .iter()
             .filter(|vote| matches!(vote, Vote::Granted { .. } | Vote::Counts { .. }));
-        // Only when all have answered is it certain whether a majority has another capacity.
+        // If a node has another capacity, the count waits for all answers. Only then is it certain
+        // whether a majority has it.
         let is_mismatch = |vote: &Vote| matches!(vote, Vote::Mismatch(_));
         let waits = open + granted.count() >= needed || self.votes.iter().any(is_mismatch);
         match waits && open > 0 {
@@ -217,7 +230,7 @@ impl Ballot {
         }
     }
 
-    /// The nodes whose answer to the enqueue has not come, and those whose answer will not come.
+    /// The nodes whose answer to the enqueue has not come, and those whose answer will never come.
     pub(super) fn unanswered(&self) -> impl Iterator<Item = usize> + '_ {
         let votes = self.votes.iter().enumerate();
         votes.filter_map(|(at, vote)| match vote {
@@ -240,8 +253,9 @@ impl Ballot {
         })
     }
 
-    /// The answer without a majority, given that nothing stays at the nodes. The errors are those of the nodes, if so
-    /// many have failed that the others are no majority.
+    /// The answer if too few nodes have granted, on the condition that all tickets are released. It
+    /// is an error if so many nodes have failed that the others are too few. Then it has the errors
+    /// of the nodes.
     pub(super) fn refusal(&self) -> Result<Enqueued, Vec<StoreError>> {
         let needed = self.needed;
         let (mut free, mut ends, mut mismatches) = (0, Vec::new(), Vec::new());
@@ -256,7 +270,7 @@ impl Ballot {
                     unable += 1;
                     errors.push(StoreError::new(Fault::Retry, AHEAD));
                 }
-                // It was not waited for.
+                // The count has ended before this answer.
                 Vote::Asked => {}
                 Vote::Granted { .. } | Vote::Raising { .. } | Vote::Counts { .. } => free += 1,
                 Vote::Busy(end) => ends.push(end.unwrap_or(Duration::MAX)),
@@ -283,7 +297,7 @@ impl Ballot {
         })
     }
 
-    /// The highest number that a wrong clock has not drawn, once a majority has granted.
+    /// The highest number that does not come from a wrong clock, once enough nodes have granted.
     fn highest_sound(&self) -> Option<u64> {
         let numbers: Vec<u64> = self.granted().map(|(_, number, _)| number).collect();
         match numbers.len() >= self.needed {
@@ -293,8 +307,8 @@ impl Ballot {
     }
 }
 
-/// The highest of these numbers or clocks that is at most a day ahead of the one in the middle: one wrong clock must not
-/// raise the numbers of all.
+/// The highest of these numbers or clocks, without those that are more than a day ahead of the
+/// middle one. So one wrong clock cannot raise the numbers of all nodes.
 pub(super) fn highest_sound(mut numbers: Vec<u64>) -> Option<u64> {
     numbers.sort_unstable();
     let limit = numbers.get(numbers.len().saturating_sub(1) / 2)? + DAY;
@@ -307,7 +321,7 @@ pub(super) fn may_be_carried_out(error: &StoreError) -> bool {
     error.fault() == Fault::Unknown || error.is_halfway()
 }
 
-/// The error of a node whose number is not taken.
+/// The error of a node whose number is not accepted.
 const AHEAD: &str = "a node's clock is more than a day ahead of the others; let all nodes follow the same time servers";
 
 #[cfg(test)]
@@ -353,7 +367,8 @@ mod tests {
         ballot.raised(0, Ok(true));
         ballot.raised(1, Ok(true));
         assert_eq!(ballot.verdict(), Verdict::Open);
-        // Nodes that grant later can stand in for one that could not be told.
+        // If one node could not be told the number, another node that grants later can count in its
+        // place.
         ballot.raised(2, Err(StoreError::broken("lost")));
         assert_eq!(ballot.verdict(), Verdict::Open);
         assert_eq!(ballot.answered(3, granted(10)), [(3, 9)]);
@@ -374,12 +389,14 @@ mod tests {
 
         let (ticket, valid_for) = (PROPOSED, TTL);
         assert_eq!(ballot.verdict(), Verdict::Granted { ticket, valid_for });
-        // It need not be told what it has drawn instead.
+        // A node that grants after that is not told the number, although it has assigned another
+        // one.
         ballot.answered(3, self::granted(PROPOSED + 9));
         assert_eq!(ballot.verdict(), Verdict::Granted { ticket, valid_for });
     }
 
-    /// Also if all have drawn the same one: another client has chosen that, or it is the next of the name by chance.
+    /// This is true even if all nodes have assigned the same number: another client has proposed
+    /// it, or it is the next number of the name by chance.
     #[test]
     fn a_number_that_was_not_proposed_is_told_to_all() {
         for others in [[PROPOSED, PROPOSED], [PROPOSED + 1; 2]] {
@@ -442,7 +459,7 @@ mod tests {
 
         assert_eq!(ballot.verdict(), Verdict::Refused);
         assert!(matches!(ballot.refusal(), Ok(Enqueued::Busy { .. })));
-        // Another capacity is told only if a majority has it.
+        // The answer names another capacity only if a majority has it.
         let mut ballot = Ballot::new(5, 3, PROPOSED, 0..3);
         let other = || Ok(Enqueued::CapacityMismatch { in_use: 3 });
         ballot.answered(0, other());

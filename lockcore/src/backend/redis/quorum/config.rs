@@ -90,7 +90,7 @@ pub(super) fn encrypted_servers(url: &Url, tls: &Tls) -> Result<Vec<Server>, Err
 /// How long a check waits for nodes that have not been reached yet.
 const STRAGGLERS: Duration = Duration::from_millis(300);
 
-/// Checks each node that is up, and reports those that are not, or that do not vote.
+/// Checks each node that is up. Returns warnings about the nodes that are down or do not vote.
 pub(super) async fn check(links: Arc<Links>) -> Result<Vec<String>, StoreError> {
     let nodes = links.nodes();
     nodes.settled(STRAGGLERS).await;

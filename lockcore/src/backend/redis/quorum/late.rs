@@ -1,5 +1,5 @@
-//! The enqueues that slow nodes have not answered although their verb has its answer. All connections of a client share
-//! them.
+//! The enqueues that slow nodes have not answered, although the verb has returned its answer. All
+//! connections of a client share them.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,27 +8,30 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use super::nodes::Links;
 use crate::request::Id;
 
-/// The ids that were granted by a majority, while slower nodes have not answered the enqueue.
+/// The ids that a majority has granted, while slower nodes have not answered the enqueue.
 ///
-/// A release of such an id may come on other connections to the nodes, and overtake the enqueue at such a node. That node
-/// would then keep a ticket that nobody has. So it is told of the release again when it has answered: see
-/// [`finish_late`](super::background::finish_late). On the connections of the enqueue the release cannot overtake it.
+/// A release of such an id may be sent on other connections to the nodes. At a slow node it may
+/// overtake the enqueue. That node would then keep a ticket that nobody has. So the release is sent
+/// to such a node again after it has answered the enqueue: see
+/// [`finish_late`](super::background::finish_late). On the connections of the enqueue, the release
+/// cannot overtake the enqueue.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Late(Arc<Mutex<Unfinished>>);
 
-/// The enqueues of each id. A request that is repeated may have several.
+/// The enqueues of each id. There may be several, because the core may repeat a request.
 type Unfinished = HashMap<Id, Vec<Arc<Pending>>>;
 
 /// An enqueue that slower nodes have not answered.
 #[derive(Debug)]
 struct Pending {
-    /// The connections that it was sent on.
+    /// The connections on which the enqueue was sent.
     links: Weak<Links>,
     /// Whether a release was sent since then on other connections.
     is_overtaken: AtomicBool,
 }
 
-/// An enqueue that has no answer from all nodes until this is dropped.
+/// An enqueue that some nodes have not answered. It counts as unanswered until this value is
+/// dropped.
 #[derive(Debug)]
 pub(super) struct Unanswered {
     late: Late,
@@ -47,7 +50,7 @@ impl Late {
         Unanswered { late, id, pending }
     }
 
-    /// A release of this id is about to be sent on these connections.
+    /// Called before a release of this id is sent on these connections.
     pub(super) fn note_release(&self, id: Id, links: &Arc<Links>) {
         self.ids(|ids| {
             let elsewhere =
@@ -64,7 +67,7 @@ impl Late {
 }
 
 impl Unanswered {
-    /// Whether a release was sent since the enqueue, and may have come before it at a node.
+    /// Whether a release was sent after the enqueue, and may have arrived before it at a node.
     pub(super) fn is_overtaken(&self) -> bool {
         self.pending.is_overtaken.load(Ordering::SeqCst)
     }

@@ -1,21 +1,23 @@
-//! The tickets that are being given back although their verb has its answer. All connections of a client share them.
+//! The tickets that this store releases by itself, although the verb has returned its answer. All
+//! connections of a client share them.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::request::Id;
 
-/// The ids whose tickets this store is giving back by itself, because a majority has not granted them.
+/// The ids whose tickets this store is releasing by itself, because a majority has not granted
+/// them.
 ///
-/// The core may ask again with the same id. A release that is still on its way to a slow node would remove the new
-/// ticket there without anybody's notice. So such a request is answered with [`Gone`](crate::backend::Enqueued::Gone), and
-/// the core asks with a new id.
+/// The core may send an enqueue with the same id again. If a release were in flight to a slow node,
+/// it would remove the new ticket there, and nobody would notice. So this store answers such an
+/// enqueue with [`Gone`](crate::backend::Enqueued::Gone), and the core asks with a new id.
 ///
-/// With each id, how many times it is leaving: a request that is repeated may be given back several times.
+/// Each id has a count: if a request is repeated, several releases of its id may be unfinished.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Leaving(Arc<Mutex<HashMap<Id, usize>>>);
 
-/// An id that is leaving until this is dropped.
+/// An id whose release is not finished until this value is dropped.
 #[derive(Debug)]
 pub(super) struct OnItsWay {
     leaving: Leaving,

@@ -1,10 +1,13 @@
-//! A quorum of independent Redis servers: a store over stores. See [`guide::redis_quorum`](crate::guide::redis_quorum)
-//! for what it promises and needs.
+//! A quorum of independent Redis servers: a store over stores. See
+//! [`guide::redis_quorum`](crate::guide::redis_quorum) for what it promises and needs.
 //!
-//! Each node is a single Redis server with the scripts of that store. A ticket counts if a majority of the nodes has it;
-//! that of a semaphore needs more of them.
-//! No request waits at a node: a client that gets no majority gives back what it got, and the core asks again. Counting
-//! is in `ballot` and `tally`, the requests are in `tickets`, and the connections to the nodes are in `nodes`.
+//! Each node is a single Redis server, and runs the same scripts as a store of one server. A ticket
+//! counts if a majority of the nodes has it. A ticket of a semaphore needs more nodes than a
+//! majority.
+//!
+//! No request waits at a node. A client that gets no majority releases the tickets that it got, and
+//! the core sends the request again later. The counting is in `ballot` and `tally`, the requests
+//! are in `tickets`, and the connections to the nodes are in `nodes`.
 
 mod asked;
 mod background;
@@ -50,7 +53,7 @@ pub(crate) fn open_encrypted(url: &Url, tls: &Tls) -> Result<Arc<dyn Backend>, E
     Ok(Arc::new(Quorum::of(config::encrypted_servers(url, tls)?)))
 }
 
-/// The nodes of a URL.
+/// The nodes that the URL names, and what all connections of a client share.
 #[derive(Debug)]
 struct Quorum {
     servers: Arc<[Server]>,

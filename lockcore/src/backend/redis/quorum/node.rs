@@ -17,14 +17,16 @@ use crate::backend::StoreError;
 use crate::clock::{Clock, Instant};
 use crate::name::Namespace;
 
-/// The longest ttl of a ticket. A node that has restarted may have forgotten tickets, so it must not vote until all of
-/// them have ended. It cannot know their ttl any more, and neither can a client: others may have asked for a longer one
-/// than its own. So there is a limit that holds for all clients, and a node stays aside for as long. The limit is short,
-/// because another node must not fail in that time. Locks can be held for longer, because leases are renewed.
+/// The longest ttl of a ticket. A node that has restarted may have forgotten tickets, so it must
+/// not vote until all of them have ended. The node has forgotten their ttls. A client does not know
+/// them either, because others may have asked for longer ttls than its own. So all clients have the
+/// same limit, and the node does not vote for this time. The limit is short, because another node
+/// must not fail in this time. Locks can be held for longer, because leases are renewed.
 pub(super) const LONGEST_TTL: Duration = Duration::from_secs(120);
 
-/// How long a node that has restarted does not vote: the longest ttl, the drift of clocks, and the second by which its
-/// uptime is rounded, twice.
+/// How long a node that has restarted does not vote. It is the longest ttl, one percent of it for
+/// the drift of clocks, and two seconds. The two seconds are there because the node rounds its
+/// uptime to a second.
 const ASIDE: Duration = LONGEST_TTL
     .saturating_add(LONGEST_TTL.checked_div(100).expect("not by zero"))
     .saturating_add(Duration::from_secs(2));
@@ -33,15 +35,16 @@ const ASIDE: Duration = LONGEST_TTL
 #[derive(Clone, Debug)]
 pub(super) struct Node {
     pub(super) connection: RedisConnection,
-    /// Differs between servers, and between two starts of one server.
+    /// The server's run id. It differs between servers, and between two starts of one server.
     pub(super) run_id: Arc<str>,
-    /// A node that has restarted may have forgotten tickets, and does not vote before this.
+    /// From when the node votes. A node that has restarted may have forgotten tickets, so it does
+    /// not vote at once.
     pub(super) votes_from: Instant,
     pub(super) wall_clock: Arc<WallClock>,
 }
 
 impl Node {
-    /// Connects to a node. Also returns a channel that closes when the connection is lost.
+    /// Connects to a node. Also returns a channel that closes when the connection ends.
     pub(super) async fn open(
         server: &Server,
         receiver: u64,
@@ -80,9 +83,10 @@ impl Node {
     }
 }
 
-/// Makes the scripts known to the server before they are used. A server that does not know a script asks for its text, and
-/// a request that is sent meanwhile overtakes it: the release of a lock could come before the enqueue, and a look at the
-/// lock before its release.
+/// Loads the scripts into the server before they are used. Otherwise the server does not know a
+/// script at its first use, and the client has to send the text. A request that is sent in between
+/// would overtake that text: a release could arrive before its enqueue, or an inspect before a
+/// release.
 async fn load_scripts(mut connection: MultiplexedConnection) {
     let scripts = [
         &layout::ENQUEUE,
@@ -101,7 +105,8 @@ async fn load_scripts(mut connection: MultiplexedConnection) {
     }
 }
 
-/// A question while connecting, which needs a right of its own.
+/// Runs a command that is needed while connecting. The user needs a right for it that the scripts
+/// do not need.
 async fn ask<T: FromRedisValue>(
     server: &Server,
     connection: &RedisConnection,
@@ -118,7 +123,8 @@ async fn ask<T: FromRedisValue>(
     })
 }
 
-/// Whether a restart loses no write. If the user may not ask, it is taken to lose some.
+/// Whether a restart of the server loses no write. If the user may not read the settings, the
+/// answer is no.
 async fn keeps_every_write(mut connection: MultiplexedConnection) -> bool {
     let mut question = redis::cmd("CONFIG");
     question.arg("GET").arg("*append*");
@@ -126,6 +132,6 @@ async fn keeps_every_write(mut connection: MultiplexedConnection) -> bool {
         question.query_async(&mut connection).await.map_err(failed);
     let settings = settings.unwrap_or_default();
     let is = |name: &str, value: &str| settings.iter().any(|(n, v)| n == name && v == value);
-    // While the server rewrites its file it does not wait for the disk, unless the last one says so.
+    // Without the last setting, the server does not wait for the disk while it rewrites its file.
     is("appendonly", "yes") && is("appendfsync", "always") && is("no-appendfsync-on-rewrite", "no")
 }

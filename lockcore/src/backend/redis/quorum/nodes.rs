@@ -1,11 +1,13 @@
-//! The connections to the nodes, one each. A task per node opens it and opens it again when it breaks. The other
-//! nodes' connections stay.
+//! The connections to the nodes, one for each node. A task per node opens the connection of this
+//! node, and opens it again when it breaks. The connections to the other nodes stay open.
 //!
-//! The core opens a store's connection again when it breaks. That is not enough here: while a majority is up, the
-//! connection as a whole is of use, and must not be replaced because of one node. So these tasks retry and pause, which
-//! no verb does. When there is no majority any more, the connection as a whole ends, and the core opens another.
+//! The core opens a store's connection again when it breaks. That is not enough for a quorum: while
+//! a majority is up, the connection as a whole works, and must not be replaced because of one node.
+//! So these tasks retry and pause, which no verb does. When there is no majority any more, the
+//! connection as a whole ends, and the core opens another.
 //!
-//! The tasks belong to the runtime that has connected, and end with it or with [`Links`].
+//! The tasks run in the runtime that has opened the connection. They end with this runtime or with
+//! [`Links`].
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -28,46 +30,50 @@ use crate::clock::{Clock, Instant};
 use crate::name::Namespace;
 use crate::pauses::{Pauses, jittered};
 
-/// The longest pause before releases that were left for a node are sent to it again.
+/// The longest pause before releases in the outbox of a node are sent to it again.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
-/// The pause after a mistake that a person must correct. A password that is sent again and again looks like an attack.
+/// The pause after a mistake that a person must correct. A password that is sent again and again
+/// looks like an attack.
 const AFTER_MISTAKE: Duration = Duration::from_secs(10);
-/// A connection that broke within this time counts as a failed try: the pauses keep growing.
+/// If a connection breaks within this time, it counts as a failed try, and the pauses between the
+/// tries keep growing.
 const SETTLED: Duration = Duration::from_secs(1);
-/// After this time without an answer, another try is made: the server may have got another address.
+/// How long one try to connect may take. After that another try is made, because the server may
+/// have another address now.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// A node that has not answered any request for this time is asked once more, and has to answer within the same time
-/// again. Otherwise it is taken for dead. Each is the time that the core gives to an operation by default: a node that is
-/// only slow must not lose its vote.
+/// If a node has answered no request for this time, it gets one more request, and has to answer it
+/// within the same time. Otherwise its connection is closed. The core gives the same time to an
+/// operation by default. So a node that is only slow does not lose its vote.
 const SILENCE: Duration = Duration::from_secs(1);
-/// How long a new connection waits for the other nodes when a majority is up.
+/// How long a new connection waits for the other nodes after a majority is up.
 const LAST_TO_CONNECT: Duration = Duration::from_millis(50);
 
-/// The connections, which end when this is dropped.
+/// The connections. They end when this value is dropped.
 #[derive(Debug)]
 pub(super) struct Links {
     nodes: Arc<Nodes>,
     _tasks: JoinSet<()>,
 }
 
-/// The knowledge of the nodes.
+/// What the client knows of the nodes.
 pub(super) struct Nodes {
     servers: Arc<[Server]>,
     views: watch::Sender<Vec<View>>,
-    /// Since when requests have been sent to a node without any answer. 0 if there are none.
+    /// For each node, since when it has answered none of the requests that were sent to it. 0 if no
+    /// request is unanswered.
     silences: Vec<Arc<AtomicU64>>,
     outboxes: Arc<[Outbox]>,
     namespace: Namespace,
     receiver: u64,
     timer: Timer,
     runtime: Handle,
-    /// Requests whose verb has its answer already.
+    /// Requests that are unfinished although their verb has returned its answer.
     background: Mutex<JoinSet<()>>,
 }
 
 #[derive(Clone, Debug)]
 enum View {
-    /// It was not reached yet.
+    /// The node was not reached yet.
     Asked,
     Up(Node),
     Down(StoreError),
@@ -103,12 +109,14 @@ impl Links {
         let mut views = nodes.views.subscribe();
         // The sender lives in `nodes`, so this cannot fail.
         let _ = views.wait_for(is_settled).await;
-        // A ticket at all nodes survives the loss of more nodes than one at a majority. And an error should tell of all.
+        // This waits for the other nodes too. A ticket at all nodes survives the loss of more nodes
+        // than a ticket at a majority does. And an error should name the problems of all nodes.
         nodes.settled(LAST_TO_CONNECT).await;
         if count_up(&views.borrow()) < majority(all) {
             return Err(nodes.too_few(majority(all), &[]));
         }
-        // The core learns by the drop of `events` that there is no majority any more, or that the runtime has ended.
+        // This task drops `events` when there is no majority any more, or when the runtime ends.
+        // The drop tells the core that the connection has ended.
         tasks.spawn(async move {
             let _events = events;
             let _ = views
@@ -125,8 +133,8 @@ impl Links {
         &self.nodes
     }
 
-    /// Finishes something in the runtime of the connection, while nobody waits for it. It may take as long as the longest
-    /// ttl: after that, nothing at a node depends on it.
+    /// Runs some work in the runtime of the connection. No caller waits for it. It may take as long
+    /// as the longest ttl: after that, nothing at a node depends on it.
     pub(super) fn finish(self: &Arc<Self>, work: impl Future<Output = ()> + Send + 'static) {
         let links = Arc::clone(self);
         let work = async move {
@@ -140,9 +148,11 @@ impl Links {
         background.spawn_on(work, &self.nodes.runtime);
     }
 
-    /// Waits until nothing is left in the background. If this is dropped, the rest ends.
+    /// Waits until the work in the background is done. If this future is dropped, the rest of the
+    /// work is cancelled.
     ///
-    /// Does not wait for another runtime: it may be blocked until the client that ends here has ended. Its work goes on.
+    /// If the connection lives in another runtime, this function does not wait, and the work
+    /// continues there. That runtime may be blocked until the client that is closed here has ended.
     pub(super) async fn close(&self) {
         if Handle::current().id() == self.nodes.runtime.id() {
             let mut background = std::mem::take(&mut *self.nodes.background());
@@ -161,7 +171,7 @@ impl Nodes {
         self.servers[at].info.addr().to_string()
     }
 
-    /// The same error, with the name of the node.
+    /// Adds the address of the node to an error.
     pub(super) fn named(&self, at: usize, error: StoreError) -> StoreError {
         error.at(format_args!("the node {}", self.address(at)))
     }
@@ -179,7 +189,7 @@ impl Nodes {
         up.collect()
     }
 
-    /// The nodes that may grant a ticket. An error if they are too few.
+    /// The nodes that may vote on a ticket. An error if they are too few.
     pub(super) fn voters(&self, needed: usize) -> Result<Vec<(usize, Node)>, StoreError> {
         let now = Clock::BOOT.now();
         let mut up = self.up();
@@ -190,7 +200,10 @@ impl Nodes {
         }
     }
 
-    /// Sends a request to a node. The node is named in its error.
+    /// Sends a request to a node. An error names the node.
+    ///
+    /// If the returned future is dropped, the node may carry out the request. The silence of the
+    /// node is then not counted from this request.
     pub(super) fn send<T: Send + 'static>(
         self: &Arc<Self>,
         at: usize,
@@ -224,8 +237,9 @@ impl Nodes {
         })
     }
 
-    /// Ends the connection to a node unless it answers a question. The answers that are missing may only not have been
-    /// looked at, by futures that are not polled.
+    /// Asks a node for its time, and ends its connection if it does not answer. This is a question
+    /// of its own, because other answers may have arrived without being looked at: their futures
+    /// may not be polled.
     fn probe(&self, node: &Node) {
         let end = node.connection.driver.end();
         self.ask_time(node, move |answer: Option<RedisResult<redis::Value>>| {
@@ -235,8 +249,8 @@ impl Nodes {
         });
     }
 
-    /// Reads the clock of a node again, unless that was done lately. `is_refused`: the node has not drawn the number that
-    /// was proposed.
+    /// Reads the clock of a node again, unless that was done recently. `is_refused` says that the
+    /// node has not assigned the number that was proposed.
     pub(super) fn read_clock(&self, node: &Node, is_refused: bool) {
         let asked = Clock::BOOT.now();
         if !node.wall_clock.is_due(asked, is_refused) {
@@ -250,7 +264,8 @@ impl Nodes {
         });
     }
 
-    /// Asks a node for its time in the background. `then` gets the answer, or `None` after [`SILENCE`].
+    /// Asks a node for its time in the background. `then` gets the answer, or `None` after
+    /// [`SILENCE`].
     fn ask_time<T: FromRedisValue + Send + 'static>(
         &self,
         node: &Node,
@@ -269,17 +284,17 @@ impl Nodes {
         self.background().spawn_on(task, &self.runtime);
     }
 
-    /// The releases for a node that has not acknowledged them.
+    /// The releases that this node has not acknowledged.
     pub(super) fn outbox(&self, at: usize) -> &Outbox {
         &self.outboxes[at]
     }
 
-    /// Resolves after a time, whether or not the runtime has timers.
+    /// Resolves after a time. This works even in a runtime without timers.
     pub(super) fn timer(&self, after: Duration) -> BoxFuture<()> {
         (self.timer)(after)
     }
 
-    /// Resolves when each node has answered or failed, or after a time.
+    /// Resolves when each node is up or down, or after a time.
     pub(super) async fn settled(&self, within: Duration) {
         let mut views = self.views.subscribe();
         let is_settled = |views: &Vec<View>| !views.iter().any(|view| matches!(view, View::Asked));
@@ -289,8 +304,8 @@ impl Nodes {
         }
     }
 
-    /// The reason why too few nodes have done something: those that are down, those that do not vote, and the errors of
-    /// the others.
+    /// The error if too few nodes have done something. Its reasons are the nodes that are down, the
+    /// nodes that do not vote, and `errors`, the errors of the others.
     pub(super) fn too_few(&self, needed: usize, errors: &[StoreError]) -> StoreError {
         let (all, now) = (self.count(), Clock::BOOT.now());
         let views = self.views.borrow();
@@ -349,7 +364,8 @@ impl Nodes {
         )
     }
 
-    /// Warnings for an operator about the nodes. An error if two hosts of the URL are the same server.
+    /// Warnings for an operator about the nodes. An error if two hosts of the URL are the same
+    /// server.
     pub(super) fn warnings(&self) -> Result<Vec<String>, StoreError> {
         let (views, now) = (self.views.borrow(), Clock::BOOT.now());
         let mut warnings = Vec::new();
@@ -388,7 +404,7 @@ impl Nodes {
         Ok(warnings)
     }
 
-    /// The task of a node.
+    /// The task of a node: opens its connection, and sends it the releases of its outbox.
     async fn keep_link(self: Arc<Self>, at: usize) {
         let mut pauses = Pauses::default();
         loop {
@@ -447,7 +463,8 @@ impl Nodes {
         outcome
     }
 
-    /// Sends the releases that were left for this node, also those that come later. Ends when the connection does.
+    /// Sends the releases in the outbox of this node, and those that are added later. Ends when the
+    /// connection ends.
     async fn send_left(self: &Arc<Self>, at: usize, node: &Node) {
         loop {
             let mut taken = self.outboxes[at].take().await;
@@ -466,10 +483,11 @@ impl Nodes {
     }
 }
 
-/// A request that waits for an answer. If nobody waits any more, the silence is not counted from its begin.
+/// A request that waits for an answer. If its future is dropped without an answer, the node's
+/// silence is not counted from this request.
 struct Listening {
     silent_since: Arc<AtomicU64>,
-    /// 0 if an earlier request has had no answer either.
+    /// When the request was sent. 0 if an earlier request is unanswered too.
     began: u64,
 }
 

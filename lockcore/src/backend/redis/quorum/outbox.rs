@@ -11,11 +11,12 @@ use super::node::LONGEST_TTL;
 use crate::backend::Departure;
 use crate::clock::{Clock, Instant};
 
-/// The most releases that wait for one node. A ticket whose release is not kept ends with its ttl.
+/// The most releases that wait for one node. If there is no room for a release, its ticket ends
+/// with its ttl.
 const MOST_LEFT: usize = 10_000;
 
-/// The releases that a node has not acknowledged, although a majority has. All connections of a client share them: the
-/// first that reaches the node sends them.
+/// The releases that a node has not acknowledged, although the verb has returned its answer. All
+/// connections of a client share them, and the first connection that reaches the node sends them.
 #[derive(Debug, Default)]
 pub(super) struct Outbox {
     left: Mutex<VecDeque<Left>>,
@@ -26,13 +27,14 @@ pub(super) struct Outbox {
 #[derive(Debug)]
 struct Left {
     departure: Departure,
-    /// When the ticket has ended by itself.
+    /// When the ticket has certainly expired at the node.
     until: Instant,
     _on_its_way: Option<Arc<OnItsWay>>,
 }
 
 impl Outbox {
-    /// Lets the node know of releases when it can be reached again, until their tickets have ended there.
+    /// Keeps releases for the node until it can be reached, or until their tickets have expired
+    /// there.
     pub(super) fn put(&self, departures: &[Departure], on_its_way: Option<&Arc<OnItsWay>>) {
         let now = Clock::BOOT.now();
         let mut left = self.left();
@@ -40,7 +42,7 @@ impl Outbox {
         left.extend(departures.iter().take(room).map(|departure| Left {
             departure: departure.clone(),
             until: now.after(match departure.enqueue_may_follow {
-                // A server that was stopped may carry out the enqueue when it goes on.
+                // A server that was stopped may carry out the enqueue when it continues.
                 true => LONGEST_TTL,
                 false => departure.request.ttl.min(LONGEST_TTL),
             }),
@@ -50,7 +52,9 @@ impl Outbox {
         self.more.notify_one();
     }
 
-    /// The next releases to be sent, as soon as there are any.
+    /// Takes out the next releases to be sent. Waits until there are some.
+    ///
+    /// If the future is dropped, no release is lost.
     pub(super) async fn take(&self) -> Taken<'_> {
         loop {
             let now = Clock::BOOT.now();
@@ -75,7 +79,8 @@ impl Outbox {
     }
 }
 
-/// Releases that are being sent. The releases that are here when this is dropped go back.
+/// Releases that are being sent. When this value is dropped, the releases that are left in it go
+/// back to the outbox.
 pub(super) struct Taken<'a> {
     outbox: &'a Outbox,
     batch: VecDeque<Left>,
@@ -89,7 +94,7 @@ impl Taken<'_> {
             .collect()
     }
 
-    /// The node has acknowledged them.
+    /// Called when the node has acknowledged all of these releases.
     pub(super) fn are_done(&mut self) {
         self.batch.clear();
     }

@@ -1,5 +1,6 @@
-//! The ticket number that a client proposes to the nodes, and what it knows of their clocks. Why the number is safe is
-//! explained in `ballot`: a clock that is read wrong costs a round trip and nothing else.
+//! The ticket number that a client proposes to the nodes, and what the client knows of their
+//! clocks. Why the number is safe is explained in `ballot`. If a clock is read wrong, that costs a
+//! round trip and nothing else.
 
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::Duration;
@@ -7,29 +8,32 @@ use std::time::Duration;
 use super::ballot::{DAY, highest_sound};
 use crate::clock::Instant;
 
-/// How far a proposal is ahead of the clocks, in microseconds. A request may take longer to a node than the question for
-/// its time has, by this much. Numbers run ahead of the clocks by no more than this, however many clients there are,
-/// because the clocks are learnt from `TIME` and not from numbers.
+/// How far a proposal is ahead of the clocks, in microseconds. A request may take longer to a node
+/// than the `TIME` command took when the clock was read, by up to this much. Numbers are never
+/// further ahead of the clocks than this, however many clients there are. That is so because
+/// clients read the clocks with `TIME` and do not derive them from numbers.
 const MARGIN: u64 = 100_000;
 
-/// After this time the clock is read again. Two clocks that are 0.1 % apart in speed would use up most of the margin by
-/// then, and clocks that follow a time server are not so far apart.
+/// After this time the client reads the clock again. If two clocks differ in speed by 0.1 %, they
+/// use up most of the margin by then. Clocks that follow a time server differ by less.
 const READING_LASTS: Duration = Duration::from_secs(60);
-/// The same, if the node has just drawn another number than the proposal: its clock may have been set.
+/// The same, if the node has just assigned another number than the proposal: its clock may have
+/// been set.
 const AFTER_REFUSAL: Duration = Duration::from_secs(1);
 
-/// The wall clock of a node, as far as it is known.
+/// The wall clock of a node, as far as the client knows it.
 #[derive(Debug)]
 pub(super) struct WallClock {
-    /// Its reading in microseconds when the lease clock shows 0. By the time at which a request leaves here, and not the
-    /// one at which it arrives there: so it includes the way to the node.
+    /// What the node's clock shows, in microseconds, when the lease clock shows 0. It is computed
+    /// from the time at which the client sent `TIME`, and not from the time at which the node
+    /// received it. So it includes the time that a request takes to the node.
     at_zero: AtomicI64,
-    /// When it was asked for, in nanoseconds of the lease clock.
+    /// When the client sent `TIME`, in nanoseconds of the lease clock.
     asked: AtomicU64,
 }
 
 impl WallClock {
-    /// The answer of a node to a question for its time.
+    /// Makes a clock from the answer of a node to `TIME`, which was sent at `asked`.
     pub(super) fn new(asked: Instant, answer: (i64, i64)) -> Self {
         Self {
             at_zero: AtomicI64::new(at_zero(asked, answer)),
@@ -37,24 +41,25 @@ impl WallClock {
         }
     }
 
-    /// The node has answered again.
+    /// Sets the clock by another answer to `TIME`.
     pub(super) fn set(&self, asked: Instant, answer: (i64, i64)) {
         self.at_zero
             .store(at_zero(asked, answer), Ordering::Relaxed);
     }
 
-    /// How far it is ahead of some time that is the same for all nodes, in microseconds.
+    /// How far the clock is ahead of a time that is the same for all nodes, in microseconds.
     pub(super) fn ahead(&self) -> i64 {
         self.at_zero.load(Ordering::Relaxed)
     }
 
-    /// Its reading when a request that is sent now arrives, in microseconds.
+    /// What the clock will show, in microseconds, when a request that is sent now arrives.
     pub(super) fn on_arrival(&self, now: Instant) -> u64 {
         let shown = self.ahead().saturating_add(micros(now));
         u64::try_from(shown).unwrap_or(0)
     }
 
-    /// Whether the caller has to ask for the time again. Says so to one caller only.
+    /// Whether the caller has to read the clock again. If several callers ask, only one of them
+    /// gets `true`.
     pub(super) fn is_due(&self, now: Instant, is_refused: bool) -> bool {
         let lasts = match is_refused {
             true => AFTER_REFUSAL,
@@ -79,8 +84,9 @@ fn micros(at: Instant) -> i64 {
     i64::try_from(at.as_nanos() / 1_000).unwrap_or(i64::MAX)
 }
 
-/// The number for a request: greater than the clocks, and than what the client has seen. A node whose clock is a day ahead
-/// of the others is left out. So is a number that the client has seen if the nodes would not believe it.
+/// The number to propose for a request. It is greater than the clocks, and greater than the number
+/// that the client has seen. A clock that is a day ahead of the others is ignored. If the nodes
+/// would not accept the number that the client has seen, that number is ignored too.
 pub(super) fn proposal(clocks: Vec<u64>, highest_seen: u64) -> u64 {
     let floor = highest_sound(clocks).map_or(0, |clock| clock.saturating_add(MARGIN));
     match highest_seen <= floor.saturating_add(DAY) {

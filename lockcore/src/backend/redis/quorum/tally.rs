@@ -1,4 +1,5 @@
-//! The count of renewals and releases: what a majority of the nodes says of each ticket of a batch. No I/O.
+//! The count of renewals and releases: what a majority of the nodes says about each ticket of a
+//! batch. This file does no I/O.
 
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -12,11 +13,13 @@ pub(super) fn majority(all: usize) -> usize {
 
 /// How many nodes must have the ticket of a request.
 ///
-/// Two majorities have a node in common, so a majority is enough where any two holders that must not hold together are in
-/// conflict by themselves: writers and readers. That is not so for a semaphore. For example, each of three nodes has room
-/// for two, and so each two of the nodes could be the majority of another of three holders. If each holder has its permits
-/// at `needed` nodes, all holders together have at most `all * capacity / needed`, which must be less than one more than
-/// the capacity.
+/// Two majorities have a node in common. So a majority is enough for writers and readers: if two of
+/// them must not hold together, that node refuses one of them.
+///
+/// For a semaphore a majority is not enough. For example, each of three nodes has room for two
+/// holders. Each two of the three nodes are a majority, so three holders could get one each. If
+/// each holder has its permits at `needed` nodes, all holders have at most `all * capacity /
+/// needed` permits together. This must be less than `capacity + 1`.
 pub(super) fn needed(all: usize, permits: NonZeroU32, capacity: NonZeroU32) -> usize {
     if capacity == FULL && (permits.get() == 1 || permits == FULL) {
         return majority(all);
@@ -39,18 +42,18 @@ impl Renewal {
                 self.granted.push(valid_for);
             }
             Renewed::Lost => self.lost += 1,
-            // No ticket waits at a node, so this one says nothing certain.
+            // No ticket waits at a node, so `Waiting` says nothing certain.
             Renewed::Waiting { .. } | Renewed::Failed => {}
         }
     }
 
-    /// The answer, once it is certain. `asked` more of `all` nodes may still answer.
+    /// The answer, once it is certain. Of the `all` nodes, `asked` may still answer.
     pub(super) fn answer(&self, all: usize, needed: usize, asked: usize) -> Option<Renewed> {
         if self.granted.len() >= needed {
             let valid_for = self.granted.iter().min().copied()?;
             return Some(Renewed::Granted { valid_for });
         }
-        // The others are too few, whatever they say.
+        // The other nodes are too few, whatever they answer.
         if self.lost > all - needed {
             return Some(Renewed::Lost);
         }
@@ -79,10 +82,11 @@ impl Removal {
         }
     }
 
-    /// The answer, once there is one. `asked` more of `all` nodes may still answer.
+    /// The answer, once there is one. Of the `all` nodes, `asked` may still answer.
     ///
-    /// A ticket that counts may be missing at a node that was late or has lost it. It was not found if so many nodes
-    /// miss it that it did not count any more. Then others may have had the lock.
+    /// A ticket that counts may be missing at a few nodes: they were late or have lost it. If so
+    /// many nodes miss it that the rest are too few, the ticket did not count any more. Then the
+    /// answer is "not found", because others may have had the lock.
     pub(super) fn answer(&self, all: usize, needed: usize, asked: usize) -> Option<Released> {
         let majority = majority(all);
         if self.acknowledged >= majority {
@@ -94,8 +98,8 @@ impl Removal {
         (self.acknowledged + asked < majority).then_some(Released::Failed)
     }
 
-    /// Whether the answer stays as it is, whatever the other nodes say. If all that have answered had the ticket, that is
-    /// taken for certain.
+    /// Whether the answer is final, whatever the other nodes say. If all nodes that have answered
+    /// had the ticket, the answer is taken as final too.
     pub(super) fn is_settled(&self, all: usize, needed: usize, asked: usize) -> bool {
         let most = all - needed;
         self.missing == 0 || self.missing > most || self.missing + asked <= most
@@ -134,7 +138,7 @@ mod tests {
         }
         assert_eq!([2, 3, 4].map(|capacity| needed(5, 1, capacity)), [4, 4, 5]);
         assert_eq!(needed(3, 1, 2), 3);
-        // More than 32 bits can count.
+        // The product needs more than 32 bits.
         assert_eq!(needed(5, ALL_BUT_ONE.get(), FULL.get()), 5);
     }
 
@@ -150,7 +154,7 @@ mod tests {
             (vec![granted(3), granted(2)], 3, None),
             (vec![granted(3), granted(2), lost, lost], 1, None),
             (vec![lost, lost, lost], 2, Some(lost)),
-            // Two nodes are down: nobody can know.
+            // Two nodes are down, so nobody can know.
             (vec![granted(3), granted(2), lost], 0, Some(failed)),
             (vec![granted(3), granted(2), failed], 2, None),
             (vec![granted(3), lost, failed, failed], 1, Some(failed)),
@@ -167,7 +171,7 @@ mod tests {
         for (answers, needed, asked, answer) in [
             (vec![NotFound, NotFound, Released], 3, 2, Some(Released)),
             (vec![NotFound, NotFound, NotFound], 3, 2, Some(NotFound)),
-            // It was at two nodes at most, and others could have had the lock at three.
+            // The ticket was at two nodes at most, and others could have had the lock at three.
             (
                 vec![Released, NotFound, NotFound, NotFound],
                 3,

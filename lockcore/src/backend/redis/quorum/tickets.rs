@@ -1,10 +1,15 @@
-//! The verbs: each asks all nodes at once, and answers as soon as the outcome is certain. Requests that are still on
-//! their way then are carried out all the same: a task of the runtime that drives the connection waits for them.
+//! The verbs. Each verb asks all nodes at once, and answers as soon as the outcome is certain. If
+//! requests are in flight by then, they are carried out all the same: a task in the runtime of the
+//! connection waits for their answers.
 //!
-//! If the core drops one of these futures, what was sent may have been carried out at some nodes. The core then releases
-//! the ticket with [`enqueue_may_follow`](Departure::enqueue_may_follow), which goes to all nodes: a node that has the
-//! ticket removes it, one that gets the enqueue later finds the mark, and one that cannot be reached keeps the ticket for
-//! its ttl at most. So dropping needs nothing beyond what the core does for every store.
+//! If the core drops one of these futures, some nodes may have carried out the request. The core
+//! then releases the ticket with [`enqueue_may_follow`](Departure::enqueue_may_follow), at all
+//! nodes:
+//! - A node that has the ticket removes it.
+//! - A node that gets the enqueue later finds the mark of the release, and takes no ticket.
+//! - A node that cannot be reached keeps the ticket for its ttl at most.
+//!
+//! So a dropped future needs nothing beyond what the core does for every store.
 
 use std::collections::HashMap;
 use std::num::NonZeroU32;
@@ -30,11 +35,11 @@ use crate::clock::Clock;
 use crate::name::Name;
 use crate::request::{Id, Request};
 
-/// How long [`inspect`] waits for the other nodes when a majority has answered.
+/// How long [`inspect`] waits for the other nodes after a majority has answered.
 const STRAGGLERS: Duration = Duration::from_millis(50);
 
-/// How long a release that a majority has acknowledged waits for the other nodes, if it was not found at one: with their
-/// answers it is known whether enough nodes had the ticket.
+/// How long a release waits for the other nodes after a majority has acknowledged it, if a node did
+/// not find the ticket. The answers of the others show whether enough nodes had the ticket.
 const MISSED: Duration = Duration::from_millis(500);
 
 pub(super) async fn enqueue(
@@ -57,7 +62,7 @@ pub(super) async fn enqueue(
     let request = Arc::new(Request {
         wait: false,
         ttl: request.ttl.min(LONGEST_TTL),
-        // A node draws the next number after this.
+        // A node assigns the next number after this one.
         highest_seen: proposed.saturating_sub(1),
         ..Request::clone(&request)
     });
@@ -88,7 +93,7 @@ pub(super) async fn enqueue(
         match ballot.verdict() {
             Verdict::Open => {}
             Verdict::Granted { ticket, valid_for } => {
-                // No release has been sent so far.
+                // This enqueue has sent no release yet. So a late answer only has to be counted.
                 let look_at = |step| {
                     if let Step::Enqueued(at, answer) = step {
                         ballot.answered(at, answer);
@@ -101,7 +106,7 @@ pub(super) async fn enqueue(
             Verdict::Refused => break,
         }
     }
-    // Before anything is given back, so that no part of it is sent afterwards.
+    // This drop comes before the releases. So no request of this enqueue is sent after its release.
     drop(asked);
     let may_have = ballot.may_have();
     let may_have = may_have.filter_map(|at| voters.iter().find(|(voter, _)| *voter == at).cloned());
@@ -111,7 +116,8 @@ pub(super) async fn enqueue(
         .map_err(|errors| nodes.too_few(needed, &errors))
 }
 
-/// A node that has not drawn the proposal may have another time than was thought.
+/// Reads the clock of a node again, if the node has assigned another number than the proposal: the
+/// clock may have been set.
 fn note_refusal(
     nodes: &Nodes,
     voters: &[(usize, Node)],
@@ -126,14 +132,15 @@ fn note_refusal(
     }
 }
 
-/// Lets requests that are under way be carried out.
+/// Lets requests that are in flight be carried out, without waiting for them.
 fn finish<T: Send + 'static>(links: &Arc<Links>, mut asked: FuturesUnordered<BoxFuture<T>>) {
     if !asked.is_empty() {
         links.finish(async move { while asked.next().await.is_some() {} });
     }
 }
 
-/// Renews at all nodes that are up. A node that has restarted counts here: if it knows the ticket, it keeps others out.
+/// Renews at all nodes that are up. A node that has restarted counts here, although it does not
+/// vote: if it has the ticket, it keeps others out.
 pub(super) async fn renew(
     links: Arc<Links>,
     tickets: Vec<Arc<Request>>,
@@ -155,7 +162,7 @@ pub(super) async fn renew(
             renewal.answer(all, needed, left)
         });
         let answers: Option<Vec<_>> = answers.collect();
-        // A few answers say nothing of the store as a whole.
+        // Less than a majority of answers says nothing certain about a ticket.
         if let Some(answers) = answers.filter(|_| answered >= majority(all)) {
             finish(&links, asked);
             return Ok(answers);
@@ -182,7 +189,8 @@ fn within_limits(request: Arc<Request>) -> Arc<Request> {
     }
 }
 
-/// Too few nodes have answered. If a node may have carried out the request without an answer, the outcome is unknown.
+/// The error if too few nodes have answered. If a node may have carried out the request without an
+/// answer, the outcome is unknown.
 fn unknown(nodes: &Nodes, errors: &[StoreError]) -> StoreError {
     let too_few = nodes.too_few(majority(nodes.count()), errors);
     match errors.iter().any(|error| error.fault() == Fault::Unknown) {
@@ -191,7 +199,8 @@ fn unknown(nodes: &Nodes, errors: &[StoreError]) -> StoreError {
     }
 }
 
-/// Releases at all nodes that are up. When a majority has acknowledged, the others get it in the background.
+/// Releases at all nodes that are up. After a majority has acknowledged the release, a background
+/// task waits for the other nodes.
 pub(super) async fn release(
     links: Arc<Links>,
     late: Late,
@@ -252,7 +261,8 @@ pub(super) async fn release(
     Ok(answers)
 }
 
-/// The tickets that any node has. One is shown as held if enough nodes have it, with the time that they have it for.
+/// Lists the tickets that any node has. A ticket is shown as held if enough nodes have it. Its
+/// remaining time is the time for which enough nodes have it.
 pub(super) async fn inspect(links: Arc<Links>, name: Name) -> Result<Vec<TicketInfo>, StoreError> {
     let nodes = links.nodes();
     let needed = majority(nodes.count());
@@ -296,10 +306,11 @@ pub(super) async fn inspect(links: Arc<Links>, name: Name) -> Result<Vec<TicketI
     Ok(tickets)
 }
 
-/// One ticket, as several nodes know it.
+/// Makes one ticket of what several nodes know about it.
 fn united(at_nodes: Vec<node::Listed>, all: usize) -> Option<TicketInfo> {
-    // A majority has drawn the number that was proposed or was told it, before the ticket was granted. So one of any
-    // majority knows it. The others may still have the number that they have drawn.
+    // Before a ticket is granted, a majority of the nodes has its number: each of them has assigned
+    // the proposed number, or was told the number. So at least one node of any majority has it. The
+    // other nodes may have a number that they have assigned themselves.
     let is_any_told = at_nodes.iter().any(|listed| listed.is_told);
     let knows = at_nodes
         .iter()

@@ -1,12 +1,14 @@
--- Asks the client of a ticket to give it up: writes the ask behind the owner in the ticket's record, and sends a message.
+-- Asks the client of a ticket to give the ticket up. Writes the ask behind the owner in the
+-- ticket's record, and sends a message.
 --
 -- KEYS  1 the name's key
 -- ARGV  1 the ticket's id   2 the ask: the grace in ms, and a text without line breaks
--- Reply 1 it is there; 0 it is not.
+-- Reply 1 the ticket exists; 0 it does not.
 --
--- The message says that the client must renew the ticket, and the renewal says that somebody asks for it. So a message
--- that is lost, or denied, delays this until the next renewal. A version of the library that does not know about asks
--- takes the ask for a part of the owner, and ignores the message.
+-- The message makes the client renew the ticket, and the reply to the renewal says that the ticket
+-- is asked back. If the message is lost or denied, the client learns of the ask from its next
+-- renewal. A version of the library that does not know about asks ignores the message. It reads the
+-- ask as a part of the owner.
 
 -- include record.lua
 -- include line.lua

@@ -1,25 +1,39 @@
--- Reads or changes a counter, or the value beside a lock, and tells those who watch it of a change.
+-- Reads or changes a counter, or the value beside a lock. If it changes something, it sends a push
+-- to the clients that watch the counter or the value.
 --
 -- KEYS  1 the key of the counter or the value
 -- ARGV  1 the request's id
---       2 what to do: 'read'; 'keep', a read that also writes; 'add'; 'set'; 'if', to set if it has a value; 'at', to set
---         if it has a version; 'write', to write a text
---       3 how much to add, or the value to set; the token of a 'write'; else empty
---       4 the floor of an add, or empty; the value of an 'if'; the version of an 'at'; the text of a 'write'; else empty
---       5 the channel of those who watch
+--       2 what to do: 'read'
+--                     'keep'   a read that also writes
+--                     'add'
+--                     'set'
+--                     'if'     to set if the counter has a certain value
+--                     'at'     to set if the counter has a certain version
+--                     'write'  to write a text
+--       3 for 'add', how much to add; for 'set', 'if' and 'at', the value to set; for 'write', the
+--         token; else empty
+--       4 for 'add', the floor, or empty; for 'if', the value; for 'at', the version; for 'write',
+--         the text; else empty
+--       5 the channel of the clients that watch
 --       6 'SPUBLISH' in a cluster, else 'PUBLISH'
---       7… the ids of changes that need not be remembered any more
--- Reply {outcome, value, generation, version, written}, all but the first as text. The outcome is 0 carried out, 1 kept
---       as it is, 2 beyond the largest value, or a text that is too long, 3 too many changes are remembered. If it is not
---       0, nothing has changed. The last is empty if nothing was written, and in the answer to a change.
+--       7… the ids of changes that the server can forget
+-- Reply {outcome, value, generation, version, written}, all but the first as text. The outcome is
+--         0 carried out
+--         1 kept as it is
+--         2 beyond the largest value, or a text that is too long
+--         3 too many changes are remembered
+--       If the outcome is not 0, nothing has changed. `written` is empty if no text was written,
+--       and in the reply to a change.
 --
--- The key is a hash. Its field 'is' has '<value> <generation> <version> <used> <room>': `used` is when the life of the key
--- was last prolonged, in seconds, and `room` is how many fields it may have before old ones are looked for. The field
--- 'text' is what was written: '<token> <text>'. The other fields are the changes of the last minute:
--- id -> '<ms> <outcome> <value> <generation> <version>'.
+-- The key is a hash. Its field 'is' has '<value> <generation> <version> <used> <room>'. `used` is
+-- when the lifetime of the key was last prolonged, in seconds. `room` is how many fields the key
+-- may have before the script looks for old ones. The field 'text' has '<token> <text>', as it was
+-- written. The other fields are the changes of the last minute: id -> '<ms> <outcome> <value>
+-- <generation> <version>'.
 --
--- A full server refuses the first write of a change, and so all of it. If the user is denied a command in the middle,
--- the change has been carried out and remembered; the client does not take it for refused.
+-- A full server refuses the first write of a change, and so all of it. If the user is denied a
+-- command in the middle, the change has been carried out and is remembered. The client does not
+-- take this error for a refusal.
 
 local key = KEYS[1]
 local MOST, MAX, MAX_TEXT = 5000, 9007199254740991, 1024
@@ -40,7 +54,8 @@ local function put(...)
 end
 
 if ARGV[2] == 'read' or ARGV[2] == 'keep' then
-  -- A day is left at least, so that not every read has to write.
+  -- A plain read writes only if the lifetime was last prolonged more than half a day ago. So at
+  -- least a day of the lifetime is left.
   if is and (ARGV[2] == 'keep' or math.abs(seconds - used) > DAY_S / 2) then
     redis.call('PEXPIRE', key, LIFE_MS)
     put()
@@ -50,7 +65,7 @@ end
 
 local known = redis.call('HGET', key, ARGV[1])
 if known then
-  -- With this write, the replicas that have acknowledged it have the change too.
+  -- With this write, a replica that acknowledges the repetition also has the change.
   redis.call('PEXPIRE', key, LIFE_MS)
   local outcome, then_value, then_generation, then_version = string.match(known, '^%d+ (%d) (%-?%d+) (%d+) (%d+)$')
   return { tonumber(outcome), then_value, then_generation, then_version, '' }
@@ -60,7 +75,8 @@ value, generation, version = tonumber(value), tonumber(generation), tonumber(ver
 local outcome, after, is_set, news = 0, value, false, false
 local number, bound = tonumber(ARGV[3]), tonumber(ARGV[4])
 if ARGV[2] == 'write' then
-  -- Tokens have more digits than a double. They have no leading zeros.
+  -- Tokens may have more digits than a double can keep. They are compared as text, because they
+  -- have no leading zeros.
   local token, text, before = ARGV[3], ARGV[4], string.match(written or '', '^%d+') or ''
   if #text > MAX_TEXT then
     outcome = 2
@@ -89,7 +105,8 @@ for i = 7, #ARGV do
   if #ARGV[i] == 32 then forgets[#forgets + 1] = ARGV[i] end
 end
 
--- The search for old changes takes as long as there are fields, so `room` is twice what the last one has left.
+-- The search for old changes looks at all fields. So the next search comes only when there are
+-- twice as many fields as this one has left.
 local fields = redis.call('HLEN', key) - #forgets
 room = tonumber(room)
 if fields >= math.max(room, 64) then
@@ -123,7 +140,8 @@ for from = 1, #forgets, 1000 do
   redis.call('HDEL', key, unpack(forgets, from, math.min(from + 999, #forgets)))
 end
 if news then
-  -- Not replicated: a client that listens at a replica reads at the master, when it hears that it must.
+  -- The message is not replicated. If a client listens at a server that has become a replica, it
+  -- misses the message. It reads the counter again when it has connected to the new master.
   redis.set_repl(redis.REPL_NONE)
   if ARGV[6] == 'SPUBLISH' then
     redis.pcall('SPUBLISH', ARGV[5], '')

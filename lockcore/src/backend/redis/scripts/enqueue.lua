@@ -1,53 +1,65 @@
--- Takes a ticket, or renews the ticket that an earlier try with the same id has left.
+-- Takes a ticket. If an earlier try with the same id has left a ticket, renews that ticket.
 --
 -- KEYS  1 the name's key; the name's other keys are made from it, see line.lua
 -- ARGV  1 the record without its number, with '+' and the ttl in ms as the expiry: see record.lua
---       2 the highest ticket number that the client has seen, in 16 digits. A client of several servers sends a number
---         that is ahead of their clocks. So all of them draw the next one, which the client has chosen with that
+--       2 the highest ticket number that the client has seen, in 16 digits. A client of a quorum
+--         sends a number that is ahead of the clocks of all nodes. So every node assigns the next
+--         number, and by this the client has chosen it
 --       3 '0' for a request that does not wait; absent for one that waits
---       last 'asking' if the name's keys are on their way to this node of a cluster
+--       last 'asking' if the slot of the name is being moved to this node of a cluster
 -- Reply number of the ticket, as text            granted, for the ttl
 --       {1, ticket, ttl in ms, recheck in ms}     waiting; -1: no recheck
 --       {2, ms until the first holder expires}    busy, or too many waiters; -1: unknown
---       {3, capacity in use}                      another capacity is in use; or it is stored, and this is no semaphore
+--       {3, capacity in use}                      another capacity is in use; or a capacity is
+--                                                 stored, and the request is not for a semaphore
 --       {4}                                       this id was released before, or has expired
 --       {5}                                       ticket numbers are exhausted
 --
--- The script is atomic, as every script is. A full server refuses its first write, and so all of it.
+-- The script is atomic, as every script is. A full server refuses its first write, and so all of
+-- it.
 --
--- If the user is denied a command in the middle: for a name without tickets there is only one write. In the fast path
--- for a waiter, the state is written first. Without its row, the new place is empty, and the line passes it. PEXPIRE is
--- also called before the row is written: if it were denied only afterwards, the row would stay for ever. The other
--- cases are explained at put_down() in line.lua.
+-- If the user is denied a command in the middle:
+-- - For a name without tickets there is only one write.
+-- - The fast path for a waiter writes the state first. If the row is then denied, the new place is
+--   empty, and later verbs skip it. PEXPIRE is also called before the row is written. If PEXPIRE
+--   were denied only after that, the row would stay for ever.
+-- - The other cases are explained at put_down() in line.lua.
 --
--- Text is compared and joined without conversion where possible, because conversion to a number and back takes longer.
--- Numbers go to Redis as text made with '%d'. Redis itself does not convert Lua numbers exactly, and '%.0f' takes
--- longer. On a 32-bit server '%d' ends at 31 bits, so rights.lua refuses such a server when a client connects.
+-- Text is compared and joined without conversion where possible, because a conversion to a number
+-- and back takes longer. Numbers go to Redis as text made with '%d'. Redis itself does not convert
+-- Lua numbers exactly, and '%.0f' takes longer. On a 32-bit server '%d' ends at 31 bits, so
+-- rights.lua refuses such a server when a client connects.
 
 local key = KEYS[1]
 local was = redis.call('GET', key)
 local time = redis.call('TIME')
 
--- Numbers only rise. Each is greater than the last one drawn, than the server's clock, and than what the client has
--- seen. The value begins with the last number in each of its forms, and so does every value that replaces it. So no
--- grant, release or expiry makes the next number smaller, and no clock that steps back.
--- If the value is lost, or the server lost its newest data and the value is an older one, the clock of a single server is
--- greater than every number that was drawn before. (At a quorum numbers are a tenth of a second ahead.) If the clock was
--- put back as well, only the client can know a greater number.
+-- Numbers only rise. A new number is greater than the last one of the name and than the one that
+-- the client has seen. It is not behind the server's clock, either. In each of its forms the state
+-- begins with the last number. So no grant, release or expiry makes the next number smaller, and
+-- neither does a clock that is put back.
 --
--- So nearly always the next number is the clock in microseconds. All of these numbers have 16 digits. A value is
--- compared as text: one that is longer than the number at its beginning is greater than that number.
+-- The server may lose the state, or lose its newest data and have an older state. Then the clock of
+-- a single server is greater than every earlier number. (In a quorum, numbers are a tenth of a
+-- second ahead of the clocks.) If the clock was put back as well, only the client can know a
+-- greater number.
+--
+-- So the next number is nearly always the clock in microseconds. All of these numbers have 16
+-- digits, so they are compared as text. The state begins with the last number, so `number > was` is
+-- true if the number is greater than the last one.
 local number = time[1] .. time[2]
 if #time[2] < 6 then number = time[1] .. string.format('%06d', time[2]) end
 local END_OF_NUMBERS = '9007199254740992'
 local is_next = #number == 16 and number > ARGV[2] and number < END_OF_NUMBERS and (not was or number > was)
 
--- Keys live until a day after the clock has passed the last number. If the clock was put back, that is later than a day
--- from now. The lifetime is prolonged only once in a thousand seconds: the numbers of a thousand seconds have the same
--- first 7 digits. That is enough, because no ticket lives longer than 12 hours.
+-- Keys live until a day after the clock has passed the last number. If the clock was put back, this
+-- is later than a day from now. The lifetime is prolonged only once in a thousand seconds: the
+-- numbers of a thousand seconds have the same first 7 digits. That is enough, because no ticket
+-- lives longer than 12 hours.
 local DAY_MS = '86400000'
 
--- The most frequent case: the name has no tickets. A value that is not from this library is refused by read() below.
+-- The most frequent case: the name has no tickets. If the value is not from this library, read()
+-- below refuses it.
 if is_next and (not was or #was == 16 and string.find(was, '^%d+$')) then
   if was and string.sub(was, 1, 7) == string.sub(number, 1, 7) then
     redis.call('SET', key, number .. ARGV[1], 'KEEPTTL')
@@ -65,8 +77,8 @@ local ttl, id = tonumber(string.sub(ARGV[1], 1, 13)), string.sub(ARGV[1], 14, 45
 local capacity = string.sub(ARGV[1], 58, 67)
 local MOST_TICKETS, FULL = 10000, 1073741824
 
--- The next most frequent case: one ticket holds all permits and this one has to wait. No expired waiter is in front of
--- it.
+-- The next most frequent case: one ticket holds all permits, and the new ticket has to wait. The
+-- first waiter, if there is one, has not expired.
 local in_line = was and string.byte(was, 17) == 76 -- 'L'
 local at = in_line and 76 or 0
 local is_resized = was and string.byte(was, 17) == 82 -- 'R'
@@ -103,23 +115,23 @@ if ends and ends > now then
   end
 end
 
--- A number that the client has seen is believed if it is at most a day ahead of the clock. Without this limit one wrong
--- clock would make the numbers of all clients too great.
+-- The server accepts a number that the client has seen if it is at most a day ahead of the clock.
+-- Without this limit, one wrong clock would make the numbers of all clients too great.
 local last, seen = was and tonumber(string.sub(was, 1, 16)) or 0, tonumber(ARGV[2])
 local drawn = math.max(last + 1, micros)
 local is_chosen = seen + 1 >= drawn and seen <= micros + 86400000000
 if is_chosen then drawn = seen + 1 end
 
--- The record of the new ticket. If the client has chosen the number, '=' says so: see record.lua. Then the number may be
--- ahead of the clock, so the expiry cannot be counted from it.
+-- The record of the new ticket. If the client has chosen the number, '=' says so: see record.lua.
+-- The number may then be ahead of the clock, so the expiry cannot be counted from it.
 local function new_record()
   local record = with_expiry(number .. ARGV[1], now + ttl)
   if not is_chosen then return record end
   return string.sub(record, 1, 83) .. '=' .. string.sub(record, 85)
 end
 
--- The name has no tickets, as in the most frequent case, and the client has chosen the number. This is every free name at
--- a server of a quorum.
+-- The name has no tickets, as in the most frequent case, and the client has chosen the number.
+-- Every enqueue for a free name at a node of a quorum comes here.
 if is_chosen and drawn < tonumber(END_OF_NUMBERS) and (not was or #was == 16 and string.find(was, '^%d+$')) then
   number = string.format('%016d', drawn)
   if was and string.sub(was, 1, 7) == string.sub(number, 1, 7) then
@@ -137,9 +149,9 @@ if line.err then return line end
 local permits = tonumber(string.sub(ARGV[1], 47, 56))
 capacity = tonumber(capacity)
 
--- For a ticket that an earlier try has left.
+-- Handles a request whose id has a ticket, from an earlier try.
 local function repeated(known, place)
-  -- A try that is repeated after the lease has expired must not take a new ticket.
+  -- If the lease has expired, a repeated try must not take a new ticket.
   local lives = end_of(known) > now
   if lives then
     line.raise = true
@@ -153,8 +165,10 @@ local function repeated(known, place)
   return (not place or line.asker_holds) and 0 or 1, string.sub(known, 1, 16)
 end
 
--- Whether the name has as many tickets as it may have. Until now only the first waiter was looked at. So this looks at
--- a page of waiters at a random place: many waiters that have expired must not keep others out until their turn comes.
+-- Whether the name has as many tickets as it may have. Before the answer is yes, this function
+-- removes expired waiters from 128 places, beginning at a random one. Otherwise many expired
+-- waiters could keep others out until `head` reaches them, because all other code looks only at the
+-- first waiter.
 local function is_full()
   if line.next - line.head + line.out < MOST_TICKETS or count(line) < MOST_TICKETS then return false end
   if line.head == line.next then return true end
@@ -173,7 +187,7 @@ local function is_full()
   return count(line) >= MOST_TICKETS
 end
 
--- The kind of reply, and the ticket's number.
+-- Takes the ticket. Returns the kind of reply, and the ticket's number.
 local function take()
   if is_marked(line, id) then return 4 end
   local known, place = find(line, id)

@@ -3,7 +3,8 @@
 -- KEYS  1 the name's key
 -- Reply 1 forgotten, 0 in use
 --
--- Tickets that have expired are removed first. If the user is denied a command in the middle: see put_down() in line.lua.
+-- Tickets that have expired are removed first. If the user is denied a command in the middle: see
+-- put_down() in line.lua.
 
 -- include record.lua
 -- include line.lua

@@ -1,8 +1,10 @@
 -- Lists a name's tickets.
 --
 -- KEYS  1 the name's key
--- Reply {now in ms, stored capacity or -1, how many of the records hold, record, record, …}. The records of tickets that
---       hold come first, otherwise they are in no particular order. The script only reads.
+-- Reply {now in ms, stored capacity or -1, how many of the records hold, record, record, …}. The
+--       records of tickets that hold come first. Apart from that they are in no particular order.
+--
+-- The script only reads.
 
 -- include record.lua
 -- include line.lua
@@ -13,7 +15,7 @@ local holders, others = { line.solo }, {}
 if line.is_line then
   local rows = redis.call('HGETALL', line.rows)
   for i = 1, #rows, 2 do
-    -- A row at a place that the line has passed is not a ticket.
+    -- A row at a place in front of `head` is not a ticket.
     local is_place = #rows[i] == 13
     if #rows[i + 1] > 13 and not (is_place and tonumber(rows[i]) < line.head) then
       local holds = not is_place and not line.solo and line.out > 0

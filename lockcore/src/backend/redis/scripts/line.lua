@@ -1,34 +1,41 @@
--- The functions that the verbs share: the line of one name, if it has more than one ticket. It needs record.lua.
+-- The functions that the verbs share. They work on the line of one name. The fast paths of the
+-- verbs, for names with few tickets, do not need them. This file needs record.lua.
 --
 -- A name has up to three keys:
---   key        string   the state. It begins with the number drawn last, in 16 digits:
---                         '<last>'                           no ticket
---                         '<record>'                         one holder, no waiter; the holder has the last number
+--   key        string   the state. It begins with the last number that was assigned, in 16 digits:
+--                         '<last>'      no ticket
+--                         '<record>'    one holder, no waiter; the holder has the last number
 --                         '<last>L<marks:13><head:13><next:13><out:10><capacity:10><record>'
---                                                            one holder, with a line behind it
---                         the same without the record        several holders, or none
+--                                       one holder, with a line behind it
+--                         the same without the record
+--                                       several holders, or none
 --                         '<last>R…<capacity:10><stored:10><change:32><record>'
---                                                            the same with R in place of L, if a capacity is stored for the
---                                                            name (resize.lua), in every case; this key does not expire
---                       marks: until when (ms) a mark may be there; head: the place of the first waiter;
+--                                       the same with R in place of L. This form is used whenever
+--                                       a capacity is stored (resize.lua). Its key does not expire
+--                       marks: until when (ms) a mark may exist; head: place of the first waiter;
 --                       next: the place of the next waiter to come; out: permits that are held;
---                       stored: the capacity that counts in place of those of the tickets; change: the id of the last change
+--                       stored: the capacity that counts in place of those of the tickets;
+--                       change: the id of the last change of the stored capacity
 --   key:line   hash     of each waiter: place (13 digits) -> record, and id -> place;
 --                       of each holder, if there are several: id -> record
 --   key:ends   sorted   of each holder, if there are several: its id, scored by when it expires
--- and key:gone:<id>, the mark. It says that the id was released before its enqueue came. (key:gone:capacity says that a
--- stored capacity was taken back.)
+-- Beside these keys there may be marks. The key key:gone:<id> says that this id was released before
+-- its enqueue came. The key key:gone:capacity says that a stored capacity was forgotten.
 --
--- With these keys, a verb looks at no more tickets than it grants or finds expired. Places are given in order of the
--- numbers. The place of a ticket that has left stays empty.
+-- A place is a number for the position of a waiter in the line. Places are given in the order of
+-- the tickets' numbers. When a waiter leaves the line, its place stays empty.
 --
--- The state decides who holds. Without it nobody holds, whatever the other keys have in them, and a new line begins
--- without their data. A holder is renewed only if its grant is found in the state, or in the hash that the state
--- refers to. A lost key:ends is made again from the hash.
+-- With these keys, a verb looks at no more tickets than it grants or finds expired.
+--
+-- The state decides which tickets hold. If the state is lost, no ticket holds, whatever the other
+-- keys contain. A new line then begins without their data. A holder is renewed only if it is in the
+-- state, or in the hash while the state says that there are several holders. If key:ends is lost,
+-- it is made again from the hash.
 
 local DAY_MS = 86400000
 
--- Reads the state of a name from the value of its key. Returns an error reply if the value is not from this library.
+-- Reads the state of a name from the value of its key. Returns an error reply if the value is not
+-- from this library.
 local function read(key, was, now)
   local foreign = 'WRONGTYPE ' .. key .. ' holds something else than the state of a lock'
   if was and (#was < 16 or string.find(string.sub(was, 1, 16), '%D')) then return redis.error_reply(foreign) end
@@ -36,11 +43,12 @@ local function read(key, was, now)
     key = key, rows = key .. ':line', ends = key .. ':ends', now = now, was = was,
     last = was and string.sub(was, 1, 16) or '0000000000000000',
     marks = 0, head = 1, next = 1, out = 0, capacity = 0,
-    -- Whether the data in the other keys belongs to this line.
+    -- Whether the data in the other keys belongs to this state. If not, it is left from an earlier
+    -- one.
     is_line = false,
-    -- Records of the waiters that were granted and have no wake-up yet.
+    -- Records of the waiters that were granted by this verb and have no wake-up yet.
     let_in = {},
-    -- Ids of the tickets whose reply says that they hold, and for how long.
+    -- Ids of the tickets for which the reply says that they hold, and for how long.
     renewed = {},
     -- Ids of the tickets that were removed because they had expired.
     dead = {},
@@ -67,8 +75,10 @@ local function read(key, was, now)
     or record and (not end_of(record) or string.byte(record, 62) ~= 58) then -- ':'
     return redis.error_reply(foreign)
   end
-  -- In a cluster, the keys of a slot go to another node one by one, and a key that has not arrived looks like one that is
-  -- not there. This question about two keys is refused (TRYAGAIN) if one of them is missing. Marks: see is_marked().
+  -- While a slot of a cluster is moved to this node, its keys arrive one by one. A key that has not
+  -- arrived looks like a key that does not exist. So this EXISTS asks about all keys that must be
+  -- there. If one of them is missing, the server refuses the command (TRYAGAIN), and the client
+  -- repeats the request. is_marked() does the same for marks.
   if ARGV[#ARGV] == 'asking' then
     if line.out > 0 and not line.solo then
       redis.call('EXISTS', key, line.rows, line.ends)
@@ -79,9 +89,10 @@ local function read(key, was, now)
   return line
 end
 
--- Whether there is a mark for this id. If the keys are on their way to this node of a cluster, a mark that is missing may
--- be at the other node: then the question is refused (TRYAGAIN). A late enqueue must not pass it, and a second mark here
--- would keep the first from following.
+-- Whether there is a mark for this id. While the slot is moved to this node of a cluster, a missing
+-- mark may be at the old node. So EXISTS asks about two keys, and the server refuses it (TRYAGAIN)
+-- if the mark is missing. Without this, a late enqueue would not see the mark. And a second mark,
+-- written here, would block the move of the first one.
 local function is_marked(line, id)
   if line.marks <= line.now then return false end
   local mark = line.key .. ':gone:' .. id
@@ -89,17 +100,18 @@ local function is_marked(line, id)
   return redis.call('EXISTS', mark) == 1
 end
 
--- Called before anything is written to the other keys.
+-- Prepares the other keys. Called before the first write to one of them.
 local function begin(line)
   if line.is_line then return end
   redis.call('DEL', line.rows, line.ends)
   line.is_line, line.raise = true, true
 end
 
--- Writes the state that read() has read, with all changes since then.
+-- Writes the state with all changes since read().
 local function write(line)
   local nobody, waits = line.out == 0, line.head < line.next
-  -- All marks have ended. With 0 here, the fast paths of enqueue.lua and release.lua can be taken again.
+  -- No mark exists now. With 0 in this field, the fast paths of enqueue.lua and release.lua can be
+  -- used again.
   if line.marks <= line.now then line.marks = 0 end
   if nobody and not line.was and line.marks == 0 and not line.stored then return end
   local value
@@ -118,15 +130,17 @@ local function write(line)
   end
   if value == line.was and not line.raise then return end
   local life = DAY_MS + math.max(0, tonumber(line.last) / 1000 - line.now)
-  -- No number was drawn: there is nothing but a mark.
+  -- No number was ever assigned: the state only says that a mark exists.
   if nobody and not line.was then life = line.marks - line.now end
   life = string.format('%d', life)
-  -- A stored capacity must not vanish: too many would get in.
+  -- A state with a stored capacity does not expire. If the capacity were lost, more tickets than
+  -- allowed could hold.
   if line.stored then redis.call('SET', line.key, value) else redis.call('SET', line.key, value, 'PX', life) end
   line.was = value
-  -- A key expires a day after the last request that took or renewed a ticket. So a short ttl cannot end the key while a
-  -- ticket with a long ttl still needs it. The only exception is a clock that is put back by 12 hours or more and then
-  -- forward again.
+  -- A key expires a day after the last request that took or renewed a ticket, whatever the ttl of
+  -- that ticket. So a request with a short ttl cannot end the key while a ticket with a long ttl
+  -- needs it. There is one exception: a clock that is put back by 12 hours or more and then forward
+  -- again.
   if line.raise and line.is_line then
     redis.call('PEXPIRE', line.rows, life)
     if not line.solo then redis.call('PEXPIRE', line.ends, life) end
@@ -134,33 +148,34 @@ local function write(line)
   line.raise = nil
 end
 
--- The record of a ticket, and its place if it waits.
+-- Returns the record of a ticket, and its place if it waits.
 local function find(line, id)
   if line.solo and id_of(line.solo) == id then return line.solo end
   local found = line.is_line and redis.call('HGET', line.rows, id)
   if not found then return nil end
-  -- A record under an id belongs to one of several holders. If the state has no such holders, it belongs to nobody.
+  -- A record under an id is the record of one of several holders. If the state has no such holders,
+  -- the record is a leftover.
   if #found > 13 then return not line.solo and line.out > 0 and found or nil end
-  -- A place in front of `head` belongs to nobody, even if a denied HDEL has left something there. An empty place
-  -- belongs to nobody, either.
+  -- A place in front of `head` is not in use. A denied HDEL may have left a row there. An empty
+  -- place is not in use, either.
   local place = tonumber(found)
   local record = place >= line.head and place < line.next and redis.call('HGET', line.rows, found)
   if record and id_of(record) == id then return record, found end
 end
 
--- When the ticket expires, in the form that key:ends has.
+-- When the ticket expires, as text for key:ends.
 local function score(record)
   return string.format('%d', end_of(record))
 end
 
--- Takes the result of a change of key:ends. A denied change stops nothing, because the ends are made again from the
--- rows: see put_down().
+-- Checks the result of a change of key:ends. If the change was denied, the verb continues, because
+-- the ends are made again from the rows: see put_down().
 local function note(line, answer)
   if type(answer) ~= 'table' then return end
   line.torn, line.denied = true, line.denied or answer
 end
 
--- Overwrites the record of a ticket that is in the line.
+-- Overwrites the record of a ticket: a waiter at this place, or a holder.
 local function change(line, place, id, record)
   if place then
     redis.call('HSET', line.rows, place, record)
@@ -173,7 +188,7 @@ local function change(line, place, id, record)
   end
 end
 
--- The number of tickets, holders and waiters.
+-- The number of tickets: holders and waiters. A waiter has two fields in the hash.
 local function count(line)
   local holders = line.solo and 1 or 0
   local rows = redis.call('HLEN', line.rows)
@@ -181,24 +196,26 @@ local function count(line)
   return holders + rows / 2
 end
 
--- Called before a key is created whose lifetime is set only when all is written. If that PEXPIRE were denied, the key
--- would stay for ever, so this one fails first. It changes nothing, because no mark has an empty id.
+-- Checks that PEXPIRE is allowed. Called before a key is created, because the lifetime of the key
+-- is set only at the end. If that later PEXPIRE were denied, the key would stay for ever. This call
+-- fails first. It changes nothing, because no mark has an empty id.
 local function may_live(line)
   redis.call('PEXPIRE', line.key .. ':gone:', '1')
 end
 
 local function append(line, id, record)
   begin(line)
-  if line.head == line.next then line.raise = true end -- the hash may be new
+  if line.head == line.next then line.raise = true end -- the hash may not exist yet
   if line.raise then may_live(line) end
   local place = string.format('%013d', line.next)
   redis.call('HSET', line.rows, place, record, id, place)
   line.next = line.next + 1
 end
 
--- Moves the waiters together if many places between them are empty.
+-- Gives the waiters new places without gaps, if many places are empty.
 local function compact(line)
-  -- Each empty place costs work when its turn comes, so there must not be many more empty places than waiters.
+  -- Each empty place costs work when `head` reaches it. So there must not be many more empty places
+  -- than waiters.
   local places = line.next - line.head
   if places < 256 then return end
   local waiting = count(line)
@@ -208,7 +225,7 @@ local function compact(line)
     if #rows[i] == 13 and tonumber(rows[i]) >= line.head then taken[#taken + 1] = { rows[i], rows[i + 1] } end
   end
   table.sort(taken, function(a, b) return a[1] < b[1] end)
-  -- No ticket moves to a later place than it had.
+  -- The order stays. The new place of a ticket is its old place or an earlier one.
   for i, old in ipairs(taken) do
     local new = string.format('%013d', line.head + i - 1)
     if new ~= old[1] then
@@ -226,7 +243,8 @@ local function remove(line, place, id)
   compact(line)
 end
 
--- The record of the first waiter that has not expired. Expired waiters in front of it are removed.
+-- Returns the record of the first waiter that has not expired. Removes the expired waiters in front
+-- of it.
 local function first(line)
   if line.first then return line.first end
   local page = 1
@@ -255,7 +273,8 @@ local function first(line)
   end
 end
 
--- Counts the permits of the holders again, and makes key:ends again, both from the records.
+-- Counts the permits of the holders again and makes key:ends again. Both come from the records of
+-- the holders.
 local function recount(line)
   may_live(line)
   redis.call('DEL', line.ends)
@@ -273,19 +292,19 @@ local function recount(line)
   end
 end
 
--- When the first of the holders expires. nil if there is no holder.
+-- Returns when the first of the holders expires, or nil if there is no holder.
 local function soonest(line)
   if line.out == 0 then return nil end
   if line.solo then return end_of(line.solo) end
   local ends = redis.call('ZRANGE', line.ends, '0', '0', 'WITHSCORES')[2]
   if not ends then
-    recount(line) -- key:ends was evicted
+    recount(line) -- key:ends was evicted or deleted
     ends = redis.call('ZRANGE', line.ends, '0', '0', 'WITHSCORES')[2]
   end
   return tonumber(ends)
 end
 
--- Whether there is a holder in key:ends that has no record any more.
+-- Whether key:ends has a holder without a record.
 local function some_unknown(line)
   local ids = redis.call('ZRANGE', line.ends, '0', '-1')
   for from = 1, #ids, 128 do
@@ -323,8 +342,9 @@ local function bury(line)
     note(line, redis.pcall('ZREM', line.ends, unpack(ids)))
     if line.torn then return end
   end
-  -- The hash was evicted, and with it how many permits each holder has. All of these permits stay out until the last of
-  -- these holders has expired, because they may still believe in their leases.
+  -- If a holder has no record, the hash was evicted, and the permits of its holders are unknown.
+  -- These holders may believe in their leases. So all of their permits stay counted in `out` until
+  -- the last of these holders has expired.
   if not all_known and not some_unknown(line) then recount(line) end
 end
 
@@ -341,8 +361,8 @@ local function hold(line, id, record, permits)
     ends[3], ends[4] = score(line.solo), rows[3]
     line.raise = true
   end
-  -- The hash may have been evicted. This is asked before the row is written. If the question were denied after it,
-  -- there would be a row whose permits are not in the sum.
+  -- The hash may have been evicted. This EXISTS comes before the row is written. If it were denied
+  -- after that, there would be a row whose permits are not in the sum.
   if not line.raise and redis.call('EXISTS', line.rows) == 0 then line.raise = true end
   if line.raise then may_live(line) end
   redis.call('HSET', line.rows, unpack(rows))
@@ -361,19 +381,20 @@ local function let_go(line, id, record)
   note(line, redis.pcall('ZREM', line.ends, id))
 end
 
--- How long the grant of a waiter lasts if no connection receives its wake-up. In this time it can come back and renew.
+-- How long the grant of a waiter lasts if no connection receives its wake-up. A waiter that is
+-- alive can reconnect in this time and renew.
 local UNHEARD_MS = 2000
 
--- The record of a grant whose wake-up no connection has received. The waiter may be dead, and then it costs the others
--- two seconds and not its whole ttl.
+-- Returns the record with a shortened lease, for a grant whose wake-up no connection has received.
+-- The waiter may be dead. If it is dead, the others wait for two seconds instead of its whole ttl.
 local function cut_short(line, record)
   local ends = math.min(end_of(record), line.now + UNHEARD_MS)
   line.unheard = math.max(line.unheard or 0, ends)
   return with_expiry(record, ends)
 end
 
--- Grants the lock to the waiters whose turn it is. All of them need a wake-up, except the asker: its reply says that it
--- holds.
+-- Grants the lock to the waiters whose turn it is. Each of them needs a wake-up. The only exception
+-- is `asker`, the ticket that the request is about: the reply says that it holds.
 local function grant(line, asker)
   while true do
     local record = first(line)
@@ -389,16 +410,21 @@ local function grant(line, asker)
     else
       line.let_in[#line.let_in + 1] = record
     end
-    -- If there are several holders, the record is under its id now.
+    -- If there are several holders now, the field of this id has the record. So only the place is
+    -- deleted.
     if line.solo then redis.call('HDEL', line.rows, place, id) else redis.call('HDEL', line.rows, place) end
   end
 end
 
--- When a holder expires, no wake-up is sent. The first waiter has to know when to recheck. Its own replies have told
--- it, except in two cases: it has become the first only now, or the wake-up of the newest holder was not received and
--- the grant was cut short. In these cases a message goes to a waiter in one of the next 16 places, the first that lives
--- and receives it: it says when to recheck. A waiter that the reply is about needs no message: the reply tells it (see
--- recheck()).
+-- When a holder expires, nothing sends a wake-up. So the first waiter must know when to recheck.
+-- The replies to its own requests have told it, except in two cases:
+-- - It has become the first only now.
+-- - No connection has received the wake-up of the newest holder, so that grant was cut short.
+--
+-- In these cases this function sends a message that says when to recheck. It tries the waiters at
+-- the next 16 places, and stops at the first one that has not expired and receives the message. If
+-- it comes to a waiter that the request is about, it sends no message: the reply tells that waiter
+-- (see recheck()).
 local function look_again(line, asking)
   local ends = line.first_left and soonest(line) or line.unheard
   line.first_left, line.unheard = nil, nil
@@ -423,21 +449,27 @@ local function look_again(line, asking)
   end
 end
 
--- Does some work on a line, and then writes the state. If a call is denied, the state has what was done before it, and
--- the error of that call is raised. A right can be taken away between any two verbs, so a command can be denied in the
--- middle of one. The line that the verb leaves is safe, for these reasons:
---   The state can be written, because settle() has just sent a write for it. It agrees with the rows, because a change
---     is entered in `line` only when its row is written.
---   A waiter that is granted gets its record among the holders before its place is emptied. If emptying the place is
---     denied, the row stays at a place that the line has passed, where no verb looks for it.
---   A denied change of the ends stops nothing. The ends are deleted here, and the next verb makes them and the sum of
---     permits again from the rows. If the deletion is denied too, there are two cases. An end that is missing keeps
---     permits out until the other holders have ended. An end that is too early is the one that its client believes in,
---     because the renewal has failed.
---   If the lifetime of a key is not prolonged, it is that of an earlier request, a day. No key is created that could
---     not be given a lifetime.
--- So every holder is in the sum, no permit is lost for longer than a lease, and a verb that answered with the error can
--- be repeated. The client releases what an enqueue may have left.
+-- Does some work on a line, and then writes the state. If a call in the work is denied, the state
+-- is written all the same, with what was done before that call. Then the error of the call is
+-- raised.
+--
+-- An operator can take a right away between any two verbs, so a command can be denied in the middle
+-- of a verb. The line that the verb leaves behind is safe, for these reasons:
+-- - The state can be written, because settle() has just sent a write for it. The state agrees with
+--   the rows, because `line` is changed only after the row was written.
+-- - If a waiter is granted, its record is first written among the holders, and then its place is
+--   emptied. If emptying the place is denied, the row stays in front of `head`, where no verb looks
+--   for it.
+-- - If a change of key:ends is denied, the verb continues. This function deletes key:ends, and the
+--   next verb makes it again from the rows, with the sum of permits.
+-- - If that deletion is denied too, key:ends is wrong in one of two ways. If an end is missing, its
+--   permits stay out until the other holders have ended. If an end is too early, it is the end that
+--   the client believes in, because its renewal has failed.
+-- - If the lifetime of a key is not prolonged, the lifetime from an earlier request counts, which
+--   is a day. No key is created without the right to give it a lifetime.
+--
+-- So every holder is in the sum, and no permit is lost for longer than a lease. A verb that
+-- answered with the error can be repeated. The client releases what an enqueue may have left.
 local function put_down(line, work)
   local done, result, more = pcall(work)
   if line.torn then redis.pcall('DEL', line.ends) end
@@ -447,20 +479,25 @@ local function put_down(line, work)
   return result, more
 end
 
--- Does the work of a verb on a line, and sends the messages when all of it is written. A waiter that was granted gets
--- one message, on the channel of its client. If a message is denied, line.denied has the first error, as it has an
--- error of the ends. The waiter that misses the message keeps its whole lease, and its next renewal says that it holds.
--- `asking` has the ids that the reply is about.
+-- Does the work of a verb on a line, and sends the messages after the state is written. A waiter
+-- that was granted gets one message, on the channel of its client. `asking` has the ids of the
+-- tickets that the request is about.
+--
+-- If a message is denied, line.denied has the error, as it has an error of key:ends. If there are
+-- several errors, it has the first. The waiter that misses the message keeps its whole lease, and
+-- its next renewal says that it holds.
 local function settle(line, asking, work)
-  -- This changes nothing, because the key is there. If it is refused or denied, nothing has been done. If it passes,
-  -- the state can be written at the end. So a replica and a full server refuse every request for a lock. A replica may
-  -- be behind its master, and neither of the two could grant the lock that it says is held.
+  -- This SET changes nothing, because the key exists. If it is refused or denied, nothing has been
+  -- done. If it passes, the state can be written at the end. So a replica and a full server refuse
+  -- every request for a lock. This matters at a replica: its data may be old, so it could answer
+  -- that a lock is held that is free at its master.
   if line.was then redis.call('SET', line.key, '', 'NX') end
   local result, more = put_down(line, work)
   put_down(line, function()
     for _, record in ipairs(line.let_in) do
       local id = id_of(record)
-      -- A waiter that was granted and then renewed in the same batch learns it from the reply.
+      -- A waiter may be granted and then renewed in the same batch. It learns of the grant from the
+      -- reply.
       if not line.renewed[id] then
         local heard, denied = tell_turn(line.key, record)
         line.denied = line.denied or denied
@@ -472,8 +509,9 @@ local function settle(line, asking, work)
   return result, more
 end
 
--- How long until a waiter may have moved up without a wake-up. -1, except for the first in line and for a waiter that
--- look_again() has chosen.
+-- In how many ms this waiter must recheck. The first waiter rechecks when the first holder expires,
+-- because no wake-up is sent then. A waiter that look_again() has chosen rechecks at the time set
+-- there. For all others the answer is -1.
 local function recheck(line, id)
   local record = first(line)
   if record and id_of(record) == id then
@@ -483,8 +521,9 @@ local function recheck(line, id)
   return line.again == id and line.again_in_ms or -1
 end
 
--- The answer to a whole batch on a replica, in place of one answer for each ticket. A replica refuses every write, also
--- the first write for each name. So nothing was written and no message was sent.
+-- The answer to a whole batch on a replica, in place of an answer for each ticket. A replica
+-- refuses every write, and the work on each name begins with a write. So nothing was written, and
+-- no message was sent.
 local REPLICA = 'READONLY this server is a replica'
 
 -- Whether a ticket of a batch failed because this server is a replica.

@@ -1,5 +1,5 @@
--- Tells a server the number of a ticket. For a store of several servers, each of which has drawn a number for the same
--- request: one of these is the number of the ticket.
+-- Tells a server the number of a ticket. This is for a quorum: each of its servers has assigned a
+-- number to the same request, and one of these is the number of the ticket.
 --
 -- KEYS  1 the name's key
 -- ARGV  1 the number, in 16 digits
@@ -8,11 +8,11 @@
 --       0 the number is more than a day ahead of this server's clock; nothing was done
 --       2 the ticket is gone; nothing was done
 --
--- The limit of a day is that of enqueue.lua for a number that a client has seen. Without it one wrong clock would make
--- the numbers of all servers too great.
+-- The limit of a day is the one that enqueue.lua has for a number that a client has seen. Without
+-- it, one wrong clock would make the numbers of all servers too great.
 --
--- If the user is denied a command in the middle: in the fast path there is only one write. The other cases are explained
--- at put_down() in line.lua.
+-- If the user is denied a command in the middle: in the fast path there is only one write. The
+-- other cases are explained at put_down() in line.lua.
 
 local key, number, id = KEYS[1], ARGV[1], ARGV[2]
 local was = redis.call('GET', key)
@@ -24,8 +24,8 @@ local now = clock()
 local DAY = 86400000
 if number / 1000 > now + DAY then return 0 end
 
--- Only the number that was told is that of the ticket. The server may have drawn a greater one, and keeps that as the
--- last one.
+-- The record gets the number from the client. If this server has assigned a greater number, the
+-- greater one stays the last number of the name.
 local function told(record)
   return number .. string.format('%013d', end_of(record)) .. string.sub(record, 30, 83) .. '=' .. string.sub(record, 85)
 end

@@ -1,27 +1,34 @@
--- Removes tickets, and sends wake-ups to the waiters that hold because of it.
+-- Removes tickets. Sends wake-ups to the waiters that hold because of it.
 --
 -- KEYS  per ticket: the name's key; the name's other keys are made from it, see line.lua
 -- ARGV  per ticket: its id; if a mark is needed, directly behind it how many ms to keep the mark
--- Reply per ticket: 1 it was there, expired or not; 0 it was not there; 2 failed for this ticket, it may be half done.
+-- Reply per ticket: 1 it was there, expired or not
+--                   0 it was not there
+--                   2 the release of this ticket has failed, and may be half done
 --       In the fast paths for one ticket, the reply is this number alone and no list.
 --       On a replica the reply is the error READONLY, and nothing is done.
 --
--- Because of the mark, an enqueue that arrives later answers "released before".
+-- If an enqueue with a marked id arrives later, its reply is "released before".
 --
--- If the user is denied a command in the middle: for a holder without waiters there is only one write. In the fast path
--- to the next waiter, the state is written first. From then on the next waiter holds, and its renewal says so, even if
--- its row is not removed or the message is not sent. (That row is at a place that the line has passed.) The other cases
--- are explained at put_down() in line.lua. A mark is written before the state that refers to it. The client repeats a
--- release that failed.
+-- If the user is denied a command in the middle:
+-- - For a holder without waiters there is only one write.
+-- - The fast path that grants the next waiter writes the state first. From then on this waiter
+--   holds, and its renewal says so. That is true even if its row is not removed or the message is
+--   not sent. (That row is in front of `head`, where no verb looks for it.)
+-- - The other cases are explained at put_down() in line.lua.
+-- - A mark is written before the state that refers to it.
+--
+-- The client repeats a release that failed.
 
 local was = not KEYS[2] and redis.call('GET', KEYS[1])
 
--- The most frequent case: a holder without waiters. If it has expired, it keeps nobody out, so its expiry is not
--- checked.
+-- The most frequent case: a holder without waiters. The script does not check whether it has
+-- expired: an expired holder keeps nobody out.
 local last = was and string.sub(was, 30, 61) == ARGV[1] and string.sub(was, 1, 16)
 if last and not redis.pcall('SET', KEYS[1], last, 'KEEPTTL').err then return 1 end
 
--- A full server refuses a SET, unless the script has begun with a write that a full server accepts, such as this HDEL.
+-- A full server refuses a SET, unless the script has begun with a write that a full server accepts,
+-- such as this HDEL.
 local function put(value)
   redis.call('HDEL', KEYS[1] .. ':line', '')
   redis.call('SET', KEYS[1], value, 'KEEPTTL')
@@ -35,8 +42,9 @@ end
 
 local now = clock()
 
--- The next most frequent case: the ticket is the only holder, and the next waiter has not expired and asks for all
--- permits. That waiter did not hold until now. It holds when this ticket is gone, however many permits this ticket had.
+-- The next most frequent case: the ticket is the only holder, and the first waiter has not expired
+-- and asks for all permits. This waiter cannot hold beside any other ticket. So it is granted now,
+-- however many permits the released ticket had.
 local next
 if was and string.byte(was, 17) == 76 and string.sub(was, 106, 137) == ARGV[1]
   and string.sub(was, 18, 30) == '0000000000000' then
@@ -67,10 +75,11 @@ if next then
 end
 
 local function release(key, id, mark_ms)
-  redis.call('HDEL', key .. ':line', '') -- changes nothing; after it, a full server accepts the rest
+  redis.call('HDEL', key .. ':line', '') -- changes nothing; a full server then accepts the rest
   local line = read(key, was or redis.call('GET', key), now)
   if line.err then return 2 end
-  if mark_ms then is_marked(line, id) end -- refused before anything is done, if the mark may be at another node
+  -- May refuse the request if the slot is being moved. Nothing has been done until now.
+  if mark_ms then is_marked(line, id) end
   local found = settle(line, {}, function()
     bury(line)
     grant(line, id)

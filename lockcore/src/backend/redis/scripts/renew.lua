@@ -1,6 +1,6 @@
--- Prolongs tickets to a ttl from now. A ticket keeps at most as many permits as it is renewed with, and waiters that
--- can hold because of that get a wake-up. A renewal never creates a ticket: one that has expired, or was evicted, is
--- lost.
+-- Prolongs tickets to a ttl from now. The request says how many permits a ticket has. If the ticket
+-- has more, it gives up the rest, and waiters that can hold because of that get a wake-up. A
+-- renewal never creates a ticket: if a ticket has expired or was evicted, it is lost.
 --
 -- KEYS  per ticket: the name's key; the name's other keys are made from it, see line.lua
 -- ARGV  per ticket: id, permits in 10 digits, ttl in ms
@@ -8,16 +8,17 @@
 --       0, ttl in ms, -1              holds
 --       1, ttl in ms, recheck in ms   waits; -1: no recheck
 --       2, -1, -1                     lost
---       3, -1, -1                     failed for this ticket, it may be half done
---       4, ttl in ms, grace in ms     holds, and somebody asks for it, see ask.lua
+--       3, -1, -1                     the renewal of this ticket has failed, and may be half done
+--       4, ttl in ms, grace in ms     holds, and is asked back, see ask.lua
 --       On a replica the reply is the error READONLY, and nothing is done.
 --
--- If the user is denied a command in the middle: for a holder without waiters there is only one write. The other cases
--- are explained at put_down() in line.lua. A renewal that failed may have been carried out.
+-- If the user is denied a command in the middle: for a holder without waiters there is only one
+-- write. The other cases are explained at put_down() in line.lua. A renewal that failed may have
+-- been carried out.
 --
--- In all other cases the work on a name begins with an HDEL that changes nothing. On a full server, the rest of the
--- script passes after it. A replica refuses it. That matters because a replica may not have received a ticket yet, and
--- must not answer "lost".
+-- In all other cases the work on a name begins with an HDEL that changes nothing. A full server
+-- accepts the HDEL, and then the rest of the script. A replica refuses the HDEL. That matters
+-- because a replica may not have received a ticket yet, and must not answer "lost".
 
 -- include record.lua
 
@@ -41,14 +42,15 @@ local function renew_alone(i, was)
   if (end_of(was) or 0) <= now or string.sub(was, 63, 72) ~= ARGV[3 * i - 1] then return false end
   local life, last = '86400000', string.sub(was, 1, 16)
   if last / 1000 > now then life = string.format('%d', life + last / 1000 - now) end
-  -- A full server refuses this SET. The code below then renews the ticket.
+  -- A full server refuses this SET. Then the code below renews the ticket.
   return not redis.pcall('SET', KEYS[i], with_expiry(was, now + ARGV[3 * i]), 'PX', life).err
 end
 
 local times_named, values = {}, {}
 for _, key in ipairs(KEYS) do times_named[key] = (times_named[key] or 0) + 1 end
 for i, key in ipairs(KEYS) do
-  -- If a batch has several tickets of one name, this fast path is not taken: they are renewed in order.
+  -- If a batch has several tickets of one name, they do not take this fast path: they are renewed
+  -- in order.
   local was = times_named[key] == 1 and redis.pcall('GET', key)
   if renew_alone(i, was) then
     answer_holds(i, tonumber(ARGV[3 * i]), was)
@@ -61,8 +63,8 @@ if #others == 0 then return reply end
 
 -- include line.lua
 
--- Renews one ticket of any kind. For a waiter, the answer is incomplete until all messages are sent: then its recheck
--- is added.
+-- Renews one ticket of any kind. For a waiter, the answer is complete only after all messages were
+-- sent: then its recheck is added.
 local function renew(line, i, id, most, ttl, waiting)
   local record, place = find(line, id)
   if not record then return answer(i, 2, -1, -1) end
@@ -90,8 +92,8 @@ local function renew(line, i, id, most, ttl, waiting)
   table.insert(waiting[id], i)
 end
 
--- Renews tickets in order. Holders that follow each other and keep all their permits are written together, if the name
--- has several holders.
+-- Renews tickets in order. If the name has several holders, holders that are next to each other in
+-- the batch and keep all their permits are written together.
 local function renew_page(line, page, waiting)
   local ids, records = {}, {}
   for n, i in ipairs(page) do ids[n] = ARGV[3 * i - 2] end
@@ -107,7 +109,7 @@ local function renew_page(line, page, waiting)
   for n, i in ipairs(page) do
     local id, record = ids[n], records[n]
     local most, ttl = tonumber(ARGV[3 * i - 1]), tonumber(ARGV[3 * i])
-    -- A ticket that is in the batch twice may have become smaller since its record was read.
+    -- If a ticket is in the batch twice, it may have fewer permits than when its record was read.
     local holds = record and #record > 13 and not apart[id]
     if holds and end_of(record) > now and size(record) <= most then
       record = with_expiry(record, now + ttl)

@@ -1,16 +1,21 @@
--- Which commands of the other scripts the user may not run, and whether the server can run these scripts at all.
+-- Lists the commands of the other scripts that the user may not run. Checks whether the server can
+-- run these scripts at all.
 --
 -- ARGV  1 a key and 2 a channel of the namespace; the script touches neither
--- Reply the names of the denied commands. Empty before Redis 7, which cannot tell. Says nothing about
---       commands with a key if the user may use none on this key: it may have rights on others of the namespace.
+-- Reply the names of the denied commands.
+--       Empty before Redis 7, because such a server cannot check this.
+--       If the user may run no command with a key on this key, the reply leaves all of these
+--       commands out: the user may have rights on other keys of the namespace.
 --       An error on a server that cannot run the other scripts.
 --
--- Each call is written out with all its arguments: Redis 7.0 crashes when it is asked about a SET without them.
+-- Each call is written out with all its arguments: Redis 7.0 crashes when it is asked about a SET
+-- without them.
 
 if string.format('%d', 2^52) ~= '4503599627370496' then
   return redis.error_reply('UNFIT this server counts to 31 bits; use a 64-bit Redis or Valkey')
 end
--- Redis has had it since 3.2. A server that only speaks the protocol of Redis may not have it.
+-- Redis has this function since 3.2. A server that only speaks the protocol of Redis may not have
+-- it.
 if not redis.set_repl then
   return redis.error_reply('UNFIT this server has no redis.set_repl for scripts; update it to Redis 6 or later, or to Valkey')
 end
